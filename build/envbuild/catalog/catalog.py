@@ -1,0 +1,170 @@
+"""Looks things up by name: a user's ``envs/`` first, then the ones that come with envbuild."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from envbuild.catalog import toml
+from envbuild.catalog.data import data_root
+from envbuild.catalog.models import KINDS, Base, Cluster, Matrix, Stack, Target
+from envbuild.core.digests import digest_of
+from envbuild.core.errors import ConfigurationError, UsageError
+
+M = TypeVar("M", bound=BaseModel)
+SINGULAR = {"stacks": "stack", "bases": "base", "targets": "target", "clusters": "cluster", "matrices": "matrix"}
+
+
+def definition_digest(model: BaseModel) -> str:
+    """The digest of what a definition says: comments and the order of keys do not count."""
+    return digest_of(model.model_dump(mode="json"))
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """``envs/`` folders in the order in which they are searched."""
+
+    folders: tuple[Path, ...]
+
+    @classmethod
+    def open(cls, project: Path) -> Catalog:
+        """The catalog seen from the directory ``project``: its own ``envs/``, then the shipped one."""
+        own = (project / "envs").resolve()
+        shipped = (data_root() / "envs").resolve()
+        return cls(tuple(dict.fromkeys(folder for folder in (own, shipped) if folder.is_dir())))
+
+    def names(self, kind: str) -> list[str]:
+        """All names of a kind (``stacks``, ``bases``, ``targets``, ``clusters``, ``matrices``), sorted."""
+        return sorted({path.stem for folder in self.folders for path in (folder / kind).glob("*.toml")})
+
+    def path(self, kind: str, name: str) -> Path:
+        """The file that defines ``name``.
+
+        Raises:
+            ConfigurationError: there is none; lists those there are.
+        """
+        for folder in self.folders:
+            path = folder / kind / f"{name}.toml"
+            if "/" not in name and path.is_file():
+                return path
+        names = self.names(kind)
+        near = difflib.get_close_matches(name, names, n=1)
+        meant = f"Did you mean {near[0]!r}? " if near else ""
+        raise ConfigurationError(
+            f"there is no {SINGULAR[kind]} {name!r}",
+            why=f"{meant}Known: {', '.join(names) or 'none'}.",
+            fix=f"Choose one of these, or define it in envs/{kind}/{name}.toml (`envbuild schema` has the format).",
+        )
+
+    def _load(self, kind: str, name: str, model: type[M]) -> M:
+        return toml.load(self.path(kind, name), model)
+
+    def stack(self, name: str) -> Stack:
+        return self._load("stacks", name, Stack)
+
+    def base(self, name: str) -> Base:
+        return self._load("bases", name, Base)
+
+    def target(self, name: str) -> Target:
+        return self._load("targets", name, Target)
+
+    def cluster(self, name: str) -> Cluster:
+        return self._load("clusters", name, Cluster)
+
+    def matrix(self, name: str) -> Matrix:
+        return self._load("matrices", name, Matrix)
+
+    def any(self, kind: str, name: str) -> BaseModel:
+        """The definition ``name`` of whichever kind."""
+        return self._load(kind, name, KINDS[kind])
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The distribution of the machine envbuild runs on, from /etc/os-release (os-release(5))."""
+
+    distribution: str
+    release: str
+
+    @classmethod
+    def here(cls, path: Path = Path("/etc/os-release")) -> Machine:
+        values: dict[str, str] = {}
+        if path.is_file():
+            for line in path.read_text().splitlines():
+                key, _, value = line.partition("=")
+                values[key.strip()] = value.strip().strip("\"'")
+        return cls(distribution=values.get("ID", "unknown"), release=values.get("VERSION_ID", "unknown"))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a command works on: names and their definitions, checked to belong together."""
+
+    catalog: Catalog
+    stack_name: str
+    base_name: str
+    target_name: str
+
+    @cached_property
+    def stack(self) -> Stack:
+        return self.catalog.stack(self.stack_name)
+
+    @cached_property
+    def base(self) -> Base:
+        return self.catalog.base(self.base_name)
+
+    @cached_property
+    def target(self) -> Target:
+        return self.catalog.target(self.target_name)
+
+
+def select(
+    catalog: Catalog, stack_name: str, target_name: str | None, base_name: str | None, machine: Machine
+) -> Selection:
+    """Apply the defaults of the command line: which target and base a stack is taken for.
+
+    Raises:
+        UsageError: no target was named.
+        ConfigurationError: the stack is not meant for the target or base.
+    """
+    stack = catalog.stack(stack_name)
+    targets = [entry.target for entry in stack.builds]
+    if target_name is None:
+        raise UsageError(
+            "no target was named",
+            why=f"Stack {stack_name} is for: {', '.join(targets)}.",
+            fix=f"Add --target {targets[0]}" + (" (or another of these)." if len(targets) > 1 else "."),
+        )
+    catalog.target(target_name)
+    builds = stack.builds_for(target_name)
+    if builds is None:
+        raise ConfigurationError(
+            f"stack {stack_name} is not for target {target_name}",
+            why=f"It names the targets: {', '.join(targets)}.",
+            fix=f"Choose one of these, or add a [[builds]] entry to envs/stacks/{stack_name}.toml.",
+        )
+    if base_name is None:
+        base_name = _default_base(catalog, builds.bases, builds.default_base, machine)
+    elif base_name not in builds.bases:
+        catalog.base(base_name)
+        raise ConfigurationError(
+            f"stack {stack_name} for target {target_name} is not meant for base {base_name}",
+            why=f"It names the bases: {', '.join(builds.bases)}.",
+            fix=f"Choose one of these with --base, or add it to envs/stacks/{stack_name}.toml.",
+        )
+    return Selection(catalog, stack_name, base_name, target_name)
+
+
+def _default_base(catalog: Catalog, bases: tuple[str, ...], default: str, machine: Machine) -> str:
+    if default != "host":
+        return default
+    for name in bases:
+        base = catalog.base(name)
+        if (base.distribution, base.release) == (machine.distribution, machine.release):
+            return name
+    return bases[0]

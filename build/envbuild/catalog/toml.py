@@ -1,0 +1,171 @@
+"""Reads a TOML file into a frozen model.
+
+Errors name the file, the line, the key, what was found and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from envbuild.core import tomlread
+from envbuild.core.errors import ConfigurationError
+
+M = TypeVar("M", bound=BaseModel)
+Location = tuple["int | str", ...]
+
+_HEADER = re.compile(r"^\s*(\[\[?)\s*(.+?)\s*\]\]?\s*(?:#.*)?$")
+_KEY = re.compile(r"""^\s*((?:"[^"]*"|'[^']*'|[\w-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[\w-]+))*)\s*=""")
+_AT_LINE = re.compile(r"at line (\d+)")
+_PART = re.compile(r""""([^"]*)"|'([^']*)'|([\w-]+)""")
+
+
+def load(path: Path, model: type[M]) -> M:
+    """Read ``path`` and check it against ``model``.
+
+    Raises:
+        ConfigurationError: unreadable, no TOML, or not what the model allows.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"cannot read {path}", why=str(error), fix="Make the file readable UTF-8 text."
+        ) from error
+    return parse(text, model, str(path))
+
+
+def parse(text: str, model: type[M], name: str) -> M:
+    """Like :func:`load`, for a text called ``name``."""
+    try:
+        values = tomlread.loads(text)
+    except tomlread.TOMLDecodeError as error:
+        at = _AT_LINE.search(str(error))
+        line = int(at[1]) if at else len(text.splitlines())
+        raise ConfigurationError(
+            f"{name}:{line}: no valid TOML",
+            why=f"{error}\n    {_line(text, line)}",
+            fix="Correct the line; https://toml.io describes the format.",
+        ) from error
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        lines = line_numbers(text)
+        problems = [_describe(problem, model, lines) for problem in error.errors(include_url=False)]
+        first = lines_for(tuple(error.errors()[0]["loc"]), lines)
+        raise ConfigurationError(
+            f"{name}:{first}: {len(problems)} thing{'s' if len(problems) > 1 else ''} to correct",
+            why="\n".join(problems),
+            fix="Correct the keys named above; `envbuild schema` writes JSON schemas that editors check against.",
+        ) from error
+
+
+def line_numbers(text: str) -> dict[Location, int]:
+    """The line (from 1) of every table header and key of a TOML text, by its path."""
+    found: dict[Location, int] = {}
+    arrays: dict[Location, int] = {}
+    prefix: Location = ()
+    closing = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if closing:
+            if closing in line:
+                closing = ""
+            continue
+        if header := _HEADER.match(line):
+            parts = _parts(header[2])
+            if header[1] == "[[":
+                base = _resolve(parts, arrays)
+                arrays[base] = arrays.get(base, -1) + 1
+                prefix = (*base, arrays[base])
+            else:
+                prefix = _resolve(parts, arrays, whole=True)
+            found.setdefault(prefix, number)
+        elif key := _KEY.match(line):
+            found.setdefault((*prefix, *_parts(key[1])), number)
+            value = line[key.end() :]
+            for quote in ('"""', "'''"):
+                if value.count(quote) == 1:
+                    closing = quote
+    return found
+
+
+def _resolve(parts: Location, arrays: dict[Location, int], *, whole: bool = False) -> Location:
+    path: Location = ()
+    for position, part in enumerate(parts):
+        path = (*path, part)
+        if path in arrays and (whole or position < len(parts) - 1):
+            path = (*path, arrays[path])
+    return path
+
+
+def _parts(dotted: str) -> Location:
+    return tuple(a or b or c for a, b, c in _PART.findall(dotted))
+
+
+def lines_for(location: Location, lines: dict[Location, int]) -> int:
+    """The line of ``location`` or of the nearest thing around it."""
+    while location:
+        if location in lines:
+            return lines[location]
+        location = location[:-1]
+    return 1
+
+
+def _line(text: str, number: int) -> str:
+    lines = text.splitlines()
+    return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
+def _describe(problem: Any, model: type[BaseModel], lines: dict[Location, int]) -> str:
+    location: Location = tuple(problem["loc"])
+    where = f"line {lines_for(location, lines)}, {dotted(location)}"
+    found = problem["input"]
+    match problem["type"]:
+        case "extra_forbidden":
+            allowed = fields_at(model, location[:-1])
+            near = difflib.get_close_matches(str(location[-1]), allowed, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            return f"{where}: unknown key{meant} Allowed here: {', '.join(allowed) or 'nothing'}"
+        case "missing":
+            return f"{where}: this key is required and missing"
+        case "enum" | "literal_error":
+            return f"{where}: found {found!r}; allowed: {problem['ctx']['expected']}"
+        case "string_pattern_mismatch":
+            return f"{where}: found {found!r}; must match {problem['ctx']['pattern']}"
+        case "value_error":
+            return f"{where}: {problem['ctx']['error']}"
+        case _:
+            shown = f"; found {found!r}" if not isinstance(found, (dict, list)) else ""
+            return f"{where}: {problem['msg'].lower()}{shown}"
+
+
+def fields_at(model: type[BaseModel], location: Location) -> list[str]:
+    """The keys that ``model`` allows at ``location``."""
+    schema: Any = model.model_json_schema()
+    node: Any = schema
+    for part in location:
+        node = _follow(schema, node)
+        if isinstance(part, int):
+            node = node.get("items", {})
+        else:
+            node = node.get("properties", {}).get(part) or node.get("additionalProperties") or {}
+    node = _follow(schema, node)
+    return list(node.get("properties", {}))
+
+
+def _follow(schema: Any, node: Any) -> Any:
+    while isinstance(node, dict) and "$ref" in node:
+        node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]]
+    return node if isinstance(node, dict) else {}
+
+
+def dotted(location: Location) -> str:
+    """``("builds", 0, "bases")`` as people write it: ``builds[0].bases``."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text or "the file"

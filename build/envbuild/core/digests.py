@@ -1,0 +1,41 @@
+"""Digests of files and of values: the names under which everything is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TypeAlias
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | tuple[Json, ...] | dict[str, Json] | None"
+
+CHUNK_BYTES = 1 << 20
+
+
+def sha256_bytes(data: bytes) -> str:
+    """``sha256:<hex>`` of ``data``."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """``sha256:<hex>`` of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return "sha256:" + digest.hexdigest()
+
+
+def canonical_json(value: Json) -> bytes:
+    """The one byte form of a JSON value: sorted keys, no spaces, UTF-8."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def digest_of(value: Json) -> str:
+    """``sha256:<hex>`` of the canonical JSON of ``value``."""
+    return sha256_bytes(canonical_json(value))
+
+
+def short(digest: str) -> str:
+    """The first 12 hex digits of a digest, for people."""
+    return digest.removeprefix("sha256:")[:12]

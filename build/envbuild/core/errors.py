@@ -1,0 +1,134 @@
+"""Every failure that envbuild reports, with its exit code.
+
+One class of error, one exit code; ``docs/exit-codes.md`` is checked against this file by a test. Each error
+says what failed, why, and what to do. A Python traceback reaches a user only for :class:`InternalError`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+
+class EnvbuildError(Exception):
+    """A failure with an explanation.
+
+    Args:
+        what: one sentence: which thing failed.
+        why: the cause, as far as it is known; may hold several lines (a tool's own explanation, say).
+        fix: what the user can do about it.
+        log: the file that holds the whole output of the failed tool.
+    """
+
+    exit_code: ClassVar[int] = 1
+    meaning: ClassVar[str] = "a fault of envbuild itself"
+
+    def __init__(self, what: str, *, why: str = "", fix: str = "", log: Path | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.fix = fix
+        self.log = log
+
+    def as_json(self) -> dict[str, object]:
+        """The error as the object that ``--json`` prints under the key ``error``."""
+        return {
+            "kind": type(self).__name__,
+            "exit_code": self.exit_code,
+            "what": self.what,
+            "why": self.why,
+            "fix": self.fix,
+            "log": str(self.log) if self.log else None,
+        }
+
+
+class InternalError(EnvbuildError):
+    """Something that cannot happen, happened."""
+
+
+class UsageError(EnvbuildError):
+    exit_code = 2
+    meaning = "the command line is wrong: an unknown flag, command or combination"
+
+
+class ConfigurationError(EnvbuildError):
+    exit_code = 3
+    meaning = "a TOML file or the site configuration is wrong, or names something that does not exist"
+
+
+class ResolutionError(EnvbuildError):
+    exit_code = 4
+    meaning = "the stack does not resolve on the base"
+
+
+class CheckRefusedError(EnvbuildError):
+    exit_code = 5
+    meaning = "a check refused a lock, a wheel or an image"
+
+
+class BuildError(EnvbuildError):
+    exit_code = 6
+    meaning = "a build failed"
+
+
+class CertificationFailedError(EnvbuildError):
+    exit_code = 7
+    meaning = "certification ran and a case failed"
+
+
+class CertificationCannotRunError(EnvbuildError):
+    exit_code = 8
+    meaning = "certification could not run: no hardware, no runtime, no image"
+
+
+class PublicationRefusedError(EnvbuildError):
+    exit_code = 9
+    meaning = "publication refused"
+
+
+class NetworkError(EnvbuildError):
+    exit_code = 10
+    meaning = "the network, a registry or a store cannot be reached or refused"
+
+
+class MachineError(EnvbuildError):
+    exit_code = 11
+    meaning = "the machine lacks a tool, a permission or space on a disk"
+
+
+class InterruptedByUserError(EnvbuildError):
+    exit_code = 130
+    meaning = "interrupted (Ctrl-C or SIGTERM)"
+
+    def __init__(self, what: str = "interrupted") -> None:
+        super().__init__(
+            what,
+            why="Ctrl-C or SIGTERM arrived.",
+            fix="Run the same command again: finished parts are kept, and nothing half-done is left.",
+        )
+
+
+ERROR_CLASSES: tuple[type[EnvbuildError], ...] = (
+    InternalError,
+    UsageError,
+    ConfigurationError,
+    ResolutionError,
+    CheckRefusedError,
+    BuildError,
+    CertificationFailedError,
+    CertificationCannotRunError,
+    PublicationRefusedError,
+    NetworkError,
+    MachineError,
+    InterruptedByUserError,
+)
+
+
+def disk_full(path: Path) -> MachineError:
+    """The error for a full disk under ``path``."""
+    return MachineError(
+        f"the disk that holds {path} is full",
+        why="Writing failed with 'no space left on device', or less than 64 MiB is left after a tool failed.",
+        fix="Free some space there, or point ENVBUILD_CACHE_DIR (cache) or --out-dir (results) at a larger disk, "
+        "and run the same command again. Nothing half-written was kept.",
+    )

@@ -1,0 +1,124 @@
+"""Files and directories that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from envbuild.core.errors import EnvbuildError, MachineError, disk_full
+
+LOW_SPACE_BYTES = 64 * 1024 * 1024
+
+
+def write_atomic(path: Path, data: str | bytes, mode: int = 0o644) -> None:
+    """Write ``data`` to ``path`` through a temporary file beside it and a rename."""
+    raw = data.encode() if isinstance(data, str) else data
+    with machine_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(raw)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.chmod(mode)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory tree, read-only directories in it included; a missing tree is fine."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+        return
+    if not path.exists():
+        return
+    for folder, _, _ in os.walk(path):
+        info = os.lstat(folder)
+        if info.st_mode & stat.S_IRWXU != stat.S_IRWXU and info.st_uid == os.getuid():
+            os.chmod(folder, info.st_mode | stat.S_IRWXU)
+    shutil.rmtree(path)
+
+
+def replace_tree(staged: Path, final: Path) -> None:
+    """Put the directory ``staged`` in the place of ``final`` by renames.
+
+    Between the two renames ``final`` is absent for an instant; a crash there leaves the old tree beside it under
+    a dotted name and never a mixture.
+    """
+    with machine_errors(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        if final.exists():
+            old = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.old."))
+            final.rename(old / final.name)
+            staged.rename(final)
+            remove_tree(old)
+        else:
+            staged.rename(final)
+
+
+def link_or_copy(source: Path, destination: Path) -> None:
+    """Make ``destination`` the same content as ``source``: a hard link where the disk allows it, else a copy."""
+    with machine_errors(destination):
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}.")
+        os.close(descriptor)
+        temporary = Path(name)
+        try:
+            temporary.unlink()
+            try:
+                os.link(source, temporary)
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                    raise
+                shutil.copyfile(source, temporary)
+            temporary.replace(destination)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def space_is_low(path: Path) -> bool:
+    """Whether less than 64 MiB is left on the disk of ``path`` (or of its nearest existing parent)."""
+    while not path.exists():
+        path = path.parent
+    usage = os.statvfs(path)
+    return usage.f_bavail * usage.f_frsize < LOW_SPACE_BYTES
+
+
+@contextlib.contextmanager
+def machine_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals while writing ``path`` into errors that people understand."""
+    try:
+        yield
+    except EnvbuildError:
+        raise
+    except OSError as error:
+        raise os_error(error, path) from error
+
+
+def os_error(error: OSError, path: Path) -> EnvbuildError:
+    """The envbuild error for an :class:`OSError` met while writing ``path``."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return disk_full(path)
+    where = error.filename or path
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return MachineError(
+            f"no permission to write {where}",
+            why=error.strerror or str(error),
+            fix="Make the directory writable, or choose another one (ENVBUILD_CACHE_DIR, --out-dir).",
+        )
+    return MachineError(
+        f"cannot write {where}",
+        why=error.strerror or str(error),
+        fix="Look at the path named above: its disk, mount or file system refused the operation.",
+    )

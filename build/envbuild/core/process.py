@@ -1,0 +1,219 @@
+"""The one place that runs other programs.
+
+Argument lists, never shell strings; a process group of its own, killed as a group on a timeout or an interrupt;
+output streamed to a log file and to whoever shows progress.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO
+
+from envbuild.core.errors import BuildError, EnvbuildError, InternalError, MachineError, disk_full
+from envbuild.core.files import machine_errors, space_is_low
+
+KILL_GRACE_SECONDS = 3.0
+TAIL_LINES = 30
+# util-linux; without this a program outlives a killed envbuild and goes on writing into a staging directory.
+DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A program that ended: its exit status (negative: the signal that ended it), output and wall time."""
+
+    argv: tuple[str, ...]
+    status: int
+    output: str
+    seconds: float
+
+
+def find_tool(name: str, package: str) -> Path:
+    """The path of program ``name``, looked up on PATH and in the system's sbin folders.
+
+    Raises:
+        MachineError: it is not installed; names the Debian/Ubuntu ``package`` that has it.
+    """
+    path = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise MachineError(
+            f"the program {name} is not installed",
+            why=f"{name} was looked for on PATH and in the sbin folders.",
+            fix=f"Install it: apt-get install {package}",
+        )
+    return Path(found)
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    what: str,
+    log: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_seconds: float | None = None,
+    on_line: Callable[[str], None] | None = None,
+    stdin: bytes | None = None,
+    check: bool = True,
+    error: type[EnvbuildError] = BuildError,
+    fix: str = "",
+    working_on: Path | None = None,
+) -> Finished:
+    """Run a program to its end and return what it printed (stdout and stderr together).
+
+    Args:
+        what: what is being done, for error messages: ``"resolve stack mcore"``.
+        log: file that receives the whole output, appended to.
+        env: the complete environment; the current one when None.
+        on_line: called with each line of output as it comes, without its newline.
+        stdin: bytes to feed; /dev/null when None.
+        check: raise ``error`` on a non-zero exit status.
+        working_on: the place the program writes to; if its disk is full the error says so instead.
+
+    Raises:
+        error: the program failed or ran past ``timeout_seconds``.
+        MachineError: the program cannot be started, or the disk is full.
+    """
+    command = [str(word) for word in argv]
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        sink = None
+        if log is not None:
+            with machine_errors(log):
+                log.parent.mkdir(parents=True, exist_ok=True)
+                sink = stack.enter_context(log.open("ab"))
+                sink.write(f"$ {shlex.join(command)}\n".encode())
+        program = shutil.which(command[0], path=(env or os.environ).get("PATH"))
+        try:
+            if program is None:
+                raise FileNotFoundError(2, "no such program, or it may not be executed")
+            process = subprocess.Popen(
+                [*_prefix(), program, *command[1:]],
+                stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(env) if env is not None else None,
+                cwd=cwd,
+                start_new_session=True,
+            )
+        except OSError as failure:
+            raise MachineError(
+                f"cannot {what}: {command[0]} does not start",
+                why=failure.strerror or str(failure),
+                fix="Check that the program is installed and may be executed.",
+            ) from failure
+        try:
+            output = _drain(process, sink, on_line, stdin, started, timeout_seconds)
+        except subprocess.TimeoutExpired as expired:
+            kill_group(process)
+            raise error(
+                f"cannot {what}: {Path(command[0]).name} ran longer than {timeout_seconds:.0f} s",
+                why=f"The command was: {shlex.join(command)}",
+                fix=fix or "See the log for where it stopped, then run again.",
+                log=log,
+            ) from expired
+        except BaseException:
+            kill_group(process)
+            raise
+    seconds = time.monotonic() - started
+    finished = Finished(argv=tuple(command), status=process.returncode, output=output, seconds=seconds)
+    if check and finished.status != 0:
+        if working_on is not None and space_is_low(working_on):
+            raise disk_full(working_on)
+        raise error(
+            f"cannot {what}: {Path(command[0]).name} {describe_status(finished.status)}",
+            why=tail(output) or f"It printed nothing. The command was: {shlex.join(command)}",
+            fix=fix,
+            log=log,
+        )
+    return finished
+
+
+@cache
+def _prefix() -> tuple[str, ...]:
+    found = shutil.which(DIE_WITH_PARENT[0])
+    return (found, *DIE_WITH_PARENT[1:]) if found else ()
+
+
+def _drain(
+    process: subprocess.Popen[bytes],
+    sink: BinaryIO | None,
+    on_line: Callable[[str], None] | None,
+    stdin: bytes | None,
+    started: float,
+    timeout_seconds: float | None,
+) -> str:
+    if process.stdout is None:
+        raise InternalError("a program was started without a pipe for its output")
+    if stdin is not None and process.stdin is not None:
+        # What is fed here is small (a sources list, a file list), below the size of a pipe's buffer.
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(stdin)
+            process.stdin.close()
+    chunks: list[bytes] = []
+    pending = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            left = None if timeout_seconds is None else timeout_seconds - (time.monotonic() - started)
+            if left is not None and left <= 0:
+                raise subprocess.TimeoutExpired(process.args, timeout_seconds or 0.0)
+            if not selector.select(timeout=left):
+                continue
+            chunk = os.read(process.stdout.fileno(), 1 << 16)
+            if not chunk:
+                break
+            chunks.append(chunk)
+            if sink is not None:
+                with machine_errors(Path(sink.name)):
+                    sink.write(chunk)
+                    sink.flush()
+            if on_line is not None:
+                *lines, pending = (pending + chunk).replace(b"\r", b"\n").split(b"\n")
+                for line in lines:
+                    on_line(line.decode(errors="replace"))
+    if on_line is not None and pending:
+        on_line(pending.decode(errors="replace"))
+    left = None if timeout_seconds is None else max(0.1, timeout_seconds - (time.monotonic() - started))
+    process.wait(timeout=left)
+    return b"".join(chunks).decode(errors="replace")
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End a program and all its children: SIGTERM to its group, then SIGKILL."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=KILL_GRACE_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def describe_status(status: int) -> str:
+    """An exit status in words: ``exited with status 2``, ``was ended by SIGKILL``."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = " (often: the machine ran out of memory)" if name == "SIGKILL" else ""
+    return f"was ended by {name}{hint}"
+
+
+def tail(text: str, lines: int = TAIL_LINES) -> str:
+    """The last lines of a program's output."""
+    return "\n".join(text.rstrip().splitlines()[-lines:])

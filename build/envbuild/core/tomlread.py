@@ -1,0 +1,23 @@
+"""tomllib, also on Python 3.10, where its twin from the package index stands in."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pragma: no cover - Python 3.10
+
+TOMLDecodeError = tomllib.TOMLDecodeError
+
+
+def loads(text: str) -> dict[str, Any]:
+    """Parse TOML text.
+
+    Raises:
+        TOMLDecodeError: its message ends with the line and column.
+    """
+    values: dict[str, Any] = tomllib.loads(text)
+    return values

@@ -1,0 +1,119 @@
+"""One resolution: uv locks the generated project, and its result becomes pins, hashes and dates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from envbuild.core import tomlread
+from envbuild.core.digests import sha256_file
+from envbuild.core.errors import InternalError
+from envbuild.lock.torch_builds import TorchSource
+from envbuild.lock.uv import run_uv
+
+# A glibc floor is still a preview of uv 0.13; naming it keeps uv from warning on every run.
+PREVIEW = ("--preview-features", "minimum-libc-version")
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What uv found.
+
+    Attributes:
+        pins: version by package name, the project itself left out.
+        newest_upload: the newest upload time among the locked files, seconds since 1970; 0 when none is known.
+    """
+
+    pins: Mapping[str, str]
+    newest_upload: int
+    uv_lock: Mapping[str, Any]
+
+
+def resolve(project: Path, source: TorchSource, what: str, log: Path, on_line: Callable[[str], None]) -> Resolution:
+    """Run ``uv lock`` in the folder ``project`` and read the uv.lock that it writes."""
+    arguments: list[str | Path] = ["lock", *PREVIEW]
+    if source.kind == "find-links":
+        arguments += source.uv_args()
+    run_uv(arguments, what=what, log=log, cwd=project, on_line=on_line)
+    content = tomlread.loads((project / "uv.lock").read_text())
+    packages = [package for package in content["package"] if "virtual" not in package["source"]]
+    names = [package["name"] for package in packages]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InternalError(
+            f"cannot {what}: {', '.join(twice)} resolved to more than one version",
+            why="A lock is for one platform and one Python, so forks should be impossible.",
+            fix="Report this with the log.",
+            log=log,
+        )
+    times = [
+        int(datetime.fromisoformat(file["upload-time"].replace("Z", "+00:00")).timestamp())
+        for package in packages
+        for file in [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+        if "upload-time" in file
+    ]
+    return Resolution(
+        pins={package["name"]: package["version"] for package in packages},
+        newest_upload=max(times, default=0),
+        uv_lock=content,
+    )
+
+
+def export(project: Path, extra: str | None, what: str, log: Path) -> list[str]:
+    """``uv export`` as requirement blocks: the requirement with its hashes and the comment saying who needs it."""
+    arguments: list[str | Path] = ["export", *PREVIEW, "--frozen", "--format", "requirements.txt"]
+    arguments += ["--no-emit-project", "--no-header", "--quiet"]
+    if extra:
+        arguments += ["--extra", extra]
+    output = run_uv(arguments, what=what, log=log, cwd=project).output
+    blocks: list[str] = []
+    for line in output.splitlines():
+        if not line.strip():
+            continue
+        if line[0].isspace() and blocks:
+            blocks[-1] += "\n" + line
+        else:
+            blocks.append(line)
+    return blocks
+
+
+def with_local_hashes(blocks: list[str], resolution: Resolution, source: TorchSource) -> list[str]:
+    """Add the hashes that uv does not know: those of wheels in a local find-links folder."""
+    done: list[str] = []
+    for block in blocks:
+        if "--hash=" in block:
+            done.append(block)
+            continue
+        name = canonicalize_name(block.split("==")[0].split("[")[0].strip())
+        hashes = sorted(sha256_file(wheel) for wheel in _local_wheels(name, resolution, source))
+        if not hashes:
+            raise InternalError(
+                f"no hash is known for {block.splitlines()[0]}",
+                why="uv gave none, and no wheel of it lies in a local folder.",
+                fix="Serve the wheel from an index or page that states hashes, or from a local folder.",
+            )
+        head, *comments = block.split("\n")
+        pieces = [head, *(f"    --hash={digest}" for digest in hashes)]
+        done.append("\n".join([" \\\n".join(pieces), *comments]))
+    return done
+
+
+def _local_wheels(name: str, resolution: Resolution, source: TorchSource) -> list[Path]:
+    folder = source.folder()
+    if folder is None:
+        return []
+    listed = {
+        Path(file.get("path", file.get("filename", ""))).name
+        for package in resolution.uv_lock["package"]
+        if package["name"] == name
+        for file in package.get("wheels", [])
+    }
+    return [
+        path
+        for path in sorted(folder.glob("*.whl"))
+        if path.name in listed and canonicalize_name(parse_wheel_filename(path.name)[0]) == name
+    ]

@@ -1,0 +1,117 @@
+"""The uv program, and what its failures mean."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from envbuild.core.errors import EnvbuildError, MachineError, NetworkError, ResolutionError
+from envbuild.core.process import Finished, run, tail
+
+# uv 0.13 has no machine-readable errors; these phrases are its own words for "could not be reached".
+_NETWORK = re.compile(
+    r"Failed to fetch|error sending request|dns error|Connection refused|network was disabled|"
+    r"operation timed out|tls handshake|invalid peer certificate",
+    re.IGNORECASE,
+)
+_NO_INTERPRETER = re.compile(r"No interpreter found for", re.IGNORECASE)
+# One unknown [tool.uv] key is only a warning, after which uv drops other settings too.
+_DROPPED_SETTINGS = re.compile(r"Failed to parse `.*pyproject\.toml` during settings discovery|unknown field")
+
+
+@cache
+def uv_program() -> Path:
+    """The uv binary that the Python package ``uv`` brings.
+
+    Raises:
+        MachineError: the package is installed without its binary.
+    """
+    from uv import find_uv_bin
+
+    try:
+        return Path(find_uv_bin())
+    except FileNotFoundError as error:
+        raise MachineError(
+            "the program uv is missing",
+            why=str(error),
+            fix="Install envbuild again into its environment: pip install --force-reinstall uv",
+        ) from error
+
+
+@cache
+def uv_version() -> str:
+    """The version of that binary, such as ``0.13.8``."""
+    output = run([uv_program(), "--version"], what="ask uv for its version", error=MachineError).output
+    return output.split()[1]
+
+
+def run_uv(
+    arguments: Sequence[str | Path],
+    *,
+    what: str,
+    log: Path,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] | None = None,
+) -> Finished:
+    """Run uv with ``arguments`` in ``cwd``; uv's own configuration and variables hold.
+
+    Raises:
+        ResolutionError: uv found no solution (its explanation is kept).
+        NetworkError: an index could not be reached.
+        MachineError: no fitting Python interpreter, or the disk is full.
+    """
+    environment = dict(os.environ if env is None else env)
+    environment.pop("VIRTUAL_ENV", None)
+    finished = run(
+        [uv_program(), "--no-progress", "--color", "never", *arguments],
+        what=what,
+        log=log,
+        cwd=cwd,
+        env=environment,
+        on_line=on_line,
+        check=False,
+        working_on=cwd,
+    )
+    if finished.status != 0:
+        raise failure(finished, what, log)
+    if _DROPPED_SETTINGS.search(finished.output):
+        raise ResolutionError(
+            f"cannot {what}: uv ignored settings",
+            why=tail(finished.output),
+            fix="A uv that does not know a [tool.uv] key drops other settings too. Use the uv that envbuild pins, "
+            "and remove unknown keys from your own uv.toml.",
+            log=log,
+        )
+    return finished
+
+
+def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
+    """The error for a uv that failed."""
+    output = tail(finished.output, lines=60)
+    if _NETWORK.search(output):
+        return NetworkError(
+            f"cannot {what}: a package index or a file on it cannot be reached",
+            why=output,
+            fix="Check the network, the proxy and the CA bundle (SSL_CERT_FILE), and the index that uv uses "
+            "(UV_DEFAULT_INDEX, uv.toml).",
+            log=log,
+        )
+    if _NO_INTERPRETER.search(output):
+        return MachineError(
+            f"cannot {what}: no Python of the base's version is on this machine",
+            why=output,
+            fix="Install that Python (any source will do; it only reads metadata), or let uv download it by "
+            "unsetting UV_PYTHON_DOWNLOADS.",
+            log=log,
+        )
+    return ResolutionError(
+        f"cannot {what}",
+        why=output,
+        fix="Relax a version in the stack's file (uv names above those that exclude each other), or choose another "
+        "base.",
+        log=log,
+    )

@@ -1,0 +1,1 @@
+"""The content-addressed store: entries that are complete or absent."""

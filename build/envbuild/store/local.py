@@ -1,0 +1,93 @@
+"""A store in a local directory: ``<root>/<kind>/<key>/`` is there whole, or it is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.core import locks
+from envbuild.core.digests import short
+from envbuild.core.files import machine_errors, remove_tree
+from envbuild.core.progress import Reporter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A complete entry, and whether this call made it."""
+
+    path: Path
+    built: bool
+
+
+class LocalStore:
+    """Entries are directories named by the digest of what made them; two builders of one key become one."""
+
+    def __init__(self, root: Path, reporter: Reporter) -> None:
+        self.root = root
+        self._reporter = reporter
+
+    def path_of(self, kind: str, key: str) -> Path:
+        """Where the entry of ``key`` (``sha256:<hex>``) is or would be."""
+        return self.root / kind / key.removeprefix("sha256:")
+
+    def find(self, kind: str, key: str) -> Path | None:
+        """The entry's directory if it is there (then it is complete)."""
+        path = self.path_of(kind, key)
+        return path if path.is_dir() else None
+
+    def get_or_build(self, kind: str, key: str, build: Callable[[Path], None]) -> Entry:
+        """The entry of ``key``; when absent, ``build`` fills a staging directory that becomes the entry by a rename.
+
+        If ``build`` raises, or the process dies, no entry appears.
+        """
+        path = self.path_of(kind, key)
+        if path.is_dir():
+            return Entry(path=path, built=False)
+        lock = self.root / "locks" / f"{kind}-{path.name}.lock"
+        waiting = f"another envbuild is making {kind} {short(key)}: waiting for it"
+        with locks.exclusive(lock, on_wait=lambda: self._reporter.note(waiting)):
+            if path.is_dir():
+                return Entry(path=path, built=False)
+            with self.staging(kind) as staged:
+                content = staged / "entry"
+                content.mkdir()
+                build(content)
+                with machine_errors(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    content.rename(path)
+        return Entry(path=path, built=True)
+
+    @contextlib.contextmanager
+    def staging(self, label: str) -> Iterator[Path]:
+        """A private directory on the store's disk, removed at the end; leftovers of dead processes go first."""
+        area = self.root / "staging"
+        with machine_errors(area):
+            area.mkdir(parents=True, exist_ok=True)
+        self._sweep(area)
+        folder = area / f"{label}-{os.getpid()}-{secrets.token_hex(4)}"
+        lock = folder.with_suffix(".lock")
+        with locks.exclusive(lock):
+            try:
+                with machine_errors(folder):
+                    folder.mkdir()
+                yield folder
+            finally:
+                remove_tree(folder)
+                lock.unlink(missing_ok=True)
+
+    def remove(self, kind: str, key: str) -> None:
+        """Remove an entry: renamed away first, so that nobody sees half of it."""
+        path = self.path_of(kind, key)
+        with self.staging("removed") as folder, contextlib.suppress(FileNotFoundError):
+            path.rename(folder / "entry")
+
+    def _sweep(self, area: Path) -> None:
+        for lock in area.glob("*.lock"):
+            if not locks.is_held(lock):
+                with contextlib.suppress(OSError):
+                    remove_tree(lock.with_suffix(""))
+                    lock.unlink(missing_ok=True)
