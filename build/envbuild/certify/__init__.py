@@ -1,0 +1,1 @@
+"""Plans certification cases, judges what they measured, writes certificates."""

@@ -1,0 +1,48 @@
+"""The smoke runner as one file: a zipapp whose bytes depend on its sources alone."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+from envbuild.catalog.data import data_root
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import InternalError
+from envbuild.store.local import LocalStore
+
+FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+FILE_NAME = "smoke.pyz"
+
+
+def smoke_bytes(source: Path | None = None) -> bytes:
+    """The zipapp of ``smoke/`` (or of another folder with a ``__main__.py``)."""
+    root = source or data_root() / "smoke"
+    files = sorted(
+        path
+        for path in root.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix in (".py", ".json")
+    )
+    if root / "__main__.py" not in files:
+        raise InternalError("the smoke runner is incomplete", why=f"{root / '__main__.py'} does not exist.")
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for path in files:
+            info = zipfile.ZipInfo(path.relative_to(root).as_posix(), FIXED_TIME)
+            info.external_attr = 0o644 << 16
+            info.compress_type = zipfile.ZIP_STORED  # deflate's bytes differ between zlib versions
+            archive.writestr(info, path.read_bytes())
+    return buffer.getvalue()
+
+
+def smoke_file(store: LocalStore) -> tuple[Path, str]:
+    """The zipapp in the store, and its digest."""
+    data = smoke_bytes()
+    digest = sha256_bytes(data)
+    entry = store.get_or_build("smoke", digest, lambda folder: _write(folder / FILE_NAME, data))
+    return entry.path / FILE_NAME, digest
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    path.chmod(0o444)

@@ -1,0 +1,37 @@
+"""The commands by name, and the text of ``envbuild --help``, which is made from them without importing anything."""
+
+from __future__ import annotations
+
+# name: (module, one-line help). A command's module is imported when the command runs.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "lock": ("envbuild.cli.lock", "Resolve a stack on a base into a hash-pinned lock."),
+    "image": ("envbuild.cli.image", "Build the image of a lock for a target: OCI layout and enroot .sqsh."),
+    "certify": ("envbuild.cli.certify", "Train inside the image in every parallel layout and judge the numbers."),
+    "list": ("envbuild.cli.list", "List stacks, bases, targets, clusters or matrices."),
+    "schema": ("envbuild.cli.schema", "Write the JSON schemas of the TOML files."),
+}
+
+
+def help_text() -> str:
+    """What ``envbuild --help`` prints."""
+    commands = "\n".join(f"  {name:<8} {text}" for name, (_, text) in COMMANDS.items())
+    return f"""\
+Usage: envbuild COMMAND [OPTIONS]
+
+  Reproducible, certified NeMo and Megatron training environments.
+
+  envbuild lock    --stack mcore --target cpu
+  envbuild image   --stack mcore --target cpu --format oci,sqsh
+  envbuild certify --stack mcore --target cpu
+
+Commands (each has its own --help; each takes --json and --quiet):
+{commands}
+
+Options:
+  --version   Show the version and exit.
+  -h, --help  Show this message and exit.
+
+Exit codes: 0 done; 1 a fault of envbuild; 2 usage; 3 configuration; 4 resolution; 5 a check refused; 6 a build
+failed; 7 a case failed; 8 certification could not run; 9 publication refused; 10 network, registry or store;
+11 a tool, permission or disk space is missing; 130 interrupted.
+"""

@@ -1,0 +1,111 @@
+"""What every command shares: its options, the session they make, and how results are printed."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from envbuild.catalog.catalog import Catalog, Machine, Selection, select
+from envbuild.catalog.site import Site, load_site
+from envbuild.core.digests import Json
+from envbuild.core.progress import Reporter, choose_reporter
+from envbuild.store.local import LocalStore
+
+F = TypeVar("F", bound=Callable[..., Any])
+DEFAULT_STACK = "nemo"
+
+
+@dataclass
+class Session:
+    """One run of a command: where it works, with what configuration, and who is told."""
+
+    as_json: bool
+    quiet: bool
+
+    @cached_property
+    def project(self) -> Path:
+        """The directory with the user's own envs/, lockfiles/ and out/."""
+        return Path.cwd()
+
+    @cached_property
+    def site(self) -> Site:
+        return load_site()
+
+    @cached_property
+    def reporter(self) -> Reporter:
+        return choose_reporter(self.quiet)
+
+    @cached_property
+    def store(self) -> LocalStore:
+        return LocalStore(self.site.cache_dir, self.reporter)
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        return Catalog.open(self.project)
+
+    def select(self, stack: str, target: str | None, base: str | None) -> Selection:
+        """The stack, base and target of this command."""
+        return select(self.catalog, stack, target, base, Machine.here())
+
+    def done(self, result: dict[str, Json], *lines: str) -> None:
+        """Print the result: the documented object on stdout with --json, else lines for people."""
+        if self.as_json:
+            click.echo(json.dumps(result, indent=2))
+        elif not self.quiet:
+            for line in lines:
+                click.echo(line)
+
+
+def output_options(function: F) -> F:
+    """Add ``--json`` and ``--quiet``; the command receives a :class:`Session` first."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; everything else on stderr.")
+    @click.option("--quiet", "-q", is_flag=True, help="No progress.")
+    @functools.wraps(function)
+    def wrapper(*args: Any, as_json: bool, quiet: bool, **kwargs: Any) -> Any:
+        return function(Session(as_json=as_json, quiet=quiet), *args, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
+
+
+def selection_options(function: F) -> F:
+    """Add ``--stack``, ``--base`` and ``--target``."""
+    for option in (
+        click.option("--base", metavar="NAME", help="The userland; default: the stack's default base for the target."),
+        click.option("--target", metavar="NAME", help="The hardware generation (`envbuild list targets`)."),
+        click.option(
+            "--stack",
+            metavar="NAME",
+            default=DEFAULT_STACK,
+            show_default=True,
+            help="The components (`envbuild list stacks`).",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def out_dir_option(function: F) -> F:
+    """Add ``--out-dir``."""
+    return click.option(
+        "--out-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=Path("out"),
+        show_default=True,
+        help="Where images and certificates are put.",
+    )(function)
+
+
+def shown(path: Path) -> str:
+    """A path as people like to read it: relative to the current directory when it is below it."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

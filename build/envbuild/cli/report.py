@@ -1,0 +1,75 @@
+"""How a failure is told: what, why and what to do, with what is known about it; as JSON too when asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import click
+
+from envbuild.core.errors import EnvbuildError, InternalError, UsageError
+from envbuild.core.files import os_error
+from envbuild.diagnose.signatures import Match, match_text
+
+LOG_TAIL_BYTES = 256 * 1024
+
+
+def usage_error(error: click.ClickException) -> UsageError:
+    """Click's complaint about the command line as one of ours."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "envbuild"
+    return UsageError("the command line is wrong", why=error.format_message(), fix=f"See {command} --help")
+
+
+def explain(error: Exception) -> EnvbuildError:
+    """The envbuild error for any exception; a traceback is shown only for what nobody foresaw."""
+    if isinstance(error, EnvbuildError):
+        return error
+    if isinstance(error, OSError) and error.errno is not None:
+        return os_error(error, Path(str(error.filename or ".")))
+    text = "".join(traceback.format_exception(error))
+    return InternalError(
+        f"envbuild has a fault: {type(error).__name__}: {error}",
+        why=text.rstrip(),
+        fix="Please report it with the text above and the command that led to it.",
+    )
+
+
+def report(error: EnvbuildError, arguments: list[str]) -> int:
+    """Print the error and return its exit code."""
+    matches = _known(error)
+    if "--json" in arguments:
+        shown: dict[str, object] = {"error": {**error.as_json(), "known": [match.as_json() for match in matches]}}
+        print(json.dumps(shown, indent=2))
+    print(render(error, matches, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ), file=sys.stderr)
+    return error.exit_code
+
+
+def render(error: EnvbuildError, matches: list[Match], *, colour: bool) -> str:
+    """The text for people."""
+
+    def style(text: str, **how: object) -> str:
+        return click.style(text, **how) if colour else text  # type: ignore[arg-type]
+
+    lines = [f"{style('error:', fg='red', bold=True)} {style(error.what, bold=True)}"]
+    for label, text in (("why", error.why), ("do", error.fix), ("log", str(error.log) if error.log else "")):
+        if text:
+            first, *rest = text.splitlines()
+            lines.append(f"  {style(f'{label}:', bold=True):<5} {first}")
+            lines += [f"       {line}" for line in rest]
+    for match in matches:
+        lines.append(f"  known failure {match.id}: {match.cause}")
+        lines.append(f"       fix: {match.fix}  ({match.source})")
+    return "\n".join(lines)
+
+
+def _known(error: EnvbuildError) -> list[Match]:
+    text = error.why
+    if error.log and error.log.is_file():
+        with error.log.open("rb") as stream:
+            stream.seek(max(0, error.log.stat().st_size - LOG_TAIL_BYTES))
+            text += "\n" + stream.read().decode(errors="replace")
+    return match_text(text)[:3]

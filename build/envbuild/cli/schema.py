@@ -1,0 +1,41 @@
+"""``envbuild schema``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from envbuild.catalog.models import KINDS
+from envbuild.catalog.site import SiteFile
+from envbuild.cli.common import Session, output_options, shown
+from envbuild.core.files import write_atomic
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def schema_of(kind: str) -> dict[str, Any]:
+    """The JSON schema of a kind of TOML file (``site``: the site's configuration)."""
+    model = SiteFile if kind == "site" else KINDS[kind]
+    return {"$schema": DIALECT, "title": f"envbuild {kind}", **model.model_json_schema()}
+
+
+@click.command("schema")
+@click.argument("kind", type=click.Choice([*KINDS, "site"]), required=False)
+@click.option("--into", type=click.Path(file_okay=False, path_type=Path), help="Write KIND.schema.json files here.")
+@output_options
+def command(session: Session, kind: str | None, into: Path | None) -> None:
+    """Print the JSON schema of KIND (all kinds without one), or write schema files for your editor."""
+    kinds = [kind] if kind else [*KINDS, "site"]
+    schemas = {name: schema_of(name) for name in kinds}
+    if into is None:
+        click.echo(json.dumps(schemas[kind] if kind else schemas, indent=2))
+        return
+    paths = []
+    for name, schema in schemas.items():
+        path = into / f"{name}.schema.json"
+        write_atomic(path, json.dumps(schema, indent=2) + "\n")
+        paths.append(path)
+    session.done({"written": [str(path) for path in paths]}, *[shown(path) for path in paths])

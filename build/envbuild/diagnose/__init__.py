@@ -1,0 +1,1 @@
+"""Knows failures that others have met: their texts, causes and cures."""

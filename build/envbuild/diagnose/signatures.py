@@ -1,0 +1,61 @@
+"""Failure signatures: regular expressions over tools' output, each with its cause, cure and source."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+DATA = Path(__file__).with_name("signatures.json")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A known failure. ``stage`` says where it shows: lock, build, image, import, run, ..."""
+
+    id: str
+    stage: str
+    pattern: re.Pattern[str]
+    sample: str
+    cause: str
+    fix: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Match:
+    """A signature found in a text."""
+
+    id: str
+    cause: str
+    fix: str
+    source: str
+
+    def as_json(self) -> dict[str, str]:
+        return {"id": self.id, "cause": self.cause, "fix": self.fix, "source": self.source}
+
+
+@cache
+def signatures() -> tuple[Signature, ...]:
+    """All known failures."""
+    return tuple(
+        Signature(
+            id=entry["id"],
+            stage=entry["stage"],
+            pattern=re.compile(entry["regex"]),
+            sample=entry["sample"],
+            cause=entry["cause"],
+            fix=entry["fix"],
+            source=entry["source"],
+        )
+        for entry in json.loads(DATA.read_text())["signatures"]
+    )
+
+
+def match_text(text: str) -> list[Match]:
+    """The known failures whose text occurs, in the order in which they occur."""
+    hits = [(found.start(), entry) for entry in signatures() if (found := entry.pattern.search(text))]
+    hits.sort(key=lambda hit: hit[0])
+    return [Match(entry.id, entry.cause, entry.fix, entry.source) for _, entry in hits]
