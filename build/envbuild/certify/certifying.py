@@ -1,0 +1,259 @@
+"""``envbuild certify``: plan, run inside the image, judge, and write a certificate when every case passed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.catalog.catalog import Selection
+from envbuild.catalog.models import Matrix
+from envbuild.certify.cases import Case, expand
+from envbuild.certify.certificate import make_certificate
+from envbuild.certify.judge import Results, Verdict, judge, read_results
+from envbuild.certify.plan import Subject, certification_key, make_plan
+from envbuild.certify.zipapp import FILE_NAME, smoke_file
+from envbuild.core.digests import Json, sha256_bytes, sha256_file
+from envbuild.core.errors import (
+    CertificationCannotRunError,
+    CertificationFailedError,
+    CheckRefusedError,
+    ConfigurationError,
+    UsageError,
+)
+from envbuild.core.files import machine_errors, remove_tree, write_atomic
+from envbuild.core.progress import Reporter
+from envbuild.image.outputs import PlacedImage
+from envbuild.launch.local import Runtime, probe, run_in_image
+from envbuild.lock.record import LockDirectory
+from envbuild.store.local import LocalStore
+
+CERTIFICATE_FILE = "certificate.json"
+PLAN_DIR = "/envbuild/plan"
+RESULTS_DIR = "/envbuild/results"
+SMOKE_CANNOT_RUN = 3
+# Time for starting the container and Python, on top of the cases' own limits.
+START_SECONDS = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certification:
+    """A passed certification: its certificate, and whether this call ran it."""
+
+    certificate: Path
+    key: str
+    ran: bool
+    verdicts: tuple[Verdict, ...]
+    case_ids: tuple[str, ...]
+
+
+def chosen_cases(matrix: Matrix, matrix_name: str, selection: Selection, only: tuple[str, ...]) -> tuple[Case, ...]:
+    """The cases to run: all of the matrix, or those named and the baselines they need.
+
+    Raises:
+        UsageError: ``only`` names a case that the matrix does not have.
+    """
+    cases = expand(matrix, matrix_name, selection.target.device)
+    if not only:
+        return cases
+    known = {case.id: case for case in cases}
+    if unknown := [name for name in only if name not in known]:
+        raise UsageError(
+            f"matrix {matrix_name} has no case {unknown[0]!r}",
+            why=f"Its cases: {', '.join(known)}.",
+            fix="Choose among these (`envbuild certify --print-cases`).",
+        )
+    wanted = {*only, *(known[name].baseline_id for name in only)}
+    return tuple(case for case in cases if case.id in wanted)
+
+
+def certify(
+    selection: Selection,
+    *,
+    lock: LockDirectory,
+    image: PlacedImage,
+    matrix_name: str,
+    only: tuple[str, ...],
+    out_dir: Path,
+    store: LocalStore,
+    reporter: Reporter,
+    runtime_name: str | None = None,
+    fresh: bool = False,
+) -> Certification:
+    """Certify an image, unless a certificate for exactly this is there already.
+
+    Args:
+        only: case IDs to run instead of the whole matrix.
+        runtime_name: how the .sqsh is opened; the best this machine can do when None.
+        fresh: run even if a certificate is there.
+
+    Raises:
+        CertificationFailedError: a case did not pass; the results and logs stay.
+        CertificationCannotRunError: no runtime, or the image lacks the stack.
+    """
+    matrix = selection.catalog.matrix(matrix_name)
+    cases = chosen_cases(matrix, matrix_name, selection, only)
+    if image.record.lock_digest != lock.lock.digest:
+        raise ConfigurationError(
+            f"the image in {image.path} was made from another lock",
+            why=f"It has lock {image.record.lock_digest}; the lock now is {lock.lock.digest}.",
+            fix=f"Build it again: envbuild image --stack {selection.stack_name} --target {selection.target_name}",
+        )
+    sqsh = image.sqsh()
+    subject = Subject(
+        stack=selection.stack_name,
+        base=selection.base_name,
+        target=selection.target_name,
+        lock_digest=lock.lock.digest,
+        oci_digest=image.record.oci_digest,
+        sqsh_digest=image.record.sqsh_digest or "",
+    )
+    smoke, smoke_digest = smoke_file(store)
+    plan = make_plan(
+        subject=subject,
+        device=selection.target.device,
+        driver=selection.stack.driver,
+        matrix=matrix,
+        cases=cases,
+        expected_versions={name: item.version for name, item in lock.lock.components.items()},
+    )
+    key = certification_key(plan, matrix, smoke_digest)
+    name = f"{selection.stack_name}-{selection.base_name}-{selection.target_name}"
+    folder = out_dir / "certificates" / name / key.removeprefix("sha256:")[:12]
+    certificate = folder / CERTIFICATE_FILE
+    ids = tuple(case.id for case in cases)
+    if not fresh and certificate.is_file() and _certifies(certificate, key):
+        return Certification(certificate=certificate, key=key, ran=False, verdicts=(), case_ids=ids)
+
+    runtime = probe(runtime_name)
+    with reporter.step("check the .sqsh against its digest"):
+        found = sha256_file(sqsh)
+    if found != image.record.sqsh_digest:
+        raise CheckRefusedError(
+            f"{sqsh} is not the file that was built",
+            why=f"Its record states {image.record.sqsh_digest}; the file has {found}.",
+            fix="Remove it and run `envbuild image` again.",
+        )
+    run_dir = folder / "run"
+    results = _run(plan, run_dir, smoke, sqsh, image.record.python, runtime, cases, matrix, reporter)
+    verdicts = judge(cases, matrix, results)
+    _show(verdicts, reporter)
+    remove_tree(run_dir / "results" / "checkpoints")
+    failed = [verdict for verdict in verdicts if not verdict.passed]
+    if failed or results.environment_findings or results.finished_at is None:
+        certificate.unlink(missing_ok=True)
+        raise _failure(failed, results, run_dir)
+    statement = make_certificate(
+        subject=subject,
+        key=key,
+        matrix_name=matrix_name,
+        matrix=matrix,
+        whole_matrix=not only,
+        plan_digest=sha256_file(run_dir / "plan" / "plan.json"),
+        smoke_digest=smoke_digest,
+        runtime=runtime.name,
+        results=results,
+        verdicts=verdicts,
+    )
+    write_atomic(certificate, json.dumps(statement, indent=2) + "\n")
+    return Certification(certificate=certificate, key=key, ran=True, verdicts=verdicts, case_ids=ids)
+
+
+def _certifies(certificate: Path, key: str) -> bool:
+    try:
+        predicate = json.loads(certificate.read_text())["predicate"]
+        return bool(predicate["key"] == key and predicate["verdict"] == "passed")
+    except (ValueError, KeyError, TypeError):
+        return False  # damaged by hand: certify anew
+
+
+def _run(
+    plan: dict[str, Json],
+    run_dir: Path,
+    smoke: Path,
+    sqsh: Path,
+    python: str,
+    runtime: Runtime,
+    cases: tuple[Case, ...],
+    matrix: Matrix,
+    reporter: Reporter,
+) -> Results:
+    remove_tree(run_dir)
+    results_dir = run_dir / "results"
+    plan_bytes = (json.dumps(plan, indent=2) + "\n").encode()
+    with machine_errors(run_dir):
+        results_dir.mkdir(parents=True)
+    write_atomic(run_dir / "plan" / "plan.json", plan_bytes)
+    log = run_dir / "smoke.log"
+    with reporter.step(f"train {len(cases)} cases inside the image, network off ({runtime.name})"):
+        finished = run_in_image(
+            runtime,
+            sqsh,
+            [python, f"{PLAN_DIR}/{FILE_NAME}", "run", "--plan", f"{PLAN_DIR}/plan.json", "--out", RESULTS_DIR],
+            read_only={run_dir / "plan" / "plan.json": f"{PLAN_DIR}/plan.json", smoke: f"{PLAN_DIR}/{FILE_NAME}"},
+            writable={results_dir: RESULTS_DIR},
+            env={"PYTHONUNBUFFERED": "1"},
+            network=False,
+            on_line=_progress(reporter),
+            log=log,
+            timeout_seconds=START_SECONDS + len(cases) * (matrix.time_limit_seconds + START_SECONDS),
+        )
+    results_file = results_dir / "results.jsonl"
+    if finished.status == SMOKE_CANNOT_RUN or not results_file.is_file():
+        raise CertificationCannotRunError(
+            "the environment in the image cannot run the plan",
+            why=finished.output[-2000:].strip() or f"The runner exited with status {finished.status}.",
+            fix=f"The log has the whole story; try it by hand: the plan is {run_dir / 'plan' / 'plan.json'}.",
+            log=log,
+        )
+    return read_results(results_file, sha256_bytes(plan_bytes), str(plan["nonce"]))
+
+
+def _progress(reporter: Reporter) -> Callable[[str], None]:
+    def on_line(line: str) -> None:
+        try:
+            event = json.loads(line)
+            kind = event["event"]
+        except (ValueError, KeyError, TypeError):
+            return  # words for people, which the log has
+        if kind == "case-started":
+            reporter.update(f"case {event['index']}/{event['total']} {event['case']}")
+        elif kind == "step":
+            reporter.update(f"{event['case']} step {event['step']}: loss {event['loss']:.5f}")
+        elif kind == "case-finished":
+            reporter.note(f"  {event['case']}: {event['status']} in {event['seconds']:.1f} s")
+
+    return on_line
+
+
+def _show(verdicts: tuple[Verdict, ...], reporter: Reporter) -> None:
+    for verdict in verdicts:
+        if verdict.case.is_baseline and verdict.passed:
+            numbers = " ".join(f"{step.loss:.5f}" for step in verdict.steps)
+            reporter.note(f"  baseline  {verdict.case.id}: loss {numbers}")
+        elif verdict.passed:
+            reporter.note(
+                f"  agrees    {verdict.case.id}: loss within {verdict.largest_loss_difference:.1e}, "
+                f"grad norm within {verdict.largest_grad_norm_difference:.1e}"
+            )
+        else:
+            reporter.note(f"  FAILED    {verdict.case.id}: {verdict.problems[0]}")
+
+
+def _failure(failed: list[Verdict], results: Results, run_dir: Path) -> CertificationFailedError:
+    lines = [f"{verdict.case.id}: {problem}" for verdict in failed for problem in verdict.problems]
+    lines += [
+        f"{finding.get('code')}: {finding.get('package')}: the lock has {finding.get('expected')}, the image has "
+        f"{finding.get('found')}"
+        for finding in results.environment_findings
+    ]
+    if results.finished_at is None:
+        lines.append("the runner ended before its last line")
+    what = f"{len(failed)} of {len(results.cases)} cases failed" if failed else "the environment is not what was locked"
+    return CertificationFailedError(
+        what,
+        why="\n".join(lines),
+        fix=f"No certificate was written. Plan, results and a log for each rank are in {run_dir}.",
+        log=run_dir / "smoke.log",
+    )

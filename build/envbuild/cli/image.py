@@ -1,0 +1,70 @@
+"""``envbuild image``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from envbuild.cli.common import Session, out_dir_option, output_options, selection_options, shown
+from envbuild.core.digests import short
+from envbuild.image.native import build_image
+from envbuild.image.outputs import OCI_DIR, SQSH_FILE, place
+from envbuild.lock.locking import find_lock, inputs_digest
+
+FORMATS = ("oci", "sqsh")
+
+
+def parse_formats(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:  # noqa: ARG001
+    """``oci,sqsh`` as a tuple in a fixed order."""
+    asked = [word.strip() for word in value.split(",") if word.strip()]
+    if not asked or any(word not in FORMATS for word in asked):
+        raise click.BadParameter(f"{value!r}: name one or more of {', '.join(FORMATS)}, separated by commas")
+    return tuple(name for name in FORMATS if name in asked)
+
+
+@click.command("image")
+@selection_options
+@click.option("--format", "formats", callback=parse_formats, default="oci,sqsh", show_default=True, metavar="LIST")
+@click.option("--refresh-base", is_flag=True, help="Make the base anew from the distribution's packages of now.")
+@out_dir_option
+@output_options
+def command(
+    session: Session,
+    stack: str,
+    base: str | None,
+    target: str | None,
+    formats: tuple[str, ...],
+    refresh_base: bool,
+    out_dir: Path,
+) -> None:
+    """Build the image of a lock for a target, without a docker daemon or a registry: OCI layout and enroot .sqsh.
+
+    The same lock and base give the same digests. Does nothing when the image is there.
+    """
+    selection = session.select(stack, target, base)
+    lock = find_lock(session.project, selection.stack_name, selection.base_name)
+    if lock.lock.inputs.digest != inputs_digest(selection, lock.lock.inputs.torch_build):
+        session.reporter.note("note: the lock is older than its stack, base or uv; `envbuild lock` would renew it")
+    built = build_image(
+        selection, lock, session.site, session.store, session.reporter, formats=formats, refresh_base=refresh_base
+    )
+    image, placed = place(built.path, out_dir, built.record)
+    record = image.record
+    if not built.built and not placed:
+        state = "nothing to do: the image is there"
+    else:
+        state = "built" if built.built else "put in place from the store"
+    lines = [f"{state}: {record.stack} on {record.base} for {record.target}, lock {short(record.lock_digest)}"]
+    lines.append(f"{shown(image.path / OCI_DIR)}  {record.oci_digest}")
+    if record.sqsh_digest:
+        lines.append(f"{shown(image.path / SQSH_FILE)}  {record.sqsh_digest}")
+    session.done(
+        {
+            "built": built.built,
+            "placed": placed,
+            "path": str(image.path.resolve()),
+            "record": record.model_dump(mode="json", by_alias=True),
+        },
+        *lines,
+    )
