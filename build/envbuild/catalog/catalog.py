@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic import BaseModel
 
 from envbuild.catalog import toml
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import KINDS, Base, Cluster, Matrix, Stack, Target
+from envbuild.catalog.models import KINDS, NAME_PATTERN, Base, Cluster, Matrix, Stack, Target
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import ConfigurationError, UsageError
 
@@ -40,17 +41,25 @@ class Catalog:
 
     def names(self, kind: str) -> list[str]:
         """All names of a kind (``stacks``, ``bases``, ``targets``, ``clusters``, ``matrices``), sorted."""
-        return sorted({path.stem for folder in self.folders for path in (folder / kind).glob("*.toml")})
+        files = [path for folder in self.folders for path in (folder / kind).glob("*.toml")]
+        return sorted({path.stem for path in files if not path.name.startswith(".")})
 
     def path(self, kind: str, name: str) -> Path:
         """The file that defines ``name``.
 
         Raises:
-            ConfigurationError: there is none; lists those there are.
+            ConfigurationError: there is none (lists those there are), or its file's name is no name.
         """
         for folder in self.folders:
             path = folder / kind / f"{name}.toml"
             if "/" not in name and path.is_file():
+                if not re.match(NAME_PATTERN, name):
+                    raise ConfigurationError(
+                        f"{path}: {name!r} cannot be the name of a {SINGULAR[kind]}",
+                        why="A name is made of lower-case letters, digits, '.', '_' and '-', and begins with a letter "
+                        "or digit.",
+                        fix="Rename the file.",
+                    )
                 return path
         names = self.names(kind)
         near = difflib.get_close_matches(name, names, n=1)

@@ -98,7 +98,7 @@ def _find_links(file: SiteFile, environ: Mapping[str, str]) -> tuple[str, ...]:
     for name in files:
         try:
             config.read(name)
-        except configparser.Error:
+        except (configparser.Error, UnicodeDecodeError):
             continue  # pip itself reports its broken files
         for section in ("global", "install", "download", "wheel"):
             places += config.get(section, "find-links", fallback="").split()

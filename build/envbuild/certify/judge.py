@@ -104,16 +104,25 @@ def read_results(path: Path, plan_digest: str, nonce: str) -> Results:
             finished_at=end["finished_at"] if end else None,
             cases={result.case: result for result in found},
         )
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise refuse(f"It lacks a field or has one of the wrong kind: {error!r}") from error
+
+
+def _number(value: object) -> float:
+    """JSON has no NaN and no infinity: the runner writes null for a number that is not finite."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
 
 
 def _case_result(record: Mapping[str, Any]) -> CaseResult:
     steps = tuple(
         Step(
             step=int(step["step"]),
-            loss=float(step["loss"]),
-            grad_norm=float(step["grad_norm"]),
+            loss=_number(step["loss"]),
+            grad_norm=_number(step["grad_norm"]),
             seconds=float(step["seconds"]),
         )
         for step in record["steps"]
@@ -183,8 +192,8 @@ def _compare(case: Case, result: CaseResult, baseline: CaseResult, band: Toleran
             largest[name] = max(largest[name], difference)
             if difference > allowed:
                 problems.append(
-                    f"step {mine.step}: {name} expected {expected:.6f}, found {found:.6f}: off by {difference:.2e} "
-                    f"relative, allowed {allowed:.0e}"
+                    f"step {mine.step}: {name} expected {expected:.8g}, found {found:.8g}: off by {difference:.2e} "
+                    f"relative, allowed {allowed:g}"
                 )
     return Verdict(
         case=case,

@@ -49,7 +49,9 @@ def run_command(arguments: list[str]) -> int:
     from envbuild.cli.report import explain, report, usage_error
 
     try:
-        cli.main(arguments, prog_name="envbuild", standalone_mode=False)
+        # Not cli.main(): it ends the process with status 1 when the reader of stdout leaves.
+        with cli.make_context("envbuild", list(arguments)) as context:
+            cli.invoke(context)
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except click.exceptions.Abort:

@@ -42,11 +42,17 @@ def remove_tree(path: Path) -> None:
         return
     if not path.exists():
         return
-    for folder, _, _ in os.walk(path):
-        info = os.lstat(folder)
-        if info.st_mode & stat.S_IRWXU != stat.S_IRWXU and info.st_uid == os.getuid():
-            os.chmod(folder, info.st_mode | stat.S_IRWXU)
+    _open_up(path)
+    for folder, below, _ in os.walk(path):
+        for name in below:  # before os.walk tries to list it
+            _open_up(Path(folder, name))
     shutil.rmtree(path)
+
+
+def _open_up(folder: Path) -> None:
+    info = folder.lstat()
+    if stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_IRWXU != stat.S_IRWXU and info.st_uid == os.getuid():
+        folder.chmod(info.st_mode | stat.S_IRWXU)
 
 
 def replace_tree(staged: Path, final: Path) -> None:
@@ -60,7 +66,12 @@ def replace_tree(staged: Path, final: Path) -> None:
         if final.exists():
             old = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.old."))
             final.rename(old / final.name)
-            staged.rename(final)
+            try:
+                staged.rename(final)
+            except BaseException:
+                (old / final.name).rename(final)
+                old.rmdir()
+                raise
             remove_tree(old)
         else:
             staged.rename(final)

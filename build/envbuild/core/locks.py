@@ -14,31 +14,48 @@ from envbuild.core.files import machine_errors
 @contextlib.contextmanager
 def exclusive(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold the lock file ``path``; ``on_wait`` is called once if another process holds it now."""
-    with machine_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    waited = False
+    while True:
+        with machine_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if on_wait and not waited:
+                    on_wait()
+                waited = True
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_file_at(descriptor, path):  # else its last holder removed it, and the next comer makes a new one
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def exclusive_if_free(path: Path) -> Iterator[bool]:
+    """Hold the existing lock file ``path`` if nobody does; yields whether it is held now."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield False
+        return
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if on_wait:
-                on_wait()
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+            yield False
+        else:
+            yield _is_file_at(descriptor, path)
     finally:
         os.close(descriptor)
 
 
-def is_held(path: Path) -> bool:
-    """Whether some process holds the lock file ``path``."""
+def _is_file_at(descriptor: int, path: Path) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        found = path.stat()
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return os.path.samestat(os.fstat(descriptor), found)

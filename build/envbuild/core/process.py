@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import shlex
 import shutil
@@ -17,8 +18,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from envbuild.core.errors import BuildError, EnvbuildError, InternalError, MachineError, disk_full
 from envbuild.core.files import machine_errors, space_is_low
@@ -27,6 +29,7 @@ KILL_GRACE_SECONDS = 3.0
 TAIL_LINES = 30
 # util-linux; without this a program outlives a killed envbuild and goes on writing into a staging directory.
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
+_CREDENTIALS = re.compile(r"://[^/@\s'\"]+@")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +96,9 @@ def run(
         if log is not None:
             with machine_errors(log):
                 log.parent.mkdir(parents=True, exist_ok=True)
-                sink = stack.enter_context(log.open("ab"))
-                sink.write(f"$ {shlex.join(command)}\n".encode())
+                # Without a buffer, so that a full disk shows while writing and never when the file is closed.
+                sink = stack.enter_context(log.open("ab", buffering=0))
+                sink.write(f"$ {mask(shlex.join(command))}\n".encode())
         program = shutil.which(command[0], path=(env or os.environ).get("PATH"))
         try:
             if program is None:
@@ -120,7 +124,7 @@ def run(
             kill_group(process)
             raise error(
                 f"cannot {what}: {Path(command[0]).name} ran longer than {timeout_seconds:.0f} s",
-                why=f"The command was: {shlex.join(command)}",
+                why=f"The command was: {mask(shlex.join(command))}",
                 fix=fix or "See the log for where it stopped, then run again.",
                 log=log,
             ) from expired
@@ -134,7 +138,7 @@ def run(
             raise disk_full(working_on)
         raise error(
             f"cannot {what}: {Path(command[0]).name} {describe_status(finished.status)}",
-            why=tail(output) or f"It printed nothing. The command was: {shlex.join(command)}",
+            why=tail(output) or f"It printed nothing. The command was: {mask(shlex.join(command))}",
             fix=fix,
             log=log,
         )
@@ -149,7 +153,7 @@ def _prefix() -> tuple[str, ...]:
 
 def _drain(
     process: subprocess.Popen[bytes],
-    sink: BinaryIO | None,
+    sink: FileIO | None,
     on_line: Callable[[str], None] | None,
     stdin: bytes | None,
     started: float,
@@ -157,24 +161,30 @@ def _drain(
 ) -> str:
     if process.stdout is None:
         raise InternalError("a program was started without a pipe for its output")
-    if stdin is not None and process.stdin is not None:
-        # What is fed here is small (a sources list, a file list), below the size of a pipe's buffer.
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(stdin)
-            process.stdin.close()
     chunks: list[bytes] = []
     pending = b""
-    with selectors.DefaultSelector() as selector:
+    with process.stdout, selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while True:
+        feed = memoryview(stdin or b"")
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+        while selector.get_map():
             left = None if timeout_seconds is None else timeout_seconds - (time.monotonic() - started)
             if left is not None and left <= 0:
                 raise subprocess.TimeoutExpired(process.args, timeout_seconds or 0.0)
-            if not selector.select(timeout=left):
+            ready = [key.fileobj for key, _ in selector.select(timeout=left)]
+            if process.stdin is not None and process.stdin in ready:
+                feed = _feed(process.stdin, feed)
+                if not feed:
+                    selector.unregister(process.stdin)
+                    process.stdin.close()
+            if process.stdout not in ready:
                 continue
             chunk = os.read(process.stdout.fileno(), 1 << 16)
             if not chunk:
-                break
+                selector.unregister(process.stdout)
+                continue
             chunks.append(chunk)
             if sink is not None:
                 with machine_errors(Path(sink.name)):
@@ -191,15 +201,32 @@ def _drain(
     return b"".join(chunks).decode(errors="replace")
 
 
+def _feed(pipe: IO[bytes], data: memoryview) -> memoryview:
+    """Write what the pipe takes now; returns the rest, nothing when the program no longer reads."""
+    try:
+        return data[os.write(pipe.fileno(), data[: 1 << 16]) :]
+    except BlockingIOError:
+        return data
+    except BrokenPipeError:
+        return data[:0]
+
+
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End a program and all its children: SIGTERM to its group, then SIGKILL."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=KILL_GRACE_SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """End a program and all its children: SIGTERM to its group, then SIGKILL, also when interrupted again."""
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=KILL_GRACE_SECONDS)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def mask(text: str) -> str:
+    """``text`` without the user names and passwords of the URLs in it."""
+    return _CREDENTIALS.sub("://***@", text)
 
 
 def describe_status(status: int) -> str:

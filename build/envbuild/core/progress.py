@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 PLAIN_INTERVAL_SECONDS = 15.0
+# Escape sequences (ECMA-48) and other control characters: what tools print is not what a log or a display can show.
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f-\x9f]")
+
+
+def _shown(text: str) -> str:
+    return _CONTROL.sub("", text).strip()
 
 
 class Reporter(Protocol):
@@ -56,7 +63,7 @@ class PlainReporter:
         now = time.monotonic()
         if now - self._last >= PLAIN_INTERVAL_SECONDS:
             self._last = now
-            self.note(f"  {self._title}: {text.strip()[:160]}")
+            self.note(f"  {self._title}: {_shown(text)[:160]}")
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[None]:
@@ -88,7 +95,7 @@ class RichReporter:
 
     def update(self, text: str) -> None:
         if self._status is not None and self._titles:
-            self._status.update(self._line(text))
+            self._status.update(self._line(_shown(text)))
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[None]:
@@ -121,7 +128,7 @@ class RichReporter:
 
         width = max(20, self._console.width - 8)
         title = self._titles[-1] if self._titles else ""
-        text = f"{title}: {activity.strip()}" if activity.strip() else title
+        text = f"{title}: {activity}" if activity else title
         return escape(text[:width])
 
 

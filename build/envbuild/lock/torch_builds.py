@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import re
-import urllib.error
+import urllib.parse
 import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +16,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from envbuild.catalog.site import Site
 from envbuild.core.errors import NetworkError
+from envbuild.core.process import mask
 
 PROBE_SECONDS = 10
 PACKAGE_INDEX_BUILD = "index"
@@ -24,7 +27,8 @@ _WHEEL_LINK = re.compile(r"torch-[^\"'<>#/]+\.whl")
 class TorchSource:
     """A place that has the build.
 
-    ``location`` is a folder or page for ``find-links``, a URL for ``torch-index``, None for ``package-index``.
+    ``location`` is an absolute folder or the URL of a page for ``find-links``, a URL for ``torch-index``, None for
+    ``package-index``.
     """
 
     kind: Literal["find-links", "torch-index", "package-index"]
@@ -43,9 +47,9 @@ class TorchSource:
 
     def folder(self) -> Path | None:
         """The local folder, when it is one."""
-        if self.kind != "find-links" or self.location is None or "://" in self.location.replace("file://", ""):
+        if self.kind != "find-links" or self.location is None or "://" in self.location:
             return None
-        return Path(self.location.removeprefix("file://")).absolute()
+        return Path(self.location)
 
 
 def torch_source(site: Site, version: str, build: str, python: str) -> TorchSource:
@@ -57,16 +61,16 @@ def torch_source(site: Site, version: str, build: str, python: str) -> TorchSour
     if build == PACKAGE_INDEX_BUILD:
         return TorchSource("package-index", None)
     tried: list[str] = []
-    for place in site.find_links:
+    for place in map(_absolute, site.find_links):
         names, problem = _wheels_at(place)
         if any(_fits(name, version, build, python) for name in names):
             return TorchSource("find-links", place)
-        tried.append(f"find-links {place}: {problem or f'no torch {version} +{build} for Python {python}'}")
-    url = site.torch_index.format(build=build)
-    names, problem = _wheels_at(url.rstrip("/") + "/torch/")
+        tried.append(f"find-links {mask(place)}: {problem or f'no torch {version} +{build} for Python {python}'}")
+    url = site.torch_index.replace("{build}", build)
+    names, problem = _wheels_at(_absolute(url.rstrip("/") + "/torch/"))
     if any(_fits(name, version, build, python) for name in names):
         return TorchSource("torch-index", url)
-    tried.append(f"index {url}: {problem or f'no torch {version} +{build} for Python {python}'}")
+    tried.append(f"index {mask(url)}: {problem or f'no torch {version} +{build} for Python {python}'}")
     raise NetworkError(
         f"no place has torch {version} as its +{build} build for Python {python}",
         why="Tried:\n" + "\n".join(f"  {line}" for line in tried),
@@ -76,19 +80,37 @@ def torch_source(site: Site, version: str, build: str, python: str) -> TorchSour
     )
 
 
+def _absolute(place: str) -> str:
+    """A folder as an absolute path (uv runs in another directory), also when given as a file:// URL; pages as is."""
+    if place.startswith("file://"):
+        return urllib.request.url2pathname(urllib.parse.urlsplit(place).path)
+    return place if "://" in place else str(Path(place).expanduser().absolute())
+
+
 def _wheels_at(place: str) -> tuple[list[str], str]:
     """The torch wheels a folder or page lists, and why not, when it could not be read."""
-    if "://" not in place or place.startswith("file://"):
-        folder = Path(place.removeprefix("file://")).expanduser()
+    if "://" not in place:
+        folder = Path(place)
         if not folder.is_dir():
             return [], "no such folder"
         return [path.name for path in folder.glob("torch-*.whl")], ""
     try:
-        with urllib.request.urlopen(place, timeout=PROBE_SECONDS) as page:  # noqa: S310 - http and https only, from the site's own settings
+        with urllib.request.urlopen(_request(place), timeout=PROBE_SECONDS) as page:  # noqa: S310 - from the site's own settings
             text = page.read().decode(errors="replace")
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (HTTPException, OSError, ValueError) as error:
         return [], f"cannot be reached ({getattr(error, 'reason', error)})"
-    return [name.replace("%2B", "+") for name in _WHEEL_LINK.findall(text)], ""
+    return [urllib.parse.unquote(name) for name in _WHEEL_LINK.findall(text)], ""
+
+
+def _request(page: str) -> urllib.request.Request:
+    """The request for a page; urllib itself does not understand credentials in a URL."""
+    parts = urllib.parse.urlsplit(page)
+    credentials, _, host = parts.netloc.rpartition("@")
+    request = urllib.request.Request(urllib.parse.urlunsplit(parts._replace(netloc=host)))  # noqa: S310 - as above
+    if credentials:
+        token = base64.b64encode(urllib.parse.unquote(credentials).encode()).decode()
+        request.add_header("Authorization", f"Basic {token}")
+    return request
 
 
 def _fits(wheel: str, version: str, build: str, python: str) -> bool:

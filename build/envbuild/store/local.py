@@ -87,7 +87,8 @@ class LocalStore:
 
     def _sweep(self, area: Path) -> None:
         for lock in area.glob("*.lock"):
-            if not locks.is_held(lock):
-                with contextlib.suppress(OSError):
+            # Held while sweeping: a process that is about to take this lock waits, and then makes a new file.
+            with locks.exclusive_if_free(lock) as free, contextlib.suppress(OSError):
+                if free:
                     remove_tree(lock.with_suffix(""))
-                    lock.unlink(missing_ok=True)
+                    lock.unlink()

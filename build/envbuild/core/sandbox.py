@@ -1,0 +1,131 @@
+"""Bubblewrap: run a program in a root file system of its own, seeing nothing of the host but what is bound in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from envbuild.core.errors import EnvbuildError, MachineError
+from envbuild.core.process import find_tool, run, tail
+
+# The dynamic loader of bwrap itself would obey these, so they are set for the program inside only.
+LOADER_PREFIX = "LD_"
+PROC_SYS = Path("/proc/sys")
+CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bind:
+    """A file or directory of the host, and where it is seen inside. Its place must exist there or be on a tmpfs."""
+
+    source: Path
+    target: str
+    writable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sandbox:
+    """A read-only root with private /proc, /dev (with /dev/shm) and /tmp; user and group 0; nothing of the host.
+
+    Attributes:
+        tmpfs: directories of the root that are empty and writable inside; /tmp and /run always are.
+        links: symbolic links to make, as (place, what it points to); the place must be on a tmpfs.
+        environment: the whole environment of the program.
+        network: share the host's network; without it only loopback is there, and it is up.
+    """
+
+    root: Path
+    binds: tuple[Bind, ...] = ()
+    tmpfs: tuple[str, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    network: bool = False
+    workdir: str = "/"
+
+    def command(self, bwrap: Path, argv: Sequence[str]) -> list[str]:
+        """The command line that runs ``argv`` inside; to be started with :meth:`process_environment`."""
+        words = [str(bwrap), "--unshare-all", "--die-with-parent", "--new-session", "--uid", "0", "--gid", "0"]
+        if self.network:
+            words.append("--share-net")
+        words += ["--ro-bind", str(self.root), "/", "--dev", "/dev", "--proc", "/proc"]
+        for folder in dict.fromkeys(("/tmp", "/run", *self.tmpfs)):  # noqa: S108 - inside, and private
+            words += ["--tmpfs", folder]
+        for bind in self.binds:
+            words += ["--bind" if bind.writable else "--ro-bind", str(bind.source), bind.target]
+        for place, points_to in self.links:
+            words += ["--symlink", points_to, place]
+        for name, value in self.environment.items():
+            if name.startswith(LOADER_PREFIX):
+                words += ["--setenv", name, value]
+        return [*words, "--chdir", self.workdir, "--", *argv]
+
+    def process_environment(self) -> dict[str, str]:
+        """The environment to start bwrap with, which it hands on: values stay out of command lines and logs."""
+        return {name: value for name, value in self.environment.items() if not name.startswith(LOADER_PREFIX)}
+
+
+def probe(error: type[EnvbuildError] = MachineError) -> Path:
+    """The bwrap program, after it has shown that it can make its namespaces here.
+
+    Raises:
+        MachineError: bubblewrap is not installed.
+        error: the machine forbids namespaces; names the setting.
+    """
+    bwrap = find_tool("bwrap", "bubblewrap")
+    sandbox = Sandbox(root=Path("/"))
+    finished = run(
+        sandbox.command(bwrap, ["/bin/true"]),
+        what="try bubblewrap",
+        env=sandbox.process_environment(),
+        check=False,
+    )
+    if finished.status != 0:
+        cause, fix = why_blocked(PROC_SYS, in_container=any(mark.exists() for mark in CONTAINER_MARKS))
+        raise error(
+            "bubblewrap cannot make its namespaces on this machine",
+            why="\n".join(text for text in (tail(finished.output), cause) if text),
+            fix=fix,
+        )
+    return bwrap
+
+
+def why_blocked(proc_sys: Path, *, in_container: bool, root: bool | None = None) -> tuple[str, str]:
+    """Which setting keeps a process from making namespaces, and how to change it; empty cause if none stands out."""
+    if root is None:
+        root = os.geteuid() == 0
+    if _number(proc_sys / "user/max_user_namespaces") == 0:
+        return (
+            "user.max_user_namespaces is 0: no user namespaces at all.",
+            "As root: sysctl -w user.max_user_namespaces=15000",
+        )
+    if not root and _number(proc_sys / "kernel/unprivileged_userns_clone") == 0:
+        return (
+            "kernel.unprivileged_userns_clone is 0: only root may make user namespaces.",
+            "As root: sysctl -w kernel.unprivileged_userns_clone=1 (or run envbuild as root).",
+        )
+    if not root and _number(proc_sys / "kernel/apparmor_restrict_unprivileged_userns") == 1:
+        return (
+            "kernel.apparmor_restrict_unprivileged_userns is 1 (Ubuntu 24.04's default).",
+            "As root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or give bwrap an AppArmor profile "
+            "with the rule `userns,` (or run envbuild as root).",
+        )
+    if in_container:
+        return (
+            "This is a container, and its runtime forbids namespaces or mounts.",
+            "Start the container with --privileged, or with --cap-add SYS_ADMIN --security-opt seccomp=unconfined "
+            "--security-opt apparmor=unconfined --security-opt systempaths=unconfined.",
+        )
+    return (
+        "",
+        "Check user.max_user_namespaces, kernel.unprivileged_userns_clone and "
+        "kernel.apparmor_restrict_unprivileged_userns with sysctl, and the machine's security policy.",
+    )
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None  # the kernel does not have this setting

@@ -1,0 +1,117 @@
+"""Writes gzip on all processors, with the same bytes on every machine.
+
+The stream is cut into blocks of a fixed size and each is compressed by itself, primed with the end of the block
+before it, so that the bytes do not depend on the number of processors. They do depend on zlib: ``ENCODER`` names
+the one in use and belongs into the key of whatever is compressed here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+
+from envbuild.core.files import machine_errors
+
+LEVEL = 4  # measured on a torch environment: 5% larger than level 6 in less than half of the time
+BLOCK_BYTES = 1 << 20
+WINDOW_BYTES = 1 << 15
+# RFC 1952: magic, deflate, no flags, no time, no hint about the level, unknown system.
+HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
+ENCODER = f"zlib {zlib.ZLIB_RUNTIME_VERSION} level {LEVEL}"
+
+
+def _deflate(block: bytes, before: bytes, last: bool) -> bytes:
+    if before:
+        engine = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, 0, before)
+    else:
+        engine = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, 0)
+    # A sync flush ends a block on a byte boundary, so that the pieces can be put one after the other.
+    return engine.compress(block) + engine.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
+
+
+class GzipWriter:
+    """A file object to write to; knows the digests of what went in and of what came out."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._workers = os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self._workers)
+        self._pieces: deque[Future[bytes]] = deque()
+        self._block = bytearray()
+        self._before = b""
+        self._crc = 0
+        self._plain_digest = hashlib.sha256()
+        self._digest = hashlib.sha256()
+        self.plain_bytes = 0
+        self.bytes = 0
+        with machine_errors(path):
+            self._stream = path.open("xb")
+        self._put(HEADER)
+
+    @property
+    def plain_digest(self) -> str:
+        """``sha256:<hex>`` of what was written to it."""
+        return "sha256:" + self._plain_digest.hexdigest()
+
+    @property
+    def digest(self) -> str:
+        """``sha256:<hex>`` of the file."""
+        return "sha256:" + self._digest.hexdigest()
+
+    def tell(self) -> int:
+        """The position in the uncompressed stream, as tarfile asks for it."""
+        return self.plain_bytes
+
+    def write(self, data: bytes) -> int:
+        """Take in some bytes."""
+        self.plain_bytes += len(data)
+        self._block += data
+        while len(self._block) >= BLOCK_BYTES:
+            block = bytes(self._block[:BLOCK_BYTES])
+            del self._block[:BLOCK_BYTES]
+            self._submit(block, last=False)
+        return len(data)
+
+    def close(self) -> None:
+        """Compress what is left and finish the file."""
+        self._submit(bytes(self._block), last=True)
+        while self._pieces:
+            self._put(self._pieces.popleft().result())
+        self._put(self._crc.to_bytes(4, "little") + (self.plain_bytes & 0xFFFFFFFF).to_bytes(4, "little"))
+        self._end()
+
+    def __enter__(self) -> GzipWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        with machine_errors(self._path):
+            self._stream.close()
+
+    def _submit(self, block: bytes, *, last: bool) -> None:
+        self._crc = zlib.crc32(block, self._crc)
+        self._plain_digest.update(block)
+        self._pieces.append(self._pool.submit(_deflate, block, self._before, last))
+        self._before = block[-WINDOW_BYTES:]
+        # Bounds the memory: a few blocks a worker, however large the layer.
+        while len(self._pieces) > 4 * self._workers:
+            self._put(self._pieces.popleft().result())
+
+    def _put(self, data: bytes) -> None:
+        self._digest.update(data)
+        self.bytes += len(data)
+        with machine_errors(self._path):
+            self._stream.write(data)

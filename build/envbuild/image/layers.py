@@ -1,0 +1,158 @@
+"""Layers: tars that are a function of their content alone, gzipped."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, cast
+
+from envbuild.core.errors import CheckRefusedError
+from envbuild.core.files import machine_errors
+from envbuild.image.gzips import GzipWriter
+from envbuild.image.record import LayerRecord
+
+Owner = tuple[int, int]
+
+
+def root_owns(name: str) -> Owner:  # noqa: ARG001 - an owner rule sees the name
+    """The owner rule of layers whose files all belong to root."""
+    return 0, 0
+
+
+def kept_mode(info: os.stat_result) -> int:
+    """The mode rule that keeps a file's mode."""
+    return stat.S_IMODE(info.st_mode)
+
+
+def plain_mode(info: os.stat_result) -> int:
+    """The mode rule of installed packages: 755 or 644, whatever the umask of the builder was."""
+    return 0o755 if stat.S_ISDIR(info.st_mode) or info.st_mode & stat.S_IXUSR else 0o644
+
+
+class LayerWriter:
+    """Writes a layer: members in the order in which they are added, every time stamp the same.
+
+    GNU tar format: names of any length in any bytes, and files of any size.
+    """
+
+    def __init__(self, path: Path, epoch: int) -> None:
+        self._epoch = epoch
+        self._gzip = GzipWriter(path)
+        self._tar = tarfile.TarFile(
+            fileobj=cast("BinaryIO", self._gzip),
+            mode="w",
+            format=tarfile.GNU_FORMAT,
+            encoding="utf-8",
+            errors="surrogateescape",
+            copybufsize=1 << 20,
+        )
+        self.entries = 0
+
+    def __enter__(self) -> LayerWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._tar.close()
+        self._gzip.__exit__(kind, error, traceback)
+
+    def record(self, name: str) -> LayerRecord:
+        """What the finished layer is, under the name ``name``."""
+        return LayerRecord(
+            name=name,
+            digest=self._gzip.digest,
+            diff_id=self._gzip.plain_digest,
+            size_bytes=self._gzip.bytes,
+            unpacked_bytes=self._gzip.plain_bytes,
+            entries=self.entries,
+        )
+
+    def add_tree(
+        self,
+        tree: Path,
+        prefix: str = "",
+        *,
+        owner: Callable[[str], Owner] = root_owns,
+        mode: Callable[[os.stat_result], int] = kept_mode,
+    ) -> None:
+        """Add everything below ``tree`` under ``prefix``, sorted; hard links within the tree stay hard links.
+
+        Raises:
+            CheckRefusedError: there is something other than files, directories and links.
+        """
+        first_names: dict[tuple[int, int], str] = {}
+        for path, relative, info in walk(tree):
+            name = f"{prefix}/{relative}" if prefix else relative
+            member = self._member(name, mode(info), owner(name))
+            if stat.S_ISDIR(info.st_mode):
+                member.type = tarfile.DIRTYPE
+            elif stat.S_ISLNK(info.st_mode):
+                member.type = tarfile.SYMTYPE
+                member.mode = 0o777
+                member.linkname = os.readlink(path)
+            elif not stat.S_ISREG(info.st_mode):
+                raise CheckRefusedError(
+                    f"{path} cannot be put into a layer",
+                    why=f"Its type is {stat.filemode(info.st_mode)[0]!r}; layers hold files, directories and links.",
+                    fix="Find the package that brings it, and leave it out.",
+                )
+            elif info.st_nlink > 1 and (first := first_names.setdefault((info.st_dev, info.st_ino), name)) != name:
+                member.type = tarfile.LNKTYPE
+                member.linkname = first
+            else:
+                self._add_file(member, path, info.st_size)
+                continue
+            self._add(member, None)
+
+    def add_directory(self, name: str, mode: int = 0o755) -> None:
+        """Add a directory."""
+        member = self._member(name, mode, (0, 0))
+        member.type = tarfile.DIRTYPE
+        self._add(member, None)
+
+    def add_bytes(self, name: str, data: bytes, mode: int = 0o644) -> None:
+        """Add a file with the content ``data``."""
+        member = self._member(name, mode, (0, 0))
+        member.size = len(data)
+        self._add(member, io.BytesIO(data))
+
+    def _member(self, name: str, mode: int, owner: Owner) -> tarfile.TarInfo:
+        member = tarfile.TarInfo(name)
+        member.mode, member.mtime = mode, self._epoch
+        member.uid, member.gid = owner
+        return member
+
+    def _add_file(self, member: tarfile.TarInfo, path: Path, size: int) -> None:
+        member.size = size
+        with machine_errors(path), path.open("rb") as stream:
+            self._add(member, stream)
+
+    def _add(self, member: tarfile.TarInfo, stream: BinaryIO | None) -> None:
+        self._tar.addfile(member, stream)
+        # tarfile remembers every member for reading back, which nobody does here.
+        self._tar.members = []
+        self.entries += 1
+
+
+def walk(tree: Path) -> Iterator[tuple[Path, str, os.stat_result]]:
+    """Everything below ``tree`` in the order of the names' bytes: path, relative name, status. Follows no links."""
+    pending = [(tree, "")]
+    while pending:
+        folder, above = pending.pop()
+        with os.scandir(folder) as listing:
+            entries = sorted(listing, key=lambda entry: os.fsencode(entry.name))
+        folders = []
+        for entry in entries:
+            relative = f"{above}{entry.name}"
+            info = entry.stat(follow_symlinks=False)
+            yield Path(entry.path), relative, info
+            if stat.S_ISDIR(info.st_mode):
+                folders.append((Path(entry.path), relative + "/"))
+        pending.extend(reversed(folders))

@@ -1,0 +1,102 @@
+"""What is known about an image, its layers and its base: the records that lie beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from envbuild.catalog.models import Model, Name
+from envbuild.core.errors import ConfigurationError
+
+RECORD_FILE = "record.json"
+SCHEMA: Literal["envbuild.image/1"] = "envbuild.image/1"
+
+
+class LayerRecord(Model):
+    """A layer: the digest of its file, and of the tar in it."""
+
+    name: Name
+    digest: str
+    diff_id: str
+    size_bytes: int
+    unpacked_bytes: int
+    entries: int
+
+
+class BaseRecord(Model):
+    """A base as it was made: its layer and every Debian package in it."""
+
+    schema_: Literal["envbuild.base/1"] = Field(alias="schema", default="envbuild.base/1")
+    layer: LayerRecord
+    made_by: str = Field(description="the program and its version")
+    packages: dict[str, str] = Field(description="version by package name, with the architecture where dpkg shows it")
+
+
+class EnvironmentRecord(Model):
+    """An installed environment: its layer and every Python distribution in it."""
+
+    schema_: Literal["envbuild.environment/1"] = Field(alias="schema", default="envbuild.environment/1")
+    layer: LayerRecord
+    packages: dict[str, str]
+
+
+class SqshRecord(Model):
+    """A .sqsh file, and what packed it."""
+
+    digest: str
+    size_bytes: int
+    packed_by: str
+    compression: str
+
+
+class ImageRecord(Model):
+    """An image: what it was made from, and the digests under which it is known."""
+
+    schema_: Literal["envbuild.image/1"] = Field(alias="schema", default=SCHEMA)
+    key: str = Field(description="the digest of everything that decides the image")
+    stack: Name
+    base: Name
+    target: Name
+    lock_digest: str
+    source_date_epoch: int
+    oci_digest: str = Field(description="of the OCI manifest")
+    config_digest: str
+    layers: tuple[LayerRecord, ...]
+    sqsh: SqshRecord | None
+    python: str = Field(description="the environment's interpreter, as seen in the image")
+    environment: tuple[str, ...] = Field(description="the image's variables, NAME=VALUE")
+    base_digest: str = Field(description="of the base's root file system: the digest of its layer's tar")
+    base_made_by: str
+    base_packages: dict[str, str]
+    packages: dict[str, str]
+    uv: str
+    gzip: str
+
+    @property
+    def sqsh_digest(self) -> str | None:
+        """The digest of the .sqsh; None when the image was built without one."""
+        return self.sqsh.digest if self.sqsh else None
+
+    @classmethod
+    def load(cls, path: Path) -> ImageRecord:
+        """Read a record.
+
+        Raises:
+            ConfigurationError: it was damaged, or written by another version of envbuild.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise ConfigurationError(
+                f"cannot read the image record {path}",
+                why=str(error),
+                fix="Build the image again: envbuild image.",
+            ) from error
+
+
+def dump(record: Model) -> bytes:
+    """A record as the bytes of its file."""
+    return (json.dumps(record.model_dump(mode="json", by_alias=True), indent=2) + "\n").encode()

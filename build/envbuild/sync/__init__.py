@@ -1,0 +1,1 @@
+"""Installs a lock into an environment, phase by phase, and checks that its components import."""

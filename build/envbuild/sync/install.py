@@ -1,0 +1,95 @@
+"""Installs a lock with uv: every phase by itself, exactly what is locked, nothing resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.core.errors import BuildError, EnvbuildError, NetworkError, disk_full
+from envbuild.core.files import space_is_low
+from envbuild.core.process import Finished, describe_status, tail
+from envbuild.core.progress import Reporter
+from envbuild.lock.record import PHASE_FILES, LockDirectory
+from envbuild.lock.uv import failure
+from envbuild.sync.place import Place
+
+# Packages from git are pinned by commit; a hash file cannot hold them.
+HASHED_PHASES = ("main", "compile")
+# These build against the torch that the main phase installed.
+SHARED_BUILD_PHASES = ("compile", "git")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseRun:
+    """An installed phase: its packages, wall time and log."""
+
+    phase: str
+    packages: int
+    seconds: float
+    log: Path
+
+
+def install(
+    lock: LockDirectory, place: Place, source_args: Sequence[str], reporter: Reporter
+) -> tuple[PhaseRun, ...]:
+    """Make the environment of ``place`` and install the lock into it.
+
+    Args:
+        source_args: what uv needs to find torch's build (``TorchSource.uv_args`` as seen from the place).
+
+    Raises:
+        BuildError: uv could not install a phase (a hash that differs, a wheel that does not build, ...).
+        NetworkError: an index or a file on it cannot be reached.
+        MachineError: the disk is full.
+    """
+    with reporter.step("make the environment"):
+        # A bare environment: no pip, no setuptools but what the lock has.
+        _uv(place, ["venv", "--python", place.python, "--no-project", place.venv], "make the environment", "venv")
+    done = []
+    for phase in PHASE_FILES:
+        file = lock.file(phase)
+        if file is None:
+            continue
+        count = lock.lock.phases[phase].packages
+        with reporter.step(f"install phase {phase}: {count} packages"):
+            arguments = ["pip", "install", "--python", place.venv_python, "--no-deps", *source_args]
+            if phase in HASHED_PHASES:
+                arguments.append("--require-hashes")
+            if phase in SHARED_BUILD_PHASES:
+                arguments.append("--no-build-isolation")
+            finished = _uv(
+                place,
+                [*arguments, "--requirements", f"{place.lock}/{file.name}"],
+                f"install phase {phase} of stack {lock.lock.stack}",
+                f"install-{phase}",
+            )
+        done.append(PhaseRun(phase=phase, packages=count, seconds=finished.seconds, log=_log(place, f"install-{phase}")))
+    return tuple(done)
+
+
+def _log(place: Place, name: str) -> Path:
+    return place.logs / f"{name}.log"
+
+
+def _uv(place: Place, arguments: Sequence[str], what: str, name: str) -> Finished:
+    log = _log(place, name)
+    finished = place.run([place.uv, "--color", "never", *arguments], what=what, log=log)
+    if finished.status != 0:
+        raise _failure(place, finished, what, log)
+    return finished
+
+
+def _failure(place: Place, finished: Finished, what: str, log: Path) -> EnvbuildError:
+    if space_is_low(place.disk):
+        return disk_full(place.disk)
+    error = failure(finished, what, log)
+    if isinstance(error, NetworkError):
+        return error
+    return BuildError(
+        f"cannot {what}: uv {describe_status(finished.status)}",
+        why=tail(finished.output),
+        fix="The lines above are uv's own. A hash that differs means that the index serves another file than the "
+        "one that was locked: lock again with --upgrade, or find out who changed it.",
+        log=log,
+    )
