@@ -32,7 +32,7 @@ Specifier = Annotated[str, AfterValidator(_specifier)]
 class Model(BaseModel):
     """A frozen model that refuses unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Device(str, Enum):

@@ -6,6 +6,7 @@ Errors name the file, the line, the key, what was found and what is allowed.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,11 +53,17 @@ def parse(text: str, model: type[M], name: str) -> M:
             fix="Correct the line; https://toml.io describes the format.",
         ) from error
     try:
-        return model.model_validate(values)
+        # JSON is what pydantic reads strictly: arrays as tuples and strings as enums, but no "5" or true as 5. It has
+        # no dates, and nor has any model: they become something of the wrong kind.
+        return model.model_validate_json(json.dumps(values, default=lambda _: {}), strict=True)
     except ValidationError as error:
         lines = line_numbers(text)
-        problems = [_describe(problem, model, lines) for problem in error.errors(include_url=False)]
-        first = lines_for(tuple(error.errors()[0]["loc"]), lines)
+        found = error.errors(include_url=False)
+        wrong_inside = {tuple(problem["loc"])[:-1] for problem in found}
+        # A list that is too short only because its items are wrong is not worth a line.
+        told = [item for item in found if item["type"] != "too_short" or tuple(item["loc"]) not in wrong_inside]
+        problems = [_describe(problem, model, lines) for problem in told]
+        first = lines_for(tuple(told[0]["loc"]), lines)
         raise ConfigurationError(
             f"{name}:{first}: {len(problems)} thing{'s' if len(problems) > 1 else ''} to correct",
             why="\n".join(problems),
@@ -121,26 +128,28 @@ def _line(text: str, number: int) -> str:
 
 
 def _describe(problem: Any, model: type[BaseModel], lines: dict[Location, int]) -> str:
-    location: Location = tuple(problem["loc"])
-    where = f"line {lines_for(location, lines)}, {dotted(location)}"
-    found = problem["input"]
+    location: Location = tuple(part for part in problem["loc"] if part != "[key]")
+    found, context = problem["input"], problem.get("ctx", {})
     match problem["type"]:
         case "extra_forbidden":
             allowed = fields_at(model, location[:-1])
             near = difflib.get_close_matches(str(location[-1]), allowed, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            return f"{where}: unknown key{meant} Allowed here: {', '.join(allowed) or 'nothing'}"
+            meant = f"; did you mean {near[0]!r}?" if near else "."
+            said = f"unknown key{meant} Allowed here: {', '.join(allowed) or 'nothing'}"
         case "missing":
-            return f"{where}: this key is required and missing"
+            said = "this key is required and missing"
         case "enum" | "literal_error":
-            return f"{where}: found {found!r}; allowed: {problem['ctx']['expected']}"
+            said = f"found {found!r}; allowed: {context['expected']}"
         case "string_pattern_mismatch":
-            return f"{where}: found {found!r}; must match {problem['ctx']['pattern']}"
+            said = f"found {found!r}; must match {context['pattern']}"
+        case "too_short":
+            said = f"needs at least {context['min_length']} item; has {context['actual_length']}"
         case "value_error":
-            return f"{where}: {problem['ctx']['error']}"
+            said = str(context["error"])
         case _:
             shown = f"; found {found!r}" if not isinstance(found, (dict, list)) else ""
-            return f"{where}: {problem['msg'].lower()}{shown}"
+            said = f"{problem['msg'].lower()}{shown}"
+    return f"line {lines_for(location, lines)}, {dotted(location)}: {said}"
 
 
 def fields_at(model: type[BaseModel], location: Location) -> list[str]:
@@ -152,7 +161,8 @@ def fields_at(model: type[BaseModel], location: Location) -> list[str]:
         if isinstance(part, int):
             node = node.get("items", {})
         else:
-            node = node.get("properties", {}).get(part) or node.get("additionalProperties") or {}
+            by_pattern = next(iter(node.get("patternProperties", {}).values()), None)
+            node = node.get("properties", {}).get(part) or by_pattern or node.get("additionalProperties") or {}
     node = _follow(schema, node)
     return list(node.get("properties", {}))
 

@@ -20,6 +20,7 @@ from envbuild.core.errors import (
     CertificationFailedError,
     CheckRefusedError,
     ConfigurationError,
+    MachineError,
     UsageError,
 )
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
@@ -126,7 +127,7 @@ def certify(
     if not fresh and certificate.is_file() and _certifies(certificate, key):
         return Certification(certificate=certificate, key=key, ran=False, verdicts=(), case_ids=ids)
 
-    runtime = probe(runtime_name)
+    runtime = _runtime(runtime_name)
     with reporter.step("check the .sqsh against its digest"):
         found = sha256_file(sqsh)
     if found != image.record.sqsh_digest:
@@ -158,6 +159,13 @@ def certify(
     )
     write_atomic(certificate, json.dumps(statement, indent=2) + "\n")
     return Certification(certificate=certificate, key=key, ran=True, verdicts=verdicts, case_ids=ids)
+
+
+def _runtime(name: str | None) -> Runtime:
+    try:
+        return probe(name)
+    except MachineError as error:
+        raise CertificationCannotRunError(error.what, why=error.why, fix=error.fix, log=error.log) from error
 
 
 def _certifies(certificate: Path, key: str) -> bool:

@@ -11,9 +11,18 @@ from pathlib import Path
 from envbuild.core.files import machine_errors
 
 
-@contextlib.contextmanager
-def exclusive(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+def exclusive(path: Path, on_wait: Callable[[], None] | None = None) -> contextlib.AbstractContextManager[None]:
     """Hold the lock file ``path``; ``on_wait`` is called once if another process holds it now."""
+    return _held(path, fcntl.LOCK_EX, on_wait)
+
+
+def shared(path: Path, on_wait: Callable[[], None] | None = None) -> contextlib.AbstractContextManager[None]:
+    """Hold the lock file ``path`` together with others; ``on_wait`` is called once if a process holds it alone."""
+    return _held(path, fcntl.LOCK_SH, on_wait)
+
+
+@contextlib.contextmanager
+def _held(path: Path, operation: int, on_wait: Callable[[], None] | None) -> Iterator[None]:
     waited = False
     while True:
         with machine_errors(path):
@@ -21,12 +30,12 @@ def exclusive(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
             except BlockingIOError:
                 if on_wait and not waited:
                     on_wait()
                 waited = True
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                fcntl.flock(descriptor, operation)
             if _is_file_at(descriptor, path):  # else its last holder removed it, and the next comer makes a new one
                 yield
                 return

@@ -68,7 +68,7 @@ def run(
     cwd: Path | None = None,
     timeout_seconds: float | None = None,
     on_line: Callable[[str], None] | None = None,
-    stdin: bytes | None = None,
+    stdin: bytes | int | None = None,
     check: bool = True,
     error: type[EnvbuildError] = BuildError,
     fix: str = "",
@@ -81,7 +81,7 @@ def run(
         log: file that receives the whole output, appended to.
         env: the complete environment; the current one when None.
         on_line: called with each line of output as it comes, without its newline.
-        stdin: bytes to feed; /dev/null when None.
+        stdin: bytes to feed, or a file descriptor to read from; /dev/null when None.
         check: raise ``error`` on a non-zero exit status.
         working_on: the place the program writes to; if its disk is full the error says so instead.
 
@@ -105,7 +105,7 @@ def run(
                 raise FileNotFoundError(2, "no such program, or it may not be executed")
             process = subprocess.Popen(
                 [*_prefix(), program, *command[1:]],
-                stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+                stdin=_stdin(stdin),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=dict(env) if env is not None else None,
@@ -118,8 +118,12 @@ def run(
                 why=failure.strerror or str(failure),
                 fix="Check that the program is installed and may be executed.",
             ) from failure
+        # Closed last: a program that is being ended may still print.
+        for pipe in filter(None, (process.stdin, process.stdout)):
+            stack.callback(pipe.close)
+        feed = stdin if isinstance(stdin, bytes) else b""
         try:
-            output = _drain(process, sink, on_line, stdin, started, timeout_seconds)
+            output = _drain(process, _Output(sink, on_line), feed, started, timeout_seconds)
         except subprocess.TimeoutExpired as expired:
             kill_group(process)
             raise error(
@@ -145,60 +149,78 @@ def run(
     return finished
 
 
+def _stdin(stdin: bytes | int | None) -> int:
+    if stdin is None:
+        return subprocess.DEVNULL
+    return stdin if isinstance(stdin, int) else subprocess.PIPE
+
+
 @cache
 def _prefix() -> tuple[str, ...]:
     found = shutil.which(DIE_WITH_PARENT[0])
     return (found, *DIE_WITH_PARENT[1:]) if found else ()
 
 
+class _Output:
+    """What a program prints: kept whole, appended to the log, handed on line by line."""
+
+    def __init__(self, sink: FileIO | None, on_line: Callable[[str], None] | None) -> None:
+        self._sink = sink
+        self._on_line = on_line
+        self._chunks: list[bytes] = []
+        self._pending = b""
+
+    def add(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        if self._sink is not None:
+            with machine_errors(Path(self._sink.name)):
+                self._sink.write(chunk)
+        if self._on_line is not None:
+            *lines, self._pending = (self._pending + chunk).replace(b"\r", b"\n").split(b"\n")
+            for line in lines:
+                self._on_line(line.decode(errors="replace"))
+
+    def end(self) -> str:
+        if self._on_line is not None and self._pending:
+            self._on_line(self._pending.decode(errors="replace"))
+        return b"".join(self._chunks).decode(errors="replace")
+
+
 def _drain(
-    process: subprocess.Popen[bytes],
-    sink: FileIO | None,
-    on_line: Callable[[str], None] | None,
-    stdin: bytes | None,
-    started: float,
-    timeout_seconds: float | None,
+    process: subprocess.Popen[bytes], output: _Output, stdin: bytes, started: float, timeout_seconds: float | None
 ) -> str:
+    """Feed ``stdin`` and read all output until the program ends."""
     if process.stdout is None:
         raise InternalError("a program was started without a pipe for its output")
-    chunks: list[bytes] = []
-    pending = b""
-    with process.stdout, selectors.DefaultSelector() as selector:
+    feed = memoryview(stdin)
+
+    def left() -> float | None:
+        return None if timeout_seconds is None else timeout_seconds - (time.monotonic() - started)
+
+    with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        feed = memoryview(stdin or b"")
         if process.stdin is not None:
             os.set_blocking(process.stdin.fileno(), False)
             selector.register(process.stdin, selectors.EVENT_WRITE)
         while selector.get_map():
-            left = None if timeout_seconds is None else timeout_seconds - (time.monotonic() - started)
-            if left is not None and left <= 0:
+            remaining = left()
+            if remaining is not None and remaining <= 0:
                 raise subprocess.TimeoutExpired(process.args, timeout_seconds or 0.0)
-            ready = [key.fileobj for key, _ in selector.select(timeout=left)]
+            ready = [key.fileobj for key, _ in selector.select(timeout=remaining)]
             if process.stdin is not None and process.stdin in ready:
                 feed = _feed(process.stdin, feed)
                 if not feed:
                     selector.unregister(process.stdin)
                     process.stdin.close()
-            if process.stdout not in ready:
-                continue
-            chunk = os.read(process.stdout.fileno(), 1 << 16)
-            if not chunk:
-                selector.unregister(process.stdout)
-                continue
-            chunks.append(chunk)
-            if sink is not None:
-                with machine_errors(Path(sink.name)):
-                    sink.write(chunk)
-                    sink.flush()
-            if on_line is not None:
-                *lines, pending = (pending + chunk).replace(b"\r", b"\n").split(b"\n")
-                for line in lines:
-                    on_line(line.decode(errors="replace"))
-    if on_line is not None and pending:
-        on_line(pending.decode(errors="replace"))
-    left = None if timeout_seconds is None else max(0.1, timeout_seconds - (time.monotonic() - started))
-    process.wait(timeout=left)
-    return b"".join(chunks).decode(errors="replace")
+            if process.stdout in ready:
+                chunk = os.read(process.stdout.fileno(), 1 << 16)
+                if chunk:
+                    output.add(chunk)
+                else:
+                    selector.unregister(process.stdout)
+    remaining = left()
+    process.wait(timeout=None if remaining is None else max(0.1, remaining))
+    return output.end()
 
 
 def _feed(pipe: IO[bytes], data: memoryview) -> memoryview:

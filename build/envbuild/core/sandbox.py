@@ -108,20 +108,20 @@ def why_blocked(proc_sys: Path, *, in_container: bool, root: bool | None = None)
     if not root and _number(proc_sys / "kernel/apparmor_restrict_unprivileged_userns") == 1:
         return (
             "kernel.apparmor_restrict_unprivileged_userns is 1 (Ubuntu 24.04's default).",
-            "As root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or give bwrap an AppArmor profile "
-            "with the rule `userns,` (or run envbuild as root).",
+            "As root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (or run envbuild as root).",
         )
     if in_container:
+        options = (
+            "--cap-add SYS_ADMIN and --security-opt seccomp=unconfined, apparmor=unconfined, systempaths=unconfined"
+        )
         return (
             "This is a container, and its runtime forbids namespaces or mounts.",
-            "Start the container with --privileged, or with --cap-add SYS_ADMIN --security-opt seccomp=unconfined "
-            "--security-opt apparmor=unconfined --security-opt systempaths=unconfined.",
+            f"Start the container with --privileged, or with {options}.",
         )
-    return (
-        "",
-        "Check user.max_user_namespaces, kernel.unprivileged_userns_clone and "
-        "kernel.apparmor_restrict_unprivileged_userns with sysctl, and the machine's security policy.",
+    settings = (
+        "user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns"
     )
+    return "", f"Check the machine's security policy, and with sysctl: {settings}."
 
 
 def _number(path: Path) -> int | None:

@@ -14,8 +14,12 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from envbuild.core.files import machine_errors
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LEVEL = 4  # measured on a torch environment: 5% larger than level 6 in less than half of the time
 BLOCK_BYTES = 1 << 20
@@ -85,7 +89,7 @@ class GzipWriter:
         self._put(self._crc.to_bytes(4, "little") + (self.plain_bytes & 0xFFFFFFFF).to_bytes(4, "little"))
         self._end()
 
-    def __enter__(self) -> GzipWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

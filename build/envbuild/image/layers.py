@@ -9,12 +9,15 @@ import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
 from envbuild.image.gzips import GzipWriter
 from envbuild.image.record import LayerRecord
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Owner = tuple[int, int]
 
@@ -53,7 +56,7 @@ class LayerWriter:
         )
         self.entries = 0
 
-    def __enter__(self) -> LayerWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -96,7 +99,7 @@ class LayerWriter:
             elif stat.S_ISLNK(info.st_mode):
                 member.type = tarfile.SYMTYPE
                 member.mode = 0o777
-                member.linkname = os.readlink(path)
+                member.linkname = str(path.readlink())
             elif not stat.S_ISREG(info.st_mode):
                 raise CheckRefusedError(
                     f"{path} cannot be put into a layer",
@@ -137,7 +140,7 @@ class LayerWriter:
     def _add(self, member: tarfile.TarInfo, stream: BinaryIO | None) -> None:
         self._tar.addfile(member, stream)
         # tarfile remembers every member for reading back, which nobody does here.
-        self._tar.members = []
+        self._tar.members = []  # type: ignore[attr-defined]
         self.entries += 1
 
 

@@ -7,7 +7,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.catalog import toml
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree
 from envbuild.image.record import RECORD_FILE, ImageRecord

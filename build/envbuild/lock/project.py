@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import tomlkit
 
 from envbuild.catalog.models import Base, Phase, Stack
+from envbuild.core.errors import ConfigurationError
 from envbuild.lock.torch_builds import PACKAGE_INDEX_BUILD, TorchSource
 
 TORCH_INDEX_NAME = "torch-builds"
@@ -18,8 +20,21 @@ def requirement_of(name: str, version: str, extras: tuple[str, ...] = ()) -> str
 
 
 def torch_specifier(version: str, build: str) -> str:
-    """The specifier that takes one build only: ``==2.13.0`` and ``cpu`` give ``==2.13.0+cpu``."""
-    return version if build == PACKAGE_INDEX_BUILD else f"{version}+{build}"
+    """The specifier that takes one build only: ``==2.13.0`` and ``cpu`` give ``==2.13.0+cpu``.
+
+    Raises:
+        ConfigurationError: the version is a range; PEP 440 has no builds of ranges.
+    """
+    if build == PACKAGE_INDEX_BUILD:
+        return version
+    if not re.fullmatch(r"==[^*,+]+", version.replace(" ", "")):
+        raise ConfigurationError(
+            f"the stack asks for torch {version or 'of any version'} and the base for its +{build} build",
+            why="Only an exact version can be taken in a named build.",
+            fix="Write torch's version in the stack's file like '==2.13.0', or take the package index's own build: "
+            "--torch-build index",
+        )
+    return f"{version.strip()}+{build}"
 
 
 def render_project(

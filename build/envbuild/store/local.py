@@ -44,13 +44,23 @@ class LocalStore:
 
         If ``build`` raises, or the process dies, no entry appears.
         """
+        return self._entry(kind, key, build, again=False)
+
+    def rebuild(self, kind: str, key: str, build: Callable[[Path], None]) -> Entry:
+        """Like :meth:`get_or_build`, but builds even when the entry is there and then takes its place.
+
+        Until the new one is complete the old one stays; if ``build`` raises, it stays for good.
+        """
+        return self._entry(kind, key, build, again=True)
+
+    def _entry(self, kind: str, key: str, build: Callable[[Path], None], *, again: bool) -> Entry:
         path = self.path_of(kind, key)
-        if path.is_dir():
+        if path.is_dir() and not again:
             return Entry(path=path, built=False)
         lock = self.root / "locks" / f"{kind}-{path.name}.lock"
         waiting = f"another envbuild is making {kind} {short(key)}: waiting for it"
         with locks.exclusive(lock, on_wait=lambda: self._reporter.note(waiting)):
-            if path.is_dir():
+            if path.is_dir() and not again:
                 return Entry(path=path, built=False)
             with self.staging(kind) as staged:
                 content = staged / "entry"
@@ -58,6 +68,9 @@ class LocalStore:
                 build(content)
                 with machine_errors(path):
                     path.parent.mkdir(parents=True, exist_ok=True)
+                    if path.is_dir():
+                        # Removed with the staging directory; a process that reads it keeps what it has open.
+                        path.rename(staged / "replaced")
                     content.rename(path)
         return Entry(path=path, built=True)
 

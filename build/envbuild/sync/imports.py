@@ -19,9 +19,7 @@ def modules_of(lock: Lock) -> dict[str, tuple[str, ...]]:
     return {name: item.modules for name, item in lock.components.items() if item.modules}
 
 
-def check_imports(
-    modules: Mapping[str, Sequence[str]], python: str, run: Run, logs: Path, reporter: Reporter
-) -> None:
+def check_imports(modules: Mapping[str, Sequence[str]], python: str, run: Run, logs: Path, reporter: Reporter) -> None:
     """Import every module with ``python``, as many at once as there are processors.
 
     A process each: an import that only works after another one is not hidden.

@@ -30,9 +30,7 @@ class PhaseRun:
     log: Path
 
 
-def install(
-    lock: LockDirectory, place: Place, source_args: Sequence[str], reporter: Reporter
-) -> tuple[PhaseRun, ...]:
+def install(lock: LockDirectory, place: Place, source_args: Sequence[str], reporter: Reporter) -> tuple[PhaseRun, ...]:
     """Make the environment of ``place`` and install the lock into it.
 
     Args:
@@ -64,7 +62,9 @@ def install(
                 f"install phase {phase} of stack {lock.lock.stack}",
                 f"install-{phase}",
             )
-        done.append(PhaseRun(phase=phase, packages=count, seconds=finished.seconds, log=_log(place, f"install-{phase}")))
+        done.append(
+            PhaseRun(phase=phase, packages=count, seconds=finished.seconds, log=_log(place, f"install-{phase}"))
+        )
     return tuple(done)
 
 

@@ -1,0 +1,230 @@
+"""Environments: a lock installed at its final path inside a base, compiled, checked, and written as a layer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.catalog.catalog import Selection
+from envbuild.catalog.data import data_root
+from envbuild.catalog.site import Site
+from envbuild.core import sandbox
+from envbuild.core.digests import digest_of, sha256_file, short
+from envbuild.core.errors import BuildError
+from envbuild.core.files import machine_errors, remove_tree, write_atomic
+from envbuild.core.process import Finished, run
+from envbuild.core.progress import Reporter
+from envbuild.core.sandbox import Bind, Sandbox
+from envbuild.image import gzips, network
+from envbuild.image.bases import MadeBase
+from envbuild.image.layers import LayerWriter, plain_mode
+from envbuild.image.record import RECORD_FILE, EnvironmentRecord, dump
+from envbuild.image.tidy import check_against, distributions, tidy
+from envbuild.lock.record import LockDirectory
+from envbuild.lock.torch_builds import torch_source
+from envbuild.lock.uv import uv_program, uv_version
+from envbuild.store.local import LocalStore
+from envbuild.sync.imports import check_imports, modules_of
+from envbuild.sync.install import install
+from envbuild.sync.place import Place
+
+KIND = "environments"
+# Raised when an environment made from the same inputs would come out differently.
+FORMAT = 1
+LAYER_FILE = "layer.tar.gz"
+PREFIX = "/opt/envbuild"
+VENV = f"{PREFIX}/venv"
+# Where things are seen while the environment is made; none of it is in the image.
+INSIDE = "/run/envbuild"
+COMPILER = "containers/native/compile_tree.py"
+PLAIN_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108 - inside
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeEnvironment:
+    """An environment in the store."""
+
+    path: Path
+    record: EnvironmentRecord
+    built: bool
+
+    @property
+    def layer(self) -> Path:
+        """The layer's file."""
+        return self.path / LAYER_FILE
+
+
+def environment_key(lock: LockDirectory, base_digest: str) -> str:
+    """The key of an environment: the lock, the very base it is installed in, and what installs and packs it."""
+    return digest_of(
+        {
+            "format": FORMAT,
+            "lock": lock.lock.digest,
+            "epoch": lock.lock.source_date_epoch,
+            "base": base_digest,
+            "prefix": VENV,
+            "uv": uv_version(),
+            "gzip": gzips.ENCODER,
+            "compiler": sha256_file(data_root() / COMPILER),
+        }
+    )
+
+
+def make_environment(
+    selection: Selection, lock: LockDirectory, base: MadeBase, site: Site, store: LocalStore, reporter: Reporter
+) -> MadeEnvironment:
+    """The environment of a lock on a base; made when it is not in the store.
+
+    Raises:
+        BuildError: a package does not install.
+        CheckRefusedError: what is installed is not what is locked, or does not import.
+        NetworkError: an index cannot be reached.
+    """
+    key = environment_key(lock, base.record.layer.diff_id)
+
+    def build(folder: Path) -> None:
+        logs = store.root / "logs" / f"environment-{short(key)}"
+        remove_tree(logs)
+        # A store of its own: uv hard-links from its cache only what lies on the same mount, so the sandbox gets one
+        # folder with both, and not the rest of the store.
+        workshop = LocalStore(store.root / "uv", reporter)
+        with workshop.staging("environment") as staged:
+            bench = _Bench(base=base, workshop=workshop.root, tree=staged / "tree", logs=logs, bwrap=sandbox.probe())
+            packages = _fill(bench, selection, lock, site, reporter)
+            place = PREFIX.lstrip("/")
+            with (
+                reporter.step("write the layer of the environment"),
+                LayerWriter(folder / LAYER_FILE, lock.lock.source_date_epoch) as writer,
+            ):
+                writer.add_directory(place)
+                writer.add_tree(bench.tree, place, mode=plain_mode)
+        layer = writer.record("environment")
+        record = EnvironmentRecord(schema="envbuild.environment/1", layer=layer, packages=packages)
+        write_atomic(folder / RECORD_FILE, dump(record))
+
+    entry = store.get_or_build(KIND, key, build)
+    record = EnvironmentRecord.model_validate_json((entry.path / RECORD_FILE).read_bytes())
+    return MadeEnvironment(path=entry.path, record=record, built=entry.built)
+
+
+def _fill(bench: _Bench, selection: Selection, lock: LockDirectory, site: Site, reporter: Reporter) -> dict[str, str]:
+    """Make the environment on the bench; returns its packages."""
+    python = selection.base.python
+    torch = lock.lock.torch
+    source = torch_source(site, f"=={torch.version.split('+')[0]}", torch.build, python.version)
+    access = network.access(site, source, INSIDE)
+    with machine_errors(bench.tree):
+        bench.tree.mkdir()
+        (bench.workshop / "cache").mkdir(exist_ok=True)
+    place = Place(
+        uv=f"{INSIDE}/uv",
+        lock=f"{INSIDE}/lock",
+        python=python.executable,
+        venv=VENV,
+        run=bench.installer(lock.path, access, reporter),
+        disk=bench.tree,
+        logs=bench.logs,
+    )
+    install(lock, place, access.uv_args, reporter)
+    venv = bench.tree / "venv"
+    site_packages = venv / "lib" / f"python{python.version}" / "site-packages"
+    with reporter.step("compare with the lock, compile to bytecode"):
+        tidy(venv, site_packages)
+        packages = distributions(site_packages)
+        check_against(lock.packages(), packages)
+        bench.compile(python.executable)
+    check_imports(modules_of(lock.lock), place.venv_python, bench.checker(), bench.logs, reporter)
+    return packages
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bench:
+    """Where an environment is made: folders of this machine, and ways to run things in the base."""
+
+    base: MadeBase
+    workshop: Path
+    tree: Path
+    logs: Path
+    bwrap: Path
+
+    def installer(self, lock: Path, access: network.Access, reporter: Reporter) -> _Runner:
+        """Runs uv: with the network, uv's cache and the environment's folder, which its final path points to."""
+        seen_workshop = f"{INSIDE}/workshop"
+        box = Sandbox(
+            root=self.base.rootfs,
+            tmpfs=(PREFIX.rsplit("/", 1)[0],),
+            binds=(
+                Bind(source=self.workshop, target=seen_workshop, writable=True),
+                Bind(source=uv_program().resolve(), target=f"{INSIDE}/uv"),
+                Bind(source=lock.resolve(), target=f"{INSIDE}/lock"),
+                *access.binds,
+            ),
+            # A link and no second mount, across which uv could not hard-link.
+            links=((PREFIX, f"{seen_workshop}/{self.tree.relative_to(self.workshop)}"),),
+            environment={
+                **PLAIN_ENVIRONMENT,
+                **access.environment,
+                "UV_CACHE_DIR": f"{seen_workshop}/cache",
+                "UV_LINK_MODE": "hardlink",
+                "UV_COMPILE_BYTECODE": "0",
+                "UV_NO_PROGRESS": "1",
+                "UV_PYTHON_DOWNLOADS": "never",
+            },
+            network=True,
+        )
+        return _Runner(self.bwrap, box, reporter)
+
+    def checker(self) -> _Runner:
+        """Runs programs of the finished environment, which they cannot change; no network."""
+        box = Sandbox(
+            root=self.base.rootfs,
+            tmpfs=(PREFIX.rsplit("/", 1)[0],),
+            binds=(Bind(source=self.tree, target=PREFIX),),
+            environment={**PLAIN_ENVIRONMENT, "PATH": f"{VENV}/bin:{PLAIN_ENVIRONMENT['PATH']}"},
+        )
+        return _Runner(self.bwrap, box, None)
+
+    def compile(self, python: str) -> None:
+        """Compile the environment's sources with the base's Python."""
+        script = data_root() / COMPILER
+        box = Sandbox(
+            root=self.base.rootfs,
+            tmpfs=(PREFIX.rsplit("/", 1)[0],),
+            binds=(
+                Bind(source=self.tree, target=PREFIX, writable=True),
+                Bind(source=script, target=f"{INSIDE}/compile/{script.name}"),
+            ),
+            environment={**PLAIN_ENVIRONMENT, "PYTHONHASHSEED": "0"},
+        )
+        run(
+            box.command(
+                self.bwrap,
+                [python, "-S", "-s", f"{INSIDE}/compile/{script.name}", VENV, str(os.cpu_count() or 1)],
+            ),
+            what="compile the environment to bytecode",
+            env=box.process_environment(),
+            log=self.logs / "compile.log",
+            error=BuildError,
+            working_on=self.tree,
+        )
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """A :class:`envbuild.sync.place.Run` inside a sandbox."""
+
+    bwrap: Path
+    box: Sandbox
+    reporter: Reporter | None
+
+    def __call__(self, argv: Sequence[str], *, what: str, log: Path) -> Finished:
+        return run(
+            self.box.command(self.bwrap, argv),
+            what=what,
+            log=log,
+            env=self.box.process_environment(),
+            on_line=self.reporter.update if self.reporter else None,
+            check=False,
+        )

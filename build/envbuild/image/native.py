@@ -1,0 +1,251 @@
+"""The native builder: from a lock to an image, without a docker daemon or a registry.
+
+Base, environment and configuration are a layer each; the first two are kept in the store under the key of what made
+them. An image is their OCI layout, made of hard links, and the .sqsh packed from the same layers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.catalog.catalog import Selection, definition_digest
+from envbuild.catalog.data import data_root
+from envbuild.catalog.site import Site
+from envbuild.core import locks, sandbox
+from envbuild.core.digests import Json, digest_of, sha256_file, short
+from envbuild.core.errors import ConfigurationError, MachineError
+from envbuild.core.files import write_atomic
+from envbuild.core.process import find_tool
+from envbuild.core.progress import Reporter
+from envbuild.image import gzips
+from envbuild.image.bases import MadeBase, base_key, find_base, make_base
+from envbuild.image.environment import PLAIN_ENVIRONMENT, VENV, MadeEnvironment, make_environment
+from envbuild.image.layers import LayerWriter
+from envbuild.image.oci import RunConfig, make_oci, write_layout
+from envbuild.image.outputs import OCI_DIR, SQSH_FILE
+from envbuild.image.record import RECORD_FILE, ImageRecord, LayerRecord, SqshRecord, dump
+from envbuild.image.squashfs import COMPRESSION, mksquashfs_version, write_sqsh
+from envbuild.lock.record import LockDirectory
+from envbuild.lock.uv import uv_version
+from envbuild.store.local import LocalStore
+
+KIND = "images"
+# Raised when an image made from the same inputs would come out differently.
+FORMAT = 1
+PROFILE = "containers/native/profile.sh"
+RC_LOCAL = "containers/enroot/rc.local"
+FINGERPRINT = "etc/envbuild/fingerprint.json"
+# Where a plan and its results are mounted when an image is certified.
+MOUNT_POINT = "envbuild"
+COMMAND = ("/bin/bash",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltImage:
+    """An image in the store: its entry, its record, and whether this call made it."""
+
+    path: Path
+    record: ImageRecord
+    built: bool
+
+
+def build_image(
+    selection: Selection,
+    lock: LockDirectory,
+    site: Site,
+    store: LocalStore,
+    reporter: Reporter,
+    *,
+    formats: Collection[str] = ("oci", "sqsh"),
+    refresh_base: bool = False,
+) -> BuiltImage:
+    """The image of ``lock`` for the selection's target; made when the store does not have it.
+
+    Args:
+        formats: ``oci`` (always made: it is the image's identity) and ``sqsh``.
+        refresh_base: make the base anew from the distribution's packages of now, and then what follows from it.
+
+    Raises:
+        ConfigurationError: the lock is for another base, or the machine has no sources for the base.
+        MachineError: a tool is missing, namespaces are forbidden, or the disk is full.
+        BuildError: a step failed.
+        CheckRefusedError: the environment is not what was locked, or does not import.
+        NetworkError: the package archive or an index cannot be reached.
+    """
+    _check_lock(selection, lock)
+    if not refresh_base and (found := _find(selection, lock, store, formats)):
+        return found
+    _check_tools(formats)
+    # A base is a directory that sandboxes run in: a refresh waits until nobody does, before it takes the old one away.
+    in_use = store.root / "locks" / f"in-use-{short(base_key(selection.base))}.lock"
+    waiting = f"another envbuild works with base {selection.base_name}: waiting for it"
+    if refresh_base:
+        with locks.exclusive(in_use, on_wait=lambda: reporter.note(waiting)):
+            make_base(selection, site, store, reporter, refresh=True)
+    with locks.shared(in_use, on_wait=lambda: reporter.note(waiting)):
+        base = make_base(selection, site, store, reporter)
+        environment = make_environment(selection, lock, base, site, store, reporter)
+        key = image_key(selection, lock, base.record.layer.diff_id, formats)
+        parts = _Parts(selection=selection, lock=lock, base=base, environment=environment)
+
+        def build(folder: Path) -> None:
+            log = store.root / "logs" / f"image-{short(key)}.log"
+            _assemble(folder, key, parts, log, reporter, with_sqsh="sqsh" in formats)
+
+        entry = store.get_or_build(KIND, key, build)
+    return BuiltImage(path=entry.path, record=ImageRecord.load(entry.path / RECORD_FILE), built=entry.built)
+
+
+def image_key(selection: Selection, lock: LockDirectory, base_digest: str, formats: Collection[str]) -> str:
+    """The key of an image: everything that decides its bytes."""
+    value: dict[str, Json] = {
+        "format": FORMAT,
+        "stack": selection.stack_name,
+        "base": [selection.base_name, base_digest],
+        "target": [selection.target_name, definition_digest(selection.target)],
+        "lock": [lock.lock.digest, lock.lock.source_date_epoch],
+        "uv": uv_version(),
+        "gzip": gzips.ENCODER,
+        "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL)],
+        "sqsh": [mksquashfs_version(), *COMPRESSION] if "sqsh" in formats else None,
+    }
+    return digest_of(value)
+
+
+def _check_lock(selection: Selection, lock: LockDirectory) -> None:
+    if lock.lock.base.definition_digest == definition_digest(selection.base):
+        return
+    raise ConfigurationError(
+        f"the lock in {lock.path} was not made for base {selection.base_name} as it is now",
+        why=f"It is for {lock.lock.base.name} with definition {short(lock.lock.base.definition_digest)}; "
+        f"{selection.base_name} now has {short(definition_digest(selection.base))}.",
+        fix=f"Lock again: envbuild lock --stack {selection.stack_name} --base {selection.base_name} "
+        f"--target {selection.target_name}",
+    )
+
+
+def _find(selection: Selection, lock: LockDirectory, store: LocalStore, formats: Collection[str]) -> BuiltImage | None:
+    """The finished image in the store; one with a .sqsh also serves who asks for none."""
+    base = find_base(selection.base, store)
+    if base is None:
+        return None
+    for wanted in dict.fromkeys((tuple(formats), ("oci", "sqsh"))):
+        try:
+            key = image_key(selection, lock, base.record.layer.diff_id, wanted)
+        except MachineError:
+            if "sqsh" in formats:
+                raise
+            continue  # no mksquashfs here, and no .sqsh is asked for
+        if path := store.find(KIND, key):
+            return BuiltImage(path=path, record=ImageRecord.load(path / RECORD_FILE), built=False)
+    return None
+
+
+def _check_tools(formats: Collection[str]) -> None:
+    """Everything the work will need, before it starts."""
+    find_tool("mmdebstrap", "mmdebstrap")
+    find_tool("tar", "tar")
+    find_tool("unshare", "util-linux")
+    if "sqsh" in formats:
+        find_tool("mksquashfs", "squashfs-tools")
+    sandbox.probe()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """What an image is put together from."""
+
+    selection: Selection
+    lock: LockDirectory
+    base: MadeBase
+    environment: MadeEnvironment
+
+
+def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Reporter, *, with_sqsh: bool) -> None:
+    lock, base, environment = parts.lock.lock, parts.base, parts.environment
+    epoch = lock.source_date_epoch
+    log.unlink(missing_ok=True)
+    with reporter.step("write the OCI layout"):
+        file = folder.parent / "configuration.tar.gz"
+        layers = [
+            (base.record.layer, base.layer),
+            (environment.record.layer, environment.layer),
+            (write_configuration(file, parts), file),
+        ]
+        config = run_config(parts)
+        image = make_oci(config, parts.selection.base.platform, [layer for layer, _ in layers], epoch)
+        write_layout(folder / OCI_DIR, image, layers, tag=lock.stack)
+    sqsh: SqshRecord | None = None
+    if with_sqsh:
+        with reporter.step("pack the .sqsh"):
+            files = [path for _, path in layers]
+            sqsh = write_sqsh(folder / SQSH_FILE, files, config, f"oci:{image.digest}", epoch, log)
+    record = ImageRecord(
+        schema="envbuild.image/1",
+        key=key,
+        stack=lock.stack,
+        base=parts.selection.base_name,
+        target=parts.selection.target_name,
+        lock_digest=lock.digest,
+        source_date_epoch=epoch,
+        oci_digest=image.digest,
+        config_digest=image.config_digest,
+        layers=tuple(layer for layer, _ in layers),
+        sqsh=sqsh,
+        python=f"{VENV}/bin/python",
+        environment=config.environment,
+        base_digest=base.record.layer.diff_id,
+        base_made_by=base.record.made_by,
+        base_packages=base.record.packages,
+        packages=environment.record.packages,
+        uv=uv_version(),
+        gzip=gzips.ENCODER,
+    )
+    write_atomic(folder / RECORD_FILE, dump(record))
+
+
+def run_config(parts: _Parts) -> RunConfig:
+    """How containers of the image start."""
+    selection, lock = parts.selection, parts.lock.lock
+    return RunConfig(
+        environment=(
+            f"PATH={VENV}/bin:/usr/local/sbin:/usr/local/bin:{PLAIN_ENVIRONMENT['PATH']}",
+            f"VIRTUAL_ENV={VENV}",
+            f"LANG={PLAIN_ENVIRONMENT['LANG']}",
+        ),
+        command=COMMAND,
+        labels=(
+            ("org.opencontainers.image.title", f"{lock.stack} on {selection.base_name} for {selection.target_name}"),
+            ("envbuild.stack", lock.stack),
+            ("envbuild.base", selection.base_name),
+            ("envbuild.base.digest", parts.base.record.layer.diff_id),
+            ("envbuild.target", selection.target_name),
+            ("envbuild.lock", lock.digest),
+        ),
+    )
+
+
+def write_configuration(file: Path, parts: _Parts) -> LayerRecord:
+    """The last and smallest layer: what the image says about itself, and its environment for login shells."""
+    lock = parts.lock.lock
+    fingerprint: dict[str, Json] = {
+        "schema": "envbuild.fingerprint/1",
+        "stack": lock.stack,
+        "base": parts.selection.base_name,
+        "base_digest": parts.base.record.layer.diff_id,
+        "target": parts.selection.target_name,
+        "lock_digest": lock.digest,
+        "python": f"{VENV}/bin/python",
+        "packages": dict(parts.environment.record.packages),
+        "base_packages": dict(parts.base.record.packages),
+    }
+    profile = (data_root() / PROFILE).read_text(encoding="utf-8").replace("@VENV@", VENV)
+    with LayerWriter(file, lock.source_date_epoch) as writer:
+        writer.add_directory(MOUNT_POINT)
+        writer.add_directory(FINGERPRINT.rsplit("/", 1)[0])
+        writer.add_bytes(FINGERPRINT, (json.dumps(fingerprint, indent=2) + "\n").encode())
+        writer.add_bytes("etc/profile.d/envbuild.sh", profile.encode())
+    return writer.record("configuration")

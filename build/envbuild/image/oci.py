@@ -1,0 +1,104 @@
+"""The OCI image: its configuration, its manifest and the layout directory (OCI image-spec 1.0)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from envbuild.core.digests import Json, canonical_json, sha256_bytes
+from envbuild.core.files import link_or_copy, write_atomic
+from envbuild.image.record import LayerRecord
+
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
+REF_NAME = "org.opencontainers.image.ref.name"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How a container of an image starts: what docker, enroot and Kubernetes read."""
+
+    environment: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    workdir: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    volumes: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Json]:
+        """The object under ``config`` of an image's configuration; what is empty is left out."""
+        values: dict[str, Json] = {
+            "Env": self.environment,
+            "Entrypoint": self.entrypoint,
+            "Cmd": self.command,
+            "WorkingDir": self.workdir,
+            "Labels": dict(sorted(self.labels)),
+            "Volumes": {path: {} for path in sorted(self.volumes)},
+        }
+        return {key: value for key, value in values.items() if value}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OciImage:
+    """An image's configuration and manifest as bytes; the layers are files."""
+
+    config: bytes
+    manifest: bytes
+
+    @property
+    def config_digest(self) -> str:
+        return sha256_bytes(self.config)
+
+    @property
+    def digest(self) -> str:
+        """The digest by which the image is known: that of its manifest."""
+        return sha256_bytes(self.manifest)
+
+
+def make_oci(run_config: RunConfig, platform: str, layers: Sequence[LayerRecord], epoch: int) -> OciImage:
+    """The image of ``layers`` (lowest first), created at ``epoch``."""
+    system, architecture = platform.split("/")
+    created = datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    config: dict[str, Json] = {
+        "architecture": architecture,
+        "os": system,
+        "created": created,
+        "config": run_config.as_json(),
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        "history": [{"created": created, "created_by": f"envbuild: {layer.name}"} for layer in layers],
+    }
+    config_bytes = canonical_json(config)
+    labels = dict(run_config.labels)
+    manifest: dict[str, Json] = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": {"mediaType": CONFIG_TYPE, "digest": sha256_bytes(config_bytes), "size": len(config_bytes)},
+        "layers": [{"mediaType": LAYER_TYPE, "digest": layer.digest, "size": layer.size_bytes} for layer in layers],
+        "annotations": {"org.opencontainers.image.created": created, **labels},
+    }
+    return OciImage(config=config_bytes, manifest=canonical_json(manifest))
+
+
+def write_layout(folder: Path, image: OciImage, layers: Sequence[tuple[LayerRecord, Path]], tag: str) -> None:
+    """Write an image as an OCI layout: blobs by digest (layers as hard links), ``index.json``, ``oci-layout``."""
+    blobs = folder / "blobs/sha256"
+    for layer, file in layers:
+        link_or_copy(file, blobs / layer.digest.removeprefix("sha256:"))
+    for data in (image.config, image.manifest):
+        write_atomic(blobs / sha256_bytes(data).removeprefix("sha256:"), data)
+    index: dict[str, Json] = {
+        "schemaVersion": 2,
+        "manifests": [
+            {
+                "mediaType": MANIFEST_TYPE,
+                "digest": image.digest,
+                "size": len(image.manifest),
+                "annotations": {REF_NAME: tag},
+            }
+        ],
+    }
+    write_atomic(folder / "index.json", canonical_json(index))
+    write_atomic(folder / "oci-layout", canonical_json({"imageLayoutVersion": "1.0.0"}))

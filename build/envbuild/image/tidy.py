@@ -1,0 +1,74 @@
+"""What uv leaves in an environment that depends on the building machine, and what is installed in the end."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from envbuild.core.errors import CheckRefusedError, InternalError
+from envbuild.core.files import machine_errors, write_atomic
+
+# For uv's and backup programs' own use; the lock file's mode shows the builder's umask.
+VENV_LEFTOVERS = (".lock", ".gitignore", "CACHEDIR.TAG")
+# Where a wheel from a local folder came from: its time stamp there.
+DIST_INFO_LEFTOVERS = ("uv_cache.json",)
+
+
+def tidy(venv: Path, site_packages: Path) -> None:
+    """Remove what depends on the building machine, also from the lists of installed files."""
+    with machine_errors(venv):
+        for name in VENV_LEFTOVERS:
+            (venv / name).unlink(missing_ok=True)
+        for name in DIST_INFO_LEFTOVERS:
+            for file in site_packages.glob(f"*.dist-info/{name}"):
+                file.unlink()
+                _forget(file.parent / "RECORD", f"{file.parent.name}/{name}")
+
+
+def _forget(record: Path, name: str) -> None:
+    """Take ``name`` out of a RECORD file (PEP 376: CSV with the path in the first column)."""
+    rows = list(csv.reader(io.StringIO(record.read_text(encoding="utf-8"))))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(row for row in rows if row and row[0] != name)
+    # Never in place: the file is a hard link into uv's cache.
+    write_atomic(record, text.getvalue())
+
+
+def distributions(site_packages: Path) -> dict[str, str]:
+    """Version by canonical name of every installed distribution."""
+    found: dict[str, str] = {}
+    for folder in site_packages.glob("*.dist-info"):
+        fields: dict[str, str] = {}
+        for line in (folder / "METADATA").read_text(encoding="utf-8", errors="replace").splitlines():
+            if not line.strip():
+                break  # the description follows
+            key, _, value = line.partition(": ")
+            fields.setdefault(key, value.strip())
+        found[canonicalize_name(fields["Name"])] = fields["Version"]
+    return dict(sorted(found.items()))
+
+
+def check_against(locked: Mapping[str, str], installed: Mapping[str, str]) -> None:
+    """Compare what is installed with what is locked.
+
+    Raises:
+        CheckRefusedError: they differ.
+    """
+    wanted = {str(canonicalize_name(name)): version for name, version in locked.items()}
+    if not wanted:
+        raise InternalError("the lock has no packages", why="Its requirement files are empty.", fix="Lock again.")
+    differing = [
+        f"{name}: locked {wanted.get(name, 'not')}, installed {installed.get(name, 'not')}"
+        for name in sorted({*wanted, *installed})
+        if wanted.get(name) != installed.get(name)
+    ]
+    if differing:
+        raise CheckRefusedError(
+            "the environment is not what was locked",
+            why="\n".join(differing),
+            fix="Lock again with --upgrade; if it stays, report it with the lock.",
+        )

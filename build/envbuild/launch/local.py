@@ -1,0 +1,178 @@
+"""Runs commands on this machine inside an image, straight from its .sqsh."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from envbuild.core.errors import InternalError, MachineError
+from envbuild.core.process import Finished, find_tool, run, tail
+from envbuild.core.sandbox import Bind, Sandbox
+from envbuild.launch.runtimes import RUNTIMES, Runtime, probe, scratch
+
+__all__ = ["RUNTIMES", "OpenImage", "Runtime", "open_image", "probe", "run_in_image"]
+
+# Directories of an image in which things may be mounted. They are empty and writable while a command runs.
+MOUNTABLE = ("/envbuild", "/mnt", "/run", "/tmp")  # noqa: S108 - inside, and private
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenImage:
+    """An image in which commands can be run, while it is open.
+
+    Attributes:
+        rootfs: where its root is unpacked, or where each command mounts it for itself.
+        variables: the image's own environment.
+    """
+
+    runtime: Runtime
+    sqsh: Path
+    rootfs: Path
+    variables: Mapping[str, str]
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        what: str = "run a command inside the image",
+        read_only: Mapping[Path, str] | None = None,
+        writable: Mapping[Path, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        network: bool = False,
+        on_line: Callable[[str], None] | None = None,
+        log: Path | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Finished:
+        """Run ``argv`` inside; a status other than 0 is the caller's to judge.
+
+        The root is read-only; /tmp, /run and /dev/shm are private and empty. Of this machine's environment nothing
+        is seen, only the image's own variables and ``env``. Without ``network`` there is loopback and nothing else.
+
+        Args:
+            read_only: files and directories of this machine, and where they are seen inside (below ``MOUNTABLE``).
+            writable: the same for what the command may write to.
+            env: variables besides the image's own.
+        """
+        binds = [Bind(source=source.resolve(), target=target) for source, target in (read_only or {}).items()]
+        for source, target in (writable or {}).items():
+            binds.append(Bind(source=source.resolve(), target=target, writable=True))
+        box = Sandbox(
+            root=self.rootfs,
+            binds=tuple(binds),
+            tmpfs=tuple(dict.fromkeys(mountable_above(bind.target) for bind in binds)),
+            environment={**self.variables, **(env or {})},
+            network=network,
+        )
+        return run(
+            self.command(box, argv),
+            what=what,
+            env=box.process_environment(),
+            on_line=on_line,
+            log=log,
+            timeout_seconds=timeout_seconds,
+            check=False,
+        )
+
+    def command(self, box: Sandbox, argv: Sequence[str]) -> list[str | Path]:
+        """The command line that opens the image and runs ``argv`` in it."""
+        opener = self.runtime.opener(self.sqsh, self.rootfs) if self.runtime.opener else []
+        return [*opener, *box.command(self.runtime.bwrap, argv)]
+
+
+@contextlib.contextmanager
+def open_image(runtime: Runtime, sqsh: Path, scratch_dir: Path | None = None) -> Iterator[OpenImage]:
+    """Open a .sqsh for running commands in it.
+
+    Mounts live in namespaces of the commands themselves, so none is left behind whatever happens; an unpacked copy
+    goes when the image is closed, or, after a kill, when the next one is opened.
+
+    Args:
+        scratch_dir: where an unpacked copy may be put; below the system's temporary directory when None.
+
+    Raises:
+        MachineError: the file cannot be opened with this runtime.
+    """
+    with scratch(scratch_dir).staging("image") as folder:
+        rootfs = folder / "rootfs"
+        if runtime.opener is None:
+            _unpack(sqsh, rootfs)
+        else:
+            rootfs.mkdir()
+        bare = OpenImage(runtime=runtime, sqsh=sqsh.resolve(), rootfs=rootfs, variables={})
+        finished = bare.run(["/bin/cat", "/etc/environment"], what=f"open {sqsh}")
+        if finished.status != 0:
+            raise MachineError(
+                f"{sqsh} cannot be opened with {runtime.name}",
+                why=tail(finished.output),
+                fix="Check that the file is whole (remove it, and `envbuild image` makes it again), or try another "
+                "--runtime.",
+            )
+        yield replace(bare, variables=parse_environment(finished.output))
+
+
+def run_in_image(
+    runtime: Runtime,
+    sqsh: Path,
+    argv: Sequence[str],
+    *,
+    read_only: Mapping[Path, str] | None = None,
+    writable: Mapping[Path, str] | None = None,
+    env: Mapping[str, str] | None = None,
+    network: bool = False,
+    on_line: Callable[[str], None] | None = None,
+    log: Path | None = None,
+    timeout_seconds: float | None = None,
+    scratch_dir: Path | None = None,
+) -> Finished:
+    """Open a .sqsh, run one command in it (see :meth:`OpenImage.run`) and close it."""
+    with open_image(runtime, sqsh, scratch_dir) as image:
+        return image.run(
+            argv,
+            read_only=read_only,
+            writable=writable,
+            env=env,
+            network=network,
+            on_line=on_line,
+            log=log,
+            timeout_seconds=timeout_seconds,
+        )
+
+
+def _unpack(sqsh: Path, rootfs: Path) -> None:
+    run(
+        [find_tool("unsquashfs", "squashfs-tools"), "-no-progress", "-no-xattrs", "-dest", rootfs, sqsh],
+        what=f"unpack {sqsh}",
+        error=MachineError,
+        fix="Check that the file is whole (remove it, and `envbuild image` makes it again).",
+        working_on=rootfs.parent,
+    )
+
+
+def mountable_above(target: str) -> str:
+    """The directory of the image that is emptied so that ``target`` can be mounted in it."""
+    for folder in MOUNTABLE:
+        if target.startswith(f"{folder}/") and ".." not in target.split("/"):
+            return folder
+    raise InternalError(f"nothing can be mounted at {target}: it is not below one of {', '.join(MOUNTABLE)}")
+
+
+def parse_environment(text: str) -> dict[str, str]:
+    """The variables of an /etc/environment, read as enroot reads it.
+
+    ``${NAME}`` stands for an earlier variable of the file (never for one of this machine), and one pair of quotes
+    around a value is taken off.
+    """
+    values: dict[str, str] = {}
+    for line in text.splitlines():
+        name, found, value = line.partition("=")
+        if not found or not name:
+            continue
+        value = _VARIABLE.sub(lambda match: values.get(match[1], ""), value)
+        if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+            value = value[1:-1]
+        values[name] = value
+    return values

@@ -1,0 +1,130 @@
+"""Ways to open a .sqsh on this machine, best first, each tried before work starts."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.core import sandbox
+from envbuild.core.errors import EnvbuildError, MachineError, UsageError
+from envbuild.core.process import find_tool, run, tail
+from envbuild.core.progress import SilentReporter
+from envbuild.store.local import LocalStore
+
+OPENER = Path(__file__).with_name("open.sh")
+# An empty zstd squashfs, to try a mount with. Without its padding to 4 KiB a loop device would cut its end off.
+EMPTY_SQSH = base64.b64decode(
+    "aHNxcwEAAAAAAAAAAAACAAAAAAAGABEAwAIBAAQAAAAAAAAAAAAAAKAAAAAAAAAAmAAAAAAAAAD//////////2AAAAAAAAAAgAAAAAAAAACAAAAA"
+    "AAAAAIoAAAAAAAAAHgAotS/9ICCtAAACQgQK8BkD//+/nJQyBc/1/PGPRQAIgAAAAAAAAAAAgAAAAAAAAAAEgAAAAACSAAAAAAAAAA=="
+).ljust(4096, b"\0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """A way to open a .sqsh that this machine can go.
+
+    Attributes:
+        opener: words that come before a command and mount the .sqsh for it alone; None: it is unpacked beforehand.
+    """
+
+    name: str
+    bwrap: Path
+    opener: Callable[[Path, Path], list[str | Path]] | None
+
+
+def _namespaces(*more: str) -> list[str | Path]:
+    return [find_tool("unshare", "util-linux"), "--mount", "--propagation", "private", *more]
+
+
+def _loop_opener() -> Callable[[Path, Path], list[str | Path]]:
+    if os.geteuid() != 0:
+        raise MachineError("only root may mount a .sqsh through a loop device")
+    mount = find_tool("mount", "mount")
+    return lambda sqsh, place: [*_namespaces(), "/bin/sh", OPENER, mount, sqsh, place]
+
+
+def _squashfuse_opener() -> Callable[[Path, Path], list[str | Path]]:
+    squashfuse = find_tool("squashfuse", "squashfuse")
+    # As the kernel's root in namespaces of its own, an ordinary user may mount by FUSE without a setuid helper. The
+    # process namespace ends squashfuse with the command, however that ends.
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    more = [*user, "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return lambda sqsh, place: [*_namespaces(*more), "/bin/sh", OPENER, squashfuse, sqsh, place]
+
+
+def _unpacker() -> None:
+    find_tool("unsquashfs", "squashfs-tools")
+
+
+RUNTIMES: dict[str, Callable[[], Callable[[Path, Path], list[str | Path]] | None]] = {
+    "loop": _loop_opener,
+    "squashfuse": _squashfuse_opener,
+    "unsquashfs": _unpacker,
+}
+
+
+def probe(name: str | None = None) -> Runtime:
+    """The best runtime that works on this machine, or the one called ``name`` if it does.
+
+    Raises:
+        UsageError: there is no runtime of that name.
+        MachineError: none works, or not the one that was asked for; says why, and which setting or package helps.
+    """
+    if name is not None and name not in RUNTIMES:
+        raise UsageError(
+            f"there is no runtime {name!r}",
+            why=f"A .sqsh is opened by one of: {', '.join(RUNTIMES)}.",
+            fix="Name one of these, or none to take the best that works here.",
+        )
+    bwrap = sandbox.probe()
+    reasons = []
+    for candidate in [name] if name else RUNTIMES:
+        try:
+            runtime = Runtime(name=candidate, bwrap=bwrap, opener=RUNTIMES[candidate]())
+            _try(runtime)
+        except EnvbuildError as error:
+            reasons.append(": ".join(text for text in (candidate, error.what, error.why, error.fix) if text))
+        else:
+            return runtime
+    raise MachineError(
+        f"runtime {name} does not work on this machine" if name else "no way to open a .sqsh works on this machine",
+        why="\n".join(reasons),
+        fix="Any one of these is enough: root with loop devices; apt-get install squashfuse, with /dev/fuse open to "
+        "the user; apt-get install squashfs-tools.",
+    )
+
+
+def _try(runtime: Runtime) -> None:
+    if runtime.opener is None:
+        return
+    with scratch().staging("probe") as folder:
+        sqsh, place = folder / "empty.sqsh", folder / "mounted"
+        sqsh.write_bytes(EMPTY_SQSH)
+        place.mkdir()
+        finished = run([*runtime.opener(sqsh, place), "/bin/true"], what="mount an empty .sqsh", check=False)
+    if finished.status != 0:
+        raise MachineError("mounting an empty .sqsh fails", why=tail(finished.output, lines=3))
+
+
+def scratch(folder: Path | None = None) -> LocalStore:
+    """Where images are mounted or unpacked; what a killed process left there goes at the next use.
+
+    Args:
+        folder: a directory of the caller's; a private one below the system's temporary directory when None.
+    """
+    if folder is None:
+        folder = Path(tempfile.gettempdir()) / f"envbuild-{os.geteuid()}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            raise MachineError(
+                f"{folder} belongs to somebody else",
+                why="Images are mounted and unpacked below it, so nobody else may change it.",
+                fix="Have it removed, or set TMPDIR to a directory of your own.",
+            )
+    return LocalStore(folder, SilentReporter())

@@ -1,0 +1,37 @@
+"""The training data: the same samples in the same order on every layout, drawn from the seed."""
+
+from collections.abc import Iterator
+
+import torch
+
+
+def global_batch(seed: int, step: int, batch_size: int, sequence_length: int, vocabulary_size: int) -> torch.Tensor:
+    """Return the samples of a step, shape [batch_size, sequence_length + 1], int64, the same on every rank.
+
+    Each token is the smallest of three uniform draws: with frequent and rare tokens there is something to
+    learn and the loss falls; and integers come out the same on every machine.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(seed * 1_000_003 + step)
+    shape = (3, batch_size, sequence_length + 1)
+    return torch.randint(vocabulary_size, shape, generator=generator).amin(dim=0)
+
+
+def rank_micro_batches(samples: torch.Tensor, size: int, rank: int, ways: int) -> Iterator[torch.Tensor]:
+    """Yield the micro batches of data-parallel rank `rank` of `ways`, each of shape [size, sequence + 1].
+
+    As Megatron's own samplers do: micro batches are dealt to the ranks in turn.
+    """
+    for first in range(rank * size, len(samples), size * ways):
+        yield samples[first : first + size]
+
+
+def context_part(tokens: torch.Tensor, rank: int, ways: int) -> torch.Tensor:
+    """Return context-parallel rank `rank`'s part of `tokens` [micro batch, sequence], 1 / `ways` of it.
+
+    Of 2 x ways equal pieces it gets pieces rank and 2 x ways - 1 - rank, as Megatron expects it: under a
+    causal mask the first pieces are cheap and the last are dear, and so all ranks have the same work.
+    """
+    if ways == 1:
+        return tokens.contiguous()
+    pieces = tokens.chunk(2 * ways, dim=1)
+    return torch.cat((pieces[rank], pieces[2 * ways - 1 - rank]), dim=1).contiguous()

@@ -1,0 +1,72 @@
+"""Which rank failed first.
+
+When one rank fails, its peers fail soon after because their connections break. All of them leave traces;
+one of them is the cause.
+"""
+
+import json
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envbuild_smoke.results import Failure
+
+# A rank that dies without raising (a signal, os._exit) is seen only after its peers noticed their broken
+# connections: the kernel closes its sockets first. Such a death counts as this much earlier than seen.
+DEATH_SEEN_LATE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """How a rank ended: exit status (negative: a signal), and when it was seen (monotonic seconds)."""
+
+    rank: int
+    exit_status: int
+    seen_at: float
+    killed_by_runner: bool
+
+
+def earliest(ends: list[RankEnd], records: Mapping[int, Mapping[str, Any]], case_id: str) -> Failure | None:
+    """Return the failure of the rank that failed first, or None if none failed by itself.
+
+    `records` holds, by rank, what ranks that raised wrote down at that moment.
+    """
+    failed = [end for end in ends if end.rank in records or (end.exit_status != 0 and not end.killed_by_runner)]
+    if not failed:
+        return None
+
+    def moment(end: RankEnd) -> float:
+        if end.rank in records:
+            return float(records[end.rank]["monotonic_seconds"])
+        return end.seen_at - DEATH_SEEN_LATE_SECONDS
+
+    first = min(failed, key=lambda end: (moment(end), end.rank))
+    log = f"cases/{case_id}/rank{first.rank}.log"
+    status = first.exit_status
+    if first.rank in records:
+        message = str(records[first.rank]["message"])
+        return Failure(rank=first.rank, exit_status=status, kind="exception", message=message, log=log)
+    if status < 0:
+        message = f"killed by {signal_name(-status)}"
+        return Failure(rank=first.rank, exit_status=status, kind="signal", message=message, log=log)
+    message = f"exited with status {status} without an exception"
+    return Failure(rank=first.rank, exit_status=status, kind="exit", message=message, log=log)
+
+
+def read_record(path: Path) -> Mapping[str, Any] | None:
+    """Return what a rank wrote when it raised, or None."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def signal_name(number: int) -> str:
+    """Return "SIGKILL" for 9, and the number for a signal without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,151 @@
+"""One rank of a case: what it knows, and how its end is put on record.
+
+A rank that raises writes `rank<N>.failure.json` at that moment. Its peers fail a little later, when their
+connections break, and may well be the first to exit; the record keeps cause and consequence apart.
+"""
+
+import faulthandler
+import importlib
+import json
+import math
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from envbuild_smoke import drivers
+from envbuild_smoke.plan import Case, Device, Model
+from envbuild_smoke.plan_file import parse_plan
+
+# What a rank runs, as "module:function"; tests put another function here.
+DEFAULT_ENTRY = "envbuild_smoke.rank:train_case"
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def common_environment(device: Device) -> dict[str, str]:
+    """Return the variables that have to be set before a rank's libraries are imported."""
+    # One thread a process: the ranks share the machine's cores, and sums keep one order.
+    environment = dict.fromkeys(_THREAD_VARIABLES, "1")
+    # Megatron's overlap of communication needs kernels to start in the order in which they were queued.
+    environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        # gloo otherwise looks for its address by the host's name, which in a container may not resolve.
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    else:
+        # cuBLAS gives the same digits in every run only with a fixed workspace.
+        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        # Libraries ask torch.cuda.is_available() as they are imported. Answered through NVML, this does not
+        # start CUDA, which a process that is to be forked must not have done.
+        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    return environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankContext:
+    """What a rank is told. `listener` is rank 0's open socket on `port`, where the ranks of the case meet."""
+
+    case: Case
+    model: Model
+    device: Device
+    out: Path
+    rank: int
+    port: int
+    listener: int | None
+
+    @classmethod
+    def from_command(cls, command: dict[str, Any], *, rank: int, port: int, listener: int | None) -> "RankContext":
+        """Build the context from the template's "start" command."""
+        plan = parse_plan(command["plan"].encode())
+        case = plan.case(command["case"])
+        return cls(
+            case=case,
+            model=plan.models[case.model],
+            device=plan.device,
+            out=Path(command["out"]),
+            rank=rank,
+            port=port,
+            listener=listener,
+        )
+
+    @property
+    def checkpoint(self) -> Path:
+        """Directory of the checkpoint that the baseline of this case saves and the others load."""
+        return self.out / "checkpoints" / (self.case.baseline or self.case.id)
+
+    def report_step(self, step: int, *, loss: float, grad_norm: float, seconds: float) -> None:
+        """Append a finished step (counted from 1) to metrics.jsonl; one rank of a case does this."""
+        for name, value in (("loss", loss), ("grad_norm", grad_norm)):
+            # Training on is pointless, and JSON has no NaN.
+            if not math.isfinite(value):
+                raise FloatingPointError(f"step {step}: {name} is {value}")
+        line = {
+            "step": step,
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "seconds": round(seconds, 4),
+            "monotonic_seconds": time.monotonic(),
+        }
+        with metrics_path(self.out, self.case.id).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def metrics_path(out: Path, case_id: str) -> Path:
+    """Return where the reporting rank of a case writes its steps."""
+    return out / "cases" / case_id / "metrics.jsonl"
+
+
+def failure_record_path(out: Path, case_id: str, rank: int) -> Path:
+    """Return where a rank that raises puts this on record."""
+    return out / "cases" / case_id / f"rank{rank}.failure.json"
+
+
+def run_rank(entry: str, context: RankContext) -> int:
+    """Run `entry` ("module:function") and return the exit status; an exception is put on record."""
+    faulthandler.enable()
+    # The runner sends this signal to ranks that ran out of time: their stacks say where they hang.
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    module, _, name = entry.partition(":")
+    try:
+        function = cast("Callable[[RankContext], None]", getattr(importlib.import_module(module), name))
+        function(context)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException as error:  # noqa: BLE001 - recorded, and turned into the exit status
+        _record_failure(context, error)
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _record_failure(context: RankContext, error: BaseException) -> None:
+    """Write when the rank raised, on the clock that all ranks share, and what."""
+    record = {"monotonic_seconds": time.monotonic(), "message": last_line(error)}
+    path = failure_record_path(context.out, context.case.id, context.rank)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(record), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of an exception's text, "Type: message"."""
+    lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
+
+
+def train_case(context: RankContext) -> None:
+    """Train the case with its driver; the entry of every real rank."""
+    print(
+        f"rank {context.rank} of {context.case.world_size} of {context.case.id}, pid {os.getpid()}",
+        flush=True,
+    )
+    if context.device == "cpu":
+        from envbuild_smoke import redirect_cpu
+
+        redirect_cpu.install()
+    drivers.load(context.case.driver)(context)

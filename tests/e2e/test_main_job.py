@@ -1,0 +1,163 @@
+"""The README's three commands, for real: lock, image, certify of stack mcore on target cpu."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Tool
+
+STACK = ("--stack", "mcore", "--target", "cpu")
+LOCK = ("lock", *STACK)
+IMAGE = ("image", *STACK, "--format", "oci,sqsh")
+CERTIFY = ("certify", *STACK)
+MAIN_JOB = (LOCK, IMAGE, CERTIFY)
+CASES = [
+    "gpt-fp32-baseline",
+    "gpt-fp32-dp2",
+    "gpt-fp32-tp2",
+    "gpt-fp32-pp2",
+    "gpt-fp32-pp2-vp2",
+    "gpt-fp32-tp2-pp2",
+]
+
+
+@pytest.fixture(scope="module")
+def main_job(tool: Tool) -> list[dict]:
+    """What each of the three commands printed with --json."""
+    return [json.loads(tool.run(*command, "--json").stdout) for command in MAIN_JOB]
+
+
+def record_of(tool: Tool) -> dict:
+    (path,) = (tool.project / "out" / "images").glob("*/record.json")
+    return json.loads(path.read_text())
+
+
+def digests(tool: Tool) -> tuple[str, str]:
+    record = record_of(tool)
+    return record["oci_digest"], record["sqsh_digest"]
+
+
+def test_main_job_certifies_six_cases(main_job: list[dict]) -> None:
+    certified = main_job[2]
+    assert [case["id"] for case in certified["cases"]] == CASES
+    assert all(case["passed"] for case in certified["cases"])
+    assert all(len(case["steps"]) == 5 for case in certified["cases"])
+
+
+def test_main_job_certificate_is_about_this_image_and_lock(main_job: list[dict], tool: Tool) -> None:
+    statement = json.loads(Path(main_job[2]["certificate"]).read_text())
+    oci, sqsh = digests(tool)
+    subjects = {subject["name"].rsplit(".", 1)[1]: subject["digest"]["sha256"] for subject in statement["subject"]}
+    assert subjects == {"oci": oci.removeprefix("sha256:"), "sqsh": sqsh.removeprefix("sha256:")}
+    assert statement["predicate"]["lock_digest"] == main_job[0]["digest"]
+
+
+def test_main_job_certificate_says_that_it_is_not_signed(main_job: list[dict]) -> None:
+    predicate = json.loads(Path(main_job[2]["certificate"]).read_text())["predicate"]
+    assert predicate["signed"] is False
+    assert "not signed" in predicate["note"]
+
+
+def test_main_job_certificate_names_versions_inside_the_image(main_job: list[dict]) -> None:
+    environment = json.loads(Path(main_job[2]["certificate"]).read_text())["predicate"]["environment"]
+    assert environment["versions"]["megatron-core"] == main_job[0]["components"]["megatron-core"]
+    assert environment["versions"]["torch"] == main_job[0]["torch"]["version"]
+
+
+@pytest.mark.parametrize("command", MAIN_JOB, ids=[command[0] for command in MAIN_JOB])
+def test_main_job_second_run_does_no_work_within_two_seconds(
+    main_job: list[dict], tool: Tool, command: tuple[str, ...]
+) -> None:
+    started = time.monotonic()
+    done = tool.run(*command)
+    seconds = time.monotonic() - started
+    assert "nothing to do" in done.stdout
+    assert seconds < 2.0
+
+
+def test_image_outputs_deleted_are_put_back_from_the_store(main_job: list[dict], tool: Tool) -> None:
+    before = digests(tool)
+    shutil.rmtree(tool.project / "out" / "images")
+    assert "put in place from the store" in tool.run(*IMAGE).stdout
+    assert digests(tool) == before
+
+
+def test_image_from_another_cache_has_the_same_digests(main_job: list[dict], tool: Tool, tmp_path: Path) -> None:
+    other = Tool(tmp_path / "elsewhere", tmp_path / "cache" / "deeper")
+    other.project.mkdir()
+    shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
+    other.run(*IMAGE)
+    assert digests(other) == digests(tool)
+
+
+def test_certify_one_case_runs_it_and_its_baseline(main_job: list[dict], tool: Tool) -> None:
+    done = json.loads(tool.run(*CERTIFY, "--only", "gpt-fp32-dp2", "--json").stdout)
+    assert [case["id"] for case in done["cases"]] == ["gpt-fp32-baseline", "gpt-fp32-dp2"]
+    predicate = json.loads(Path(done["certificate"]).read_text())["predicate"]
+    assert predicate["whole_matrix"] is False
+
+
+def test_certify_unknown_case_is_a_usage_error(main_job: list[dict], tool: Tool) -> None:
+    done = tool.run(*CERTIFY, "--only", "gpt-fp32-tp3", status=2)
+    assert "gpt-fp32-tp2" in done.stderr
+
+
+def test_certify_refuses_an_sqsh_that_was_changed(main_job: list[dict], tool: Tool, tmp_path: Path) -> None:
+    other = Tool(tmp_path, tool.cache)
+    shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
+    shutil.copytree(tool.project / "out" / "images", other.project / "out" / "images")
+    (sqsh,) = (other.project / "out" / "images").glob("*/image.sqsh")
+    sqsh.chmod(0o644)
+    with sqsh.open("r+b") as file:
+        file.seek(sqsh.stat().st_size // 2)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 1]))
+    assert "is not the file that was built" in other.run(*CERTIFY, status=5).stderr
+
+
+def kill_at_random_moments(reference: tuple[str, str], tool: Tool, kills: int, seed: int, longest: float) -> None:
+    """Run the main job in a new project and store, killing it again and again; then let it finish and compare."""
+    dice = random.Random(seed)
+    for number in range(kills):
+        deadline = time.monotonic() + dice.uniform(0.1, longest)
+        blow = signal.SIGKILL if number % 2 else signal.SIGINT
+        for command in MAIN_JOB:
+            process = tool.start(*command)
+            try:
+                process.communicate(timeout=max(0.05, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.send_signal(blow)
+                _, stderr = process.communicate()
+                assert process.returncode == (130 if blow == signal.SIGINT else -signal.SIGKILL), stderr
+                assert "Traceback" not in stderr
+                break
+    for command in MAIN_JOB:
+        tool.run(*command)
+    assert digests(tool) == reference
+
+
+def test_main_job_killed_at_random_moments_ends_with_the_same_digests(
+    main_job: list[dict], tool: Tool, tmp_path: Path
+) -> None:
+    other = Tool(tmp_path, tmp_path / "cache")
+    shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
+    shutil.copytree(tool.cache / "bases", other.cache / "bases")
+    kill_at_random_moments(digests(tool), other, kills=3, seed=20261121, longest=40.0)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(3))
+def test_main_job_killed_at_ten_random_moments_ends_with_the_same_digests(
+    main_job: list[dict], tool: Tool, tmp_path: Path, seed: int
+) -> None:
+    other = Tool(tmp_path, tmp_path / "cache")
+    shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
+    kill_at_random_moments(digests(tool), other, kills=10, seed=seed, longest=150.0)
