@@ -144,7 +144,7 @@ def certify(
     failed = [verdict for verdict in verdicts if not verdict.passed]
     if failed or results.environment_findings or results.finished_at is None:
         certificate.unlink(missing_ok=True)
-        raise _failure(failed, results, run_dir)
+        raise _failure(failed, len(verdicts), results, run_dir)
     statement = make_certificate(
         subject=subject,
         key=key,
@@ -223,14 +223,15 @@ def _progress(reporter: Reporter) -> Callable[[str], None]:
         try:
             event = json.loads(line)
             kind = event["event"]
+            if kind == "case-started":
+                reporter.update(f"case {event['index']}/{event['total']} {event['case']}")
+            elif kind == "step":
+                loss = "not finite" if event["loss"] is None else f"{event['loss']:.5f}"
+                reporter.update(f"{event['case']} step {event['step']}: loss {loss}")
+            elif kind == "case-finished":
+                reporter.note(f"  {event['case']}: {event['status']} in {event['seconds']:.1f} s")
         except (ValueError, KeyError, TypeError):
             return  # words for people, which the log has
-        if kind == "case-started":
-            reporter.update(f"case {event['index']}/{event['total']} {event['case']}")
-        elif kind == "step":
-            reporter.update(f"{event['case']} step {event['step']}: loss {event['loss']:.5f}")
-        elif kind == "case-finished":
-            reporter.note(f"  {event['case']}: {event['status']} in {event['seconds']:.1f} s")
 
     return on_line
 
@@ -249,16 +250,21 @@ def _show(verdicts: tuple[Verdict, ...], reporter: Reporter) -> None:
             reporter.note(f"  FAILED    {verdict.case.id}: {verdict.problems[0]}")
 
 
-def _failure(failed: list[Verdict], results: Results, run_dir: Path) -> CertificationFailedError:
+def _failure(failed: list[Verdict], total: int, results: Results, run_dir: Path) -> CertificationFailedError:
     lines = [f"{verdict.case.id}: {problem}" for verdict in failed for problem in verdict.problems]
     lines += [
         f"{finding.get('code')}: {finding.get('package')}: the lock has {finding.get('expected')}, the image has "
-        f"{finding.get('found')}"
+        f"{finding.get('found') or 'none'}"
         for finding in results.environment_findings
     ]
     if results.finished_at is None:
         lines.append("the runner ended before its last line")
-    what = f"{len(failed)} of {len(results.cases)} cases failed" if failed else "the environment is not what was locked"
+    if failed:
+        what = f"{len(failed)} of {total} cases failed"
+    elif results.environment_findings:
+        what = "the environment is not what was locked"
+    else:
+        what = "the runner did not come to its end"
     return CertificationFailedError(
         what,
         why="\n".join(lines),

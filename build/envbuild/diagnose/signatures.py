@@ -44,7 +44,7 @@ def signatures() -> tuple[Signature, ...]:
         Signature(
             id=entry["id"],
             stage=entry["stage"],
-            pattern=re.compile(entry["regex"]),
+            pattern=re.compile(entry["regex"], re.MULTILINE),
             sample=entry["sample"],
             cause=entry["cause"],
             fix=entry["fix"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tarfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from envbuild.core.progress import Reporter
 from envbuild.image import apt, gzips
 from envbuild.image.layers import LayerWriter, Owner
 from envbuild.image.record import RECORD_FILE, BaseRecord, dump
+from envbuild.image.tars import read_members
 from envbuild.store.local import LocalStore
 
 KIND = "bases"
@@ -205,10 +205,9 @@ def _failure(finished: Finished, name: str, archive: Path, log: Path) -> Envbuil
 def read_owners(archive: Path) -> dict[str, Owner]:
     """Owner and group of every member of a tar that does not belong to root."""
     owners: dict[str, Owner] = {}
-    with tarfile.open(archive, "r:", encoding="utf-8", errors="surrogateescape") as tar:
-        for member in tar:
-            if member.uid or member.gid:
-                owners[member.name.removeprefix("./")] = (member.uid, member.gid)
+    for member, _ in read_members(archive):
+        if member.uid or member.gid:
+            owners[member.name.removeprefix("./")] = (member.uid, member.gid)
     return owners
 
 

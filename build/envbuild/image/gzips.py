@@ -67,10 +67,6 @@ class GzipWriter:
         """``sha256:<hex>`` of the file."""
         return "sha256:" + self._digest.hexdigest()
 
-    def tell(self) -> int:
-        """The position in the uncompressed stream, as tarfile asks for it."""
-        return self.plain_bytes
-
     def write(self, data: bytes) -> int:
         """Take in some bytes."""
         self.plain_bytes += len(data)

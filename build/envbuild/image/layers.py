@@ -9,12 +9,13 @@ import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
 from envbuild.image.gzips import GzipWriter
 from envbuild.image.record import LayerRecord
+from envbuild.image.tars import TarWriter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,22 +39,12 @@ def plain_mode(info: os.stat_result) -> int:
 
 
 class LayerWriter:
-    """Writes a layer: members in the order in which they are added, every time stamp the same.
-
-    GNU tar format: names of any length in any bytes, and files of any size.
-    """
+    """Writes a layer: members in the order in which they are added, every time stamp the same."""
 
     def __init__(self, path: Path, epoch: int) -> None:
         self._epoch = epoch
         self._gzip = GzipWriter(path)
-        self._tar = tarfile.TarFile(
-            fileobj=cast("BinaryIO", self._gzip),
-            mode="w",
-            format=tarfile.GNU_FORMAT,
-            encoding="utf-8",
-            errors="surrogateescape",
-            copybufsize=1 << 20,
-        )
+        self._tar = TarWriter(self._gzip)
         self.entries = 0
 
     def __enter__(self) -> Self:
@@ -138,9 +129,7 @@ class LayerWriter:
             self._add(member, stream)
 
     def _add(self, member: tarfile.TarInfo, stream: BinaryIO | None) -> None:
-        self._tar.addfile(member, stream)
-        # tarfile remembers every member for reading back, which nobody does here.
-        self._tar.members = []  # type: ignore[attr-defined]
+        self._tar.add(member, stream)
         self.entries += 1
 
 

@@ -6,10 +6,10 @@ import io
 import os
 import tarfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, TypedDict, cast
+from typing import BinaryIO
 
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import BuildError, InternalError, MachineError, disk_full
@@ -18,19 +18,10 @@ from envbuild.core.process import describe_status, find_tool, run, tail
 from envbuild.image import enroot
 from envbuild.image.oci import RunConfig
 from envbuild.image.record import SqshRecord
-
-
-class TarNames(TypedDict):
-    """How tarfile reads and writes names."""
-
-    encoding: str
-    errors: str
-
+from envbuild.image.tars import TarWriter, read_members
 
 # zstd: half the size of enroot's default at the same speed; every squashfs reader since 4.4 knows it.
 COMPRESSION = ("-comp", "zstd", "-Xcompression-level", "3")
-# Names are bytes; these carry any of them through Python's strings and back.
-NAMES: TarNames = {"encoding": "utf-8", "errors": "surrogateescape"}
 # mksquashfs takes a quarter of the machine's memory for its buffers unless told.
 BUFFER_MEBIBYTES = 512
 
@@ -131,36 +122,28 @@ def write_merged(stream: BinaryIO, layers: Sequence[Path], extra: dict[str, byte
     mksquashfs takes a directory's attributes whenever they come.
     """
     written: set[str] = set()
-    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT, bufsize=1 << 18, **NAMES) as tar:
-        for name, data in extra.items():
-            member = _member(name, tarfile.REGTYPE, 0o644, epoch)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-            written.add(name)
-        for layer in reversed(layers):
-            here: set[str] = set()
-            for member, content in members(layer):
-                if member.name in written or member.name.startswith(enroot.DROPPED_BELOW):
-                    continue
-                if member.islnk() and member.linkname not in here:
-                    raise InternalError(f"{member.name} is a hard link to {member.linkname}, which an upper layer has")
-                here.add(member.name)
-                member.uid = member.gid = 0
-                member.mode = enroot.mode(member.mode, directory=member.isdir())
-                tar.addfile(member, content)
-                tar.members = []  # type: ignore[attr-defined]
-            written |= here
-        for folder in _with_parents(workdir.strip("/")):
-            if folder not in written:
-                tar.addfile(_member(folder, tarfile.DIRTYPE, 0o755, epoch))
-
-
-def members(layer: Path) -> Iterator[tuple[tarfile.TarInfo, BinaryIO | None]]:
-    """The members of a layer in their order, and the content of those that are files."""
-    with tarfile.open(layer, "r|gz", bufsize=1 << 18, **NAMES) as tar:
-        for member in tar:
-            yield member, cast("BinaryIO", tar.extractfile(member)) if member.isreg() else None
-            tar.members = []  # type: ignore[attr-defined]
+    tar = TarWriter(stream)
+    for name, data in extra.items():
+        member = _member(name, tarfile.REGTYPE, 0o644, epoch)
+        member.size = len(data)
+        tar.add(member, io.BytesIO(data))
+        written.add(name)
+    for layer in reversed(layers):
+        here: set[str] = set()
+        for member, content in read_members(layer):
+            if member.name in written or member.name.startswith(enroot.DROPPED_BELOW):
+                continue
+            if member.islnk() and member.linkname not in here:
+                raise InternalError(f"{member.name} is a hard link to {member.linkname}, which an upper layer has")
+            here.add(member.name)
+            member.uid = member.gid = 0
+            member.mode = enroot.mode(member.mode, directory=member.isdir())
+            tar.add(member, content)
+        written |= here
+    for folder in _with_parents(workdir.strip("/")):
+        if folder not in written:
+            tar.add(_member(folder, tarfile.DIRTYPE, 0o755, epoch))
+    tar.close()
 
 
 def _with_parents(folder: str) -> list[str]:

@@ -1,0 +1,66 @@
+"""What the drift check reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class FindingKind(str, Enum):
+    """What does not fit."""
+
+    MISSING_MODULE = "missing-module"
+    MISSING_NAME = "missing-name"
+    UNEXPECTED_KEYWORD = "unexpected-keyword"
+    TOO_MANY_ARGUMENTS = "too-many-arguments"
+    MISSING_ARGUMENT = "missing-argument"
+    NOT_READ = "not-read"
+
+
+class Severity(str, Enum):
+    """Whether the code fails where it stands, or has provided for the failure."""
+
+    BREAKS = "breaks"
+    GUARDED = "guarded"
+
+
+class Moment(str, Enum):
+    """When the line runs: while its module is imported, or when a function is called."""
+
+    IMPORT = "import"
+    FUNCTION = "function"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place where a consumer asks for what the provider does not have.
+
+    Attributes:
+        consumer: name and version, such as ``nemo-toolkit 2.7.3``.
+        provider: the same, of the package that lacks something.
+        file: path inside the consumer's package, as its wheel has it.
+        name: the dotted name in the provider that is missing, or whose signature does not fit.
+        detail: one sentence: what is asked, and what there is.
+        why: the reason for the severity.
+        at: whether importing the module is enough to run the line.
+        lost: names that a guarded import leaves undefined or false: the features that go with it.
+        since: the oldest of the older provider versions that were compared in which this fails as well, or the
+            provider's own version when all of them were fine; None when none was compared.
+    """
+
+    kind: FindingKind
+    consumer: str
+    provider: str
+    file: str
+    line: int
+    name: str
+    detail: str
+    severity: Severity
+    why: str
+    at: Moment
+    lost: tuple[str, ...] = ()
+    since: str | None = None
+
+    def is_error(self) -> bool:
+        """Whether this finding alone is a reason to refuse the lock."""
+        return self.severity is Severity.BREAKS

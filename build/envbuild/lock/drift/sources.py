@@ -1,0 +1,171 @@
+"""The Python sources of one distribution, read from its wheel, its sdist or a directory; nothing is unpacked."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from email.parser import BytesHeaderParser
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from packaging.utils import canonicalize_name
+
+from envbuild.core.errors import CheckRefusedError
+
+# Not part of what a distribution offers, although some wheels install them as top-level packages.
+_NOT_THE_PACKAGE = frozenset({"tests", "test", "examples", "scripts", "docs", "benchmarks", "tools", "3rdparty"})
+_COMPILED = (".so", ".pyd")
+
+
+@dataclass(frozen=True)
+class SourceTree:
+    """The sources of a distribution.
+
+    Attributes:
+        name: normalized name of the distribution.
+        files: content of every ``.py`` file by its path below the import root (``megatron/core/utils.py``).
+        compiled: dotted names of modules that are compiled extensions: they exist, and cannot be read.
+    """
+
+    name: str
+    version: str
+    files: Mapping[str, bytes]
+    compiled: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_wheel(cls, path: Path) -> SourceTree:
+        """Read a wheel.
+
+        Raises:
+            CheckRefusedError: it is no wheel.
+        """
+        try:
+            with zipfile.ZipFile(path) as archive:
+                names = archive.namelist()
+                metadata = next((archive.read(name) for name in names if _is_metadata(name)), b"")
+                content = {name: archive.read(name) for name in names if name.endswith(".py")}
+        except (OSError, zipfile.BadZipFile, RuntimeError) as error:
+            raise _unreadable(path, "wheel", error) from error
+        name, version = _identity(metadata, path)
+        return cls._of(name, version, {_below_data(file): text for file, text in content.items()}, names)
+
+    @classmethod
+    def from_sdist(cls, path: Path) -> SourceTree:
+        """Read an sdist (``.tar.gz``), in the flat or the ``src`` layout.
+
+        Raises:
+            CheckRefusedError: it is no sdist.
+        """
+        content: dict[str, bytes] = {}
+        names: list[str] = []
+        metadata = b""
+        try:
+            with tarfile.open(path) as archive:
+                for member in archive:
+                    _, _, inner = member.name.partition("/")
+                    file = archive.extractfile(member) if member.isfile() else None
+                    if file is None:
+                        continue
+                    names.append(inner)
+                    if inner == "PKG-INFO":
+                        metadata = file.read()
+                    elif inner.endswith(".py"):
+                        content[inner] = file.read()
+        except (OSError, tarfile.TarError, EOFError) as error:
+            raise _unreadable(path, "sdist", error) from error
+        name, version = _identity(metadata, path)
+        return cls._of(name, version, content, names)
+
+    @classmethod
+    def from_directory(cls, path: Path, name: str, version: str) -> SourceTree:
+        """Read a directory: an unpacked sdist or wheel, a checkout, or a folder that packages were installed into.
+
+        Raises:
+            CheckRefusedError: there is no Python file in it.
+        """
+        names = [file.relative_to(path).as_posix() for file in sorted(path.rglob("*")) if file.is_file()]
+        content = {file: (path / file).read_bytes() for file in names if file.endswith(".py")}
+        if not content:
+            raise _unreadable(path, "directory of Python sources", "it holds no .py file")
+        return cls._of(canonicalize_name(name), version, content, names)
+
+    @classmethod
+    def _of(cls, name: str, version: str, content: Mapping[str, bytes], names: Iterable[str]) -> SourceTree:
+        files = {_below_src(file): text for file, text in content.items()}
+        compiled = frozenset(_dotted(_below_src(file)) for file in names if file.endswith(_COMPILED))
+        return cls(name, version, {file: text for file, text in files.items() if _belongs(file)}, compiled)
+
+    def joined_with(self, other: SourceTree) -> SourceTree:
+        """Both distributions as one, where a component comes in several; this one's name, version and files win."""
+        return SourceTree(
+            self.name, self.version, {**other.files, **self.files}, frozenset({*self.compiled, *other.compiled})
+        )
+
+    @property
+    def title(self) -> str:
+        """Name and version, as findings print it."""
+        return f"{self.name} {self.version}"
+
+    @cached_property
+    def modules(self) -> Mapping[str, str]:
+        """Path of the file by dotted module name."""
+        return {_dotted(file): file for file in self.files}
+
+    @cached_property
+    def roots(self) -> frozenset[str]:
+        """The outermost regular packages and modules: what is missing below these is missing.
+
+        A namespace package such as ``megatron`` is no root: other distributions add to it.
+        """
+        packages = {_dotted(file) for file in self.files if PurePosixPath(file).name == "__init__.py"}
+        regular = {*packages, *(module for module in self.modules if "." not in module)} - {"setup"}
+        return frozenset(module for module in regular if not any(parent in regular for parent in parents(module)))
+
+
+def parents(module: str) -> Iterator[str]:
+    """The packages that hold a module, the nearest first."""
+    while "." in module:
+        module = module.rpartition(".")[0]
+        yield module
+
+
+def _dotted(file: str) -> str:
+    path = PurePosixPath(file)
+    # foo.cpython-312-x86_64-linux-gnu.so is module foo.
+    parts = [*path.parent.parts, path.name.partition(".")[0]]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def _below_src(file: str) -> str:
+    return file.removeprefix("src/")
+
+
+def _below_data(file: str) -> str:
+    """A wheel may keep files to be installed under ``NAME.data/purelib/``."""
+    first, _, rest = file.partition("/")
+    return rest.partition("/")[2] if first.endswith(".data") else file
+
+
+def _belongs(file: str) -> bool:
+    return not _NOT_THE_PACKAGE.intersection(PurePosixPath(file).parts[:-1][:1])
+
+
+def _is_metadata(name: str) -> bool:
+    return name.endswith(".dist-info/METADATA") and name.count("/") == 1
+
+
+def _identity(metadata: bytes, path: Path) -> tuple[str, str]:
+    headers = BytesHeaderParser().parsebytes(metadata)
+    if not headers["Name"] or not headers["Version"]:
+        raise _unreadable(path, "Python package", "it does not state its name and version")
+    return canonicalize_name(headers["Name"]), headers["Version"]
+
+
+def _unreadable(path: Path, kind: str, error: object) -> CheckRefusedError:
+    return CheckRefusedError(
+        f"cannot read the sources in {path.name}",
+        why=f"It is not a readable {kind}: {error}",
+        fix="Fetch it again; if it is damaged at its source, pin another version of the component.",
+    )
