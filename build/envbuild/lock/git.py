@@ -187,7 +187,7 @@ class GitRepository:
         plain = name.removeprefix(_BRANCH).removeprefix(_TAG)
         near = difflib.get_close_matches(plain, names, NEAR_NAMES, cutoff=0.5)
         fix = f"Near ones are: {', '.join(near)}." if near else "`git ls-remote` lists what there is."
-        if name.isdecimal():
+        if name.isdecimal() and not GitRef(name).is_full_commit:
             fix += f" If a version was meant, write version:{name}."
         what = "commit" if GitRef(name).may_be_commit else "branch or tag"
         return ConfigurationError(
@@ -267,6 +267,8 @@ class GitRepository:
         pending = {path: _inside(path) for path in found}
         for _ in range(SYMLINK_ROUNDS):
             places = {asked: place for asked, place in pending.items() if place}
+            if not places:
+                break
             entries = self._entries(commit, sorted(set(places.values())))
             texts = self._texts({entry.oid for entry in entries.values() if entry.kind == "blob"})
             pending = {}

@@ -200,9 +200,9 @@ class Mirror:
 
         def fetch(missing: set[str]) -> None:
             first = not self.local(["for-each-ref", "--count=1"], what).strip()
-            self._fetch([f"{commit}:{TIPS}/{commit}" for commit in sorted(missing)], what)
-            if first and not self._is_partial(min(missing)):
-                self._reporter.note(f"{self.url} sends whole histories only (no partial fetch): this takes longer")
+            filtered = self._fetch([f"{commit}:{TIPS}/{commit}" for commit in sorted(missing)], what)
+            if filtered and first and not self._is_partial(min(missing)):
+                self._reporter.note(f"{self.url} knows no partial fetches: whole histories came, which takes longer")
 
         self._fetch_missing(wanted, what, fetch)
 
@@ -216,7 +216,7 @@ class Mirror:
         options = ("-c", "fetch.negotiationAlgorithm=noop")
         self._fetch_missing(set(objects), what, lambda missing: self._fetch(sorted(missing), what, options))
 
-    def _fetch_missing(self, wanted: set[str], what: str, fetch: Callable[[set[str]], None]) -> None:
+    def _fetch_missing(self, wanted: set[str], what: str, fetch: Callable[[set[str]], object]) -> None:
         if not wanted - self.matching(wanted):
             return
         if self.offline:
@@ -229,8 +229,9 @@ class Mirror:
                 with self._reporter.step(what):
                     fetch(missing)
 
-    def _fetch(self, refspecs: Sequence[str], what: str, options: Sequence[str] = ()) -> None:
-        arguments = [*options, "fetch", "--progress", "--no-tags", "--no-prune", "--no-write-fetch-head"]
+    def _fetch(self, refspecs: Sequence[str], what: str, options: Sequence[str] = ()) -> bool:
+        """Fetch, and return whether the server took the filter or, as servers do that know none, passed over it."""
+        arguments = [*options, "fetch", "--progress", "--no-tags", "--no-write-fetch-head"]
         arguments += ["--no-auto-maintenance", "--recurse-submodules=no", "--stdin"]
         stdin = "".join(f"{refspec}\n" for refspec in refspecs).encode()
         try:
@@ -238,8 +239,11 @@ class Mirror:
         except NetworkError as error:
             if not _FILTER_REFUSED.search(error.why):
                 raise
-            self._reporter.note(f"{self.url} refuses partial fetches: fetching whole histories, which takes longer")
-            self._talk([*arguments, "--no-filter", REMOTE], what, seconds=self._fetch_seconds, stdin=stdin)
+        else:
+            return True
+        self._reporter.note(f"{self.url} refuses partial fetches: fetching whole histories, which takes longer")
+        self._talk([*arguments, "--no-filter", REMOTE], what, seconds=self._fetch_seconds, stdin=stdin)
+        return False
 
     def _is_partial(self, commit: str) -> bool:
         """Whether files of ``commit`` are missing here, as they are when the server left them out."""

@@ -9,7 +9,8 @@ text                                      is
 ``version:V``                             a version, whatever V looks like
 begins with ``< > = ! ~``                 a PEP 440 specifier
 7 to 40 hex digits without a dot          a commit (``1234567``, ``123c456``), though PEP 440 may know it
-a PEP 440 version that begins with ``v``  a git ref: upstream's tags look so (``v2.3.0``), index versions do not
+a PEP 440 version that begins with ``v``  a git ref: upstream's tags look so (``v2.3.0``), versions on an index do not
+a PEP 440 version with ``-`` or ``_``     a git ref: so do branches (``25.04-alpha``; the version is ``25.4a0``)
 any other PEP 440 version                 a version (``2.7.3``, ``2.3``, ``2024``)
 anything else                             a git ref (``main``, ``core_v0.19.0``, ``refs/heads/2.3``)
 ========================================  ==========================================================
@@ -32,6 +33,7 @@ VERSION_PREFIX = "version:"
 SHORTEST_COMMIT_DIGITS = 7
 COMMIT_DIGITS = 40
 _COMMIT = re.compile(rf"[0-9a-f]{{{SHORTEST_COMMIT_DIGITS},{COMMIT_DIGITS}}}", re.IGNORECASE)
+_LIKE_A_NAME = re.compile(r"^[vV]|[-_]")
 # The rules of git-check-ref-format(1).
 _NO_REF_NAME = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^[/-]|[/.]$|(^|/)\.|\.lock(/|$)|^@$")
 _EXPRESSION = re.compile(r"[~^:]|\.\.|@\{")
@@ -117,7 +119,7 @@ def _classify(text: str) -> Ref:
         except InvalidSpecifier as error:
             raise _refused(text, f"It begins like a version specifier and is none: {error}") from error
         return SpecifierRef(text)
-    if _COMMIT.fullmatch(text) is None and text[:1] not in ("v", "V") and _is_version(text):
+    if _COMMIT.fullmatch(text) is None and _LIKE_A_NAME.search(text) is None and _is_version(text):
         return VersionRef(text)
     return GitRef(text)
 

@@ -1,0 +1,67 @@
+"""Lock directories made by hand, as `envbuild lock` writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from envbuild.catalog.models import Phase
+from envbuild.core.digests import sha256_bytes
+from envbuild.lock import record
+from envbuild.lock.record import PHASE_FILES, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
+
+MAIN = """\
+# Written by `envbuild lock`.
+megatron-core==0.16.1 ; sys_platform == 'linux' \\
+    --hash=sha256:aa \\
+    --hash=sha256:bb
+torch==2.13.0+cpu \\
+    --hash=sha256:cc
+    # via megatron-core
+uvicorn[standard]==0.30
+"""
+COMPILE = "# empty\n"
+DIGEST = sha256_bytes(b"")
+
+
+def make_lock(path: Path, main: str = MAIN, **changes: object) -> Lock:
+    """Write the files of a lock of stack mcore on debian12 into ``path``; ``changes`` are fields of the record."""
+    path.mkdir(parents=True, exist_ok=True)
+    texts = {"main": (main, 3), "compile": (COMPILE, 0), "git": (COMPILE, 0)}
+    phases = {}
+    for phase, (text, packages) in texts.items():
+        (path / PHASE_FILES[phase]).write_text(text)
+        phases[phase] = LockedPhase(file=PHASE_FILES[phase], packages=packages, digest=sha256_bytes(text.encode()))
+    torch = LockedTorch(version="2.13.0+cpu", build="cpu", found_in="find-links")
+    components = {
+        "torch": LockedComponent(asked="==2.13.0", version="2.13.0+cpu", phase=Phase.MAIN, modules=("torch",)),
+        "megatron-core": LockedComponent(asked="==0.16.1", version="0.16.1", phase=Phase.MAIN),
+    }
+    fields: dict = {
+        "schema": record.SCHEMA,
+        "stack": "mcore",
+        "digest": record.content_digest(DIGEST, torch, components, phases),
+        "source_date_epoch": 1700000000,
+        "inputs": Inputs(
+            digest=DIGEST,
+            stack_digest=DIGEST,
+            base_digest=DIGEST,
+            torch_build="cpu",
+            uv="0",
+            as_of="2026-01-02T03:04:05Z",
+        ),
+        "base": LockedBase(
+            name="debian12",
+            definition_digest=DIGEST,
+            distribution="debian",
+            release="12",
+            platform="linux/amd64",
+            glibc="2.36",
+            python="3.11",
+        ),
+        "torch": torch,
+        "components": components,
+        "phases": phases,
+    }
+    lock = Lock(**(fields | changes))
+    (path / record.RECORD_FILE).write_text(record.render(lock))
+    return lock

@@ -1,0 +1,53 @@
+"""Plans for the smoke runner, as the documents they are in plan.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Document = dict[str, Any]
+
+
+def case_document(case_id: str, baseline: str | None = None, *, overlap: bool = False, **layout: int) -> Document:
+    """A case; ``layout`` holds the parallel sizes that are not 1."""
+    sizes = {"data": 1, "tensor": 1, "pipeline": 1, "virtual_pipeline": 1, "context": 1, "expert": 1, **layout}
+    return {
+        "id": case_id,
+        "baseline": baseline,
+        "driver": "mcore",
+        "model": "gpt",
+        "precision": "fp32",
+        "layout": {**sizes, "sequence": False},
+        "world_size": sizes["data"] * sizes["tensor"] * sizes["pipeline"] * sizes["context"],
+        "training": {
+            "steps": 5,
+            "micro_batch_size": 2,
+            "global_batch_size": 16,
+            "learning_rate": 0.001,
+            "clip_grad_norm": 1.0,
+            "seed": 1234,
+        },
+        "settings": {"overlap_p2p_comm": overlap, "batch_p2p_comm": not overlap},
+        "time_limit_seconds": 120,
+    }
+
+
+def plan_document(*cases: Document) -> Document:
+    """A plan of these cases on the CPU."""
+    return {
+        "schema": "envbuild.plan/1",
+        "nonce": "0123456789abcdef" * 2,
+        "subject": {"stack": "mcore", "target": "cpu"},
+        "device": "cpu",
+        "expected_versions": {},
+        "models": {
+            "gpt": {
+                "kind": "gpt",
+                "num_layers": 4,
+                "hidden_size": 64,
+                "num_attention_heads": 4,
+                "sequence_length": 64,
+                "vocabulary_size": 512,
+            }
+        },
+        "cases": list(cases),
+    }

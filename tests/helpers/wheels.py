@@ -1,0 +1,68 @@
+"""Small wheels, and a package index on loopback that serves them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import hashlib
+import http.server
+import threading
+import urllib.parse
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def make_wheel(folder: Path, name: str, version: str, tags: str, requires: tuple[str, ...] = ()) -> Path:
+    """A wheel with one empty module and the metadata given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {line}\n" for line in requires)
+    files = {
+        f"{name}/__init__.py": "",
+        f"{info}/METADATA": metadata,
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: {tags}\n",
+    }
+    rows = [f"{file},sha256={_record_digest(text)},{len(text)}" for file, text in files.items()]
+    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""])
+    wheel = folder / f"{name}-{version}-{tags}.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for file, text in files.items():
+            archive.writestr(zipfile.ZipInfo(file, (1980, 1, 1, 0, 0, 0)), text)
+    return wheel
+
+
+def _record_digest(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+def write_index(root: Path, project: str, wheels: list[Path]) -> Path:
+    """A PEP 503 index under ``root`` with the files of one project; ``+`` is quoted, as the public ones do."""
+    page = root / project / "index.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    links = []
+    for wheel in wheels:
+        (page.parent / wheel.name).write_bytes(wheel.read_bytes())
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        links.append(f'<a href="{urllib.parse.quote(wheel.name)}#sha256={digest}">{wheel.name}</a>')
+    page.write_text("<!DOCTYPE html><html><body>" + "<br>".join(links) + "</body></html>")
+    return root
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder on loopback; gives its URL."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+    handler = functools.partial(Handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()

@@ -1,0 +1,197 @@
+"""Names are looked up in the user's envs/ first, then in the shipped one; commands get their defaults."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from envbuild.catalog.catalog import Catalog, Machine, definition_digest, select
+from envbuild.catalog.data import data_root
+from envbuild.core.errors import ConfigurationError, UsageError
+
+DEBIAN12 = Machine(distribution="debian", release="12")
+UBUNTU2404 = Machine(distribution="ubuntu", release="24.04")
+FEDORA = Machine(distribution="fedora", release="42")
+
+
+@pytest.fixture
+def catalog(tmp_path) -> Catalog:
+    return Catalog.open(tmp_path)
+
+
+def write(project: Path, kind: str, name: str, text: str) -> Path:
+    path = project / "envs" / kind / f"{name}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def shipped(kind: str, name: str) -> str:
+    return (data_root() / "envs" / kind / f"{name}.toml").read_text()
+
+
+def test_open_without_own_envs_has_the_shipped_ones(catalog):
+    assert "mcore" in catalog.names("stacks")
+    assert catalog.stack("mcore").driver == "mcore"
+
+
+def test_own_definition_adds(tmp_path):
+    write(tmp_path, "targets", "mine", shipped("targets", "cpu"))
+    catalog = Catalog.open(tmp_path)
+    assert catalog.names("targets") == sorted({"mine", *Catalog.open(tmp_path / "none").names("targets")})
+    assert catalog.target("mine") == catalog.target("cpu")
+
+
+def test_own_definition_overrides(tmp_path):
+    path = write(tmp_path, "targets", "cpu", shipped("targets", "cpu").replace("any x86-64 machine", "mine"))
+    catalog = Catalog.open(tmp_path)
+    assert catalog.path("targets", "cpu") == path
+    assert catalog.target("cpu").summary.startswith("mine")
+    assert catalog.names("targets").count("cpu") == 1
+
+
+def test_open_in_the_checkout_lists_its_envs_once():
+    assert Catalog.open(data_root()).folders == (data_root() / "envs",)
+
+
+def test_unknown_name_suggests_and_lists(catalog):
+    with pytest.raises(ConfigurationError, match="there is no base 'debian11'") as caught:
+        catalog.base("debian11")
+    assert "Did you mean 'debian12'?" in caught.value.why
+    assert "ubuntu2204" in caught.value.why
+    assert "envs/bases/debian11.toml" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["../stacks/mcore", "./cpu", "/cpu", "..", ".", "", "cpu/", "cpu.toml", "*", "cp?"])
+def test_name_that_is_a_path_or_pattern_is_refused(catalog, name):
+    with pytest.raises(ConfigurationError, match="there is no target"):
+        catalog.target(name)
+
+
+def test_name_that_is_an_absolute_path_is_refused(tmp_path, catalog):
+    path = write(tmp_path, "targets", "x", shipped("targets", "cpu"))
+    with pytest.raises(ConfigurationError, match="there is no target"):
+        catalog.target(str(path.with_suffix("")))
+
+
+def test_file_whose_name_is_no_name_is_refused(tmp_path):
+    write(tmp_path, "targets", "My CPU", shipped("targets", "cpu"))
+    with pytest.raises(ConfigurationError, match="'My CPU' cannot be the name of a target") as caught:
+        Catalog.open(tmp_path).target("My CPU")
+    assert "Rename" in caught.value.fix
+
+
+def test_names_leave_out_hidden_files(tmp_path):
+    write(tmp_path, "targets", ".#cpu", "")
+    assert ".#cpu" not in Catalog.open(tmp_path).names("targets")
+
+
+def test_definition_digest_ignores_comments_and_order(tmp_path):
+    text = 'platform = "linux/amd64"\ndevice = "cpu" # comment\nsummary = "x"\n'
+    write(tmp_path, "targets", "one", text)
+    write(tmp_path, "targets", "two", "".join(reversed(text.splitlines(keepends=True))))
+    write(tmp_path, "targets", "three", text.replace('"x"', '"y"'))
+    one, two, three = (definition_digest(Catalog.open(tmp_path).target(name)) for name in ("one", "two", "three"))
+    assert one == two != three
+
+
+@pytest.mark.parametrize(
+    ("machine", "base"), [(DEBIAN12, "debian12"), (UBUNTU2404, "ubuntu2404"), (FEDORA, "debian12")]
+)
+def test_select_default_base_is_this_machines_else_the_first(catalog, machine, base):
+    assert select(catalog, "mcore", "cpu", None, machine).base_name == base
+
+
+def test_select_default_base_of_the_stack(tmp_path):
+    text = shipped("stacks", "mcore").replace('default_base = "host"', 'default_base = "ubuntu2204"')
+    write(tmp_path, "stacks", "mine", text)
+    assert select(Catalog.open(tmp_path), "mine", "cpu", None, DEBIAN12).base_name == "ubuntu2204"
+
+
+def test_select_gives_the_definitions(catalog):
+    selection = select(catalog, "mcore", "cpu", "ubuntu2204", DEBIAN12)
+    assert (selection.stack, selection.base, selection.target) == (
+        catalog.stack("mcore"),
+        catalog.base("ubuntu2204"),
+        catalog.target("cpu"),
+    )
+
+
+def test_select_without_target_asks_and_lists(catalog):
+    with pytest.raises(UsageError, match="no target") as caught:
+        select(catalog, "mcore", None, None, DEBIAN12)
+    assert "cpu" in caught.value.why
+    assert "--target cpu" in caught.value.fix
+
+
+GPU = 'summary = ""\ndevice = "cuda"\nsm = ["90"]\nplatform = "linux/amd64"\n'
+
+
+def test_select_target_the_stack_is_not_for(tmp_path):
+    write(tmp_path, "targets", "h100", GPU)
+    with pytest.raises(ConfigurationError, match="stack mcore is not for target h100") as caught:
+        select(Catalog.open(tmp_path), "mcore", "h100", None, DEBIAN12)
+    assert "cpu" in caught.value.why
+
+
+def test_select_base_the_stack_is_not_for(tmp_path):
+    write(tmp_path, "bases", "mine", shipped("bases", "debian12"))
+    with pytest.raises(ConfigurationError, match="not meant for base mine") as caught:
+        select(Catalog.open(tmp_path), "mcore", "cpu", "mine", DEBIAN12)
+    assert "debian12" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("stack", "target", "base", "what"),
+    [
+        ("mcor", "cpu", None, "there is no stack 'mcor'"),
+        ("mcore", "cpuu", None, "there is no target 'cpuu'"),
+        ("mcore", "cpu", "debian", "there is no base 'debian'"),
+    ],
+)
+def test_select_unknown_names(catalog, stack, target, base, what):
+    with pytest.raises(ConfigurationError, match=what) as caught:
+        select(catalog, stack, target, base, DEBIAN12)
+    assert "Did you mean" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('ID=debian\nVERSION_ID="12"\n', ("debian", "12")),
+        ("ID='ubuntu'\nVERSION_ID='24.04'\n", ("ubuntu", "24.04")),
+        ('# comment\n\nPRETTY_NAME="a = b"\nID=arch\n', ("arch", "unknown")),
+        ("", ("unknown", "unknown")),
+    ],
+)
+def test_machine_reads_os_release(tmp_path, text, expected):
+    (tmp_path / "os-release").write_text(text)
+    machine = Machine.here(tmp_path / "os-release")
+    assert (machine.distribution, machine.release) == expected
+
+
+def test_machine_without_os_release(tmp_path):
+    assert Machine.here(tmp_path / "missing") == Machine(distribution="unknown", release="unknown")
+
+
+def test_data_root_of_a_checkout_and_of_an_installed_package(tmp_path):
+    """The same file, imported from a copy that looks like an installed wheel."""
+    import subprocess
+    import sys
+
+    package = tmp_path / "site" / "envbuild"
+    shutil.copytree(data_root() / "build" / "envbuild", package, ignore=shutil.ignore_patterns("__pycache__"))
+    code = "from envbuild.catalog.data import data_root; print(data_root())"
+
+    def ask() -> subprocess.CompletedProcess[str]:
+        # Alone on the path: without the editable install's hook and this checkout.
+        path = [str(tmp_path / "site"), *(p for p in sys.path if "site-packages" in p)]
+        return subprocess.run(
+            [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {path!r}\n{code}"], capture_output=True, text=True
+        )
+
+    missing = ask()
+    assert missing.returncode != 0
+    assert "own data (envs/, containers/, smoke/) is missing" in missing.stderr
+    (package / "_data" / "envs").mkdir(parents=True)
+    assert ask().stdout.strip() == str(package / "_data")

@@ -1,0 +1,78 @@
+"""What ships under envs/, and what the docs show, is what the models and the JSON schemas allow."""
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from envbuild.catalog import toml
+from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.data import data_root
+from envbuild.catalog.models import KINDS
+from envbuild.catalog.site import SiteFile
+from envbuild.cli.schema import schema_of
+from envbuild.core import tomlread
+
+ROOT = data_root()
+FILES = sorted((ROOT / "envs").rglob("*.toml"))
+BLOCK = re.compile(r"^```toml\n# (?:envs/(\w+)/\S+|(config))\.toml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+EXAMPLES = [
+    pytest.param(match[1] or "site", match[3], id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, match in enumerate(BLOCK.finditer(page.read_text()), 1)
+]
+
+
+def validate(text: str, kind: str) -> None:
+    schema = schema_of(kind)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    # Through JSON, as an editor does.
+    jsonschema.Draft202012Validator(schema).validate(json.loads(json.dumps(tomlread.loads(text))))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_shipped_file_loads_and_fits_its_schema(path: Path):
+    kind = path.parent.name
+    toml.load(path, KINDS[kind])
+    validate(path.read_text(), kind)
+
+
+def test_every_kind_has_a_shipped_definition():
+    assert {path.parent.name for path in FILES} == set(KINDS)
+
+
+@pytest.mark.parametrize(("kind", "text"), EXAMPLES)
+def test_example_in_the_docs_loads_and_fits_its_schema(kind, text):
+    toml.parse(text, SiteFile if kind == "site" else KINDS[kind], "example")
+    validate(text, kind)
+
+
+def test_docs_show_every_kind():
+    """Also proves that the pattern above finds blocks at all."""
+    assert {example.values[0] for example in EXAMPLES} == {*KINDS, "site"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_toml_blocks_in_the_docs_name_their_file(page):
+    """A block without a name would be checked by nothing."""
+    assert len(re.findall(r"^```toml", page.read_text(), re.MULTILINE)) == len(BLOCK.findall(page.read_text()))
+
+
+def test_shipped_definitions_name_only_what_exists():
+    catalog = Catalog.open(Path("/nonexistent"))
+    for name in catalog.names("stacks"):
+        stack = catalog.stack(name)
+        catalog.matrix(stack.matrix)
+        for builds in stack.builds:
+            catalog.target(builds.target)
+            for base in builds.bases:
+                catalog.base(base)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "site"])
+def test_schema_refuses_unknown_keys(kind):
+    with pytest.raises(jsonschema.ValidationError):
+        validate("no_such_key = 1", kind)

@@ -1,0 +1,278 @@
+"""Errors about TOML files name the file, the line, the key, what was found and what is allowed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.catalog import toml
+from envbuild.catalog.data import data_root
+from envbuild.catalog.models import Base, Matrix, Stack, Target
+from envbuild.catalog.site import SiteFile
+from envbuild.core.errors import ConfigurationError
+
+STACK = (data_root() / "envs/stacks/mcore.toml").read_text()
+BASE = (data_root() / "envs/bases/debian12.toml").read_text()
+MATRIX = (data_root() / "envs/matrices/certify-quick.toml").read_text()
+
+
+def refused(text: str, model: type) -> ConfigurationError:
+    with pytest.raises(ConfigurationError) as caught:
+        toml.parse(text, model, "file.toml")
+    assert caught.value.fix
+    return caught.value
+
+
+def changed(text: str, old: str, new: str) -> str:
+    assert old in text
+    return text.replace(old, new, 1)
+
+
+def line_of(text: str, part: str) -> int:
+    return next(number for number, line in enumerate(text.splitlines(), 1) if part in line)
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "old", "new", "expected"),
+    [
+        pytest.param(
+            Stack,
+            STACK,
+            "driver =",
+            "drivr =",
+            ["drivr: unknown key; did you mean 'driver'? Allowed here: summary, driver, "],
+            id="unknown-key-suggests",
+        ),
+        pytest.param(
+            Base,
+            BASE,
+            'build = "cpu"',
+            'build = "cpu"\nzzz = 1',
+            ["torch.zzz: unknown key. Allowed here: build"],
+            id="unknown-key-lists-allowed",
+        ),
+        pytest.param(
+            Stack,
+            STACK,
+            'modules = ["torch"',
+            'module = ["torch"',
+            ["components.torch.module: unknown key; did you mean 'modules'? Allowed here: version, "],
+            id="unknown-key-below-a-name",
+        ),
+        pytest.param(
+            Matrix,
+            MATRIX,
+            "virtual_pipeline = 2",
+            "virtual_pipelines = 2",
+            ["cases[4].virtual_pipelines: unknown key; did you mean 'virtual_pipeline'? Allowed here: model, "],
+            id="unknown-key-in-a-list",
+        ),
+        pytest.param(
+            Stack, STACK, 'driver = "mcore"', 'driver = "none"', ["found 'none'; allowed: 'mcore'"], id="enum"
+        ),
+        pytest.param(
+            Base,
+            BASE,
+            '"debian"',
+            '"arch"',
+            ["distribution: found 'arch'; allowed: 'debian' or 'ubuntu'"],
+            id="literal",
+        ),
+        pytest.param(
+            Matrix, MATRIX, "[tolerance.fp32]", "[tolerance.fp8]", ["tolerance.fp8: found 'fp8'"], id="enum-key"
+        ),
+        pytest.param(Base, BASE, '"3.11"', '"3"', ["python.version: found '3'; must match"], id="pattern"),
+        pytest.param(Base, BASE, 'release = "12"', "release = 12", ["valid string; found 12"], id="number-for-string"),
+        pytest.param(Base, BASE, 'release = "12"', "release = 2026-01-01", ["valid string"], id="date-for-string"),
+        pytest.param(Matrix, MATRIX, "steps = 5", 'steps = "5"', ["valid integer; found '5'"], id="string-for-number"),
+        pytest.param(Matrix, MATRIX, "steps = 5", "steps = true", ["valid integer"], id="boolean-for-number"),
+        pytest.param(Matrix, MATRIX, "steps = 5", "steps = 0", ["greater than 0; found 0"], id="out-of-range"),
+        pytest.param(Matrix, MATRIX, "tensor = 2", "tensor = 0", ["cases[2].tensor: "], id="out-of-range-in-a-list"),
+        pytest.param(
+            Matrix, MATRIX, "loss_relative = 1e-5", "loss_relative = nan", ["loss_relative"], id="tolerance-nan"
+        ),
+        pytest.param(
+            Matrix, MATRIX, "loss_relative = 1e-5", "loss_relative = 0.5", ["0.01; found 0.5"], id="tolerance-wide"
+        ),
+        pytest.param(Matrix, MATRIX, "clip_grad_norm = 1.0", "clip_grad_norm = inf", ["finite number"], id="infinity"),
+        pytest.param(Stack, STACK, '"==2.13.0"', '"2.13"', ["'2.13' is no version specifier"], id="specifier"),
+        pytest.param(
+            Stack, STACK, "[[builds]]", "[builds]", ["builds: input should be a valid array"], id="table-for-list"
+        ),
+    ],
+)
+def test_wrong_value_names_line_key_found_and_allowed(model, text, old, new, expected):
+    text = changed(text, old, new)
+    error = refused(text, model)
+    line = line_of(text, new.splitlines()[-1])
+    assert error.what.startswith(f"file.toml:{line}: ") or f"\nline {line}, " in error.why
+    assert f"line {line}, " in error.why
+    for part in expected:
+        assert part in error.why
+
+
+def test_missing_key_is_named():
+    error = refused(changed(BASE, 'release = "12"\n', ""), Base)
+    assert error.why == "line 1, release: this key is required and missing"
+
+
+def test_missing_key_of_a_table_names_the_line_of_the_table():
+    text = changed(BASE, 'executable = "/usr/bin/python3.11"\n', "")
+    assert (
+        refused(text, Base).why
+        == f"line {line_of(text, '[python]')}, python.executable: this key is required and missing"
+    )
+
+
+def test_all_problems_are_told_at_once():
+    error = refused(changed(changed(BASE, 'release = "12"', "release = 1"), "glibc", "glib"), Base)
+    assert "3 things to correct" in error.what
+    assert len(error.why.splitlines()) == 3
+
+
+def test_list_item_that_contradicts_itself_names_the_line_of_its_header():
+    error = refused(changed(STACK, '"host"', '"mars"'), Stack)
+    line = line_of(STACK, "[[builds]]")
+    assert error.what == f"file.toml:{line}: 1 thing to correct"
+    assert error.why.startswith(f"line {line}, builds[0]: default_base 'mars' is not among bases ['debian12'")
+
+
+def test_empty_list_where_something_is_needed():
+    error = refused(changed(STACK, '["debian12", "ubuntu2204", "ubuntu2404"]', "[]"), Stack)
+    assert "builds[0].bases: needs at least 1 item; has 0" in error.why
+
+
+def test_model_that_contradicts_itself():
+    error = refused('summary = ""\ndevice = "cuda"\nplatform = "linux/amd64"\n', Target)
+    assert "a cuda target needs its SM list" in error.why
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "shown"),
+    [
+        ("a = 1\nb = \nc = 2\n", 2, "b = "),
+        ("a = 1\n[table\n", 2, "[table"),
+        ("a = 1\na = 2\n", 2, "a = 2"),
+        ('a = 1\nb = """\nnever closed\n', 3, "never closed"),
+        ("= 1", 1, "= 1"),
+    ],
+)
+def test_syntax_error_names_and_shows_the_line(text, line, shown):
+    error = refused(text, Stack)
+    assert error.what == f"file.toml:{line}: no valid TOML"
+    assert error.why.endswith(shown)
+
+
+def test_load_of_a_file_that_is_no_utf8(tmp_path):
+    (tmp_path / "file.toml").write_bytes(b'summary = "\xff"')
+    with pytest.raises(ConfigurationError, match="cannot read") as caught:
+        toml.load(tmp_path / "file.toml", Stack)
+    assert "utf-8" in caught.value.why
+
+
+def test_load_of_a_folder(tmp_path):
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        toml.load(tmp_path, Stack)
+
+
+TEXT = '''\
+top = 1
+"quoted key" = 2
+dotted.key = 3
+text = """
+[not a table]
+key = "in a string"
+"""
+one_line = """x"""
+raw = \'\'\'
+[[neither]]
+\'\'\'
+after = 1
+list = [
+    "a = b",
+]
+
+[table] # comment
+key = 1
+[ table . "sub.table" ]
+key = 1
+
+[[items]]
+name = "first"
+[[items.inner]]
+x = 1
+[[items.inner]]
+x = 2
+[[items]]
+name = "second"
+[items.table]
+key = 1
+[[items.inner]]
+x = 3
+'''
+
+
+@pytest.mark.parametrize(
+    ("location", "part"),
+    [
+        (("top",), "top ="),
+        (("quoted key",), "quoted key"),
+        (("dotted", "key"), "dotted.key"),
+        (("one_line",), "one_line"),
+        (("after",), "after"),
+        (("list",), "list ="),
+        (("table",), "[table] #"),
+        (("table", "sub.table"), '"sub.table"'),
+        (("items", 0, "name"), '"first"'),
+        (("items", 0, "inner", 0, "x"), "x = 1"),
+        (("items", 0, "inner", 1, "x"), "x = 2"),
+        (("items", 1, "name"), '"second"'),
+        (("items", 1, "table", "key"), None),
+        (("items", 1, "inner", 0, "x"), "x = 3"),
+    ],
+)
+def test_line_numbers(location, part):
+    found = toml.line_numbers(TEXT)
+    assert found[location] == (line_of(TEXT, part) if part else line_of(TEXT, "[items.table]") + 1)
+
+
+def test_line_numbers_take_nothing_from_inside_strings():
+    found = toml.line_numbers(TEXT)
+    assert ("not a table",) not in found
+    assert ("neither", 0) not in found
+    assert ("key",) not in found
+
+
+def test_lines_for_falls_back_to_what_is_around():
+    lines = toml.line_numbers(TEXT)
+    assert toml.lines_for(("items", 1, "missing"), lines) == line_of(TEXT, '"second"') - 1
+    assert toml.lines_for(("missing",), lines) == 1
+
+
+@given(st.text())
+def test_any_text_gives_a_model_or_our_error(text):
+    try:
+        toml.parse(text, SiteFile, "file.toml")
+    except ConfigurationError as error:
+        assert error.what.startswith("file.toml:")
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["cache_dir", "torch_builds", "x"]),
+        st.sampled_from(["1", '"a"', "[]", "{}", "{y = 1}", "nan", "07:32:00"]),
+    )
+)
+def test_any_values_give_a_model_or_our_error(values):
+    text = "".join(f"{key} = {value}\n" for key, value in values.items())
+    try:
+        toml.parse(text, SiteFile, "file.toml")
+    except ConfigurationError as error:
+        assert error.why
+
+
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [((), "the file"), (("a",), "a"), (("builds", 0, "bases", 1), "builds[0].bases[1]"), (("a", "b"), "a.b")],
+)
+def test_dotted(location, expected):
+    assert toml.dotted(location) == expected

@@ -1,0 +1,128 @@
+"""The plan is all that the runner is told; its key changes with everything that decides a verdict."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.data import data_root
+from envbuild.catalog.models import Device, Driver
+from envbuild.certify import plan as plan_module
+from envbuild.certify.cases import expand
+from envbuild.certify.plan import Subject, certification_key, make_plan
+from envbuild.core.digests import sha256_bytes
+
+MATRIX = Catalog.open(Path("/nonexistent")).matrix("certify-quick")
+CASES = expand(MATRIX, "certify-quick", Device.CPU)
+SUBJECT = Subject(
+    stack="mcore",
+    base="debian12",
+    target="cpu",
+    lock_digest=sha256_bytes(b"lock"),
+    oci_digest=sha256_bytes(b"oci"),
+    sqsh_digest=sha256_bytes(b"sqsh"),
+)
+
+
+def plan(**changes: object) -> dict:
+    arguments: dict = {
+        "subject": SUBJECT,
+        "device": Device.CPU,
+        "driver": Driver.MCORE,
+        "matrix": MATRIX,
+        "cases": CASES,
+        "expected_versions": {"torch": "2.13.0+cpu"},
+    }
+    return make_plan(**(arguments | changes))
+
+
+def test_plan_fits_the_schema_that_lives_with_smoke():
+    schema = json.loads((data_root() / "smoke/envbuild_smoke/schemas/plan.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(json.loads(json.dumps(plan())))
+
+
+def test_plan_of_a_case():
+    cases = {case["id"]: case for case in plan()["cases"]}
+    assert cases["gpt-fp32-pp2-vp2"] == {
+        "id": "gpt-fp32-pp2-vp2",
+        "baseline": "gpt-fp32-baseline",
+        "driver": "mcore",
+        "model": "gpt",
+        "precision": "fp32",
+        "layout": {
+            "data": 1,
+            "tensor": 1,
+            "pipeline": 2,
+            "virtual_pipeline": 2,
+            "context": 1,
+            "expert": 1,
+            "sequence": False,
+        },
+        "world_size": 2,
+        "training": MATRIX.training.model_dump(),
+        "settings": {"overlap_p2p_comm": True, "batch_p2p_comm": False},
+        "time_limit_seconds": MATRIX.time_limit_seconds,
+    }
+    assert cases["gpt-fp32-baseline"]["baseline"] is None
+    assert cases["gpt-fp32-pp2"]["settings"] == {"overlap_p2p_comm": False, "batch_p2p_comm": True}
+
+
+def test_plan_holds_only_the_models_in_use():
+    matrix = MATRIX.model_copy(update={"models": {**MATRIX.models, "unused": MATRIX.models["gpt"]}})
+    assert set(plan(matrix=matrix)["models"]) == {"gpt"}
+
+
+def test_nonce_is_fresh():
+    assert len({plan()["nonce"] for _ in range(100)}) == 100
+
+
+def key(matrix=MATRIX, smoke: str = "sha256:smoke", **changes: object) -> str:
+    return certification_key(plan(matrix=matrix, **changes), matrix, smoke)
+
+
+def test_key_does_not_depend_on_the_nonce():
+    assert key() == key()
+
+
+def subject(**changes: str) -> Subject:
+    return Subject(**(SUBJECT.as_json() | changes))  # type: ignore[arg-type]
+
+
+def matrix(**changes: object):
+    return MATRIX.model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"subject": subject(**{field: sha256_bytes(b"other")})} for field in SUBJECT.as_json()),
+        {"device": Device.CUDA},
+        {"cases": CASES[:-1]},
+        {"expected_versions": {"torch": "2.13.1+cpu"}},
+        {"smoke": "sha256:other"},
+        {"matrix": matrix(time_limit_seconds=1)},
+        {"matrix": matrix(training=MATRIX.training.model_copy(update={"seed": 1}))},
+        {"matrix": matrix(training=MATRIX.training.model_copy(update={"learning_rate": 1.0}))},
+        {"matrix": matrix(models={"gpt": MATRIX.models["gpt"].model_copy(update={"num_layers": 8})})},
+        {"matrix": matrix(tolerance={"fp32": MATRIX.tolerance["fp32"].model_copy(update={"loss_relative": 1e-3})})},
+        {
+            "matrix": matrix(
+                tolerance={"fp32": MATRIX.tolerance["fp32"].model_copy(update={"grad_norm_relative": 1e-3})}
+            )
+        },
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_key_changes_with_each_input(changes):
+    if "matrix" in changes:  # keys of tolerances are enums, as after loading
+        tolerance = {next(iter(MATRIX.tolerance)): band for band in changes["matrix"].tolerance.values()}
+        changes = {**changes, "matrix": changes["matrix"].model_copy(update={"tolerance": tolerance})}
+    assert key(**changes) != key()
+
+
+def test_key_changes_with_the_judge(monkeypatch):
+    before = key()
+    monkeypatch.setattr(plan_module, "JUDGE_VERSION", plan_module.JUDGE_VERSION + 1)
+    assert key() != before

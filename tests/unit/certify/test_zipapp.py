@@ -1,0 +1,72 @@
+"""The smoke runner's bytes depend on its sources alone."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from io import BytesIO
+
+import pytest
+
+from envbuild.catalog.data import data_root
+from envbuild.certify.zipapp import FILE_NAME, smoke_bytes, smoke_file
+from envbuild.core.digests import sha256_bytes, sha256_file
+from envbuild.core.errors import InternalError
+from envbuild.core.progress import SilentReporter
+from envbuild.store.local import LocalStore
+
+
+@pytest.fixture
+def copy(tmp_path):
+    def make(name: str):
+        return shutil.copytree(
+            data_root() / "smoke",
+            tmp_path / name,
+            copy_function=shutil.copyfile,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+
+    return make
+
+
+def test_same_bytes_from_copies_with_other_times_modes_and_caches(copy):
+    one, other = copy("one"), copy("other")
+    for path in sorted(other.rglob("*"), reverse=True):
+        if path.is_file():
+            os.utime(path, (1, 1))
+            path.chmod(0o600)
+    (other / "envbuild_smoke" / "__pycache__").mkdir()
+    (other / "envbuild_smoke" / "__pycache__" / "x.py").write_text("")
+    (other / "notes.txt").write_text("not shipped")
+    assert smoke_bytes(one) == smoke_bytes(other) == smoke_bytes()
+
+
+def test_bytes_change_with_a_source(copy):
+    one = copy("one")
+    before = smoke_bytes(one)
+    (one / "envbuild_smoke" / "cli.py").write_text("# changed\n")
+    assert smoke_bytes(one) != before
+
+
+def test_holds_all_sources_and_schemas():
+    root = data_root() / "smoke"
+    expected = {str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in (".py", ".json")}
+    assert set(zipfile.ZipFile(BytesIO(smoke_bytes())).namelist()) == expected
+    assert any(name.endswith(".schema.json") for name in expected)
+
+
+def test_folder_without_main_is_refused(tmp_path):
+    with pytest.raises(InternalError, match="incomplete"):
+        smoke_bytes(tmp_path)
+
+
+def test_smoke_file_is_in_the_store_once_and_runs(tmp_path):
+    store = LocalStore(tmp_path / "store", SilentReporter())
+    path, digest = smoke_file(store)
+    assert (path, digest) == smoke_file(store)
+    assert path.name == FILE_NAME
+    assert digest == sha256_file(path) == sha256_bytes(smoke_bytes())
+    shown = subprocess.run([sys.executable, "-S", "-I", path, "--help"], capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert "usage" in shown.stdout.lower()

@@ -1,0 +1,352 @@
+"""The command line as a user meets it: real processes, their output and their exit codes."""
+
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+from helpers.locks import make_lock
+
+from envbuild import __version__
+from envbuild.catalog.models import KINDS
+from envbuild.cli.commands import COMMANDS, help_text
+from envbuild.cli.main import run
+from envbuild.core.errors import ERROR_CLASSES
+
+ENVBUILD = [sys.executable, "-m", "envbuild"]
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    """An empty directory of a user with a cache of its own."""
+    path = tmp_path / "project"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    for name in ("ENVBUILD_CONFIG", "XDG_CONFIG_HOME", "UV_FIND_LINKS", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return path
+
+
+def shell(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ENVBUILD, *arguments], capture_output=True, text=True, **options)  # type: ignore[call-overload]
+
+
+def median_seconds(command: list[str], times: int = 9) -> float:
+    def once() -> float:
+        started = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        return time.perf_counter() - started
+
+    return statistics.median(once() for _ in range(times))
+
+
+def test_help_costs_at_most_eight_times_starting_python():
+    nothing = median_seconds([sys.executable, "-c", "pass"])
+    assert median_seconds([*ENVBUILD, "--help"]) <= 8 * nothing
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], [], ["--version"]])
+def test_help_and_version_import_nothing_heavy(arguments):
+    code = "import sys; from envbuild.cli.main import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    heavy = {"click", "pydantic", "rich", "tomlkit", "packaging", "uv", "urllib.request", "json", "asyncio"}
+    assert heavy.isdisjoint(done.stderr.split())
+
+
+def test_command_line_imports_no_rich_where_there_is_no_terminal(project):
+    code = "import sys; from envbuild.cli.main import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, "list", "stacks"], capture_output=True, text=True, check=True)
+    assert {"rich", "uv"}.isdisjoint(done.stderr.split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], []])
+def test_help_names_every_command_and_exit_code(arguments, capsys):
+    assert run(arguments) == 0
+    shown, noise = capsys.readouterr()
+    assert noise == ""
+    assert shown == help_text()
+    for name, (_, text) in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(text)}$", shown, re.MULTILINE)
+    codes = {int(code) for code in re.findall(r"(?:^|[;:] |\n)(\d+) [a-z]", shown.split("Exit codes", 1)[1])}
+    assert codes == {0, *(cls.exit_code for cls in ERROR_CLASSES)}
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_help_json_and_quiet(name, capsys):
+    assert run([name, "--help"]) == 0
+    shown, noise = capsys.readouterr()
+    assert noise == ""
+    assert f"Usage: envbuild {name} [OPTIONS]" in shown
+    assert "--json" in shown
+    assert "--quiet" in shown
+
+
+def test_version():
+    done = shell("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"envbuild {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["lokc"],
+            ["no such command 'lokc'. Did you mean 'lock'?", "Commands: lock, image, certify", "envbuild --help"],
+        ),
+        (["zzz"], ["no such command 'zzz'. Commands: lock"]),
+        (["--no-such"], ["No such option", "--no-such"]),
+        (["lock", "--stak", "mcore"], ["No such option", "--stack", "envbuild lock --help"]),
+        (["lock", "extra"], ["unexpected extra argument", "envbuild lock --help"]),
+        (["lock", "--stack"], ["'--stack' requires an argument"]),
+        (["list"], ["Missing argument", "stacks"]),
+        (["list", "stack"], ["'stack' is not one of 'stacks'"]),
+        (["image", "--format", "tar"], ["'tar'", "oci, sqsh"]),
+        (["certify", "--runtime", "docker"], ["'docker' is not one of"]),
+        (["image", "--stack", "mcore"], ["no target was named", "--target cpu"]),
+    ],
+)
+def test_usage_error_says_what_is_meant(project, arguments, expected, capsys):
+    assert run(arguments) == 2
+    shown, told = capsys.readouterr()
+    assert shown == ""
+    assert told.startswith("error: ")
+    assert "Traceback" not in told
+    for part in expected:
+        assert part in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["lock", "--stack", "mcor", "--target", "cpu"], 3, "Did you mean 'mcore'?"),
+        (["lock", "--stack", "mcore", "--target", "h900"], 3, "there is no target 'h900'"),
+        (["lock", "--stack", "mcore", "--target", "cpu", "--base", "debian13"], 3, "there is no base 'debian13'"),
+        (["image", "--stack", "mcore", "--target", "cpu", "--base", "../x"], 3, "there is no base '../x'"),
+        (["certify", "--stack", "mcore", "--target", "cpu", "--matrix", "no", "--print-cases"], 3, "no matrix 'no'"),
+        (["certify", "--stack", "mcore", "--target", "cpu", "--only", "no", "--print-cases"], 2, "no case 'no'"),
+    ],
+)
+def test_unknown_names(project, arguments, code, expected, capsys):
+    assert run(arguments) == code
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list", "no", "--json"], ["lock", "--stack", "no", "--json", "--target", "cpu"], ["no", "--json"]]
+)
+def test_json_error_is_one_object_on_stdout(project, arguments, capsys):
+    code = run(arguments)
+    shown, told = capsys.readouterr()
+    error = json.loads(shown)["error"]
+    assert set(error) == {"kind", "exit_code", "what", "why", "fix", "log", "known"}
+    assert error["exit_code"] == code != 0
+    assert error["what"]
+    assert error["known"] == []
+    assert told.startswith("error: ")
+
+
+def test_known_failure_is_named_with_its_cure(project, capsys):
+    """The signature is found in the explanation of a user's own broken file."""
+    stack = project / "envs" / "stacks" / "mine.toml"
+    stack.parent.mkdir(parents=True)
+    stack.write_text("x = \"ModuleNotFoundError: No module named 'torch'\" y\n")
+    assert run(["lock", "--stack", "mine", "--target", "cpu", "--json"]) == 3
+    shown, told = capsys.readouterr()
+    assert [known["id"] for known in json.loads(shown)["error"]["known"]] == ["BI01"]
+    assert "known failure BI01" in told
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_list(project, kind, capsys):
+    assert run(["list", kind, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)[kind]
+    assert rows
+    for row in rows:
+        assert Path(row["path"]).is_file()
+        assert Path(row["path"]).stem == row["name"]
+        assert row["summary"]
+        assert ("targets" in row) == (kind == "stacks")
+    assert run(["list", kind]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == [row["name"] for row in rows]
+
+
+def test_list_shows_the_users_own_first_and_tells_what_is_broken(project, capsys):
+    own = project / "envs" / "targets" / "mine.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text('summary = "my target"\ndevice = "cpu"\nplatform = "linux/amd64"\n')
+    assert run(["list", "targets"]) == 0
+    assert "mine  my target  [envs/targets/mine.toml]" in capsys.readouterr().out
+    own.write_text("sumary = 1\n")
+    assert run(["list", "targets"]) == 3
+    assert "mine.toml:1" in capsys.readouterr().err
+
+
+def test_schema_of_one_kind_and_of_all(project, capsys):
+    assert run(["schema", "--json"]) == 0
+    schemas = json.loads(capsys.readouterr().out)
+    assert set(schemas) == {*KINDS, "site"}
+    for kind, schema in schemas.items():
+        jsonschema.Draft202012Validator.check_schema(schema)
+        assert run(["schema", kind]) == 0
+        assert json.loads(capsys.readouterr().out) == schema
+
+
+def test_schema_into_files(project, capsys):
+    assert run(["schema", "--into", "schemas", "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)["written"]
+    assert sorted(Path(name).name for name in written) == sorted(f"{kind}.schema.json" for kind in [*KINDS, "site"])
+    assert all(json.loads(Path(name).read_text())["additionalProperties"] is False for name in written)
+
+
+def test_print_cases(project, capsys):
+    arguments = ["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--print-cases"]
+    assert run([*arguments, "--json"]) == 0
+    cases = json.loads(capsys.readouterr().out)["cases"]
+    assert [(case["id"], case["processes"]) for case in cases][-1] == ("gpt-fp32-tp2-pp2", 4)
+    assert run([*arguments, "--only", "gpt-fp32-dp2"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["gpt-fp32-baseline  1 process", "gpt-fp32-dp2       2 processes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["image"], "there is no lock of stack mine on base debian12"),
+        (["certify"], "there is no lock of stack mine on base debian12"),
+    ],
+)
+def test_command_without_what_it_needs_names_the_command_that_makes_it(project, arguments, expected, capsys):
+    stack = project / "envs" / "stacks" / "mine.toml"
+    stack.parent.mkdir(parents=True)
+    assert run(["list", "stacks", "--json"]) == 0
+    path = next(row["path"] for row in json.loads(capsys.readouterr().out)["stacks"] if row["name"] == "mcore")
+    stack.write_text(Path(path).read_text())
+    assert run([*arguments, "--stack", "mine", "--target", "cpu", "--base", "debian12"]) == 3
+    told = capsys.readouterr().err
+    assert expected in told
+    assert "envbuild lock --stack mine --base debian12" in told
+
+
+def test_tampered_lock_is_refused_with_the_way_out(project, capsys):
+    make_lock(project / "lockfiles" / "mcore" / "debian12")
+    (project / "lockfiles" / "mcore" / "debian12" / "main.txt").write_text("evil==1\n")
+    for command in ("lock", "image", "certify"):
+        assert run([command, "--stack", "mcore", "--target", "cpu", "--base", "debian12"]) == 5
+        told = capsys.readouterr().err
+        assert "was changed after it was made" in told
+        assert "--upgrade" in told
+
+
+def test_fault_of_ours_says_so_and_shows_the_traceback(project, monkeypatch, capsys):
+    import envbuild.cli.common
+
+    monkeypatch.setattr(envbuild.cli.common.Catalog, "open", lambda _: 1 // 0)
+    assert run(["list", "stacks"]) == 1
+    told = capsys.readouterr().err
+    assert "envbuild has a fault: ZeroDivisionError" in told
+    assert "Traceback" in told
+    assert "report" in told
+
+
+def test_error_of_the_machine_that_nobody_caught_has_no_traceback(project, monkeypatch, capsys):
+    import envbuild.cli.common
+
+    def refuse(_):
+        raise PermissionError(13, "Permission denied", "/some/file")
+
+    monkeypatch.setattr(envbuild.cli.common.Catalog, "open", refuse)
+    assert run(["list", "stacks"]) == 11
+    told = capsys.readouterr().err
+    assert "/some/file" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("content", [None, "[broken"])
+def test_site_configuration_that_is_wrong(project, content, monkeypatch, capsys):
+    path = project / "config.toml"
+    if content:
+        path.write_text(content)
+    monkeypatch.setenv("ENVBUILD_CONFIG", str(path))
+    assert run(["lock", "--stack", "mcore", "--target", "cpu"]) == 3
+    assert str(path) in capsys.readouterr().err
+
+
+def test_cache_that_cannot_be_made(project, monkeypatch, capsys):
+    (project / "file").write_text("")
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(project / "file" / "cache"))
+    assert run(["lock", "--stack", "mcore", "--target", "cpu", "--base", "debian12"]) == 11
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["schema"], ["list", "stacks"], ["--help"], ["lock", "--help"]])
+def test_reader_that_leaves_makes_no_noise(project, arguments):
+    """As `envbuild schema | head -1` does, only sooner: nobody reads at all."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*ENVBUILD, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize("arguments", [["lock", "--stack", "no", "--target", "cpu", "--json"], ["no", "--json"]])
+def test_reader_that_leaves_does_not_turn_a_failure_into_success(project, arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*ENVBUILD, *arguments], stdout=writer, stderr=writer)
+    os.close(writer)
+    assert done.returncode == run(arguments) != 0
+
+
+def test_head_makes_no_noise(project):
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", '"$@" | head -1', "bash", *ENVBUILD, "schema"], capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("{\n", "", 0)
+
+
+def interrupt(project: Path, number: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Send a signal while `lock` waits for the lock that another process holds."""
+    from envbuild.core.digests import sha256_bytes, short
+    from envbuild.core.locks import exclusive
+
+    place = project / "lockfiles" / "mcore" / "debian12"
+    key = short(sha256_bytes(str(place.resolve()).encode()))
+    command = [*ENVBUILD, "lock", "--stack", "mcore", "--target", "cpu", "--base", "debian12", *arguments]
+    with exclusive(project.parent / "cache" / "locks" / f"lockfiles-{key}.lock"):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        lines = []
+        assert process.stderr is not None
+        while not lines or "waiting" not in lines[-1]:
+            lines.append(process.stderr.readline())
+            assert lines[-1]
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_ends_with_130_and_no_traceback(project, number):
+    done = interrupt(project, number)
+    assert done.returncode == 130
+    assert "error: interrupted" in done.stderr
+    assert "Run the same command again" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert not (project / "lockfiles").exists()
+
+
+def test_interrupt_with_json_is_an_object(project):
+    done = interrupt(project, signal.SIGINT, "--json")
+    assert done.returncode == 130
+    assert json.loads(done.stdout)["error"]["kind"] == "InterruptedByUserError"

@@ -1,0 +1,67 @@
+"""One class of error, one exit code, one table."""
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from envbuild.catalog.data import data_root
+from envbuild.core import errors
+from envbuild.core.errors import ERROR_CLASSES, EnvbuildError, InterruptedByUserError, disk_full
+
+# The table of the design; a code never changes its meaning.
+DESIGN = {
+    "InternalError": 1,
+    "UsageError": 2,
+    "ConfigurationError": 3,
+    "ResolutionError": 4,
+    "CheckRefusedError": 5,
+    "BuildError": 6,
+    "CertificationFailedError": 7,
+    "CertificationCannotRunError": 8,
+    "PublicationRefusedError": 9,
+    "NetworkError": 10,
+    "MachineError": 11,
+    "InterruptedByUserError": 130,
+}
+
+
+def test_exit_codes_are_those_of_the_design():
+    assert {cls.__name__: cls.exit_code for cls in ERROR_CLASSES} == DESIGN
+
+
+def test_every_error_class_is_listed():
+    defined = {cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, EnvbuildError)} - {
+        EnvbuildError
+    }
+    assert defined == set(ERROR_CLASSES)
+
+
+def test_meanings_differ():
+    assert len({cls.meaning for cls in ERROR_CLASSES}) == len(ERROR_CLASSES)
+
+
+def test_docs_table_lists_exactly_the_error_classes():
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", (data_root() / "docs" / "exit-codes.md").read_text(), re.MULTILINE)
+    expected = [("0", "done, or nothing to do"), *((str(cls.exit_code), cls.meaning) for cls in ERROR_CLASSES)]
+    assert rows == expected
+
+
+@pytest.mark.parametrize("cls", [cls for cls in ERROR_CLASSES if cls is not InterruptedByUserError])
+def test_json_says_what_why_and_fix(cls):
+    error = cls("it failed", why="because", fix="do this", log=Path("/some/log"))
+    assert json.loads(json.dumps(error.as_json())) == {
+        "kind": cls.__name__,
+        "exit_code": cls.exit_code,
+        "what": "it failed",
+        "why": "because",
+        "fix": "do this",
+        "log": "/some/log",
+    }
+
+
+@pytest.mark.parametrize("error", [InterruptedByUserError(), disk_full(Path("/some/disk"))])
+def test_ready_made_errors_say_what_why_and_fix(error):
+    assert all(error.as_json()[key] for key in ("what", "why", "fix"))

@@ -1,0 +1,224 @@
+"""Files and trees appear whole or not at all, also when the process or the disk gives up."""
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+from helpers.processes import in_child, unprivileged
+
+from envbuild.core import files
+from envbuild.core.errors import MachineError
+from envbuild.core.files import link_or_copy, machine_errors, os_error, remove_tree, replace_tree, write_atomic
+
+
+@pytest.fixture
+def open_dir():
+    """A directory that a process without root can reach; pytest's own are closed to others."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o777)
+    yield path
+    shutil.rmtree(path)
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+@pytest.mark.parametrize(("data", "expected"), [("ü\n", b"\xc3\xbc\n"), (b"\x00\xff", b"\x00\xff")])
+def test_write_atomic_makes_folders_and_sets_the_mode(tmp_path, data, expected):
+    path = tmp_path / "a" / "b" / "file"
+    write_atomic(path, data, mode=0o600)
+    assert path.read_bytes() == expected
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert entries(path.parent) == ["file"]
+
+
+def test_write_atomic_keeps_the_old_file_when_killed_in_the_middle(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_atomic(path, "old")
+    monkeypatch.setattr(files.os, "fsync", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    assert in_child(lambda: write_atomic(path, "new")) == -signal.SIGKILL
+    assert path.read_text() == "old"
+
+
+def test_write_atomic_keeps_the_old_file_when_the_file_system_refuses(tmp_path):
+    path = tmp_path / "file"
+    write_atomic(path, "old")
+
+    def write_too_much() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        with pytest.raises(MachineError, match="cannot write") as caught:
+            write_atomic(path, "x" * 8192)
+        assert "File too large" in caught.value.why
+
+    assert in_child(write_too_much) == 0
+    assert path.read_text() == "old"
+    assert entries(tmp_path) == ["file"]
+
+
+def test_write_atomic_explains_a_folder_without_permission(open_dir):
+    (open_dir / "closed").mkdir(mode=0o555)
+
+    def write() -> None:
+        with pytest.raises(MachineError, match="no permission to write") as caught:
+            write_atomic(open_dir / "closed" / "file", "x")
+        assert "ENVBUILD_CACHE_DIR" in caught.value.fix
+
+    assert unprivileged(write) == 0
+
+
+def test_machine_errors_explains_a_full_disk(tmp_path):
+    with pytest.raises(MachineError, match="is full") as caught, machine_errors(tmp_path):
+        Path("/dev/full").write_bytes(b"x")
+    assert str(tmp_path) in caught.value.what
+    assert "ENVBUILD_CACHE_DIR" in caught.value.fix
+
+
+def test_machine_errors_explains_a_file_in_the_way(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match="cannot write"):
+        write_atomic(tmp_path / "file" / "below", "x")
+
+
+def test_machine_errors_lets_our_own_errors_pass(tmp_path):
+    mine = MachineError("mine")
+    with pytest.raises(MachineError) as caught, machine_errors(tmp_path):
+        raise mine
+    assert caught.value is mine
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (errno.ENOSPC, "is full"),
+        (errno.EDQUOT, "is full"),
+        (errno.EACCES, "no permission"),
+        (errno.EPERM, "no permission"),
+        (errno.EROFS, "no permission"),
+        (errno.EIO, "cannot write"),
+    ],
+)
+def test_os_error_by_number(number, text):
+    error = os_error(OSError(number, os.strerror(number), "/some/file"), Path("/elsewhere"))
+    assert isinstance(error, MachineError)
+    assert text in error.what
+    assert error.fix
+
+
+def make_tree(folder: Path, text: str) -> Path:
+    (folder / "below").mkdir(parents=True)
+    (folder / "below" / "file").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("existing", [True, False])
+def test_replace_tree(tmp_path, existing):
+    final = tmp_path / "place" / "final"
+    if existing:
+        make_tree(final, "old")
+        (final / "only-in-old").write_text("")
+    replace_tree(make_tree(tmp_path / "staged", "new"), final)
+    assert (final / "below" / "file").read_text() == "new"
+    assert entries(final) == ["below"]
+    assert entries(final.parent) == ["final"]
+    assert entries(tmp_path) == ["place"]
+
+
+def test_replace_tree_brings_the_old_tree_back_when_the_new_one_cannot_come(tmp_path):
+    final = make_tree(tmp_path / "place" / "final", "old")
+    with pytest.raises(MachineError):
+        replace_tree(tmp_path / "missing", final)
+    assert (final / "below" / "file").read_text() == "old"
+    assert entries(final.parent) == ["final"]
+
+
+def test_replace_tree_killed_between_the_renames_loses_nothing(tmp_path, monkeypatch):
+    final, staged = make_tree(tmp_path / "final", "old"), make_tree(tmp_path / "staged", "new")
+    rename = Path.rename
+
+    def rename_then_die(self, target):
+        rename(self, target)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(Path, "rename", rename_then_die)
+    assert in_child(lambda: replace_tree(staged, final)) == -signal.SIGKILL
+    assert [path.read_text() for path in tmp_path.glob(".final.old.*/final/below/file")] == ["old"]
+    assert (staged / "below" / "file").read_text() == "new"
+
+
+def test_link_or_copy_links_on_one_disk_and_replaces(tmp_path):
+    (tmp_path / "source").write_text("new")
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place" / "copy").write_text("old")
+    link_or_copy(tmp_path / "source", tmp_path / "place" / "copy")
+    assert (tmp_path / "place" / "copy").samefile(tmp_path / "source")
+    assert entries(tmp_path / "place") == ["copy"]
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
+def test_link_or_copy_copies_where_links_are_refused(tmp_path, monkeypatch, number):
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files.os, "link", refuse)
+    (tmp_path / "source").write_text("content")
+    link_or_copy(tmp_path / "source", tmp_path / "copy")
+    assert (tmp_path / "copy").read_text() == "content"
+    assert not (tmp_path / "copy").samefile(tmp_path / "source")
+    assert entries(tmp_path) == ["copy", "source"]
+
+
+def test_link_or_copy_across_disks(tmp_path):
+    other = Path("/proc/self/status")  # on a file system of its own, wherever the tests run
+    link_or_copy(other, tmp_path / "copy")
+    assert (tmp_path / "copy").read_text().startswith("Name:")
+
+
+def test_link_or_copy_without_its_source_leaves_nothing(tmp_path):
+    with pytest.raises(MachineError):
+        link_or_copy(tmp_path / "missing", tmp_path / "copy")
+    assert entries(tmp_path) == []
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o300, 0o555])
+def test_remove_tree_opens_closed_folders(open_dir, mode):
+    def make_and_remove() -> None:
+        tree = make_tree(open_dir / "tree", "x")
+        (tree / "below").chmod(mode)
+        tree.chmod(mode)
+        remove_tree(tree)
+        assert not tree.exists()
+
+    assert unprivileged(make_and_remove) == 0
+
+
+def test_remove_tree_does_not_follow_links(tmp_path):
+    outside = make_tree(tmp_path / "outside", "x")
+    outside.chmod(0o555)
+    tree = make_tree(tmp_path / "tree", "x")
+    (tree / "link").symlink_to(outside)
+    (tmp_path / "link").symlink_to(outside)
+    remove_tree(tree)
+    remove_tree(tmp_path / "link")
+    assert entries(tmp_path) == ["outside"]
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o555
+
+
+def test_remove_tree_takes_files_and_missing_paths(tmp_path):
+    (tmp_path / "file").write_text("")
+    remove_tree(tmp_path / "file")
+    remove_tree(tmp_path / "missing")
+    assert entries(tmp_path) == []
+
+
+def test_space_is_low_looks_at_the_nearest_folder_that_exists(tmp_path, monkeypatch):
+    assert files.space_is_low(tmp_path / "not" / "there") is False
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    monkeypatch.setattr(files, "LOW_SPACE_BYTES", free * 2)
+    assert files.space_is_low(tmp_path / "not" / "there") is True

@@ -1,0 +1,96 @@
+"""File locks between real processes."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from helpers.processes import forked, in_child, wait_until
+
+from envbuild.core.errors import MachineError
+from envbuild.core.locks import exclusive, exclusive_if_free
+
+
+def hold(path: Path, mark: Path) -> None:
+    with exclusive(path):
+        mark.write_text("")
+        time.sleep(60)
+
+
+def is_free(path: Path) -> bool:
+    with exclusive_if_free(path) as free:
+        return free
+
+
+def test_exclusive_keeps_a_second_process_out_until_the_first_is_killed(tmp_path):
+    lock, mark = tmp_path / "locks" / "key.lock", tmp_path / "mark"
+    waits: list[int] = []
+    with forked(lambda: hold(lock, mark)) as holder:
+        wait_until(mark.exists)
+        assert not is_free(lock)
+
+        def on_wait() -> None:
+            waits.append(1)
+            os.kill(holder, signal.SIGKILL)
+
+        with exclusive(lock, on_wait=on_wait):
+            assert waits == [1]
+            assert in_child(lambda: is_free(lock) and os._exit(3)) == 0
+
+
+def test_exclusive_does_not_wait_for_a_free_lock(tmp_path):
+    with exclusive(tmp_path / "lock", on_wait=lambda: pytest.fail("waited")):
+        pass
+    with exclusive(tmp_path / "lock", on_wait=lambda: pytest.fail("waited")):
+        pass
+
+
+def test_exclusive_is_released_by_an_exception(tmp_path):
+    with pytest.raises(ZeroDivisionError), exclusive(tmp_path / "lock"):
+        raise ZeroDivisionError
+    assert is_free(tmp_path / "lock")
+
+
+def test_exclusive_two_processes_never_inside_at_once(tmp_path):
+    lock, log = tmp_path / "lock", tmp_path / "log"
+
+    def work() -> None:
+        for _ in range(20):
+            with exclusive(lock), log.open("a") as stream:
+                print("in", file=stream, flush=True)
+                time.sleep(0.001)
+                print("out", file=stream, flush=True)
+
+    with forked(work) as other:
+        work()
+        assert os.waitpid(other, 0)[1] == 0
+    assert log.read_text() == "in\nout\n" * 40
+
+
+def test_exclusive_makes_a_new_file_when_the_holder_removed_it(tmp_path):
+    """Else the one who waited would hold a file that nobody else can see."""
+    lock, mark = tmp_path / "lock", tmp_path / "mark"
+
+    def hold_and_remove() -> None:
+        with exclusive(lock):
+            mark.write_text("")
+            wait_until(lambda: not mark.exists())
+            lock.unlink()
+
+    with forked(hold_and_remove):
+        wait_until(mark.exists)
+        with exclusive(lock, on_wait=mark.unlink):
+            assert lock.exists()
+            assert in_child(lambda: is_free(lock) and os._exit(3)) == 0
+
+
+def test_exclusive_if_free_without_a_file_makes_none(tmp_path):
+    assert not is_free(tmp_path / "lock")
+    assert not (tmp_path / "lock").exists()
+
+
+def test_exclusive_explains_a_place_it_cannot_write(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError), exclusive(tmp_path / "file" / "lock"):
+        pass

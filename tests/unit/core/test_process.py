@@ -1,0 +1,333 @@
+"""Programs are run for real: small Python and shell children."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers.processes import alive, forked, in_child, wait_until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envbuild.core import process
+from envbuild.core.errors import BuildError, MachineError, NetworkError
+from envbuild.core.process import describe_status, find_tool, mask, run, tail
+
+# A parent that starts a child of its own, writes both pids into the folder given, and waits.
+FAMILY = """\
+import os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+child = os.fork()
+name = "parent" if child else "child"
+(folder / (name + ".part")).write_text(str(os.getpid()))
+(folder / (name + ".part")).rename(folder / name)
+time.sleep(60)
+"""
+
+
+def python(code: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-S", "-c", code, *map(str, arguments)]
+
+
+def sh(code: str, *arguments: str) -> list[str]:
+    return ["sh", "-c", code, "sh", *arguments]
+
+
+def family(folder: Path) -> list[int]:
+    files = [folder / "parent", folder / "child"]
+    wait_until(lambda: all(file.exists() for file in files))
+    return [int(file.read_text()) for file in files]
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, 255])
+def test_run_returns_the_exit_status(status):
+    finished = run(sh(f"exit {status}"), what="try", check=False)
+    assert finished.status == status
+    assert finished.argv[0] == "sh"
+
+
+def test_run_returns_the_signal_that_ended_a_program():
+    assert run(sh("kill -KILL $$"), what="try", check=False).status == -signal.SIGKILL
+
+
+def test_run_raises_the_error_asked_for_with_the_last_lines(tmp_path):
+    with pytest.raises(NetworkError, match="cannot fetch it: sh exited with status 7") as caught:
+        run(sh("seq 100; exit 7"), what="fetch it", error=NetworkError, fix="plug it in", log=tmp_path / "log")
+    assert caught.value.why.splitlines() == [str(number) for number in range(71, 101)]
+    assert caught.value.fix == "plug it in"
+    assert caught.value.log == tmp_path / "log"
+
+
+def test_run_names_the_command_when_it_printed_nothing():
+    with pytest.raises(BuildError) as caught:
+        run(sh("exit 1", "two words"), what="try")
+    assert "'two words'" in caught.value.why
+
+
+def test_run_joins_stdout_and_stderr_in_order():
+    assert run(sh("echo a; echo b >&2; echo c"), what="try").output == "a\nb\nc\n"
+
+
+def test_run_hands_on_lines_as_they_come(tmp_path):
+    """The program waits for a file that is made when its first line arrives."""
+    lines: list[str] = []
+
+    def on_line(line: str) -> None:
+        lines.append(line)
+        (tmp_path / "seen").touch()
+
+    run(
+        sh('echo first; until [ -e "$1" ]; do sleep 0.01; done; printf "50%%\\rlast"', str(tmp_path / "seen")),
+        what="try",
+        on_line=on_line,
+        timeout_seconds=20,
+    )
+    assert lines == ["first", "50%", "last"]
+
+
+def test_run_line_split_over_two_writes_is_one_line():
+    lines: list[str] = []
+    run(sh("printf one; sleep 0.05; echo ' line'"), what="try", on_line=lines.append)
+    assert lines == ["one line"]
+
+
+def test_run_output_that_is_no_utf8():
+    assert run(sh(r"printf '\377'"), what="try").output == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_run_log_holds_command_and_output_and_is_appended_to(tmp_path):
+    log = tmp_path / "logs" / "log"
+    run(sh('echo "$1"', "two words"), what="try", log=log)
+    run(sh("echo no; exit 1"), what="try", log=log, check=False)
+    assert log.read_text() == "$ sh -c 'echo \"$1\"' sh 'two words'\ntwo words\n$ sh -c 'echo no; exit 1' sh\nno\n"
+
+
+def test_run_masks_credentials_in_the_log_and_the_error(tmp_path):
+    with pytest.raises(BuildError) as caught:
+        run(sh("exit 1", "https://me:secret@host/simple"), what="try", log=tmp_path / "log")
+    for text in (caught.value.why, (tmp_path / "log").read_text()):
+        assert "secret" not in text
+        assert "https://***@host/simple" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("--index=https://user:pass@host/x", "--index=https://***@host/x"),
+        ("https://token@host", "https://***@host"),
+        ("https://host/path@1.0 and me@host", "https://host/path@1.0 and me@host"),
+        ("pkg @ git+ssh://git@host/a b://c:d@e/", "pkg @ git+ssh://***@host/a b://***@e/"),
+    ],
+)
+def test_mask(text, expected):
+    assert mask(text) == expected
+
+
+@pytest.mark.parametrize("code", ["true", "echo output"])
+def test_run_full_disk_under_the_log_is_an_error_that_says_so(code):
+    with pytest.raises(MachineError, match="is full"):
+        run(sh(code), what="try", log=Path("/dev/full"))
+
+
+def test_run_says_disk_full_when_a_program_failed_on_a_full_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "space_is_low", lambda path: path == tmp_path)
+    with pytest.raises(MachineError, match="is full"):
+        run(sh("exit 1"), what="try", working_on=tmp_path)
+    assert run(sh("exit 0"), what="try", working_on=tmp_path).status == 0
+
+
+def test_run_environment_is_complete_and_directory_is_set(tmp_path):
+    finished = run(["/bin/sh", "-c", "pwd; env"], what="try", env={"ONLY": "this"}, cwd=tmp_path)
+    lines = finished.output.splitlines()
+    assert lines[0] == str(tmp_path)
+    assert "ONLY=this" in lines
+    assert not any(line.startswith("HOME=") for line in lines)
+
+
+def test_run_finds_the_program_on_the_path_of_the_environment_given(tmp_path):
+    (tmp_path / "tool").write_text("#!/bin/sh\necho mine\n")
+    (tmp_path / "tool").chmod(0o755)
+    assert run(["tool"], what="try", env={"PATH": str(tmp_path)}).output == "mine\n"
+
+
+@pytest.mark.parametrize("word", ["no-such-program-anywhere", "/no/such/program", "/etc/passwd", "/"])
+def test_run_program_that_does_not_start_is_an_error_of_the_machine(word):
+    with pytest.raises(MachineError, match="does not start") as caught:
+        run([word], what="try")
+    assert word in caught.value.what
+
+
+EVIL = ["", " ", "two words", "a'b\"c`d$e\\f", "new\nline", "ü→🚀", "--flag", "-", "--", "*", "~", "$(id)", "a;b|c>d"]
+
+
+def test_run_arguments_arrive_unharmed():
+    finished = run(python("import json, sys; print(json.dumps(sys.argv[1:]))", *EVIL), what="try")
+    assert json.loads(finished.output) == EVIL
+
+
+@settings(max_examples=25)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=10), max_size=4))
+def test_run_any_arguments_arrive_unharmed(arguments):
+    finished = run(["/usr/bin/printf", r"%s\0", *arguments], what="try")
+    assert finished.output == "".join(f"{word}\0" for word in arguments or [""])
+
+
+def test_run_feeds_stdin_and_else_gives_none():
+    assert run(["cat"], what="try", stdin=b"fed").output == "fed"
+    assert run(["cat"], what="try", stdin=b"").output == ""
+    assert run(["cat"], what="try").output == ""
+
+
+def test_run_large_input_and_output_do_not_deadlock(tmp_path):
+    data = b"0123456789abcde\n" * (10 * 1024 * 1024 // 16)
+    finished = run(["cat"], what="try", stdin=data, log=tmp_path / "log", timeout_seconds=30)
+    assert finished.output.encode() == data
+    assert (tmp_path / "log").read_bytes() == b"$ cat\n" + data
+
+
+def test_run_program_that_does_not_read_its_input():
+    assert run(sh("echo done"), what="try", stdin=b"x" * 1_000_000, timeout_seconds=30).output == "done\n"
+
+
+def test_run_timeout_kills_grandchildren_too(tmp_path):
+    seen: list[int] = []
+
+    def watch() -> None:
+        seen.extend(family(tmp_path))
+
+    started = time.monotonic()
+    with pytest.raises(BuildError, match="ran longer than 1 s") as caught:
+        run(python(f"print(flush=True)\n{FAMILY}", tmp_path), what="try", timeout_seconds=1, on_line=lambda _: watch())
+    assert time.monotonic() - started < 1 + process.KILL_GRACE_SECONDS
+    assert "import os" in caught.value.why
+    assert len(seen) == 2
+    wait_until(lambda: not any(map(alive, seen)))
+
+
+def test_run_timeout_kills_what_ignores_sigterm(monkeypatch):
+    monkeypatch.setattr(process, "KILL_GRACE_SECONDS", 0.1)
+    pids: list[int] = []
+    with pytest.raises(BuildError):
+        run(
+            sh("trap '' TERM; echo $$; while :; do sleep 0.1; done"),
+            what="try",
+            timeout_seconds=0.5,
+            on_line=lambda line: pids.append(int(line)),
+        )
+    assert not alive(pids[0])
+
+
+def test_run_timeout_holds_for_a_program_that_closes_its_output():
+    with pytest.raises(BuildError, match="ran longer"):
+        run(sh("exec >&- 2>&-; sleep 60"), what="try", timeout_seconds=0.3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_run_kills_the_group_when_interrupted(tmp_path, number):
+    def work() -> None:
+        signal.signal(number, signal.default_int_handler)
+        with pytest.raises(KeyboardInterrupt):
+            run(python(FAMILY, tmp_path), what="try")
+
+    with forked(work) as parent:
+        pids = family(tmp_path)
+        assert all(map(alive, pids))
+        os.kill(parent, number)
+        assert os.waitpid(parent, 0)[1] == 0
+        wait_until(lambda: not any(map(alive, pids)))
+
+
+def test_run_interrupted_twice_still_kills(tmp_path):
+    """The second Ctrl-C comes while the program is given time to end."""
+    code = 'trap \'touch "$1/asked"\' TERM; echo $$ > "$1/pid.part"; mv "$1/pid.part" "$1/pid"; '
+    code += "while :; do sleep 0.05; done"
+
+    def work() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            run(sh(code, str(tmp_path)), what="try")
+
+    with forked(work) as parent:
+        wait_until((tmp_path / "pid").exists)
+        os.kill(parent, signal.SIGINT)
+        wait_until((tmp_path / "asked").exists)
+        os.kill(parent, signal.SIGINT)
+        assert os.waitpid(parent, 0)[1] == 0
+        assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_run_program_that_is_ended_may_print_and_clean_up(tmp_path):
+    with pytest.raises(BuildError):
+        run(
+            sh("trap 'echo cleaning; touch \"$1/cleaned\"; exit 1' TERM; while :; do sleep 0.05; done", str(tmp_path)),
+            what="try",
+            timeout_seconds=0.3,
+        )
+    assert (tmp_path / "cleaned").exists()
+
+
+def test_run_program_dies_with_a_killed_parent(tmp_path):
+    with forked(lambda: run(python(FAMILY, tmp_path), what="try")) as parent:
+        child, _ = pids = family(tmp_path)
+        try:
+            os.kill(parent, signal.SIGKILL)
+            wait_until(lambda: not alive(child))
+        finally:
+            for pid in filter(alive, pids):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_run_error_in_on_line_kills_the_program():
+    pids: list[int] = []
+
+    def on_line(line: str) -> None:
+        pids.append(int(line))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(sh("echo $$; exec sleep 60"), what="try", on_line=on_line)
+    assert not alive(pids[0])
+
+
+def test_run_leaves_no_open_files():
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def work() -> None:
+        before = count()
+        for _ in range(3):
+            run(["cat"], what="try", stdin=b"x")
+            run(sh("exit 1"), what="try", check=False)
+        assert count() == before
+
+    assert in_child(work) == 0
+
+
+def test_find_tool_looks_in_sbin_too(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert find_tool("ldconfig", "libc-bin") in (Path("/usr/sbin/ldconfig"), Path("/sbin/ldconfig"))
+
+
+def test_find_tool_names_the_package_of_a_missing_program():
+    with pytest.raises(MachineError, match="no-such-tool is not installed") as caught:
+        find_tool("no-such-tool", "some-package")
+    assert "apt-get install some-package" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (2, "exited with status 2"),
+        (-15, "was ended by SIGTERM"),
+        (-9, "was ended by SIGKILL (often: the machine ran out of memory)"),
+        (-200, "was ended by signal 200"),
+    ],
+)
+def test_describe_status(status, words):
+    assert describe_status(status) == words
+
+
+def test_tail_keeps_the_last_lines():
+    assert tail("a\nb\nc\n\n", lines=2) == "b\nc"

@@ -1,0 +1,82 @@
+"""The parallel gzip: readable by everyone, and the same bytes whatever the machine."""
+
+import gzip
+import hashlib
+import os
+import random
+
+import pytest
+
+from envbuild.core.errors import MachineError
+from envbuild.image import gzips
+from envbuild.image.gzips import BLOCK_BYTES, GzipWriter
+
+SIZES = [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES + 17]
+
+
+def content(size: int) -> bytes:
+    """Half of it compresses, with matches that reach back over the border of blocks."""
+    noise = random.Random(size).randbytes(4096)
+    return (noise + b"words " * 700)[: size or None] * (size // 8000 + 1) if size else b""
+
+
+def compress(path, pieces) -> GzipWriter:
+    with GzipWriter(path) as writer:
+        for piece in pieces:
+            writer.write(piece)
+    return writer
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gzip_gives_back_what_went_in(tmp_path, size):
+    data = content(size)[:size]
+    writer = compress(tmp_path / "x.gz", [data])
+    assert gzip.decompress((tmp_path / "x.gz").read_bytes()) == data
+    assert writer.plain_bytes == len(data)
+    assert writer.bytes == (tmp_path / "x.gz").stat().st_size
+
+
+def test_gzip_knows_both_digests(tmp_path):
+    data = content(BLOCK_BYTES * 2)
+    writer = compress(tmp_path / "x.gz", [data])
+    assert writer.plain_digest == "sha256:" + hashlib.sha256(data).hexdigest()
+    assert writer.digest == "sha256:" + hashlib.sha256((tmp_path / "x.gz").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("processors", [1, 3, 16])
+def test_gzip_does_not_depend_on_the_number_of_processors(tmp_path, monkeypatch, processors):
+    data = content(BLOCK_BYTES * 9)
+    compress(tmp_path / "here.gz", [data])
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    compress(tmp_path / "there.gz", [data])
+    assert (tmp_path / "here.gz").read_bytes() == (tmp_path / "there.gz").read_bytes()
+
+
+def test_gzip_does_not_depend_on_how_the_data_comes(tmp_path):
+    data = content(BLOCK_BYTES * 2 + 5)
+    compress(tmp_path / "whole.gz", [data])
+    compress(tmp_path / "pieces.gz", [data[i : i + 99_991] for i in range(0, len(data), 99_991)])
+    assert (tmp_path / "whole.gz").read_bytes() == (tmp_path / "pieces.gz").read_bytes()
+
+
+def test_gzip_header_names_no_file_and_no_time(tmp_path):
+    compress(tmp_path / "x.gz", [b"data"])
+    assert (tmp_path / "x.gz").read_bytes()[:10] == bytes.fromhex("1f8b08000000000000ff")
+
+
+def test_gzip_blocks_use_what_came_before(tmp_path):
+    """Without the window of the block before, repeated noise would not shrink at block borders."""
+    noise = random.Random(1).randbytes(gzips.WINDOW_BYTES // 2)
+    writer = compress(tmp_path / "x.gz", [noise * (4 * BLOCK_BYTES // len(noise))])
+    assert writer.bytes < 4 * len(noise)
+
+
+def test_gzip_full_disk_is_named(tmp_path):
+    (tmp_path / "x.gz").symlink_to("/dev/full")
+    with pytest.raises(MachineError, match="full"), GzipWriter(tmp_path / "x.gz") as writer:
+        writer.write(random.Random(2).randbytes(40 * BLOCK_BYTES))
+
+
+def test_encoder_names_the_library_and_the_level():
+    assert gzips.ENCODER.startswith("zlib 1.")
+    assert gzips.ENCODER.endswith(f"level {gzips.LEVEL}")

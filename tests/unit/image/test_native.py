@@ -1,0 +1,139 @@
+"""The native builder's decisions: what makes an image another one, and when there is nothing to do."""
+
+from pathlib import Path
+
+import pytest
+from helpers.locks import make_lock
+from unit.image.test_record import RECORD
+
+from envbuild.catalog.catalog import Catalog, Machine, definition_digest, select
+from envbuild.catalog.data import data_root
+from envbuild.catalog.site import Site
+from envbuild.core.errors import ConfigurationError, MachineError
+from envbuild.core.progress import SilentReporter
+from envbuild.image import bases, gzips, native
+from envbuild.image.native import build_image, image_key
+from envbuild.image.record import BaseRecord, LayerRecord, dump
+from envbuild.lock.record import read_lock
+from envbuild.store.local import LocalStore
+
+SELECTION = select(Catalog.open(data_root()), "mcore", "cpu", "debian12", Machine("debian", "12"))
+BASE_DIGEST = "sha256:base"
+BOTH = ("oci", "sqsh")
+
+
+@pytest.fixture(autouse=True)
+def _tools(monkeypatch):
+    """Versions of tools that a machine running unit tests need not have."""
+    monkeypatch.setattr(bases, "mmdebstrap_version", lambda: "mmdebstrap 1.3.5")
+    monkeypatch.setattr(native, "mksquashfs_version", lambda: "mksquashfs version 4.5.1")
+    monkeypatch.setattr(native, "uv_version", lambda: "0.13.8")
+
+
+@pytest.fixture
+def lock(tmp_path):
+    make_lock(tmp_path / "lock")
+    directory = read_lock(tmp_path / "lock")
+    base = directory.lock.base.model_copy(update={"definition_digest": definition_digest(SELECTION.base)})
+    return type(directory)(directory.path, directory.lock.model_copy(update={"base": base}))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path / "store", SilentReporter())
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(
+        cache_dir=tmp_path / "store", ca_bundle=None, apt_mirror=None, find_links=(), torch_index="https://t/{build}"
+    )
+
+
+def put_base(store):
+    layer = LayerRecord(name="base", digest="d", diff_id=BASE_DIGEST, size_bytes=1, unpacked_bytes=1, entries=1)
+    record = BaseRecord(schema="envbuild.base/1", layer=layer, made_by="mmdebstrap 1.3.5", packages={})
+    store.get_or_build(
+        bases.KIND, bases.base_key(SELECTION.base), lambda folder: put(folder / "record.json", dump(record))
+    )
+
+
+def put_image(store, lock, formats):
+    key = image_key(SELECTION, lock, BASE_DIGEST, formats)
+    record = RECORD.model_copy(update={"key": key, "sqsh": RECORD.sqsh if "sqsh" in formats else None})
+    return store.get_or_build(native.KIND, key, lambda folder: put(folder / "record.json", dump(record)))
+
+
+def put(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+
+
+def changed(lock, **fields):
+    return type(lock)(lock.path, lock.lock.model_copy(update=fields))
+
+
+def test_key_is_the_same_for_the_same_things(lock):
+    assert image_key(SELECTION, lock, BASE_DIGEST, BOTH) == image_key(SELECTION, lock, BASE_DIGEST, ["sqsh", "oci"])
+
+
+def test_key_changes_with_whatever_decides_the_bytes(lock, monkeypatch):
+    keys = [image_key(SELECTION, lock, BASE_DIGEST, BOTH)]
+    keys.append(image_key(SELECTION, lock, "sha256:other", BOTH))
+    keys.append(image_key(SELECTION, lock, BASE_DIGEST, ("oci",)))
+    keys.append(image_key(SELECTION, changed(lock, digest="sha256:x"), BASE_DIGEST, BOTH))
+    keys.append(image_key(SELECTION, changed(lock, source_date_epoch=1), BASE_DIGEST, BOTH))
+    monkeypatch.setattr(native, "mksquashfs_version", lambda: "mksquashfs version 4.6.1")
+    keys.append(image_key(SELECTION, lock, BASE_DIGEST, BOTH))
+    monkeypatch.setattr(native, "uv_version", lambda: "0.13.9")
+    keys.append(image_key(SELECTION, lock, BASE_DIGEST, BOTH))
+    monkeypatch.setattr(gzips, "ENCODER", "zlib 1.3.1 level 4")
+    keys.append(image_key(SELECTION, lock, BASE_DIGEST, BOTH))
+    assert len(set(keys)) == len(keys)
+
+
+def test_key_without_sqsh_does_not_depend_on_mksquashfs(lock, monkeypatch):
+    key = image_key(SELECTION, lock, BASE_DIGEST, ("oci",))
+    monkeypatch.setattr(native, "mksquashfs_version", lambda: "mksquashfs version 4.6.1")
+    assert image_key(SELECTION, lock, BASE_DIGEST, ("oci",)) == key
+
+
+def test_image_that_is_there_is_not_built(lock, store, site):
+    put_base(store)
+    entry = put_image(store, lock, BOTH)
+    built = build_image(SELECTION, lock, site, store, SilentReporter())
+    assert (built.path, built.built) == (entry.path, False)
+
+
+def test_image_with_sqsh_serves_who_wants_none(lock, store, site):
+    put_base(store)
+    entry = put_image(store, lock, BOTH)
+    assert build_image(SELECTION, lock, site, store, SilentReporter(), formats=("oci",)).path == entry.path
+
+
+def test_image_without_sqsh_serves_on_a_machine_without_mksquashfs(lock, store, site, monkeypatch):
+    put_base(store)
+    entry = put_image(store, lock, ("oci",))
+
+    def missing() -> str:
+        raise MachineError("the program mksquashfs is not installed")
+
+    monkeypatch.setattr(native, "mksquashfs_version", missing)
+    assert build_image(SELECTION, lock, site, store, SilentReporter(), formats=("oci",)).path == entry.path
+    with pytest.raises(MachineError, match="mksquashfs"):
+        build_image(SELECTION, lock, site, store, SilentReporter(), formats=BOTH)
+
+
+def test_missing_tool_is_named_before_work_starts(lock, store, site, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("shutil.which", lambda name, path=None: None)
+    with pytest.raises(MachineError) as caught:
+        build_image(SELECTION, lock, site, store, SilentReporter())
+    assert "apt-get install mmdebstrap" in caught.value.fix
+    assert not (store.root / "staging").exists()
+
+
+def test_lock_for_another_definition_of_the_base_is_refused(lock, store, site):
+    other = lock.lock.base.model_copy(update={"definition_digest": "sha256:older"})
+    with pytest.raises(ConfigurationError) as caught:
+        build_image(SELECTION, changed(lock, base=other), site, store, SilentReporter())
+    assert "envbuild lock --stack mcore" in caught.value.fix

@@ -1,0 +1,134 @@
+"""uv's failures get the class of their cause; the words are those of the real uv."""
+
+import contextlib
+import os
+import socket
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from envbuild.core.errors import EnvbuildError, MachineError, NetworkError, ResolutionError
+from envbuild.core.process import Finished
+from envbuild.lock.uv import failure, run_uv, uv_program, uv_version
+
+
+@pytest.fixture
+def uv(tmp_path):
+    """Runs the real uv on a project, without network and with a cache of its own."""
+
+    def lock(dependencies: str = "", *, python: str = "==3.*", extra: str = "", arguments: tuple[str, ...] = ()):
+        project = f"""\
+            [project]
+            name = "p"
+            version = "0"
+            requires-python = "{python}"
+            dependencies = [{dependencies}]
+            [tool.uv]
+            package = false
+            {extra}
+            """
+        (tmp_path / "pyproject.toml").write_text(textwrap.dedent(project))
+        env = {
+            **os.environ,
+            "UV_CACHE_DIR": str(tmp_path / "cache"),
+            "UV_HTTP_RETRIES": "0",
+            "UV_PYTHON_DOWNLOADS": "never",
+        }
+        return run_uv(["lock", *arguments], what="resolve it", log=tmp_path / "log", cwd=tmp_path, env=env)
+
+    return lock
+
+
+@contextlib.contextmanager
+def closed_port():
+    """A port of this machine on which nobody listens."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def test_version_is_that_of_the_binary():
+    assert uv_program().name == "uv"
+    assert all(part.isdigit() for part in uv_version().split("."))
+
+
+def test_lock_without_dependencies_succeeds(uv, tmp_path):
+    uv()
+    assert (tmp_path / "uv.lock").exists()
+
+
+def test_contradiction_is_a_resolution_error_with_uvs_explanation(uv, tmp_path):
+    with pytest.raises(ResolutionError, match="cannot resolve it") as caught:
+        uv('"some-package==1", "some-package==2"', arguments=("--no-index",))
+    assert "some-package==1" in caught.value.why
+    assert "unsatisfiable" in caught.value.why
+    assert caught.value.log == tmp_path / "log"
+    assert "some-package==1" in (tmp_path / "log").read_text()
+    assert "Relax" in caught.value.fix
+
+
+def test_package_that_nobody_has_is_a_resolution_error(uv):
+    with pytest.raises(ResolutionError):
+        uv('"some-package"', arguments=("--no-index",))
+
+
+def test_unreachable_index_is_a_network_error(uv):
+    with closed_port() as port, pytest.raises(NetworkError, match="cannot be reached") as caught:
+        uv('"some-package"', arguments=("--default-index", f"http://127.0.0.1:{port}/simple"))
+    assert f"127.0.0.1:{port}" in caught.value.why
+    assert "UV_DEFAULT_INDEX" in caught.value.fix
+
+
+def test_offline_with_an_empty_cache_is_a_network_error(uv):
+    with pytest.raises(NetworkError):
+        uv('"some-package"', arguments=("--offline",))
+
+
+def test_missing_interpreter_is_an_error_of_the_machine(uv):
+    with pytest.raises(MachineError, match="no Python"):
+        uv(python="==3.99.*")
+
+
+def test_broken_interpreter_is_an_error_of_the_machine(uv, tmp_path, monkeypatch):
+    """Version managers put programs on PATH that only say that they are not installed."""
+    shim = tmp_path / "shims" / "python3.99"
+    shim.parent.mkdir()
+    shim.write_text("#!/bin/sh\necho 'python3.99: command not found' >&2\nexit 127\n")
+    shim.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{shim.parent}:/usr/bin:/bin")
+    with pytest.raises(MachineError, match="no Python") as caught:
+        uv(python="==3.99.*")
+    assert str(shim) in caught.value.why
+
+
+def test_dropped_settings_are_refused(uv):
+    """uv only warns about a key it does not know, and then drops others too."""
+    with pytest.raises(ResolutionError, match="uv ignored settings"):
+        uv(extra="no-such-key = 1")
+
+
+def test_credentials_do_not_reach_the_log(uv, tmp_path):
+    with closed_port() as port, pytest.raises(NetworkError) as caught:
+        uv('"some-package"', arguments=("--default-index", f"http://me:secret@127.0.0.1:{port}/simple"))
+    assert "secret" not in (tmp_path / "log").read_text()
+    assert "secret" not in str(caught.value.as_json())
+
+
+@pytest.mark.parametrize(
+    ("output", "error"),
+    [
+        ("error: Failed to fetch: `https://host/simple/torch/`\n  Caused by: dns error", NetworkError),
+        ("  Caused by: invalid peer certificate: UnknownIssuer", NetworkError),
+        ("hint: Packages were unavailable because the network was disabled.", NetworkError),
+        ("error: No interpreter found for Python 3.10 in managed installations or search path", MachineError),
+        ("error: Failed to inspect Python interpreter from search path at `/x/python3.10`", MachineError),
+        ("  x No solution found when resolving dependencies:", ResolutionError),
+        ("", ResolutionError),
+    ],
+)
+def test_failure_by_uvs_words(output, error):
+    found = failure(Finished(argv=("uv",), status=2, output=output, seconds=0), "try", Path("log"))
+    assert type(found) is error
+    assert isinstance(found, EnvbuildError)
+    assert found.fix

@@ -1,0 +1,115 @@
+"""A rank program that trains nothing and fails in every way a real one can.
+
+The first word of a case's id says what its ranks do. It is loaded into the real template process, so that
+what is tested is the real runner, forks and signals included.
+"""
+
+import os
+import signal
+import subprocess
+import time
+import traceback
+
+from envbuild_smoke.rank import RankContext
+
+
+def main(context: RankContext) -> None:
+    (context.out / "cases" / context.case.id / f"rank{context.rank}.pid").write_text(str(os.getpid()))
+    print(f"hello from rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}")
+    globals()[context.case.id.split("-")[0]](context)
+
+
+def train(context: RankContext) -> None:
+    """All goes well: the last rank reports."""
+    if context.rank == context.case.world_size - 1:
+        for step in range(1, context.case.training.steps + 1):
+            context.report_step(step, loss=7.0 - step, grad_norm=1.0 / step, seconds=0.0)
+
+
+def raises(context: RankContext) -> None:
+    """Rank 1 raises first, but rank 0, whose connection broke, is the first to be gone."""
+    if context.rank == 1:
+        traceback.print_exc = lambda: time.sleep(0.8)
+        raise ValueError("planted in rank 1")
+    time.sleep(0.3)
+    raise ConnectionError("rank 0 lost its peer")
+
+
+def exits(context: RankContext) -> None:
+    """Rank 1 leaves without a word; rank 0 puts its broken connection on record before that is seen."""
+    if context.rank == 1:
+        time.sleep(0.1)
+        os._exit(3)
+    raise ConnectionError("rank 0 lost its peer")
+
+
+def killed(context: RankContext) -> None:
+    """Rank 0 is killed from outside, as the kernel does when memory runs out; rank 1 waits for it forever."""
+    if context.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def hangs(context: RankContext) -> None:
+    """Rank 0 is done, rank 1 never will be, and a process that rank 1 started neither."""
+    if context.rank == 1:
+        start_child(context)
+        wait_for_nothing()
+
+
+def start_child(context: RankContext) -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    (context.out / "cases" / context.case.id / f"child{context.rank}.pid").write_text(str(child.pid))
+
+
+def wait_for_nothing() -> None:
+    time.sleep(600)
+
+
+def ignores(context: RankContext) -> None:
+    """Ranks that cannot be asked to end, and a process of theirs."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    start_child(context)
+    (context.out / "template").write_text(str(os.getppid()))
+    train(context)
+    time.sleep(600)
+
+
+def nan(context: RankContext) -> None:
+    context.report_step(1, loss=6.0, grad_norm=1.0, seconds=0.0)
+    context.report_step(2, loss=float("nan"), grad_norm=1.0, seconds=0.0)
+
+
+def short(context: RankContext) -> None:
+    """Ends well one step early."""
+    if context.rank == 0:
+        context.report_step(1, loss=6.0, grad_norm=1.0, seconds=0.0)
+
+
+def leaves(context: RankContext) -> None:
+    """Rank 0 calls sys.exit with a status; rank 1 would have gone on."""
+    if context.rank == 0:
+        raise SystemExit(4)
+    time.sleep(600)
+
+
+def orphans(context: RankContext) -> None:
+    """Ends well, but leaves a process behind."""
+    start_child(context)
+    train(context)
+
+
+def parricide(context: RankContext) -> None:
+    """The template process is killed under its ranks."""
+    if context.rank == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def environment(context: RankContext) -> None:
+    """Rank 1 writes down what it was given."""
+    train(context)
+    if context.rank == 1:
+        seen = {**os.environ, "pid": os.getpid(), "group": os.getpgid(0)}
+        (context.out / "environment").write_text("".join(f"{name}={value}\n" for name, value in seen.items()))

@@ -1,0 +1,11 @@
+"""The real command line with the fake rank program, for tests that send signals to it."""
+
+import sys
+from functools import partial
+
+from envbuild_smoke import cli, runner
+from envbuild_smoke.ranks import RankProgram
+
+if __name__ == "__main__":
+    runner.run_plan = partial(runner.run_plan, program=RankProgram(entry="fake_ranks:main"))
+    sys.exit(cli.main())

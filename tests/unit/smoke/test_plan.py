@@ -1,0 +1,182 @@
+"""A plan that is wrong is refused before anything runs, and told where, what and what else."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild_smoke.plan import PlanError
+from envbuild_smoke.plan_file import parse_plan, read_plan
+
+Document = dict[str, Any]
+
+
+def refusal(document: Document) -> str:
+    with pytest.raises(PlanError) as caught:
+        parse_plan(json.dumps(document).encode())
+    return str(caught.value)
+
+
+def change(document: Document, path: str, value: object) -> Document:
+    *parents, last = path.split(".")
+    target: Any = document
+    for key in parents:
+        target = target[int(key) if key.isdigit() else key]
+    target[int(last) if last.isdigit() else last] = value
+    return document
+
+
+def test_plan_baselines_come_first(document: Document) -> None:
+    document["cases"].reverse()
+    plan = parse_plan(json.dumps(document).encode())
+    assert [case.id for case in plan.cases] == ["train-baseline", "train-dp2"]
+    assert plan.case("train-dp2").layout.world_size == 2
+
+
+def test_plan_digest_is_of_the_bytes(document: Document) -> None:
+    one, other = json.dumps(document).encode(), json.dumps(document, indent=2).encode()
+    assert parse_plan(one).digest != parse_plan(other).digest
+    assert parse_plan(one).cases == parse_plan(other).cases
+
+
+def test_selection_brings_the_baseline_along(document: Document) -> None:
+    plan = parse_plan(json.dumps(document).encode())
+    assert [case.id for case in plan.selection(("train-dp2",))] == ["train-baseline", "train-dp2"]
+    assert [case.id for case in plan.selection(("train-baseline",))] == ["train-baseline"]
+
+
+def test_selection_of_unknown_case_lists_the_known(document: Document) -> None:
+    plan = parse_plan(json.dumps(document).encode())
+    with pytest.raises(PlanError, match=r"train-tp2.*train-baseline, train-dp2"):
+        plan.selection(("train-tp2",))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("schema", "envbuild.plan/2", ["plan.schema", '"envbuild.plan/2"', "'envbuild.plan/1'"]),
+        ("nonce", "xyz", ["plan.nonce", "xyz", "32 lower-case"]),
+        ("device", "tpu", ["plan.device", "tpu", "'cpu', 'cuda'"]),
+        ("extra", 1, ["plan", "unknown key 'extra'", "'cases'"]),
+        ("subject", {"stack": 1}, ["plan.subject", "strings"]),
+        ("cases", [], ["plan.cases", "empty"]),
+        ("cases", {}, ["plan.cases", "an array"]),
+        ("cases.1", 7, ["plan.cases[1]", "7", "an object"]),
+        ("cases.1.id", "../evil", ["plan.cases[1].id", "../evil", "names a directory"]),
+        ("cases.1.id", "a" * 121, ["plan.cases[1].id", "120"]),
+        ("cases.1.id", "a\n", ["plan.cases[1].id"]),
+        ("cases.1.id", "train-baseline", ["'train-baseline' occurs twice"]),
+        ("cases.1.baseline", "nobody", ["train-dp2", "nobody", "'train-baseline'"]),
+        ("cases.1.baseline", "train-dp2", ["train-dp2", "the plan's baselines: 'train-baseline'"]),
+        ("cases.1.driver", "jax", ["plan.cases[1].driver", "jax", "'mcore'"]),
+        ("cases.1.model", "bert", ["train-dp2", "bert", "'gpt'"]),
+        ("cases.1.precision", "fp8", ["plan.cases[1].precision", "'fp32', 'bf16'"]),
+        ("cases.1.precision", "bf16", ["train-dp2", "precision", "train-baseline"]),
+        ("cases.1.training.seed", 1, ["train-dp2", "seed", "found 1", "1234"]),
+        ("cases.1.training.steps", 0, ["plan.cases[1].training.steps", "found 0", "1 or more"]),
+        ("cases.1.training.steps", True, ["plan.cases[1].training.steps", "found true"]),
+        ("cases.1.training.steps", 2.0, ["plan.cases[1].training.steps", "found 2.0"]),
+        ("cases.1.training.learning_rate", "0.1", ["learning_rate", "above 0"]),
+        ("cases.1.training.learning_rate", -1, ["learning_rate", "above 0"]),
+        ("cases.1.time_limit_seconds", 0, ["plan.cases[1].time_limit_seconds", "above 0"]),
+        ("cases.1.layout.sequence", 1, ["plan.cases[1].layout.sequence", "true or false"]),
+        ("cases.1.settings.nccl", 1, ["plan.cases[1].settings", "nccl", "'overlap_p2p_comm'"]),
+        ("cases.1.world_size", 4, ["train-dp2", "world_size is 4", "is 2"]),
+        ("cases.1.layout.data", 3, ["train-dp2", "global_batch_size is 16", "(6)"]),
+        ("cases.1.layout.expert", 2, ["train-dp2", "layout.expert is 2"]),
+        ("cases.1.layout.virtual_pipeline", 2, ["train-dp2", "virtual_pipeline > 1 needs pipeline > 1"]),
+        ("cases.1.settings.overlap_p2p_comm", True, ["train-dp2", "both true"]),
+        ("models.gpt.num_attention_heads", 3, ["hidden_size is 64", "(3) does not divide"]),
+        ("models.gpt.num_attention_heads", 16, ["is 4", "multiple of 8"]),
+        ("models.gpt.layer_spec", "apex", ["plan.models.gpt.layer_spec", "'transformer-engine'"]),
+        ("models.gpt.layer_spec", "transformer-engine", ["needs device 'cuda'"]),
+        ("models.gpt.kind", "bert", ["plan.models.gpt.kind", "'gpt'"]),
+    ],
+)
+def test_plan_refused(document: Document, path: str, value: object, words: list[str]) -> None:
+    message = refusal(change(document, path, value))
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings", "words"),
+    [
+        ({"pipeline": 2, "virtual_pipeline": 4}, {}, ["num_layers is 4", "(8)"]),
+        ({"tensor": 3}, {}, ["num_attention_heads is 4", "(3)"]),
+        ({"tensor": 2, "sequence": True}, {}, ["sequence needs a model with layer_spec"]),
+        ({"sequence": True}, {}, ["sequence needs tensor > 1"]),
+        ({"context": 2}, {}, ["context > 1 needs a model with layer_spec"]),
+        ({"pipeline": 2}, {"overlap_p2p_comm": True, "batch_p2p_comm": False}, ["needs virtual_pipeline > 1"]),
+    ],
+)
+def test_plan_layout_refused(document: Document, layout: Document, settings: Document, words: list[str]) -> None:
+    case = document["cases"][1]
+    case["layout"].update({"data": 1, **layout})
+    case["settings"].update(settings)
+    sizes = case["layout"]
+    case["world_size"] = sizes["data"] * sizes["tensor"] * sizes["pipeline"] * sizes["context"]
+    message = refusal(document)
+    for word in ["train-dp2", *words]:
+        assert word in message
+
+
+def test_plan_accepts_the_p2p_setting_that_trains_wrongly(document: Document) -> None:
+    """Smoke runs what it is told: that this combination computes something else is for the judge to see."""
+    document["cases"][1]["layout"].update({"data": 1, "pipeline": 2, "virtual_pipeline": 2})
+    parse_plan(json.dumps(document).encode())
+
+
+def test_plan_baseline_runs_on_one_rank(document: Document) -> None:
+    document["cases"][0]["layout"]["data"] = 2
+    document["cases"][0]["world_size"] = 2
+    assert "a baseline runs on one rank" in refusal(document)
+
+
+def every_key(value: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if isinstance(value, dict):
+        return [p for key, entry in value.items() for p in [(*path, key), *every_key(entry, (*path, key))]]
+    if isinstance(value, list):
+        return [p for index, entry in enumerate(value) for p in every_key(entry, (*path, str(index)))]
+    return []
+
+
+def test_plan_without_any_one_key_is_refused(document: Document) -> None:
+    free = {"subject", "expected_versions"}
+    paths = [path for path in every_key(document) if path[0] not in free or len(path) == 1]
+    assert len(paths) > 40
+    for *parents, last in paths:
+        broken = json.loads(json.dumps(document))
+        target: Any = broken
+        for key in parents:
+            target = target[int(key) if key.isdigit() else key]
+        del target[last]
+        assert last in refusal(broken)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", ["not JSON", "line 1"]),
+        (b"\xff", ["not UTF-8"]),
+        (b"[]", ["plan", "an object"]),
+        (b'{"schema": 1, "schema": 2}', ["'schema' occurs twice"]),
+        (b'{"schema": NaN}', ["NaN"]),
+        (b"[" * 100_000, ["nested too deeply"]),
+    ],
+)
+def test_plan_that_is_no_plan_is_refused(content: bytes, words: list[str]) -> None:
+    with pytest.raises(PlanError) as caught:
+        parse_plan(content)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_plan_file_errors_name_the_file(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="no-such-plan"):
+        read_plan(tmp_path / "no-such-plan.json")
+    path = tmp_path / "plan.json"
+    path.write_text("{}")
+    with pytest.raises(PlanError, match=r"plan\.json: plan\.schema: missing"):
+        read_plan(path)

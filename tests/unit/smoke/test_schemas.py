@@ -1,0 +1,80 @@
+"""The schemas say what the code does: the same plans are refused, and every line written is one of theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+from helpers.smoke_plans import Document, case_document
+
+from envbuild_smoke import plan, results
+from envbuild_smoke.plan_file import parse_plan
+
+SCHEMAS = Path(plan.__file__).parent / "schemas"
+
+
+def validator(name: str) -> jsonschema.Draft202012Validator:
+    schema = json.loads((SCHEMAS / name).read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def test_schema_names_are_those_in_the_code() -> None:
+    assert json.loads((SCHEMAS / "plan.schema.json").read_text())["$id"] == plan.SCHEMA
+    assert json.loads((SCHEMAS / "result.schema.json").read_text())["$id"] == results.SCHEMA
+
+
+def test_plan_schema_accepts_what_the_code_accepts(document: Document) -> None:
+    validator("plan.schema.json").validate(document)
+    document["models"]["gpt"]["layer_spec"] = "local"
+    validator("plan.schema.json").validate(document)
+    parse_plan(json.dumps(document).encode())
+
+
+def objects_in(value: object) -> list[Document]:
+    if isinstance(value, dict):
+        return [value, *[found for entry in value.values() for found in objects_in(entry)]]
+    return [found for entry in value for found in objects_in(entry)] if isinstance(value, list) else []
+
+
+def test_plan_schema_and_code_require_the_same_keys(document: Document) -> None:
+    """Take away every key of every object, and add one to it: neither the schema nor the code accepts that."""
+    check = validator("plan.schema.json")
+    free = (id(document["subject"]), id(document["expected_versions"]), id(document["models"]))
+    tried = 0
+    for found in objects_in(document):
+        if id(found) in free:
+            continue
+        for key in [*found, None]:
+            before = dict(found)
+            if key is None:
+                found["surplus"] = 1
+            else:
+                del found[key]
+            assert not check.is_valid(document), key
+            with pytest.raises(plan.PlanError):
+                parse_plan(json.dumps(document).encode())
+            found.clear()
+            found.update(before)
+            tried += 1
+    assert tried > 50
+
+
+def test_every_line_written_follows_the_schema(run_fake: Callable[..., list[Document]]) -> None:
+    cases = [case_document("train-baseline")]
+    cases += [case_document(f"{what}-dp2", "train-baseline", data=2) for what in ("raises", "train", "killed")]
+    cases += [{**case_document("hangs-dp2", "train-baseline", data=2), "time_limit_seconds": 0.5}]
+    cases += [case_document("short-baseline"), case_document("train-tp2", "short-baseline", tensor=2)]
+    lines = run_fake(*cases)
+    check = validator("result.schema.json")
+    for line in lines:
+        check.validate(line)
+    statuses = {line["case"]: line["status"] for line in lines if line["type"] == "case"}
+    assert set(statuses.values()) == {"completed", "failed", "timed-out", "not-run"}
+    # The schema is not one that takes anything.
+    for line in lines:
+        assert not check.is_valid({**line, "surplus": 1})
+        assert not check.is_valid({key: value for key, value in line.items() if key != "schema"})

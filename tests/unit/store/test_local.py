@@ -1,0 +1,179 @@
+"""Entries are complete or absent, whoever raises, dies or comes at the same moment."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from helpers.processes import forked, in_child, wait_until
+
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import MachineError
+from envbuild.core.progress import SilentReporter
+from envbuild.store.local import LocalStore
+
+KEY = sha256_bytes(b"what it is made of")
+
+
+class Notes(SilentReporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture
+def store(tmp_path) -> LocalStore:
+    return LocalStore(tmp_path / "store", Notes())
+
+
+def fill(folder: Path) -> None:
+    (folder / "file").write_text("content")
+
+
+def staged(store: LocalStore) -> list[str]:
+    area = store.root / "staging"
+    return sorted(os.listdir(area)) if area.exists() else []
+
+
+def test_get_or_build_builds_once(store):
+    first = store.get_or_build("image", KEY, fill)
+    second = store.get_or_build("image", KEY, lambda _: pytest.fail("built twice"))
+    assert (first.built, second.built) == (True, False)
+    assert first.path == second.path == store.find("image", KEY)
+    assert (first.path / "file").read_text() == "content"
+    assert staged(store) == []
+
+
+def test_path_has_kind_and_hex_digest(store):
+    assert store.path_of("image", KEY) == store.root / "image" / KEY.removeprefix("sha256:")
+
+
+def test_find_of_another_kind_or_key_is_none(store):
+    store.get_or_build("image", KEY, fill)
+    assert store.find("base", KEY) is None
+    assert store.find("image", sha256_bytes(b"else")) is None
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_builder_that_raises_leaves_nothing(store, error):
+    def build(folder: Path) -> None:
+        fill(folder)
+        (folder / "closed").mkdir(mode=0o555)
+        raise error
+
+    with pytest.raises(error):
+        store.get_or_build("image", KEY, build)
+    assert store.find("image", KEY) is None
+    assert staged(store) == []
+    assert store.get_or_build("image", KEY, fill).built
+
+
+def test_builder_that_is_killed_leaves_no_entry_and_the_next_one_sweeps(store):
+    def build_and_die(folder: Path) -> None:
+        fill(folder)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(lambda: store.get_or_build("image", KEY, build_and_die)) == -signal.SIGKILL
+    assert store.find("image", KEY) is None
+    assert len(staged(store)) == 2  # its folder and its lock
+    assert store.get_or_build("image", KEY, fill).built
+    assert staged(store) == []
+
+
+def test_two_processes_become_one_builder(store, tmp_path):
+    started = tmp_path / "started"
+
+    def slowly(folder: Path) -> None:
+        started.touch()
+        wait_until(lambda: not started.exists())
+        fill(folder)
+
+    store._reporter.note = lambda text: (store._reporter.notes.append(text), started.unlink())
+    with forked(lambda: store.get_or_build("image", KEY, slowly)) as other:
+        wait_until(started.exists)
+        entry = store.get_or_build("image", KEY, lambda _: pytest.fail("built twice"))
+        assert os.waitpid(other, 0)[1] == 0
+    assert not entry.built
+    assert (entry.path / "file").read_text() == "content"
+    assert len(store._reporter.notes) == 1
+    assert "another envbuild is making image" in store._reporter.notes[0]
+
+
+def test_waiting_process_builds_when_the_first_one_is_killed(store, tmp_path):
+    started = tmp_path / "started"
+
+    def never(folder: Path) -> None:
+        started.touch()
+        time.sleep(60)
+
+    with forked(lambda: store.get_or_build("image", KEY, never)) as other:
+        wait_until(started.exists)
+        store._reporter.note = lambda _: os.kill(other, signal.SIGKILL)
+        assert store.get_or_build("image", KEY, fill).built
+
+
+def test_two_keys_are_built_at_the_same_time(store):
+    other = sha256_bytes(b"else")
+    store.get_or_build("image", KEY, lambda folder: (fill(folder), store.get_or_build("image", other, fill)))
+    assert store.find("image", KEY)
+    assert store.find("image", other)
+
+
+def test_staging_is_private_and_removed(store):
+    with store.staging("work") as one, store.staging("work") as other:
+        assert one != other
+        fill(one)
+    assert staged(store) == []
+
+
+def test_sweep_spares_the_living(store, tmp_path):
+    mark = tmp_path / "mark"
+
+    def live() -> None:
+        with store.staging("live") as folder:
+            fill(folder)
+            mark.touch()
+            wait_until(lambda: not mark.exists())
+            os._exit(0 if (folder / "file").exists() else 1)
+
+    with forked(live) as other:
+        wait_until(mark.exists)
+        with store.staging("mine"):
+            assert len(staged(store)) == 4
+        mark.unlink()
+        assert os.waitpid(other, 0)[1] == 0
+
+
+def test_sweep_never_takes_what_another_process_has_just_begun(store):
+    """Many short stagings at once: each must keep its folder, and leave nothing."""
+
+    def work() -> None:
+        for _ in range(150):
+            with store.staging("work") as folder:
+                fill(folder)
+                assert len(list((store.root / "staging").glob(f"{folder.name}.lock"))) == 1
+
+    with forked(work) as one, forked(work) as two, forked(work) as three:
+        assert [os.waitpid(pid, 0)[1] for pid in (one, two, three)] == [0, 0, 0]
+    assert staged(store) == []
+
+
+def test_remove_takes_the_whole_entry(store):
+    path = store.get_or_build("image", KEY, fill).path
+    store.remove("image", KEY)
+    assert not path.exists()
+    assert store.find("image", KEY) is None
+    assert staged(store) == []
+
+
+def test_remove_of_a_missing_entry_is_fine(store):
+    store.remove("image", KEY)
+
+
+def test_store_that_cannot_be_written_is_an_error_of_the_machine(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError):
+        LocalStore(tmp_path / "file", SilentReporter()).get_or_build("image", KEY, fill)

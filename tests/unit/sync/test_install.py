@@ -1,0 +1,105 @@
+"""Installing a lock: the very commands, their order, and what their failures are called."""
+
+from pathlib import Path
+
+import pytest
+from helpers.locks import make_lock
+
+from envbuild.core.errors import BuildError, MachineError, NetworkError
+from envbuild.core.process import Finished
+from envbuild.core.progress import SilentReporter
+from envbuild.lock.record import LockDirectory
+from envbuild.sync.install import install
+from envbuild.sync.place import Place
+
+
+class Recorder:
+    """A place's way to run things, which only writes down what it is asked."""
+
+    def __init__(self, failing: str = "", output: str = "") -> None:
+        self.commands: list[list[str]] = []
+        self.logs: list[str] = []
+        self._failing = failing
+        self._output = output
+
+    def __call__(self, argv, *, what, log):
+        self.commands.append(list(argv))
+        self.logs.append(log.name)
+        failed = bool(self._failing) and self._failing in " ".join(argv)
+        return Finished(argv=tuple(argv), status=2 if failed else 0, output=self._output, seconds=1.5)
+
+
+def lock_with(tmp_path: Path, **packages: int) -> LockDirectory:
+    lock = make_lock(tmp_path / "lock")
+    phases = {name: phase.model_copy(update={"packages": packages[name]}) for name, phase in lock.phases.items()}
+    return LockDirectory(tmp_path / "lock", lock.model_copy(update={"phases": phases}))
+
+
+def run_install(lock, tmp_path, recorder, source_args=()):
+    place = Place(
+        uv="/x/uv",
+        lock="/x/lock",
+        python="/usr/bin/python3.11",
+        venv="/opt/venv",
+        run=recorder,
+        disk=tmp_path,
+        logs=tmp_path / "logs",
+    )
+    return install(lock, place, source_args, SilentReporter())
+
+
+def test_install_runs_the_phases_in_order_and_resolves_nothing(tmp_path):
+    recorder = Recorder()
+    phases = run_install(lock_with(tmp_path, main=14, compile=2, git=1), tmp_path, recorder, ["--find-links", "/w"])
+    common = ["/x/uv", "--color", "never", "pip", "install", "--python", "/opt/venv/bin/python", "--no-deps"]
+    common += ["--find-links", "/w"]
+    assert recorder.commands == [
+        ["/x/uv", "--color", "never", "venv", "--python", "/usr/bin/python3.11", "--no-project", "/opt/venv"],
+        [*common, "--require-hashes", "--requirements", "/x/lock/main.txt"],
+        [*common, "--require-hashes", "--no-build-isolation", "--requirements", "/x/lock/compile.txt"],
+        [*common, "--no-build-isolation", "--requirements", "/x/lock/git.txt"],
+    ]
+    assert [(phase.phase, phase.packages, phase.seconds) for phase in phases] == [
+        ("main", 14, 1.5),
+        ("compile", 2, 1.5),
+        ("git", 1, 1.5),
+    ]
+
+
+def test_install_leaves_out_empty_phases(tmp_path):
+    recorder = Recorder()
+    phases = run_install(lock_with(tmp_path, main=14, compile=0, git=0), tmp_path, recorder)
+    assert [phase.phase for phase in phases] == ["main"]
+    assert len(recorder.commands) == 2
+
+
+def test_install_has_a_log_for_each_phase(tmp_path):
+    recorder = Recorder()
+    phases = run_install(lock_with(tmp_path, main=1, compile=1, git=0), tmp_path, recorder)
+    assert recorder.logs == ["venv.log", "install-main.log", "install-compile.log"]
+    assert [phase.log.name for phase in phases] == ["install-main.log", "install-compile.log"]
+
+
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        ("error: Failed to fetch: `https://index.example/simple/x/`\n  Caused by: dns error", NetworkError),
+        ("error: Hash mismatch for `torch==2.13.0`", BuildError),
+        ("error: failed to write: No space left on device (os error 28)", MachineError),
+    ],
+)
+def test_install_failure_is_named_by_its_cause(tmp_path, output, kind):
+    recorder = Recorder(failing="main.txt", output=output)
+    with pytest.raises(kind) as caught:
+        run_install(lock_with(tmp_path, main=1, compile=1, git=0), tmp_path, recorder)
+    assert type(caught.value) is kind
+    assert caught.value.fix
+    assert "compile.txt" not in str(recorder.commands)
+
+
+def test_install_failure_keeps_what_uv_said(tmp_path):
+    recorder = Recorder(failing="main.txt", output="error: Hash mismatch for `torch==2.13.0`")
+    with pytest.raises(BuildError) as caught:
+        run_install(lock_with(tmp_path, main=1, compile=0, git=0), tmp_path, recorder)
+    assert "Hash mismatch" in caught.value.why
+    assert caught.value.log == tmp_path / "logs/install-main.log"
