@@ -19,7 +19,7 @@ MODE = py_compile.PycInvalidationMode.UNCHECKED_HASH
 def compile_folder(folder, names):
     """Compile the sources of one folder; those that are not valid Python are left without bytecode."""
     for name in names:
-        path = os.path.join(folder, name)
+        path = f"{folder}/{name}"
         try:
             py_compile.compile(path, dfile=path, doraise=True, invalidation_mode=MODE, quiet=2)
         except (py_compile.PyCompileError, ValueError, SyntaxError, RecursionError):
@@ -34,7 +34,7 @@ def folders_of(tree):
         below.sort()
         names = sorted(name for name in files if name.endswith(".py"))
         if names:
-            size = sum(os.lstat(os.path.join(folder, name)).st_size for name in names)
+            size = sum(os.lstat(f"{folder}/{name}").st_size for name in names)
             found.append((-size, folder, names))
     found.sort()
     return [(folder, names) for _, folder, names in found]

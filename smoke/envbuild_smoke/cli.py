@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(plan_path: Path, out: Path, only: tuple[str, ...]) -> int:
+    # Here, for the same reason: the template must not depend on what only the runner needs.
     from envbuild_smoke.case_run import RunInterruptedError
     from envbuild_smoke.plan import PlanError
     from envbuild_smoke.plan_file import read_plan
@@ -102,6 +103,7 @@ def _stop_on_signals(stop: threading.Event) -> None:
     def handle(_number: int, _frame: FrameType | None) -> None:
         stop.set()
 
+    # SIGHUP too: a lost terminal must not leave GPUs occupied.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, handle)
 
@@ -116,6 +118,7 @@ class _Progress:
         if self._broken:
             return
         try:
+            # Flushed, for whoever watches through a pipe.
             print(json.dumps(event), flush=True)
         except BrokenPipeError:
             self._broken = True

@@ -19,6 +19,7 @@ MODULES = {"torch": "torch", "megatron.core": "megatron-core"}
 def describe(device: Device, imported: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
     """Return the environment as one JSON object; `imported` is what the template process reported."""
     files = {name: find_file(name) for name in MODULES}
+    # What was really imported counts for more than what would be.
     files.update({name: module["file"] for name, module in (imported or {}).items() if module["file"]})
     return {
         "python": platform.python_version(),
@@ -36,10 +37,10 @@ def distributions() -> dict[str, list[str]]:
     """Return each installed distribution's versions by normalized name, the one in effect first."""
     found: dict[str, list[str]] = {}
     for distribution in importlib.metadata.distributions():
-        name = distribution.metadata["Name"]
-        # A half-removed package leaves metadata without a name behind.
-        if name:
-            found.setdefault(normalize(name), []).append(distribution.version)
+        name, version = distribution.metadata["Name"], distribution.metadata["Version"]
+        # A package that was removed halfway leaves a directory without these behind.
+        if name and version:
+            found.setdefault(normalize(name), []).append(version)
     return dict(sorted(found.items()))
 
 
@@ -54,6 +55,7 @@ def find_file(module: str) -> str | None:
 
 def gpus() -> list[dict[str, str]]:
     """Return name, memory and driver of each GPU as nvidia-smi prints them; empty without nvidia-smi."""
+    # Not through torch: the runner would have to import it, and CUDA would hold memory on every GPU.
     fields = "name,memory.total,driver_version"
     try:
         answer = subprocess.run(
@@ -86,6 +88,7 @@ def findings(
         result.append({"code": code, "package": package, "expected": wanted, "found": seen})
 
     for package, version in expected.items():
+        # Exact, with the local part: 2.13.0+cpu and 2.13.0+cu130 are different builds.
         versions = found.get(normalize(package), [])
         if not versions:
             add("package-missing", package, version, None)

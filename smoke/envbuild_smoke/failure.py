@@ -42,6 +42,7 @@ def earliest(ends: list[RankEnd], records: Mapping[int, Mapping[str, Any]], case
             return float(records[end.rank]["monotonic_seconds"])
         return end.seen_at - DEATH_SEEN_LATE_SECONDS
 
+    # Equal moments happen only in tests; the lower rank makes the answer the same every time.
     first = min(failed, key=lambda end: (moment(end), end.rank))
     log = f"cases/{case_id}/rank{first.rank}.log"
     status = first.exit_status

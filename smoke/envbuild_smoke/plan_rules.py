@@ -60,11 +60,13 @@ def _check_divisions(case: Case, model: Model) -> None:
         ("vocabulary_size", model.vocabulary_size, "tensor", layout.tensor),
         ("global_batch_size", training.global_batch_size, "micro_batch_size x data", micro_batches),
     ]
+    # Each context-parallel rank takes two pieces, one from either end of the sequence.
     if layout.context > 1:
         rules.append(("sequence_length", model.sequence_length, "2 x context", 2 * layout.context))
     if layout.sequence:
         own = model.sequence_length // layout.context
         rules.append(("sequence_length / context", own, "tensor", layout.tensor))
+    # The interleaved schedule works through micro batches in groups of the pipeline's size.
     if layout.virtual_pipeline > 1:
         rules.append(("the number of micro batches", training.microbatches(layout), "pipeline", layout.pipeline))
     for name, size, by_name, by in rules:

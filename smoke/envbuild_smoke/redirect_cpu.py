@@ -29,6 +29,7 @@ def _on_cpu(original: Any) -> Any:
 
     @functools.wraps(original)
     def wrapper(*arguments: Any, **options: Any) -> Any:
+        # torch takes the device of these functions by keyword alone.
         if str(options.get("device", "")).startswith("cuda"):
             options["device"] = "cpu"
         return original(*arguments, **options)
@@ -84,6 +85,8 @@ def _cuda_type_name(original: Any) -> Any:
     return wrapper
 
 
+# Each of these was taken out in turn. Without any but two, training fails; without the two that seed and set
+# random states it goes on, with states that are not those of the tracker.
 PATCHED: tuple[Redirect, ...] = (
     Redirect("torch.zeros", "token counters of the schedules and of the gradient norm", _on_cpu),
     Redirect("torch.ones", "the causal mask of the attention", _on_cpu),
@@ -109,6 +112,7 @@ def install() -> None:
         owner_name, _, attribute = redirect.symbol.rpartition(".")
         owner = _resolve(owner_name)
         original = getattr(owner, attribute)
+        # Patched twice, Tensor.type would answer "torch.cuda.cuda.FloatTensor".
         if getattr(original, "_envbuild_redirect", False):
             continue
         replacement = redirect.replacement(original)

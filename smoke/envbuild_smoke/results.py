@@ -55,6 +55,7 @@ class ResultsWriter:
     """Appends lines to the `results.jsonl` of an output directory, which must not have one yet."""
 
     def __init__(self, out: Path) -> None:
+        # "x": results that are already there are evidence, and never overwritten.
         self._file = (out / FILE_NAME).open("x", encoding="utf-8")
         # The file's name, too, has to survive a crash of the machine.
         directory = os.open(out, os.O_RDONLY)
@@ -66,6 +67,7 @@ class ResultsWriter:
     def write(self, line: dict[str, Any]) -> None:
         """Append one object and wait until it is on disk."""
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        # A machine that loses power right after a case must not lose what the case said.
         self._file.flush()
         os.fsync(self._file.fileno())
 

@@ -66,6 +66,7 @@ class _Runner:
             unusable = self._too_few_gpus(cases, ready["cuda_devices"])
         except TemplateError as error:
             unusable = str(error)
+        # Only now: a run that was interrupted while it imported leaves no results behind, not empty ones.
         writer = ResultsWriter(self._out)
         try:
             writer.write(self._run_line(started_at, modules, unusable))
@@ -91,6 +92,7 @@ class _Runner:
             self._emit({"event": "case-started", "case": case.id, "index": index, "total": len(cases)})
             missing = _missing_baseline(case, results)
             result = missing or self._run_case(case)
+            # On disk before anyone is told.
             writer.write(result.as_line())
             results[case.id] = result
             end = {"status": result.status, "seconds": round(result.seconds, 3)}

@@ -58,6 +58,9 @@ def serve(entry: str, preload: tuple[str, ...]) -> int:
         if (module := sys.modules.get(name)) is not None
     }
     _send(events, {"event": "ready", "cuda_devices": devices, "modules": modules})
+    # What is still in the buffers would be printed once more by every rank.
+    sys.stdout.flush()
+    sys.stderr.flush()
     # Objects made so far stay shared between the ranks instead of being copied at the first collection.
     gc.collect()
     gc.freeze()
@@ -185,8 +188,11 @@ class _Server:
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
+        # What a rank starts must not hold the event stream open: the runner would not see the template end.
         for descriptor in (null, log, self._events):
             os.close(descriptor)
+        # A rank that is killed cannot flush: its log has to have every line by then.
+        sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _send(descriptor: int, message: dict[str, Any]) -> None:

@@ -22,8 +22,11 @@ SINGULAR = {"stacks": "stack", "bases": "base", "targets": "target", "clusters":
 
 
 def definition_digest(model: BaseModel) -> str:
-    """The digest of what a definition says: comments and the order of keys do not count."""
-    return digest_of(model.model_dump(mode="json"))
+    """The digest of what a definition says: comments and the order of keys do not count.
+
+    Neither do keys left at their defaults, so that a new key of the format changes no digest.
+    """
+    return digest_of(model.model_dump(mode="json", exclude_defaults=True))
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,26 @@ def select(
             fix=f"Choose one of these with --base, or add it to envs/stacks/{stack_name}.toml.",
         )
     return Selection(catalog, stack_name, base_name, target_name)
+
+
+def select_to_lock(
+    catalog: Catalog, stack_name: str, target_name: str | None, base_name: str | None, machine: Machine
+) -> Selection:
+    """Like :func:`select`, but without a target the stack's first one that is for the base: targets share a lock."""
+    if target_name is None:
+        stack = catalog.stack(stack_name)
+        if base_name is not None:
+            catalog.base(base_name)
+        fitting = [entry for entry in stack.builds if base_name is None or base_name in entry.bases]
+        if not fitting:
+            known = dict.fromkeys(base for entry in stack.builds for base in entry.bases)
+            raise ConfigurationError(
+                f"stack {stack_name} is not meant for base {base_name}",
+                why=f"It names the bases: {', '.join(known)}.",
+                fix=f"Choose one of these with --base, or add it to envs/stacks/{stack_name}.toml.",
+            )
+        target_name = fitting[0].target
+    return select(catalog, stack_name, target_name, base_name, machine)
 
 
 def _default_base(catalog: Catalog, bases: tuple[str, ...], default: str, machine: Machine) -> str:

@@ -12,9 +12,13 @@ from typing import Annotated, Literal
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from envbuild.core.errors import CheckRefusedError
+
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]*$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 PackageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
+Extra = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{cuda_major\})*$")]
+DATE = r"^\d{4}-\d{2}-\d{2}$"
 Module = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 
 
@@ -53,15 +57,35 @@ class Driver(str, Enum):
     """Which training code a stack's certification cases run."""
 
     MCORE = "mcore"
+    NEMO = "nemo"
+    BRIDGE = "bridge"
 
 
 class Component(Model):
-    """A part of a stack that people name: its version, its phase and the modules it must import."""
+    """A part of a stack that people name: where it comes from, its phase and the modules it must import.
 
-    version: Specifier = Field(description="which versions may be taken, as a PEP 440 specifier")
-    extras: tuple[PackageName, ...] = Field(default=(), description="extras of the package that the stack needs")
+    It comes from the package index, or, when ``ref`` (or a pin) names a branch, tag or commit, from ``git``.
+    """
+
+    version: Specifier = Field(default="", description="which versions may be taken, as a PEP 440 specifier")
+    git: str | None = Field(default=None, description="the component's repository, for refs and upstream's own pins")
+    ref: str | None = Field(default=None, description="branch, tag or commit to take instead of a release")
+    extras: tuple[Extra, ...] = Field(
+        default=(), description="extras of the package; {cuda_major} becomes the major version of the base's CUDA"
+    )
     phase: Phase = Phase.MAIN
     modules: tuple[Module, ...] = Field(default=(), description="modules that must import in the finished environment")
+    as_of: str | None = Field(
+        default=None,
+        pattern=DATE,
+        description="an as-of date of its own (YYYY-MM-DD), for a component that is newer than the stack's anchor",
+    )
+
+    @model_validator(mode="after")
+    def _ref_has_a_repository(self) -> Component:
+        if self.ref is not None and self.git is None:
+            raise ValueError("ref names a branch, tag or commit, so git must name the repository")
+        return self
 
 
 class Requirement(Model):
@@ -69,6 +93,13 @@ class Requirement(Model):
 
     version: Specifier = ""
     reason: str = Field(min_length=1, description="why the stack names it, with the evidence")
+
+
+class Override(Model):
+    """A version that replaces what other packages declare, where their declaration is wrong."""
+
+    version: Specifier
+    reason: str = Field(min_length=1, description="why the declared versions are wrong, with the evidence")
 
 
 class Builds(Model):
@@ -94,8 +125,28 @@ class Stack(Model):
     driver: Driver
     matrix: Name = Field(description="the matrix that certifies it without --matrix")
     builds: tuple[Builds, ...] = Field(min_length=1)
+    anchor: PackageName | None = Field(
+        default=None, description="the component whose ref and date lead: its upstream's pins decide the companions"
+    )
+    as_of: str = Field(
+        default="now",
+        pattern=rf"^(now|release)$|{DATE}",
+        description="without --as-of: 'now', 'release' (the anchor's date and the margin), or a date",
+    )
+    margin_days: Annotated[int, Field(ge=0)] = Field(
+        default=14, description="days after the anchor's date up to which 'release' takes packages"
+    )
     components: dict[PackageName, Component] = Field(min_length=1)
     requirements: dict[PackageName, Requirement] = Field(default_factory=dict)
+    overrides: dict[PackageName, Override] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _anchor_is_a_component(self) -> Stack:
+        if self.anchor is not None and self.anchor not in self.components:
+            raise ValueError(f"anchor {self.anchor!r} is none of the components {sorted(self.components)}")
+        if self.as_of == "release" and self.anchor is None:
+            raise ValueError("as_of = 'release' needs an anchor")
+        return self
 
     def builds_for(self, target: str) -> Builds | None:
         """The entry for ``target``, or None when the stack is not for it."""
@@ -103,9 +154,15 @@ class Stack(Model):
 
 
 class PythonSource(str, Enum):
-    """Where an environment's Python comes from; ``base``: the distribution's own."""
+    """Where an environment's Python comes from.
+
+    ``base``: the distribution's own. ``standalone``: a build that uv installs. ``prefix``: one that lies in a folder of
+    the base already (conda's, or a site's own).
+    """
 
     BASE = "base"
+    STANDALONE = "standalone"
+    PREFIX = "prefix"
 
 
 class BasePython(Model):
@@ -117,9 +174,12 @@ class BasePython(Model):
 
 
 class BaseTorch(Model):
-    """Which build of torch a base takes: the part after the plus sign of its version."""
+    """Which build of torch a base takes."""
 
-    build: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+$")] = Field(description="'cpu', 'cu130', ...")
+    build: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+$")] = Field(
+        description="the part after the plus sign of torch's version ('cpu', 'cu130', ...); 'index': the build that "
+        "the package index has"
+    )
 
 
 class Mmdebstrap(Model):
@@ -129,6 +189,16 @@ class Mmdebstrap(Model):
     suite: Name
     components: tuple[Name, ...] = Field(min_length=1)
     packages: tuple[Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.-]+$")], ...]
+
+
+class OciImage(Model):
+    """A root file system that is an image on a registry."""
+
+    method: Literal["oci"]
+    image: str = Field(description="registry/repository:tag")
+    digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")] | None = Field(
+        default=None, description="the image's digest; until it was resolved, nothing can be built on it"
+    )
 
 
 class Base(Model):
@@ -141,7 +211,28 @@ class Base(Model):
     glibc: Annotated[str, StringConstraints(pattern=r"^2\.\d+$")]
     python: BasePython
     torch: BaseTorch
-    obtain: Mmdebstrap
+    cuda: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+$")] | None = Field(
+        default=None, description="the CUDA that the environment's packages are for, major.minor; none: no CUDA"
+    )
+    provides: dict[PackageName, str] = Field(
+        default_factory=dict, description="packages that the base brings and no lock may replace, with their versions"
+    )
+    obtain: Annotated[Mmdebstrap | OciImage, Field(discriminator="method")]
+
+    @property
+    def archive(self) -> Mmdebstrap:
+        """How mmdebstrap makes it.
+
+        Raises:
+            CheckRefusedError: it is an image on a registry instead, which no builder starts from yet.
+        """
+        if isinstance(self.obtain, Mmdebstrap):
+            return self.obtain
+        raise CheckRefusedError(
+            f"the base {self.obtain.image} is an image on a registry",
+            why="Images are built on bases that mmdebstrap makes; those of registries can be locked, not yet built on.",
+            fix='Choose a base with method = "mmdebstrap" (`envbuild list bases`).',
+        )
 
 
 class Target(Model):
@@ -151,6 +242,9 @@ class Target(Model):
     device: Device
     sm: tuple[Annotated[str, StringConstraints(pattern=r"^\d{2,3}[af]?$")], ...] = Field(
         default=(), description="CUDA SM versions, such as '90' or '100a'"
+    )
+    driver: Annotated[str, StringConstraints(pattern=r"^\d+(\.\d+)*$")] | None = Field(
+        default=None, description="the oldest NVIDIA driver of the fleet; without it drivers are not checked"
     )
     platform: Literal["linux/amd64", "linux/arm64"]
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from envbuild.catalog.catalog import Catalog, Machine, Selection, select
+from envbuild.catalog.catalog import Catalog, Machine, Selection, select, select_to_lock
 from envbuild.catalog.site import Site, load_site
 from envbuild.core.digests import Json
 from envbuild.core.progress import Reporter, choose_reporter
@@ -53,6 +53,10 @@ class Session:
     def select(self, stack: str, target: str | None, base: str | None) -> Selection:
         """The stack, base and target of this command."""
         return select(self.catalog, stack, target, base, Machine.here())
+
+    def select_to_lock(self, stack: str, target: str | None, base: str | None) -> Selection:
+        """The same for commands that need no target, since a lock belongs to a base."""
+        return select_to_lock(self.catalog, stack, target, base, Machine.here())
 
     def done(self, result: dict[str, Json], *lines: str) -> None:
         """Print the result: the documented object on stdout with --json, else lines for people."""

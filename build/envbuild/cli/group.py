@@ -45,6 +45,7 @@ def run_command(arguments: list[str]) -> int:
 
     Raises:
         KeyboardInterrupt: Ctrl-C or SIGTERM.
+        BrokenPipeError: the reader of stdout left.
     """
     from envbuild.cli.report import explain, report, usage_error
 
@@ -59,7 +60,7 @@ def run_command(arguments: list[str]) -> int:
     except click.ClickException as error:
         return report(usage_error(error), arguments)
     except BrokenPipeError:
-        return 0
+        raise  # the reader of the result left: main() knows
     except Exception as error:  # noqa: BLE001 - the last place where an error can be explained
         return report(explain(error), arguments)
     return 0

@@ -10,7 +10,7 @@ from envbuild.cli.common import Session, out_dir_option, output_options, selecti
 from envbuild.core.digests import short
 from envbuild.image.native import build_image
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE, place
-from envbuild.lock.locking import find_lock, inputs_digest
+from envbuild.lock.locking import find_lock, is_older
 
 FORMATS = ("oci", "sqsh")
 
@@ -44,7 +44,7 @@ def command(
     """
     selection = session.select(stack, target, base)
     lock = find_lock(session.project, selection.stack_name, selection.base_name)
-    if lock.lock.inputs.digest != inputs_digest(selection, lock.lock.inputs.torch_build):
+    if is_older(lock.lock, selection):
         session.reporter.note("note: the lock is older than its stack, base or uv; `envbuild lock` would renew it")
     built = build_image(
         selection, lock, session.site, session.store, session.reporter, formats=formats, refresh_base=refresh_base

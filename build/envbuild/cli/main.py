@@ -24,6 +24,8 @@ def main() -> NoReturn:
     arguments = sys.argv[1:]
     try:
         code = run(arguments)
+    except BrokenPipeError:
+        code = 0
     except KeyboardInterrupt:
         from envbuild.cli.report import report
         from envbuild.core.errors import InterruptedByUserError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -43,8 +44,10 @@ def report(error: EnvbuildError, arguments: list[str]) -> int:
     matches = _known(error)
     if "--json" in arguments:
         shown: dict[str, object] = {"error": {**error.as_json(), "known": [match.as_json() for match in matches]}}
-        print(json.dumps(shown, indent=2))
-    print(render(error, matches, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ), file=sys.stderr)
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(shown, indent=2))
+    with contextlib.suppress(BrokenPipeError):
+        print(render(error, matches, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ), file=sys.stderr)
     return error.exit_code
 
 

@@ -7,6 +7,7 @@ output streamed to a log file and to whoever shows progress.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import selectors
@@ -138,7 +139,7 @@ def run(
     seconds = time.monotonic() - started
     finished = Finished(argv=tuple(command), status=process.returncode, output=output, seconds=seconds)
     if check and finished.status != 0:
-        if working_on is not None and space_is_low(working_on):
+        if working_on is not None and ran_out_of_space(output, working_on):
             raise disk_full(working_on)
         raise error(
             f"cannot {what}: {Path(command[0]).name} {describe_status(finished.status)}",
@@ -147,6 +148,11 @@ def run(
             log=log,
         )
     return finished
+
+
+def ran_out_of_space(output: str, path: Path) -> bool:
+    """Whether a program failed for a full disk: it said so (it may have cleaned up since), or little space is left."""
+    return os.strerror(errno.ENOSPC) in output or space_is_low(path)
 
 
 def _stdin(stdin: bytes | int | None) -> int:

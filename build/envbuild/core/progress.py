@@ -57,7 +57,8 @@ class PlainReporter:
         self._title = ""
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # nobody reads any more; the work goes on
+            print(text, file=sys.stderr, flush=True)
 
     def update(self, text: str) -> None:
         now = time.monotonic()

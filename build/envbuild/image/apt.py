@@ -39,7 +39,7 @@ class Sources:
 
 def suites_of(base: Base) -> tuple[str, ...]:
     """The suites a base draws from: the release, its updates, its security fixes."""
-    suite = base.obtain.suite
+    suite = base.archive.suite
     return suite, f"{suite}-updates", f"{suite}-security"
 
 
@@ -66,7 +66,7 @@ def sources_for(base: Base, base_name: str, mirror: str | None) -> Sources:
     lines = lines_for(base, listed.splitlines())
     if not lines:
         raise ConfigurationError(
-            f"this machine's apt sources do not have {base.obtain.suite}, which base {base_name} is made of",
+            f"this machine's apt sources do not have {base.archive.suite}, which base {base_name} is made of",
             why=_known(base, listed.splitlines()),
             fix="Choose the base of this machine's distribution with --base, or name a mirror that has the suite: "
             "ENVBUILD_APT_MIRROR=URL, or apt_mirror in the site configuration.",
@@ -79,7 +79,7 @@ def mirror_lines(base: Base, mirror: str) -> tuple[str, ...]:
     if mirror.startswith("deb "):
         return tuple(line.strip() for line in mirror.splitlines() if line.strip())
     release, updates, security = suites_of(base)
-    components = " ".join(base.obtain.components)
+    components = " ".join(base.archive.components)
     # Ubuntu's mirrors carry the security fixes beside the release; Debian keeps them in an archive of their own.
     suites = [release, updates, *([security] if base.distribution == "ubuntu" else [])]
     return tuple(f"deb {mirror} {suite} {components}" for suite in suites)
@@ -95,7 +95,7 @@ def lines_for(base: Base, listed: Iterable[str]) -> tuple[str, ...]:
             continue
         # A source may name its suite by what it is now ("stable"); the codename then tells.
         suite = next((name for name in (values["RELEASE"], values["CODENAME"]) if name in suites), None)
-        if suite is None or values["COMPONENT"] not in base.obtain.components:
+        if suite is None or values["COMPONENT"] not in base.archive.components:
             continue
         if values["REPO_URI"].startswith("cdrom:"):
             continue
@@ -107,7 +107,7 @@ def lines_for(base: Base, listed: Iterable[str]) -> tuple[str, ...]:
     lines = []
     for (_, suite, uri, key), components in sorted(found.items()):
         option = f"[signed-by={key}] " if key.startswith("/") else ""
-        ordered = [name for name in base.obtain.components if name in components]
+        ordered = [name for name in base.archive.components if name in components]
         lines.append(f"deb {option}{uri} {suite} {' '.join(ordered)}")
     return tuple(lines)
 
@@ -144,7 +144,7 @@ def _values(line: str) -> dict[str, str] | None:
 def _known(base: Base, listed: Iterable[str]) -> str:
     all_values = [values for line in listed if (values := _values(line))]
     seen = sorted({f"{values['RELEASE']}/{values['COMPONENT']}" for values in all_values})
-    needed = f"{base.obtain.suite} with {', '.join(base.obtain.components)}"
+    needed = f"{base.archive.suite} with {', '.join(base.archive.components)}"
     return f"Needed: {needed}. The machine's sources have: {', '.join(seen) or 'nothing (run apt-get update?)'}."
 
 

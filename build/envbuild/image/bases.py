@@ -14,8 +14,8 @@ from envbuild.catalog.models import Base
 from envbuild.catalog.site import Site
 from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import BuildError, EnvbuildError, MachineError, NetworkError, disk_full
-from envbuild.core.files import remove_tree, space_is_low, write_atomic
-from envbuild.core.process import Finished, describe_status, find_tool, run, tail
+from envbuild.core.files import remove_tree, write_atomic
+from envbuild.core.process import Finished, describe_status, find_tool, ran_out_of_space, run, tail
 from envbuild.core.progress import Reporter
 from envbuild.image import apt, gzips
 from envbuild.image.layers import LayerWriter, Owner
@@ -164,10 +164,10 @@ def _mmdebstrap(archive: Path, base: Base, name: str, sources: apt.Sources, log:
         find_tool("newuidmap", "uidmap")
     words += [find_tool("mmdebstrap", "mmdebstrap"), "--mode=root" if as_root else "--mode=unshare"]
     words += ["--variant=minbase", "--format=tar", f"--architectures={ARCHITECTURES[base.platform]}"]
-    words += ["--include=" + ",".join(base.obtain.packages), '--aptopt=Acquire::Languages "none"']
+    words += ["--include=" + ",".join(base.archive.packages), '--aptopt=Acquire::Languages "none"']
     words += [f"--aptopt={option}" for option in sources.options]
     finished = run(
-        [*words, base.obtain.suite, archive, "-"],
+        [*words, base.archive.suite, archive, "-"],
         what=f"make base {name}",
         log=log,
         env=environment,
@@ -176,11 +176,12 @@ def _mmdebstrap(archive: Path, base: Base, name: str, sources: apt.Sources, log:
         check=False,
     )
     if finished.status != 0:
-        raise _failure(finished, name, archive, log)
+        raise failure(finished, name, archive, log)
 
 
-def _failure(finished: Finished, name: str, archive: Path, log: Path) -> EnvbuildError:
-    if space_is_low(archive.parent):
+def failure(finished: Finished, name: str, archive: Path, log: Path) -> EnvbuildError:
+    """The error for an mmdebstrap that failed."""
+    if ran_out_of_space(finished.output, archive.parent):
         return disk_full(archive.parent)
     # mmdebstrap's last lines are about its cleaning up; what went wrong is in those that apt and it mark as errors.
     marked = [line for line in finished.output.splitlines() if line.startswith(("E:", "W:", "Err:"))]

@@ -17,6 +17,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 def quote(word: str) -> str:
     """``word`` as bash's ``${word@Q}`` writes it: in single quotes, or as ``$'...'`` with control characters."""
+    if word == "'":
+        return "\\'"  # bash's own exception
     if not _CONTROL.search(word):
         return "'" + word.replace("'", "'\\''") + "'"
     pieces = []

@@ -40,6 +40,7 @@ RC_LOCAL = "containers/enroot/rc.local"
 FINGERPRINT = "etc/envbuild/fingerprint.json"
 # Where a plan and its results are mounted when an image is certified.
 MOUNT_POINT = "envbuild"
+HOSTS = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 COMMAND = ("/bin/bash",)
 
 
@@ -75,6 +76,7 @@ def build_image(
         CheckRefusedError: the environment is not what was locked, or does not import.
         NetworkError: the package archive or an index cannot be reached.
     """
+    _ = selection.base.archive  # refuses a base that is not made from a distribution's packages
     _check_lock(selection, lock)
     if not refresh_base and (found := _find(selection, lock, store, formats)):
         return found
@@ -247,5 +249,8 @@ def write_configuration(file: Path, parts: _Parts) -> LayerRecord:
         writer.add_directory(MOUNT_POINT)
         writer.add_directory(FINGERPRINT.rsplit("/", 1)[0])
         writer.add_bytes(FINGERPRINT, (json.dumps(fingerprint, indent=2) + "\n").encode())
+        # Without them there is no name "localhost" where no runtime mounts its own, and no place to mount one's own.
+        writer.add_bytes("etc/hosts", HOSTS)
         writer.add_bytes("etc/profile.d/envbuild.sh", profile.encode())
+        writer.add_bytes("etc/resolv.conf", b"")
     return writer.record("configuration")

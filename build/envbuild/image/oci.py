@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -89,6 +90,7 @@ def write_layout(folder: Path, image: OciImage, layers: Sequence[tuple[LayerReco
         link_or_copy(file, blobs / layer.digest.removeprefix("sha256:"))
     for data in (image.config, image.manifest):
         write_atomic(blobs / sha256_bytes(data).removeprefix("sha256:"), data)
+    config = json.loads(image.config)
     index: dict[str, Json] = {
         "schemaVersion": 2,
         "manifests": [
@@ -96,6 +98,7 @@ def write_layout(folder: Path, image: OciImage, layers: Sequence[tuple[LayerReco
                 "mediaType": MANIFEST_TYPE,
                 "digest": image.digest,
                 "size": len(image.manifest),
+                "platform": {"os": config["os"], "architecture": config["architecture"]},
                 "annotations": {REF_NAME: tag},
             }
         ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +92,7 @@ def _is_placed(entry: Path, path: Path) -> bool:
     """Whether ``path`` holds the entry: every file there with the same size, the records equal."""
     try:
         return (path / RECORD_FILE).read_bytes() == (entry / RECORD_FILE).read_bytes() and all(
-            os.stat(path / source.relative_to(entry)).st_size == source.stat().st_size for source in _files(entry)
+            (path / source.relative_to(entry)).stat().st_size == source.stat().st_size for source in _files(entry)
         )
     except FileNotFoundError:
         return False

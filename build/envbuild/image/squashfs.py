@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import BuildError, InternalError, MachineError, disk_full
-from envbuild.core.files import machine_errors, space_is_low
-from envbuild.core.process import describe_status, find_tool, run, tail
+from envbuild.core.files import machine_errors
+from envbuild.core.process import describe_status, find_tool, ran_out_of_space, run, tail
 from envbuild.image import enroot
 from envbuild.image.oci import RunConfig
 from envbuild.image.record import SqshRecord
@@ -72,7 +72,7 @@ def write_sqsh(
         os.close(reading)
         feeder.join()
     if finished.status != 0:
-        if space_is_low(target.parent):
+        if ran_out_of_space(finished.output, target.parent):
             raise disk_full(target.parent)
         raise BuildError(
             f"cannot pack the .sqsh: mksquashfs {describe_status(finished.status)}",

@@ -58,7 +58,7 @@ class TarWriter:
 
 def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, BinaryIO | None]]:
     """The members of a tar, gzipped or not, in their order; for files also their content, to be read at once."""
-    with tarfile.open(archive, "r:*", encoding="utf-8", errors="surrogateescape", copybufsize=COPY_BYTES) as tar:
+    with tarfile.open(archive, "r:*", encoding="utf-8", errors="surrogateescape") as tar:
         while (member := tar.next()) is not None:
             yield member, cast("BinaryIO", tar.extractfile(member)) if member.isreg() else None
             tar.members = []  # type: ignore[attr-defined]

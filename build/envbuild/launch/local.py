@@ -17,6 +17,8 @@ __all__ = ["RUNTIMES", "OpenImage", "Runtime", "open_image", "probe", "run_in_im
 
 # Directories of an image in which things may be mounted. They are empty and writable while a command runs.
 MOUNTABLE = ("/envbuild", "/mnt", "/run", "/tmp")  # noqa: S108 - inside, and private
+# Where this machine says how names are resolved; an image has both, as places to mount these over.
+RESOLVER = ("/etc/resolv.conf", "/etc/hosts")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 
 
@@ -60,10 +62,13 @@ class OpenImage:
         binds = [Bind(source=source.resolve(), target=target) for source, target in (read_only or {}).items()]
         for source, target in (writable or {}).items():
             binds.append(Bind(source=source.resolve(), target=target, writable=True))
+        tmpfs = tuple(dict.fromkeys(mountable_above(bind.target) for bind in binds))
+        if network:
+            binds += [Bind(source=Path(name).resolve(), target=name) for name in RESOLVER if Path(name).exists()]
         box = Sandbox(
             root=self.rootfs,
             binds=tuple(binds),
-            tmpfs=tuple(dict.fromkeys(mountable_above(bind.target) for bind in binds)),
+            tmpfs=tmpfs,
             environment={**self.variables, **(env or {})},
             network=network,
         )

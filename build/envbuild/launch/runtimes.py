@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core import sandbox
-from envbuild.core.errors import EnvbuildError, MachineError, UsageError
+from envbuild.core.errors import MachineError, UsageError
 from envbuild.core.process import find_tool, run, tail
 from envbuild.core.progress import SilentReporter
 from envbuild.store.local import LocalStore
@@ -84,13 +84,10 @@ def probe(name: str | None = None) -> Runtime:
     bwrap = sandbox.probe()
     reasons = []
     for candidate in [name] if name else RUNTIMES:
-        try:
-            runtime = Runtime(name=candidate, bwrap=bwrap, opener=RUNTIMES[candidate]())
-            _try(runtime)
-        except EnvbuildError as error:
-            reasons.append(": ".join(text for text in (candidate, error.what, error.why, error.fix) if text))
-        else:
+        runtime = _tried(candidate, bwrap)
+        if isinstance(runtime, Runtime):
             return runtime
+        reasons.append(f"{candidate}: {runtime}")
     raise MachineError(
         f"runtime {name} does not work on this machine" if name else "no way to open a .sqsh works on this machine",
         why="\n".join(reasons),
@@ -99,16 +96,21 @@ def probe(name: str | None = None) -> Runtime:
     )
 
 
-def _try(runtime: Runtime) -> None:
-    if runtime.opener is None:
-        return
-    with scratch().staging("probe") as folder:
-        sqsh, place = folder / "empty.sqsh", folder / "mounted"
-        sqsh.write_bytes(EMPTY_SQSH)
-        place.mkdir()
-        finished = run([*runtime.opener(sqsh, place), "/bin/true"], what="mount an empty .sqsh", check=False)
-    if finished.status != 0:
-        raise MachineError("mounting an empty .sqsh fails", why=tail(finished.output, lines=3))
+def _tried(name: str, bwrap: Path) -> Runtime | str:
+    """The runtime, after it has mounted an empty .sqsh; or why it cannot be used."""
+    try:
+        opener = RUNTIMES[name]()
+    except MachineError as error:
+        return ": ".join(text for text in (error.what, error.fix) if text)
+    if opener is not None:
+        with scratch().staging("probe") as folder:
+            sqsh, place = folder / "empty.sqsh", folder / "mounted"
+            sqsh.write_bytes(EMPTY_SQSH)
+            place.mkdir()
+            finished = run([*opener(sqsh, place), "/bin/true"], what="mount an empty .sqsh", check=False)
+        if finished.status != 0:
+            return f"mounting an empty .sqsh fails: {tail(finished.output, lines=3)}"
+    return Runtime(name=name, bwrap=bwrap, opener=opener)
 
 
 def scratch(folder: Path | None = None) -> LocalStore:

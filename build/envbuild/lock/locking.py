@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.data import data_root
+from envbuild.catalog.models import NAME_PATTERN, Stack
 from envbuild.catalog.site import Site
 from envbuild.core import locks
 from envbuild.core.digests import digest_of, sha256_bytes, short
-from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError, UsageError
 from envbuild.core.files import machine_errors, remove_tree, replace_tree
 from envbuild.core.progress import Reporter
-from envbuild.lock import project, record
-from envbuild.lock.record import (
-    PHASE_FILES,
-    Inputs,
-    Lock,
-    LockDirectory,
-    LockedBase,
-    LockedComponent,
-    LockedPhase,
-    LockedTorch,
-    read_lock,
-)
-from envbuild.lock.resolve import Resolution, export, resolve, with_local_hashes
-from envbuild.lock.torch_builds import TorchSource, torch_source
+from envbuild.lock import record
+from envbuild.lock.components import Repositories
+from envbuild.lock.planning import Request, Workplace, make_plan
+from envbuild.lock.record import PHASE_FILES, Lock, LockDirectory, read_lock
+from envbuild.lock.refs import GitRef
 from envbuild.lock.uv import uv_version
+from envbuild.lock.writing import write_lock
 from envbuild.store.local import LocalStore
 
 # Raised when a lock made from the same inputs would come out differently.
@@ -44,9 +38,40 @@ class LockResult:
     built: bool
 
 
-def lock_path(project_dir: Path, stack: str, base: str) -> Path:
-    """Where the lock of a stack on a base is written."""
-    return project_dir / "lockfiles" / stack / base
+def lock_path(project_dir: Path, name: str, base: str) -> Path:
+    """Where a lock is written: ``name`` is the stack's, or that of a variant of it."""
+    return project_dir / "lockfiles" / name / base
+
+
+def variant_name(stack_name: str, stack: Stack, pins: Mapping[str, str], name: str | None) -> str:
+    """The name under which a lock is kept: pins never overwrite the lock of the stack itself.
+
+    A pin of the anchor alone names its variant (``nemo-v2.3.0``); one that says what the stack's file says is none.
+
+    Raises:
+        UsageError: other pins without ``--name``.
+        ConfigurationError: the name has characters that a folder of a lock may not have.
+    """
+    if name is not None:
+        if re.match(NAME_PATTERN, name) is None:
+            raise ConfigurationError(
+                f"--name {name!r} is no name for a lock",
+                why=f"It must match {NAME_PATTERN}.",
+                fix="Use small letters, digits, dots, dashes and underscores.",
+            )
+        return name
+    own = {item: spec.ref or spec.version.removeprefix("==") for item, spec in stack.components.items()}
+    pins = {item: text for item, text in pins.items() if own.get(item) != text}
+    if not pins:
+        return stack_name
+    if list(pins) == [stack.anchor]:
+        text = re.sub(r"[^a-z0-9._-]+", "-", next(iter(pins.values())).lower()).strip("-")
+        return f"{stack_name}-{text}"
+    raise UsageError(
+        "pins need a name for the lock that they make",
+        why=f"The lock of stack {stack_name} itself is not overwritten by {', '.join(pins)}.",
+        fix="Add --name NAME (the lock goes to lockfiles/NAME/BASE) or --out DIR.",
+    )
 
 
 def find_lock(project_dir: Path, stack: str, base: str) -> LockDirectory:
@@ -66,57 +91,86 @@ def find_lock(project_dir: Path, stack: str, base: str) -> LockDirectory:
     )
 
 
-def inputs_digest(selection: Selection, torch_build: str) -> str:
-    """The digest of everything that decides a lock, except the moment."""
+def inputs_digest(selection: Selection, request: Request) -> str:
+    """The digest of everything that decides a lock, except the moment and where branches stand."""
     return digest_of(
         {
             "format": FORMAT,
             "stack": definition_digest(selection.stack),
             "base": definition_digest(selection.base),
-            "torch_build": torch_build,
+            "torch_build": request.torch_build or selection.base.torch.build,
+            "pins": dict(sorted(request.pins.items())),
+            "as_of": request.as_of or "",
             "uv": uv_version(),
         }
     )
 
 
+def is_older(lock: Lock, selection: Selection) -> bool:
+    """Whether the stack, the base or uv is another one than when the lock was made."""
+    now = (definition_digest(selection.stack), definition_digest(selection.base), uv_version())
+    return (lock.inputs.stack_digest, lock.inputs.base_digest, lock.inputs.uv) != now
+
+
 def lock_stack(
     selection: Selection,
     *,
-    project_dir: Path,
+    path: Path,
+    request: Request,
     site: Site,
     store: LocalStore,
     reporter: Reporter,
-    torch_build: str | None = None,
     upgrade: bool = False,
+    offline: bool = False,
 ) -> LockResult:
     """Lock a stack on a base, unless its lock is there already and nothing that decides it changed.
 
     Args:
-        torch_build: the build of torch to take instead of the base's (``index``: the package index's own).
+        path: the lock directory.
         upgrade: resolve anew, as of now, even if nothing changed.
+        offline: ask no git server; a branch is where it was when the lock was made.
 
     Raises:
         ResolutionError: the stack does not resolve.
-        NetworkError: an index, or the place of torch's build, cannot be reached.
+        NetworkError: an index, a repository, or the place of torch's build cannot be reached.
     """
-    path = lock_path(project_dir, selection.stack_name, selection.base_name)
-    build = torch_build or selection.base.torch.build
-    inputs = inputs_digest(selection, build)
+    inputs = inputs_digest(selection, request)
     with locks.exclusive(
         store.root / "locks" / f"lockfiles-{short(sha256_bytes(str(path.resolve()).encode()))}.lock",
         on_wait=lambda: reporter.note(f"another envbuild is writing {path}: waiting for it"),
     ):
+        _tidy(path)
+        repositories = Repositories(store, reporter, offline=offline)
         if not upgrade and (path / record.RECORD_FILE).is_file():
             try:
                 current = read_lock(path)
             except (CheckRefusedError, ConfigurationError) as error:
                 raise _unreadable(error, path) from error
-            if current.lock.inputs.digest == inputs:
+            if current.lock.inputs.digest == inputs and (offline or not _moved(current.lock, repositories, reporter)):
                 return LockResult(current, built=False)
-        with store.staging("lock") as work:
-            _resolve_into(work, selection, build, inputs, site, reporter, store.root / "logs" / "lock.log")
-            _publish(work, path)
+        with store.staging("lock") as folder:
+            log = store.root / "logs" / "lock.log"
+            with machine_errors(log):
+                log.parent.mkdir(parents=True, exist_ok=True)
+                log.write_text("")
+            work = Workplace(folder=folder, log=log, site=site, store=store, reporter=reporter)
+            plan = make_plan(selection, request, repositories, work)
+            write_lock(selection, plan, inputs, work)
+            _publish(folder, path)
     return LockResult(read_lock(path), built=True)
+
+
+def _moved(lock: Lock, repositories: Repositories, reporter: Reporter) -> bool:
+    """Whether a branch that the lock follows is at another commit now."""
+    for name, item in lock.components.items():
+        if item.ref_kind != "branch" or item.git is None or item.commit is None or not item.follows:
+            continue
+        with reporter.step(f"ask where branch {item.asked} of {name} is"):
+            now = repositories.at(item.git).resolve(GitRef(item.asked))
+        if now.sha != item.commit:
+            reporter.note(f"{name}: branch {item.asked} moved from {item.commit[:12]} to {now.sha[:12]}")
+            return True
+    return False
 
 
 def _unreadable(error: EnvbuildError, path: Path) -> EnvbuildError:
@@ -124,12 +178,20 @@ def _unreadable(error: EnvbuildError, path: Path) -> EnvbuildError:
     return error
 
 
+def _tidy(path: Path) -> None:
+    """Remove what a killed process left beside the lock; the old lock comes back if the new one had not come."""
+    with machine_errors(path):
+        for leftover in [*path.parent.glob(f".{path.name}.old.*"), *path.parent.glob(f".{path.name}.new.*")]:
+            old = leftover / path.name
+            if old.is_dir() and not path.exists():
+                old.rename(path)
+            remove_tree(leftover)
+
+
 def _publish(work: Path, path: Path) -> None:
     """Copy the finished files beside the lock and swap the directories."""
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(f".{path.name}.*"):
-        remove_tree(leftover)
     with machine_errors(path):
         staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new."))
     try:
@@ -140,116 +202,3 @@ def _publish(work: Path, path: Path) -> None:
         replace_tree(staged, path)
     finally:
         remove_tree(staged)
-
-
-def _resolve_into(
-    work: Path, selection: Selection, build: str, inputs: str, site: Site, reporter: Reporter, log: Path
-) -> None:
-    stack, base = selection.stack, selection.base
-    name = f"{selection.stack_name} on {selection.base_name}"
-    what = f"resolve stack {name}"
-    with machine_errors(log):
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text("")
-    source = TorchSource("package-index", None)
-    if "torch" in stack.components:
-        with reporter.step(f"find torch's build {build!r}"):
-            source = torch_source(site, stack.components["torch"].version, build, base.python.version)
-    as_of = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-    def write(pins: dict[str, str] | None, working: TorchSource | None) -> None:
-        text = project.render_project(
-            name=selection.stack_name,
-            stack=stack,
-            base=base,
-            torch_build=build,
-            as_of=as_of,
-            pins=pins,
-            source=working,
-        )
-        with machine_errors(work):
-            (work / "pyproject.toml").write_text(text)
-
-    with reporter.step(f"resolve {name}"):
-        write(None, source)
-        resolution = resolve(work, source, what, log, reporter.update)
-        write(dict(resolution.pins), source)
-        resolution = resolve(work, source, what, log, reporter.update)
-    with reporter.step("write the lock"):
-        phases = _write_phases(work, resolution, source, what, log)
-        write(dict(resolution.pins), None)
-        lock = _record(selection, resolution, source, build, inputs, as_of, phases)
-        with machine_errors(work):
-            (work / record.RECORD_FILE).write_text(record.render(lock))
-
-
-def _write_phases(
-    work: Path, resolution: Resolution, source: TorchSource, what: str, log: Path
-) -> dict[str, LockedPhase]:
-    main = export(work, None, what, log)
-    both = export(work, "compile", what, log)
-    in_main = {block.split("==")[0] for block in main}
-    blocks = {
-        "main": with_local_hashes(main, resolution, source),
-        "compile": with_local_hashes(
-            [block for block in both if block.split("==")[0] not in in_main], resolution, source
-        ),
-        "git": [],
-    }
-    installs = {
-        "main": "uv pip install --no-deps --require-hashes -r main.txt",
-        "compile": "uv pip install --no-deps --require-hashes --no-build-isolation -r compile.txt",
-        "git": "uv pip install --no-deps --no-build-isolation -r git.txt",
-    }
-    phases = {}
-    for phase, lines in blocks.items():
-        text = f"# Written by `envbuild lock`. Phase {phase}: {len(lines)} packages.\n# {installs[phase]}\n"
-        text += "".join(f"{line}\n" for line in lines)
-        with machine_errors(work):
-            (work / PHASE_FILES[phase]).write_text(text)
-        phases[phase] = LockedPhase(file=PHASE_FILES[phase], packages=len(lines), digest=sha256_bytes(text.encode()))
-    return phases
-
-
-def _record(
-    selection: Selection,
-    resolution: Resolution,
-    source: TorchSource,
-    build: str,
-    inputs: str,
-    as_of: str,
-    phases: dict[str, LockedPhase],
-) -> Lock:
-    stack, base = selection.stack, selection.base
-    torch = LockedTorch(version=resolution.pins.get("torch", ""), build=build, found_in=source.kind)
-    components = {
-        name: LockedComponent(asked=spec.version, version=resolution.pins[name], phase=spec.phase, modules=spec.modules)
-        for name, spec in stack.components.items()
-    }
-    base_digest = definition_digest(base)
-    return Lock(
-        schema=record.SCHEMA,
-        stack=selection.stack_name,
-        digest=record.content_digest(base_digest, torch, components, phases),
-        source_date_epoch=resolution.newest_upload,
-        inputs=Inputs(
-            digest=inputs,
-            stack_digest=definition_digest(stack),
-            base_digest=base_digest,
-            torch_build=build,
-            uv=uv_version(),
-            as_of=as_of,
-        ),
-        base=LockedBase(
-            name=selection.base_name,
-            definition_digest=base_digest,
-            distribution=base.distribution,
-            release=base.release,
-            platform=base.platform,
-            glibc=base.glibc,
-            python=base.python.version,
-        ),
-        torch=torch,
-        components=components,
-        phases=phases,
-    )

@@ -4,14 +4,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import tomlkit
 
-from envbuild.catalog.models import Base, Phase, Stack
+from envbuild.catalog.models import Base, Phase
 from envbuild.core.errors import ConfigurationError
+from envbuild.lock.asof import end_of, parse_date, timestamp
+from envbuild.lock.components import Chosen
+from envbuild.lock.metadata import CompileMetadata
 from envbuild.lock.torch_builds import PACKAGE_INDEX_BUILD, TorchSource
 
+_EXACT = re.compile(r"^==\s*[0-9][0-9a-z.]*$")
 TORCH_INDEX_NAME = "torch-builds"
+# uv's names of the machines that a platform is.
+MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """All that a lock is resolved from.
+
+    Attributes:
+        as_of: nothing uploaded after this moment is taken (``2026-11-21T00:00:00Z``).
+        requirements: specifiers of packages that components need without declaring them.
+        build_requires: PEP 508 lines of what the compile phase needs to be installed already.
+        overrides: specifiers that replace what packages declare.
+    """
+
+    name: str
+    base: Base
+    torch_build: str
+    as_of: str
+    chosen: Mapping[str, Chosen]
+    requirements: Mapping[str, str] = field(default_factory=dict)
+    build_requires: tuple[str, ...] = ()
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    metadata: tuple[CompileMetadata, ...] = ()
 
 
 def requirement_of(name: str, version: str, extras: tuple[str, ...] = ()) -> str:
@@ -23,29 +52,36 @@ def torch_specifier(version: str, build: str) -> str:
     """The specifier that takes one build only: ``==2.13.0`` and ``cpu`` give ``==2.13.0+cpu``.
 
     Raises:
-        ConfigurationError: the version is a range; PEP 440 has no builds of ranges.
+        ConfigurationError: ``version`` is no exact public version, so that it can name no build.
     """
     if build == PACKAGE_INDEX_BUILD:
         return version
-    if not re.fullmatch(r"==[^*,+]+", version.replace(" ", "")):
+    if _EXACT.match(version) is None:
         raise ConfigurationError(
-            f"the stack asks for torch {version or 'of any version'} and the base for its +{build} build",
-            why="Only an exact version can be taken in a named build.",
-            fix="Write torch's version in the stack's file like '==2.13.0', or take the package index's own build: "
-            "--torch-build index",
+            f"the stack asks for torch {version or 'in any version'}, and the base for its build +{build}",
+            why="A build belongs to one version: only an exact version can carry it.",
+            fix="Write one in [components.torch], such as version = '==2.13.0', or take --torch-build index.",
         )
-    return f"{version.strip()}+{build}"
+    return f"{version}+{build}"
+
+
+def cuda_major(base: Base) -> str | None:
+    """``13`` of CUDA 13.0; None without CUDA."""
+    return base.cuda.split(".")[0] if base.cuda else None
+
+
+def extras_of(chosen: Chosen, base: Base) -> tuple[str, ...]:
+    """The extras of a component on a base; those that name the CUDA are left out where there is none."""
+    major = cuda_major(base)
+    return tuple(
+        extra.replace("{cuda_major}", major or "")
+        for extra in chosen.spec.extras
+        if major is not None or "{cuda_major}" not in extra
+    )
 
 
 def render_project(
-    *,
-    name: str,
-    stack: Stack,
-    base: Base,
-    torch_build: str,
-    as_of: str,
-    pins: Mapping[str, str] | None = None,
-    source: TorchSource | None = None,
+    project: Project, *, pins: Mapping[str, str] | None = None, source: TorchSource | None = None
 ) -> str:
     """The text of pyproject.toml.
 
@@ -53,42 +89,97 @@ def render_project(
         pins: every transitive version, as constraints, once they are known.
         source: where torch's build is; given only for the working copy, since a lock names no index.
     """
-    phases: dict[Phase, list[str]] = {phase: [] for phase in Phase}
-    for component, spec in stack.components.items():
-        version = torch_specifier(spec.version, torch_build) if component == "torch" else spec.version
-        phases[spec.phase].append(requirement_of(component, version, spec.extras))
-    for package, requirement in stack.requirements.items():
-        phases[Phase.MAIN].append(requirement_of(package, requirement.version))
-
+    base = project.base
     document = tomlkit.document()
     document.add(tomlkit.comment("Written by `envbuild lock`: the uv project of this lock, for plain `uv sync`."))
-    if torch_build != PACKAGE_INDEX_BUILD:
-        document.add(tomlkit.comment(f"Add --find-links with a place that has torch's +{torch_build} build."))
+    if project.torch_build != PACKAGE_INDEX_BUILD:
+        document.add(tomlkit.comment(f"Add --find-links with a place that has torch's +{project.torch_build} build."))
+    phases = _requirements(project)
     document["project"] = {
-        "name": f"envbuild-{name}",
+        "name": f"envbuild-{project.name}",
         "version": "0",
         "requires-python": f"=={base.python.version}.*",
         "dependencies": _lines(phases[Phase.MAIN]),
         "optional-dependencies": {"compile": _lines(phases[Phase.COMPILE])},
     }
-    machine = "x86_64" if base.platform == "linux/amd64" else "aarch64"
-    marker = f"sys_platform == 'linux' and platform_machine == '{machine}' and implementation_name == 'cpython'"
+    marker = (
+        f"sys_platform == 'linux' and platform_machine == '{MACHINES[base.platform]}' "
+        "and implementation_name == 'cpython'"
+    )
     uv: dict[str, object] = {
         "package": False,
         "environments": [marker],
         "minimum-libc-version": {"glibc": base.glibc},
-        "exclude-newer": as_of,
+        "exclude-newer": project.as_of,
     }
-    if torch_build != PACKAGE_INDEX_BUILD:
-        # Wheels in a folder have no upload time; the exact version and its hash pin them instead.
-        uv["exclude-newer-package"] = {"torch": False}
+    uv |= _dates(project)
+    if compiled := [name for name, item in project.chosen.items() if item.phase is Phase.COMPILE]:
+        uv["no-build-isolation-package"] = _lines(compiled)
+    if project.overrides:
+        uv["override-dependencies"] = _lines([f"{name}{text}" for name, text in sorted(project.overrides.items())])
+    if base.provides:
+        # The base brings them: they must not be installed again, and uv must not look for them.
+        uv["exclude-dependencies"] = _lines(sorted(base.provides))
     if pins:
         uv["constraint-dependencies"] = _lines([f"{package}=={version}" for package, version in sorted(pins.items())])
     if source is not None and source.kind == "torch-index":
         uv["index"] = [{"name": TORCH_INDEX_NAME, "url": source.location, "explicit": True}]
-        uv["sources"] = {"torch": {"index": TORCH_INDEX_NAME}}
+    if sources := _sources(project, source):
+        uv["sources"] = sources
+    if project.metadata:
+        uv["dependency-metadata"] = _metadata(project)
     document["tool"] = {"uv": uv}
     return tomlkit.dumps(document)
+
+
+def _requirements(project: Project) -> dict[Phase, list[str]]:
+    phases: dict[Phase, list[str]] = {phase: [] for phase in Phase}
+    for name, item in project.chosen.items():
+        if name in project.base.provides:
+            continue
+        version = item.specifier
+        if name == "torch":
+            version = torch_specifier(version, project.torch_build)
+        phases[item.phase].append(requirement_of(name, version, extras_of(item, project.base)))
+    phases[Phase.MAIN] += [requirement_of(name, version) for name, version in project.requirements.items()]
+    phases[Phase.MAIN] += project.build_requires
+    return phases
+
+
+def _dates(project: Project) -> dict[str, object]:
+    """Dates of their own for packages that are newer than the rest, or have no upload time."""
+    dates: dict[str, object] = {}
+    for name, item in project.chosen.items():
+        if item.spec.as_of and item.commit is None and (day := parse_date(item.spec.as_of)):
+            dates[name] = timestamp(end_of(day))
+    if project.torch_build != PACKAGE_INDEX_BUILD:
+        # Wheels in a folder have no upload time; the exact version and its hash pin them instead.
+        dates["torch"] = False
+    return {"exclude-newer-package": dates} if dates else {}
+
+
+def _sources(project: Project, source: TorchSource | None) -> dict[str, object]:
+    sources: dict[str, object] = {
+        name: {"git": item.git, "rev": item.commit.sha}
+        for name, item in project.chosen.items()
+        if item.commit is not None and item.git is not None
+    }
+    if source is not None and source.kind == "torch-index":
+        sources["torch"] = {"index": TORCH_INDEX_NAME}
+    return sources
+
+
+def _metadata(project: Project) -> tomlkit.items.AoT:
+    tables = tomlkit.aot()
+    for item in project.metadata:
+        table = tomlkit.table()
+        table["name"] = item.name
+        table["version"] = item.version
+        table["requires-dist"] = _lines(list(item.requires_dist))
+        if item.provides_extra:
+            table["provides-extra"] = _lines(list(item.provides_extra))
+        tables.append(table)
+    return tables
 
 
 def _lines(items: list[str]) -> tomlkit.items.Array:

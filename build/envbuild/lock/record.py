@@ -25,7 +25,16 @@ class LockedComponent(Model):
     asked: str
     version: str
     phase: Phase
+    because: str = Field(default="the stack's file", description="who decided it: the stack, a pin, upstream's file")
     modules: tuple[str, ...] = ()
+    sdist: str | None = Field(
+        default=None, description="digest of the sdist that a compile-phase component is built from"
+    )
+    git: str | None = None
+    commit: str | None = None
+    committed_at: str | None = None
+    ref_kind: Literal["branch", "tag", "commit"] | None = None
+    follows: bool = Field(default=False, description="locked at a branch's tip: the lock is old once the branch moves")
 
 
 class LockedPhase(Model):
@@ -54,6 +63,8 @@ class LockedBase(Model):
     platform: str
     glibc: str
     python: str
+    cuda: str | None = None
+    provides: dict[str, str] = Field(default_factory=dict)
 
 
 class Inputs(Model):
@@ -65,6 +76,8 @@ class Inputs(Model):
     torch_build: str
     uv: str
     as_of: str = Field(description="nothing uploaded to the index after this moment was taken (UTC)")
+    as_of_asked: str = Field(default="now", description="'now', 'release', a date or a commit")
+    as_of_reason: str = Field(default="", description="how the moment follows from what was asked")
 
 
 class Lock(Model):
@@ -79,6 +92,8 @@ class Lock(Model):
     torch: LockedTorch
     components: dict[str, LockedComponent]
     phases: dict[str, LockedPhase]
+    overrides: dict[str, str] = Field(default_factory=dict, description="versions put over what packages declare")
+    rewritten: tuple[str, ...] = Field(default=(), description="requirements that named another CUDA than the base's")
 
 
 @dataclass(frozen=True)
@@ -132,7 +147,9 @@ def render(lock: Lock) -> str:
     document = tomlkit.document()
     document.add(tomlkit.comment("Written by `envbuild lock`; review it, do not edit it."))
     document.add(tomlkit.nl())
-    for key, value in lock.model_dump(mode="json", by_alias=True).items():
+    document["schema"] = SCHEMA
+    # Empty and default keys are left out: a review should show what was decided, and nothing else.
+    for key, value in lock.model_dump(mode="json", by_alias=True, exclude_defaults=True).items():
         document[key] = value
     return tomlkit.dumps(document)
 

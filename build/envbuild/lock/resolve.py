@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def resolve(project: Path, source: TorchSource, what: str, log: Path, on_line: C
             log=log,
         )
     times = [
-        int(datetime.fromisoformat(file["upload-time"].replace("Z", "+00:00")).timestamp())
+        seconds_of(file["upload-time"])
         for package in packages
         for file in [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
         if "upload-time" in file
@@ -61,6 +61,12 @@ def resolve(project: Path, source: TorchSource, what: str, log: Path, on_line: C
         newest_upload=max(times, default=0),
         uv_lock=content,
     )
+
+
+def seconds_of(moment: str) -> int:
+    """Seconds since 1970 of an RFC 3339 time in UTC, without its fraction (Python 3.10 reads few lengths of those)."""
+    whole = moment.partition(".")[0].removesuffix("Z")
+    return int(datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).timestamp())
 
 
 def export(project: Path, extra: str | None, what: str, log: Path) -> list[str]:

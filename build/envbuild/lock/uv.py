@@ -17,7 +17,7 @@ _NETWORK = re.compile(
     r"operation timed out|tls handshake|invalid peer certificate",
     re.IGNORECASE,
 )
-_NO_INTERPRETER = re.compile(r"No interpreter found for", re.IGNORECASE)
+_NO_INTERPRETER = re.compile(r"No interpreter found for|Failed to inspect Python interpreter", re.IGNORECASE)
 # One unknown [tool.uv] key is only a warning, after which uv drops other settings too.
 _DROPPED_SETTINGS = re.compile(r"Failed to parse `.*pyproject\.toml` during settings discovery|unknown field")
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core.errors import BuildError, EnvbuildError, NetworkError, disk_full
-from envbuild.core.files import space_is_low
-from envbuild.core.process import Finished, describe_status, tail
+from envbuild.core.process import Finished, describe_status, ran_out_of_space, tail
 from envbuild.core.progress import Reporter
 from envbuild.lock.record import PHASE_FILES, LockDirectory
 from envbuild.lock.uv import failure
@@ -81,7 +80,7 @@ def _uv(place: Place, arguments: Sequence[str], what: str, name: str) -> Finishe
 
 
 def _failure(place: Place, finished: Finished, what: str, log: Path) -> EnvbuildError:
-    if space_is_low(place.disk):
+    if ran_out_of_space(finished.output, place.disk):
         return disk_full(place.disk)
     error = failure(finished, what, log)
     if isinstance(error, NetworkError):

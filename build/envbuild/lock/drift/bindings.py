@@ -27,6 +27,7 @@ class Scope:
         package: what relative imports in it start from.
         stars: modules that ``from ... import *`` names here.
         open_names: names declared ``global`` or ``nonlocal``: looked up further out.
+        walrus: whether ``:=`` occurs in the module, so that expressions have to be searched for it.
     """
 
     module: str
@@ -36,6 +37,7 @@ class Scope:
     bindings: dict[str, list[Value]] = field(default_factory=dict)
     stars: list[str] = field(default_factory=list)
     open_names: set[str] = field(default_factory=set)
+    walrus: bool = True
 
     def add(self, name: str, value: Value) -> None:
         """One more value that the name may have."""
@@ -121,10 +123,12 @@ Value = ImportedModule | ImportedName | Assigned | Opaque | FunctionDefinition |
 
 
 def caught_names(handler: ast.ExceptHandler) -> frozenset[str]:
-    """Names of the exceptions a handler is for; a bare ``except`` and what cannot be read catch everything."""
+    """Names of the exceptions a handler is for; a bare ``except`` and what cannot be read are ``BaseException``."""
     if handler.type is None:
         return frozenset({"BaseException"})
     types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    # `except ImportError or ModuleNotFoundError` catches the first only.
+    types = [node.values[0] if isinstance(node, ast.BoolOp) else node for node in types]
     names = (node.id if isinstance(node, ast.Name) else getattr(node, "attr", "BaseException") for node in types)
     return frozenset(name if name.endswith(("Error", "Exception", "Warning")) else "BaseException" for name in names)
 
@@ -145,7 +149,7 @@ def collect(statements: Iterable[ast.stmt], scope: Scope, prefix: str = "") -> N
 
 def function_scope(node: FunctionNode | ast.Lambda, parent: Scope, prefix: str = "") -> Scope:
     """The scope inside a function: its parameters, and what its body binds."""
-    scope = Scope(parent.module, parent.package, "function", parent)
+    scope = Scope(parent.module, parent.package, "function", parent, walrus=parent.walrus)
     arguments = node.args
     for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]:
         if argument is not None:
@@ -201,6 +205,15 @@ class _Collector:
         for block in blocks_of(statement):
             self.block(block)
 
+    def _plain(self, statement: ast.stmt) -> None:
+        if self.scope.walrus:
+            self._other(statement)
+            return
+        for block in blocks_of(statement):
+            self.block(block)
+
+    _expr = _return = _assert = _raise = _pass = _if = _while = _plain
+
     def _opaque_names(self, node: ast.AST) -> None:
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):
@@ -232,7 +245,8 @@ class _Collector:
                 self._bind(target.id, Assigned(statement.value, self.scope))
             else:
                 self._opaque_names(target)
-        self._opaque_names(statement.value)
+        if self.scope.walrus:
+            self._opaque_names(statement.value)
 
     def _annassign(self, statement: ast.AnnAssign) -> None:
         name = statement.target.id if isinstance(statement.target, ast.Name) else None
@@ -240,7 +254,6 @@ class _Collector:
             return
         if statement.value is not None:
             self._bind(name, Assigned(statement.value, self.scope))
-            self._opaque_names(statement.value)
         if self.scope.kind != "class":
             return
         if getattr(statement.annotation, "attr", getattr(statement.annotation, "id", "")) == "KW_ONLY":
@@ -288,7 +301,9 @@ class _Collector:
 
     def _classdef(self, node: ast.ClassDef) -> None:
         qualname = f"{self.prefix}{node.name}"
-        inside = _Collector(Scope(self.scope.module, self.scope.package, "class", self.scope), f"{qualname}.")
+        inside = _Collector(
+            Scope(self.scope.module, self.scope.package, "class", self.scope, walrus=self.scope.walrus), f"{qualname}."
+        )
         inside.block(node.body)
         definition = ClassDefinition(
             name=node.name,

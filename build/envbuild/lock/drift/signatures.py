@@ -99,8 +99,12 @@ def takes_everything(whole: Signature) -> bool:
     return Parameter.VAR_POSITIONAL in kinds and Parameter.VAR_KEYWORD in kinds
 
 
-def misfits(whole: Signature, given: Arguments) -> tuple[Misfit, ...]:
-    """Everything about a call that the signature refuses; empty when it fits or might fit."""
+def misfits(whole: Signature, given: Arguments, optional: frozenset[str] = frozenset()) -> tuple[Misfit, ...]:
+    """Everything about a call that the signature refuses; empty when it fits or might fit.
+
+    Args:
+        optional: parameters whose absence is not to be reported.
+    """
     entries = list(whole.parameters.values())
     kinds = {entry.kind for entry in entries}
     by_position = [entry for entry in entries if entry.kind in _BY_POSITION]
@@ -118,14 +122,12 @@ def misfits(whole: Signature, given: Arguments) -> tuple[Misfit, ...]:
         )
     filled = [entry.name for entry in by_position[: given.positional] if entry.kind is not Parameter.POSITIONAL_ONLY]
     if twice := [name for name in filled if name in given.keywords]:
-        found.append(
-            Misfit(FindingKind.TOO_MANY_ARGUMENTS, f"gets {_quoted(twice)} twice: by position and by keyword")
-        )
+        found.append(Misfit(FindingKind.TOO_MANY_ARGUMENTS, f"gets {_quoted(twice)} twice: by position and by keyword"))
     if given.complete:
         absent = [
             entry.name
             for entry in [*by_position[given.positional :], *(e for e in entries if e.kind is Parameter.KEYWORD_ONLY)]
-            if entry.default is Parameter.empty and entry.name not in given.keywords
+            if entry.default is Parameter.empty and entry.name not in {*given.keywords, *optional}
         ]
         if absent:
             found.append(Misfit(FindingKind.MISSING_ARGUMENT, f"requires {_quoted(absent)}"))

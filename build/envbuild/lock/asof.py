@@ -1,0 +1,79 @@
+"""As-of: nothing uploaded to the index after this moment is taken, so that a lock repeats on another day."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+
+from envbuild.catalog.models import DATE
+from envbuild.core.errors import UsageError
+
+NOW = "now"
+RELEASE = "release"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsOf:
+    """What was asked for, and the moment that it means.
+
+    Attributes:
+        asked: ``now``, ``release``, a date, or a commit.
+        moment: UTC, whole seconds; the first one that counts as later.
+        reason: how the moment follows from what was asked, in words.
+    """
+
+    asked: str
+    moment: datetime
+    reason: str
+
+    def text(self) -> str:
+        """The moment as uv and the record write it: ``2026-11-21T00:00:00Z``."""
+        return timestamp(self.moment)
+
+
+def timestamp(moment: datetime) -> str:
+    """``2026-11-21T00:00:00Z``."""
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_date(text: str) -> date | None:
+    """A date ``YYYY-MM-DD``; None when the text has another form.
+
+    Raises:
+        UsageError: it has the form, and there is no such day.
+    """
+    if re.match(DATE, text) is None:
+        return None
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(f"{text} is no date", why=str(error), fix="Write a day as YYYY-MM-DD.") from error
+
+
+def end_of(day: date) -> datetime:
+    """The first moment after a day, UTC."""
+    return datetime.combine(day + timedelta(days=1), time(), timezone.utc)
+
+
+def now() -> AsOf:
+    """The moment of the call."""
+    moment = datetime.now(timezone.utc).replace(microsecond=0)
+    return AsOf(asked=NOW, moment=moment, reason="the moment of locking")
+
+
+def on_day(day: date) -> AsOf:
+    """The end of a day."""
+    return AsOf(asked=day.isoformat(), moment=end_of(day), reason=f"the end of {day.isoformat()}, UTC")
+
+
+def after_release(anchor: str, released_at: datetime, margin_days: int) -> AsOf:
+    """The anchor's own moment and a margin, in which what belongs to it may have come out."""
+    moment = released_at.astimezone(timezone.utc).replace(microsecond=0) + timedelta(days=margin_days)
+    today = datetime.now(timezone.utc).replace(microsecond=0)
+    if moment > today:
+        # A moment to come would let the same inputs resolve differently tomorrow.
+        reason = f"{anchor} is of {timestamp(released_at)}; its {margin_days} days of margin are not over yet"
+        return AsOf(asked=RELEASE, moment=today, reason=reason)
+    reason = f"{anchor} is of {timestamp(released_at)}, and {margin_days} days of margin"
+    return AsOf(asked=RELEASE, moment=moment, reason=reason)

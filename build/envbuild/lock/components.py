@@ -1,0 +1,173 @@
+"""Which release or commit each component of a stack is, and who said so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+from enum import Enum
+
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.models import Component, Phase, Stack
+from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.core.progress import Reporter
+from envbuild.lock.git import Commit, GitRepository
+from envbuild.lock.refs import GitRef, Ref, parse_ref
+from envbuild.lock.upstream import Companion, companions
+from envbuild.store.local import LocalStore
+
+
+class Origin(str, Enum):
+    """Who decided what a component is."""
+
+    STACK = "stack"
+    PIN = "pin"
+    UPSTREAM = "upstream"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A component that is decided: a range of releases, or one commit.
+
+    Attributes:
+        asked: what was asked for, in the user's or the stack's words.
+        specifier: the releases that may be taken; empty for any, and for a commit.
+        because: where the decision comes from, for people: "pin", "requirements/manifest.json of nemo-toolkit 8cfedd7".
+    """
+
+    name: str
+    spec: Component
+    asked: str
+    origin: Origin
+    because: str
+    specifier: str = ""
+    git: str | None = None
+    commit: Commit | None = None
+
+    @property
+    def phase(self) -> Phase:
+        return self.spec.phase
+
+
+class Repositories:
+    """The git repositories of one run: each is asked for its refs once."""
+
+    def __init__(self, store: LocalStore, reporter: Reporter, *, offline: bool = False) -> None:
+        self._store = store
+        self._reporter = reporter
+        self._offline = offline
+        self._open: dict[str, GitRepository] = {}
+
+    def at(self, url: str) -> GitRepository:
+        """The repository at ``url``."""
+        if url not in self._open:
+            log = self._store.root / "logs" / "git.log"
+            self._open[url] = GitRepository(url, self._store, self._reporter, offline=self._offline, log=log)
+        return self._open[url]
+
+
+def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str]) -> dict[str, Ref]:
+    """The pins of a command line, by component.
+
+    Raises:
+        UsageError: a pin names no component of the stack.
+        ConfigurationError: a ref has no valid form, or names a commit of a component without a repository.
+    """
+    known = {canonicalize_name(name): name for name in stack.components}
+    pins: dict[str, Ref] = {}
+    for raw, text in texts.items():
+        name = known.get(canonicalize_name(raw))
+        if name is None:
+            raise UsageError(
+                f"stack {stack_name} has no component {raw!r} to pin",
+                why=f"Its components: {', '.join(stack.components)}.",
+                fix="Pin one of these, or hold another package back under [requirements] of the stack.",
+            )
+        pins[name] = parse_ref(text)
+        if isinstance(pins[name], GitRef) and stack.components[name].git is None:
+            raise ConfigurationError(
+                f"{raw}={text} names a branch, tag or commit, and {name} has no repository",
+                why=f"[components.{name}] of stack {stack_name} has no key git.",
+                fix=f"Add git = URL there, or pin a version: --pin {name}=VERSION",
+            )
+    return pins
+
+
+def choose_anchor(
+    stack: Stack, pins: Mapping[str, Ref], repositories: Repositories, as_of: date | None
+) -> Chosen | None:
+    """The stack's anchor, decided; None when the stack has none."""
+    if stack.anchor is None:
+        return None
+    return _own(stack.anchor, stack.components[stack.anchor], pins.get(stack.anchor), repositories, as_of)
+
+
+def choose(
+    stack: Stack,
+    pins: Mapping[str, Ref],
+    anchor: Chosen | None,
+    repositories: Repositories,
+    as_of: date | datetime | None,
+    reporter: Reporter,
+) -> dict[str, Chosen]:
+    """Every component, decided: a pin wins; then what the stack says; then upstream's pins at the anchor's commit."""
+    upstream: dict[str, Companion] = {}
+    if anchor is not None and anchor.commit is not None and anchor.git is not None:
+        with reporter.step(f"read upstream's pins at {anchor.name} {anchor.commit.sha[:12]}"):
+            upstream = companions(repositories.at(anchor.git), anchor.commit)
+    chosen: dict[str, Chosen] = {}
+    for name, spec in stack.components.items():
+        if anchor is not None and name == anchor.name:
+            chosen[name] = anchor
+            continue
+        pin = pins.get(name)
+        companion = upstream.get(canonicalize_name(name))
+        if pin is None and companion is not None and anchor is not None and not spec.version and spec.ref is None:
+            chosen[name] = _companion(name, spec, companion, anchor, repositories)
+        else:
+            chosen[name] = _own(name, spec, pin, repositories, as_of)
+    return chosen
+
+
+def upstream_overrides(
+    anchor: Chosen | None, chosen: Mapping[str, Chosen], repositories: Repositories
+) -> dict[str, Companion]:
+    """Versions that upstream forces on packages that are no components of the stack."""
+    if anchor is None or anchor.commit is None or anchor.git is None:
+        return {}
+    names = {canonicalize_name(name) for name in chosen}
+    found = companions(repositories.at(anchor.git), anchor.commit)
+    return {name: item for name, item in found.items() if item.specifier and name not in names}
+
+
+def _own(
+    name: str, spec: Component, pin: Ref | None, repositories: Repositories, as_of: date | datetime | None
+) -> Chosen:
+    origin, because = (Origin.PIN, "pinned by the user") if pin is not None else (Origin.STACK, "the stack's file")
+    ref: Ref | None = pin if pin is not None else (GitRef(spec.ref) if spec.ref else None)
+    bare = Chosen(name=name, spec=spec, asked=str(ref or spec.version or "any release"), origin=origin, because=because)
+    if isinstance(ref, GitRef) and spec.git is not None:
+        commit = repositories.at(spec.git).resolve(ref, as_of)
+        return replace(bare, git=spec.git, commit=commit)
+    if ref is None or isinstance(ref, GitRef):
+        return replace(bare, specifier=spec.version)
+    return replace(bare, specifier=ref.specifier)
+
+
+def _companion(name: str, spec: Component, companion: Companion, anchor: Chosen, repositories: Repositories) -> Chosen:
+    at = anchor.commit.sha[:12] if anchor.commit else anchor.asked
+    because = f"{companion.where} of {anchor.name} {at}"
+    asked = companion.ref or companion.specifier or "any release"
+    chosen = Chosen(name=name, spec=spec, asked=asked, origin=Origin.UPSTREAM, because=because)
+    if companion.ref is None:
+        return replace(chosen, specifier=companion.specifier or "")
+    git = spec.git or companion.git
+    if git is None:
+        raise ConfigurationError(
+            f"{because} names commit {companion.ref} of {name}, and its repository is not known",
+            why=f"Neither {companion.where} nor [components.{name}] says where it is.",
+            fix=f"Add git = URL to [components.{name}] of the stack, or pin a version: --pin {name}=VERSION",
+        )
+    commit = repositories.at(git).resolve(GitRef(companion.ref))
+    return replace(chosen, git=git, commit=commit)

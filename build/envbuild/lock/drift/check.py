@@ -1,0 +1,118 @@
+"""The drift check: everything in one distribution that another, at its locked version, does not have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from packaging.version import Version
+
+from envbuild.lock.drift.classes import Classes
+from envbuild.lock.drift.findings import Finding, FindingKind, Moment, Severity
+from envbuild.lock.drift.reach import mark_reached
+from envbuild.lock.drift.sources import SourceTree
+from envbuild.lock.drift.symbols import ClassSymbol, ModuleSymbol, Reader, full_name
+from envbuild.lock.drift.tables import ModuleTable, Tables
+from envbuild.lock.drift.walker import Walker
+
+# Parts of a distribution that training does not run.
+_LEFT_OUT = frozenset({"tests", "test", "examples", "scripts"})
+
+
+def find_drift(
+    consumer: SourceTree,
+    provider: SourceTree,
+    *,
+    entries: Sequence[str] = (),
+    older: Iterable[SourceTree] = (),
+) -> list[Finding]:
+    """Compare what ``consumer`` imports and calls with what ``provider`` has, by reading both.
+
+    Args:
+        entries: modules of the consumer that are used; what they do not import, at any depth, is reported as not
+            reached. Without any, all modules count.
+        older: earlier versions of the provider, to say since when each thing has been failing.
+
+    Returns:
+        The findings by file and line. Only those for which :meth:`Finding.is_error` holds are a reason to refuse.
+    """
+    tables = Tables(consumer, provider)
+    modules = _modules_to_walk(tables)
+    for module in modules:
+        tables.keep_syntax(module)
+    reader = Reader(tables)
+    read = [table for module in modules if (table := tables.table(module)) is not None]
+    _note_patches(reader, read)
+    classes = Classes(reader)
+    findings: list[Finding] = []
+    for table in read:
+        tree = tables.take_syntax(table.name)
+        if tree is not None:
+            findings.extend(Walker(reader, classes, table.name).walk(tree, table.scope))
+    findings.extend(_not_read(tables))
+    findings.sort(key=lambda finding: (finding.file, finding.line))
+    findings = mark_reached(findings, consumer, entries)
+    return _dated(findings, consumer, provider, older) if findings else findings
+
+
+def _modules_to_walk(tables: Tables) -> list[str]:
+    """The consumer's modules that name a package of the provider."""
+    words = {root.rpartition(".")[2] if "." not in root else root.partition(".")[0] for root in tables.provider.roots}
+    named = re.compile("|".join(rf"\b{re.escape(word)}" for word in sorted(words)).encode())
+    return sorted(
+        module
+        for module, file in tables.consumer.modules.items()
+        if not _LEFT_OUT.intersection(file.split("/")[:-1]) and named.search(tables.consumer.files[file])
+    )
+
+
+def _note_patches(reader: Reader, tables: Sequence[ModuleTable]) -> None:
+    """What the consumer sets on modules and classes from outside is no longer what the provider defines."""
+    for table in tables:
+        reader.replaced.update(table.replaced)
+        for patch in table.patches:
+            for symbol in reader.evaluate(patch.target, table.patch_scope):
+                if isinstance(symbol, ModuleSymbol):
+                    reader.patched.add((symbol.name, patch.name))
+                elif isinstance(symbol, ClassSymbol):
+                    reader.patched.add((full_name(symbol.definition), patch.name))
+    reader.forget()
+
+
+def _not_read(tables: Tables) -> list[Finding]:
+    """Files that this Python cannot parse are not checked, and that is said."""
+    return [
+        Finding(
+            kind=FindingKind.NOT_READ,
+            consumer=tables.consumer.title,
+            provider=tables.provider.title,
+            file=tables.file_of(module) or module,
+            line=1,
+            name=module,
+            detail=f"{module} cannot be parsed: {reason}",
+            severity=Severity.GUARDED,
+            why="what cannot be read is not checked",
+            at=Moment.IMPORT,
+        )
+        for module, reason in sorted(tables.unreadable.items())
+    ]
+
+
+def _dated(
+    findings: list[Finding], consumer: SourceTree, provider: SourceTree, older: Iterable[SourceTree]
+) -> list[Finding]:
+    """Say of each finding which of the versions is the first that has it."""
+    since: dict[tuple[object, ...], str] = {}
+    trees = sorted(older, key=lambda tree: Version(tree.version), reverse=True)
+    failing = {_key(finding): provider.version for finding in findings}
+    for tree in trees:
+        still = {_key(finding) for finding in find_drift(consumer, tree)}
+        since.update({key: version for key, version in failing.items() if key not in still})
+        failing = {key: tree.version for key in failing if key in still}
+    since.update(failing)
+    return [replace(finding, since=since[_key(finding)] if trees else None) for finding in findings]
+
+
+def _key(finding: Finding) -> tuple[object, ...]:
+    return (finding.kind, finding.file, finding.line, finding.name)

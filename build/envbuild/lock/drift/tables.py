@@ -1,0 +1,229 @@
+"""Modules of the consumer and the provider, each parsed once and reduced to what its names are bound to."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from envbuild.lock.drift.bindings import (
+    Assigned,
+    FunctionNode,
+    ImportedModule,
+    ImportedName,
+    Scope,
+    absolute,
+    blocks_of,
+    collect,
+    every_statement,
+    function_scope,
+)
+from envbuild.lock.drift.sources import SourceTree, parents
+
+# A module that does one of these may have names that no statement of it shows.
+_SELF_MADE = (b"globals()", b"sys.modules[", b"vars()", b"locals()[", b"exec(", b"setattr(sys.modules")
+
+
+@dataclass(frozen=True, eq=False)
+class Patch:
+    """``target.name = ...`` anywhere in a module; ``name`` is None when it is computed."""
+
+    target: ast.expr
+    name: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleTable:
+    """What is known about one module.
+
+    Attributes:
+        dynamic: it may have names that cannot be read here.
+        searches_elsewhere: it changes where its submodules are looked for.
+        exported: its ``__all__``; None when it has none, or a computed one.
+        patches: attributes it sets on other things.
+        patch_scope: the module's names and every import inside its functions, to find out what is patched.
+        replaced: modules it puts into ``sys.modules``.
+    """
+
+    name: str
+    scope: Scope
+    dynamic: bool
+    searches_elsewhere: bool
+    exported: frozenset[str] | None
+    patches: tuple[Patch, ...]
+    patch_scope: Scope
+    replaced: frozenset[str]
+
+
+class Tables:
+    """The modules of both trees by dotted name."""
+
+    def __init__(self, consumer: SourceTree, provider: SourceTree) -> None:
+        self.consumer = consumer
+        self.provider = provider
+        self.unreadable: dict[str, str] = {}
+        self._tables: dict[str, ModuleTable | None] = {}
+        self._parsed: dict[str, ast.Module] = {}
+
+    @cached_property
+    def _files(self) -> Mapping[str, bytes]:
+        return {**self.consumer.files, **self.provider.files}
+
+    @cached_property
+    def _modules(self) -> Mapping[str, str]:
+        return {**self.consumer.modules, **self.provider.modules}
+
+    @cached_property
+    def _packages(self) -> frozenset[str]:
+        everything = {*self._modules, *self.consumer.compiled, *self.provider.compiled}
+        return frozenset(parent for module in everything for parent in parents(module))
+
+    def exists(self, module: str) -> bool:
+        """Whether there is a module, compiled extension or package (with or without ``__init__.py``) of that name."""
+        return module in self._modules or module in self._packages or self.is_compiled(module)
+
+    def is_compiled(self, module: str) -> bool:
+        return module in self.consumer.compiled or module in self.provider.compiled
+
+    def file_of(self, module: str) -> str | None:
+        """Path of a module's source."""
+        return self._modules.get(module)
+
+    def provided(self, module: str) -> bool:
+        """Whether a module of this name would belong to the provider, and to nobody else."""
+        return any(name in self.provider.roots for name in (module, *parents(module)))
+
+    def table(self, module: str) -> ModuleTable | None:
+        """The names of a module; None when it has no source, or none that can be parsed."""
+        if module not in self._tables:
+            tree = self._parse(module)
+            self._tables[module] = None if tree is None else self._read(module, tree)
+        return self._tables[module]
+
+    def take_syntax(self, module: str) -> ast.Module | None:
+        """The syntax tree of a module, which is then forgotten here: trees are what takes memory."""
+        tree = self._parse(module)
+        self._parsed.pop(module, None)
+        return tree
+
+    def keep_syntax(self, module: str) -> None:
+        """Parse a module whose tree will be asked for soon."""
+        tree = self._parse(module)
+        if tree is not None:
+            self._parsed[module] = tree
+
+    def _parse(self, module: str) -> ast.Module | None:
+        if module in self._parsed:
+            return self._parsed[module]
+        file = self._modules.get(module)
+        if file is None or module in self.unreadable:
+            return None
+        try:
+            with warnings.catch_warnings():
+                # Invalid escapes in other people's strings are not our business.
+                warnings.simplefilter("ignore")
+                return ast.parse(self._files[file])
+        except (SyntaxError, ValueError, RecursionError) as error:
+            self.unreadable[module] = str(error)
+            return None
+
+    def _read(self, module: str, tree: ast.Module) -> ModuleTable:
+        file = self._modules[module]
+        is_package = file.rpartition("/")[2] == "__init__.py"
+        package = module if is_package else module.rpartition(".")[0]
+        source = self._files[file]
+        scope = Scope(module, package, "module", walrus=b":=" in source)
+        collect(tree.body, scope)
+        patch_scope = Scope(module, package, "module")
+        patch_scope.bindings.update({name: list(values) for name, values in scope.bindings.items()})
+        patches: list[Patch] = []
+        replaced: set[str] = set()
+        for statement in every_statement(tree.body):
+            if isinstance(statement, FunctionNode):
+                _add_globals(statement, scope)
+            elif isinstance(statement, ast.Import | ast.ImportFrom):
+                _add_import(statement, patch_scope)
+            else:
+                patches.extend(_patches(statement))
+                replaced.update(_replaced(statement))
+        return ModuleTable(
+            name=module,
+            scope=scope,
+            dynamic="__getattr__" in scope.bindings or any(mark in source for mark in _SELF_MADE),
+            searches_elsewhere=b"__path__" in source,
+            exported=_exported(scope),
+            patches=tuple(patches),
+            patch_scope=patch_scope,
+            replaced=frozenset(replaced),
+        )
+
+
+def _add_globals(node: FunctionNode, module: Scope) -> None:
+    """What a function assigns to names it declares ``global`` are values of the module's names."""
+    declared = {
+        name for statement in _own_block(node.body) if isinstance(statement, ast.Global) for name in statement.names
+    }
+    if not declared:
+        return
+    inside = function_scope(node, module)
+    for name in sorted(declared):
+        for value in inside.bindings.get(name, ()):
+            module.add(name, value)
+
+
+def _own_block(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in statements:
+        yield statement
+        if not isinstance(statement, FunctionNode | ast.ClassDef):
+            for block in blocks_of(statement):
+                yield from _own_block(list(block))
+
+
+def _add_import(statement: ast.Import | ast.ImportFrom, scope: Scope) -> None:
+    for alias in statement.names:
+        if isinstance(statement, ast.ImportFrom):
+            module = absolute(scope, statement.module, statement.level)
+            scope.add(alias.asname or alias.name, ImportedName(module, alias.name))
+        elif alias.asname:
+            scope.add(alias.asname, ImportedModule(alias.name))
+        else:
+            first = alias.name.partition(".")[0]
+            scope.add(first, ImportedModule(first))
+
+
+def _patches(statement: ast.stmt) -> Iterator[Patch]:
+    match statement:
+        case ast.Assign(targets=targets):
+            for target in targets:
+                for node in ast.walk(target):
+                    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                        yield Patch(node.value, node.attr)
+        case ast.AugAssign(target=ast.Attribute() as target) | ast.AnnAssign(target=ast.Attribute() as target):
+            yield Patch(target.value, target.attr)
+        case ast.Expr(value=ast.Call(func=ast.Name(id="setattr"), args=[target, name, _])):
+            constant = name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else None
+            yield Patch(target, constant)
+
+
+def _replaced(statement: ast.stmt) -> Iterator[str]:
+    """``sys.modules["name"] = ...``."""
+    for target in statement.targets if isinstance(statement, ast.Assign) else ():
+        match target:
+            case ast.Subscript(value=ast.Attribute(attr="modules"), slice=ast.Constant(value=str(name))):
+                yield name
+
+
+def _exported(scope: Scope) -> frozenset[str] | None:
+    names: set[str] = set()
+    for value in scope.bindings.get("__all__", ()):
+        match value:
+            case Assigned(value=ast.List(elts=elements) | ast.Tuple(elts=elements)):
+                constants = [element.value for element in elements if isinstance(element, ast.Constant)]
+                if len(constants) != len(elements):
+                    return None
+                names.update(str(constant) for constant in constants)
+            case _:
+                return None
+    return frozenset(names) if "__all__" in scope.bindings else None

@@ -1,0 +1,252 @@
+"""What is going to be resolved: components decided, the as-of moment, what the compile phase declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.catalog import Selection
+from envbuild.catalog.models import Phase
+from envbuild.catalog.site import Site
+from envbuild.core.errors import ConfigurationError, ResolutionError, UsageError
+from envbuild.core.files import machine_errors
+from envbuild.core.progress import Reporter
+from envbuild.lock import asof
+from envbuild.lock.asof import AsOf
+from envbuild.lock.components import Chosen, Repositories, choose, choose_anchor, parse_pins, upstream_overrides
+from envbuild.lock.git import CommitKind
+from envbuild.lock.metadata import CompileMetadata, compile_metadata
+from envbuild.lock.project import Project, cuda_major
+from envbuild.lock.refs import GitRef, Ref, VersionRef, parse_ref
+from envbuild.lock.resolve import resolve
+from envbuild.lock.torch_builds import TorchSource, torch_source
+from envbuild.lock.upstream import Companion
+from envbuild.store.local import LocalStore
+
+# Build requirements that the environment has anyway, at the version that the stack says.
+_ALREADY_THERE = frozenset({"torch"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the command line adds to the stack's file.
+
+    Attributes:
+        pins: text after ``--pin COMPONENT=``, by component.
+        as_of: text after ``--as-of``; None for the stack's own.
+        torch_build: the build of torch instead of the base's.
+    """
+
+    pins: Mapping[str, str] = field(default_factory=dict)
+    as_of: str | None = None
+    torch_build: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that uv is going to be asked, and where it comes from."""
+
+    project: Project
+    as_of: AsOf
+    torch: TorchSource
+    upstream_overrides: Mapping[str, Companion]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workplace:
+    """Where planning works: a folder for throw-away projects, its log, the site and the store."""
+
+    folder: Path
+    log: Path
+    site: Site
+    store: LocalStore
+    reporter: Reporter
+
+
+def make_plan(selection: Selection, request: Request, repositories: Repositories, work: Workplace) -> Plan:
+    """Decide every component and the as-of moment, and read what the compile phase declares.
+
+    Raises:
+        ConfigurationError: a ref does not exist, or cannot be used.
+        UsageError: a pin or ``--as-of`` is wrong.
+        NetworkError: a repository or an index cannot be reached.
+    """
+    stack, base = selection.stack, selection.base
+    pins = parse_pins(selection.stack_name, stack, request.pins)
+    day = _day(request.as_of)
+    anchor = choose_anchor(stack, pins, repositories, day)
+    moment = _as_of(selection, request, anchor, repositories, work)
+    bound: date | datetime | None = None if moment.asked == asof.NOW else (day or moment.moment)
+    chosen = choose(stack, pins, anchor, repositories, bound, work.reporter)
+    build = request.torch_build or base.torch.build
+    torch = TorchSource("package-index", None)
+    if "torch" in chosen and "torch" not in base.provides:
+        with work.reporter.step(f"find torch's build {build!r}"):
+            torch = torch_source(work.site, chosen["torch"].specifier, build, base.python.version)
+    forced = upstream_overrides(anchor, chosen, repositories)
+    project = Project(
+        name=selection.stack_name,
+        base=base,
+        torch_build=build,
+        as_of=moment.text(),
+        chosen=chosen,
+        requirements={name: item.version for name, item in stack.requirements.items()},
+        overrides={
+            **{name: item.specifier or "" for name, item in forced.items()},
+            **{name: item.version for name, item in stack.overrides.items()},
+        },
+    )
+    metadata = _metadata(project, base_cuda=cuda_major(base), work=work)
+    return Plan(project=_with_metadata(project, metadata), as_of=moment, torch=torch, upstream_overrides=forced)
+
+
+def _with_metadata(project: Project, metadata: tuple[CompileMetadata, ...]) -> Project:
+    lines = dict.fromkeys(line for item in metadata for line in item.build_requires)
+    named = {canonicalize_name(name) for name in (*project.chosen, *project.requirements)} | _ALREADY_THERE
+    needed = tuple(line for line in lines if canonicalize_name(_name_of(line)) not in named)
+    return Project(
+        name=project.name,
+        base=project.base,
+        torch_build=project.torch_build,
+        as_of=project.as_of,
+        chosen=project.chosen,
+        requirements=project.requirements,
+        build_requires=needed,
+        overrides=project.overrides,
+        metadata=metadata,
+    )
+
+
+def _name_of(line: str) -> str:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        return Requirement(line).name
+    except InvalidRequirement as error:
+        raise ResolutionError(
+            f"a build requirement of the compile phase cannot be read: {line!r}",
+            why=str(error),
+            fix="It comes from the sdist's pyproject.toml; choose another version of the component.",
+        ) from error
+
+
+def _day(text: str | None) -> date | None:
+    return asof.parse_date(text) if text else None
+
+
+def _as_of(
+    selection: Selection, request: Request, anchor: Chosen | None, repositories: Repositories, work: Workplace
+) -> AsOf:
+    text = request.as_of or _default_as_of(selection, request, anchor)
+    if text == asof.NOW:
+        return asof.now()
+    if (day := asof.parse_date(text)) is not None:
+        return asof.on_day(day)
+    if anchor is None:
+        raise UsageError(
+            f"--as-of {text} needs an anchor, and stack {selection.stack_name} has none",
+            why="'release' and commits count from the date of the stack's anchor.",
+            fix="Name a date (YYYY-MM-DD) or 'now'.",
+        )
+    if text == asof.RELEASE:
+        title = f"{anchor.name} {anchor.commit.describe or anchor.commit.sha[:12]}" if anchor.commit else anchor.asked
+        released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection, work)
+        return asof.after_release(title, released, selection.stack.margin_days)
+    ref = parse_ref(text)
+    if isinstance(ref, GitRef) and anchor.spec.git is not None:
+        commit = repositories.at(anchor.spec.git).resolve(ref)
+        return AsOf(asked=text, moment=commit.committed_at, reason=f"the date of {anchor.name} {commit.sha[:12]}")
+    raise UsageError(
+        f"--as-of {text} is no date, and no commit of {anchor.name}",
+        why="It takes a date (YYYY-MM-DD), 'now', 'release', or a commit of the anchor's repository.",
+        fix="Correct it.",
+    )
+
+
+def _default_as_of(selection: Selection, request: Request, anchor: Chosen | None) -> str:
+    """``now`` for a branch; for a tag, a commit or a version that the user pinned, its release."""
+    if anchor is None or anchor.name not in request.pins:
+        return selection.stack.as_of
+    ref: Ref = parse_ref(request.pins[anchor.name])
+    if anchor.commit is not None:
+        return asof.NOW if anchor.commit.kind is CommitKind.BRANCH else asof.RELEASE
+    return asof.RELEASE if isinstance(ref, VersionRef) or anchor.specifier.startswith("==") else asof.NOW
+
+
+def _uploaded(anchor: Chosen, selection: Selection, work: Workplace) -> datetime:
+    """When the anchor's release was uploaded to the index."""
+    with work.reporter.step(f"find the date of {anchor.name} {anchor.specifier}"):
+        locked = _throw_away(
+            {anchor.name: anchor.specifier}, selection.base.python.version, {}, f"find {anchor.name}", work
+        )
+    package = locked[canonicalize_name(anchor.name)]
+    files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+    times = [
+        datetime.fromisoformat(file["upload-time"].replace("Z", "+00:00")) for file in files if "upload-time" in file
+    ]
+    if not times:
+        raise ConfigurationError(
+            f"the index does not say when {anchor.name} {package['version']} was uploaded",
+            why="Its answers carry no upload times, so 'release' has no date to count from.",
+            fix="Name the date yourself: --as-of YYYY-MM-DD",
+        )
+    return min(times).astimezone(timezone.utc)
+
+
+def _metadata(project: Project, *, base_cuda: str | None, work: Workplace) -> tuple[CompileMetadata, ...]:
+    compiled = {
+        name: item.specifier
+        for name, item in project.chosen.items()
+        if item.phase is Phase.COMPILE and item.commit is None
+    }
+    if not compiled:
+        return ()
+    dates = {
+        name: asof.timestamp(asof.end_of(day))
+        for name, item in project.chosen.items()
+        if item.spec.as_of and name in compiled and (day := asof.parse_date(item.spec.as_of))
+    }
+    with work.reporter.step(f"read what {len(compiled)} packages of the compile phase declare"):
+        locked = _throw_away(
+            compiled,
+            project.base.python.version,
+            {"exclude-newer": project.as_of, "exclude-newer-package": dates},
+            "find the sdists of the compile phase",
+            work,
+        )
+        return compile_metadata(
+            list(compiled), locked, work.folder, base_cuda, work.site, work.store, work.reporter.update
+        )
+
+
+def _throw_away(
+    packages: Mapping[str, str], python: str, settings: Mapping[str, object], what: str, work: Workplace
+) -> dict[str, Mapping[str, Any]]:
+    """Lock packages by themselves, as if they needed nothing: finds versions, files, dates. By package name."""
+    folder = work.folder / "throw-away"
+    with machine_errors(folder):
+        folder.mkdir(exist_ok=True)
+        (folder / "uv.lock").unlink(missing_ok=True)
+    tables = tomlkit.aot()
+    for name in packages:
+        table = tomlkit.table()
+        table["name"], table["requires-dist"] = name, []
+        tables.append(table)
+    document = tomlkit.document()
+    document["project"] = {
+        "name": "envbuild-throw-away",
+        "version": "0",
+        "requires-python": f"=={python}.*",
+        "dependencies": [f"{name}{specifier}" for name, specifier in packages.items()],
+    }
+    document["tool"] = {"uv": {"package": False, **settings, "dependency-metadata": tables}}
+    with machine_errors(folder):
+        (folder / "pyproject.toml").write_text(tomlkit.dumps(document))
+    resolution = resolve(folder, TorchSource("package-index", None), what, work.log, work.reporter.update)
+    return {canonicalize_name(package["name"]): package for package in resolution.uv_lock["package"]}

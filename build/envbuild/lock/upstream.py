@@ -1,0 +1,117 @@
+"""Upstream's own pins: which commits and versions the authors of a component used with it.
+
+Read at the component's commit, with git, without a checkout:
+
+- NeMo (through 2.6): ``requirements/manifest.json``, ``vcs-dependencies``;
+- Megatron-Bridge: the submodule ``3rdparty/Megatron-LM``, and ``[tool.uv] override-dependencies`` of pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.core import tomlread
+from envbuild.core.errors import ConfigurationError
+from envbuild.lock.git import Commit, GitRepository
+
+MANIFEST = "requirements/manifest.json"
+SUBMODULE = "3rdparty/Megatron-LM"
+PYPROJECT = "pyproject.toml"
+# Upstream's names for repositories, and the packages that they are.
+PACKAGES = {"megatron-lm": "megatron-core", "transformer-engine": "transformer-engine", "mcore": "megatron-core"}
+_GIT_URL = re.compile(r"^git\+(?P<url>[^@]+(?:@[^@/]+)?)@(?P<ref>[^@#]+)(?:#.*)?$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Companion:
+    """A package that upstream pins for another: at a commit, or at versions.
+
+    Attributes:
+        where: the file that says so.
+    """
+
+    package: str
+    where: str
+    git: str | None = None
+    ref: str | None = None
+    specifier: str | None = None
+
+
+def companions(repository: GitRepository, commit: Commit) -> dict[str, Companion]:
+    """Upstream's pins at a commit, by package; the first place that names a package wins.
+
+    Raises:
+        ConfigurationError: a file is there and cannot be understood.
+    """
+    found: dict[str, Companion] = {}
+    for companion in (
+        *_manifest(repository, commit),
+        *_submodule(repository, commit),
+        *_overrides(repository, commit),
+    ):
+        found.setdefault(companion.package, companion)
+    return found
+
+
+def has_llm_collection(repository: GitRepository, commit: Commit) -> bool:
+    """Whether the tree has NeMo's LLM collection, which the driver ``nemo`` needs (gone in 3.0)."""
+    return bool(repository.list_tree(commit, "nemo/collections/llm"))
+
+
+def _manifest(repository: GitRepository, commit: Commit) -> list[Companion]:
+    text = repository.read_file(commit, MANIFEST)
+    if text is None:
+        return []
+    try:
+        entries = json.loads(text)["vcs-dependencies"]
+        return [
+            Companion(package=PACKAGES[name], where=MANIFEST, git=str(entry["repo"]), ref=str(entry["ref"]))
+            for raw, entry in entries.items()
+            if (name := canonicalize_name(raw)) in PACKAGES
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _not_understood(repository, commit, MANIFEST, error) from error
+
+
+def _submodule(repository: GitRepository, commit: Commit) -> list[Companion]:
+    sha = repository.submodule_commit(commit, SUBMODULE)
+    if sha is None:
+        return []
+    url = repository.submodule_url(commit, SUBMODULE)
+    return [Companion(package="megatron-core", where=f"submodule {SUBMODULE}", git=url, ref=sha)]
+
+
+def _overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
+    text = repository.read_file(commit, PYPROJECT)
+    if text is None:
+        return []
+    where = f"{PYPROJECT} [tool.uv] override-dependencies"
+    try:
+        lines = tomlread.loads(text).get("tool", {}).get("uv", {}).get("override-dependencies", [])
+        requirements = [Requirement(line) for line in lines]
+    except (tomlread.TOMLDecodeError, InvalidRequirement, AttributeError, TypeError) as error:
+        raise _not_understood(repository, commit, PYPROJECT, error) from error
+    found = []
+    for requirement in requirements:
+        if requirement.marker and "never" in str(requirement.marker):
+            continue  # upstream's way of leaving out what its base image brings
+        package = canonicalize_name(requirement.name)
+        if requirement.url:
+            if match := _GIT_URL.match(requirement.url):
+                found.append(Companion(package=package, where=where, git=match["url"], ref=match["ref"]))
+        elif requirement.specifier:
+            found.append(Companion(package=package, where=where, specifier=str(requirement.specifier)))
+    return found
+
+
+def _not_understood(repository: GitRepository, commit: Commit, file: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"cannot understand {file} of {repository.url} at {commit.sha[:12]}",
+        why=f"{type(error).__name__}: {error}",
+        fix="Upstream changed the file's form. Pin the companions yourself: --pin megatron-core=REF.",
+    )

@@ -1,0 +1,155 @@
+"""Resolves a plan with uv and writes the files of the lock."""
+
+from __future__ import annotations
+
+import re
+
+from envbuild.catalog.catalog import Selection, definition_digest
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.files import machine_errors
+from envbuild.lock import asof, record
+from envbuild.lock.components import Chosen
+from envbuild.lock.git import CommitKind
+from envbuild.lock.planning import Plan, Workplace
+from envbuild.lock.project import render_project
+from envbuild.lock.record import PHASE_FILES, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
+from envbuild.lock.resolve import Resolution, export, resolve, with_local_hashes
+from envbuild.lock.torch_builds import TorchSource
+from envbuild.lock.uv import uv_version
+
+INSTALLS = {
+    "main": "uv pip install --no-deps --require-hashes -r main.txt",
+    "compile": "uv pip install --no-deps --require-hashes --no-build-isolation -r compile.txt",
+    "git": "uv pip install --no-deps --no-build-isolation -r git.txt",
+}
+
+
+def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace) -> None:
+    """Resolve ``plan`` and write all files of the lock into the workplace's folder.
+
+    Raises:
+        ResolutionError: the stack does not resolve.
+        NetworkError: an index cannot be reached.
+    """
+    what = f"resolve stack {selection.stack_name} on {selection.base_name}"
+
+    def write(pins: dict[str, str] | None, source: TorchSource | None) -> None:
+        text = render_project(plan.project, pins=pins, source=source)
+        with machine_errors(work.folder):
+            (work.folder / "pyproject.toml").write_text(text)
+
+    with work.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"):
+        write(None, plan.torch)
+        resolution = resolve(work.folder, plan.torch, what, work.log, work.reporter.update)
+        write(_pins(plan, resolution), plan.torch)
+        resolution = resolve(work.folder, plan.torch, what, work.log, work.reporter.update)
+    with work.reporter.step("write the lock"):
+        phases = _write_phases(plan, resolution, what, work)
+        write(_pins(plan, resolution), None)
+        lock = _record(selection, plan, resolution, inputs, phases)
+        with machine_errors(work.folder):
+            (work.folder / record.RECORD_FILE).write_text(record.render(lock))
+
+
+def _pins(plan: Plan, resolution: Resolution) -> dict[str, str]:
+    """Every version, but those of packages that a commit pins already."""
+    from_git = {name for name, item in plan.project.chosen.items() if item.commit is not None}
+    return {name: version for name, version in resolution.pins.items() if name not in from_git}
+
+
+def _write_phases(plan: Plan, resolution: Resolution, what: str, work: Workplace) -> dict[str, LockedPhase]:
+    main = export(work.folder, None, what, work.log)
+    in_main = {_key(block) for block in main}
+    compiled = [block for block in export(work.folder, "compile", what, work.log) if _key(block) not in in_main]
+    blocks = {
+        "main": with_local_hashes([block for block in main if not _from_git(block)], resolution, plan.torch),
+        "compile": with_local_hashes([block for block in compiled if not _from_git(block)], resolution, plan.torch),
+        "git": [block for block in (*main, *compiled) if _from_git(block)],
+    }
+    phases = {}
+    for phase, lines in blocks.items():
+        text = f"# Written by `envbuild lock`. Phase {phase}: {len(lines)} packages.\n# {INSTALLS[phase]}\n"
+        text += "".join(f"{line}\n" for line in lines)
+        with machine_errors(work.folder):
+            (work.folder / PHASE_FILES[phase]).write_text(text)
+        phases[phase] = LockedPhase(file=PHASE_FILES[phase], packages=len(lines), digest=sha256_bytes(text.encode()))
+    return phases
+
+
+def _from_git(block: str) -> bool:
+    return " @ git+" in block.split("\n", 1)[0]
+
+
+def _key(block: str) -> str:
+    return re.split(r"==| @ |\[", block, maxsplit=1)[0].strip()
+
+
+def _record(
+    selection: Selection, plan: Plan, resolution: Resolution, inputs: str, phases: dict[str, LockedPhase]
+) -> Lock:
+    base, project = selection.base, plan.project
+    version = resolution.pins.get("torch") or base.provides.get("torch", "")
+    torch = LockedTorch(version=version, build=project.torch_build, found_in=plan.torch.kind)
+    components = {
+        name: _component(item, resolution.pins.get(name) or base.provides.get(name, ""), plan)
+        for name, item in project.chosen.items()
+    }
+    base_digest = definition_digest(base)
+    return Lock(
+        schema=record.SCHEMA,
+        stack=selection.stack_name,
+        digest=record.content_digest(base_digest, torch, components, phases),
+        source_date_epoch=resolution.newest_upload,
+        inputs=Inputs(
+            digest=inputs,
+            stack_digest=definition_digest(selection.stack),
+            base_digest=base_digest,
+            torch_build=project.torch_build,
+            uv=uv_version(),
+            as_of=plan.as_of.text(),
+            as_of_asked=plan.as_of.asked,
+            as_of_reason=plan.as_of.reason,
+        ),
+        base=LockedBase(
+            name=selection.base_name,
+            definition_digest=base_digest,
+            distribution=base.distribution,
+            release=base.release,
+            platform=base.platform,
+            glibc=base.glibc,
+            python=base.python.version,
+            cuda=base.cuda,
+            provides=base.provides,
+        ),
+        torch=torch,
+        components=components,
+        phases=phases,
+        overrides={
+            name: f"{text} ({plan.upstream_overrides[name].where})" if name in plan.upstream_overrides else text
+            for name, text in project.overrides.items()
+        },
+        rewritten=tuple(line for item in project.metadata for line in item.rewritten),
+    )
+
+
+def _component(item: Chosen, version: str, plan: Plan) -> LockedComponent:
+    metadata = next((entry for entry in plan.project.metadata if entry.name == item.name), None)
+    bare = LockedComponent(
+        asked=item.asked,
+        version=version,
+        phase=item.phase,
+        because=item.because,
+        modules=item.spec.modules,
+        sdist=metadata.sdist_digest if metadata else None,
+    )
+    if item.commit is None:
+        return bare
+    return bare.model_copy(
+        update={
+            "git": item.git,
+            "commit": item.commit.sha,
+            "committed_at": asof.timestamp(item.commit.committed_at),
+            "ref_kind": item.commit.kind.value,
+            "follows": item.commit.kind is CommitKind.BRANCH and plan.as_of.asked == asof.NOW,
+        }
+    )
