@@ -13,12 +13,19 @@ from pydantic import BaseModel
 
 from envbuild.catalog import toml
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import KINDS, NAME_PATTERN, Base, Cluster, Matrix, Stack, Target
+from envbuild.catalog.models import KINDS, NAME_PATTERN, Base, Cluster, Conflict, Matrix, Stack, Target
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import ConfigurationError, UsageError
 
 M = TypeVar("M", bound=BaseModel)
-SINGULAR = {"stacks": "stack", "bases": "base", "targets": "target", "clusters": "cluster", "matrices": "matrix"}
+SINGULAR = {
+    "stacks": "stack",
+    "bases": "base",
+    "targets": "target",
+    "clusters": "cluster",
+    "matrices": "matrix",
+    "conflicts": "conflict",
+}
 
 
 def definition_digest(model: BaseModel) -> str:
@@ -90,6 +97,10 @@ class Catalog:
 
     def matrix(self, name: str) -> Matrix:
         return self._load("matrices", name, Matrix)
+
+    def conflicts(self) -> dict[str, Conflict]:
+        """All known conflicts, by code."""
+        return {name: self._load("conflicts", name, Conflict) for name in self.names("conflicts")}
 
     def any(self, kind: str, name: str) -> BaseModel:
         """The definition ``name`` of whichever kind."""

@@ -323,10 +323,23 @@ class Matrix(Model):
     cases: tuple[CaseSpec, ...] = Field(min_length=1)
 
 
+class Conflict(Model):
+    """Versions that resolve and install together and do not work together (``envs/conflicts/*.toml``).
+
+    The file's name is the code under which `envbuild lock` refuses them.
+    """
+
+    summary: str = Field(description="what goes wrong")
+    packages: dict[PackageName, Specifier] = Field(min_length=2, description="the versions, as specifiers")
+    evidence: str = Field(min_length=1, description="how it is known")
+    fix: str
+
+
 KINDS: dict[str, type[Model]] = {
     "stacks": Stack,
     "bases": Base,
     "targets": Target,
     "clusters": Cluster,
     "matrices": Matrix,
+    "conflicts": Conflict,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 # name: (module, one-line help). A command's module is imported when the command runs.
 COMMANDS: dict[str, tuple[str, str]] = {
     "lock": ("envbuild.cli.lock", "Resolve a stack on a base into a hash-pinned lock."),
+    "sync": ("envbuild.cli.sync", "Install a lock into a virtual environment, phase by phase."),
     "image": ("envbuild.cli.image", "Build the image of a lock for a target: OCI layout and enroot .sqsh."),
     "certify": ("envbuild.cli.certify", "Train inside the image in every parallel layout and judge the numbers."),
     "list": ("envbuild.cli.list", "List stacks, bases, targets, clusters or matrices."),

@@ -5,12 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
+from envbuild.catalog.catalog import Selection
 from envbuild.cli.common import Session, output_options, selection_options, shown
 from envbuild.core.digests import short
-from envbuild.core.errors import UsageError
-from envbuild.lock.locking import LockResult, lock_path, lock_stack, variant_name
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, UsageError
+from envbuild.core.progress import PlainReporter, SilentReporter
+from envbuild.lock.components import Repositories
+from envbuild.lock.difference import compare, summary
+from envbuild.lock.locking import LockResult, lock_path, lock_stack, resolved, variant_name
 from envbuild.lock.planning import Request
+from envbuild.lock.record import read_lock
+from envbuild.lock.review import check as review
+from envbuild.lock.review import committed, lock_all
 
 
 def parse_pins(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:  # noqa: ARG001
@@ -45,9 +53,15 @@ def parse_pins(context: click.Context, parameter: click.Parameter, values: tuple
     metavar="BUILD",
     help="Take this build of torch instead of the base's; 'index' is the package index's own (CUDA, 10x the size).",
 )
+@click.option("--allow", metavar="CODE", multiple=True, help="Let this check's findings pass; the record says so.")
 @click.option("--upgrade", is_flag=True, help="Resolve anew as of now, even if nothing changed.")
+@click.option("--check", is_flag=True, help="Write nothing; fail if a lock is not what its inputs give (for CI).")
+@click.option("--diff", is_flag=True, help="Write nothing; resolve anew and say what would change.")
+@click.option("--all", "everything", is_flag=True, help="Lock every stack on every base that it names.")
 @output_options
+@click.pass_context
 def command(
+    context: click.Context,
     session: Session,
     stack: str,
     base: str | None,
@@ -58,29 +72,140 @@ def command(
     name: str | None,
     out: Path | None,
     torch_build: str | None,
+    allow: tuple[str, ...],
     upgrade: bool,
+    check: bool,
+    diff: bool,
+    everything: bool,
 ) -> None:
     """Resolve a stack on a base into lockfiles/STACK/BASE/: every package pinned, with hashes.
 
     Does nothing when the lock is there and neither the stack, the base nor uv changed, and no branch that it follows
     moved.
     """
+    if check + diff + everything > 1:
+        raise UsageError("--check, --diff and --all exclude each other", fix="Name one of them.")
+    if everything:
+        _lock_all(session, upgrade=upgrade)
+        return
+    named = context.get_parameter_source("stack") is not ParameterSource.DEFAULT
+    if check:
+        _check(session, stack if named else None, base)
+        return
     if nemo is not None:
         if "nemo-toolkit" in pins:
             raise UsageError("nemo-toolkit is pinned twice", why="By --nemo and by --pin.", fix="Leave one out.")
         pins = {"nemo-toolkit": nemo, **pins}
     selection = session.select_to_lock(stack, target, base)
     kept = variant_name(selection.stack_name, selection.stack, pins, name) if out is None else ""
+    path = out or lock_path(session.project, kept, selection.base_name)
+    request = Request(pins=pins, as_of=as_of, torch_build=torch_build, allow=allow)
+    if diff:
+        _diff(session, selection, path, request)
+        return
     result = lock_stack(
         selection,
-        path=out or lock_path(session.project, kept, selection.base_name),
-        request=Request(pins=pins, as_of=as_of, torch_build=torch_build),
+        path=path,
+        request=request,
         site=session.site,
         store=session.store,
         reporter=session.reporter,
         upgrade=upgrade,
     )
     _show(session, result)
+
+
+def _check(session: Session, stack: str | None, base: str | None) -> None:
+    repositories = Repositories(session.store, session.reporter)
+    paths = [
+        path
+        for path in committed(session.project)
+        if (stack is None or path.parent.name == stack) and (base is None or path.name == base)
+    ]
+    if not paths:
+        raise ConfigurationError(
+            "there is no lock to check",
+            why=f"{session.project / 'lockfiles'} holds none" + (f" of {stack}." if stack else "."),
+            fix="Make one first: envbuild lock --stack STACK",
+        )
+    results = [review(path, session.catalog, repositories, session.reporter) for path in paths]
+    old = [result for result in results if result.problem]
+    if old:
+        raise CheckRefusedError(
+            f"{len(old)} of {len(results)} locks are not what their inputs give",
+            why="\n".join(f"{shown(result.path)}: {result.problem}" for result in old),
+            fix="Lock them again (envbuild lock --stack STACK --base BASE), review the difference, and commit it.",
+        )
+    session.done(
+        {"checked": [str(result.path) for result in results]},
+        *[f"{shown(result.path)}: what its inputs give" for result in results],
+    )
+
+
+def _diff(session: Session, selection: Selection, path: Path, request: Request) -> None:
+    old = read_lock(path)
+    repositories = Repositories(session.store, session.reporter)
+    with resolved(
+        selection, request, repositories, site=session.site, store=session.store, reporter=session.reporter
+    ) as folder:
+        new = read_lock(folder)
+        changes = compare(old, new)
+        session.done(
+            {
+                "from": old.lock.digest,
+                "to": new.lock.digest,
+                "changes": [
+                    {"name": item.name, "from": item.old, "to": item.new, "why": item.why, "component": item.component}
+                    for item in changes
+                ],
+            },
+            summary(old, new, changes),
+            *[change.text() for change in changes],
+        )
+
+
+def _lock_all(session: Session, *, upgrade: bool) -> None:
+    outcomes = lock_all(
+        session.catalog,
+        session.project,
+        site=session.site,
+        store=session.store,
+        # Steps of several locks run at once: only lines can show that.
+        reporter=SilentReporter() if session.quiet else PlainReporter(),
+        upgrade=upgrade,
+    )
+    failed = [(item.selection, item.error) for item in outcomes if item.error]
+    done = [(item.selection, item.result) for item in outcomes if item.result]
+    lines = [
+        f"{selection.stack_name} on {selection.base_name}: {'locked' if result.built else 'nothing to do'}, "
+        f"lock {short(result.directory.lock.digest)}"
+        for selection, result in done
+    ]
+    if failed:
+        first = failed[0][1]
+        raise type(first)(
+            f"{len(failed)} of {len(outcomes)} locks failed",
+            why="\n".join(
+                f"{selection.stack_name} on {selection.base_name}: {error.what}\n{error.why}"
+                for selection, error in failed
+            ),
+            fix=first.fix,
+            log=first.log,
+        )
+    session.done(
+        {
+            "locks": [
+                {
+                    "stack": selection.stack_name,
+                    "base": selection.base_name,
+                    "built": result.built,
+                    "digest": result.directory.lock.digest,
+                }
+                for selection, result in done
+            ]
+        },
+        *lines,
+    )
 
 
 def _show(session: Session, result: LockResult) -> None:

@@ -54,7 +54,7 @@ class GzipWriter:
         self.plain_bytes = 0
         self.bytes = 0
         with machine_errors(path):
-            self._stream = path.open("xb")
+            self._stream = path.open("wb")
         self._put(HEADER)
 
     @property

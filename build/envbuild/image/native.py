@@ -134,9 +134,10 @@ def _find(selection: Selection, lock: LockDirectory, store: LocalStore, formats:
     base = find_base(selection.base, store)
     if base is None:
         return None
-    for wanted in dict.fromkeys((tuple(formats), ("oci", "sqsh"))):
+    wanted = [("oci", "sqsh")] if "sqsh" in formats else [("oci", "sqsh"), ("oci",)]
+    for candidate in wanted:
         try:
-            key = image_key(selection, lock, base.record.layer.diff_id, wanted)
+            key = image_key(selection, lock, base.record.layer.diff_id, candidate)
         except MachineError:
             if "sqsh" in formats:
                 raise

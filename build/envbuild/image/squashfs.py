@@ -18,7 +18,7 @@ from envbuild.core.process import describe_status, find_tool, ran_out_of_space, 
 from envbuild.image import enroot
 from envbuild.image.oci import RunConfig
 from envbuild.image.record import SqshRecord
-from envbuild.image.tars import TarWriter, read_members
+from envbuild.image.tars import TarWriter, damage_refused, read_members
 
 # zstd: half the size of enroot's default at the same speed; every squashfs reader since 4.4 knows it.
 COMPRESSION = ("-comp", "zstd", "-Xcompression-level", "3")
@@ -71,6 +71,8 @@ def write_sqsh(
         # Ends the feeder if mksquashfs ended first: nobody reads any more.
         os.close(reading)
         feeder.join()
+    if feeder.problem is not None:
+        raise feeder.problem
     if finished.status != 0:
         if ran_out_of_space(finished.output, target.parent):
             raise disk_full(target.parent)
@@ -80,8 +82,6 @@ def write_sqsh(
             fix="See the log.",
             log=log,
         )
-    if feeder.problem is not None:
-        raise feeder.problem
     with machine_errors(target):
         return SqshRecord(
             digest=sha256_file(target),
@@ -129,21 +129,27 @@ def write_merged(stream: BinaryIO, layers: Sequence[Path], extra: dict[str, byte
         tar.add(member, io.BytesIO(data))
         written.add(name)
     for layer in reversed(layers):
-        here: set[str] = set()
-        for member, content in read_members(layer):
-            if member.name in written or member.name.startswith(enroot.DROPPED_BELOW):
-                continue
-            if member.islnk() and member.linkname not in here:
-                raise InternalError(f"{member.name} is a hard link to {member.linkname}, which an upper layer has")
-            here.add(member.name)
-            member.uid = member.gid = 0
-            member.mode = enroot.mode(member.mode, directory=member.isdir())
-            tar.add(member, content)
-        written |= here
+        with damage_refused(layer):
+            written |= _write_layer(tar, layer, written)
     for folder in _with_parents(workdir.strip("/")):
         if folder not in written:
             tar.add(_member(folder, tarfile.DIRTYPE, 0o755, epoch))
     tar.close()
+
+
+def _write_layer(tar: TarWriter, layer: Path, written: set[str]) -> set[str]:
+    """Write the members of a layer that are not in ``written``; returns their names."""
+    here: set[str] = set()
+    for member, content in read_members(layer):
+        if member.name in written or member.name.startswith(enroot.DROPPED_BELOW):
+            continue
+        if member.islnk() and member.linkname not in here:
+            raise InternalError(f"{member.name} is a hard link to {member.linkname}, which an upper layer has")
+        here.add(member.name)
+        member.uid = member.gid = 0
+        member.mode = enroot.mode(member.mode, directory=member.isdir())
+        tar.add(member, content)
+    return here
 
 
 def _with_parents(folder: str) -> list[str]:

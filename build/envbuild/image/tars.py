@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
+
+from envbuild.core.errors import CheckRefusedError
 
 COPY_BYTES = 1 << 20
 
@@ -62,3 +67,23 @@ def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, BinaryIO | No
         while (member := tar.next()) is not None:
             yield member, cast("BinaryIO", tar.extractfile(member)) if member.isreg() else None
             tar.members = []  # type: ignore[attr-defined]
+        # The checksum is behind the last member, and gzip compares it only when it gets there.
+        while tar.fileobj is not None and tar.fileobj.read(COPY_BYTES):
+            pass
+
+
+@contextlib.contextmanager
+def damage_refused(archive: Path) -> Iterator[None]:
+    """Around the reading of ``archive`` and of its members' content: what the readers say of damage, in our words.
+
+    Raises:
+        CheckRefusedError: the file is damaged.
+    """
+    try:
+        yield
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise CheckRefusedError(
+            f"{archive} is damaged",
+            why=str(error),
+            fix=f"Remove {archive.parent} and run the same command again.",
+        ) from error

@@ -16,7 +16,8 @@ from envbuild.core.process import find_tool, run, tail
 from envbuild.core.progress import SilentReporter
 from envbuild.store.local import LocalStore
 
-OPENER = Path(__file__).with_name("open.sh")
+# Handed to sh as a text: a user who runs things may not be allowed to read the files of this package.
+OPENER = Path(__file__).with_name("open.sh").read_text(encoding="utf-8")
 # An empty zstd squashfs, to try a mount with. Without its padding to 4 KiB a loop device would cut its end off.
 EMPTY_SQSH = base64.b64decode(
     "aHNxcwEAAAAAAAAAAAACAAAAAAAGABEAwAIBAAQAAAAAAAAAAAAAAKAAAAAAAAAAmAAAAAAAAAD//////////2AAAAAAAAAAgAAAAAAAAACAAAAA"
@@ -45,7 +46,7 @@ def _loop_opener() -> Callable[[Path, Path], list[str | Path]]:
     if os.geteuid() != 0:
         raise MachineError("only root may mount a .sqsh through a loop device")
     mount = find_tool("mount", "mount")
-    return lambda sqsh, place: [*_namespaces(), "/bin/sh", OPENER, mount, sqsh, place]
+    return lambda sqsh, place: [*_namespaces(), "/bin/sh", "-c", OPENER, "open.sh", mount, sqsh, place]
 
 
 def _squashfuse_opener() -> Callable[[Path, Path], list[str | Path]]:
@@ -54,7 +55,7 @@ def _squashfuse_opener() -> Callable[[Path, Path], list[str | Path]]:
     # process namespace ends squashfuse with the command, however that ends.
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     more = [*user, "--pid", "--fork", "--kill-child", "--mount-proc"]
-    return lambda sqsh, place: [*_namespaces(*more), "/bin/sh", OPENER, squashfuse, sqsh, place]
+    return lambda sqsh, place: [*_namespaces(*more), "/bin/sh", "-c", OPENER, "open.sh", squashfuse, sqsh, place]
 
 
 def _unpacker() -> None:

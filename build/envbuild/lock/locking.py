@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.models import NAME_PATTERN, Stack
 from envbuild.catalog.site import Site
 from envbuild.core import locks
-from envbuild.core.digests import digest_of, sha256_bytes, short
+from envbuild.core.digests import Json, digest_of, sha256_bytes, short
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError, UsageError
 from envbuild.core.files import machine_errors, remove_tree, replace_tree
 from envbuild.core.progress import Reporter
@@ -22,7 +23,6 @@ from envbuild.lock.components import Repositories
 from envbuild.lock.planning import Request, Workplace, make_plan
 from envbuild.lock.record import PHASE_FILES, Lock, LockDirectory, read_lock
 from envbuild.lock.refs import GitRef
-from envbuild.lock.uv import uv_version
 from envbuild.lock.writing import write_lock
 from envbuild.store.local import LocalStore
 
@@ -93,23 +93,30 @@ def find_lock(project_dir: Path, stack: str, base: str) -> LockDirectory:
 
 def inputs_digest(selection: Selection, request: Request) -> str:
     """The digest of everything that decides a lock, except the moment and where branches stand."""
-    return digest_of(
-        {
-            "format": FORMAT,
-            "stack": definition_digest(selection.stack),
-            "base": definition_digest(selection.base),
-            "torch_build": request.torch_build or selection.base.torch.build,
-            "pins": dict(sorted(request.pins.items())),
-            "as_of": request.as_of or "",
-            "uv": uv_version(),
-        }
+    value: dict[str, Json] = {
+        "format": FORMAT,
+        "stack": definition_digest(selection.stack),
+        "base": definition_digest(selection.base),
+        "torch_build": request.torch_build or selection.base.torch.build,
+        "pins": dict(sorted(request.pins.items())),
+        "as_of": request.as_of or "",
+        "allow": [*sorted(set(request.allow))],
+        "conflicts": {name: definition_digest(item) for name, item in selection.catalog.conflicts().items()},
+    }
+    return digest_of(value)
+
+
+def request_of(lock: Lock) -> Request:
+    """What the command line said when the lock was made."""
+    inputs = lock.inputs
+    return Request(
+        pins=inputs.pins, as_of=inputs.as_of_request, torch_build=inputs.torch_build_request, allow=inputs.allow
     )
 
 
 def is_older(lock: Lock, selection: Selection) -> bool:
-    """Whether the stack, the base or uv is another one than when the lock was made."""
-    now = (definition_digest(selection.stack), definition_digest(selection.base), uv_version())
-    return (lock.inputs.stack_digest, lock.inputs.base_digest, lock.inputs.uv) != now
+    """Whether the stack, the base or the known conflicts are others than when the lock was made."""
+    return lock.inputs.digest != inputs_digest(selection, request_of(lock))
 
 
 def lock_stack(
@@ -146,31 +153,50 @@ def lock_stack(
                 current = read_lock(path)
             except (CheckRefusedError, ConfigurationError) as error:
                 raise _unreadable(error, path) from error
-            if current.lock.inputs.digest == inputs and (offline or not _moved(current.lock, repositories, reporter)):
-                return LockResult(current, built=False)
-        with store.staging("lock") as folder:
-            log = store.root / "logs" / "lock.log"
-            with machine_errors(log):
-                log.parent.mkdir(parents=True, exist_ok=True)
-                log.write_text("")
-            work = Workplace(folder=folder, log=log, site=site, store=store, reporter=reporter)
-            plan = make_plan(selection, request, repositories, work)
-            write_lock(selection, plan, inputs, work)
+            if current.lock.inputs.digest == inputs:
+                moved = [] if offline else moved_branches(current.lock, repositories, reporter)
+                if not moved:
+                    return LockResult(current, built=False)
+                for line in moved:
+                    reporter.note(line)
+        with resolved(selection, request, repositories, site=site, store=store, reporter=reporter) as folder:
             _publish(folder, path)
     return LockResult(read_lock(path), built=True)
 
 
-def _moved(lock: Lock, repositories: Repositories, reporter: Reporter) -> bool:
-    """Whether a branch that the lock follows is at another commit now."""
+@contextlib.contextmanager
+def resolved(
+    selection: Selection,
+    request: Request,
+    repositories: Repositories,
+    *,
+    site: Site,
+    store: LocalStore,
+    reporter: Reporter,
+) -> Iterator[Path]:
+    """A lock made anew, in a folder that goes at the end."""
+    with store.staging("lock") as folder:
+        log = store.root / "logs" / f"lock-{selection.stack_name}-{selection.base_name}.log"
+        with machine_errors(log):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text("")
+        work = Workplace(folder=folder, log=log, site=site, store=store, reporter=reporter)
+        plan = make_plan(selection, request, repositories, work)
+        write_lock(selection, plan, inputs_digest(selection, request), work)
+        yield folder
+
+
+def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -> list[str]:
+    """The branches that the lock follows and that are at another commit now, in words."""
+    moved = []
     for name, item in lock.components.items():
-        if item.ref_kind != "branch" or item.git is None or item.commit is None or not item.follows:
+        if item.git is None or item.commit is None or not item.follows:
             continue
         with reporter.step(f"ask where branch {item.asked} of {name} is"):
             now = repositories.at(item.git).resolve(GitRef(item.asked))
         if now.sha != item.commit:
-            reporter.note(f"{name}: branch {item.asked} moved from {item.commit[:12]} to {now.sha[:12]}")
-            return True
-    return False
+            moved.append(f"{name}: branch {item.asked} moved from {item.commit[:12]} to {now.sha[:12]}")
+    return moved
 
 
 def _unreadable(error: EnvbuildError, path: Path) -> EnvbuildError:

@@ -41,16 +41,20 @@ class Request:
         pins: text after ``--pin COMPONENT=``, by component.
         as_of: text after ``--as-of``; None for the stack's own.
         torch_build: the build of torch instead of the base's.
+        allow: codes of checks whose findings are let pass.
     """
 
     pins: Mapping[str, str] = field(default_factory=dict)
     as_of: str | None = None
     torch_build: str | None = None
+    allow: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Everything that uv is going to be asked, and where it comes from."""
+
+    request: Request
 
     project: Project
     as_of: AsOf
@@ -103,7 +107,13 @@ def make_plan(selection: Selection, request: Request, repositories: Repositories
         },
     )
     metadata = _metadata(project, base_cuda=cuda_major(base), work=work)
-    return Plan(project=_with_metadata(project, metadata), as_of=moment, torch=torch, upstream_overrides=forced)
+    return Plan(
+        request=request,
+        project=_with_metadata(project, metadata),
+        as_of=moment,
+        torch=torch,
+        upstream_overrides=forced,
+    )
 
 
 def _with_metadata(project: Project, metadata: tuple[CompileMetadata, ...]) -> Project:

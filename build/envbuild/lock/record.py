@@ -77,6 +77,10 @@ class Inputs(Model):
     uv: str
     as_of: str = Field(description="nothing uploaded to the index after this moment was taken (UTC)")
     as_of_asked: str = Field(default="now", description="'now', 'release', a date or a commit")
+    pins: dict[str, str] = Field(default_factory=dict, description="what the user pinned on the command line")
+    as_of_request: str | None = Field(default=None, description="--as-of, when it was given")
+    torch_build_request: str | None = Field(default=None, description="--torch-build, when it was given")
+    allow: tuple[str, ...] = Field(default=(), description="--allow")
     as_of_reason: str = Field(default="", description="how the moment follows from what was asked")
 
 
@@ -93,6 +97,7 @@ class Lock(Model):
     components: dict[str, LockedComponent]
     phases: dict[str, LockedPhase]
     overrides: dict[str, str] = Field(default_factory=dict, description="versions put over what packages declare")
+    allowed: tuple[str, ...] = Field(default=(), description="findings of checks that the user let pass")
     rewritten: tuple[str, ...] = Field(default=(), description="requirements that named another CUDA than the base's")
 
 

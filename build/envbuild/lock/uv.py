@@ -48,6 +48,11 @@ def uv_version() -> str:
     return output.split()[1]
 
 
+def git_environment() -> dict[str, str]:
+    """What makes uv use plain git, whose settings (rewriting, credentials) hold, and fetch no large files."""
+    return {"UV_NO_GITHUB_FAST_PATH": "1", "GIT_LFS_SKIP_SMUDGE": "1", "GIT_TERMINAL_PROMPT": "0"}
+
+
 def run_uv(
     arguments: Sequence[str | Path],
     *,
@@ -66,6 +71,7 @@ def run_uv(
     """
     environment = dict(os.environ if env is None else env)
     environment.pop("VIRTUAL_ENV", None)
+    environment |= git_environment()
     finished = run(
         [uv_program(), "--no-progress", "--color", "never", *arguments],
         what=what,

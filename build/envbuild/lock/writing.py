@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 from envbuild.catalog.catalog import Selection, definition_digest
+from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.files import machine_errors
 from envbuild.lock import asof, record
+from envbuild.lock.checks import Checked, CheckFinding, refuse, run_checks
 from envbuild.lock.components import Chosen
 from envbuild.lock.git import CommitKind
 from envbuild.lock.planning import Plan, Workplace
@@ -43,12 +45,28 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace) -
         resolution = resolve(work.folder, plan.torch, what, work.log, work.reporter.update)
         write(_pins(plan, resolution), plan.torch)
         resolution = resolve(work.folder, plan.torch, what, work.log, work.reporter.update)
+    with work.reporter.step("check the lock"):
+        allowed = _check(selection, plan, resolution)
     with work.reporter.step("write the lock"):
         phases = _write_phases(plan, resolution, what, work)
         write(_pins(plan, resolution), None)
-        lock = _record(selection, plan, resolution, inputs, phases)
+        lock = _record(selection, plan, resolution, inputs, phases, allowed)
         with machine_errors(work.folder):
             (work.folder / record.RECORD_FILE).write_text(record.render(lock))
+
+
+def _check(selection: Selection, plan: Plan, resolution: Resolution) -> tuple[CheckFinding, ...]:
+    """Refuse what does not belong together; returns the findings that were allowed."""
+    targets = {entry.target: selection.catalog.target(entry.target) for entry in selection.stack.builds}
+    checked = Checked(
+        packages=tuple(package for package in resolution.uv_lock["package"] if "virtual" not in package["source"]),
+        compiled=frozenset(name for name, item in plan.project.chosen.items() if item.phase is Phase.COMPILE),
+        base=selection.base,
+        targets=targets,
+        conflicts=selection.catalog.conflicts(),
+        torch_build=plan.project.torch_build,
+    )
+    return refuse(run_checks(checked), plan.request.allow, f"stack {selection.stack_name} on {selection.base_name}")
 
 
 def _pins(plan: Plan, resolution: Resolution) -> dict[str, str]:
@@ -85,7 +103,12 @@ def _key(block: str) -> str:
 
 
 def _record(
-    selection: Selection, plan: Plan, resolution: Resolution, inputs: str, phases: dict[str, LockedPhase]
+    selection: Selection,
+    plan: Plan,
+    resolution: Resolution,
+    inputs: str,
+    phases: dict[str, LockedPhase],
+    allowed: tuple[CheckFinding, ...],
 ) -> Lock:
     base, project = selection.base, plan.project
     version = resolution.pins.get("torch") or base.provides.get("torch", "")
@@ -109,6 +132,10 @@ def _record(
             as_of=plan.as_of.text(),
             as_of_asked=plan.as_of.asked,
             as_of_reason=plan.as_of.reason,
+            pins=dict(plan.request.pins),
+            as_of_request=plan.request.as_of,
+            torch_build_request=plan.request.torch_build,
+            allow=tuple(sorted(set(plan.request.allow))),
         ),
         base=LockedBase(
             name=selection.base_name,
@@ -128,6 +155,7 @@ def _record(
             name: f"{text} ({plan.upstream_overrides[name].where})" if name in plan.upstream_overrides else text
             for name, text in project.overrides.items()
         },
+        allowed=tuple(f"{finding.code}: {finding.what}" for finding in allowed),
         rewritten=tuple(line for item in project.metadata for line in item.rewritten),
     )
 

@@ -13,6 +13,7 @@ from envbuild.lock.record import PHASE_FILES, LockDirectory
 from envbuild.lock.uv import failure
 from envbuild.sync.place import Place
 
+UV_OPTIONS = ("--color", "never")
 # Packages from git are pinned by commit; a hash file cannot hold them.
 HASHED_PHASES = ("main", "compile")
 # These build against the torch that the main phase installed.
@@ -29,7 +30,14 @@ class PhaseRun:
     log: Path
 
 
-def install(lock: LockDirectory, place: Place, source_args: Sequence[str], reporter: Reporter) -> tuple[PhaseRun, ...]:
+def install(
+    lock: LockDirectory,
+    place: Place,
+    source_args: Sequence[str],
+    reporter: Reporter,
+    *,
+    phases: Sequence[str] = tuple(PHASE_FILES),
+) -> tuple[PhaseRun, ...]:
     """Make the environment of ``place`` and install the lock into it.
 
     Args:
@@ -46,25 +54,30 @@ def install(lock: LockDirectory, place: Place, source_args: Sequence[str], repor
     done = []
     for phase in PHASE_FILES:
         file = lock.file(phase)
-        if file is None:
+        if file is None or phase not in phases:
             continue
         count = lock.lock.phases[phase].packages
         with reporter.step(f"install phase {phase}: {count} packages"):
-            arguments = ["pip", "install", "--python", place.venv_python, "--no-deps", *source_args]
-            if phase in HASHED_PHASES:
-                arguments.append("--require-hashes")
-            if phase in SHARED_BUILD_PHASES:
-                arguments.append("--no-build-isolation")
-            finished = _uv(
-                place,
-                [*arguments, "--requirements", f"{place.lock}/{file.name}"],
-                f"install phase {phase} of stack {lock.lock.stack}",
-                f"install-{phase}",
-            )
+            finished = _install_phase(lock, place, phase, file.name, source_args)
         done.append(
             PhaseRun(phase=phase, packages=count, seconds=finished.seconds, log=_log(place, f"install-{phase}"))
         )
     return tuple(done)
+
+
+def _install_phase(lock: LockDirectory, place: Place, phase: str, file: str, source_args: Sequence[str]) -> Finished:
+    arguments = ["pip", "install", "--python", place.venv_python, "--no-deps", *source_args]
+    if phase in HASHED_PHASES:
+        arguments.append("--require-hashes")
+    if phase in SHARED_BUILD_PHASES:
+        arguments.append("--no-build-isolation")
+    arguments += ["--requirements", f"{place.lock}/{file}"]
+    name = f"install-{phase}"
+    what = f"install phase {phase} of stack {lock.lock.stack}"
+    # Versions and hashes are fixed, so what uv's cache has is as good as what an index would say; asking it costs
+    # seconds, and a network. uv notices what is missing before it installs anything.
+    cached = place.run([place.uv, *UV_OPTIONS, *arguments, "--offline"], what=what, log=_log(place, name))
+    return cached if cached.status == 0 else _uv(place, arguments, what, name)
 
 
 def _log(place: Place, name: str) -> Path:
@@ -73,7 +86,7 @@ def _log(place: Place, name: str) -> Path:
 
 def _uv(place: Place, arguments: Sequence[str], what: str, name: str) -> Finished:
     log = _log(place, name)
-    finished = place.run([place.uv, "--color", "never", *arguments], what=what, log=log)
+    finished = place.run([place.uv, *UV_OPTIONS, *arguments], what=what, log=log)
     if finished.status != 0:
         raise _failure(place, finished, what, log)
     return finished

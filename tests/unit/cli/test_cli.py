@@ -41,18 +41,17 @@ def shell(*arguments: str, **options: object) -> subprocess.CompletedProcess[str
     return subprocess.run([*ENVBUILD, *arguments], capture_output=True, text=True, **options)  # type: ignore[call-overload]
 
 
-def median_seconds(command: list[str], times: int = 9) -> float:
-    def once() -> float:
-        started = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True)
-        return time.perf_counter() - started
-
-    return statistics.median(once() for _ in range(times))
+def seconds(command: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - started
 
 
 def test_help_costs_at_most_eight_times_starting_python():
-    nothing = median_seconds([sys.executable, "-c", "pass"])
-    assert median_seconds([*ENVBUILD, "--help"]) <= 8 * nothing
+    """Measured in turns, so that a busy machine is busy for both."""
+    commands = [[sys.executable, "-c", "pass"], [*ENVBUILD, "--help"]]
+    nothing, shown = zip(*([seconds(command) for command in commands] for _ in range(9)), strict=True)
+    assert statistics.median(shown) <= 8 * statistics.median(nothing)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], [], ["--version"]])
@@ -102,7 +101,7 @@ def test_version():
     [
         (
             ["lokc"],
-            ["no such command 'lokc'. Did you mean 'lock'?", "Commands: lock, image, certify", "envbuild --help"],
+            ["no such command 'lokc'. Did you mean 'lock'?", f"Commands: {', '.join(COMMANDS)}", "envbuild --help"],
         ),
         (["zzz"], ["no such command 'zzz'. Commands: lock"]),
         (["--no-such"], ["No such option", "--no-such"]),

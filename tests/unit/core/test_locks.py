@@ -9,7 +9,7 @@ import pytest
 from helpers.processes import forked, in_child, wait_until
 
 from envbuild.core.errors import MachineError
-from envbuild.core.locks import exclusive, exclusive_if_free
+from envbuild.core.locks import exclusive, exclusive_if_free, shared
 
 
 def hold(path: Path, mark: Path) -> None:
@@ -83,6 +83,28 @@ def test_exclusive_makes_a_new_file_when_the_holder_removed_it(tmp_path):
         with exclusive(lock, on_wait=mark.unlink):
             assert lock.exists()
             assert in_child(lambda: is_free(lock) and os._exit(3)) == 0
+
+
+def test_shared_is_held_by_many_and_keeps_exclusive_out(tmp_path):
+    lock = tmp_path / "lock"
+    with shared(lock), shared(lock, on_wait=lambda: pytest.fail("waited")):
+        assert in_child(lambda: is_free(lock) and os._exit(3)) == 0
+    assert is_free(lock)
+
+
+def test_shared_waits_for_exclusive_and_exclusive_for_shared(tmp_path):
+    lock, mark = tmp_path / "lock", tmp_path / "mark"
+    for first, second in ((exclusive, shared), (shared, exclusive)):
+
+        def hold_a_while(first=first) -> None:
+            with first(lock):
+                mark.touch()
+                wait_until(lambda: not mark.exists())
+
+        with forked(hold_a_while):
+            wait_until(mark.exists)
+            with second(lock, on_wait=mark.unlink):
+                assert not mark.exists()
 
 
 def test_exclusive_if_free_without_a_file_makes_none(tmp_path):

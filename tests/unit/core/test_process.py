@@ -188,6 +188,12 @@ def test_run_large_input_and_output_do_not_deadlock(tmp_path):
     assert (tmp_path / "log").read_bytes() == b"$ cat\n" + data
 
 
+def test_run_program_that_prints_more_than_it_reads():
+    code = "import os\nwhile os.read(0, 8192): os.write(1, b'x' * 200_000)"
+    finished = run(python(code), what="try", stdin=b"y" * 8192 * 20, timeout_seconds=30)
+    assert len(finished.output) == 20 * 200_000
+
+
 def test_run_program_that_does_not_read_its_input():
     assert run(sh("echo done"), what="try", stdin=b"x" * 1_000_000, timeout_seconds=30).output == "done\n"
 
@@ -205,6 +211,33 @@ def test_run_timeout_kills_grandchildren_too(tmp_path):
     assert "import os" in caught.value.why
     assert len(seen) == 2
     wait_until(lambda: not any(map(alive, seen)))
+
+
+def test_run_timeout_kills_a_grandchild_that_ignores_sigterm(tmp_path):
+    stubborn = FAMILY.replace("name =", "child or signal.signal(signal.SIGTERM, signal.SIG_IGN)\nname =")
+    with pytest.raises(BuildError):
+        run(python(f"import signal\n{stubborn}", tmp_path), what="try", timeout_seconds=0.5)
+    pids = family(tmp_path)
+    wait_until(lambda: not any(map(alive, pids)))
+
+
+# Parent and child end in peace when asked to: the child cleans up, the parent waits for it.
+PEACE = """\
+import os, pathlib, signal, sys, time
+child = os.fork()
+def ended(*_):
+    os.waitpid(child, 0) if child else pathlib.Path(sys.argv[1], "cleaned").touch()
+    os._exit(1)
+signal.signal(signal.SIGTERM, ended)
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_run_timeout_lets_grandchildren_clean_up(tmp_path):
+    with pytest.raises(BuildError):
+        run(python(PEACE, tmp_path), what="try", timeout_seconds=0.5)
+    assert (tmp_path / "cleaned").exists()
 
 
 def test_run_timeout_kills_what_ignores_sigterm(monkeypatch):

@@ -148,7 +148,7 @@ def test_rich_reporter_on_a_terminal():
         assert isinstance(reporter, RichReporter)
         with reporter.step("outer [bold]"):
             with reporter.step("inner"):
-                reporter.update("\x1b[5mcompiling [3/4] 🚀")
+                reporter.update("\x1b[5mcompiling [red]3/4 🚀")
                 reporter.note("a note [red]")
             with pytest.raises(ZeroDivisionError), reporter.step("broken"):
                 raise ZeroDivisionError
@@ -157,7 +157,7 @@ def test_rich_reporter_on_a_terminal():
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert "\x1b[" in shown
     assert "\x1b[5m" not in shown
-    assert "inner: compiling [3/4] 🚀" in text
+    assert "inner: compiling [red]3/4 🚀" in text
     assert "a note [red]" in text
     endings = [line.split() for line in text.splitlines() if re.match(r"\s*(done|stopped) ", line)]
     assert [words[:2] for words in endings] == [["done", "inner"], ["stopped", "broken"], ["done", "outer"]]

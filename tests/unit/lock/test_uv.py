@@ -118,7 +118,7 @@ def test_credentials_do_not_reach_the_log(uv, tmp_path):
 @pytest.mark.parametrize(
     ("output", "error"),
     [
-        ("error: Failed to fetch: `https://host/simple/torch/`\n  Caused by: dns error", NetworkError),
+        ("error: Failed to fetch: `https://host/simple/torch/`\n  cause: HTTP status server error (503)", NetworkError),
         ("  Caused by: invalid peer certificate: UnknownIssuer", NetworkError),
         ("hint: Packages were unavailable because the network was disabled.", NetworkError),
         ("error: No interpreter found for Python 3.10 in managed installations or search path", MachineError),

@@ -122,6 +122,46 @@ def test_two_keys_are_built_at_the_same_time(store):
     assert store.find("image", other)
 
 
+def rewrite(folder: Path) -> None:
+    (folder / "file").write_text("anew")
+
+
+def test_rebuild_takes_the_place_of_the_entry(store):
+    store.get_or_build("image", KEY, fill)
+    entry = store.rebuild("image", KEY, rewrite)
+    assert entry.built
+    assert (entry.path / "file").read_text() == "anew"
+    assert staged(store) == []
+
+
+def test_rebuild_of_a_missing_entry_builds_it(store):
+    assert (store.rebuild("image", KEY, fill).path / "file").read_text() == "content"
+
+
+def test_rebuild_that_raises_keeps_the_entry(store):
+    store.get_or_build("image", KEY, fill)
+
+    def build(folder: Path) -> None:
+        rewrite(folder)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        store.rebuild("image", KEY, build)
+    assert (store.path_of("image", KEY) / "file").read_text() == "content"
+    assert staged(store) == []
+
+
+def test_rebuild_that_is_killed_keeps_the_entry(store):
+    store.get_or_build("image", KEY, fill)
+
+    def build_and_die(folder: Path) -> None:
+        rewrite(folder)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(lambda: store.rebuild("image", KEY, build_and_die)) == -signal.SIGKILL
+    assert (store.path_of("image", KEY) / "file").read_text() == "content"
+
+
 def test_staging_is_private_and_removed(store):
     with store.staging("work") as one, store.staging("work") as other:
         assert one != other

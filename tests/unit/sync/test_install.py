@@ -16,16 +16,19 @@ from envbuild.sync.place import Place
 class Recorder:
     """A place's way to run things, which only writes down what it is asked."""
 
-    def __init__(self, failing: str = "", output: str = "") -> None:
+    def __init__(self, failing: str = "", output: str = "", *, cached: bool = False) -> None:
         self.commands: list[list[str]] = []
         self.logs: list[str] = []
         self._failing = failing
+        self._cached = cached
         self._output = output
 
     def __call__(self, argv, *, what, log):
         self.commands.append(list(argv))
         self.logs.append(log.name)
         failed = bool(self._failing) and self._failing in " ".join(argv)
+        if "--offline" in argv and not self._cached:
+            failed = True
         return Finished(argv=tuple(argv), status=2 if failed else 0, output=self._output, seconds=1.5)
 
 
@@ -48,17 +51,20 @@ def run_install(lock, tmp_path, recorder, source_args=()):
     return install(lock, place, source_args, SilentReporter())
 
 
+COMMON = ["/x/uv", "--color", "never", "pip", "install", "--python", "/opt/venv/bin/python", "--no-deps"]
+COMMON += ["--find-links", "/w"]
+VENV = ["/x/uv", "--color", "never", "venv", "--python", "/usr/bin/python3.11", "--no-project", "/opt/venv"]
+PHASES = [
+    [*COMMON, "--require-hashes", "--requirements", "/x/lock/main.txt"],
+    [*COMMON, "--require-hashes", "--no-build-isolation", "--requirements", "/x/lock/compile.txt"],
+    [*COMMON, "--no-build-isolation", "--requirements", "/x/lock/git.txt"],
+]
+
+
 def test_install_runs_the_phases_in_order_and_resolves_nothing(tmp_path):
     recorder = Recorder()
     phases = run_install(lock_with(tmp_path, main=14, compile=2, git=1), tmp_path, recorder, ["--find-links", "/w"])
-    common = ["/x/uv", "--color", "never", "pip", "install", "--python", "/opt/venv/bin/python", "--no-deps"]
-    common += ["--find-links", "/w"]
-    assert recorder.commands == [
-        ["/x/uv", "--color", "never", "venv", "--python", "/usr/bin/python3.11", "--no-project", "/opt/venv"],
-        [*common, "--require-hashes", "--requirements", "/x/lock/main.txt"],
-        [*common, "--require-hashes", "--no-build-isolation", "--requirements", "/x/lock/compile.txt"],
-        [*common, "--no-build-isolation", "--requirements", "/x/lock/git.txt"],
-    ]
+    assert [command for command in recorder.commands if "--offline" not in command] == [VENV, *PHASES]
     assert [(phase.phase, phase.packages, phase.seconds) for phase in phases] == [
         ("main", 14, 1.5),
         ("compile", 2, 1.5),
@@ -66,15 +72,21 @@ def test_install_runs_the_phases_in_order_and_resolves_nothing(tmp_path):
     ]
 
 
+def test_install_asks_no_index_for_what_the_cache_has(tmp_path):
+    recorder = Recorder(cached=True)
+    run_install(lock_with(tmp_path, main=14, compile=2, git=1), tmp_path, recorder, ["--find-links", "/w"])
+    assert recorder.commands == [VENV, *[[*command, "--offline"] for command in PHASES]]
+
+
 def test_install_leaves_out_empty_phases(tmp_path):
-    recorder = Recorder()
+    recorder = Recorder(cached=True)
     phases = run_install(lock_with(tmp_path, main=14, compile=0, git=0), tmp_path, recorder)
     assert [phase.phase for phase in phases] == ["main"]
     assert len(recorder.commands) == 2
 
 
 def test_install_has_a_log_for_each_phase(tmp_path):
-    recorder = Recorder()
+    recorder = Recorder(cached=True)
     phases = run_install(lock_with(tmp_path, main=1, compile=1, git=0), tmp_path, recorder)
     assert recorder.logs == ["venv.log", "install-main.log", "install-compile.log"]
     assert [phase.log.name for phase in phases] == ["install-main.log", "install-compile.log"]

@@ -30,8 +30,8 @@ def find_drift(
     """Compare what ``consumer`` imports and calls with what ``provider`` has, by reading both.
 
     Args:
-        entries: modules of the consumer that are used; what they do not import, at any depth, is reported as not
-            reached. Without any, all modules count.
+        entries: modules and packages of the consumer that are used; what they do not import and use, at any depth, is
+            reported as not reached. Without any, all modules count.
         older: earlier versions of the provider, to say since when each thing has been failing.
 
     Returns:
@@ -58,8 +58,8 @@ def find_drift(
 
 def _modules_to_walk(tables: Tables) -> list[str]:
     """The consumer's modules that name a package of the provider."""
-    words = {root.rpartition(".")[2] if "." not in root else root.partition(".")[0] for root in tables.provider.roots}
-    named = re.compile("|".join(rf"\b{re.escape(word)}" for word in sorted(words)).encode())
+    words = {root.partition(".")[0] for root in tables.provider.roots}
+    named = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in sorted(words)).encode())
     return sorted(
         module
         for module, file in tables.consumer.modules.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from inspect import Parameter, Signature
@@ -27,7 +28,9 @@ _PLAIN = frozenset({"builtins.object", "abc.ABC", "typing.Generic", "typing.Prot
 # These bring a constructor, but no dataclass fields.
 _FIELDLESS = _PLAIN | {"torch.nn.Module", "torch.nn.modules.module.Module", "builtins.Exception"}
 _PLAIN_METACLASSES = frozenset({"abc.ABCMeta", "builtins.type"})
-_DATACLASS = "dataclasses.dataclass"
+_DATACLASSES = frozenset({"dataclasses.dataclass", "pydantic.dataclasses.dataclass"})
+# Of an enumeration whose bases are these, the class body shows every member.
+_ENUMERATIONS = frozenset({"enum.Enum", "enum.IntEnum", "enum.Flag", "enum.IntFlag", "enum.StrEnum"})
 _FIELD = "dataclasses.field"
 
 Base = ClassDefinition | ExternalSymbol | UnknownSymbol
@@ -55,6 +58,7 @@ class Classes:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self._orders: dict[ClassDefinition, tuple[Base, ...]] = {}
+        self._made: dict[ClassDefinition, tuple[Callable, ...]] = {}
 
     def callables(self, symbol: Symbol) -> tuple[Callable, ...]:
         """The signatures a symbol may have when called; empty when that is not certain."""
@@ -73,7 +77,9 @@ class Classes:
             # A class that is its own base through an alias ends here.
             self._orders[definition] = (definition, UNKNOWN)
             bases = [self._base(base, definition.scope) for base in definition.bases]
-            lines = [list(self.order(base)) if isinstance(base, ClassDefinition) else [base] for base in bases]
+            lines: list[list[Base]] = [
+                list(self.order(base)) if isinstance(base, ClassDefinition) else [base] for base in bases
+            ]
             merged = _merge([*lines, bases])
             self._orders[definition] = (definition, UNKNOWN) if merged is None else (definition, *merged)
         return self._orders[definition]
@@ -87,9 +93,32 @@ class Classes:
                 return external
         return UNKNOWN
 
+    def lacks_member(self, definition: ClassDefinition, name: str) -> bool:
+        """Whether a class is an enumeration of the provider without such a member; other classes may have anything."""
+        order = self.order(definition)
+        bodies = [base.body for base in order if isinstance(base, ClassDefinition)]
+        others = {base.name for base in order if isinstance(base, ExternalSymbol)} - {"builtins.str", "builtins.int"}
+        return (
+            len(bodies) + len([base for base in order if isinstance(base, ExternalSymbol)]) == len(order)
+            and bool(others & _ENUMERATIONS)
+            and others <= _ENUMERATIONS | _PLAIN
+            and self._is_provided(definition)
+            and not definition.decorators
+            and definition.metaclass is None
+            and not self._is_patched(definition, name)
+            and not any(name in body.bindings for body in bodies)
+            and not hasattr(enum.IntFlag, name)
+            and not hasattr(str, name)
+        )
+
     # Constructors
 
     def _constructors(self, definition: ClassDefinition) -> tuple[Callable, ...]:
+        if definition not in self._made:
+            self._made[definition] = self._look_for_constructors(definition)
+        return self._made[definition]
+
+    def _look_for_constructors(self, definition: ClassDefinition) -> tuple[Callable, ...]:
         order = self.order(definition)
         if not all(self._is_ordinary(base) for base in order):
             return ()
@@ -189,7 +218,7 @@ class Classes:
         """The options of ``@dataclass``, with ``init``; empty when the class is none."""
         for decorator in definition.decorators:
             function = decorator.func if isinstance(decorator, ast.Call) else decorator
-            if self._all_in(function, definition.scope, {_DATACLASS}):
+            if self._all_in(function, definition.scope, _DATACLASSES):
                 keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
                 return {"init": True, **_constants(keywords)}
         return {}
@@ -251,8 +280,10 @@ def _constants(keywords: Iterable[ast.keyword]) -> dict[str, bool]:
 
 
 def _is_class_variable(annotation: ast.expr) -> bool:
-    text = annotation.value if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
-    return str(text).rpartition("typing.")[2].startswith("ClassVar")
+    if isinstance(annotation, ast.Constant):
+        return str(annotation.value).rpartition("typing.")[2].startswith("ClassVar")
+    node = annotation.value if isinstance(annotation, ast.Subscript) else annotation
+    return getattr(node, "attr", getattr(node, "id", "")) == "ClassVar"
 
 
 def _merge(lines: list[list[Base]]) -> list[Base] | None:

@@ -72,16 +72,19 @@ class Conditions:
             case ast.BoolOp(values=values):
                 inner = _all([_opposite(self.verdict(value, scope)) for value in values])
                 return _opposite(inner)
-            case ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot() | ast.Is() as how], comparators=[right]):
-                if name in self.lost and isinstance(right, ast.Constant) and right.value is None:
-                    return Verdict.FALSE if isinstance(how, ast.IsNot) else Verdict.TRUE
-            case ast.Name(id=name) if name in self.lost:
-                return Verdict.FALSE
-            case ast.Name(id=name) if name in self.gained:
-                return Verdict.TRUE
+        return self._flag(test) or self._version(test) or self._feature(test, scope)
+
+    def _flag(self, test: ast.expr) -> Verdict | None:
+        """The verdict of ``HAVE_X``, ``x is None`` or ``TYPE_CHECKING``; None when the test is none of these."""
+        match test:
             case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
                 return Verdict.FALSE
-        return self._version(test) or self._feature(test, scope)
+            case ast.Name(id=name):
+                return Verdict.FALSE if name in self.lost else Verdict.TRUE if name in self.gained else None
+            case ast.Compare(left=ast.Name(id=name), ops=[how], comparators=[ast.Constant(value=None)]):
+                if name in self.lost and isinstance(how, ast.Is | ast.IsNot):
+                    return Verdict.TRUE if isinstance(how, ast.Is) else Verdict.FALSE
+        return None
 
     def _version(self, test: ast.expr) -> Verdict | None:
         """The verdict of a comparison of versions; None when the test is none."""
@@ -92,9 +95,9 @@ class Conditions:
                 if which and which[1] in _nicknames(self.provider.name):
                     found = self._compare(operator.ge, least)
             case ast.Compare(left=left, ops=[how], comparators=[right]) if type(how) in _COMPARES:
-                least = _literal(right)
-                if least and self._is_own_version(left):
-                    found = self._compare(_COMPARES[type(how)], least)
+                literal = _literal(right)
+                if literal and self._is_own_version(left):
+                    found = self._compare(_COMPARES[type(how)], literal)
         if found is not None:
             return Verdict.TRUE if found else Verdict.FALSE
         return Verdict.ADAPTED if any("version" in word for word in _words(test)) else None

@@ -124,10 +124,12 @@ def misfits(whole: Signature, given: Arguments, optional: frozenset[str] = froze
     if twice := [name for name in filled if name in given.keywords]:
         found.append(Misfit(FindingKind.TOO_MANY_ARGUMENTS, f"gets {_quoted(twice)} twice: by position and by keyword"))
     if given.complete:
+        open_entries = [*by_position[given.positional :], *(e for e in entries if e.kind is Parameter.KEYWORD_ONLY)]
+        named = by_keyword.intersection(given.keywords)
         absent = [
             entry.name
-            for entry in [*by_position[given.positional :], *(e for e in entries if e.kind is Parameter.KEYWORD_ONLY)]
-            if entry.default is Parameter.empty and entry.name not in {*given.keywords, *optional}
+            for entry in open_entries
+            if entry.default is Parameter.empty and entry.name not in named | optional
         ]
         if absent:
             found.append(Misfit(FindingKind.MISSING_ARGUMENT, f"requires {_quoted(absent)}"))

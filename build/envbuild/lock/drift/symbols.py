@@ -200,10 +200,12 @@ class Reader:
         return found or (UNKNOWN,)
 
     def _stars_with(self, table: ModuleTable, name: str) -> list[str]:
-        return [star for star in table.scope.stars if self._through_star(star, name) is not Presence.NO]
+        return [star for star in table.scope.stars if self._through_star(star, name, frozenset()) is not Presence.NO]
 
-    def _through_star(self, module: str, name: str) -> Presence:
-        """Whether ``from module import *`` brings a name."""
+    def _through_star(self, module: str, name: str, seen: frozenset[str]) -> Presence:
+        """Whether ``from module import *`` brings a name; ``seen`` are the modules on the way, which add nothing."""
+        if module in seen:
+            return Presence.NO
         table = self.tables.table(module)
         if table is None:
             return Presence.UNKNOWN
@@ -211,11 +213,11 @@ class Reader:
             return Presence.YES if name in table.exported else Presence.NO
         if "__all__" in table.scope.bindings:
             return Presence.UNKNOWN
-        return Presence.NO if name.startswith("_") else self.presence(module, name)
+        return Presence.NO if name.startswith("_") else self.presence(module, name, seen)
 
     def presence(self, module: str, name: str, seen: frozenset[str] = frozenset()) -> Presence:
         """Whether a module certainly has, or certainly lacks, a name."""
-        if self.module_presence(module) is not Presence.YES or module in seen or self.tables.is_compiled(module):
+        if self.module_presence(module) is not Presence.YES or self.tables.is_compiled(module):
             return Presence.UNKNOWN
         if {(module, name), (module, None)} & self.patched or (name.startswith("__") and name.endswith("__")):
             return Presence.UNKNOWN
@@ -225,10 +227,11 @@ class Reader:
         if table is None:
             has_source = self.tables.file_of(module) is not None
             return Presence.UNKNOWN if has_source or not self.tables.provided(module) else Presence.NO
-        stars = {self._through_star(star, name) if star not in seen else Presence.NO for star in table.scope.stars}
+        stars = {self._through_star(star, name, seen | {module}) for star in table.scope.stars}
         if Presence.YES in stars:
             return Presence.YES
-        return Presence.UNKNOWN if table.dynamic or Presence.UNKNOWN in stars else Presence.NO
+        unsure = table.dynamic or table.searches_elsewhere or Presence.UNKNOWN in stars
+        return Presence.UNKNOWN if unsure else Presence.NO
 
     def module_presence(self, module: str) -> Presence:
         """Whether a module certainly exists, or is certainly missing from the provider."""

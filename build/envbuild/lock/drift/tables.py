@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -121,10 +123,7 @@ class Tables:
         if file is None or module in self.unreadable:
             return None
         try:
-            with warnings.catch_warnings():
-                # Invalid escapes in other people's strings are not our business.
-                warnings.simplefilter("ignore")
-                return ast.parse(self._files[file])
+            return parse(self._files[file])
         except (SyntaxError, ValueError, RecursionError) as error:
             self.unreadable[module] = str(error)
             return None
@@ -136,7 +135,7 @@ class Tables:
         source = self._files[file]
         scope = Scope(module, package, "module", walrus=b":=" in source)
         collect(tree.body, scope)
-        patch_scope = Scope(module, package, "module")
+        patch_scope = Scope(module, package, "function", scope)
         patch_scope.bindings.update({name: list(values) for name, values in scope.bindings.items()})
         patches: list[Patch] = []
         replaced: set[str] = set()
@@ -158,6 +157,33 @@ class Tables:
             patch_scope=patch_scope,
             replaced=frozenset(replaced),
         )
+
+
+def parse(source: bytes) -> ast.Module:
+    """The syntax tree of a source.
+
+    Raises:
+        SyntaxError: it is not Python, or a newer one than this.
+        ValueError: it holds null bytes.
+        RecursionError: it nests too deeply.
+    """
+    with warnings.catch_warnings(), _no_collection():
+        # Invalid escapes in other people's strings are not our business.
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Parsing makes many objects and no garbage: the collector would take three quarters of its time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _add_globals(node: FunctionNode, module: Scope) -> None:

@@ -32,6 +32,7 @@ from envbuild.lock.drift.conditions import (
 from envbuild.lock.drift.findings import Finding, FindingKind, Moment, Severity
 from envbuild.lock.drift.signatures import Arguments, Misfit, arguments_of, misfits
 from envbuild.lock.drift.symbols import (
+    ClassSymbol,
     ExternalSymbol,
     MemberSymbol,
     ModuleSymbol,
@@ -39,6 +40,7 @@ from envbuild.lock.drift.symbols import (
     Presence,
     Reader,
     Symbol,
+    full_name,
 )
 
 # Configuration objects that take a function or class and arguments for it, like functools.partial.
@@ -328,6 +330,10 @@ class Walker:
             case (ModuleSymbol(name=module),) if self._lacks(module, node.attr):
                 name = f"{module}.{node.attr}"
                 detail = f"{module} has no '{node.attr}'"
+                self._report(FindingKind.MISSING_NAME, name, detail, node, place, ATTRIBUTE_ERRORS)
+            case (ClassSymbol(definition=definition),) if self.classes.lacks_member(definition, node.attr):
+                name = f"{full_name(definition)}.{node.attr}"
+                detail = f"{full_name(definition)} has no member '{node.attr}'"
                 self._report(FindingKind.MISSING_NAME, name, detail, node, place, ATTRIBUTE_ERRORS)
 
     def _check_call(self, node: ast.Call, place: Place) -> None:

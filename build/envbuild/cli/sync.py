@@ -1,0 +1,60 @@
+"""``envbuild sync``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from envbuild.cli.common import Session, output_options, selection_options, shown
+from envbuild.lock.locking import find_lock
+from envbuild.sync.local import sync
+
+
+@click.command("sync")
+@selection_options
+@click.option("--into", required=True, type=click.Path(file_okay=False, path_type=Path), help="The environment.")
+@click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")
+@click.option(
+    "--phases", default="main,compile,git", show_default=True, metavar="LIST", help="What to install; main comes first."
+)
+@output_options
+def command(
+    session: Session, stack: str, base: str | None, target: str | None, into: Path, name: str | None, phases: str
+) -> None:
+    """Install a lock into a virtual environment on this machine, phase by phase, and import its modules.
+
+    The environment is made anew. Each phase has its own log and time.
+    """
+    selection = session.select_to_lock(stack, target, base)
+    lock = find_lock(session.project, name or selection.stack_name, selection.base_name)
+    logs = session.store.root / "logs" / "sync"
+    result = sync(
+        lock,
+        into,
+        phases=[word.strip() for word in phases.split(",") if word.strip()],
+        site=session.site,
+        logs=logs,
+        reporter=session.reporter,
+    )
+    session.done(
+        {
+            "into": str(into.absolute()),
+            "lock": lock.lock.digest,
+            "phases": [
+                {
+                    "phase": item.phase,
+                    "packages": item.packages,
+                    "seconds": round(item.seconds, 1),
+                    "log": str(item.log),
+                }
+                for item in result.phases
+            ],
+            "imported": list(result.imported),
+            "not_checked": list(result.not_checked),
+        },
+        *[f"phase {item.phase}: {item.packages} packages in {item.seconds:.1f} s" for item in result.phases],
+        f"imported: {', '.join(result.imported)}",
+        *([f"not checked: {', '.join(result.not_checked)}"] if result.not_checked else []),
+        shown(into),
+    )

@@ -1,0 +1,203 @@
+"""Checks before a lock is accepted: what resolves need not install, import or train.
+
+Each check has a code. A finding refuses the lock unless ``--allow CODE`` lets it pass, and then the record says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from envbuild.catalog.models import Base, Conflict, Target
+from envbuild.core.errors import CheckRefusedError
+from envbuild.lock.project import MACHINES, cuda_major
+
+# The first CUDA whose compiler and libraries know an SM (CUDA toolkit release notes, "new features").
+FIRST_CUDA_OF_SM = {"80": "11.0", "86": "11.1", "89": "11.8", "90": "11.8", "100": "12.8", "103": "12.9", "120": "12.8"}
+# The oldest driver that runs programs of a CUDA major version (CUDA compatibility guide, minor version compatibility).
+OLDEST_DRIVER_OF_CUDA = {"11": "450.80.02", "12": "525.60.13", "13": "580"}
+_CUDA_SUFFIX = re.compile(r"-cu(\d\d)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckFinding:
+    """Something that a check refuses: its code, what is wrong, and what to do."""
+
+    code: str
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What the checks look at.
+
+    Attributes:
+        packages: the ``[[package]]`` tables of uv.lock, without the project itself.
+        compiled: names of the packages that are built from their sources.
+        conflicts: known conflicts, by code.
+        torch_build: the build of torch that was asked for.
+    """
+
+    packages: tuple[Mapping[str, Any], ...]
+    compiled: frozenset[str]
+    base: Base
+    targets: Mapping[str, Target]
+    conflicts: Mapping[str, Conflict]
+    torch_build: str
+
+    def version(self, name: str) -> str | None:
+        """The locked version of a package, or the one that the base provides."""
+        wanted = canonicalize_name(name)
+        for package in self.packages:
+            if package["name"] == wanted:
+                return str(package.get("version", "0"))
+        return {canonicalize_name(key): value for key, value in self.base.provides.items()}.get(wanted)
+
+
+def check_installable(lock: Checked) -> Iterable[CheckFinding]:
+    """A package must have an sdist, or a wheel for the base's Python, platform and glibc."""
+    tags = base_tags(lock.base)
+    for package in lock.packages:
+        wheels = [_file_name(file) for file in package.get("wheels", [])]
+        if not wheels or "sdist" in package or any(_tags_of(name) & tags for name in wheels):
+            continue
+        newest = _needed_glibc(wheels)
+        why = f"its wheels need glibc {newest}" if newest else "no wheel is for its Python and platform"
+        yield CheckFinding(
+            code="glibc",
+            what=f"{package['name']} {package['version']} cannot be installed on the base (glibc {lock.base.glibc}, "
+            f"Python {lock.base.python.version}): {why}, and it has no sdist",
+            fix="Hold it back under [requirements] of the stack, or choose a base with a newer glibc.",
+        )
+
+
+def base_tags(base: Base) -> frozenset[Tag]:
+    """The wheel tags that a base can install (PEP 425, PEP 600)."""
+    major, minor = (int(part) for part in base.python.version.split("."))
+    glibc = int(base.glibc.split(".")[1])
+    machine = MACHINES[base.platform]
+    platforms = [f"manylinux_2_{number}_{machine}" for number in range(glibc, 4, -1)]
+    platforms += [f"manylinux2014_{machine}", f"manylinux2010_{machine}", f"manylinux1_{machine}", f"linux_{machine}"]
+    interpreter = f"cp{major}{minor}"
+    return frozenset(
+        [
+            *cpython_tags((major, minor), platforms=platforms),
+            *compatible_tags((major, minor), interpreter, platforms),
+        ]
+    )
+
+
+def _file_name(file: Mapping[str, Any]) -> str:
+    return str(file.get("filename") or file.get("path") or file.get("url", "")).rsplit("/", 1)[-1].replace("%2B", "+")
+
+
+def _tags_of(wheel: str) -> frozenset[Tag]:
+    try:
+        return parse_wheel_filename(wheel)[3]
+    except InvalidWheelFilename:
+        return frozenset()
+
+
+def _needed_glibc(wheels: list[str]) -> str | None:
+    found = [int(minor) for name in wheels for minor in re.findall(r"manylinux_2_(\d+)_", name)]
+    return f"2.{min(found)}" if found else None
+
+
+def check_cuda_mix(lock: Checked) -> Iterable[CheckFinding]:
+    """One CUDA major version in an environment."""
+    by_major: dict[str, list[str]] = {}
+    for package in lock.packages:
+        name, version = str(package["name"]), str(package.get("version", "0"))
+        if match := _CUDA_SUFFIX.search(name):
+            by_major.setdefault(match[1], []).append(name)
+        elif name == "cuda-toolkit":
+            by_major.setdefault(version.partition(".")[0], []).append(name)
+    wanted = cuda_major(lock.base)
+    majors = set(by_major) | ({wanted} if wanted else set())
+    # The package index's torch on a base without CUDA is a choice of the user's; a cpu build among CUDA is a mistake.
+    if len(majors) > 1 or (by_major and lock.torch_build == "cpu"):
+        held = "; ".join(f"CUDA {major}: {', '.join(sorted(names)[:6])}" for major, names in sorted(by_major.items()))
+        yield CheckFinding(
+            code="cuda-mixed",
+            what=f"packages for CUDA {' and '.join(sorted(by_major))} on a base with CUDA {lock.base.cuda or 'none'}: "
+            f"{held}",
+            fix="Choose versions (of torch, of Transformer Engine's core extra) for the base's CUDA, or another base.",
+        )
+
+
+def check_targets(lock: Checked) -> Iterable[CheckFinding]:
+    """The CUDA of torch must know each target's SMs and run on its fleet's driver."""
+    cuda = lock.version("cuda-toolkit") or lock.version("nvidia-cuda-runtime-cu12") or lock.base.cuda
+    if cuda is None:
+        return
+    for name, target in lock.targets.items():
+        for sm in target.sm:
+            first = FIRST_CUDA_OF_SM.get(sm.rstrip("af"))
+            if first is not None and Version(cuda) < Version(first):
+                yield CheckFinding(
+                    code="sm-floor",
+                    what=f"target {name} has SM {sm}, which CUDA {cuda} (torch {lock.version('torch')}) does not know; "
+                    f"it takes {first} or newer",
+                    fix="Choose a torch for a newer CUDA, or leave the target out of the stack.",
+                )
+        oldest = OLDEST_DRIVER_OF_CUDA.get(cuda.split(".")[0])
+        if target.driver and oldest and Version(target.driver) < Version(oldest):
+            yield CheckFinding(
+                code="driver",
+                what=f"CUDA {cuda} takes driver {oldest} or newer; the fleet of target {name} has {target.driver}",
+                fix="Choose a torch for an older CUDA, or update the fleet's driver and the target's file.",
+            )
+
+
+def check_conflicts(lock: Checked) -> Iterable[CheckFinding]:
+    """Pairs known not to work although their metadata allows them (envs/conflicts/)."""
+    for code, conflict in lock.conflicts.items():
+        versions = {name: lock.version(name) for name in conflict.packages}
+        if all(
+            version is not None and SpecifierSet(conflict.packages[name]).contains(version, prereleases=True)
+            for name, version in versions.items()
+        ):
+            pair = " with ".join(f"{name} {version}" for name, version in versions.items())
+            yield CheckFinding(
+                code=code, what=f"{pair}: {conflict.summary} (evidence: {conflict.evidence})", fix=conflict.fix
+            )
+
+
+CHECKS: tuple[Callable[[Checked], Iterable[CheckFinding]], ...] = (
+    check_installable,
+    check_cuda_mix,
+    check_targets,
+    check_conflicts,
+)
+
+
+def run_checks(lock: Checked) -> tuple[CheckFinding, ...]:
+    """The findings of all checks, in their order."""
+    return tuple(finding for check in CHECKS for finding in check(lock))
+
+
+def refuse(findings: Iterable[CheckFinding], allowed: Iterable[str], title: str) -> tuple[CheckFinding, ...]:
+    """Those findings that were let pass.
+
+    Raises:
+        CheckRefusedError: there are others.
+    """
+    allow = set(allowed)
+    passed = tuple(finding for finding in findings if finding.code in allow)
+    refused = [finding for finding in findings if finding.code not in allow]
+    if refused:
+        raise CheckRefusedError(
+            f"the lock of {title} is refused by {len(refused)} finding{'s' if len(refused) > 1 else ''}",
+            why="\n".join(f"[{finding.code}] {finding.what}\n  {finding.fix}" for finding in refused),
+            fix="Correct the stack. To take it nevertheless, and have the record say so: "
+            + " ".join(f"--allow {code}" for code in sorted({finding.code for finding in refused})),
+        )
+    return passed

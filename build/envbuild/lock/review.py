@@ -1,0 +1,98 @@
+"""What a continuous integration asks of committed locks: are they still what their inputs give?"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.catalog.site import Site
+from envbuild.core.errors import EnvbuildError
+from envbuild.core.progress import Reporter
+from envbuild.lock.components import Repositories
+from envbuild.lock.locking import LockResult, is_older, lock_path, lock_stack, moved_branches
+from envbuild.lock.planning import Request
+from envbuild.lock.record import RECORD_FILE, read_lock
+from envbuild.store.local import LocalStore
+
+# uv resolves on one thread for most of the time and waits for the index for the rest.
+LOCKS_AT_ONCE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A committed lock, and why it is not what its inputs give; nothing when it is."""
+
+    path: Path
+    problem: str = ""
+
+
+def committed(project_dir: Path) -> list[Path]:
+    """Every lock directory of a project."""
+    return sorted(path.parent for path in (project_dir / "lockfiles").glob(f"*/*/{RECORD_FILE}"))
+
+
+def check(path: Path, catalog: Catalog, repositories: Repositories, reporter: Reporter) -> Checked:
+    """Whether a lock is whole, and made from its stack, base and request as they are now.
+
+    Only for a lock that follows a branch is the network asked: where the branch is.
+    """
+    try:
+        lock = read_lock(path).lock
+        stack = catalog.stack(lock.stack)
+        catalog.base(lock.base.name)
+        target = next((entry.target for entry in stack.builds if lock.base.name in entry.bases), None)
+        if target is None:
+            return Checked(path=path, problem=f"stack {lock.stack} is not meant for base {lock.base.name} any more")
+        selection = Selection(catalog, lock.stack, lock.base.name, target)
+        if is_older(lock, selection):
+            return Checked(path=path, problem="the stack, the base or the known conflicts changed since it was made")
+        moved = moved_branches(lock, repositories, reporter)
+        return Checked(path=path, problem="; ".join(moved))
+    except EnvbuildError as error:
+        return Checked(path=path, problem=f"{error.what}: {error.why}")
+
+
+def every_selection(catalog: Catalog) -> list[Selection]:
+    """Each stack on each base that it names, once."""
+    found: dict[tuple[str, str], Selection] = {}
+    for name in catalog.names("stacks"):
+        for builds in catalog.stack(name).builds:
+            for base in builds.bases:
+                found.setdefault((name, base), Selection(catalog, name, base, builds.target))
+    return list(found.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of one lock among many."""
+
+    selection: Selection
+    result: LockResult | None
+    error: EnvbuildError | None
+
+
+def lock_all(
+    catalog: Catalog, project_dir: Path, *, site: Site, store: LocalStore, reporter: Reporter, upgrade: bool
+) -> list[Outcome]:
+    """Lock every stack on every base that it names; one that fails does not keep the others from it."""
+
+    def one(selection: Selection) -> Outcome:
+        path = lock_path(project_dir, selection.stack_name, selection.base_name)
+        try:
+            result = lock_stack(
+                selection,
+                path=path,
+                request=Request(),
+                site=site,
+                store=store,
+                reporter=reporter,
+                upgrade=upgrade,
+            )
+        except EnvbuildError as error:
+            return Outcome(selection=selection, result=None, error=error)
+        return Outcome(selection=selection, result=result, error=None)
+
+    with ThreadPoolExecutor(LOCKS_AT_ONCE) as pool:
+        return list(pool.map(one, every_selection(catalog)))

@@ -1,0 +1,359 @@
+"""The native builder on a stack that installs in a second: same digests, nothing half-done, and its refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Tool
+from helpers.mini import NAME, write_stack
+from helpers.processes import in_child, wait_until
+
+from envbuild.catalog.catalog import Catalog, Machine, Selection, select
+from envbuild.catalog.site import load_site
+from envbuild.core.digests import sha256_file
+from envbuild.core.errors import BuildError
+from envbuild.core.progress import SilentReporter
+from envbuild.image.native import BuiltImage, build_image
+from envbuild.image.tars import read_members
+from envbuild.lock.locking import find_lock
+from envbuild.lock.record import LockDirectory
+from envbuild.store.local import LocalStore
+
+FULL = 11
+NETWORK = 10
+REFUSED = 5
+INTERRUPTED = 130
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mini")
+    write_stack(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def selection(project: Path) -> Selection:
+    return select(Catalog.open(project), NAME, "cpu", None, Machine.here())
+
+
+@pytest.fixture(scope="module")
+def mini(project: Path, site_cache: Path) -> Tool:
+    """The command line on the small stack, locked, with the session's store."""
+    tool = Tool(project, site_cache)
+    tool.run("lock", "--stack", NAME, "--target", "cpu")
+    return tool
+
+
+@pytest.fixture(scope="module")
+def lock(mini: Tool, selection: Selection) -> LockDirectory:
+    return find_lock(mini.project, NAME, selection.base_name)
+
+
+@pytest.fixture(scope="module")
+def image(mini: Tool) -> dict[str, Any]:
+    """The image's record, built by the command line in the session's store."""
+    return image_of(mini)
+
+
+def image_of(tool: Tool, *arguments: str, out: str = "out") -> dict[str, Any]:
+    done = tool.run("image", "--stack", NAME, "--target", "cpu", "--json", "--out-dir", out, *arguments)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def digests(result: dict[str, Any]) -> tuple[str, str]:
+    record = result["record"]
+    return record["oci_digest"], record["sqsh"]["digest"]
+
+
+@pytest.fixture
+def warm(image: dict[str, Any], site_cache: Path, tmp_path: Path) -> Path:
+    """A store of its own that has the session's bases and uv cache, and nothing else."""
+    folder = tmp_path / "a store elsewhere"
+    folder.mkdir()
+    (folder / "bases").symlink_to(site_cache / "bases")
+    (folder / "uv").mkdir()
+    shutil.copytree(site_cache / "uv/cache", folder / "uv/cache", symlinks=True)
+    return folder
+
+
+def build_in(store: Path, selection: Selection, lock: LockDirectory, **options: Any) -> BuiltImage:
+    site = load_site({**os.environ, "ENVBUILD_CACHE_DIR": str(store)})
+    return build_image(selection, lock, site, LocalStore(store, SilentReporter()), SilentReporter(), **options)
+
+
+def files_in(store: Path, *kinds: str) -> list[str]:
+    return [path.name for kind in kinds for path in (store / kind).glob("*")]
+
+
+def test_image_from_nothing_in_another_cache_has_the_same_digests(mini: Tool, image: Any, tmp_path: Path) -> None:
+    """Other paths, another umask, another temporary directory; the base is made anew."""
+    (tmp_path / "t").mkdir()
+    other = Tool(mini.project, tmp_path / "some where" / "else", {"TMPDIR": str(tmp_path / "t"), "LANG": "C"})
+    old = os.umask(0o077)
+    try:
+        result = image_of(other, out=str(tmp_path / "out"))
+    finally:
+        os.umask(old)
+    assert result["built"] is True
+    assert digests(result) == digests(image)
+    first, second = Path(image["path"]), Path(result["path"])
+    assert sha256_file(first / "image.sqsh") == sha256_file(second / "image.sqsh") == digests(image)[1]
+    assert not first.samefile(second)
+    assert list((tmp_path / "t").iterdir()) == []
+
+
+def test_image_again_does_no_work(mini: Tool, image: Any, site_cache: Path) -> None:
+    logs = {path: path.stat().st_mtime_ns for path in (site_cache / "logs").rglob("*.log")}
+    again = image_of(mini)
+    assert again["built"] is False
+    assert again["placed"] is False
+    assert digests(again) == digests(image)
+    assert {path: path.stat().st_mtime_ns for path in (site_cache / "logs").rglob("*.log")} == logs
+
+
+def test_sqsh_is_added_to_the_layers_that_are_there(warm: Path, selection: Selection, lock: LockDirectory) -> None:
+    plain = build_in(warm, selection, lock, formats=("oci",))
+    assert plain.record.sqsh is None
+    assert not list(plain.path.glob("*.sqsh"))
+    both = build_in(warm, selection, lock, formats=("oci", "sqsh"))
+    assert both.record.oci_digest == plain.record.oci_digest
+    for layer in both.record.layers[:2]:
+        blob = Path("oci/blobs/sha256") / layer.digest.removeprefix("sha256:")
+        assert (plain.path / blob).samefile(both.path / blob)
+    again = build_in(warm, selection, lock, formats=("oci",))
+    assert (again.path, again.built) == (both.path, False)
+
+
+class KillingReporter(SilentReporter):
+    """Kills its own process when a step begins or ends; counts them."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+
+    def _count(self) -> None:
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._left -= 1
+
+    @contextlib.contextmanager
+    def step(self, title: str) -> Iterator[None]:
+        self._count()
+        yield
+        self._count()
+
+
+def test_kill_at_every_step_loses_nothing(
+    image: Any, warm: Path, selection: Selection, lock: LockDirectory, site_cache: Path
+) -> None:
+    site = load_site({**os.environ, "ENVBUILD_CACHE_DIR": str(warm)})
+    kills = 0
+    while True:
+
+        def build(number: int = kills) -> None:
+            reporter = KillingReporter(number)
+            build_image(selection, lock, site, LocalStore(warm, reporter), reporter)
+
+        for kind in ("images", "environments"):
+            shutil.rmtree(warm / kind, ignore_errors=True)
+        status = in_child(build)
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        kills += 1
+        # What is taken for done is whole, and what is made from it is the same as ever.
+        for entry in [*(warm / "images").glob("*"), *(warm / "environments").glob("*")]:
+            assert (entry / "record.json").is_file()
+        assert build_in(warm, selection, lock, formats=("oci",)).record.oci_digest == digests(image)[0]
+        assert files_in(warm, "staging", "uv/staging") == []
+    built = build_in(warm, selection, lock)
+    assert (built.record.oci_digest, built.record.sqsh_digest) == digests(image)
+    assert kills >= 10
+
+
+def test_interrupt_while_the_base_is_made(mini: Tool, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    process = Tool(mini.project, cache).start("image", "--stack", NAME, "--target", "cpu")
+    wait_until(lambda: list(cache.glob("staging/*/mmdebstrap.*/usr")), seconds=60)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == INTERRUPTED, errors
+    assert files_in(cache, "staging", "bases") == []
+    assert running_in(cache) == []
+
+
+def test_kill_while_the_base_is_made(mini: Tool, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    process = Tool(mini.project, cache).start("image", "--stack", NAME, "--target", "cpu")
+    wait_until(lambda: list(cache.glob("staging/*/mmdebstrap.*/usr")), seconds=60)
+    process.kill()
+    process.communicate(timeout=30)
+    # Its programs go with it, and their mounts; the next command sweeps what they wrote.
+    wait_until(lambda: running_in(cache) == [])
+    assert str(cache) not in Path("/proc/self/mountinfo").read_text()
+    assert files_in(cache, "bases") == []
+    with LocalStore(cache, SilentReporter()).staging("next") as folder:
+        assert {name.removesuffix(".lock") for name in files_in(cache, "staging")} == {folder.name}
+
+
+def running_in(folder: Path) -> list[str]:
+    """Command lines of processes that work below ``folder``."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            places = [os.readlink(process / name) for name in ("cwd", "root")]
+            if str(folder) in words or any(place.startswith(str(folder)) for place in places):
+                found.append(words)
+    return found
+
+
+def test_image_holds_nothing_of_this_machine(image: Any, site_cache: Path, project: Path) -> None:
+    words = [str(site_cache), str(project), "/run/envbuild", "mmdebstrap"]
+    for layer in image["record"]["layers"]:
+        file = Path(image["path"]) / "oci/blobs/sha256" / layer["digest"].removeprefix("sha256:")
+        for member, content in read_members(file):
+            assert member.name not in ("etc/apt/sources.list", "etc/machine-id", "etc/hostname")
+            assert not member.name.startswith(("etc/apt/sources.list.d/", "var/lib/apt/lists/", "var/log/", "dev/"))
+            if content and layer["name"] != "base":
+                data = content.read()
+                found = [word for word in words if word.encode() in data]
+                assert not found, f"{member.name} names {found}"
+
+
+def test_image_records_what_is_in_it(image: Any) -> None:
+    record = image["record"]
+    assert record["packages"] == {"packaging": "25.0", "psutil": "7.0.0"}
+    assert record["base_packages"]["libc6"]
+    assert [layer["name"] for layer in record["layers"]] == ["base", "environment", "configuration"]
+    assert record["base_digest"] == record["layers"][0]["diff_id"]
+
+
+def test_environment_is_compiled_for_good(image: Any) -> None:
+    layer = image["record"]["layers"][1]
+    file = Path(image["path"]) / "oci/blobs/sha256" / layer["digest"].removeprefix("sha256:")
+    headers = {member.name: content.read(8) for member, content in read_members(file) if content}
+    sources = [name for name in headers if name.endswith(".py") and "/site-packages/" in name]
+    compiled = {name: data for name, data in headers.items() if name.endswith(".pyc")}
+    assert len(compiled) >= len(sources) > 20
+    assert {data[4:8] for data in compiled.values()} == {b"\x01\0\0\0"}
+
+
+def test_stack_whose_module_does_not_import_is_refused(mini: Tool, warm: Path, tmp_path: Path) -> None:
+    write_stack(tmp_path / "p", module="psutil.no_such_part")
+    tool = Tool(tmp_path / "p", warm)
+    tool.run("lock", "--stack", NAME, "--target", "cpu")
+    done = tool.run("image", "--stack", NAME, "--target", "cpu", status=REFUSED)
+    assert "psutil.no_such_part (psutil) exited with status 1" in done.stderr
+    assert "No module named 'psutil.no_such_part'" in done.stderr
+    assert files_in(warm, "environments", "images", "staging", "uv/staging") == []
+
+
+def test_file_that_is_not_the_locked_one_is_refused(
+    warm: Path, selection: Selection, lock: LockDirectory, tmp_path: Path
+) -> None:
+    shutil.copytree(lock.path, tmp_path / "lock")
+    main = tmp_path / "lock/main.txt"
+    lines = [line for line in main.read_text().splitlines() if "--hash" not in line]
+    pinned = [f"{line.rstrip(' ' + chr(92))} --hash=sha256:{'0' * 64}" for line in lines if "==" in line]
+    main.write_text("\n".join(pinned) + "\n")
+    with pytest.raises(BuildError, match="install phase main") as caught:
+        build_in(warm, selection, LockDirectory(tmp_path / "lock", lock.lock))
+    assert "hash" in caught.value.why.lower()
+    assert caught.value.log is not None
+    assert caught.value.log.is_file()
+    assert files_in(warm, "environments", "images", "staging", "uv/staging") == []
+
+
+def test_without_network_the_base_names_the_network(mini: Tool, tmp_path: Path) -> None:
+    done = without_network(Tool(mini.project, tmp_path / "cache"))
+    assert done.returncode == NETWORK, done.stderr
+    assert "the package archive cannot be reached" in done.stderr
+    assert files_in(tmp_path / "cache", "bases", "staging") == []
+
+
+def test_without_network_the_environment_names_the_network(mini: Tool, warm: Path) -> None:
+    shutil.rmtree(warm / "uv/cache")
+    done = without_network(Tool(mini.project, warm))
+    assert done.returncode == NETWORK, done.stderr
+    assert "install phase main" in done.stderr
+    assert files_in(warm, "environments", "images", "staging", "uv/staging") == []
+
+
+def test_without_network_a_warm_cache_is_enough(mini: Tool, image: Any, warm: Path) -> None:
+    done = without_network(Tool(mini.project, warm), "--json", "--out-dir", str(warm / "out"))
+    assert done.returncode == 0, done.stderr
+    assert digests(json.loads(done.stdout)) == digests(image)
+
+
+def without_network(tool: Tool, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["unshare", "--user", "--map-root-user", "--net"] if os.geteuid() else ["unshare", "--net"]
+    return subprocess.run(
+        [*command, *tool.command("image", "--stack", NAME, "--target", "cpu", *arguments)],
+        cwd=tool.project,
+        env=tool.environment(),
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "step"), [(1, "install phase main"), (40, "write the OCI layout"), (130, "pack the .sqsh")]
+)
+def test_full_disk_is_named_and_nothing_is_kept(
+    mini: Tool, warm: Path, tmp_path: Path, mebibytes: int, step: str
+) -> None:
+    """The store on a small disk that only this test sees; the base is on another one."""
+    done = on_small_disk(mini, warm, tmp_path / "small", mebibytes)
+    assert done.returncode == FULL, done.stdout + done.stderr
+    assert "is full" in done.stderr
+    steps = [line for line in done.stderr.splitlines() if line.startswith("* ")]
+    assert steps[-1].startswith(f"* {step}")
+    assert "left behind: none" in done.stdout
+
+
+def test_full_disk_while_the_base_is_made(mini: Tool, tmp_path: Path) -> None:
+    done = on_small_disk(mini, None, tmp_path / "small", 100)
+    assert done.returncode == FULL, done.stdout + done.stderr
+    assert "is full" in done.stderr
+    assert "left behind: none" in done.stdout
+
+
+SMALL_DISK = """
+set -u
+disk=$1 size=$2 warm=$3
+shift 3
+mount -t tmpfs -o "size=${size}m" small "$disk"
+if [ -n "$warm" ]; then
+    ln -s "$warm/bases" "$disk/bases"
+fi
+"$@"
+status=$?
+left=$(find "$disk" -type f ! -path "$disk/locks/*" ! -path "$disk/logs/*" ! -path "$disk/uv/cache/*" \\
+    ! -path "$disk/uv/locks/*" ! -path "$disk/environments/*" | head -3)
+echo "left behind: ${left:-none}"
+exit $status
+"""
+
+
+def on_small_disk(tool: Tool, warm: Path | None, disk: Path, mebibytes: int) -> subprocess.CompletedProcess[str]:
+    disk.mkdir()
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", SMALL_DISK, "sh", disk, str(mebibytes)]
+    small = Tool(tool.project, disk)
+    return subprocess.run(
+        [*command, str(warm or ""), *small.command("image", "--stack", NAME, "--target", "cpu")],
+        cwd=tool.project,
+        env=small.environment(),
+        capture_output=True,
+        text=True,
+    )

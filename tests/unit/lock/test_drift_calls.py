@@ -1,0 +1,260 @@
+"""Calls that a signature of the provider refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from unit.lock.test_drift import drift, kinds
+
+OPS = "lib/core/ops.py"
+F = {OPS: "def f(a, b=1, *, c=2, d): ..."}
+
+
+def calls(call: str, module: str) -> list[str]:
+    """Kinds of the findings of one call of f."""
+    return [finding.kind.value for finding in drift(f"from lib.core.ops import *\n{call}", {OPS: module})]
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("f(1, d=1)", []),
+        ("f(1, 2, c=3, d=4)", []),
+        ("f(b=1, a=2, d=3)", []),
+        ("f(1, d=1, e=2)", ["unexpected-keyword"]),
+        ("f(1, 2, 3, d=1)", ["too-many-arguments"]),
+        ("f(1, a=1, d=1)", ["too-many-arguments"]),
+        ("f(d=1)", ["missing-argument"]),
+        ("f(1)", ["missing-argument"]),
+        ("f(**kw)", []),
+        ("f(*args)", []),
+        ("f(e=1, **kw)", ["unexpected-keyword"]),
+        ("f(1, 2, 3, *args)", ["too-many-arguments"]),
+    ],
+)
+def test_arguments(call: str, expected: list[str]):
+    assert calls(call, F[OPS]) == expected
+
+
+@pytest.mark.parametrize(
+    ("signature", "call", "expected"),
+    [
+        ("**kw", "f(e=1)", []),
+        ("*args", "f(1, 2, 3)", []),
+        ("a, /", "f(a=1)", ["unexpected-keyword", "missing-argument"]),
+        ("a, /, **kw", "f(1, a=1)", []),
+        ("a, b, *args", "f(1)", ["missing-argument"]),
+    ],
+)
+def test_signatures(signature: str, call: str, expected: list[str]):
+    assert sorted(calls(call, f"def f({signature}): ...")) == sorted(expected)
+
+
+def test_the_finding_names_the_definition_and_every_keyword():
+    files = {"lib/core/__init__.py": "from .ops import f", OPS: "def f(a): ..."}
+    (finding,) = drift("from lib.core import f as g\n\ndef go():\n    g(1, x=1, y=2)\ngo()", files)
+    assert finding.name == "lib.core.ops.f"
+    assert finding.detail == "lib.core.ops.f takes no keyword 'x', 'y'"
+    assert (finding.line, finding.within, finding.why) == (4, "go", "runs when go is called")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import lib.core.ops\nlib.core.ops.f(x=1)",
+        "import lib.core as core\ncore.ops.f(x=1)",
+        "from lib import core\ncore.ops.f(x=1)",
+        "from lib.core.ops import f as g\ng(x=1)",
+        "from lib.core.ops import f\nh = f\nh(x=1)",
+        "from lib.core.ops import *\nf(x=1)",
+        "from lib.core.again import f\nf(x=1)",
+        "def go():\n    from lib.core.ops import f\n    f(x=1)\ngo()",
+        "from lib.core.ops import f\nclass A:\n    y = f(x=1)",
+        "from lib.core.ops import f\ng = lambda f2: f(x=1)",
+        "from lib.core.ops import f\n[f(x=y) for y in ()]",
+        "from lib.core.ops import f\nprint(f'{f(x=1)}')",
+        "from lib.core.ops import f\n@f(x=1)\ndef g(): ...",
+        "from lib.core.ops import f\nasync def g():\n    async with f(x=1): ...\ng()",
+        "from lib.core.ops import f\nwhile f(x=1): ...",
+        "from lib.core.ops import f\nmatch f(x=1):\n    case 1: ...",
+    ],
+)
+def test_the_function_is_found_everywhere(code: str):
+    findings = drift(code, {OPS: "def f(): ...", "lib/core/again.py": "from .ops import f"})
+    assert kinds(findings) == [("unexpected-keyword", "breaks")]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def go(f):\n    f(x=1)",
+        "def go(*f, **g):\n    f(x=1), g(x=1)",
+        "def go():\n    f = other()\n    f(x=1)",
+        "f = wrapped(f)\nf(x=1)",
+        "def f(x): ...\nf(x=1)",
+        "class f:\n    def __init__(self, x): ...\nf(x=1)",
+        "[f(x=1) for f in ()]",
+        "{f(x=1): 1 for f in ()}",
+        "g = lambda f: f(x=1)",
+        "for f in ():\n    f(x=1)",
+        "with a as f:\n    f(x=1)",
+        "try: ...\nexcept ValueError as f:\n    f(x=1)",
+        "if (f := other()):\n    f(x=1)",
+        "def go():\n    print(f := other())\n    f(x=1)",
+        "def go():\n    while (f := other()):\n        f(x=1)",
+        "def go():\n    return (f := other())(x=1), f(x=1)",
+        "match a:\n    case {'k': f}:\n        f(x=1)",
+        "match a:\n    case {**f}:\n        f(x=1)",
+        "match a:\n    case [*f]:\n        f(x=1)",
+        "def set_up():\n    global f\n    f = other()\nf(x=1)",
+        "def outer():\n    f = other()\n    def inner():\n        nonlocal f\n        f(x=1)",
+        "del f\nf(x=1)",
+        "f += 1\nf(x=1)",
+        "use(f, x=1)",
+        "from elsewhere import f\nf(x=1)",
+        "f.attribute(x=1)",
+        "f()(x=1)",
+    ],
+)
+def test_a_name_that_may_be_something_else_is_unknown(code: str):
+    assert drift(f"from lib.core.ops import f\n{code}", {OPS: "def f(): ..."}) == []
+
+
+def test_class_scopes_are_invisible_from_their_methods():
+    code = "from lib.core.ops import f\nclass A:\n    f = other\n    def go(self):\n        f(x=1)\nA().go()"
+    assert kinds(drift(code, {OPS: "def f(): ..."})) == [("unexpected-keyword", "breaks")]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "if a:\n    def f(): ...\nelse:\n    def f(x): ...",
+        "try:\n    from elsewhere import f\nexcept ImportError:\n    def f(): ...",
+        "def f(): ...\nf = wrap(f)",
+        "f = make()",
+        "from elsewhere import f",
+        "from .inner import f",
+        "def f(): ...\nf.attribute = 1\nfrom elsewhere import *\nfrom .inner import f",
+    ],
+)
+def test_one_possible_definition_that_fits_is_enough(module: str):
+    assert drift("from lib.core.ops import f\nf(x=1)", {OPS: module, "lib/core/inner.py": "def f(x): ..."}) == []
+
+
+def test_definitions_that_all_refuse():
+    module = "if a:\n    def f(): ...\nelse:\n    def f(y=1): ..."
+    assert calls("f(x=1)", module) == ["unexpected-keyword"]
+
+
+def test_none_as_a_stand_in_is_not_called():
+    module = "try:\n    from .inner import f\nexcept ImportError:\n    f = None"
+    files = {OPS: module, "lib/core/inner.py": "def f(): ..."}
+    assert kinds(drift("from lib.core.ops import f\nf(x=1)", files)) == [("unexpected-keyword", "breaks")]
+    files[OPS] = "f = None\nif a:\n    from .inner import f"
+    assert kinds(drift("from lib.core.ops import f\nf(x=1)", files)) == [("unexpected-keyword", "breaks")]
+
+
+def test_imports_in_a_circle_end():
+    files = {OPS: "from .other import f\ndef g(): ...", "lib/core/other.py": "from .ops import f, g"}
+    assert calls_of(files, "from lib.core.other import f, g\nf(x=1)\ng(x=1)") == ["unexpected-keyword"]
+
+
+def calls_of(files: dict[str, str], code: str) -> list[str]:
+    return [finding.kind.value for finding in drift(code, files)]
+
+
+HARMLESS = [
+    "import functools\n@functools.lru_cache(maxsize=1)",
+    "from contextlib import contextmanager\n@contextmanager",
+    "import torch\n@torch.no_grad()",
+    "@same\n",
+    "@passing\n",
+    "@factory(1)\n",
+    "jit = torch.compile\nimport torch\n@jit",
+]
+UNKNOWN = ["from elsewhere import d\n@d", "@adding\n", "@factory\n", "@same()\n", "@popping\n", "@calling\n", "@named\n"]
+DECORATORS = """
+from functools import wraps
+def same(g):
+    return g
+def passing(g):
+    @wraps(g)
+    def wrapper(*args, **kwargs):
+        return g(*args, **kwargs)
+    return wrapper
+def adding(g):
+    def wrapper(*args, **kwargs):
+        return g(1, *args, **kwargs)
+    return wrapper
+def popping(g):
+    def wrapper(*args, **kwargs):
+        kwargs.pop('x')
+        return g(*args, **kwargs)
+    return wrapper
+def named(g):
+    def wrapper(x, *args, **kwargs):
+        return g(*args, **kwargs)
+    return wrapper
+def calling(g):
+    def wrapper(*args, **kwargs):
+        return other(*args, **kwargs)
+    return wrapper
+def factory(option):
+    def decorate(g):
+        return g
+    return decorate
+"""
+
+
+@pytest.mark.parametrize("decorator", HARMLESS)
+def test_decorators_that_keep_the_signature(decorator: str):
+    assert calls("f(x=1)", f"{DECORATORS}\n{decorator}\ndef f(): ...") == ["unexpected-keyword"]
+
+
+@pytest.mark.parametrize("decorator", UNKNOWN)
+def test_other_decorators_make_it_unknown(decorator: str):
+    assert calls("f(x=1)", f"{DECORATORS}\n{decorator}\ndef f(): ...") == []
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("partial(f, x=1)", ["unexpected-keyword"]),
+        ("partial(f)", []),
+        ("partial(f, 1, 2, 3)", ["too-many-arguments"]),
+        ("g = partial(f, b=1)\ng(1, x=1)", ["unexpected-keyword"]),
+        ("g = partial(f, b=1)\ng(1, b=2)", []),
+        ("g = partial(f, 1)\ng(1, 2)", ["too-many-arguments"]),
+        ("g = partial(f, b=1)\ng()", ["missing-argument"]),
+        ("g = partial(f, **kw)\ng()", []),
+    ],
+)
+def test_partials(call: str, expected: list[str]):
+    assert calls(f"from functools import partial\n{call}", "def f(a, b=1): ...") == expected
+
+
+def test_configurations_of_calls_are_partials():
+    assert calls("import nemo_run as run\nrun.Partial(f, x=1)\nrun.Config(f)\nother.Config(f, x=1)", "def f(a): ...") == [
+        "unexpected-keyword"
+    ]
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "import lib.core.ops as o\no.f = other",
+        "from lib.core import ops\ndef patch():\n    ops.f = other",
+        "def patch():\n    import lib.core.ops as o\n    o.f = other",
+        "from lib.core import ops\nsetattr(ops, 'f', other)",
+        "from lib.core import ops\nfor name in names:\n    setattr(ops, name, other)",
+        "import lib.core.ops\nlib.core.ops.f, b = other",
+        "import lib.core.ops\nlib.core.ops.f += 1",
+    ],
+)
+def test_functions_that_the_consumer_patches_are_unknown(patch: str):
+    consumer = {"app/patch.py": patch, "app/main.py": "from lib.core.ops import f\nf(x=1)"}
+    assert drift(consumer, {OPS: "def f(): ..."}) == []
+
+
+def test_functions_of_the_consumer_are_not_judged():
+    assert drift("import lib.core\ndef f(): ...\nf(x=1)", {}) == []
