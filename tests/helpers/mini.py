@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from conftest import Tool
 
 NAME = "mini"
 STACK = """\
@@ -30,3 +35,10 @@ def write_stack(project: Path, module: str = "psutil", name: str = NAME) -> None
     file = project / "envs/stacks" / f"{name}.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(STACK.replace("{module}", module))
+
+
+def image_of(tool: Tool, *arguments: str, out: str = "out") -> dict[str, Any]:
+    """Build the stack's image with the command line; what ``--json`` printed."""
+    done = tool.run("image", "--stack", NAME, "--target", "cpu", "--json", "--out-dir", out, *arguments)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import Tool
-from helpers.mini import NAME, write_stack
+from helpers.mini import NAME, image_of, write_stack
 from helpers.processes import in_child, wait_until
 
 from envbuild.catalog.catalog import Catalog, Machine, Selection, select
@@ -35,23 +35,8 @@ INTERRUPTED = 130
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mini")
-    write_stack(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def selection(project: Path) -> Selection:
-    return select(Catalog.open(project), NAME, "cpu", None, Machine.here())
-
-
-@pytest.fixture(scope="module")
-def mini(project: Path, site_cache: Path) -> Tool:
-    """The command line on the small stack, locked, with the session's store."""
-    tool = Tool(project, site_cache)
-    tool.run("lock", "--stack", NAME, "--target", "cpu")
-    return tool
+def selection(mini: Tool) -> Selection:
+    return select(Catalog.open(mini.project), NAME, "cpu", None, Machine.here())
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +45,8 @@ def lock(mini: Tool, selection: Selection) -> LockDirectory:
 
 
 @pytest.fixture(scope="module")
-def image(mini: Tool) -> dict[str, Any]:
-    """The image's record, built by the command line in the session's store."""
-    return image_of(mini)
-
-
-def image_of(tool: Tool, *arguments: str, out: str = "out") -> dict[str, Any]:
-    done = tool.run("image", "--stack", NAME, "--target", "cpu", "--json", "--out-dir", out, *arguments)
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+def image(mini_image: dict[str, Any]) -> dict[str, Any]:
+    return mini_image
 
 
 def digests(result: dict[str, Any]) -> tuple[str, str]:
@@ -218,8 +196,8 @@ def running_in(folder: Path) -> list[str]:
     return found
 
 
-def test_image_holds_nothing_of_this_machine(image: Any, site_cache: Path, project: Path) -> None:
-    words = [str(site_cache), str(project), "/run/envbuild", "mmdebstrap"]
+def test_image_holds_nothing_of_this_machine(image: Any, site_cache: Path, mini: Tool) -> None:
+    words = [str(site_cache), str(mini.project), "/run/envbuild", "mmdebstrap"]
     for layer in image["record"]["layers"]:
         file = Path(image["path"]) / "oci/blobs/sha256" / layer["digest"].removeprefix("sha256:")
         for member, content in read_members(file):

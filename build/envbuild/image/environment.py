@@ -22,12 +22,11 @@ from envbuild.image.bases import MadeBase
 from envbuild.image.layers import LayerWriter, plain_mode
 from envbuild.image.record import RECORD_FILE, EnvironmentRecord, dump
 from envbuild.image.tidy import check_against, distributions, tidy
-from envbuild.lock.record import Lock, LockDirectory
-from envbuild.lock.torch_builds import TorchSource, torch_source
+from envbuild.lock.record import LockDirectory
 from envbuild.lock.uv import uv_program, uv_version
 from envbuild.store.local import LocalStore
 from envbuild.sync.imports import check_imports, modules_of
-from envbuild.sync.install import install
+from envbuild.sync.install import install, locked_torch
 from envbuild.sync.place import Place
 
 KIND = "environments"
@@ -112,7 +111,7 @@ def make_environment(
 def _fill(bench: _Bench, selection: Selection, lock: LockDirectory, site: Site, reporter: Reporter) -> dict[str, str]:
     """Make the environment on the bench; returns its packages."""
     python = selection.base.python
-    access = network.access(site, _torch_source(site, lock.lock), INSIDE)
+    access = network.access(site, locked_torch(site, lock.lock), INSIDE)
     with machine_errors(bench.tree):
         bench.tree.mkdir()
         (bench.workshop / "cache").mkdir(exist_ok=True)
@@ -135,13 +134,6 @@ def _fill(bench: _Bench, selection: Selection, lock: LockDirectory, site: Site, 
         bench.compile(python.executable)
     check_imports(modules_of(lock.lock), place.venv_python, bench.checker(), bench.logs, reporter)
     return packages
-
-
-def _torch_source(site: Site, lock: Lock) -> TorchSource:
-    if not lock.torch.version:
-        return TorchSource("package-index", None)  # a stack without torch
-    public = lock.torch.version.split("+")[0]
-    return torch_source(site, f"=={public}", lock.torch.build, lock.base.python)
 
 
 @dataclass(frozen=True, kw_only=True)

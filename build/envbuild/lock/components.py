@@ -95,7 +95,7 @@ def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str]) -> dict[
 
 
 def choose_anchor(
-    stack: Stack, pins: Mapping[str, Ref], repositories: Repositories, as_of: date | None
+    stack: Stack, pins: Mapping[str, Ref], repositories: Repositories, as_of: date | datetime | None
 ) -> Chosen | None:
     """The stack's anchor, decided; None when the stack has none."""
     if stack.anchor is None:
@@ -124,7 +124,7 @@ def choose(
         pin = pins.get(name)
         companion = upstream.get(canonicalize_name(name))
         if pin is None and companion is not None and anchor is not None and not spec.version and spec.ref is None:
-            chosen[name] = _companion(name, spec, companion, anchor, repositories)
+            chosen[name] = _companion(name, spec, companion, anchor, repositories, as_of)
         else:
             chosen[name] = _own(name, spec, pin, repositories, as_of)
     return chosen
@@ -155,7 +155,14 @@ def _own(
     return replace(bare, specifier=ref.specifier)
 
 
-def _companion(name: str, spec: Component, companion: Companion, anchor: Chosen, repositories: Repositories) -> Chosen:
+def _companion(
+    name: str,
+    spec: Component,
+    companion: Companion,
+    anchor: Chosen,
+    repositories: Repositories,
+    as_of: date | datetime | None,
+) -> Chosen:
     at = anchor.commit.sha[:12] if anchor.commit else anchor.asked
     because = f"{companion.where} of {anchor.name} {at}"
     asked = companion.ref or companion.specifier or "any release"
@@ -169,5 +176,5 @@ def _companion(name: str, spec: Component, companion: Companion, anchor: Chosen,
             why=f"Neither {companion.where} nor [components.{name}] says where it is.",
             fix=f"Add git = URL to [components.{name}] of the stack, or pin a version: --pin {name}=VERSION",
         )
-    commit = repositories.at(git).resolve(GitRef(companion.ref))
+    commit = repositories.at(git).resolve(GitRef(companion.ref), as_of)
     return replace(chosen, git=git, commit=commit)

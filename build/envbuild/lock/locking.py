@@ -22,7 +22,7 @@ from envbuild.lock import record
 from envbuild.lock.components import Repositories
 from envbuild.lock.planning import Request, Workplace, make_plan
 from envbuild.lock.record import PHASE_FILES, Lock, LockDirectory, read_lock
-from envbuild.lock.refs import GitRef
+from envbuild.lock.refs import GIT_PREFIX, GitRef
 from envbuild.lock.writing import write_lock
 from envbuild.store.local import LocalStore
 
@@ -193,7 +193,7 @@ def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -
         if item.git is None or item.commit is None or not item.follows:
             continue
         with reporter.step(f"ask where branch {item.asked} of {name} is"):
-            now = repositories.at(item.git).resolve(GitRef(item.asked))
+            now = repositories.at(item.git).resolve(GitRef(item.asked.removeprefix(GIT_PREFIX)))
         if now.sha != item.commit:
             moved.append(f"{name}: branch {item.asked} moved from {item.commit[:12]} to {now.sha[:12]}")
     return moved

@@ -21,7 +21,7 @@ from typing import Any
 
 from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, canonicalize_version
 
 from envbuild.catalog.site import Site
 from envbuild.core import tomlread
@@ -73,9 +73,9 @@ def read_sdist(
     if "PKG-INFO" not in files:
         raise _bad(name, version, "It has no PKG-INFO.")
     raw, _ = parse_email(files["PKG-INFO"])
-    stated = (canonicalize_name(raw.get("name", "")), raw.get("version", ""))
-    if stated != (canonicalize_name(name), version):
-        raise _bad(name, version, f"Its PKG-INFO is of {stated[0]} {stated[1]}.")
+    stated = (canonicalize_name(raw.get("name", "")), canonicalize_version(raw.get("version", "")))
+    if stated != (canonicalize_name(name), canonicalize_version(version)):
+        raise _bad(name, version, f"Its PKG-INFO is of {raw.get('name', 'no name')} {raw.get('version', '')}.")
     requires, rewritten = _for_cuda(raw.get("requires_dist", []), cuda_major)
     return CompileMetadata(
         name=canonicalize_name(name),
@@ -107,13 +107,24 @@ def _for_cuda(lines: Sequence[str], cuda_major: str | None) -> tuple[list[str], 
 
 
 def _build_requires(name: str, version: str, pyproject: bytes | None) -> tuple[str, ...]:
-    if pyproject is None:
-        return DEFAULT_BUILD_REQUIRES
     try:
-        table: dict[str, Any] = tomlread.loads(pyproject.decode()).get("build-system", {})
-        return tuple(str(line) for line in table.get("requires", DEFAULT_BUILD_REQUIRES))
-    except (UnicodeDecodeError, tomlread.TOMLDecodeError, AttributeError, TypeError) as error:
+        return build_requires(None if pyproject is None else pyproject.decode())
+    except ValueError as error:
         raise _bad(name, version, f"Its pyproject.toml cannot be read: {error}") from error
+
+
+def build_requires(pyproject: str | None) -> tuple[str, ...]:
+    """What a project must have installed to be built, as PEP 508 lines (PEP 518); ``None``: it has no pyproject.toml.
+
+    Raises:
+        ValueError: the text is no TOML, or not of that form.
+    """
+    lines = tomlread.loads(pyproject or "").get("build-system", {})
+    if isinstance(lines, dict):
+        lines = lines.get("requires", list(DEFAULT_BUILD_REQUIRES))
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise ValueError(f"[build-system] requires is no list of texts: {lines!r}")
+    return tuple(lines)
 
 
 def _top_files(name: str, content: bytes, wanted: Sequence[str]) -> dict[str, bytes]:
@@ -215,6 +226,8 @@ def compile_metadata(
     found = []
     for name in names:
         package = locked[canonicalize_name(name)]
+        if "sdist" not in package and package.get("wheels"):
+            continue  # a wheel that belongs to this phase (Transformer Engine's core): uv reads it itself
         on_package(f"{package['name']} {package['version']}")
         content, digest = fetch_sdist(package, folder, site, store)
         found.append(read_sdist(package["name"], package["version"], content, cuda_major, sdist_digest=digest))

@@ -12,7 +12,7 @@ import tomlkit
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.models import Phase
+from envbuild.catalog.models import Component, Phase
 from envbuild.catalog.site import Site
 from envbuild.core.errors import ConfigurationError, ResolutionError, UsageError
 from envbuild.core.files import machine_errors
@@ -20,11 +20,11 @@ from envbuild.core.progress import Reporter
 from envbuild.lock import asof
 from envbuild.lock.asof import AsOf
 from envbuild.lock.components import Chosen, Repositories, choose, choose_anchor, parse_pins, upstream_overrides
-from envbuild.lock.git import CommitKind
-from envbuild.lock.metadata import CompileMetadata, compile_metadata
+from envbuild.lock.git import Commit, CommitKind
+from envbuild.lock.metadata import CompileMetadata, build_requires, compile_metadata
 from envbuild.lock.project import Project, cuda_major
 from envbuild.lock.refs import GitRef, Ref, VersionRef, parse_ref
-from envbuild.lock.resolve import resolve
+from envbuild.lock.resolve import resolve, seconds_of
 from envbuild.lock.torch_builds import TorchSource, torch_source
 from envbuild.lock.upstream import Companion
 from envbuild.store.local import LocalStore
@@ -83,10 +83,11 @@ def make_plan(selection: Selection, request: Request, repositories: Repositories
     """
     stack, base = selection.stack, selection.base
     pins = parse_pins(selection.stack_name, stack, request.pins)
-    day = _day(request.as_of)
-    anchor = choose_anchor(stack, pins, repositories, day)
-    moment = _as_of(selection, request, anchor, repositories, work)
-    bound: date | datetime | None = None if moment.asked == asof.NOW else (day or moment.moment)
+    bound = _bound(selection, request, pins, repositories)
+    anchor = choose_anchor(stack, pins, repositories, bound)
+    moment = _as_of(selection, request, pins, anchor, repositories, work)
+    if bound is None and moment.asked != asof.NOW:
+        bound = moment.moment
     chosen = choose(stack, pins, anchor, repositories, bound, work.reporter)
     build = request.torch_build or base.torch.build
     torch = TorchSource("package-index", None)
@@ -107,17 +108,37 @@ def make_plan(selection: Selection, request: Request, repositories: Repositories
         },
     )
     metadata = _metadata(project, base_cuda=cuda_major(base), work=work)
+    lines = dict.fromkeys(
+        [*(line for item in metadata for line in item.build_requires), *git_build_requires(chosen, repositories)]
+    )
     return Plan(
         request=request,
-        project=_with_metadata(project, metadata),
+        project=_with_metadata(project, metadata, tuple(lines)),
         as_of=moment,
         torch=torch,
         upstream_overrides=forced,
     )
 
 
-def _with_metadata(project: Project, metadata: tuple[CompileMetadata, ...]) -> Project:
-    lines = dict.fromkeys(line for item in metadata for line in item.build_requires)
+def git_build_requires(chosen: Mapping[str, Chosen], repositories: Repositories) -> list[str]:
+    """What builds the components from git: they are installed without build isolation, so it must be there already."""
+    lines: list[str] = []
+    for item in chosen.values():
+        if item.commit is None or item.git is None:
+            continue
+        text = repositories.at(item.git).read_file(item.commit, "pyproject.toml")
+        try:
+            lines += build_requires(text)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"cannot understand pyproject.toml of {item.git} at {item.commit.sha[:12]}",
+                why=str(error),
+                fix=f"Take another commit: --pin {item.name}=REF",
+            ) from error
+    return lines
+
+
+def _with_metadata(project: Project, metadata: tuple[CompileMetadata, ...], lines: tuple[str, ...]) -> Project:
     named = {canonicalize_name(name) for name in (*project.chosen, *project.requirements)} | _ALREADY_THERE
     needed = tuple(line for line in lines if canonicalize_name(_name_of(line)) not in named)
     return Project(
@@ -140,50 +161,72 @@ def _name_of(line: str) -> str:
         return Requirement(line).name
     except InvalidRequirement as error:
         raise ResolutionError(
-            f"a build requirement of the compile phase cannot be read: {line!r}",
+            f"a build requirement of a component cannot be read: {line!r}",
             why=str(error),
-            fix="It comes from the sdist's pyproject.toml; choose another version of the component.",
+            fix="It comes from the component's pyproject.toml; choose another version of it.",
         ) from error
 
 
-def _day(text: str | None) -> date | None:
-    return asof.parse_date(text) if text else None
+def _bound(
+    selection: Selection, request: Request, pins: Mapping[str, Ref], repositories: Repositories
+) -> date | datetime | None:
+    """Up to when branches count, as far as that is known before the anchor is; None: their tips, or not known yet."""
+    stack = selection.stack
+    text = request.as_of or (asof.NOW if stack.anchor in pins else stack.as_of)
+    if text in (asof.NOW, asof.RELEASE):
+        return None
+    return asof.parse_date(text) or _as_of_commit(text, selection, repositories).committed_at
 
 
-def _as_of(
-    selection: Selection, request: Request, anchor: Chosen | None, repositories: Repositories, work: Workplace
-) -> AsOf:
-    text = request.as_of or _default_as_of(selection, request, anchor)
-    if text == asof.NOW:
-        return asof.now()
-    if (day := asof.parse_date(text)) is not None:
-        return asof.on_day(day)
-    if anchor is None:
+def _as_of_commit(text: str, selection: Selection, repositories: Repositories) -> Commit:
+    """The commit of the anchor's repository that ``--as-of`` names."""
+    ref, spec = parse_ref(text), _anchor_spec(text, selection)
+    if not isinstance(ref, GitRef) or spec.git is None:
+        raise UsageError(
+            f"--as-of {text} is no date, and no commit of {selection.stack.anchor}",
+            why="It takes a date (YYYY-MM-DD), 'now', 'release', or a commit of the anchor's repository.",
+            fix="Correct it.",
+        )
+    return repositories.at(spec.git).resolve(ref)
+
+
+def _anchor_spec(text: str, selection: Selection) -> Component:
+    if selection.stack.anchor is None:
         raise UsageError(
             f"--as-of {text} needs an anchor, and stack {selection.stack_name} has none",
             why="'release' and commits count from the date of the stack's anchor.",
             fix="Name a date (YYYY-MM-DD) or 'now'.",
         )
-    if text == asof.RELEASE:
-        title = f"{anchor.name} {anchor.commit.describe or anchor.commit.sha[:12]}" if anchor.commit else anchor.asked
-        released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection, work)
-        return asof.after_release(title, released, selection.stack.margin_days)
-    ref = parse_ref(text)
-    if isinstance(ref, GitRef) and anchor.spec.git is not None:
-        commit = repositories.at(anchor.spec.git).resolve(ref)
-        return AsOf(asked=text, moment=commit.committed_at, reason=f"the date of {anchor.name} {commit.sha[:12]}")
-    raise UsageError(
-        f"--as-of {text} is no date, and no commit of {anchor.name}",
-        why="It takes a date (YYYY-MM-DD), 'now', 'release', or a commit of the anchor's repository.",
-        fix="Correct it.",
-    )
+    return selection.stack.components[selection.stack.anchor]
 
 
-def _default_as_of(selection: Selection, request: Request, anchor: Chosen | None) -> str:
+def _as_of(
+    selection: Selection,
+    request: Request,
+    pins: Mapping[str, Ref],
+    anchor: Chosen | None,
+    repositories: Repositories,
+    work: Workplace,
+) -> AsOf:
+    text = request.as_of or _default_as_of(selection, pins, anchor)
+    if text == asof.NOW:
+        return asof.now()
+    if (day := asof.parse_date(text)) is not None:
+        return asof.on_day(day)
+    if anchor is None or text != asof.RELEASE:
+        commit = _as_of_commit(text, selection, repositories)
+        reason = f"the date of {selection.stack.anchor} {commit.sha[:12]}"
+        return AsOf(asked=text, moment=commit.committed_at, reason=reason)
+    title = f"{anchor.name} {anchor.commit.describe or anchor.commit.sha[:12]}" if anchor.commit else anchor.asked
+    released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection, work)
+    return asof.after_release(title, released, selection.stack.margin_days)
+
+
+def _default_as_of(selection: Selection, pins: Mapping[str, Ref], anchor: Chosen | None) -> str:
     """``now`` for a branch; for a tag, a commit or a version that the user pinned, its release."""
-    if anchor is None or anchor.name not in request.pins:
+    if anchor is None or anchor.name not in pins:
         return selection.stack.as_of
-    ref: Ref = parse_ref(request.pins[anchor.name])
+    ref = pins[anchor.name]
     if anchor.commit is not None:
         return asof.NOW if anchor.commit.kind is CommitKind.BRANCH else asof.RELEASE
     return asof.RELEASE if isinstance(ref, VersionRef) or anchor.specifier.startswith("==") else asof.NOW
@@ -197,16 +240,14 @@ def _uploaded(anchor: Chosen, selection: Selection, work: Workplace) -> datetime
         )
     package = locked[canonicalize_name(anchor.name)]
     files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
-    times = [
-        datetime.fromisoformat(file["upload-time"].replace("Z", "+00:00")) for file in files if "upload-time" in file
-    ]
+    times = [seconds_of(file["upload-time"]) for file in files if "upload-time" in file]
     if not times:
         raise ConfigurationError(
             f"the index does not say when {anchor.name} {package['version']} was uploaded",
             why="Its answers carry no upload times, so 'release' has no date to count from.",
             fix="Name the date yourself: --as-of YYYY-MM-DD",
         )
-    return min(times).astimezone(timezone.utc)
+    return datetime.fromtimestamp(min(times), timezone.utc)
 
 
 def _metadata(project: Project, *, base_cuda: str | None, work: Workplace) -> tuple[CompileMetadata, ...]:

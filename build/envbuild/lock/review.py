@@ -8,7 +8,7 @@ from pathlib import Path
 
 from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.site import Site
-from envbuild.core.errors import EnvbuildError
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError
 from envbuild.core.progress import Reporter
 from envbuild.lock.components import Repositories
 from envbuild.lock.locking import LockResult, is_older, lock_path, lock_stack, moved_branches
@@ -37,6 +37,9 @@ def check(path: Path, catalog: Catalog, repositories: Repositories, reporter: Re
     """Whether a lock is whole, and made from its stack, base and request as they are now.
 
     Only for a lock that follows a branch is the network asked: where the branch is.
+
+    Raises:
+        NetworkError: a repository cannot be reached, so nothing can be said.
     """
     try:
         lock = read_lock(path).lock
@@ -50,7 +53,7 @@ def check(path: Path, catalog: Catalog, repositories: Repositories, reporter: Re
             return Checked(path=path, problem="the stack, the base or the known conflicts changed since it was made")
         moved = moved_branches(lock, repositories, reporter)
         return Checked(path=path, problem="; ".join(moved))
-    except EnvbuildError as error:
+    except (CheckRefusedError, ConfigurationError) as error:
         return Checked(path=path, problem=f"{error.what}: {error.why}")
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from envbuild.catalog.site import Site
 from envbuild.core.errors import UsageError
+from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import Finished, run
 from envbuild.core.progress import Reporter
 from envbuild.lock.record import PHASE_FILES, LockDirectory
-from envbuild.lock.torch_builds import torch_source
 from envbuild.lock.uv import git_environment, uv_program
 from envbuild.sync.imports import check_imports
-from envbuild.sync.install import PhaseRun, install
+from envbuild.sync.install import PhaseRun, install, locked_torch
 from envbuild.sync.place import Place
 
 
@@ -47,7 +47,8 @@ def sync(
     """Make the environment ``into`` anew, install ``phases`` of the lock, and import every module they bring.
 
     Raises:
-        UsageError: ``phases`` names none of the lock's, or leaves out ``main``.
+        UsageError: ``phases`` names none of the lock's, or leaves out ``main``; or ``into`` is no environment and not
+            empty.
         BuildError: a package does not install.
         CheckRefusedError: a module does not import.
     """
@@ -58,10 +59,11 @@ def sync(
             fix="Name main, or main and others: --phases main,compile",
         )
     record = lock.lock
-    source = torch_source(site, f"=={record.torch.version.split('+')[0]}", record.torch.build, record.base.python)
+    source = locked_torch(site, record)
     environment = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
     environment |= git_environment()
     into = into.absolute()
+    _make_room(into)
     place = Place(
         uv=str(uv_program()),
         lock=str(lock.path.absolute()),
@@ -84,3 +86,16 @@ def sync(
     return Synced(
         phases=done, imported=imported, not_checked=tuple(module for module in every if module not in imported)
     )
+
+
+def _make_room(into: Path) -> None:
+    """Remove the environment that is there; anything else stays and is refused."""
+    with machine_errors(into):
+        if (into / "pyvenv.cfg").is_file():
+            remove_tree(into)
+        elif into.exists() and not (into.is_dir() and not any(into.iterdir())):
+            raise UsageError(
+                f"{into} is there and is no environment",
+                why="An environment is made anew, and what is in its place would be lost.",
+                fix="Name another folder, or remove this one yourself.",
+            )

@@ -69,7 +69,11 @@ def test_missing_submodule_through_its_package():
 
 
 def test_relative_imports_of_the_consumer_are_its_own():
-    consumer = {"app/sub/main.py": "from ..core import gone\nfrom . import lib", "app/core.py": "", "app/__init__.py": ""}
+    consumer = {
+        "app/sub/main.py": "from ..core import gone\nfrom . import lib",
+        "app/core.py": "",
+        "app/__init__.py": "",
+    }
     assert drift(consumer, {"lib/core/ops.py": ""}) == []
 
 
@@ -193,7 +197,9 @@ def test_names_that_the_consumer_sets_are_there():
 
 def test_modules_that_the_consumer_replaces_are_unknown():
     consumer = {
-        "app/patch.py": "import sys, lib\nsys.modules['lib.core.ops'] = object()\nsys.modules['lib.core.new'] = object()",
+        "app/patch.py": "import sys, lib\n"
+        "sys.modules['lib.core.ops'] = object()\n"
+        "sys.modules['lib.core.new'] = object()",
         "app/main.py": "from lib.core.ops import gone\nimport lib.core.new\nimport lib.core.new.sub",
     }
     assert drift(consumer, {"lib/core/ops.py": ""}) == []

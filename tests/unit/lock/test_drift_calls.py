@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from unit.lock.test_drift import drift, kinds
 
 OPS = "lib/core/ops.py"
@@ -172,7 +171,15 @@ HARMLESS = [
     "@factory(1)\n",
     "jit = torch.compile\nimport torch\n@jit",
 ]
-UNKNOWN = ["from elsewhere import d\n@d", "@adding\n", "@factory\n", "@same()\n", "@popping\n", "@calling\n", "@named\n"]
+UNKNOWN = [
+    "from elsewhere import d\n@d",
+    "@adding\n",
+    "@factory\n",
+    "@same()\n",
+    "@popping\n",
+    "@calling\n",
+    "@named\n",
+]
 DECORATORS = """
 from functools import wraps
 def same(g):
@@ -234,9 +241,9 @@ def test_partials(call: str, expected: list[str]):
 
 
 def test_configurations_of_calls_are_partials():
-    assert calls("import nemo_run as run\nrun.Partial(f, x=1)\nrun.Config(f)\nother.Config(f, x=1)", "def f(a): ...") == [
-        "unexpected-keyword"
-    ]
+    assert calls(
+        "import nemo_run as run\nrun.Partial(f, x=1)\nrun.Config(f)\nother.Config(f, x=1)", "def f(a): ..."
+    ) == ["unexpected-keyword"]
 
 
 @pytest.mark.parametrize(

@@ -110,10 +110,10 @@ class Conditions:
 
     def _is_own_version(self, node: ast.expr) -> bool:
         """Whether an expression names the provider and the word version: ``mcore_version``, ``te.__version__``."""
-        pieces = [piece for word in _words(node) for piece in re.split(r"[^a-z0-9]+", word)]
-        own = _nicknames(self.provider.name)
-        named = any(word.replace("-", "_") in own for word in _words(node)) or any(piece in own for piece in pieces)
-        return named and "version" in pieces
+        words = [re.sub(r"[^a-z0-9]+", "_", word) for word in _words(node)]
+        own = "|".join(sorted(_nicknames(self.provider.name)))
+        named = any(re.search(rf"(?:^|_)(?:{own})(?:_|$)", word) for word in words)
+        return named and any("version" in word.split("_") for word in words)
 
     def _feature(self, test: ast.expr, scope: Scope) -> Verdict:
         for node in ast.walk(test):

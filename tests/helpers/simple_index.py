@@ -1,0 +1,150 @@
+"""A package index on loopback (PEP 691) with upload times and yanked files, and small sdists for it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
+
+JSON_TYPE = "application/vnd.pypi.simple.v1+json"
+
+
+def make_sdist(
+    folder: Path,
+    name: str,
+    version: str,
+    *,
+    requires: tuple[str, ...] = (),
+    extras: tuple[str, ...] = (),
+    pyproject: str | None = None,
+    stated: tuple[str, str] | None = None,
+    files: Mapping[str, str] | None = None,
+) -> Path:
+    """An sdist; ``stated`` is the name and version in its PKG-INFO when they are not the file's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stated_name, stated_version = stated or (name, version)
+    info = f"Metadata-Version: 2.1\nName: {stated_name}\nVersion: {stated_version}\n"
+    info += "".join(f"Requires-Dist: {line}\n" for line in requires)
+    info += "".join(f"Provides-Extra: {extra}\n" for extra in extras)
+    texts = {"PKG-INFO": info, **({"pyproject.toml": pyproject} if pyproject is not None else {}), **(files or {})}
+    path = folder / f"{name}-{version}.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for file, text in texts.items():
+            member = tarfile.TarInfo(f"{name}-{version}/{file}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+@dataclass
+class _File:
+    path: Path
+    uploaded: str | None
+    yanked: bool = False
+    digest: str = ""
+
+
+@dataclass
+class SimpleIndex:
+    """What the index has now; changes are seen by the next request.
+
+    Attributes:
+        requested: the paths that were asked for.
+    """
+
+    address: str = ""
+    requested: list[str] = field(default_factory=list)
+    _files: dict[str, _File] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"{self.address}/simple"
+
+    def add(self, file: Path, uploaded: str | None) -> None:
+        """Upload a file, at a time such as ``2026-01-02T00:00:00Z``; None: the index does not say when."""
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        self._files[file.name] = _File(file, uploaded, digest=digest)
+
+    def yank(self, name: str) -> None:
+        self._files[name].yanked = True
+
+    def remove(self, name: str) -> None:
+        del self._files[name]
+
+    def page(self, project: str) -> dict[str, Any] | None:
+        """The answer for a project; None when it has no file."""
+        files = [file for name, file in self._files.items() if _project(name) == project]
+        if not files:
+            return None
+        return {
+            "meta": {"api-version": "1.1"},
+            "name": project,
+            "files": [
+                {
+                    "filename": file.path.name,
+                    "url": f"{self.address}/files/{file.path.name}",
+                    "hashes": {"sha256": file.digest},
+                    "yanked": file.yanked,
+                    "size": file.path.stat().st_size,
+                    **({"upload-time": file.uploaded} if file.uploaded else {}),
+                }
+                for file in files
+            ],
+        }
+
+    def answer(self, path: str) -> tuple[str, bytes] | None:
+        """The content type and body for a path."""
+        self.requested.append(path)
+        match path.strip("/").split("/"):
+            case ["simple", project] if (page := self.page(project)) is not None:
+                return JSON_TYPE, json.dumps(page).encode()
+            case ["files", name] if name in self._files:
+                return "application/octet-stream", self._files[name].path.read_bytes()
+        return None
+
+
+def _project(file: str) -> str:
+    parsed = parse_wheel_filename(file) if file.endswith(".whl") else parse_sdist_filename(file)
+    return canonicalize_name(parsed[0])
+
+
+@contextlib.contextmanager
+def simple_index() -> Iterator[SimpleIndex]:
+    """An empty index on loopback while the block runs."""
+    index = SimpleIndex()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            found = index.answer(self.path)
+            self.send_response(200 if found else 404)
+            kind, body = found or ("text/plain", b"")
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        index.address = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield index
+        finally:
+            server.shutdown()

@@ -1,0 +1,75 @@
+"""The drift check on releases from the index: NeMo 2.7.3 against a megatron-core it works with, and one it does not."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from envbuild.lock.drift import Finding, Moment, SourceTree, find_drift
+from envbuild.lock.uv import uv_program
+
+ENTRIES = ("nemo.collections.llm", "nemo.lightning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sources")
+
+
+def released(folder: Path, name: str, version: str) -> SourceTree:
+    """The sources of a release, as its wheel for Python 3.12 installs them."""
+    target = folder / f"{name}-{version}"
+    options = ["--no-deps", "--no-build", "--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_28"]
+    subprocess.run(
+        [uv_program(), "pip", "install", "-q", *options, "--target", target, f"{name}=={version}"], check=True
+    )
+    return SourceTree.from_directory(target, name, version)
+
+
+@pytest.fixture(scope="module")
+def nemo(folder: Path) -> SourceTree:
+    return released(folder, "nemo-toolkit", "2.7.3")
+
+
+@pytest.fixture(scope="module")
+def working(folder: Path) -> SourceTree:
+    return released(folder, "megatron-core", "0.15.3")
+
+
+@pytest.fixture(scope="module")
+def findings(folder: Path, nemo: SourceTree, working: SourceTree) -> list[Finding]:
+    return find_drift(nemo, released(folder, "megatron-core", "0.16.1"), entries=ENTRIES, older=[working])
+
+
+def test_the_optimizer_of_nemo_2_7_fails_with_megatron_core_0_16(findings: list[Finding]):
+    (optimizer,) = [finding for finding in findings if "no_weight_decay_cond" in finding.detail]
+    assert optimizer.is_error()
+    assert optimizer.name == "megatron.core.optimizer.get_megatron_optimizer"
+    assert optimizer.file == "nemo/lightning/_strategy_lib.py"
+    assert optimizer.within == "setup_megatron_optimizer"
+    assert optimizer.since == "0.16.1"
+
+
+def test_the_tensorstore_strategy_is_gone(findings: list[Finding]):
+    strategies = "megatron.core.dist_checkpointing.strategies.tensorstore"
+    by_file = {finding.file: finding for finding in findings if finding.name == strategies}
+    assert by_file["nemo/lightning/io/pl.py"].is_error()
+    teardown = by_file["nemo/utils/callbacks/dist_ckpt_io.py"]
+    assert (teardown.at, teardown.is_error()) == (Moment.IMPORT, False)
+    assert "HAVE_MEGATRON_CORE" in teardown.lost
+
+
+def test_nothing_else_refuses_that_pair(findings: list[Finding]):
+    assert {finding.file for finding in findings if finding.is_error()} == {
+        "nemo/lightning/_strategy_lib.py",
+        "nemo/lightning/io/pl.py",
+    }
+    assert {finding.since for finding in findings} == {"0.15.3", "0.16.1"}
+
+
+def test_nemo_2_7_fits_megatron_core_0_15(nemo: SourceTree, working: SourceTree):
+    found = find_drift(nemo, working, entries=ENTRIES)
+    assert [finding for finding in found if finding.is_error()] == []
+    assert not any("no_weight_decay_cond" in finding.detail or "tensorstore" in finding.name for finding in found)

@@ -1,0 +1,384 @@
+"""Locks of stacks that come from git: small repositories shaped like upstream's, the real git, uv and index."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.git_repos import Content, History, Submodule
+from helpers.stack_files import BASE, write_base, write_stack
+
+from envbuild.lock.record import Lock, read_lock
+
+PUBLIC = "https://git.example.invalid"
+NEMO_URL, MCORE_URL = f"{PUBLIC}/NVIDIA-NeMo/NeMo", f"{PUBLIC}/NVIDIA/Megatron-LM"
+BRIDGE_URL = f"{PUBLIC}/NVIDIA-NeMo/Megatron-Bridge"
+FILES = ("main.txt", "compile.txt", "git.txt", "pyproject.toml", "stack.lock.toml")
+SETUPTOOLS = {"version": "<81", "reason": "what builds the packages from git"}
+
+
+def project_files(name: str, version: str, package: str, needs: tuple[str, ...] = ()) -> dict[str, Content]:
+    """A pure Python project that setuptools builds."""
+    return {
+        "pyproject.toml": '[build-system]\nrequires = ["setuptools>=61"]\nbuild-backend = "setuptools.build_meta"\n'
+        f'[project]\nname = "{name}"\nversion = "{version}"\ndependencies = {json.dumps(needs)}\n'
+        f'[tool.setuptools]\npackages = ["{package}"]\n',
+        f"{package.replace('.', '/')}/__init__.py": f'__version__ = "{version}"\n',
+    }
+
+
+def manifest(megatron: str) -> str:
+    entries = {
+        "megatron-lm": {"repo": MCORE_URL, "ref": megatron},
+        "apex": {"repo": f"{PUBLIC}/NVIDIA/apex", "ref": "0" * 40},
+    }
+    return json.dumps({"ngc-pytorch": "x", "vcs-dependencies": entries, "pypi-dependencies": {}})
+
+
+@dataclass
+class Upstream:
+    """NeMo and Megatron-LM: two releases of the one, three commits of the other that its manifest names."""
+
+    folder: Path
+    nemo: History
+    megatron: History
+    commits: dict[str, str]
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Upstream:
+    folder = tmp_path / "served"
+    nemo, megatron = History(_made(folder / "NVIDIA-NeMo/NeMo")), History(_made(folder / "NVIDIA/Megatron-LM"))
+    commits = {
+        f"m{number}": megatron.commit(
+            "main", f"2025-0{number}-01T00:00:00Z", project_files("megatron-core", f"0.1{number}.0", "megatron.core")
+        )
+        for number in (1, 2, 3)
+    }
+    megatron.tag("core_v0.12.0", commits["m2"])
+    for number, day in ((1, "2025-02-10"), (2, "2025-03-10")):
+        files = project_files("nemo-toolkit", f"2.{number}.0", "nemo", ("packaging==25.0",))
+        files["requirements/manifest.json"] = manifest(commits[f"m{number}"])
+        commits[f"n{number}"] = nemo.commit("main", f"{day}T12:00:00Z", files)
+    nemo.tag("v2.1.0", commits["n1"])
+    return Upstream(folder, nemo, megatron, commits)
+
+
+def _made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@pytest.fixture
+def nemo(tool: Any, tmp_path: Path, site_cache: Path, upstream: Upstream) -> Any:
+    """The tool in a project whose stack `nemo` has these two, reached only through a URL rewrite of git's settings."""
+    project = tmp_path / "project"
+    write_base(project)
+    components = {
+        "nemo-toolkit": {"git": NEMO_URL, "ref": "main", "modules": ["nemo"]},
+        "megatron-core": {"git": MCORE_URL, "modules": ["megatron.core"]},
+        "packaging": {"version": ">=24", "modules": ["packaging.version"]},
+    }
+    write_stack(
+        project, "nemo", components, anchor="nemo-toolkit", as_of="now", requirements={"setuptools": SETUPTOOLS}
+    )
+    settings = tmp_path / "gitconfig"
+    settings.write_text(
+        f'[url "file://{upstream.folder}/"]\n\tinsteadOf = {PUBLIC}/\n[protocol "file"]\n\tallow = always\n'
+    )
+    runner = type(tool)(project, tmp_path / "cache")
+    runner.env = {"GIT_CONFIG_GLOBAL": str(settings), "GIT_CONFIG_NOSYSTEM": "1"}
+    runner.env |= {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": "", "UV_PYTHON_DOWNLOADS": "never"}
+    return runner
+
+
+def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+def error(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert "Traceback" not in done.stderr
+    value: dict[str, Any] = json.loads(done.stdout)["error"]
+    assert value["fix"]
+    return value
+
+
+def lock_of(tool: Any, name: str = "nemo") -> Lock:
+    return read_lock(tool.project / "lockfiles" / name / BASE).lock
+
+
+def text_of(tool: Any, file: str, name: str = "nemo") -> str:
+    text: str = (tool.project / "lockfiles" / name / BASE / file).read_text()
+    return text
+
+
+# ---- the branch, and what upstream's manifest says
+
+
+def test_lock_nemo_main_pins_the_branch_and_its_companion_by_commit(nemo: Any, upstream: Upstream) -> None:
+    locked = result(nemo.run("lock", "--nemo", "main", "--json"))
+    assert locked["packages"] == {"main": 2, "compile": 0, "git": 2}
+    lines = [line.split(" ; ")[0] for line in text_of(nemo, "git.txt").splitlines() if line[0].isalpha()]
+    assert lines == [
+        f"megatron-core @ git+{MCORE_URL}@{upstream.commits['m2']}",
+        f"nemo-toolkit @ git+{NEMO_URL}@{upstream.commits['n2']}",
+    ]
+    components = lock_of(nemo).components
+    assert components["nemo-toolkit"].follows
+    assert components["nemo-toolkit"].committed_at == "2025-03-10T12:00:00Z"
+    assert components["nemo-toolkit"].version == "2.2.0"
+    assert not components["megatron-core"].follows
+    assert components["megatron-core"].version == "0.12.0"
+    at = upstream.commits["n2"][:12]
+    assert components["megatron-core"].because == f"requirements/manifest.json of nemo-toolkit {at}"
+    assert components["packaging"].because == "the stack's file"
+    assert components["packaging"].version == "25.0"
+    assert str(upstream.folder) not in "".join(text_of(nemo, file) for file in FILES)
+
+
+def test_lock_follows_the_branch(nemo: Any, upstream: Upstream) -> None:
+    first = result(nemo.run("lock", "--json"))
+    again = nemo.run("lock", "--json")
+    assert result(again)["built"] is False
+    nemo.run("lock", "--check")
+    files = project_files("nemo-toolkit", "2.3.0", "nemo", ("packaging==25.0",))
+    new = upstream.nemo.commit(
+        "main", "2025-04-01T00:00:00Z", {**files, "requirements/manifest.json": manifest(upstream.commits["m3"])}
+    )
+    moved = f"branch main moved from {upstream.commits['n2'][:12]} to {new[:12]}"
+    refused = error(nemo.run("lock", "--check", "--json", status=5))
+    assert moved in refused["why"]
+    told = result(nemo.run("lock", "--diff", "--json"))
+    assert {(change["name"], change["why"]) for change in told["changes"]} == {
+        ("nemo-toolkit", "branch main moved"),
+        (
+            "megatron-core",
+            f"asked for {upstream.commits['m3']} instead of {upstream.commits['m2']}: "
+            f"requirements/manifest.json of nemo-toolkit {new[:12]}",
+        ),
+    }
+    assert lock_of(nemo).digest == first["digest"], "--diff and --check write nothing"
+    relocked = nemo.run("lock")
+    assert moved in relocked.stderr
+    assert lock_of(nemo).components["megatron-core"].commit == upstream.commits["m3"]
+    nemo.run("lock", "--check")
+
+
+def test_diff_says_who_needs_what_came_with_it(nemo: Any, upstream: Upstream) -> None:
+    nemo.run("lock")
+    files = project_files("nemo-toolkit", "2.3.0", "nemo", ("packaging==25.0", "iniconfig==2.0.0"))
+    upstream.nemo.commit("main", "2025-04-01T00:00:00Z", files)
+    lines = nemo.run("lock", "--diff").stdout.splitlines()
+    assert "+ iniconfig 2.0.0  (needed by nemo-toolkit)" in lines
+    nemo.run("lock")
+    files = project_files("nemo-toolkit", "2.4.0", "nemo", ("packaging==25.0",))
+    upstream.nemo.commit("main", "2025-04-02T00:00:00Z", files)
+    lines = nemo.run("lock", "--diff").stdout.splitlines()
+    assert "- iniconfig 2.0.0  (was needed by nemo-toolkit)" in lines
+
+
+def test_as_of_a_day_takes_the_branch_as_it_was(nemo: Any, upstream: Upstream) -> None:
+    # Committed that day on a side branch: not the branch's own history.
+    side = upstream.nemo.commit("side", "2025-03-01T00:00:00Z", parents=(upstream.commits["n1"],))
+    upstream.nemo.commit("main", "2025-05-01T00:00:00Z", parents=(upstream.commits["n2"], side))
+    arguments = ("lock", "--as-of", "2025-03-09", "--name", "march")
+    # Nothing newer than that day is taken from the index either.
+    nemo.run(*arguments)
+    lock = lock_of(nemo, "march")
+    assert lock.components["nemo-toolkit"].commit == upstream.commits["n1"]
+    assert lock.components["megatron-core"].commit == upstream.commits["m1"]
+    assert not lock.components["nemo-toolkit"].follows
+    assert (lock.inputs.as_of, lock.inputs.as_of_asked) == ("2025-03-10T00:00:00Z", "2025-03-09")
+    files = project_files("nemo-toolkit", "9", "nemo")
+    upstream.nemo.commit("main", "2025-06-01T00:00:00Z", files)
+    assert result(nemo.run(*arguments, "--json"))["built"] is False
+    before = [text_of(nemo, file, "march") for file in FILES]
+    nemo.run(*arguments, "--upgrade")
+    assert [text_of(nemo, file, "march") for file in FILES] == before
+    nemo.run("lock", "--check")
+
+
+# ---- tags, commits, names
+
+
+@pytest.mark.parametrize("how", ["tag", "short commit"])
+def test_tag_and_short_commit_of_the_anchor_name_their_variant(nemo: Any, upstream: Upstream, how: str) -> None:
+    ref = "v2.1.0" if how == "tag" else upstream.commits["n1"][:10]
+    locked = result(nemo.run("lock", "--nemo", ref, "--as-of", "2025-11-01", "--json"))
+    assert locked["path"] == str(nemo.project / "lockfiles" / f"nemo-{ref}" / BASE)
+    lock = lock_of(nemo, f"nemo-{ref}")
+    assert lock.components["nemo-toolkit"].commit == upstream.commits["n1"]
+    assert lock.components["nemo-toolkit"].ref_kind == ("tag" if how == "tag" else "commit")
+    assert lock.components["nemo-toolkit"].because == "pinned by the user"
+    assert lock.components["megatron-core"].commit == upstream.commits["m1"]
+    assert lock.inputs.pins == {"nemo-toolkit": ref}
+    assert not lock.components["nemo-toolkit"].follows
+
+
+def test_a_tag_is_locked_as_of_its_release_and_margin(nemo: Any) -> None:
+    nemo.run("lock", "--nemo", "v2.1.0", "--pin", "packaging=24.2", "--out", "there", status=4)
+    # 24.2 contradicts the anchor; so does nothing older than its margin.
+    nemo.run("lock", "--pin", "NeMo_Toolkit=v2.1.0", "--out", "there", status=4)  # packaging 25.0 is of April 2025
+    write_stack_margin(nemo, 90)
+    nemo.run("lock", "--nemo", "v2.1.0", "--out", "there")
+    lock = read_lock(nemo.project / "there").lock
+    assert lock.inputs.as_of == "2025-05-11T12:00:00Z"
+    assert lock.inputs.as_of_asked == "release"
+    assert "90 days of margin" in lock.inputs.as_of_reason
+
+
+def write_stack_margin(tool: Any, days: int) -> None:
+    file = tool.project / "envs/stacks/nemo.toml"
+    file.write_text(f"margin_days = {days}\n{file.read_text()}")
+
+
+def test_unknown_ref_lists_near_ones(nemo: Any) -> None:
+    told = error(nemo.run("lock", "--nemo", "v2.1.1", "--json", status=3))
+    assert "v2.1.1" in told["what"]
+    assert "v2.1.0" in told["fix"]
+    assert not (nemo.project / "lockfiles").exists()
+
+
+def test_unreachable_git(nemo: Any, upstream: Upstream) -> None:
+    nemo.run("lock")
+    upstream.folder.rename(upstream.folder.with_name("gone"))
+    for arguments in (("lock",), ("lock", "--check"), ("lock", "--nemo", "v2.1.0")):
+        told = error(nemo.run(*arguments, "--json", status=10))
+        assert NEMO_URL in told["what"] + told["why"]
+
+
+# ---- pins
+
+
+@pytest.mark.parametrize(
+    ("pin", "version", "commit"),
+    [
+        ("megatron-core=core_v0.12.0", "0.12.0", "m2"),
+        ("Megatron_Core=main", "0.13.0", "m3"),
+        ("packaging=25.0", "25.0", None),
+        ("packaging=>=24.1,<26", "25.0", None),
+    ],
+)
+def test_pin_wins_over_upstream_and_the_stack(
+    nemo: Any, upstream: Upstream, pin: str, version: str, commit: str | None
+) -> None:
+    nemo.run("lock", "--pin", pin, "--name", "try1")
+    component = "packaging" if pin.startswith("packaging") else "megatron-core"
+    locked = lock_of(nemo, "try1").components[component]
+    assert (locked.version, locked.because) == (version, "pinned by the user")
+    assert locked.commit == (upstream.commits[commit] if commit else None)
+    assert not (nemo.project / "lockfiles" / "nemo").exists()
+    nemo.run("lock", "--check")
+
+
+def test_pins_never_overwrite_the_stacks_own_lock(nemo: Any) -> None:
+    told = error(nemo.run("lock", "--pin", "packaging=25.0", "--json", status=2))
+    assert "--name" in told["fix"]
+    told = error(nemo.run("lock", "--pin", "flash-attn=2", "--name", "x", "--json", status=2))
+    assert "nemo-toolkit, megatron-core, packaging" in told["why"]
+    told = error(nemo.run("lock", "--pin", "packaging=main", "--name", "x", "--json", status=3))
+    assert "packaging has no repository" in told["what"]
+    assert not (nemo.project / "lockfiles").exists()
+
+
+def test_pins_that_contradict_keep_uvs_explanation(nemo: Any) -> None:
+    told = error(nemo.run("lock", "--pin", "packaging=24.0", "--name", "x", "--json", status=4))
+    assert "packaging==25.0" in told["why"]
+    assert "packaging==24.0" in told["why"]
+
+
+# ---- Megatron-Bridge: a submodule, and overrides
+
+
+def test_bridge_has_its_submodules_commit_and_upstreams_overrides(nemo: Any, upstream: Upstream) -> None:
+    bridge = History(_made(upstream.folder / "NVIDIA-NeMo/Megatron-Bridge"))
+    files = project_files("megatron-bridge", "0.6.0", "bridge", ("megatron-core", "iniconfig<2", "packaging"))
+    pyproject = str(files["pyproject.toml"])
+    files["pyproject.toml"] = (
+        pyproject
+        + '[tool.uv]\noverride-dependencies = [\n  "torch; sys_platform == \'never\'",\n  "iniconfig>=2",\n]\n'
+        + '[tool.uv.sources]\nmegatron-core = { path = "3rdparty/Megatron-LM/" }\n'
+    )
+    files["3rdparty/Megatron-LM"] = Submodule(upstream.commits["m1"])
+    files[".gitmodules"] = f'[submodule "m"]\n\tpath = 3rdparty/Megatron-LM\n\turl = {MCORE_URL}.git\n'
+    commit = bridge.commit("main", "2025-03-01T00:00:00Z", files)
+    (upstream.folder / "NVIDIA/Megatron-LM.git").symlink_to("Megatron-LM")
+    components = {
+        "megatron-bridge": {"git": BRIDGE_URL, "ref": "main", "modules": ["bridge"]},
+        "megatron-core": {"git": MCORE_URL, "modules": ["megatron.core"]},
+    }
+    write_stack(nemo.project, "bridge", components, anchor="megatron-bridge", requirements={"setuptools": SETUPTOOLS})
+    nemo.run("lock", "--stack", "bridge")
+    lock = lock_of(nemo, "bridge")
+    assert lock.components["megatron-core"].commit == upstream.commits["m1"]
+    because = f"submodule 3rdparty/Megatron-LM of megatron-bridge {commit[:12]}"
+    assert lock.components["megatron-core"].because == because
+    assert lock.overrides == {"iniconfig": ">=2 (pyproject.toml [tool.uv] override-dependencies)"}
+    assert "iniconfig==2" in text_of(nemo, "main.txt", "bridge")
+    # Upstream forces it, and the pin wins.
+    nemo.run("lock", "--stack", "bridge", "--pin", "megatron-core=core_v0.12.0", "--name", "own")
+    assert lock_of(nemo, "own").components["megatron-core"].commit == upstream.commits["m2"]
+
+
+# ---- sync
+
+
+def test_sync_installs_what_comes_from_git_and_imports_it(nemo: Any, upstream: Upstream) -> None:
+    write_plain_stack(nemo)
+    nemo.run("lock")
+    done = result(nemo.run("sync", "--into", "venv", "--json"))
+    assert [(item["phase"], item["packages"]) for item in done["phases"]] == [("main", 2), ("git", 2)]
+    assert done["imported"] == ["nemo", "megatron.core", "packaging.version"]
+    assert done["not_checked"] == []
+    assert all(Path(item["log"]).is_file() for item in done["phases"])
+    show = "import nemo, megatron.core; print(nemo.__version__, megatron.core.__version__)"
+    shown = subprocess.run([nemo.project / "venv/bin/python", "-c", show], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["2.2.0", "0.12.0"]
+    # Made anew, phases apart: what was not installed was not checked.
+    part = result(nemo.run("sync", "--into", "venv", "--phases", "main", "--json"))
+    assert part["imported"] == ["packaging.version"]
+    assert part["not_checked"] == ["nemo", "megatron.core"]
+    assert not list((nemo.project / "venv").glob("lib/*/site-packages/nemo"))
+
+
+def write_plain_stack(tool: Any, **modules: str) -> None:
+    """The stack without a word on what builds its components from git."""
+    components = {
+        "nemo-toolkit": {"git": NEMO_URL, "ref": "main", "modules": [modules.get("nemo", "nemo")]},
+        "megatron-core": {"git": MCORE_URL, "modules": ["megatron.core"]},
+        "packaging": {"version": ">=24", "modules": ["packaging.version"]},
+    }
+    write_stack(tool.project, "nemo", components, anchor="nemo-toolkit")
+
+
+def test_sync_refuses_an_environment_whose_modules_do_not_import(nemo: Any) -> None:
+    write_plain_stack(nemo, nemo="nemo.collections.llm")
+    nemo.run("lock")
+    told = error(nemo.run("sync", "--into", "venv", "--json", status=5))
+    assert "No module named 'nemo.collections'" in told["why"]
+
+
+def test_sync_refuses_what_it_must_not_touch(nemo: Any) -> None:
+    nemo.run("lock")
+    precious = nemo.project / "mine"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    told = error(nemo.run("sync", "--into", "mine", "--json", status=2))
+    assert "mine" in told["what"] + told["why"]
+    assert os.listdir(precious) == ["thesis.txt"]
+    error(nemo.run("sync", "--into", "venv", "--phases", "git", "--json", status=2))
+    assert not (nemo.project / "venv").exists()
+
+
+def test_sync_refuses_a_lock_changed_by_hand(nemo: Any) -> None:
+    nemo.run("lock")
+    main = nemo.project / "lockfiles/nemo" / BASE / "main.txt"
+    main.write_text(main.read_text().replace("25.0", "24.0"))
+    error(nemo.run("sync", "--into", "venv", "--json", status=5))
+    assert not (nemo.project / "venv").exists()
