@@ -12,7 +12,7 @@ from envbuild_smoke import failure
 from envbuild_smoke.failure import RankEnd
 from envbuild_smoke.plan import Case, Plan
 from envbuild_smoke.rank import failure_record_path, metrics_path
-from envbuild_smoke.ranks import Template, kill_leftovers, signal_group
+from envbuild_smoke.ranks import Template, kill_leftovers, signal_group, signal_rank
 from envbuild_smoke.results import CaseResult, Failure, Status
 
 # After one rank failed, its peers get this long to fail by themselves and say so in their logs.
@@ -59,11 +59,11 @@ class CaseRun:
         began = time.monotonic()
         self._template.start_ranks(self._start_command())
         try:
-            timed_out = self._watch(began)
+            timed_out_at = self._watch(began)
         finally:
             self._end_ranks()
         self._read_steps()
-        status, cause = self._judge(timed_out)
+        status, cause = self._judge(timed_out_at)
         startup = None
         if self._steps:
             first = self._steps[0]
@@ -95,8 +95,8 @@ class CaseRun:
             ],
         }
 
-    def _watch(self, began: float) -> bool:
-        """Wait for all ranks to end; True when the time limit came first."""
+    def _watch(self, began: float) -> float | None:
+        """Wait for all ranks to end; return when the time limit was seen to be over, None if it did not come first."""
         deadline = began + self._case.time_limit_seconds
         failed_at: float | None = None
         while not self._all_ended():
@@ -109,14 +109,15 @@ class CaseRun:
                 failed_at = moment
             if failed_at is not None:
                 if moment > failed_at + GRACE_SECONDS:
-                    return False
+                    return None
             elif moment > deadline:
                 for rank, pid in enumerate(self._pids):
                     if rank not in self._ends:
-                        signal_group(pid, signal.SIGUSR1)
+                        # Not its group: helpers of libraries would die of the signal, and the rank of their death.
+                        signal_rank(pid, signal.SIGUSR1)
                 time.sleep(STACKS_SECONDS)
-                return True
-        return False
+                return moment
+        return None
 
     def _all_ended(self) -> bool:
         return self.template_gone or len(self._ends) == self._case.world_size
@@ -166,18 +167,21 @@ class CaseRun:
             shown = {name: step[name] for name in ("step", "loss", "grad_norm")}
             self._emit({"event": "step", "case": self._case.id, **shown})
 
-    def _judge(self, timed_out: bool) -> tuple[Status, Failure | None]:
+    def _judge(self, timed_out_at: float | None) -> tuple[Status, Failure | None]:
         """Return how the case ended and, unless it completed, why."""
+        until = float("inf") if timed_out_at is None else timed_out_at
         records = {}
         for rank in range(self._case.world_size):
             record = failure.read_record(failure_record_path(self._out, self._case.id, rank))
-            if record is not None:
+            # What a rank raises once its time was over says nothing about why it took so long.
+            if record is not None and float(record["monotonic_seconds"]) <= until:
                 records[rank] = record
-        cause = failure.earliest(list(self._ends.values()), records, self._case.id)
+        ends = [end for end in self._ends.values() if end.rank in records or end.seen_at <= until]
+        cause = failure.earliest(ends, records, self._case.id)
         if cause is not None:
             return "failed", cause
-        if timed_out:
-            return "timed-out", self._timeout()
+        if timed_out_at is not None:
+            return "timed-out", self._timeout(timed_out_at)
         if self.template_gone:
             message = "the process that ranks are forked from died, and they with it; see template.log"
             return "failed", Failure(kind="exit", message=message)
@@ -186,8 +190,8 @@ class CaseRun:
             return "failed", Failure(kind="incomplete", message=problem, exit_status=0, log=self._logs[-1])
         return "completed", None
 
-    def _timeout(self) -> Failure:
-        ended = {rank for rank, end in self._ends.items() if not end.killed_by_runner}
+    def _timeout(self, timed_out_at: float) -> Failure:
+        ended = {rank for rank, end in self._ends.items() if end.seen_at <= timed_out_at}
         hanging = [rank for rank in range(self._case.world_size) if rank not in ended]
         done = f"{len(self._steps)} of {self._case.training.steps} steps"
         message = (

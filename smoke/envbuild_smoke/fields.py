@@ -1,6 +1,7 @@
 """Strict reading of JSON objects: every key is named, typed and taken; what is left over is refused."""
 
 import json
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -103,7 +104,8 @@ def whole_number(least: int) -> Check[int]:
 
 def positive_number(value: object) -> float:
     """Accept a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+    # An int can be finite and yet too large for a float.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
         raise ValueError("a number above 0")
     return float(value)
 

@@ -103,6 +103,12 @@ def signal_group(pid: int, number: int) -> None:
             os.kill(pid, number)
 
 
+def signal_rank(pid: int, number: int) -> None:
+    """Send a signal to a rank alone, not to what it started; if it is gone, do nothing."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
 def kill_leftovers(pid: int) -> None:
     """Kill what a rank that has ended left behind in its process group."""
     with suppress(ProcessLookupError):

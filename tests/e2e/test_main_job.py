@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import random
 import shutil
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from conftest import Tool
+
+from envbuild.catalog.data import data_root
 
 STACK = ("--stack", "mcore", "--target", "cpu")
 LOCK = ("lock", *STACK)
@@ -114,13 +117,74 @@ def test_certify_refuses_an_sqsh_that_was_changed(main_job: list[dict], tool: To
     shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
     shutil.copytree(tool.project / "out" / "images", other.project / "out" / "images")
     (sqsh,) = (other.project / "out" / "images").glob("*/image.sqsh")
-    sqsh.chmod(0o644)
-    with sqsh.open("r+b") as file:
-        file.seek(sqsh.stat().st_size // 2)
+    flip_a_byte(sqsh)
+    assert "is not the one that was built" in other.run(*CERTIFY, status=5).stderr
+
+
+def test_image_changed_in_place_is_noticed_and_made_anew(main_job: list[dict], tool: Tool) -> None:
+    before = digests(tool)
+    (sqsh,) = (tool.project / "out" / "images").glob("*/image.sqsh")
+    flip_a_byte(sqsh)
+    assert "image.sqsh was changed" in tool.run(*CERTIFY, status=5).stderr
+    assert "was damaged (image.sqsh was changed)" in tool.run(*IMAGE).stderr
+    assert digests(tool) == before
+    assert "nothing to do" in tool.run(*CERTIFY).stdout
+
+
+def test_certify_refuses_an_oci_layout_that_is_not_the_records(
+    main_job: list[dict], tool: Tool, tmp_path: Path
+) -> None:
+    other = Tool(tmp_path, tool.cache)
+    shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
+    shutil.copytree(tool.project / "out" / "images", other.project / "out" / "images")
+    (index,) = (other.project / "out" / "images").glob("*/oci/index.json")
+    index.write_text(index.read_text().replace(digests(tool)[0], "sha256:" + "0" * 64))
+    assert "index.json does not name the image of the record" in other.run(*CERTIFY, status=5).stderr
+
+
+def test_image_and_certify_several_at_once_end_well(main_job: list[dict], tool: Tool, tmp_path: Path) -> None:
+    other = Tool(tmp_path, tool.cache)
+    shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
+    for command in (IMAGE, (*CERTIFY, "--only", "gpt-fp32-dp2")):
+        running = [other.start(*command) for _ in range(3)]
+        for process in running:
+            _, stderr = process.communicate()
+            assert process.returncode == 0, stderr
+    assert digests(other) == digests(tool)
+
+
+def test_lock_replaced_while_its_image_is_built_is_refused(main_job: list[dict], tool: Tool, tmp_path: Path) -> None:
+    other = Tool(tmp_path, tmp_path / "cache")
+    shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
+    shutil.copytree(tool.cache / "bases", other.cache / "bases")
+    (other.cache / "locks").mkdir()
+    # Holds the image back until the lock has been replaced.
+    (base,) = (other.cache / "bases").iterdir()
+    in_use = other.cache / "locks" / f"in-use-{base.name[:12]}.lock"
+    with in_use.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        process = other.start(*IMAGE)
+        time.sleep(3)
+        envs = other.project / "envs" / "stacks"
+        envs.mkdir(parents=True)
+        shipped = (data_root() / "envs" / "stacks" / "mcore.toml").read_text()
+        (envs / "mcore.toml").write_text(
+            shipped.replace("[requirements.psutil]", '[requirements.psutil]\nversion = "<7.2"')
+        )
+        other.run(*LOCK)
+    _, stderr = process.communicate()
+    assert process.returncode == 5, stderr
+    assert "was replaced while it was in use" in stderr
+
+
+def flip_a_byte(path: Path) -> None:
+    """Change one byte in the middle of a file, in place."""
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
         byte = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([byte[0] ^ 1]))
-    assert "is not the file that was built" in other.run(*CERTIFY, status=5).stderr
 
 
 def kill_at_random_moments(reference: tuple[str, str], tool: Tool, kills: int, seed: int, longest: float) -> None:

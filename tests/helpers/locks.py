@@ -62,6 +62,8 @@ def make_lock(path: Path, main: str = MAIN, **changes: object) -> Lock:
         "components": components,
         "phases": phases,
     }
-    lock = Lock(**(fields | changes))
+    (path / record.PROJECT_FILE).write_text("[project]\n")
+    fields["pyproject_digest"] = sha256_bytes((path / record.PROJECT_FILE).read_bytes())
+    lock = record.sealed(Lock(**(fields | changes)))
     (path / record.RECORD_FILE).write_text(record.render(lock))
     return lock

@@ -23,7 +23,7 @@ SUBJECT = Subject(stack="mcore", base="b", target="cpu", lock_digest="l", oci_di
 def run_plan(python: Path, folder: Path, selection: Selection, settings: dict[str, bool] | None) -> dict[str, Verdict]:
     """Train baseline and interleaved pipeline; ``settings`` replaces the ones the planner chose."""
     matrix = selection.catalog.matrix("certify-quick")
-    chosen = [case for case in expand(matrix, "certify-quick", selection.target.device)]
+    chosen = expand(matrix, "certify-quick", selection.target.device)
     cases = tuple(case for case in chosen if case.is_baseline or case.id == INTERLEAVED)
     plan: dict[str, Any] = make_plan(
         subject=SUBJECT,

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -238,19 +239,32 @@ def test_stack_whose_module_does_not_import_is_refused(mini: Tool, warm: Path, t
 
 
 def test_file_that_is_not_the_locked_one_is_refused(
-    warm: Path, selection: Selection, lock: LockDirectory, tmp_path: Path
+    warm: Path, selection: Selection, lock: LockDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(lock.path, tmp_path / "lock")
-    main = tmp_path / "lock/main.txt"
-    lines = [line for line in main.read_text().splitlines() if "--hash" not in line]
-    pinned = [f"{line.rstrip(' ' + chr(92))} --hash=sha256:{'0' * 64}" for line in lines if "==" in line]
-    main.write_text("\n".join(pinned) + "\n")
+    """An index, here a local one, that serves other files under the names and versions that are locked."""
+    shutil.rmtree(warm / "uv/cache")
+    for name, version in lock.packages().items():
+        serve_another_file(tmp_path / "index", name, version)
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"file://{tmp_path}/index")
     with pytest.raises(BuildError, match="install phase main") as caught:
-        build_in(warm, selection, LockDirectory(tmp_path / "lock", lock.lock))
+        build_in(warm, selection, lock)
     assert "hash" in caught.value.why.lower()
     assert caught.value.log is not None
     assert caught.value.log.is_file()
     assert files_in(warm, "environments", "images", "staging", "uv/staging") == []
+
+
+def serve_another_file(index: Path, name: str, version: str) -> None:
+    """Put a wheel of that name and version, with nothing in it, into a local index (PEP 503)."""
+    folder = index / name
+    folder.mkdir(parents=True)
+    wheel = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    (folder / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
 
 
 def test_without_network_the_base_names_the_network(mini: Tool, tmp_path: Path) -> None:

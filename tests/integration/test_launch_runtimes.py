@@ -176,7 +176,7 @@ def test_nothing_is_left_when_envbuild_is_ended(name: str, sqsh: Path, number: i
             run_in_image(runtime, sqsh, ["sh", "-c", script], writable=bound, scratch_dir=tmp_path / "s")
 
     with forked(long_run) as pid:
-        wait_until(lambda: (tmp_path / "started").exists(), seconds=60)
+        wait_until((tmp_path / "started").exists, seconds=60)
         assert processes_with(marker)
         os.kill(pid, number)
         wait_until(lambda: not processes_with(marker) and not processes_with(str(sqsh)), seconds=20)
@@ -214,12 +214,12 @@ def test_ordinary_user_runs_commands(way: str, sqsh: Path) -> None:
         assert os.getuid() != 0
         assert run_in_image(probe(way), sqsh, [PYTHON, "-c", script]).output == "0 7.0.0\n"
 
-    assert in_child(lambda: os._exit(with_open_fuse(lambda: unprivileged(action)))) == 0
+    assert in_child(lambda: os._exit(with_open_fuse(action))) == 0
     shutil.rmtree(Path(tempfile.gettempdir()) / f"envbuild-{NOBODY}", ignore_errors=True)
 
 
-def with_open_fuse(action: Callable[[], int]) -> int:
-    """Run ``action`` where /dev/fuse is open to everybody, as udev makes it; some virtual machines lack udev."""
+def with_open_fuse(action: Callable[[], object]) -> int:
+    """Run ``action`` as an ordinary user where /dev/fuse is open to all, as udev has it; not every machine has udev."""
     if stat.S_IMODE(os.stat("/dev/fuse").st_mode) & 0o006 != 0o006:
         must(libc.unshare(CLONE_NEWNS))
         must(libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None))
@@ -228,7 +228,7 @@ def with_open_fuse(action: Callable[[], int]) -> int:
             os.mknod(node, stat.S_IFCHR | 0o666, os.stat("/dev/fuse").st_rdev)
             os.chmod(node, 0o666)
             must(libc.mount(node.encode(), b"/dev/fuse", None, MS_BIND, None))
-    return action()
+    return unprivileged(action)
 
 
 def must(result: int) -> None:

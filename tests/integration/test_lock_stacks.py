@@ -62,7 +62,7 @@ def upstream(tmp_path: Path) -> Upstream:
     }
     megatron.tag("core_v0.12.0", commits["m2"])
     for number, day in ((1, "2025-02-10"), (2, "2025-03-10")):
-        files = project_files("nemo-toolkit", f"2.{number}.0", "nemo", ("packaging==25.0",))
+        files = project_files("nemo-toolkit", f"2.{number}.0", "nemo", ("packaging==24.2",))
         files["requirements/manifest.json"] = manifest(commits[f"m{number}"])
         commits[f"n{number}"] = nemo.commit("main", f"{day}T12:00:00Z", files)
     nemo.tag("v2.1.0", commits["n1"])
@@ -138,7 +138,7 @@ def test_lock_nemo_main_pins_the_branch_and_its_companion_by_commit(nemo: Any, u
     at = upstream.commits["n2"][:12]
     assert components["megatron-core"].because == f"requirements/manifest.json of nemo-toolkit {at}"
     assert components["packaging"].because == "the stack's file"
-    assert components["packaging"].version == "25.0"
+    assert components["packaging"].version == "24.2"
     assert str(upstream.folder) not in "".join(text_of(nemo, file) for file in FILES)
 
 
@@ -147,7 +147,7 @@ def test_lock_follows_the_branch(nemo: Any, upstream: Upstream) -> None:
     again = nemo.run("lock", "--json")
     assert result(again)["built"] is False
     nemo.run("lock", "--check")
-    files = project_files("nemo-toolkit", "2.3.0", "nemo", ("packaging==25.0",))
+    files = project_files("nemo-toolkit", "2.3.0", "nemo", ("packaging==24.2",))
     new = upstream.nemo.commit(
         "main", "2025-04-01T00:00:00Z", {**files, "requirements/manifest.json": manifest(upstream.commits["m3"])}
     )
@@ -155,13 +155,11 @@ def test_lock_follows_the_branch(nemo: Any, upstream: Upstream) -> None:
     refused = error(nemo.run("lock", "--check", "--json", status=5))
     assert moved in refused["why"]
     told = result(nemo.run("lock", "--diff", "--json"))
+    because = f"requirements/manifest.json of nemo-toolkit {new[:12]}"
+    instead = f"asked for {upstream.commits['m3']} instead of {upstream.commits['m2']}"
     assert {(change["name"], change["why"]) for change in told["changes"]} == {
         ("nemo-toolkit", "branch main moved"),
-        (
-            "megatron-core",
-            f"asked for {upstream.commits['m3']} instead of {upstream.commits['m2']}: "
-            f"requirements/manifest.json of nemo-toolkit {new[:12]}",
-        ),
+        ("megatron-core", f"{instead}: {because}"),
     }
     assert lock_of(nemo).digest == first["digest"], "--diff and --check write nothing"
     relocked = nemo.run("lock")
@@ -172,12 +170,12 @@ def test_lock_follows_the_branch(nemo: Any, upstream: Upstream) -> None:
 
 def test_diff_says_who_needs_what_came_with_it(nemo: Any, upstream: Upstream) -> None:
     nemo.run("lock")
-    files = project_files("nemo-toolkit", "2.3.0", "nemo", ("packaging==25.0", "iniconfig==2.0.0"))
+    files = project_files("nemo-toolkit", "2.3.0", "nemo", ("packaging==24.2", "iniconfig==2.0.0"))
     upstream.nemo.commit("main", "2025-04-01T00:00:00Z", files)
     lines = nemo.run("lock", "--diff").stdout.splitlines()
     assert "+ iniconfig 2.0.0  (needed by nemo-toolkit)" in lines
     nemo.run("lock")
-    files = project_files("nemo-toolkit", "2.4.0", "nemo", ("packaging==25.0",))
+    files = project_files("nemo-toolkit", "2.4.0", "nemo", ("packaging==24.2",))
     upstream.nemo.commit("main", "2025-04-02T00:00:00Z", files)
     lines = nemo.run("lock", "--diff").stdout.splitlines()
     assert "- iniconfig 2.0.0  (was needed by nemo-toolkit)" in lines
@@ -210,7 +208,7 @@ def test_as_of_a_day_takes_the_branch_as_it_was(nemo: Any, upstream: Upstream) -
 @pytest.mark.parametrize("how", ["tag", "short commit"])
 def test_tag_and_short_commit_of_the_anchor_name_their_variant(nemo: Any, upstream: Upstream, how: str) -> None:
     ref = "v2.1.0" if how == "tag" else upstream.commits["n1"][:10]
-    locked = result(nemo.run("lock", "--nemo", ref, "--as-of", "2025-11-01", "--json"))
+    locked = result(nemo.run("lock", "--nemo", ref, "--json"))
     assert locked["path"] == str(nemo.project / "lockfiles" / f"nemo-{ref}" / BASE)
     lock = lock_of(nemo, f"nemo-{ref}")
     assert lock.components["nemo-toolkit"].commit == upstream.commits["n1"]
@@ -221,21 +219,37 @@ def test_tag_and_short_commit_of_the_anchor_name_their_variant(nemo: Any, upstre
     assert not lock.components["nemo-toolkit"].follows
 
 
-def test_a_tag_is_locked_as_of_its_release_and_margin(nemo: Any) -> None:
-    nemo.run("lock", "--nemo", "v2.1.0", "--pin", "packaging=24.2", "--out", "there", status=4)
-    # 24.2 contradicts the anchor; so does nothing older than its margin.
-    nemo.run("lock", "--pin", "NeMo_Toolkit=v2.1.0", "--out", "there", status=4)  # packaging 25.0 is of April 2025
-    write_stack_margin(nemo, 90)
-    nemo.run("lock", "--nemo", "v2.1.0", "--out", "there")
+@pytest.mark.parametrize("pin", ["nemo-toolkit=v2.1.0", "NeMo_Toolkit=v2.1.0"])
+def test_a_tag_is_locked_as_of_its_release_and_margin(nemo: Any, pin: str) -> None:
+    nemo.run("lock", "--pin", pin, "--out", "there")
     lock = read_lock(nemo.project / "there").lock
-    assert lock.inputs.as_of == "2025-05-11T12:00:00Z"
+    assert lock.inputs.as_of == "2025-02-24T12:00:00Z"
     assert lock.inputs.as_of_asked == "release"
-    assert "90 days of margin" in lock.inputs.as_of_reason
+    assert lock.inputs.as_of_reason == "nemo-toolkit v2.1.0 is of 2025-02-10T12:00:00Z, and 14 days of margin"
 
 
-def write_stack_margin(tool: Any, days: int) -> None:
-    file = tool.project / "envs/stacks/nemo.toml"
-    file.write_text(f"margin_days = {days}\n{file.read_text()}")
+def test_as_of_a_commit_is_as_of_its_moment_for_the_branch_too(nemo: Any, upstream: Upstream) -> None:
+    nemo.run("lock", "--as-of", upstream.commits["n1"][:12], "--name", "then")
+    lock = lock_of(nemo, "then")
+    assert lock.inputs.as_of == "2025-02-10T12:00:00Z"
+    assert lock.components["nemo-toolkit"].commit == upstream.commits["n1"]
+    assert not lock.components["nemo-toolkit"].follows
+
+
+def test_a_stacks_own_date_holds_for_its_branches(nemo: Any, upstream: Upstream) -> None:
+    stack = nemo.project / "envs/stacks/nemo.toml"
+    stack.write_text(stack.read_text().replace('as_of = "now"', 'as_of = "2025-02-20"'))
+    nemo.run("lock")
+    assert lock_of(nemo).components["nemo-toolkit"].commit == upstream.commits["n1"]
+
+
+def test_a_branch_that_is_a_version_too_is_followed(nemo: Any, upstream: Upstream) -> None:
+    upstream.nemo.branch("2.2", upstream.commits["n1"])
+    nemo.run("lock", "--nemo", "git:2.2", "--name", "branch")
+    assert lock_of(nemo, "branch").components["nemo-toolkit"].follows
+    nemo.run("lock", "--check")
+    upstream.nemo.branch("2.2", upstream.commits["n2"])
+    assert "moved" in error(nemo.run("lock", "--check", "--json", status=5))["why"]
 
 
 def test_unknown_ref_lists_near_ones(nemo: Any) -> None:
@@ -261,8 +275,8 @@ def test_unreachable_git(nemo: Any, upstream: Upstream) -> None:
     [
         ("megatron-core=core_v0.12.0", "0.12.0", "m2"),
         ("Megatron_Core=main", "0.13.0", "m3"),
-        ("packaging=25.0", "25.0", None),
-        ("packaging=>=24.1,<26", "25.0", None),
+        ("packaging=24.2", "24.2", None),
+        ("packaging=>=24.1,<26", "24.2", None),
     ],
 )
 def test_pin_wins_over_upstream_and_the_stack(
@@ -289,7 +303,7 @@ def test_pins_never_overwrite_the_stacks_own_lock(nemo: Any) -> None:
 
 def test_pins_that_contradict_keep_uvs_explanation(nemo: Any) -> None:
     told = error(nemo.run("lock", "--pin", "packaging=24.0", "--name", "x", "--json", status=4))
-    assert "packaging==25.0" in told["why"]
+    assert "packaging==24.2" in told["why"]
     assert "packaging==24.0" in told["why"]
 
 
@@ -379,6 +393,6 @@ def test_sync_refuses_what_it_must_not_touch(nemo: Any) -> None:
 def test_sync_refuses_a_lock_changed_by_hand(nemo: Any) -> None:
     nemo.run("lock")
     main = nemo.project / "lockfiles/nemo" / BASE / "main.txt"
-    main.write_text(main.read_text().replace("25.0", "24.0"))
+    main.write_text(main.read_text().replace("24.2", "24.0"))
     error(nemo.run("sync", "--into", "venv", "--json", status=5))
     assert not (nemo.project / "venv").exists()

@@ -16,7 +16,7 @@ from envbuild.core.errors import CheckRefusedError
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]*$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-PackageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
+PackageName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
 Extra = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{cuda_major\})*$")]
 DATE = r"^\d{4}-\d{2}-\d{2}$"
 Module = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
@@ -262,26 +262,30 @@ class Cluster(Model):
     launcher: Literal["bwrap"]
 
 
+# With a vocabulary of 1 every loss is 0, whatever is computed; this many leave something to compare.
+LEAST_VOCABULARY = 32
+
+
 class GptModel(Model):
     """A small GPT for certification, in megatron-core's words."""
 
     kind: Literal["gpt"]
-    num_layers: Annotated[int, Field(gt=0)]
-    hidden_size: Annotated[int, Field(gt=0)]
-    num_attention_heads: Annotated[int, Field(gt=0)]
-    sequence_length: Annotated[int, Field(gt=0, description="tokens a sample")]
-    vocabulary_size: Annotated[int, Field(gt=0)]
+    num_layers: Annotated[int, Field(gt=0, le=1024)]
+    hidden_size: Annotated[int, Field(gt=0, le=65536)]
+    num_attention_heads: Annotated[int, Field(gt=0, le=1024)]
+    sequence_length: Annotated[int, Field(gt=0, le=131072, description="tokens a sample")]
+    vocabulary_size: Annotated[int, Field(ge=LEAST_VOCABULARY, le=2**20)]
 
 
 class Training(Model):
     """How every case of a matrix trains."""
 
-    steps: Annotated[int, Field(gt=0)]
-    micro_batch_size: Annotated[int, Field(gt=0, description="samples")]
-    global_batch_size: Annotated[int, Field(gt=0, description="samples")]
+    steps: Annotated[int, Field(gt=0, le=100_000)]
+    micro_batch_size: Annotated[int, Field(gt=0, le=1024, description="samples")]
+    global_batch_size: Annotated[int, Field(gt=0, le=65536, description="samples")]
     learning_rate: Annotated[float, Field(gt=0)]
     clip_grad_norm: Annotated[float, Field(gt=0)]
-    seed: Annotated[int, Field(ge=0)]
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Tolerance(Model):
@@ -302,10 +306,10 @@ class CaseSpec(Model):
 
     model: Name
     precision: Precision = Precision.FP32
-    data: Annotated[int, Field(ge=1)] = 1
-    tensor: Annotated[int, Field(ge=1)] = 1
-    pipeline: Annotated[int, Field(ge=1)] = 1
-    virtual_pipeline: Annotated[int, Field(ge=1, description="model chunks a pipeline stage")] = 1
+    data: Annotated[int, Field(ge=1, le=1024)] = 1
+    tensor: Annotated[int, Field(ge=1, le=1024)] = 1
+    pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
+    virtual_pipeline: Annotated[int, Field(ge=1, le=1024, description="model chunks a pipeline stage")] = 1
     overlap_p2p_comm: bool | None = Field(
         default=None, description="megatron-core's flag; without it the setting that is right for the layout"
     )
@@ -316,7 +320,7 @@ class Matrix(Model):
 
     summary: str
     devices: tuple[Device, ...] = Field(min_length=1, description="the devices these cases can run on")
-    time_limit_seconds: Annotated[int, Field(gt=0, description="for each case")]
+    time_limit_seconds: Annotated[int, Field(gt=0, le=604_800, description="for each case")]
     models: dict[Name, GptModel] = Field(min_length=1)
     training: Training
     tolerance: dict[Precision, Tolerance]

@@ -14,6 +14,7 @@ from envbuild.certify.certificate import make_certificate
 from envbuild.certify.judge import Results, Verdict, judge, read_results
 from envbuild.certify.plan import Subject, certification_key, make_plan
 from envbuild.certify.zipapp import FILE_NAME, smoke_file
+from envbuild.core import locks
 from envbuild.core.digests import Json, sha256_bytes, sha256_file
 from envbuild.core.errors import (
     CertificationCannotRunError,
@@ -22,12 +23,16 @@ from envbuild.core.errors import (
     ConfigurationError,
     MachineError,
     UsageError,
+    disk_full,
 )
-from envbuild.core.files import machine_errors, remove_tree, write_atomic
+from envbuild.core.files import machine_errors, remove_tree, space_is_low, write_atomic
+from envbuild.core.process import ran_out_of_space
 from envbuild.core.progress import Reporter
-from envbuild.image.outputs import PlacedImage
+from envbuild.image.outputs import PlacedImage, verify
 from envbuild.launch.local import Runtime, probe, run_in_image
+from envbuild.lock.locking import is_older
 from envbuild.lock.record import LockDirectory
+from envbuild.store import seals
 from envbuild.store.local import LocalStore
 
 CERTIFICATE_FILE = "certificate.json"
@@ -57,6 +62,12 @@ def chosen_cases(matrix: Matrix, matrix_name: str, selection: Selection, only: t
     """
     cases = expand(matrix, matrix_name, selection.target.device)
     if not only:
+        if all(case.is_baseline for case in cases):
+            raise ConfigurationError(
+                f"matrix {matrix_name} compares nothing",
+                why="All its cases are baselines, and a baseline agrees with itself.",
+                fix="Add a case with another layout to it.",
+            )
         return cases
     known = {case.id: case for case in cases}
     if unknown := [name for name in only if name not in known]:
@@ -64,6 +75,12 @@ def chosen_cases(matrix: Matrix, matrix_name: str, selection: Selection, only: t
             f"matrix {matrix_name} has no case {unknown[0]!r}",
             why=f"Its cases: {', '.join(known)}.",
             fix="Choose among these (`envbuild certify --print-cases`).",
+        )
+    if all(known[name].is_baseline for name in only):
+        raise UsageError(
+            f"{only[0]} alone compares nothing",
+            why="It is a baseline: the case that others are compared with. It runs with each of them by itself.",
+            fix=f"Name another case: {', '.join(case.id for case in cases if not case.is_baseline)}.",
         )
     wanted = {*only, *(known[name].baseline_id for name in only)}
     return tuple(case for case in cases if case.id in wanted)
@@ -101,7 +118,9 @@ def certify(
             why=f"It has lock {image.record.lock_digest}; the lock now is {lock.lock.digest}.",
             fix=f"Build it again: envbuild image --stack {selection.stack_name} --target {selection.target_name}",
         )
-    sqsh = image.sqsh()
+    if is_older(lock.lock, selection):
+        reporter.note("note: the lock is older than its stack or base; what is certified is what was locked")
+    image.sqsh()
     subject = Subject(
         stack=selection.stack_name,
         base=selection.base_name,
@@ -117,48 +136,88 @@ def certify(
         driver=selection.stack.driver,
         matrix=matrix,
         cases=cases,
-        expected_versions={name: item.version for name, item in lock.lock.components.items()},
+        expected_versions={**lock.packages(), **{name: item.version for name, item in lock.lock.components.items()}},
     )
-    key = certification_key(plan, matrix, smoke_digest)
+    whole = len(cases) == len(expand(matrix, matrix_name, selection.target.device))
+    key = certification_key(plan, matrix, smoke_digest, scope=matrix_name if whole else f"part of {matrix_name}")
     name = f"{selection.stack_name}-{selection.base_name}-{selection.target_name}"
     folder = out_dir / "certificates" / name / key.removeprefix("sha256:")[:12]
     certificate = folder / CERTIFICATE_FILE
-    ids = tuple(case.id for case in cases)
-    if not fresh and certificate.is_file() and _certifies(certificate, key):
-        return Certification(certificate=certificate, key=key, ran=False, verdicts=(), case_ids=ids)
+    job = _Job(
+        plan=plan,
+        key=key,
+        cases=cases,
+        matrix_name=matrix_name,
+        matrix=matrix,
+        whole_matrix=whole,
+        subject=subject,
+        smoke=smoke,
+        smoke_digest=smoke_digest,
+        image=image,
+        folder=folder,
+    )
+    # Two runs of one key share a folder: the second waits, and then finds the certificate.
+    waiting = f"another envbuild certifies the same in {folder}: waiting for it"
+    with locks.exclusive(folder.with_name(f".{folder.name}.lock"), on_wait=lambda: reporter.note(waiting)):
+        ids = tuple(case.id for case in cases)
+        if not fresh and _certifies(certificate, key):
+            if problem := seals.broken(image.path):
+                raise CheckRefusedError(
+                    f"the image in {image.path} is not the one that was certified",
+                    why=f"{problem} since it was built.",
+                    fix=f"Put it right: envbuild image --stack {selection.stack_name} --base {selection.base_name} "
+                    f"--target {selection.target_name}",
+                )
+            return Certification(certificate=certificate, key=key, ran=False, verdicts=(), case_ids=ids)
+        verdicts = _certify(job, certificate, _runtime(runtime_name), reporter)
+    return Certification(certificate=certificate, key=key, ran=True, verdicts=verdicts, case_ids=ids)
 
-    runtime = _runtime(runtime_name)
-    with reporter.step("check the .sqsh against its digest"):
-        found = sha256_file(sqsh)
-    if found != image.record.sqsh_digest:
-        raise CheckRefusedError(
-            f"{sqsh} is not the file that was built",
-            why=f"Its record states {image.record.sqsh_digest}; the file has {found}.",
-            fix="Remove it and run `envbuild image` again.",
-        )
-    run_dir = folder / "run"
-    results = _run(plan, run_dir, smoke, sqsh, image.record.python, runtime, cases, matrix, reporter)
-    verdicts = judge(cases, matrix, results)
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What is certified, with what, and where its files go."""
+
+    plan: dict[str, Json]
+    key: str
+    cases: tuple[Case, ...]
+    matrix_name: str
+    matrix: Matrix
+    whole_matrix: bool
+    subject: Subject
+    smoke: Path
+    smoke_digest: str
+    image: PlacedImage
+    folder: Path
+
+
+def _certify(job: _Job, certificate: Path, runtime: Runtime, reporter: Reporter) -> tuple[Verdict, ...]:
+    with reporter.step("check the image against its digests"):
+        verify(job.image)
+    run_dir = job.folder / "run"
+    results = _run(job, run_dir, runtime, reporter)
+    verdicts = judge(job.cases, job.matrix, results)
     _show(verdicts, reporter)
     remove_tree(run_dir / "results" / "checkpoints")
     failed = [verdict for verdict in verdicts if not verdict.passed]
     if failed or results.environment_findings or results.finished_at is None:
+        if space_is_low(run_dir):
+            raise disk_full(run_dir)
         certificate.unlink(missing_ok=True)
         raise _failure(failed, len(verdicts), results, run_dir)
     statement = make_certificate(
-        subject=subject,
-        key=key,
-        matrix_name=matrix_name,
-        matrix=matrix,
-        whole_matrix=not only,
+        subject=job.subject,
+        key=job.key,
+        matrix_name=job.matrix_name,
+        matrix=job.matrix,
+        whole_matrix=job.whole_matrix,
         plan_digest=sha256_file(run_dir / "plan" / "plan.json"),
-        smoke_digest=smoke_digest,
+        smoke_digest=job.smoke_digest,
         runtime=runtime.name,
         results=results,
         verdicts=verdicts,
     )
     write_atomic(certificate, json.dumps(statement, indent=2) + "\n")
-    return Certification(certificate=certificate, key=key, ran=True, verdicts=verdicts, case_ids=ids)
+    return verdicts
 
 
 def _runtime(name: str | None) -> Runtime:
@@ -172,42 +231,39 @@ def _certifies(certificate: Path, key: str) -> bool:
     try:
         predicate = json.loads(certificate.read_text())["predicate"]
         return bool(predicate["key"] == key and predicate["verdict"] == "passed")
+    except FileNotFoundError:
+        return False
     except (ValueError, KeyError, TypeError):
         return False  # damaged by hand: certify anew
 
 
-def _run(
-    plan: dict[str, Json],
-    run_dir: Path,
-    smoke: Path,
-    sqsh: Path,
-    python: str,
-    runtime: Runtime,
-    cases: tuple[Case, ...],
-    matrix: Matrix,
-    reporter: Reporter,
-) -> Results:
+def _run(job: _Job, run_dir: Path, runtime: Runtime, reporter: Reporter) -> Results:
     remove_tree(run_dir)
     results_dir = run_dir / "results"
-    plan_bytes = (json.dumps(plan, indent=2) + "\n").encode()
+    plan_bytes = (json.dumps(job.plan, indent=2) + "\n").encode()
     with machine_errors(run_dir):
         results_dir.mkdir(parents=True)
     write_atomic(run_dir / "plan" / "plan.json", plan_bytes)
     log = run_dir / "smoke.log"
-    with reporter.step(f"train {len(cases)} cases inside the image, network off ({runtime.name})"):
+    with reporter.step(f"train {len(job.cases)} cases inside the image, network off ({runtime.name})"):
         finished = run_in_image(
             runtime,
-            sqsh,
-            [python, f"{PLAN_DIR}/{FILE_NAME}", "run", "--plan", f"{PLAN_DIR}/plan.json", "--out", RESULTS_DIR],
-            read_only={run_dir / "plan" / "plan.json": f"{PLAN_DIR}/plan.json", smoke: f"{PLAN_DIR}/{FILE_NAME}"},
+            job.image.sqsh(),
+            [
+                *(job.image.record.python, f"{PLAN_DIR}/{FILE_NAME}", "run"),
+                *("--plan", f"{PLAN_DIR}/plan.json", "--out", RESULTS_DIR),
+            ],
+            read_only={run_dir / "plan" / "plan.json": f"{PLAN_DIR}/plan.json", job.smoke: f"{PLAN_DIR}/{FILE_NAME}"},
             writable={results_dir: RESULTS_DIR},
             env={"PYTHONUNBUFFERED": "1"},
             network=False,
             on_line=_progress(reporter),
             log=log,
-            timeout_seconds=START_SECONDS + len(cases) * (matrix.time_limit_seconds + START_SECONDS),
+            timeout_seconds=START_SECONDS + len(job.cases) * (job.matrix.time_limit_seconds + START_SECONDS),
         )
     results_file = results_dir / "results.jsonl"
+    if finished.status != 0 and ran_out_of_space(finished.output, run_dir):
+        raise disk_full(run_dir)
     if finished.status == SMOKE_CANNOT_RUN or not results_file.is_file():
         raise CertificationCannotRunError(
             "the environment in the image cannot run the plan",
@@ -215,7 +271,7 @@ def _run(
             fix=f"The log has the whole story; try it by hand: the plan is {run_dir / 'plan' / 'plan.json'}.",
             log=log,
         )
-    return read_results(results_file, sha256_bytes(plan_bytes), str(plan["nonce"]))
+    return read_results(results_file, sha256_bytes(plan_bytes), str(job.plan["nonce"]))
 
 
 def _progress(reporter: Reporter) -> Callable[[str], None]:

@@ -165,11 +165,12 @@ def _complete(result: CaseResult, steps: int) -> tuple[str, ...]:
     if [step.step for step in result.steps] != list(range(1, steps + 1)):
         found = [step.step for step in result.steps]
         return (f"steps 1 to {steps} were expected, found {found}",)
+    # Zeros agree with zeros: where nothing is learned, agreement says nothing.
     return tuple(
         f"step {step.step}: {name} is {value}"
         for step in result.steps
         for name, value in (("loss", step.loss), ("grad_norm", step.grad_norm))
-        if not math.isfinite(value)
+        if not math.isfinite(value) or value <= 0
     )
 
 

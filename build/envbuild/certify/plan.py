@@ -89,13 +89,18 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver) -> Json:
     }
 
 
-def certification_key(plan: dict[str, Json], matrix: Matrix, smoke_digest: str) -> str:
-    """The digest of all that decides a verdict: the plan without its nonce, tolerances, smoke and judge."""
+def certification_key(plan: dict[str, Json], matrix: Matrix, smoke_digest: str, *, scope: str) -> str:
+    """The digest of all that decides a certificate: the plan without its nonce, tolerances, smoke, judge.
+
+    Args:
+        scope: the matrix's name, or that it is a part of it.
+    """
     tolerances: dict[str, Json] = {
         precision.value: band.model_dump(mode="json") for precision, band in matrix.tolerance.items()
     }
     return digest_of(
         {
+            "scope": scope,
             "plan": {key: value for key, value in plan.items() if key != "nonce"},
             "tolerance": tolerances,
             "smoke": smoke_digest,

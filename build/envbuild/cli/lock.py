@@ -14,7 +14,7 @@ from envbuild.core.errors import CheckRefusedError, ConfigurationError, UsageErr
 from envbuild.core.progress import PlainReporter, SilentReporter
 from envbuild.lock.components import Repositories
 from envbuild.lock.difference import compare, summary
-from envbuild.lock.locking import LockResult, lock_path, lock_stack, resolved, variant_name
+from envbuild.lock.locking import LockResult, foreign_pins, lock_path, lock_stack, resolved, variant_name
 from envbuild.lock.planning import Request
 from envbuild.lock.record import read_lock
 from envbuild.lock.review import check as review
@@ -83,6 +83,8 @@ def command(
     Does nothing when the lock is there and neither the stack, the base nor uv changed, and no branch that it follows
     moved.
     """
+    if torch_build == "":
+        raise UsageError("--torch-build is empty", fix="Name a build (cpu, cu130), or index, or leave the option out.")
     if check + diff + everything > 1:
         raise UsageError("--check, --diff and --all exclude each other", fix="Name one of them.")
     if everything:
@@ -97,6 +99,7 @@ def command(
             raise UsageError("nemo-toolkit is pinned twice", why="By --nemo and by --pin.", fix="Leave one out.")
         pins = {"nemo-toolkit": nemo, **pins}
     selection = session.select_to_lock(stack, target, base)
+    pins = foreign_pins(selection.stack, pins)
     kept = variant_name(selection.stack_name, selection.stack, pins, name) if out is None else ""
     path = out or lock_path(session.project, kept, selection.base_name)
     request = Request(pins=pins, as_of=as_of, torch_build=torch_build, allow=allow)
@@ -146,7 +149,13 @@ def _diff(session: Session, selection: Selection, path: Path, request: Request) 
     old = read_lock(path)
     repositories = Repositories(session.store, session.reporter)
     with resolved(
-        selection, request, repositories, site=session.site, store=session.store, reporter=session.reporter
+        selection,
+        request,
+        repositories,
+        site=session.site,
+        store=session.store,
+        reporter=session.reporter,
+        previous=old,
     ) as folder:
         new = read_lock(folder)
         changes = compare(old, new)
@@ -212,7 +221,11 @@ def _show(session: Session, result: LockResult) -> None:
     lock, path = result.directory.lock, result.directory.path
     count = sum(phase.packages for phase in lock.phases.values())
     found = {"find-links": "found in find-links", "torch-index": "found on the index of torch builds"}
-    torch = f"torch {lock.torch.version} ({found.get(lock.torch.found_in, 'the package index has it')})"
+    torch = (
+        "no torch"
+        if not lock.torch.version
+        else f"torch {lock.torch.version} ({found.get(lock.torch.found_in, 'the package index has it')})"
+    )
     state = "locked" if result.built else "nothing to do: already locked"
     title = f"{state} as of {lock.inputs.as_of}: {lock.stack} on {lock.base.name}"
     lines = [f"{title}, {count} packages, {torch}, lock {short(lock.digest)}"]

@@ -78,7 +78,7 @@ class CertificationFailedError(EnvbuildError):
 
 class CertificationCannotRunError(EnvbuildError):
     exit_code = 8
-    meaning = "certification could not run: no hardware, no runtime, no image"
+    meaning = "certification could not run: no hardware, no runtime, an image without the stack"
 
 
 class PublicationRefusedError(EnvbuildError):

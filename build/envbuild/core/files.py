@@ -14,6 +14,7 @@ from pathlib import Path
 from envbuild.core.errors import EnvbuildError, MachineError, disk_full
 
 LOW_SPACE_BYTES = 64 * 1024 * 1024
+LOW_FILES = 64
 
 
 def write_atomic(path: Path, data: str | bytes, mode: int = 0o644) -> None:
@@ -78,7 +79,7 @@ def replace_tree(staged: Path, final: Path) -> None:
 
 
 def link_or_copy(source: Path, destination: Path) -> None:
-    """Make ``destination`` the same content as ``source``: a hard link where the disk allows it, else a copy."""
+    """Give ``destination`` the content and times of ``source``: a hard link where the disk allows it, else a copy."""
     with machine_errors(destination):
         destination.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}.")
@@ -91,7 +92,7 @@ def link_or_copy(source: Path, destination: Path) -> None:
             except OSError as error:
                 if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
                     raise
-                shutil.copyfile(source, temporary)
+                shutil.copy2(source, temporary)
             temporary.replace(destination)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -99,11 +100,13 @@ def link_or_copy(source: Path, destination: Path) -> None:
 
 
 def space_is_low(path: Path) -> bool:
-    """Whether less than 64 MiB is left on the disk of ``path`` (or of its nearest existing parent)."""
+    """Whether less than 64 MiB or 64 files are left on the disk of ``path`` (or of its nearest existing parent)."""
     while not path.exists():
         path = path.parent
     usage = os.statvfs(path)
-    return usage.f_bavail * usage.f_frsize < LOW_SPACE_BYTES
+    # Some file systems have no fixed number of files, and say 0 of 0.
+    few_files = usage.f_files > 0 and usage.f_favail < LOW_FILES
+    return few_files or usage.f_bavail * usage.f_frsize < LOW_SPACE_BYTES
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from io import FileIO
@@ -119,6 +120,8 @@ def run(
                 why=failure.strerror or str(failure),
                 fix="Check that the program is installed and may be executed.",
             ) from failure
+        _running.add(process)
+        stack.callback(_running.discard, process)
         # Closed last: a program that is being ended may still print.
         for pipe in filter(None, (process.stdin, process.stdout)):
             stack.callback(pipe.close)
@@ -237,6 +240,27 @@ def _feed(pipe: IO[bytes], data: memoryview) -> memoryview:
         return data
     except BrokenPipeError:
         return data[:0]
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+@contextlib.contextmanager
+def interruptible(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
+    """A pool whose threads run programs: when the block is left by an exception, the programs are ended first.
+
+    Ctrl-C reaches the main thread alone, which would otherwise wait for them to end by themselves.
+    """
+    before = set(_running)
+    try:
+        yield pool
+    except BaseException:
+        for future_work in list(_running - before):
+            kill_group(future_work)
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:

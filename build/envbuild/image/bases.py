@@ -19,7 +19,7 @@ from envbuild.core.process import Finished, describe_status, find_tool, ran_out_
 from envbuild.core.progress import Reporter
 from envbuild.image import apt, gzips
 from envbuild.image.layers import LayerWriter, Owner
-from envbuild.image.record import RECORD_FILE, BaseRecord, dump
+from envbuild.image.record import RECORD_FILE, BaseRecord, dump, load
 from envbuild.image.tars import read_members
 from envbuild.store.local import LocalStore
 
@@ -108,8 +108,7 @@ def make_base(
 
 
 def _read(path: Path, *, built: bool) -> MadeBase:
-    record = BaseRecord.model_validate_json((path / RECORD_FILE).read_bytes())
-    return MadeBase(path=path, record=record, built=built)
+    return MadeBase(path=path, record=load(path / RECORD_FILE, BaseRecord), built=built)
 
 
 def _build(folder: Path, base: Base, name: str, site: Site, logs: Path, reporter: Reporter) -> None:

@@ -20,9 +20,9 @@ from envbuild.core.sandbox import Bind, Sandbox
 from envbuild.image import gzips, network
 from envbuild.image.bases import MadeBase
 from envbuild.image.layers import LayerWriter, plain_mode
-from envbuild.image.record import RECORD_FILE, EnvironmentRecord, dump
+from envbuild.image.record import RECORD_FILE, EnvironmentRecord, dump, load
 from envbuild.image.tidy import check_against, distributions, tidy
-from envbuild.lock.record import LockDirectory
+from envbuild.lock.record import LockDirectory, snapshot
 from envbuild.lock.uv import uv_program, uv_version
 from envbuild.store.local import LocalStore
 from envbuild.sync.imports import check_imports, modules_of
@@ -61,6 +61,7 @@ def environment_key(lock: LockDirectory, base_digest: str) -> str:
         {
             "format": FORMAT,
             "lock": lock.lock.digest,
+            "modules": {name: list(modules) for name, modules in modules_of(lock.lock).items()},
             "epoch": lock.lock.source_date_epoch,
             "base": base_digest,
             "prefix": VENV,
@@ -91,7 +92,7 @@ def make_environment(
         workshop = LocalStore(store.root / "uv", reporter)
         with workshop.staging("environment") as staged:
             bench = _Bench(base=base, workshop=workshop.root, tree=staged / "tree", logs=logs, bwrap=sandbox.probe())
-            packages = _fill(bench, selection, lock, site, reporter)
+            packages = _fill(bench, selection, snapshot(lock, staged / "lock"), site, reporter)
             place = PREFIX.lstrip("/")
             with (
                 reporter.step("write the layer of the environment"),
@@ -104,7 +105,7 @@ def make_environment(
         write_atomic(folder / RECORD_FILE, dump(record))
 
     entry = store.get_or_build(KIND, key, build)
-    record = EnvironmentRecord.model_validate_json((entry.path / RECORD_FILE).read_bytes())
+    record = load(entry.path / RECORD_FILE, EnvironmentRecord)
     return MadeEnvironment(path=entry.path, record=record, built=entry.built)
 
 

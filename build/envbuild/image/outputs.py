@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.core.errors import ConfigurationError
+from envbuild.core import locks
+from envbuild.core.digests import sha256_file
+from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree
 from envbuild.image.record import RECORD_FILE, ImageRecord
+from envbuild.store.seals import ALWAYS_READ_BYTES
 
 OCI_DIR = "oci"
 SQSH_FILE = "image.sqsh"
@@ -68,19 +72,21 @@ def place(entry: Path, out_dir: Path, record: ImageRecord) -> tuple[PlacedImage,
     path = image_path(out_dir, record.stack, record.base, record.target)
     if _is_placed(entry, path):
         return PlacedImage(path, record), False
-    with machine_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(f".{path.name}.*"):
-        remove_tree(leftover)
-    with machine_errors(path):
-        staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new."))
-    try:
-        staged.chmod(0o755)
-        for source in _files(entry):
-            link_or_copy(source, staged / source.relative_to(entry))
-        replace_tree(staged, path)
-    finally:
-        remove_tree(staged)
+    # One at a time: whoever comes second would sweep away what the first is putting together.
+    with locks.exclusive(path.with_name(f".{path.name}.lock")):
+        if _is_placed(entry, path):
+            return PlacedImage(path, record), False
+        for leftover in [*path.parent.glob(f".{path.name}.new.*"), *path.parent.glob(f".{path.name}.old.*")]:
+            remove_tree(leftover)
+        with machine_errors(path):
+            staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new."))
+        try:
+            staged.chmod(0o755)
+            for source in _files(entry):
+                link_or_copy(source, staged / source.relative_to(entry))
+            replace_tree(staged, path)
+        finally:
+            remove_tree(staged)
     return PlacedImage(path, record), True
 
 
@@ -89,10 +95,55 @@ def _files(entry: Path) -> list[Path]:
 
 
 def _is_placed(entry: Path, path: Path) -> bool:
-    """Whether ``path`` holds the entry: every file there with the same size, the records equal."""
+    """Whether ``path`` holds the entry: every file there is the entry's own, or has its size and time."""
     try:
-        return (path / RECORD_FILE).read_bytes() == (entry / RECORD_FILE).read_bytes() and all(
-            (path / source.relative_to(entry)).stat().st_size == source.stat().st_size for source in _files(entry)
-        )
+        return all(_same(source, path / source.relative_to(entry)) for source in _files(entry))
     except FileNotFoundError:
         return False
+
+
+def _same(source: Path, placed: Path) -> bool:
+    ours, theirs = source.stat(), placed.stat()
+    if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
+        return True
+    if (ours.st_size, ours.st_mtime_ns) != (theirs.st_size, theirs.st_mtime_ns):
+        return False
+    return ours.st_size > ALWAYS_READ_BYTES or source.read_bytes() == placed.read_bytes()
+
+
+def verify(image: PlacedImage) -> None:
+    """Read the whole image and compare it with its record: every blob of the OCI layout, and the .sqsh if there is one.
+
+    Raises:
+        CheckRefusedError: a file is not the one that was built.
+    """
+    record = image.record
+    blobs = image.path / OCI_DIR / "blobs/sha256"
+    try:
+        manifests = json.loads((image.path / OCI_DIR / "index.json").read_bytes())["manifests"]
+        manifest = (blobs / record.oci_digest.removeprefix("sha256:")).read_bytes()
+        config = json.loads(manifest)["config"]["digest"]
+        layers = [layer["digest"] for layer in json.loads(manifest)["layers"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _not_built(image, f"{OCI_DIR}: {error}") from error
+    if [entry.get("digest") for entry in manifests] != [record.oci_digest]:
+        raise _not_built(image, f"{OCI_DIR}/index.json does not name the image of the record, {record.oci_digest}")
+    stated = [record.oci_digest, record.config_digest, *(layer.digest for layer in record.layers)]
+    if [config, *layers] != stated[1:]:
+        raise _not_built(image, "the manifest has other layers than the record")
+    files = {blobs / digest.removeprefix("sha256:"): digest for digest in stated}
+    if record.sqsh:
+        files[image.sqsh()] = record.sqsh.digest
+    for file, digest in files.items():
+        found = sha256_file(file) if file.is_file() else "no file"
+        if found != digest:
+            raise _not_built(image, f"{file.relative_to(image.path)}: the record states {digest}; there is {found}")
+
+
+def _not_built(image: PlacedImage, why: str) -> CheckRefusedError:
+    record = image.record
+    return CheckRefusedError(
+        f"the image in {image.path} is not the one that was built",
+        why=why,
+        fix=f"Put it right: envbuild image --stack {record.stack} --base {record.base} --target {record.target}",
+    )

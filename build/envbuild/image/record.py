@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -12,6 +12,7 @@ from envbuild.catalog.models import Model, Name
 from envbuild.core.errors import ConfigurationError
 
 RECORD_FILE = "record.json"
+M = TypeVar("M", bound=Model)
 SCHEMA: Literal["envbuild.image/1"] = "envbuild.image/1"
 
 
@@ -87,14 +88,23 @@ class ImageRecord(Model):
         Raises:
             ConfigurationError: it was damaged, or written by another version of envbuild.
         """
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise ConfigurationError(
-                f"cannot read the image record {path}",
-                why=str(error),
-                fix="Build the image again: envbuild image.",
-            ) from error
+        return load(path, cls)
+
+
+def load(path: Path, model: type[M]) -> M:
+    """Read a record.
+
+    Raises:
+        ConfigurationError: it was damaged, or written by another version of envbuild.
+    """
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise ConfigurationError(
+            f"cannot read the record {path}",
+            why=str(error),
+            fix=f"Remove {path.parent} and run `envbuild image` again.",
+        ) from error
 
 
 def dump(record: Model) -> bytes:

@@ -9,16 +9,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.data import data_root
 from envbuild.catalog.models import NAME_PATTERN, Stack
 from envbuild.catalog.site import Site
 from envbuild.core import locks
 from envbuild.core.digests import Json, digest_of, sha256_bytes, short
-from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError, UsageError
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError, ResolutionError, UsageError
 from envbuild.core.files import machine_errors, remove_tree, replace_tree
 from envbuild.core.progress import Reporter
-from envbuild.lock import record
+from envbuild.lock import asof, record
 from envbuild.lock.components import Repositories
 from envbuild.lock.planning import Request, Workplace, make_plan
 from envbuild.lock.record import PHASE_FILES, Lock, LockDirectory, read_lock
@@ -43,10 +45,21 @@ def lock_path(project_dir: Path, name: str, base: str) -> Path:
     return project_dir / "lockfiles" / name / base
 
 
+def foreign_pins(stack: Stack, pins: Mapping[str, str]) -> dict[str, str]:
+    """The pins that ask for something else than the stack's file, under the stack's names of the components."""
+    names = {canonicalize_name(name): name for name in stack.components}
+    own = {name: spec.ref or spec.version.removeprefix("==") for name, spec in stack.components.items()}
+    named = {names.get(canonicalize_name(name), name): text for name, text in pins.items()}
+    return {name: text for name, text in named.items() if own.get(name) != text}
+
+
 def variant_name(stack_name: str, stack: Stack, pins: Mapping[str, str], name: str | None) -> str:
     """The name under which a lock is kept: pins never overwrite the lock of the stack itself.
 
-    A pin of the anchor alone names its variant (``nemo-v2.3.0``); one that says what the stack's file says is none.
+    A pin of the anchor alone names its variant (``nemo-v2.3.0``).
+
+    Args:
+        pins: see :func:`foreign_pins`.
 
     Raises:
         UsageError: other pins without ``--name``.
@@ -60,8 +73,6 @@ def variant_name(stack_name: str, stack: Stack, pins: Mapping[str, str], name: s
                 fix="Use small letters, digits, dots, dashes and underscores.",
             )
         return name
-    own = {item: spec.ref or spec.version.removeprefix("==") for item, spec in stack.components.items()}
-    pins = {item: text for item, text in pins.items() if own.get(item) != text}
     if not pins:
         return stack_name
     if list(pins) == [stack.anchor]:
@@ -148,18 +159,16 @@ def lock_stack(
     ):
         _tidy(path)
         repositories = Repositories(store, reporter, offline=offline)
-        if not upgrade and (path / record.RECORD_FILE).is_file():
-            try:
-                current = read_lock(path)
-            except (CheckRefusedError, ConfigurationError) as error:
-                raise _unreadable(error, path) from error
-            if current.lock.inputs.digest == inputs:
-                moved = [] if offline else moved_branches(current.lock, repositories, reporter)
-                if not moved:
-                    return LockResult(current, built=False)
-                for line in moved:
-                    reporter.note(line)
-        with resolved(selection, request, repositories, site=site, store=store, reporter=reporter) as folder:
+        current = _current(path, upgrade=upgrade)
+        if not upgrade and current is not None and current.lock.inputs.digest == inputs:
+            moved = [] if offline else moved_branches(current.lock, repositories, reporter)
+            if not moved:
+                return LockResult(current, built=False)
+            for line in moved:
+                reporter.note(line)
+        with resolved(
+            selection, request, repositories, site=site, store=store, reporter=reporter, previous=current
+        ) as folder:
             _publish(folder, path)
     return LockResult(read_lock(path), built=True)
 
@@ -173,17 +182,44 @@ def resolved(
     site: Site,
     store: LocalStore,
     reporter: Reporter,
+    previous: LockDirectory | None = None,
 ) -> Iterator[Path]:
-    """A lock made anew, in a folder that goes at the end."""
+    """A lock made anew, in a folder that goes at the end.
+
+    Args:
+        previous: the lock that was there. One from the same inputs as of the same moment keeps its versions: an index
+            does not say when it yanked one, so a new resolution could come out differently.
+    """
+    inputs = inputs_digest(selection, request)
+    if previous is not None:
+        made_from = previous.lock.inputs
+        previous = previous if made_from.digest == inputs and made_from.as_of_asked != asof.NOW else None
     with store.staging("lock") as folder:
         log = store.root / "logs" / f"lock-{selection.stack_name}-{selection.base_name}.log"
         with machine_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text("")
         work = Workplace(folder=folder, log=log, site=site, store=store, reporter=reporter)
-        plan = make_plan(selection, request, repositories, work)
-        write_lock(selection, plan, inputs_digest(selection, request), work)
+        try:
+            write_lock(selection, make_plan(selection, request, repositories, work, previous), inputs, work)
+        except ResolutionError:
+            if previous is None:
+                raise
+            reporter.note("the versions of the lock that is there do not resolve any more: resolving without them")
+            write_lock(selection, make_plan(selection, request, repositories, work), inputs, work)
         yield folder
+
+
+def _current(path: Path, *, upgrade: bool) -> LockDirectory | None:
+    """The lock that is there; None for none, or for one that cannot be read and is going to be replaced."""
+    if not (path / record.RECORD_FILE).is_file():
+        return None
+    try:
+        return read_lock(path)
+    except (CheckRefusedError, ConfigurationError) as error:
+        if upgrade:
+            return None
+        raise _unreadable(error, path) from error
 
 
 def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -> list[str]:

@@ -23,6 +23,7 @@ from envbuild.lock.components import Chosen, Repositories, choose, choose_anchor
 from envbuild.lock.git import Commit, CommitKind
 from envbuild.lock.metadata import CompileMetadata, build_requires, compile_metadata
 from envbuild.lock.project import Project, cuda_major
+from envbuild.lock.record import LockDirectory
 from envbuild.lock.refs import GitRef, Ref, VersionRef, parse_ref
 from envbuild.lock.resolve import resolve, seconds_of
 from envbuild.lock.torch_builds import TorchSource, torch_source
@@ -52,7 +53,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that uv is going to be asked, and where it comes from."""
+    """Everything that uv is going to be asked, and where it comes from.
+
+    Attributes:
+        keep: versions of a lock made from the same inputs as of the same moment.
+    """
 
     request: Request
 
@@ -60,6 +65,7 @@ class Plan:
     as_of: AsOf
     torch: TorchSource
     upstream_overrides: Mapping[str, Companion]
+    keep: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +79,17 @@ class Workplace:
     reporter: Reporter
 
 
-def make_plan(selection: Selection, request: Request, repositories: Repositories, work: Workplace) -> Plan:
+def make_plan(
+    selection: Selection,
+    request: Request,
+    repositories: Repositories,
+    work: Workplace,
+    previous: LockDirectory | None = None,
+) -> Plan:
     """Decide every component and the as-of moment, and read what the compile phase declares.
+
+    Args:
+        previous: a lock made from the same inputs, whose versions are kept if it is as of the same moment.
 
     Raises:
         ConfigurationError: a ref does not exist, or cannot be used.
@@ -107,7 +122,11 @@ def make_plan(selection: Selection, request: Request, repositories: Repositories
             **{name: item.version for name, item in stack.overrides.items()},
         },
     )
-    metadata = _metadata(project, base_cuda=cuda_major(base), work=work)
+    keep: dict[str, str] = {}
+    if previous is not None and previous.lock.inputs.as_of == moment.text():
+        from_git = {name for name, item in chosen.items() if item.commit is not None}
+        keep = {name: version for name, version in previous.packages().items() if name not in from_git}
+    metadata = _metadata(project, keep, base_cuda=cuda_major(base), work=work)
     lines = dict.fromkeys(
         [*(line for item in metadata for line in item.build_requires), *git_build_requires(chosen, repositories)]
     )
@@ -117,6 +136,7 @@ def make_plan(selection: Selection, request: Request, repositories: Repositories
         as_of=moment,
         torch=torch,
         upstream_overrides=forced,
+        keep=keep,
     )
 
 
@@ -250,9 +270,11 @@ def _uploaded(anchor: Chosen, selection: Selection, work: Workplace) -> datetime
     return datetime.fromtimestamp(min(times), timezone.utc)
 
 
-def _metadata(project: Project, *, base_cuda: str | None, work: Workplace) -> tuple[CompileMetadata, ...]:
+def _metadata(
+    project: Project, keep: Mapping[str, str], *, base_cuda: str | None, work: Workplace
+) -> tuple[CompileMetadata, ...]:
     compiled = {
-        name: item.specifier
+        name: f"=={keep[name]}" if name in keep else item.specifier
         for name, item in project.chosen.items()
         if item.phase is Phase.COMPILE and item.commit is None
     }

@@ -124,8 +124,9 @@ def render_project(
         uv["constraint-dependencies"] = _lines([f"{package}=={version}" for package, version in sorted(pins.items())])
     if source is not None and source.kind == "torch-index":
         uv["index"] = [{"name": TORCH_INDEX_NAME, "url": source.location, "explicit": True}]
-    if sources := _sources(project, source):
-        uv["sources"] = sources
+        uv["sources"] = {"torch": {"index": TORCH_INDEX_NAME}}
+    if unsourced := _unsourced(project, source):
+        uv["no-sources-package"] = _lines(unsourced)
     if project.metadata:
         uv["dependency-metadata"] = _metadata(project)
     document["tool"] = {"uv": uv}
@@ -138,7 +139,9 @@ def _requirements(project: Project) -> dict[Phase, list[str]]:
         if name in project.base.provides:
             continue
         version = item.specifier
-        if name == "torch":
+        if item.commit is not None:
+            version = f" @ git+{item.git}@{item.commit.sha}"
+        elif name == "torch":
             version = torch_specifier(version, project.torch_build)
         phases[item.phase].append(requirement_of(name, version, extras_of(item, project.base)))
     phases[Phase.MAIN] += [requirement_of(name, version) for name, version in project.requirements.items()]
@@ -158,15 +161,15 @@ def _dates(project: Project) -> dict[str, object]:
     return {"exclude-newer-package": dates} if dates else {}
 
 
-def _sources(project: Project, source: TorchSource | None) -> dict[str, object]:
-    sources: dict[str, object] = {
-        name: {"git": item.git, "rev": item.commit.sha}
-        for name, item in project.chosen.items()
-        if item.commit is not None and item.git is not None
-    }
-    if source is not None and source.kind == "torch-index":
-        sources["torch"] = {"index": TORCH_INDEX_NAME}
-    return sources
+def _unsourced(project: Project, source: TorchSource | None) -> list[str]:
+    """Packages of which [tool.uv.sources] of a component from git has nothing to say.
+
+    Megatron-Bridge takes megatron-core from its submodule so, and uv follows it into a dependency from git.
+    """
+    if all(item.commit is None for item in project.chosen.values()):
+        return []
+    from_index = source is not None and source.kind == "torch-index"
+    return [name for name in project.chosen if not (name == "torch" and from_index)]
 
 
 def _metadata(project: Project) -> tomlkit.items.AoT:

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Literal
 
 import tomlkit
+from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from envbuild.catalog import toml
 from envbuild.catalog.models import Model, Name, Phase
 from envbuild.core.digests import digest_of, sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
+from envbuild.core.files import machine_errors
 
 RECORD_FILE = "stack.lock.toml"
+PROJECT_FILE = "pyproject.toml"
 PHASE_FILES: dict[str, str] = {"main": "main.txt", "compile": "compile.txt", "git": "git.txt"}
 SCHEMA: Literal["envbuild.lock/1"] = "envbuild.lock/1"
 
@@ -96,6 +99,8 @@ class Lock(Model):
     torch: LockedTorch
     components: dict[str, LockedComponent]
     phases: dict[str, LockedPhase]
+    pyproject_digest: str = Field(default="", description="of the generated pyproject.toml")
+    seal: str = Field(default="", description="digest of everything else in the record: it is not edited by hand")
     overrides: dict[str, str] = Field(default_factory=dict, description="versions put over what packages declare")
     allowed: tuple[str, ...] = Field(default=(), description="findings of checks that the user let pass")
     rewritten: tuple[str, ...] = Field(default=(), description="requirements that named another CUDA than the base's")
@@ -115,20 +120,43 @@ class LockDirectory:
 
     def packages(self) -> dict[str, str]:
         """Every locked package and its version, by name, over all phases."""
-        found: dict[str, str] = {}
+        found: dict[str, str] = {
+            canonicalize_name(name): item.version for name, item in self.lock.components.items() if item.commit
+        }
         for phase in self.lock.phases:
             if file := self.file(phase):
                 found.update(read_pins(file.read_text()))
         return dict(sorted(found.items()))
 
 
+def snapshot(lock: LockDirectory, folder: Path) -> LockDirectory:
+    """A private copy of a lock, so that nobody changes it while it is being installed.
+
+    Raises:
+        CheckRefusedError: it was changed since it was read.
+    """
+    with machine_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (RECORD_FILE, PROJECT_FILE, *PHASE_FILES.values()):
+            (folder / name).write_bytes((lock.path / name).read_bytes())
+    copy = read_lock(folder)
+    if copy.lock != lock.lock:
+        raise CheckRefusedError(
+            f"the lock in {lock.path} was replaced while it was in use",
+            why=f"It was {lock.lock.digest} when this command started, and is {copy.lock.digest} now.",
+            fix="Run the command again: it takes the lock as it is now.",
+        )
+    return copy
+
+
 def read_pins(requirements: str) -> dict[str, str]:
     """``name -> version`` of the ``name==version`` lines of a requirements file."""
     pins: dict[str, str] = {}
     for line in requirements.splitlines():
-        if line[:1].isalnum() and "==" in line:
-            name, _, rest = line.partition("==")
-            pins[name.split("[")[0].strip()] = rest.split(";")[0].split("\\")[0].strip()
+        requirement = line.split(";")[0].split("\\")[0]
+        if line[:1].isalnum() and "==" in requirement:
+            name, _, version = requirement.partition("==")
+            pins[name.split("[")[0].strip()] = version.strip()
     return pins
 
 
@@ -141,10 +169,22 @@ def content_digest(
             "schema": SCHEMA,
             "base": base_digest,
             "torch": [torch.version, torch.build],
-            "components": {name: [item.version, item.phase.value] for name, item in components.items()},
+            "components": {
+                name: [item.version, item.phase.value, item.commit, list(item.modules)]
+                for name, item in components.items()
+            },
             "phases": {name: item.digest for name, item in phases.items()},
         }
     )
+
+
+def sealed(lock: Lock) -> Lock:
+    """The record with its seal."""
+    return lock.model_copy(update={"seal": _seal(lock)})
+
+
+def _seal(lock: Lock) -> str:
+    return digest_of(lock.model_dump(mode="json", by_alias=True, exclude={"seal"}, exclude_defaults=True))
 
 
 def render(lock: Lock) -> str:
@@ -174,18 +214,7 @@ def read_lock(path: Path) -> LockDirectory:
             fix=f"Make it first: envbuild lock --stack {path.parent.name} --base {path.name} --target TARGET",
         )
     lock = toml.load(record, Lock)
-    problems = []
-    for name, phase in lock.phases.items():
-        file = path / phase.file
-        if phase.file != PHASE_FILES.get(name):
-            problems.append(f"phase {name} names the file {phase.file!r}; allowed: {PHASE_FILES.get(name)!r}")
-        elif not file.is_file():
-            problems.append(f"{phase.file} is missing")
-        elif (found := sha256_file(file)) != phase.digest:
-            problems.append(f"{phase.file}: the record states {phase.digest}, the file has {found}")
-    expected = content_digest(lock.base.definition_digest, lock.torch, lock.components, lock.phases)
-    if lock.digest != expected:
-        problems.append(f"{RECORD_FILE}: its digest is {lock.digest}, its content has {expected}")
+    problems = [*_changed_files(path, lock), *_changed_record(lock)]
     if problems:
         raise CheckRefusedError(
             f"the lock in {path} was changed after it was made",
@@ -193,3 +222,28 @@ def read_lock(path: Path) -> LockDirectory:
             fix="Restore the files from version control, or lock again with --upgrade.",
         )
     return LockDirectory(path, lock)
+
+
+def _changed_files(path: Path, lock: Lock) -> list[str]:
+    problems = []
+    stated = {PROJECT_FILE: lock.pyproject_digest}
+    for name, phase in lock.phases.items():
+        if phase.file != PHASE_FILES.get(name):
+            problems.append(f"phase {name} names the file {phase.file!r}; allowed: {PHASE_FILES.get(name)!r}")
+        else:
+            stated[phase.file] = phase.digest
+    for name, digest in stated.items():
+        if not (path / name).is_file():
+            problems.append(f"{name} is missing")
+        elif (found := sha256_file(path / name)) != digest:
+            problems.append(f"{name}: the record states {digest}, the file has {found}")
+    return problems
+
+
+def _changed_record(lock: Lock) -> list[str]:
+    expected = content_digest(lock.base.definition_digest, lock.torch, lock.components, lock.phases)
+    if lock.digest != expected:
+        return [f"{RECORD_FILE}: its digest is {lock.digest}, its content has {expected}"]
+    if lock.seal != _seal(lock):
+        return [f"{RECORD_FILE}: its seal is {lock.seal}, its content has {_seal(lock)}"]
+    return []

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from envbuild.core.errors import EnvbuildError, MachineError, NetworkError, ResolutionError
-from envbuild.core.process import Finished, run, tail
+from envbuild.core.errors import EnvbuildError, MachineError, NetworkError, ResolutionError, disk_full
+from envbuild.core.process import Finished, ran_out_of_space, run, tail
 
 # uv 0.13 has no machine-readable errors; these phrases are its own words for "could not be reached".
 _NETWORK = re.compile(
@@ -83,6 +83,8 @@ def run_uv(
         working_on=cwd,
     )
     if finished.status != 0:
+        if ran_out_of_space(finished.output, cwd):
+            raise disk_full(cwd)
         raise failure(finished, what, log)
     if _DROPPED_SETTINGS.search(finished.output):
         raise ResolutionError(

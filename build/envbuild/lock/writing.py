@@ -6,7 +6,7 @@ import re
 
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.models import Phase
-from envbuild.core.digests import sha256_bytes
+from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.files import machine_errors
 from envbuild.lock import asof, record
 from envbuild.lock.checks import Checked, CheckFinding, refuse, run_checks
@@ -38,10 +38,10 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace) -
     def write(pins: dict[str, str] | None, source: TorchSource | None) -> None:
         text = render_project(plan.project, pins=pins, source=source)
         with machine_errors(work.folder):
-            (work.folder / "pyproject.toml").write_text(text)
+            (work.folder / record.PROJECT_FILE).write_text(text)
 
     with work.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"):
-        write(None, plan.torch)
+        write(dict(plan.keep), plan.torch)
         resolution = resolve(work.folder, plan.torch, what, work.log, work.reporter.update)
         write(_pins(plan, resolution), plan.torch)
         resolution = resolve(work.folder, plan.torch, what, work.log, work.reporter.update)
@@ -52,6 +52,8 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace) -
         write(_pins(plan, resolution), None)
         lock = _record(selection, plan, resolution, inputs, phases, allowed)
         with machine_errors(work.folder):
+            pyproject = sha256_file(work.folder / record.PROJECT_FILE)
+            lock = record.sealed(lock.model_copy(update={"pyproject_digest": pyproject}))
             (work.folder / record.RECORD_FILE).write_text(record.render(lock))
 
 

@@ -13,6 +13,7 @@ from envbuild.core import locks
 from envbuild.core.digests import short
 from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.progress import Reporter
+from envbuild.store import seals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +36,16 @@ class LocalStore:
         return self.root / kind / key.removeprefix("sha256:")
 
     def find(self, kind: str, key: str) -> Path | None:
-        """The entry's directory if it is there (then it is complete)."""
+        """The entry's directory if it is there, whole and unchanged since it was made."""
         path = self.path_of(kind, key)
-        return path if path.is_dir() else None
+        if not path.is_dir():
+            return None
+        problem = seals.broken(path)
+        if problem:
+            if path.is_dir():
+                self._reporter.note(f"{kind} {short(key)} in the store was damaged ({problem}): it is made anew")
+            return None
+        return path
 
     def get_or_build(self, kind: str, key: str, build: Callable[[Path], None]) -> Entry:
         """The entry of ``key``; when absent, ``build`` fills a staging directory that becomes the entry by a rename.
@@ -55,18 +63,19 @@ class LocalStore:
 
     def _entry(self, kind: str, key: str, build: Callable[[Path], None], *, again: bool) -> Entry:
         path = self.path_of(kind, key)
-        if path.is_dir() and not again:
+        if not again and self.find(kind, key):
             return Entry(path=path, built=False)
         lock = self.root / "locks" / f"{kind}-{path.name}.lock"
         waiting = f"another envbuild is making {kind} {short(key)}: waiting for it"
         with locks.exclusive(lock, on_wait=lambda: self._reporter.note(waiting)):
-            if path.is_dir() and not again:
+            if not again and seals.broken(path) == "":
                 return Entry(path=path, built=False)
             with self.staging(kind) as staged:
                 content = staged / "entry"
                 content.mkdir()
                 build(content)
                 with machine_errors(path):
+                    seals.seal(content)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     if path.is_dir():
                         # Removed with the staging directory; a process that reads it keeps what it has open.

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.process import Finished, describe_status, tail
+from envbuild.core.process import Finished, describe_status, interruptible, tail
 from envbuild.core.progress import Reporter
 from envbuild.lock.record import Lock
 from envbuild.sync.place import Run
@@ -34,7 +34,7 @@ def check_imports(modules: Mapping[str, Sequence[str]], python: str, run: Run, l
         return component, module, run(argv, what=f"import {module}", log=logs / f"import-{module}.log")
 
     work = [(component, module) for component, names in modules.items() for module in names]
-    with reporter.step(f"import {len(work)} modules"), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with reporter.step(f"import {len(work)} modules"), interruptible(ThreadPoolExecutor(os.cpu_count() or 1)) as pool:
         results = list(pool.map(lambda item: one(*item), work))
     failed = [(component, module, finished) for component, module, finished in results if finished.status != 0]
     if not failed:

@@ -128,9 +128,9 @@ GPU = 'summary = ""\ndevice = "cuda"\nsm = ["90"]\nplatform = "linux/amd64"\n'
 
 
 def test_select_target_the_stack_is_not_for(tmp_path):
-    write(tmp_path, "targets", "h100", GPU)
-    with pytest.raises(ConfigurationError, match="stack mcore is not for target h100") as caught:
-        select(Catalog.open(tmp_path), "mcore", "h100", None, DEBIAN12)
+    write(tmp_path, "targets", "g9", GPU)
+    with pytest.raises(ConfigurationError, match="stack mcore is not for target g9") as caught:
+        select(Catalog.open(tmp_path), "mcore", "g9", None, DEBIAN12)
     assert "cpu" in caught.value.why
 
 

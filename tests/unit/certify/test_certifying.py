@@ -8,7 +8,7 @@ import pytest
 from envbuild.catalog.catalog import Catalog, Machine, select
 from envbuild.certify.certifying import _certifies, _failure, _progress, chosen_cases
 from envbuild.certify.judge import Results, Verdict
-from envbuild.core.errors import UsageError
+from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
 
 CATALOG = Catalog.open(Path("/nonexistent"))
@@ -28,7 +28,6 @@ def test_all_cases_without_only():
     ("only", "ids"),
     [
         (["gpt-fp32-tp2"], ["gpt-fp32-baseline", "gpt-fp32-tp2"]),
-        (["gpt-fp32-baseline"], ["gpt-fp32-baseline"]),
         (["gpt-fp32-pp2", "gpt-fp32-dp2", "gpt-fp32-pp2"], ["gpt-fp32-baseline", "gpt-fp32-dp2", "gpt-fp32-pp2"]),
     ],
 )
@@ -40,6 +39,18 @@ def test_only_an_unknown_case_lists_the_known():
     with pytest.raises(UsageError, match="has no case 'gpt-fp32-tp3'") as caught:
         chosen("gpt-fp32-tp3")
     assert "gpt-fp32-tp2" in caught.value.why
+
+
+def test_only_a_baseline_compares_nothing():
+    with pytest.raises(UsageError, match="gpt-fp32-baseline alone compares nothing") as caught:
+        chosen("gpt-fp32-baseline")
+    assert "gpt-fp32-tp2" in caught.value.fix
+
+
+def test_matrix_of_baselines_compares_nothing():
+    bare = MATRIX.model_copy(update={"cases": MATRIX.cases[:1]})
+    with pytest.raises(ConfigurationError, match="compares nothing"):
+        chosen_cases(bare, "bare", SELECTION, ())
 
 
 class Shown(SilentReporter):

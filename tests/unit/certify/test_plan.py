@@ -78,8 +78,8 @@ def test_nonce_is_fresh():
     assert len({plan()["nonce"] for _ in range(100)}) == 100
 
 
-def key(matrix=MATRIX, smoke: str = "sha256:smoke", **changes: object) -> str:
-    return certification_key(plan(matrix=matrix, **changes), matrix, smoke)
+def key(matrix=MATRIX, smoke: str = "sha256:smoke", scope: str = "quick", **changes: object) -> str:
+    return certification_key(plan(matrix=matrix, **changes), matrix, smoke, scope=scope)
 
 
 def test_key_does_not_depend_on_the_nonce():
@@ -126,3 +126,7 @@ def test_key_changes_with_the_judge(monkeypatch):
     before = key()
     monkeypatch.setattr(plan_module, "JUDGE_VERSION", plan_module.JUDGE_VERSION + 1)
     assert key() != before
+
+
+def test_key_of_a_part_is_another_than_that_of_the_whole():
+    assert key(scope="quick") != key(scope="part of quick")

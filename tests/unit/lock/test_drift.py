@@ -47,6 +47,18 @@ def test_import_of_a_missing_name_breaks_at_import():
     assert finding.is_error()
 
 
+def test_nested_places_are_named():
+    code = (
+        "import lib.core\ndef go():\n    class A:\n        def m(self):\n            lib.core.gone\n    A().m()\ngo()"
+    )
+    assert drift(code, {})[0].within == "go.A.m"
+
+
+def test_a_condition_does_not_change_the_moment():
+    findings = drift("import lib.core\nif other == 1:\n    lib.core.gone\nif other:\n    lib.core.gone", {})
+    assert {finding.at for finding in findings} == {Moment.IMPORT}
+
+
 def test_import_inside_a_function_says_so():
     (finding,) = drift(
         "class A:\n    def go(self):\n        from lib.core import gone\n\nA().go()\n", {"lib/core/ops.py": ""}
@@ -171,16 +183,39 @@ def test_attributes_of_modules():
     assert {finding.name for finding in findings} == {"lib.core.ops.gone"}
 
 
-def test_members_of_an_enumeration():
-    files = {"lib/core/ops.py": "import enum\nclass Kind(enum.Enum):\n    A = 1\nclass Free:\n    A = 1"}
-    code = """
-        from lib.core.ops import Kind, Free
-        Kind.A, Kind.A.name, Kind.__members__
-        Kind.B
-        Free.B
-    """
+ENUMERATIONS = ["enum.Enum", "enum.IntEnum", "enum.Flag", "enum.IntFlag", "enum.StrEnum", "str, enum.Enum"]
+
+
+@pytest.mark.parametrize("base", ENUMERATIONS)
+def test_members_of_an_enumeration(base: str):
+    files = {"lib/core/ops.py": f"import enum\nclass Kind({base}):\n    A = 1"}
+    code = "from lib.core.ops import Kind\nKind.A, Kind.A.name, Kind.__members__, Kind.from_bytes, Kind.upper\nKind.B"
     (finding,) = drift(code, files)
-    assert (finding.line, finding.name) == (4, "lib.core.ops.Kind.B")
+    assert (finding.line, finding.name) == (3, "lib.core.ops.Kind.B")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "class Kind: ...",
+        "class Kind(make(), enum.Enum): ...",
+        "class Kind(elsewhere.Mixin, enum.Enum): ...",
+        "@wrap\nclass Kind(enum.Enum): ...",
+        "class Kind(enum.Enum, metaclass=Strange): ...",
+    ],
+)
+def test_members_that_cannot_be_known(kind: str):
+    files = {"lib/core/ops.py": f"import enum, elsewhere\n{kind}"}
+    assert drift("from lib.core.ops import Kind\nKind.B", files) == []
+
+
+def test_members_that_the_consumer_adds_are_there():
+    files = {"lib/core/ops.py": "import enum\nclass Kind(enum.Enum): ..."}
+    assert drift("from lib.core.ops import Kind\nKind.B = 1\nKind.B", files) == []
+
+
+def test_enumerations_of_the_consumer_are_not_judged():
+    assert drift("import enum, lib.core\nclass Kind(enum.Enum): ...\nKind.B", {}) == []
 
 
 def test_names_that_the_consumer_sets_are_there():
@@ -207,7 +242,8 @@ def test_modules_that_the_consumer_replaces_are_unknown():
 
 def test_tests_examples_and_scripts_are_left_out():
     code = "from lib.core import gone"
-    assert drift({f"{folder}/main.py": code for folder in ("app/tests", "app/examples", "app/scripts")}, {}) == []
+    folders = ("app/tests", "app/test", "app/examples", "app/scripts")
+    assert drift({f"{folder}/main.py": code for folder in folders}, {}) == []
 
 
 def test_what_cannot_be_parsed_is_said_and_unknown():

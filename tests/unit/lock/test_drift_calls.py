@@ -75,6 +75,11 @@ def test_the_finding_names_the_definition_and_every_keyword():
         "from lib.core.ops import f\n@f(x=1)\ndef g(): ...",
         "from lib.core.ops import f\nasync def g():\n    async with f(x=1): ...\ng()",
         "from lib.core.ops import f\nwhile f(x=1): ...",
+        "from lib.core.ops import f\nmatch a:\n    case 1:\n        f(x=1)",
+        "from lib.core.ops import f\ndef g(a=f(x=1)): ...",
+        "from lib.core.ops import f\ndef g(*, a, b=f(x=1)): ...",
+        "from lib.core.ops import f\nclass A(f(x=1)): ...",
+        "from lib.core.ops import f\nclass A(b=f(x=1)): ...",
         "from lib.core.ops import f\nmatch f(x=1):\n    case 1: ...",
     ],
 )
@@ -113,6 +118,7 @@ def test_the_function_is_found_everywhere(code: str):
         "from elsewhere import f\nf(x=1)",
         "f.attribute(x=1)",
         "f()(x=1)",
+        "n = None\nn(f, x=1)",
     ],
 )
 def test_a_name_that_may_be_something_else_is_unknown(code: str):
@@ -172,6 +178,7 @@ HARMLESS = [
     "jit = torch.compile\nimport torch\n@jit",
 ]
 UNKNOWN = [
+    "d = None\n@d",
     "from elsewhere import d\n@d",
     "@adding\n",
     "@factory\n",
@@ -234,10 +241,18 @@ def test_other_decorators_make_it_unknown(decorator: str):
         ("g = partial(f, 1)\ng(1, 2)", ["too-many-arguments"]),
         ("g = partial(f, b=1)\ng()", ["missing-argument"]),
         ("g = partial(f, **kw)\ng()", []),
+        ("g = partial(f)\ng(**kw)", []),
+        ("g = partial(f, x=1)\ng(1, x=1)", ["unexpected-keyword", "unexpected-keyword"]),
+        ("partial(**kw)", []),
     ],
 )
 def test_partials(call: str, expected: list[str]):
     assert calls(f"from functools import partial\n{call}", "def f(a, b=1): ...") == expected
+
+
+def test_a_keyword_given_twice_is_named_once():
+    code = "from functools import partial\nfrom lib.core.ops import f\ng = partial(f, x=1)\ng(x=2)"
+    assert {finding.detail for finding in drift(code, {OPS: "def f(): ..."})} == {"lib.core.ops.f takes no keyword 'x'"}
 
 
 def test_configurations_of_calls_are_partials():

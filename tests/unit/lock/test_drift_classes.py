@@ -28,6 +28,10 @@ WRONG = ["unexpected-keyword"]
         ("C(1, x=1)", WRONG),
         ("D(x=1)", WRONG),
         ("D()", []),
+        ("class Mine(D): ...\nMine(x=1)", WRONG),
+        ("class Own: ...\nOwn(x=1)", []),
+        ("Loose(1, 2)", []),
+        ("Ordered(a=1)", WRONG),
     ],
 )
 def test_constructors(call: str, expected: list[str]):
@@ -37,6 +41,12 @@ def test_constructors(call: str, expected: list[str]):
         class B(A): ...
         class C(B, Other): ...
         class D: ...
+        class Loose:
+            def __init__(*args): ...
+        import functools
+        @functools.total_ordering
+        class Ordered:
+            a: int
     """
     assert calls(call, module, base="class A:\n    def __init__(self, a): ...") == expected
 
@@ -71,6 +81,14 @@ def test_constructors_that_cannot_be_known(module: str):
 def test_constructors_that_are_known_all_the_same(head: str):
     module = f"import abc, elsewhere\nfrom typing import Generic\n{head}\n    def __init__(self): ..."
     assert calls("A(x=1)", module) == WRONG
+
+
+@pytest.mark.parametrize(
+    "base", ["object", "abc.ABC", "Generic[T]", "typing.Protocol", "typing_extensions.Protocol", "Plain[T]"]
+)
+def test_bases_without_a_constructor(base: str):
+    module = "import abc, typing, typing_extensions\nfrom typing import Generic\nclass Plain(Generic[T]): ...\n"
+    assert calls("A(x=1)", f"{module}class A({base}): ...") == WRONG
 
 
 def test_the_order_of_bases_is_pythons():
@@ -117,6 +135,9 @@ DATACLASSES = """
         text: "ClassVar[int]" = 2
         start: InitVar[int] = 3
         plain = 4
+        computed: int = make(init=False)
+        given: int = field(default=1)
+        spread: int = field(**options)
         Base.__doc__
 
     @dataclasses.dataclass(kw_only=True)
@@ -152,7 +173,8 @@ DATACLASSES = """
         ("Config(1, 2)", []),
         ("Config(a=1, b=2, c=3, listed=[], start=4)", []),
         ("Config(1, 2, 3, [], 4)", []),
-        ("Config(1, 2, 3, [], 4, 5)", ["too-many-arguments"]),
+        ("Config(1, 2, 3, [], 4, 5, 6, 7)", []),
+        ("Config(1, 2, 3, [], 4, 5, 6, 7, 8)", ["too-many-arguments"]),
         ("Config(1, 2, made=1)", WRONG),
         ("Config(1, 2, shared=1)", WRONG),
         ("Config(1, 2, text=1)", WRONG),
@@ -181,6 +203,17 @@ def test_dataclasses(call: str, expected: list[str]):
 def test_dataclasses_with_an_unknown_base_are_unknown():
     module = "from dataclasses import dataclass\nfrom elsewhere import B\n@dataclass\nclass A(B):\n    a: int"
     assert calls("A(x=1)", module) == []
+
+
+@pytest.mark.parametrize("base", ["abc.ABC", "object"])
+def test_dataclasses_with_a_plain_base(base: str):
+    module = f"import abc\nfrom dataclasses import dataclass\n@dataclass\nclass A({base}):\n    a: int"
+    assert calls("A(a=1, x=1)", module) == WRONG
+
+
+def test_pydantics_dataclasses():
+    module = "from pydantic.dataclasses import dataclass\n@dataclass\nclass A:\n    a: int"
+    assert calls("A(a=1, x=1)", module) == WRONG
 
 
 def test_other_dataclass_decorators_are_unknown():
@@ -234,8 +267,10 @@ METHODS = """
         @wrap
         def wrapped(self): ...
         attribute = 1
-        class Inner:
-            def __init__(self): ...
+    import abc
+    class B(abc.ABC, Base): ...
+    from elsewhere import Mixin
+    class C(Mixin, Base): ...
 """
 
 
@@ -253,6 +288,8 @@ METHODS = """
         ("A.wrapped(x=1)", []),
         ("A.attribute(x=1)", []),
         ("A.gone(x=1)", []),
+        ("B.inherited(self, 1, x=1)", WRONG),
+        ("C.inherited(self, 1, x=1)", []),
         ("A().plain(x=1)", []),
         ("a = A()\na.plain(x=1)", []),
     ],
@@ -274,6 +311,8 @@ def test_methods_of_a_class_by_name(call: str, expected: list[str]):
         ("super().go(1)", []),
         ("super().made(1, 2)", ["too-many-arguments"]),
         ("super().gone(x=1)", []),
+        ("super().static(1)", []),
+        ("super().static(1, 2)", ["too-many-arguments"]),
         ("self.go(x=1)", []),
     ],
 )
@@ -284,6 +323,8 @@ def test_super(call: str, expected: list[str]):
             def go(self, a): ...
             @classmethod
             def made(cls, a): ...
+            @staticmethod
+            def static(a): ...
     """
     code = f"class Mine(A):\n    def __init__(self, x, go):\n        {call}\nMine(1, 2)"
     assert calls(code, module) == expected

@@ -44,14 +44,21 @@ def test_imports_in_try(handler: str, expected: str):
 
 @pytest.mark.parametrize(
     ("handler", "expected"),
-    [("TypeError", GUARDED), ("Exception", GUARDED), ("ImportError", BREAKS), ("AttributeError", BREAKS)],
+    [
+        ("TypeError", GUARDED),
+        ("Exception", GUARDED),
+        ("BaseException", GUARDED),
+        ("ImportError", BREAKS),
+        ("AttributeError", BREAKS),
+    ],
 )
 def test_calls_in_try(handler: str, expected: str):
     assert severities(f"try:\n    f(x=1)\nexcept {handler}:\n    pass") == [expected]
 
 
 @pytest.mark.parametrize(
-    ("handler", "expected"), [("AttributeError", GUARDED), ("Exception", GUARDED), ("TypeError", BREAKS)]
+    ("handler", "expected"),
+    [("AttributeError", GUARDED), ("Exception", GUARDED), ("BaseException", GUARDED), ("TypeError", BREAKS)],
 )
 def test_attributes_in_try(handler: str, expected: str):
     assert severities(f"try:\n    ops.gone\nexcept {handler}:\n    pass") == [expected]
@@ -109,6 +116,7 @@ LOST = """
     [
         "if HAVE:\n    f(x=1)",
         "if HAVE and other:\n    f(x=1)",
+        "if HAVE or gone is not None:\n    f(x=1)",
         "if not HAVE:\n    pass\nelse:\n    f(x=1)",
         "if gone is not None:\n    f(x=1)",
         "if gone is None:\n    pass\nelse:\n    f(x=1)",
@@ -129,6 +137,31 @@ def test_code_behind_a_lost_feature_never_runs(code: str):
 )
 def test_code_that_runs_without_the_feature(code: str):
     assert severities(textwrap.dedent(LOST) + code) == [GUARDED, BREAKS]
+
+
+def test_other_branches_of_an_expression():
+    assert severities("None if other else f(x=1)") == [BREAKS]
+    assert severities("None if True else f(x=1)") == []
+
+
+def test_a_try_that_catches_something_else_loses_nothing():
+    (finding,) = drift("try:\n    from lib.core import gone\nexcept ValueError:\n    pass", F)
+    assert finding.lost == ()
+    assert severities("try:\n    import lib.core\nexcept ValueError:\n    f(x=1)") == [BREAKS]
+
+
+def test_else_of_a_try_that_works():
+    assert severities("try:\n    import lib.core\nexcept ImportError:\n    pass\nelse:\n    f(x=1)") == [BREAKS]
+
+
+def test_a_class_that_stands_in_for_an_import():
+    assert severities("try:\n    from elsewhere import B\nexcept ImportError:\n    class B: ...\nB(x=1)") == []
+
+
+def test_a_distribution_of_one_word():
+    consumer = SourceTree("app", "1", {"app/main.py": b"import core as c\nif is_c_min_version('3'):\n    c.gone"})
+    found = find_drift(consumer, SourceTree("core", "2", {"core.py": b""}))
+    assert [finding.severity for finding in found] == [Severity.GUARDED]
 
 
 def test_else_of_a_failing_try_never_runs():
@@ -152,7 +185,12 @@ def test_a_stand_in_does_not_make_the_name_unknown():
 
 @pytest.mark.parametrize(
     ("flag", "expected"),
-    [("import lib.core\n    HAVE = True", []), ("import lib.core, elsewhere\n    import x\n    HAVE = True", [BREAKS])],
+    [
+        ("import lib.core\n    HAVE = True", []),
+        ("import lib.core\n    import elsewhere\n    HAVE = True", [BREAKS]),
+        ("import lib.core\n    HAVE = maybe", [BREAKS]),
+        ("other()\n    HAVE = True", [BREAKS]),
+    ],
 )
 def test_a_flag_of_an_import_that_works_is_true(flag: str, expected: list[str]):
     code = f"try:\n    {flag}\nexcept ImportError:\n    HAVE = False\nif HAVE:\n    pass\nelse:\n    f(x=1)"
@@ -169,6 +207,8 @@ def test_a_flag_of_an_import_that_works_is_true(flag: str, expected: list[str]):
         ("0", []),
         ("True", [BREAKS]),
         ("other", [BREAKS]),
+        ("other is not None", [BREAKS]),
+        ("other == None", [BREAKS]),
         # The installed version decides, and it is known: 2.0.
         ("is_lc_min_version('1.0')", [BREAKS]),
         ("is_lcore_min_version('2.0')", [BREAKS]),
@@ -183,12 +223,18 @@ def test_a_flag_of_an_import_that_works_is_true(flag: str, expected: list[str]):
         ("is_torch_min_version('2.0')", [GUARDED]),
         ("torch_version >= Version('2.0')", [GUARDED]),
         ("lib_core_version >= LEAST", [GUARDED]),
+        ("lib_core_version in '2.0'", [GUARDED]),
+        ("is_c_min_version('3.0')", [GUARDED]),
+        ("lib_core_level >= '2.1'", [BREAKS]),
         ("other or is_torch_min_version('2.0')", [GUARDED]),
         # Questions about the provider itself.
         ("hasattr(ops, 'x')", [GUARDED]),
         ("getattr(A, 'x', None)", [GUARDED]),
         ("hasattr(A.f, 'x') and other", [GUARDED]),
         ("'x' in inspect.signature(f).parameters", [GUARDED]),
+        ("inspect.getfullargspec(f).args", [GUARDED]),
+        ("check(ops)", [BREAKS]),
+        ("hasattr(**kw)", [BREAKS]),
         ("find_spec('lib.core')", [GUARDED]),
         ("HAS_X", [GUARDED]),
         ("not NEW", [GUARDED]),
@@ -220,6 +266,9 @@ def test_the_other_branch_of_a_version_that_is_known():
         ("if is_lc_min_version('1'):\n        return", []),
         ("if not is_torch_min_version('3'):\n        return", [GUARDED]),
         ("if other:\n        return", [BREAKS]),
+        ("if is_lc_min_version('1'):\n        pass", [BREAKS]),
+        ("if is_torch_min_version('1'):\n        pass", [BREAKS]),
+        ("if is_torch_min_version('1'):\n        pass\n    else:\n        return", [GUARDED]),
         ("assert is_torch_min_version('3')", [GUARDED]),
         ("assert other", [BREAKS]),
         ("assert is_lc_min_version('3')", []),

@@ -84,6 +84,7 @@ def test_what_lies_below_an_entry_is_an_entry():
         ("import app.bad\ngetattr(app.bad, 'used')()", True),
         ("import app.bad\nREGISTRY = {'target': 'app.bad.used'}", True),
         ("import app.bad", False),
+        ("from app.bad import used", True),
         ("import app.bad\napp.bad.other()", False),
         ("import app.bad\napp.bad.caller()", True),
         ("import app.bad\napp.bad.Child()", True),
@@ -91,8 +92,32 @@ def test_what_lies_below_an_entry_is_an_entry():
     ],
 )
 def test_functions_outside_the_entries_need_a_user(entry: str, expected: bool):
-    bad = BAD + "def other(): ...\ndef caller():\n    used()\nclass Child(Mother): ...\nclass Mother:\n    x = used\n"
+    bad = (
+        BAD
+        + "if a:\n    def idle():\n        used()\ndef other(): ...\ndef caller():\n    used()\nclass Child(Mother): ...\nclass Mother:\n    x = used\n"
+    )
     assert reached({"app/main.py": entry, "app/bad.py": bad}, "app.main") == {"used": expected}
+
+
+@pytest.mark.parametrize("table", ["TABLE = [used]", "if a:\n    TABLE = {'x': used}", "register(used)"])
+def test_tables_at_module_level_use_what_they_hold(table: str):
+    assert reached({"app/main.py": "import app.bad", "app/bad.py": BAD + table}, "app.main") == {"used": True}
+
+
+def test_without_entries_a_name_anywhere_is_a_use():
+    assert reached({"app/main.py": BAD + "def outer():\n    used()"}) == {"used": True}
+
+
+def test_class_bodies_run_at_import():
+    bad = "from lib.core.ops import f\nclass Unnamed:\n    y = f(x=1)"
+    consumer = {"app/main.py": "import app.bad", "app/bad.py": bad}
+    assert reached(consumer, "app.main") == reached(consumer) == {"Unnamed": True}
+
+
+def test_relative_imports_of_a_package_start_in_it():
+    consumer = {"app/deep/__init__.py": "from . import bad", "app/deep/bad.py": "from lib.core import gone"}
+    consumer["app/main.py"] = "import app.deep\nfrom app import main"
+    assert reached(consumer, "app.main") == {"app/deep/bad.py": True}
 
 
 def test_export_lists_and_imports_use_nothing():

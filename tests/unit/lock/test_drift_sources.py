@@ -18,7 +18,8 @@ FILES = {
     "lib/core/ops.py": "x = 1",
     "lib/core/fast.cpython-312-x86_64-linux-gnu.so": "",
     "lib/core/data.json": "{}",
-    "tests/test_ops.py": "",
+    **{f"{folder}/__init__.py": "" for folder in ("tests", "test", "examples", "scripts", "docs", "tools")},
+    **{f"{folder}/a.py": "" for folder in ("benchmarks", "3rdparty")},
     "setup.py": "",
 }
 
@@ -71,6 +72,7 @@ def test_directory(tmp_path: Path):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+    (tmp_path / "folder.py").mkdir()
     check(SourceTree.from_directory(tmp_path, "Lib_Core", "1.2"))
 
 
@@ -100,7 +102,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path):
         SourceTree.from_sdist(cut)
 
 
-@pytest.mark.parametrize("metadata", ["", "Name: a\n"])
+@pytest.mark.parametrize("metadata", ["", "Name: a\n", "Version: 1\n"])
 def test_an_archive_without_a_name_or_version_is_refused(tmp_path: Path, metadata: str):
     with pytest.raises(CheckRefusedError) as refused:
         SourceTree.from_wheel(wheel(tmp_path / "a.whl", FILES, metadata))

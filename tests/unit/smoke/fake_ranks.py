@@ -57,6 +57,32 @@ def hangs(context: RankContext) -> None:
         wait_for_nothing()
 
 
+def managed(context: RankContext) -> None:
+    """A process that rank 1 started is what it talks to, as multiprocessing's manager; it never answers."""
+    if context.rank == 1:
+        subprocess.run(["sleep", "600"])
+        raise EOFError("the manager is gone")
+
+
+def asked(context: RankContext) -> None:
+    """Rank 1 raises when it is asked where it is, so after its time limit."""
+
+    def answer(_number: int, _frame: object) -> None:
+        raise EOFError("raised too late to be the cause")
+
+    if context.rank == 1:
+        signal.signal(signal.SIGUSR1, answer)
+        wait_for_nothing()
+
+
+def lingers(context: RankContext) -> None:
+    """Rank 1 raises before the time limit and is not gone when that comes."""
+    if context.rank == 1:
+        traceback.print_exc = wait_for_nothing
+        raise ValueError("planted in rank 1")
+    wait_for_nothing()
+
+
 def start_child(context: RankContext) -> None:
     child = subprocess.Popen(["sleep", "600"])
     (context.out / "cases" / context.case.id / f"child{context.rank}.pid").write_text(str(child.pid))

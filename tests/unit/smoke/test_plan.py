@@ -79,6 +79,7 @@ def test_selection_of_unknown_case_lists_the_known(document: Document) -> None:
         ("cases.1.training.steps", 2.0, ["plan.cases[1].training.steps", "found 2.0"]),
         ("cases.1.training.learning_rate", "0.1", ["learning_rate", "above 0"]),
         ("cases.1.training.learning_rate", -1, ["learning_rate", "above 0"]),
+        ("cases.1.time_limit_seconds", 10**400, ["plan.cases[1].time_limit_seconds", "above 0"]),
         ("cases.1.time_limit_seconds", 0, ["plan.cases[1].time_limit_seconds", "above 0"]),
         ("cases.1.layout.sequence", 1, ["plan.cases[1].layout.sequence", "true or false"]),
         ("cases.1.settings.nccl", 1, ["plan.cases[1].settings", "nccl", "'overlap_p2p_comm'"]),

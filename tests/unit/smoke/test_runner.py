@@ -75,6 +75,23 @@ def test_hanging_rank_ends_at_the_time_limit(run_fake: RunFake, tmp_path: Path) 
     assert_gone(tmp_path)
 
 
+@pytest.mark.parametrize("what", ["managed", "asked"])
+def test_what_a_rank_raises_after_the_time_limit_is_not_the_cause(run_fake: RunFake, tmp_path: Path, what: str) -> None:
+    case = run_fake(BASELINE, two_ranks(what, time_limit_seconds=1.5))[2]
+    assert (case["status"], case["failure"]["kind"], case["failure"]["rank"]) == ("timed-out", "timeout", 1)
+    assert "ranks still running: 1;" in case["failure"]["message"]
+    # What the rank started gets no signal before all of it is killed; so only a rank that is asked itself raises.
+    assert (tmp_path / "cases" / f"{what}-dp2" / "rank1.failure.json").exists() == (what == "asked")
+    assert_gone(tmp_path)
+
+
+def test_rank_that_raised_before_the_time_limit_is_the_cause(run_fake: RunFake, tmp_path: Path) -> None:
+    case = run_fake(BASELINE, two_ranks("lingers", time_limit_seconds=1.5))[2]
+    assert (case["status"], case["failure"]["kind"], case["failure"]["rank"]) == ("failed", "exception", 1)
+    assert case["failure"]["message"] == "ValueError: planted in rank 1"
+    assert_gone(tmp_path)
+
+
 def test_process_left_behind_by_a_rank_is_killed(run_fake: RunFake, tmp_path: Path) -> None:
     assert run_fake(BASELINE, two_ranks("orphans"))[2]["status"] == "completed"
     assert_gone(tmp_path)

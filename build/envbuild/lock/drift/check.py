@@ -51,9 +51,10 @@ def find_drift(
         if tree is not None:
             findings.extend(Walker(reader, classes, table.name).walk(tree, table.scope))
     findings.extend(_not_read(tables))
+    if not findings:
+        return []
     findings.sort(key=lambda finding: (finding.file, finding.line))
-    findings = mark_reached(findings, consumer, entries)
-    return _dated(findings, consumer, provider, older) if findings else findings
+    return _dated(mark_reached(findings, consumer, entries), consumer, provider, older)
 
 
 def _modules_to_walk(tables: Tables) -> list[str]:
@@ -103,14 +104,12 @@ def _dated(
     findings: list[Finding], consumer: SourceTree, provider: SourceTree, older: Iterable[SourceTree]
 ) -> list[Finding]:
     """Say of each finding which of the versions is the first that has it."""
-    since: dict[tuple[object, ...], str] = {}
     trees = sorted(older, key=lambda tree: Version(tree.version), reverse=True)
-    failing = {_key(finding): provider.version for finding in findings}
+    since = {_key(finding): provider.version for finding in findings}
+    failing = set(since)
     for tree in trees:
-        still = {_key(finding) for finding in find_drift(consumer, tree)}
-        since.update({key: version for key, version in failing.items() if key not in still})
-        failing = {key: tree.version for key in failing if key in still}
-    since.update(failing)
+        failing &= {_key(finding) for finding in find_drift(consumer, tree)}
+        since.update(dict.fromkeys(failing, tree.version))
     return [replace(finding, since=since[_key(finding)] if trees else None) for finding in findings]
 
 

@@ -25,9 +25,6 @@ from envbuild.lock.drift.symbols import (
 
 # Bases of other packages that bring no constructor arguments, fields or methods of interest.
 _PLAIN = frozenset({"builtins.object", "abc.ABC", "typing.Generic", "typing.Protocol", "typing_extensions.Protocol"})
-# These bring a constructor, but no dataclass fields.
-_FIELDLESS = _PLAIN | {"torch.nn.Module", "torch.nn.modules.module.Module", "builtins.Exception"}
-_PLAIN_METACLASSES = frozenset({"abc.ABCMeta", "builtins.type"})
 _DATACLASSES = frozenset({"dataclasses.dataclass", "pydantic.dataclasses.dataclass"})
 # Of an enumeration whose bases are these, the class body shows every member.
 _ENUMERATIONS = frozenset({"enum.Enum", "enum.IntEnum", "enum.Flag", "enum.IntFlag", "enum.StrEnum"})
@@ -130,7 +127,7 @@ class Classes:
             return not (isinstance(base, ExternalSymbol) and base.name.partition(".")[0] == "enum")
         if self._is_patched(base, "__new__", "__init__"):
             return False
-        if base.metaclass is not None and not self._all_in(base.metaclass, base.scope, _PLAIN_METACLASSES):
+        if base.metaclass is not None and not self._all_in(base.metaclass, base.scope, {"abc.ABCMeta"}):
             return False
         makers = base.body.bindings.get("__new__", [])
         return all(isinstance(maker, FunctionDefinition) and maker.builds_own_class for maker in makers)
@@ -157,8 +154,7 @@ class Classes:
         """The signatures of definitions; empty as soon as one is not certain."""
         found = []
         for value in values:
-            form = self._form(value) if isinstance(value, FunctionDefinition) else "unknown"
-            if not isinstance(value, FunctionDefinition) or form == "unknown":
+            if not isinstance(value, FunctionDefinition) or (form := self._form(value)) == "unknown":
                 return ()
             drops_first = form == "class" or (form == "plain" and bound)
             own = without_first(value.signature) if drops_first else value.signature
@@ -185,8 +181,6 @@ class Classes:
 
     def _form(self, definition: FunctionDefinition) -> str:
         """``plain``, ``static`` or ``class``; ``unknown`` when a decorator may change how it is called."""
-        if (definition.scope.module, definition.qualname) in self.reader.patched:
-            return "unknown"
         form = "plain"
         for decorator in definition.decorators:
             if self._all_in(decorator, definition.scope, {"builtins.staticmethod"}):
@@ -229,7 +223,7 @@ class Classes:
         foreign: set[str] = set()
         provided = False
         for base in reversed(self.order(definition)):
-            if isinstance(base, ExternalSymbol) and base.name in _FIELDLESS:
+            if isinstance(base, ExternalSymbol) and base.name in _PLAIN:
                 continue
             if not isinstance(base, ClassDefinition):
                 return ()
@@ -239,10 +233,7 @@ class Classes:
                     if not _is_class_variable(entry.annotation):
                         fields[entry.name] = self._field(entry, base.body, options)
                         (foreign.discard if self._is_provided(base) else foreign.add)(entry.name)
-        taken = [entry for entry in fields.values() if entry is not None]
-        by_position = [entry for entry in taken if entry.kind is not Parameter.KEYWORD_ONLY]
-        by_keyword = [entry for entry in taken if entry.kind is Parameter.KEYWORD_ONLY]
-        whole = signature([*by_position, *by_keyword])
+        whole = signature(entry for entry in fields.values() if entry is not None)
         return (Callable(whole, full_name(definition), provided, frozenset(foreign)),)
 
     def _field(self, entry: FieldDefinition, scope: Scope, options: dict[str, bool]) -> Parameter | None:

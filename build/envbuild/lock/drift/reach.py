@@ -23,15 +23,12 @@ _IMPORT = re.compile(rb"^[ \t]*import[ \t]+([^\n#]+)", re.MULTILINE)
 _QUOTED = re.compile(rb"[\"']([A-Za-z_]\w*(?:\.\w+)+)[\"']")
 _NAME = re.compile(rb"\w+")
 _WORD = re.compile(r"\w+")
-_LONGEST_NAME = 200
 # Any other decorator may hand the function to a registry, from where it is called without being named.
 _QUIET_DECORATORS = frozenset(name.rpartition(".")[2] for name in HARMLESS)
 
 
 def mark_reached(findings: Sequence[Finding], consumer: SourceTree, entries: Sequence[str]) -> list[Finding]:
     """The findings, with those marked that no entry module leads to, or whose function nothing in use names."""
-    if not findings:
-        return []
     imported = _imported(consumer.modules, consumer.files, entries) if entries else frozenset(consumer.modules)
     files = {consumer.modules[module]: module for module in imported}
     named = _named((consumer.files[file] for file in files), {part for finding in findings for part in _parts(finding)})
@@ -50,18 +47,15 @@ def mark_reached(findings: Sequence[Finding], consumer: SourceTree, entries: Seq
 
 
 def _parts(finding: Finding) -> list[str]:
-    """The classes and functions around a finding; special methods are called without being named."""
-    return [part for part in finding.within.split(".") if part and not (part.startswith("__") and part.endswith("__"))]
+    """The classes and functions that have to be used for a finding; special methods are, without being named."""
+    if finding.at is Moment.IMPORT:
+        return []
+    return [part for part in finding.within.split(".") if part and not part.endswith("__")]
 
 
 def _is_doubtful(finding: Finding, files: Mapping[str, str], entries: Sequence[str]) -> bool:
     """Whether it stands in a function or class outside the entries, which they need not use."""
-    return (
-        finding.reached
-        and finding.at is Moment.FUNCTION
-        and bool(_parts(finding))
-        and not _is_below(files[finding.file], entries)
-    )
+    return finding.reached and bool(_parts(finding)) and not _is_below(files[finding.file], entries)
 
 
 def _is_below(module: str, entries: Sequence[str]) -> bool:
@@ -176,11 +170,9 @@ def _words(node: ast.AST) -> Iterator[str]:
     """The identifiers in a piece of code, those in its short strings too."""
     for inner in ast.walk(node):
         match inner:
-            case ast.Name(id=name) | ast.Attribute(attr=name):
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
                 yield name
-            case ast.alias(name=name, asname=str(other)):
-                yield from (name, other)
-            case ast.Constant(value=str(text)) if len(text) < _LONGEST_NAME and " " not in text:
+            case ast.Constant(value=str(text)) if " " not in text:
                 yield from _WORD.findall(text)
 
 

@@ -19,24 +19,17 @@ class Arguments:
 
     Attributes:
         positional: how many are certainly given by position.
-        open_positional: whether there may be more (``*args``).
         complete: whether nothing else can arrive, so that what is not here is left out.
     """
 
     positional: int
     keywords: tuple[str, ...]
-    open_positional: bool = False
     complete: bool = True
 
     def then(self, other: Arguments) -> Arguments:
         """What a partial with these arguments passes on when it is called with the others."""
         own = tuple(name for name in self.keywords if name not in other.keywords)
-        return Arguments(
-            self.positional + other.positional,
-            own + other.keywords,
-            self.open_positional or other.open_positional,
-            self.complete and other.complete,
-        )
+        return Arguments(self.positional + other.positional, own + other.keywords, self.complete and other.complete)
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,6 @@ def arguments_of(call: ast.Call, skip: int = 0) -> Arguments:
     return Arguments(
         positional=max(0, sum(not isinstance(argument, ast.Starred) for argument in call.args) - skip),
         keywords=named,
-        open_positional=starred,
         complete=not starred and len(named) == len(call.keywords),
     )
 
@@ -91,12 +83,6 @@ def without_first(whole: Signature) -> Signature:
     """The signature of a bound method: without ``self`` or ``cls``, unless ``*args`` takes it."""
     parameters = list(whole.parameters.values())
     return signature(parameters[1:] if parameters and parameters[0].kind in _BY_POSITION else parameters)
-
-
-def takes_everything(whole: Signature) -> bool:
-    """Whether any call at all fits."""
-    kinds = [entry.kind for entry in whole.parameters.values()]
-    return Parameter.VAR_POSITIONAL in kinds and Parameter.VAR_KEYWORD in kinds
 
 
 def misfits(whole: Signature, given: Arguments, optional: frozenset[str] = frozenset()) -> tuple[Misfit, ...]:

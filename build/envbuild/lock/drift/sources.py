@@ -135,7 +135,7 @@ def _dotted(file: str) -> str:
     path = PurePosixPath(file)
     # foo.cpython-312-x86_64-linux-gnu.so is module foo.
     parts = [*path.parent.parts, path.name.partition(".")[0]]
-    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _below_src(file: str) -> str:
@@ -153,7 +153,8 @@ def _belongs(file: str) -> bool:
 
 
 def _is_metadata(name: str) -> bool:
-    return name.endswith(".dist-info/METADATA") and name.count("/") == 1
+    folder, _, file = name.partition("/")
+    return folder.endswith(".dist-info") and file == "METADATA"
 
 
 def _identity(metadata: bytes, path: Path) -> tuple[str, str]:

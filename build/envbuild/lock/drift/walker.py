@@ -349,7 +349,9 @@ class Walker:
         problems = [self._problems(target, given) for target in targets]
         if not problems or not all(problems):
             return
-        for entry, misfit in problems[0]:
+        # Where several definitions refuse, the first speaks for all.
+        first = problems[0][0][0]
+        for entry, misfit in (problem for problem in problems[0] if problem[0] is first):
             self._report(misfit.kind, entry.name, f"{entry.name} {misfit.detail}", node, place, CALL_ERRORS)
 
     def _targets(self, function: ast.expr, place: Place) -> tuple[Symbol, ...]:
@@ -370,7 +372,7 @@ class Walker:
             refused = misfits(entry.signature, given, entry.foreign) if entry.provided else ()
             if not refused:
                 return []
-            found = found or [(entry, misfit) for misfit in refused]
+            found.extend((entry, misfit) for misfit in refused)
         return found
 
     def _report(

@@ -1,0 +1,65 @@
+"""Seals: how the store notices that an entry was changed after it was made.
+
+Sealing writes size and digest of each file beside them and gives the files a fixed time. A file with its size and that
+time is taken as untouched; any other is read and compared. Outputs are hard links into the store, so a change made
+there is a change made here. A seal finds accidents; whoever wants to deceive can write a seal too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from envbuild.core.digests import sha256_file
+from envbuild.core.errors import InternalError
+
+SEAL_FILE = ".sealed.json"
+# 2000-01-01: no file gets it by being written to.
+SEALED_SECONDS = 946684800
+# Smaller files are read every time: it costs as much as looking at their times.
+ALWAYS_READ_BYTES = 64 * 1024
+# Whole root file systems are not sealed: what is made from them is.
+UNSEALED_FOLDER = "rootfs"
+
+
+def seal(entry: Path) -> None:
+    """Seal every file of an entry, but those of root file systems."""
+    listed = {}
+    for file in _files(entry):
+        os.utime(file, (SEALED_SECONDS, SEALED_SECONDS))
+        listed[file.relative_to(entry).as_posix()] = [file.stat().st_size, sha256_file(file)]
+    (entry / SEAL_FILE).write_text(json.dumps(listed, indent=1, sort_keys=True) + "\n")
+
+
+def broken(entry: Path) -> str:
+    """What is wrong with a sealed entry, in words; empty when nothing is."""
+    try:
+        listed = json.loads((entry / SEAL_FILE).read_bytes())
+        for name, (size, digest) in listed.items():
+            if not is_untouched(entry / name, size) and sha256_file(entry / name) != digest:
+                return f"{name} was changed"
+    except FileNotFoundError as error:
+        return f"{Path(str(error.filename)).name} is missing"
+    except (ValueError, TypeError, AttributeError):
+        return f"{SEAL_FILE} cannot be read"
+    return ""
+
+
+def is_untouched(file: Path, size: int) -> bool:
+    """Whether a file has a size and the time of sealed files, and is large enough for that to save something."""
+    info = file.stat()
+    return info.st_size == size and info.st_mtime == SEALED_SECONDS and size > ALWAYS_READ_BYTES
+
+
+def _files(entry: Path) -> list[Path]:
+    found = []
+    for folder, folders, names in os.walk(entry):
+        folders[:] = sorted(name for name in folders if name != UNSEALED_FOLDER)
+        for name in sorted(names):
+            path = Path(folder) / name
+            if path.is_symlink():
+                raise InternalError(f"the store entry has a symbolic link: {path.relative_to(entry)}")
+            if name != SEAL_FILE:
+                found.append(path)
+    return found

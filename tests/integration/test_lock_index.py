@@ -1,0 +1,318 @@
+"""Locks against a package index of the test's own: as-of moments, sdists of the compile phase, and the checks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.simple_index import SimpleIndex, make_sdist, simple_index
+from helpers.stack_files import BASE, GPU_BASE, write_base, write_stack, write_target
+from helpers.wheels import make_wheel
+
+from envbuild.lock.record import Lock, read_lock
+
+FILES = ("main.txt", "compile.txt", "git.txt", "pyproject.toml", "stack.lock.toml")
+ANY = "py3-none-any"
+OLD, NEW = "2025-01-01T00:00:00Z", "2025-06-01T00:00:00Z"
+
+
+@pytest.fixture
+def index() -> Iterator[SimpleIndex]:
+    with simple_index() as running:
+        yield running
+
+
+@pytest.fixture
+def wheel(index: SimpleIndex, tmp_path: Path) -> Callable[..., None]:
+    """Uploads a wheel of a few bytes."""
+
+    def upload(
+        name: str, version: str, uploaded: str | None = OLD, *, tags: str = ANY, requires: tuple[str, ...] = ()
+    ) -> None:
+        index.add(make_wheel(tmp_path / "wheels", name, version, tags, requires), uploaded)
+
+    return upload
+
+
+@pytest.fixture
+def own(tool: Any, tmp_path: Path, index: SimpleIndex) -> Any:
+    """The tool in a project with bases of its own, and this index as its only one."""
+    project = tmp_path / "project"
+    write_base(project)
+    write_base(project, GPU_BASE, cuda="13.0", glibc="2.35")
+    write_target(project, "gpu", sm=("90",))
+    runner = type(tool)(project, tmp_path / "cache")
+    runner.env = {"UV_DEFAULT_INDEX": index.url, "UV_CACHE_DIR": str(tmp_path / "uv"), "UV_PYTHON_DOWNLOADS": "never"}
+    runner.env |= {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": "", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    return runner
+
+
+def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+def error(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert "Traceback" not in done.stderr
+    value: dict[str, Any] = json.loads(done.stdout)["error"]
+    assert value["fix"]
+    return value
+
+
+def lock_of(tool: Any, name: str, base: str = BASE) -> Lock:
+    return read_lock(tool.project / "lockfiles" / name / base).lock
+
+
+def files_of(tool: Any, name: str, base: str = BASE) -> dict[str, str]:
+    return {file: (tool.project / "lockfiles" / name / base / file).read_text() for file in FILES}
+
+
+# ---- as-of
+
+
+def test_as_of_a_day_gives_the_same_files_on_an_index_that_changed(
+    own: Any, index: SimpleIndex, wheel: Callable[..., None], tmp_path: Path
+) -> None:
+    write_stack(own.project, "s", {"lib": {"version": ">=1"}})
+    wheel("lib", "1.0", requires=("dep",))
+    wheel("lib", "1.1", "2025-03-01T00:00:00Z", requires=("dep",))
+    wheel("dep", "1.0")
+    arguments = ("lock", "--stack", "s", "--as-of", "2025-04-01")
+    own.run(*arguments, "--name", "dated")
+    before = files_of(own, "dated")
+    assert lock_of(own, "dated").components["lib"].version == "1.1"
+    # Newer releases come, and the one that was locked is yanked.
+    wheel("lib", "2.0", NEW, requires=("dep",))
+    wheel("dep", "2.0", NEW)
+    index.yank(f"lib-1.1-{ANY}.whl")
+    own.env["UV_CACHE_DIR"] = str(tmp_path / "another-uv")
+    own.run(*arguments, "--name", "dated", "--upgrade")
+    assert files_of(own, "dated") == before
+    assert result(own.run(*arguments, "--name", "dated", "--diff", "--json"))["changes"] == []
+    assert 'exclude-newer = "2025-04-02T00:00:00Z"' in before["pyproject.toml"]
+    assert index.address not in "".join(before.values())
+    own.run("lock", "--stack", "s", "--name", "dated")
+    lock = lock_of(own, "dated")
+    assert (lock.components["lib"].version, lock.inputs.as_of_asked) == ("2.0", "now")
+
+
+def test_as_of_a_day_gives_the_same_files_in_another_project(
+    own: Any, index: SimpleIndex, wheel: Callable[..., None]
+) -> None:
+    write_stack(own.project, "s", {"lib": {"version": ">=1"}})
+    wheel("lib", "1.0")
+    own.run("lock", "--stack", "s", "--as-of", "2025-04-01", "--name", "first")
+    wheel("lib", "1.1", "2025-04-02T00:00:00Z")
+    wheel("lib", "0.9", NEW)
+    index.yank(f"lib-1.1-{ANY}.whl")
+    own.run("lock", "--stack", "s", "--as-of", "2025-04-01", "--name", "second")
+    assert files_of(own, "first") == files_of(own, "second")
+
+
+def test_a_dated_lock_whose_release_is_gone_is_resolved_anew(
+    own: Any, index: SimpleIndex, wheel: Callable[..., None], tmp_path: Path
+) -> None:
+    write_stack(own.project, "s", {"lib": {"version": ">=1"}}, as_of="2025-04-01")
+    wheel("lib", "1.0")
+    wheel("lib", "1.1")
+    own.run("lock", "--stack", "s")
+    index.remove(f"lib-1.1-{ANY}.whl")
+    own.env["UV_CACHE_DIR"] = str(tmp_path / "another-uv")
+    done = own.run("lock", "--stack", "s", "--upgrade")
+    assert "do not resolve any more" in done.stderr
+    assert lock_of(own, "s").components["lib"].version == "1.0"
+
+
+def test_as_of_release_of_a_version_counts_from_its_upload(
+    own: Any, index: SimpleIndex, wheel: Callable[..., None]
+) -> None:
+    write_stack(own.project, "s", {"lib": {"version": ">=1"}, "dep": {}}, anchor="lib", margin_days=10)
+    wheel("lib", "1.0", "2025-01-01T10:00:00.5Z")
+    wheel("lib", "2.0", NEW)
+    for version, day in (("1.0", "2024-12-01"), ("1.1", "2025-01-11"), ("1.2", "2025-01-12")):
+        wheel("dep", version, f"{day}T09:00:00Z")
+    own.run("lock", "--stack", "s", "--pin", "lib=1.0")
+    lock = lock_of(own, "s-1.0")
+    assert lock.inputs.as_of == "2025-01-11T10:00:00Z"
+    assert lock.inputs.as_of_asked == "release"
+    assert lock.components["dep"].version == "1.1"
+    assert result(own.run("lock", "--stack", "s", "--pin", "lib=1.0", "--json"))["built"] is False
+    own.run("lock", "--check")
+
+
+def test_as_of_release_needs_an_index_that_knows_dates(own: Any, wheel: Callable[..., None]) -> None:
+    write_stack(own.project, "s", {"lib": {"version": ">=1"}}, anchor="lib")
+    wheel("lib", "1.0", None)
+    told = error(own.run("lock", "--stack", "s", "--pin", "lib=1.0", "--json", status=3))
+    assert "does not say when lib 1.0 was uploaded" in told["what"]
+    told = error(own.run("lock", "--stack", "s", "--as-of", "soon", "--json", status=2))
+    assert "--as-of soon" in told["what"]
+    write_stack(own.project, "anchorless", {"lib": {"version": ">=1"}})
+    told = error(own.run("lock", "--stack", "anchorless", "--as-of", "release", "--json", status=2))
+    assert "has none" in told["what"]
+
+
+def test_a_component_with_a_date_of_its_own_may_be_newer(own: Any, wheel: Callable[..., None]) -> None:
+    write_stack(own.project, "s", {"lib": {"as_of": "2025-06-02"}, "dep": {}}, as_of="2025-02-01")
+    for name in ("lib", "dep"):
+        wheel(name, "1.0")
+        wheel(name, "2.0", NEW)
+        wheel(name, "3.0", "2025-07-01T00:00:00Z")
+    own.run("lock", "--stack", "s")
+    components = lock_of(own, "s").components
+    assert (components["lib"].version, components["dep"].version) == ("2.0", "1.0")
+
+
+def test_a_pin_that_says_what_the_stack_says_is_none(own: Any, wheel: Callable[..., None]) -> None:
+    write_stack(own.project, "s", {"lib": {"version": "==1.0"}}, anchor="lib", as_of="2025-02-01")
+    wheel("lib", "1.0")
+    own.run("lock", "--stack", "s")
+    before = files_of(own, "s")
+    assert result(own.run("lock", "--stack", "s", "--pin", "Lib=1.0", "--json"))["built"] is False
+    assert files_of(own, "s") == before
+
+
+# ---- the compile phase
+
+
+PYPROJECT = '[build-system]\nrequires = ["builder>=1", "torch"]\nbuild-backend = "no_such_backend"\n'
+
+
+def compile_stack(own: Any, **component: Any) -> None:
+    components = {"kernels": {"phase": "compile", "version": ">=1,<3", **component}}
+    write_stack(own.project, "s", components, target="gpu", base=GPU_BASE)
+
+
+def test_compile_phase_is_read_from_the_sdist_and_never_built(
+    own: Any, index: SimpleIndex, wheel: Callable[..., None], tmp_path: Path
+) -> None:
+    compile_stack(own)
+    requires = ("core-cu12==1.0", "dep>=1 ; python_version > '3'", "extra-thing ; extra == 'more'")
+    sdist = make_sdist(tmp_path, "kernels", "1.0", requires=requires, extras=("more",), pyproject=PYPROJECT)
+    index.add(sdist, OLD)
+    for name in ("core_cu12", "core_cu13", "dep", "builder"):
+        wheel(name, "1.0")
+    own.run("lock", "--stack", "s")
+    lock, files = lock_of(own, "s", GPU_BASE), files_of(own, "s", GPU_BASE)
+    assert lock.rewritten == ("core-cu12==1.0 -> core-cu13==1.0",)
+    assert lock.components["kernels"].version == "1.0"
+    assert lock.components["kernels"].sdist is not None
+    assert lock.components["kernels"].sdist.removeprefix("sha256:") in files["compile.txt"]
+    assert "\nbuilder==1.0" in files["main.txt"]
+    assert "\nkernels==1.0" in files["compile.txt"]
+    assert "\ncore-cu13==1.0" in files["compile.txt"]
+    assert "cu12" not in files["main.txt"] + files["compile.txt"]
+    assert "torch" not in files["main.txt"]
+    assert 'provides-extra = ["more"]' in files["pyproject.toml"]
+    # Again, with the sdist from the store: the index is not asked for it twice.
+    count = index.requested.count(f"/files/{sdist.name}")
+    own.run("lock", "--stack", "s", "--upgrade")
+    assert index.requested.count(f"/files/{sdist.name}") == count == 1
+
+
+@pytest.mark.parametrize("stated", [("kernels", "1.1"), ("other", "1.0")])
+def test_an_sdist_that_states_another_name_or_version_is_refused(
+    own: Any, index: SimpleIndex, tmp_path: Path, stated: tuple[str, str]
+) -> None:
+    compile_stack(own)
+    index.add(make_sdist(tmp_path, "kernels", "1.0", stated=stated), OLD)
+    told = error(own.run("lock", "--stack", "s", "--json", status=5))
+    assert f"Its PKG-INFO is of {' '.join(stated)}." in told["why"]
+
+
+def test_a_wheel_may_belong_to_the_compile_phase(own: Any, wheel: Callable[..., None]) -> None:
+    compile_stack(own)
+    wheel("kernels", "1.0", requires=("dep",))
+    wheel("dep", "1.0")
+    own.run("lock", "--stack", "s")
+    text = files_of(own, "s", GPU_BASE)["compile.txt"]
+    assert "\nkernels==1.0" in text
+    assert "\ndep==1.0" in text
+
+
+# ---- checks
+
+
+def check_stack(own: Any, **requirements: str) -> tuple[str, ...]:
+    """A stack of `lib` and these packages on the base with CUDA 13.0 and glibc 2.35; the command that locks it."""
+    needed = {name.replace("_", "-"): {"version": version, "reason": "a"} for name, version in requirements.items()}
+    write_stack(own.project, "s", {"lib": {}}, target="gpu", base=GPU_BASE, requirements=needed)
+    return ("lock", "--stack", "s", "--json")
+
+
+def refused(own: Any, command: tuple[str, ...], code: str) -> str:
+    """The lock is refused by this check alone, and let pass with its code; returns what was found."""
+    told = error(own.run(*command, status=5))
+    assert {line[1:].split("]")[0] for line in told["why"].splitlines() if line.startswith("[")} == {code}
+    assert f"--allow {code}" in told["fix"]
+    assert not (own.project / "lockfiles/s").exists()
+    own.run(*command, "--allow", code)
+    (allowed,) = {line.split(":")[0] for line in lock_of(own, "s", GPU_BASE).allowed}
+    assert allowed == code
+    why: str = told["why"]
+    return why
+
+
+def test_packages_of_two_cuda_versions_are_refused(own: Any, wheel: Callable[..., None]) -> None:
+    for name in ("lib", "core_cu12", "core_cu13"):
+        wheel(name, "1.0")
+    why = refused(own, check_stack(own, core_cu12="", core_cu13=""), "cuda-mixed")
+    assert "CUDA 12: core-cu12; CUDA 13: core-cu13" in why
+
+
+def test_a_cuda_that_does_not_know_the_targets_sm_is_refused(own: Any, wheel: Callable[..., None]) -> None:
+    write_target(own.project, "gpu", sm=("90", "100"))
+    write_base(own.project, GPU_BASE, cuda="12.6", glibc="2.35")
+    wheel("lib", "1.0")
+    wheel("cuda_toolkit", "12.6.3")
+    why = refused(own, check_stack(own, cuda_toolkit=""), "sm-floor")
+    assert "SM 100" in why
+    assert "takes 12.8 or newer" in why
+    assert "SM 90" not in why
+
+
+def test_a_cuda_above_the_fleets_driver_is_refused(own: Any, wheel: Callable[..., None]) -> None:
+    write_target(own.project, "gpu", sm=("90",), driver="550.54.15")
+    wheel("lib", "1.0")
+    why = refused(own, check_stack(own), "driver")
+    assert "CUDA 13.0 takes driver 580 or newer; the fleet of target gpu has 550.54.15" in why
+
+
+def test_a_known_conflict_is_refused(own: Any, wheel: Callable[..., None]) -> None:
+    conflicts = own.project / "envs/conflicts/lib-dep.toml"
+    conflicts.parent.mkdir(parents=True)
+    conflicts.write_text(
+        'summary = "they hang"\npackages = { lib = "<2", dep = ">=1" }\nevidence = "seen"\nfix = "Take dep<1."\n'
+    )
+    wheel("lib", "1.0")
+    wheel("dep", "1.0")
+    why = refused(own, check_stack(own, dep=""), "lib-dep")
+    assert "lib 1.0 with dep 1.0: they hang (evidence: seen)" in why
+    wheel("dep", "0.9")
+    own.run(*check_stack(own, dep="<1"), "--upgrade")
+    assert lock_of(own, "s", GPU_BASE).allowed == ()
+
+
+def test_wheels_for_a_newer_glibc_do_not_get_into_a_lock(own: Any, wheel: Callable[..., None]) -> None:
+    wheel("lib", "1.0")
+    wheel("native", "1.0", tags="cp311-cp311-manylinux_2_28_x86_64")
+    wheel("native", "2.0", tags="cp311-cp311-manylinux_2_39_x86_64")
+    own.run(*check_stack(own, native=""))
+    assert "native==1.0" in files_of(own, "s", GPU_BASE)["main.txt"]
+    told = error(own.run(*check_stack(own, native=">=2"), status=4))
+    assert "glibc" in told["why"] or "platform" in told["why"]
+
+
+def test_the_package_indexs_torch_on_a_base_without_cuda_is_the_users_choice(
+    own: Any, wheel: Callable[..., None]
+) -> None:
+    write_stack(own.project, "s", {"torch": {"version": "==2.13.0"}})
+    wheel("torch", "2.13.0", requires=("cuda-toolkit==13.0.2", "cudnn-cu13"))
+    wheel("cuda_toolkit", "13.0.2")
+    wheel("cudnn_cu13", "9.0")
+    own.run("lock", "--stack", "s", "--torch-build", "index")
+    assert lock_of(own, "s").torch.build == "index"
