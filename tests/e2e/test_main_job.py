@@ -44,7 +44,7 @@ def record_of(tool: Tool) -> dict:
 
 def digests(tool: Tool) -> tuple[str, str]:
     record = record_of(tool)
-    return record["oci_digest"], record["sqsh_digest"]
+    return record["oci_digest"], record["sqsh"]["digest"]
 
 
 def test_main_job_certifies_six_cases(main_job: list[dict]) -> None:
@@ -156,7 +156,7 @@ def test_image_and_certify_several_at_once_end_well(main_job: list[dict], tool: 
 def test_lock_replaced_while_its_image_is_built_is_refused(main_job: list[dict], tool: Tool, tmp_path: Path) -> None:
     other = Tool(tmp_path, tmp_path / "cache")
     shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
-    shutil.copytree(tool.cache / "bases", other.cache / "bases")
+    shutil.copytree(tool.cache / "bases", other.cache / "bases", symlinks=True)
     (other.cache / "locks").mkdir()
     # Holds the image back until the lock has been replaced.
     (base,) = (other.cache / "bases").iterdir()
@@ -213,7 +213,7 @@ def test_main_job_killed_at_random_moments_ends_with_the_same_digests(
 ) -> None:
     other = Tool(tmp_path, tmp_path / "cache")
     shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
-    shutil.copytree(tool.cache / "bases", other.cache / "bases")
+    shutil.copytree(tool.cache / "bases", other.cache / "bases", symlinks=True)
     kill_at_random_moments(digests(tool), other, kills=3, seed=20261121, longest=40.0)
 
 

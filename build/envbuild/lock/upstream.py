@@ -24,7 +24,7 @@ SUBMODULE = "3rdparty/Megatron-LM"
 PYPROJECT = "pyproject.toml"
 # Upstream's names for repositories, and the packages that they are.
 PACKAGES = {"megatron-lm": "megatron-core", "transformer-engine": "transformer-engine", "mcore": "megatron-core"}
-_GIT_URL = re.compile(r"^git\+(?P<url>\w+://(?:[^@/]+@)?[^@#]+)@(?P<ref>[^@#]+)(?:#.*)?$")
+_GIT_URL = re.compile(r"^git\+(?P<url>\w+://(?:[^@/]+@)?[^@/#]*/[^@#]*)@(?P<ref>[^@#]+)(?:#.*)?$")
 
 
 @dataclass(frozen=True, kw_only=True)

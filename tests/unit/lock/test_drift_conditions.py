@@ -139,6 +139,20 @@ def test_code_that_runs_without_the_feature(code: str):
     assert severities(textwrap.dedent(LOST) + code) == [GUARDED, BREAKS]
 
 
+def test_a_name_bound_before_the_try_keeps_its_stand_in():
+    code = "try:\n    import lib.core\nexcept ImportError:\n    f = other\nf(x=1)"
+    assert severities(code) == []
+
+
+def test_why_a_finding_is_guarded():
+    code = "import lib.core\ntry:\n    lib.core.gone\nexcept {}:\n    pass"
+    assert drift(code.format("AttributeError"), F)[0].why == "inside try/except AttributeError"
+    assert drift(code.format(""), F)[0].why == "inside try/except"
+    assert drift("import lib.core\nif hasattr(lib.core, 'gone'):\n    lib.core.gone", F)[0].why.startswith(
+        "under a test"
+    )
+
+
 def test_other_branches_of_an_expression():
     assert severities("None if other else f(x=1)") == [BREAKS]
     assert severities("None if True else f(x=1)") == []

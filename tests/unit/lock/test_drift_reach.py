@@ -58,6 +58,11 @@ def test_modules_that_the_entries_import(code: str):
     assert reached(consumer, "app.main") == {"app/deep/bad.py": True}
 
 
+def test_modules_that_import_each_other():
+    consumer = {"app/main.py": "import app.bad", "app/bad.py": "from lib.core import gone\nimport app.main"}
+    assert reached(consumer, "app.main") == {"app/bad.py": True}
+
+
 def test_packages_on_the_way_are_imported():
     consumer = {"app/main.py": "import app.deep.other", "app/deep/__init__.py": "from lib.core import gone"}
     consumer["app/deep/other.py"] = ""
@@ -92,10 +97,8 @@ def test_what_lies_below_an_entry_is_an_entry():
     ],
 )
 def test_functions_outside_the_entries_need_a_user(entry: str, expected: bool):
-    bad = (
-        BAD
-        + "if a:\n    def idle():\n        used()\ndef other(): ...\ndef caller():\n    used()\nclass Child(Mother): ...\nclass Mother:\n    x = used\n"
-    )
+    bad = BAD + "if a:\n    def idle():\n        used()\n"
+    bad += "def other(): ...\ndef caller():\n    used()\nclass Child(Mother): ...\nclass Mother:\n    x = used\n"
     assert reached({"app/main.py": entry, "app/bad.py": bad}, "app.main") == {"used": expected}
 
 

@@ -254,6 +254,8 @@ class _Collector:
             return
         if statement.value is not None:
             self._bind(name, Assigned(statement.value, self.scope))
+            if self.scope.walrus:
+                self._opaque_names(statement.value)
         if self.scope.kind != "class":
             return
         if getattr(statement.annotation, "attr", getattr(statement.annotation, "id", "")) == "KW_ONLY":

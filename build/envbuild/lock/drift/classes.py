@@ -25,7 +25,8 @@ from envbuild.lock.drift.symbols import (
 
 # Bases of other packages that bring no constructor arguments, fields or methods of interest.
 _PLAIN = frozenset({"builtins.object", "abc.ABC", "typing.Generic", "typing.Protocol", "typing_extensions.Protocol"})
-_DATACLASSES = frozenset({"dataclasses.dataclass", "pydantic.dataclasses.dataclass"})
+# Not pydantic's: those of it ignore keywords they do not know.
+_DATACLASSES = frozenset({"dataclasses.dataclass"})
 # Of an enumeration whose bases are these, the class body shows every member.
 _ENUMERATIONS = frozenset({"enum.Enum", "enum.IntEnum", "enum.Flag", "enum.IntFlag", "enum.StrEnum"})
 _FIELD = "dataclasses.field"

@@ -1,0 +1,52 @@
+"""Git repositories that are dictionaries, for what only reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime, timezone
+
+from envbuild.lock.git import Commit, CommitKind
+from envbuild.lock.refs import GitRef
+
+TIP = "a" * 40
+
+
+@dataclass
+class FakeRepository:
+    """One commit's files; ``resolved`` holds what was asked for."""
+
+    url: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    submodules: Mapping[str, str] = field(default_factory=dict)
+    submodule_urls: Mapping[str, str] = field(default_factory=dict)
+    kind: CommitKind = CommitKind.BRANCH
+    resolved: list[tuple[str, date | datetime | None]] = field(default_factory=list)
+
+    def resolve(self, ref: GitRef, as_of: date | datetime | None = None) -> Commit:
+        self.resolved.append((ref.name, as_of))
+        sha = ref.name if ref.is_full_commit else TIP
+        kind = CommitKind.COMMIT if ref.may_be_commit else self.kind
+        return Commit(sha=sha, committed_at=datetime(2025, 1, 2, 3, tzinfo=timezone.utc), kind=kind, name=ref.name)
+
+    def read_file(self, commit: Commit, path: str) -> str | None:
+        return self.files.get(path)
+
+    def list_tree(self, commit: Commit, path: str = "") -> list[str]:
+        return [name.removeprefix(f"{path}/") for name in self.files if name.startswith(f"{path}/")]
+
+    def submodule_commit(self, commit: Commit, path: str) -> str | None:
+        return self.submodules.get(path)
+
+    def submodule_url(self, commit: Commit, path: str) -> str | None:
+        return self.submodule_urls.get(path)
+
+
+class FakeRepositories:
+    """Repositories by address; an address that is not there has no files."""
+
+    def __init__(self, *repositories: FakeRepository) -> None:
+        self.all = {repository.url: repository for repository in repositories}
+
+    def at(self, url: str) -> FakeRepository:
+        return self.all.setdefault(url, FakeRepository(url))

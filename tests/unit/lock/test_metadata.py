@@ -1,0 +1,146 @@
+"""What sdists declare, read and never typed in."""
+
+import zipfile
+
+import pytest
+from helpers.simple_index import make_sdist
+
+from envbuild.catalog.site import Site, load_site
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionError
+from envbuild.core.progress import SilentReporter
+from envbuild.lock.metadata import DEFAULT_BUILD_REQUIRES, build_requires, compile_metadata, fetch_sdist, read_sdist
+from envbuild.store.local import LocalStore
+
+
+def read(tmp_path, cuda="13", version="1.0", **sdist):
+    return read_sdist("kernels", version, make_sdist(tmp_path, "kernels", version, **sdist).read_bytes(), cuda)
+
+
+def test_requirements_extras_and_build_requirements(tmp_path):
+    found = read(
+        tmp_path,
+        requires=("torch>=2", "x ; extra == 'more'"),
+        extras=("more",),
+        pyproject='[build-system]\nrequires = ["ninja", "torch"]\n',
+    )
+    assert found.requires_dist == ("torch>=2", "x ; extra == 'more'")
+    assert found.provides_extra == ("more",)
+    assert found.build_requires == ("ninja", "torch")
+    assert found.rewritten == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "cuda", "expected"),
+    [
+        ("te-cu12==2.9.0", "13", "te-cu13==2.9.0"),
+        ("te_cu12[x]>=1 ; python_version > '3'", "13", "te-cu13[x]>=1 ; python_version > '3'"),
+        ("te-cu13==2.9.0", "12", "te-cu12==2.9.0"),
+        ("te-cu13==2.9.0", "13", None),
+        ("te-cu12==2.9.0", None, None),
+        ("cupy-cuda12x", "13", None),
+        ("accu12", "13", None),
+    ],
+)
+def test_cuda_of_the_base_decides(tmp_path, line, cuda, expected):
+    found = read(tmp_path, cuda, requires=("a", line))
+    assert found.requires_dist == ("a", expected or line)
+    assert found.rewritten == ((f"{line} -> {expected}",) if expected else ())
+
+
+@pytest.mark.parametrize("stated", [("kernels", "2.0"), ("other", "1.0"), ("", "")])
+def test_another_name_or_version_is_refused(tmp_path, stated):
+    with pytest.raises(CheckRefusedError, match=r"sdist of kernels 1\.0 cannot be used"):
+        read(tmp_path, stated=stated)
+
+
+@pytest.mark.parametrize("stated", [("Kernels", "1.0"), ("kernels", "1.0.0"), ("KERNELS", "v1.0")])
+def test_other_spellings_of_the_same_are_the_same(tmp_path, stated):
+    assert read(tmp_path, stated=stated).name == "kernels"
+
+
+@pytest.mark.parametrize("content", [b"", b"PK no zip", b"\x1f\x8b no gzip", b"text"])
+def test_what_is_no_archive_is_refused(content):
+    with pytest.raises(CheckRefusedError, match="cannot be used"):
+        read_sdist("kernels", "1.0", content, "13")
+
+
+def test_zip_sdists_are_read(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("kernels-1.0/PKG-INFO", "Metadata-Version: 2.1\nName: kernels\nVersion: 1.0\n")
+        archive.writestr("kernels-1.0/kernels.egg-info/PKG-INFO", "Name: wrong\nVersion: 9\n")
+    found = read_sdist("kernels", "1.0", (tmp_path / "a.zip").read_bytes(), "13")
+    assert found.build_requires == DEFAULT_BUILD_REQUIRES
+
+
+def test_only_the_top_pkg_info_counts(tmp_path):
+    found = read(tmp_path, files={"kernels.egg-info/PKG-INFO": "Name: wrong\nVersion: 9\n"}, requires=("a",))
+    assert found.requires_dist == ("a",)
+
+
+@pytest.mark.parametrize("text", [None, "", "[project]\nname = 'x'\n", "[build-system]\nbuild-backend = 'x'\n"])
+def test_default_build_requirements(text):
+    assert build_requires(text) == DEFAULT_BUILD_REQUIRES
+
+
+def test_no_build_requirements_at_all():
+    assert build_requires("[build-system]\nrequires = []\n") == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "build-system = 1\n", "[build-system]\nrequires = 'x'\n", "[build-system]\nrequires = [1]\n"]
+)
+def test_unreadable_build_requirements(tmp_path, text):
+    with pytest.raises(ValueError):
+        build_requires(text)
+    with pytest.raises(CheckRefusedError, match=r"kernels 1\.0"):
+        read(tmp_path, pyproject=text)
+
+
+@pytest.fixture
+def site() -> Site:
+    return load_site()
+
+
+@pytest.fixture
+def store(tmp_path) -> LocalStore:
+    return LocalStore(tmp_path / "cache", SilentReporter())
+
+
+def package(sdist):
+    return {"name": "kernels", "version": "1.0", **({"sdist": sdist} if sdist else {})}
+
+
+def test_fetch_verifies_and_keeps(tmp_path, site, store):
+    path = make_sdist(tmp_path, "kernels", "1.0")
+    content = path.read_bytes()
+    entry = package({"url": path.as_uri(), "hash": sha256_bytes(content)})
+    assert fetch_sdist(entry, tmp_path, site, store) == (content, sha256_bytes(content))
+    path.unlink()
+    assert fetch_sdist(entry, tmp_path, site, store)[0] == content
+
+
+def test_fetch_of_another_file_than_stated_is_refused(tmp_path, site, store):
+    path = make_sdist(tmp_path, "kernels", "1.0")
+    with pytest.raises(CheckRefusedError, match="not the one that the index states"):
+        fetch_sdist(package({"path": path.name, "hash": sha256_bytes(b"x")}), tmp_path, site, store)
+    assert list((store.root / "staging").iterdir()) == []
+
+
+def test_fetch_without_sdist_or_network(tmp_path, site, store):
+    with pytest.raises(ResolutionError, match=r"kernels 1\.0 has no sdist"):
+        fetch_sdist(package(None), tmp_path, site, store)
+    with pytest.raises(NetworkError, match="cannot download"):
+        fetch_sdist(package({"url": (tmp_path / "gone").as_uri(), "hash": "sha256:aa"}), tmp_path, site, store)
+
+
+def test_wheels_of_the_compile_phase_are_left_to_uv(tmp_path, site, store):
+    path = make_sdist(tmp_path, "kernels", "1.0")
+    locked = {
+        "kernels": package({"path": path.name}),
+        "core": {"name": "core", "version": "1", "wheels": [{"url": "https://x/core.whl"}]},
+    }
+    told: list[str] = []
+    found = compile_metadata(["Kernels", "core"], locked, tmp_path, "13", site, store, told.append)
+    assert [(item.name, item.sdist_digest) for item in found] == [("kernels", sha256_bytes(path.read_bytes()))]
+    assert told == ["kernels 1.0"]

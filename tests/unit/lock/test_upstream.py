@@ -1,0 +1,102 @@
+"""Upstream's own pins, from trees shaped like NeMo's and Megatron-Bridge's."""
+
+import json
+
+import pytest
+from helpers.fake_git import TIP, FakeRepository
+
+from envbuild.core.errors import ConfigurationError
+from envbuild.lock.refs import GitRef
+from envbuild.lock.upstream import Companion, companions, has_llm_collection
+
+SHA = "3cdfd613e68e0000000000000000000000000000"
+
+
+def found(files=None, **more):
+    repository = FakeRepository("https://x/r", files or {}, **more)
+    return companions(repository, repository.resolve(GitRef("main")))
+
+
+def manifest(**entries):
+    return json.dumps({"ngc-pytorch": "x", "vcs-dependencies": entries, "pypi-dependencies": {}})
+
+
+def overrides(*lines):
+    return f"[tool.uv]\noverride-dependencies = {json.dumps(lines)}\n"
+
+
+def test_a_tree_without_pins_has_none():
+    assert found() == {}
+    assert found({"pyproject.toml": "[project]\nname = 'x'\n"}) == {}
+
+
+def test_manifest_of_nemo():
+    entries = {
+        "megatron-lm": {"repo": "https://x/m", "ref": SHA},
+        "transformer_engine": {"repo": "https://x/te", "ref": "v2.2"},
+        "apex": {"repo": "https://x/apex"},
+    }
+    where = "requirements/manifest.json"
+    assert found({where: manifest(**entries)}) == {
+        "megatron-core": Companion(package="megatron-core", where=where, git="https://x/m", ref=SHA),
+        "transformer-engine": Companion(package="transformer-engine", where=where, git="https://x/te", ref="v2.2"),
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"vcs-dependencies": []}', manifest(**{"megatron-lm": {"repo": "x"}})]
+)
+def test_manifest_of_another_form_is_refused(text):
+    with pytest.raises(ConfigurationError, match=r"requirements/manifest\.json of https://x/r at aaaaaaaaaaaa"):
+        found({"requirements/manifest.json": text})
+
+
+def test_submodule_of_bridge_wins_over_its_overrides():
+    place = "3rdparty/Megatron-LM"
+    pins = found(
+        {"pyproject.toml": overrides("megatron-core==0.1")},
+        submodules={place: SHA},
+        submodule_urls={place: "https://x/m.git"},
+    )
+    assert pins == {
+        "megatron-core": Companion(package="megatron-core", where=f"submodule {place}", git="https://x/m.git", ref=SHA)
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "git", "ref"),
+    [
+        ("te @ git+https://x/te.git@v2.2", "https://x/te.git", "v2.2"),
+        ("te @ git+https://x/te@release/2.2#subdirectory=a", "https://x/te", "release/2.2"),
+        ("te @ git+ssh://git@github.com/a/te@v2", "ssh://git@github.com/a/te", "v2"),
+        ("te @ git+https://user@x/te@v2", "https://user@x/te", "v2"),
+    ],
+)
+def test_overrides_from_git(line, git, ref):
+    (pin,) = found({"pyproject.toml": overrides(line)}).values()
+    assert (pin.package, pin.git, pin.ref, pin.specifier) == ("te", git, ref, None)
+
+
+@pytest.mark.parametrize(
+    "line", ["te @ git+https://x/te", "te @ git+ssh://git@github.com/a/te", "te @ https://x/a.whl"]
+)
+def test_overrides_that_pin_nothing_are_left_out(line):
+    assert found({"pyproject.toml": overrides(line)}) == {}
+
+
+def test_overrides_of_versions():
+    pins = found({"pyproject.toml": overrides("Foo_Bar[x]>=1,<2", "torch>=2; sys_platform == 'never'", "any")})
+    assert list(pins) == ["foo-bar"]
+    assert pins["foo-bar"].specifier in {">=1,<2", "<2,>=1"}
+
+
+@pytest.mark.parametrize("text", ["[", "tool = 1\n", "[tool.uv]\noverride-dependencies = ['>>']\n"])
+def test_pyproject_of_another_form_is_refused(text):
+    with pytest.raises(ConfigurationError, match=r"pyproject\.toml of https://x/r"):
+        found({"pyproject.toml": text})
+
+
+def test_llm_collection():
+    for files, has in (({"nemo/collections/llm/__init__.py": ""}, True), ({"nemo/collections/asr/a.py": ""}, False)):
+        repository = FakeRepository("https://x/r", files)
+        assert has_llm_collection(repository, repository.resolve(GitRef(TIP))) is has

@@ -1,0 +1,108 @@
+"""Syncing a lock into a folder of this machine: what is refused before anything is touched."""
+
+import os
+
+import pytest
+from helpers.locks import make_lock
+
+from envbuild.catalog.site import load_site
+from envbuild.core.errors import UsageError
+from envbuild.core.progress import SilentReporter
+from envbuild.lock.record import read_lock
+from envbuild.sync import local
+from envbuild.sync.install import PhaseRun, locked_torch
+from envbuild.sync.local import sync
+
+
+@pytest.fixture
+def lock(tmp_path):
+    make_lock(tmp_path / "lock")
+    return read_lock(tmp_path / "lock")
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """What would be installed and imported; torch's build is in a folder."""
+    made: dict = {}
+
+    def install(lock, place, source_args, reporter, *, phases):
+        made["install"] = (place.venv, list(source_args), list(phases))
+        return tuple(PhaseRun(phase=phase, packages=1, seconds=0.1, log=tmp_path) for phase in phases)
+
+    monkeypatch.setattr(local, "install", install)
+    monkeypatch.setattr(local, "check_imports", lambda modules, *rest: made.update(imports=dict(modules)))
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    (wheels / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").write_bytes(b"")
+    monkeypatch.setenv("UV_FIND_LINKS", str(wheels))
+    return made
+
+
+def run(lock, tmp_path, *phases, into="venv"):
+    return sync(
+        lock,
+        tmp_path / into,
+        phases=phases or ("main", "compile", "git"),
+        site=load_site(),
+        logs=tmp_path / "logs",
+        reporter=SilentReporter(),
+    )
+
+
+def test_sync_installs_and_imports(lock, tmp_path, calls):
+    done = run(lock, tmp_path)
+    venv, arguments, phases = calls["install"]
+    assert (venv, arguments, phases) == (
+        str(tmp_path / "venv"),
+        ["--find-links", str(tmp_path / "wheels")],
+        ["main", "compile", "git"],
+    )
+    assert calls["imports"] == {"torch": ("torch",)}
+    assert (done.imported, done.not_checked) == (("torch",), ())
+
+
+def test_modules_of_phases_that_were_left_out_are_not_checked(lock, tmp_path, calls):
+    components = {
+        "torch": lock.lock.components["torch"],
+        "flash-attn": lock.lock.components["torch"].model_copy(update={"phase": "compile", "modules": ("flash",)}),
+        "nemo": lock.lock.components["torch"].model_copy(update={"commit": "a" * 40, "modules": ("nemo",)}),
+    }
+    components["flash-attn"] = type(components["torch"])(**components["flash-attn"].model_dump(warnings=False))
+    part = type(lock)(lock.path, lock.lock.model_copy(update={"components": components}))
+    done = run(part, tmp_path, "main", "git")
+    assert (done.imported, done.not_checked) == (("torch", "nemo"), ("flash",))
+    assert run(part, tmp_path, "main").not_checked == ("flash", "nemo")
+
+
+@pytest.mark.parametrize("phases", [("git",), ("main", "wheels"), ("",)])
+def test_phases_that_cannot_be_installed(lock, tmp_path, calls, phases):
+    with pytest.raises(UsageError, match="cannot be installed"):
+        run(lock, tmp_path, *phases)
+    assert calls == {}
+
+
+def test_an_environment_is_made_anew_and_nothing_else_is_touched(lock, tmp_path, calls):
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv/pyvenv.cfg").write_text("")
+    run(lock, tmp_path)
+    assert not (tmp_path / "venv").exists(), "the old one went; the install is a stand-in here"
+    (tmp_path / "empty").mkdir()
+    run(lock, tmp_path, into="empty")
+    calls.clear()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis").write_text("years")
+    (tmp_path / "file").write_text("")
+    for name in ("mine", "file"):
+        with pytest.raises(UsageError, match="is there and is no environment"):
+            run(lock, tmp_path, into=name)
+    assert (calls, os.listdir(tmp_path / "mine")) == ({}, ["thesis"])
+
+
+def test_a_stack_without_torch_and_a_base_that_brings_it_look_for_none(lock, monkeypatch):
+    monkeypatch.setenv("ENVBUILD_TORCH_INDEX", "http://127.0.0.1:1/")
+    monkeypatch.setenv("UV_FIND_LINKS", "")
+    for changes in (
+        {"torch": lock.lock.torch.model_copy(update={"version": ""})},
+        {"base": lock.lock.base.model_copy(update={"provides": {"torch": "2.13.0"}})},
+    ):
+        assert locked_torch(load_site(), lock.lock.model_copy(update=changes)).kind == "package-index"
