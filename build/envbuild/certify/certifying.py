@@ -110,6 +110,52 @@ def certify(
         CertificationFailedError: a case did not pass; the results and logs stay.
         CertificationCannotRunError: no runtime, or the image lacks the stack.
     """
+    job = _make_job(selection, lock, image, matrix_name, only, out_dir, store)
+    if is_older(lock.lock, selection):
+        reporter.note("note: the lock is older than its stack or base; what is certified is what was locked")
+    certificate, ids = job.folder / CERTIFICATE_FILE, tuple(case.id for case in job.cases)
+    # Two runs of one key share a folder: the second waits, and then finds the certificate.
+    waiting = f"another envbuild certifies the same in {job.folder}: waiting for it"
+    with locks.exclusive(job.folder.with_name(f".{job.folder.name}.lock"), on_wait=lambda: reporter.note(waiting)):
+        if not fresh and _certifies(certificate, job.key):
+            if problem := seals.broken(image.path):
+                raise CheckRefusedError(
+                    f"the image in {image.path} is not the one that was certified",
+                    why=f"{problem} since it was built.",
+                    fix=f"Put it right: envbuild image --stack {selection.stack_name} --base {selection.base_name} "
+                    f"--target {selection.target_name}",
+                )
+            return Certification(certificate=certificate, key=job.key, ran=False, verdicts=(), case_ids=ids)
+        verdicts = _certify(job, certificate, _runtime(runtime_name), reporter)
+    return Certification(certificate=certificate, key=job.key, ran=True, verdicts=verdicts, case_ids=ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What is certified, with what, and where its files go."""
+
+    plan: dict[str, Json]
+    key: str
+    cases: tuple[Case, ...]
+    matrix_name: str
+    matrix: Matrix
+    whole_matrix: bool
+    subject: Subject
+    smoke: Path
+    smoke_digest: str
+    image: PlacedImage
+    folder: Path
+
+
+def _make_job(
+    selection: Selection,
+    lock: LockDirectory,
+    image: PlacedImage,
+    matrix_name: str,
+    only: tuple[str, ...],
+    out_dir: Path,
+    store: LocalStore,
+) -> _Job:
     matrix = selection.catalog.matrix(matrix_name)
     cases = chosen_cases(matrix, matrix_name, selection, only)
     if image.record.lock_digest != lock.lock.digest:
@@ -118,8 +164,6 @@ def certify(
             why=f"It has lock {image.record.lock_digest}; the lock now is {lock.lock.digest}.",
             fix=f"Build it again: envbuild image --stack {selection.stack_name} --target {selection.target_name}",
         )
-    if is_older(lock.lock, selection):
-        reporter.note("note: the lock is older than its stack or base; what is certified is what was locked")
     image.sqsh()
     subject = Subject(
         stack=selection.stack_name,
@@ -142,8 +186,7 @@ def certify(
     key = certification_key(plan, matrix, smoke_digest, scope=matrix_name if whole else f"part of {matrix_name}")
     name = f"{selection.stack_name}-{selection.base_name}-{selection.target_name}"
     folder = out_dir / "certificates" / name / key.removeprefix("sha256:")[:12]
-    certificate = folder / CERTIFICATE_FILE
-    job = _Job(
+    return _Job(
         plan=plan,
         key=key,
         cases=cases,
@@ -156,38 +199,6 @@ def certify(
         image=image,
         folder=folder,
     )
-    # Two runs of one key share a folder: the second waits, and then finds the certificate.
-    waiting = f"another envbuild certifies the same in {folder}: waiting for it"
-    with locks.exclusive(folder.with_name(f".{folder.name}.lock"), on_wait=lambda: reporter.note(waiting)):
-        ids = tuple(case.id for case in cases)
-        if not fresh and _certifies(certificate, key):
-            if problem := seals.broken(image.path):
-                raise CheckRefusedError(
-                    f"the image in {image.path} is not the one that was certified",
-                    why=f"{problem} since it was built.",
-                    fix=f"Put it right: envbuild image --stack {selection.stack_name} --base {selection.base_name} "
-                    f"--target {selection.target_name}",
-                )
-            return Certification(certificate=certificate, key=key, ran=False, verdicts=(), case_ids=ids)
-        verdicts = _certify(job, certificate, _runtime(runtime_name), reporter)
-    return Certification(certificate=certificate, key=key, ran=True, verdicts=verdicts, case_ids=ids)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """What is certified, with what, and where its files go."""
-
-    plan: dict[str, Json]
-    key: str
-    cases: tuple[Case, ...]
-    matrix_name: str
-    matrix: Matrix
-    whole_matrix: bool
-    subject: Subject
-    smoke: Path
-    smoke_digest: str
-    image: PlacedImage
-    folder: Path
 
 
 def _certify(job: _Job, certificate: Path, runtime: Runtime, reporter: Reporter) -> tuple[Verdict, ...]:

@@ -101,25 +101,7 @@ def run(
                 # Without a buffer, so that a full disk shows while writing and never when the file is closed.
                 sink = stack.enter_context(log.open("ab", buffering=0))
                 sink.write(f"$ {mask(shlex.join(command))}\n".encode())
-        program = shutil.which(command[0], path=(env or os.environ).get("PATH"))
-        try:
-            if program is None:
-                raise FileNotFoundError(2, "no such program, or it may not be executed")
-            process = subprocess.Popen(
-                [*_prefix(), program, *command[1:]],
-                stdin=_stdin(stdin),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=dict(env) if env is not None else None,
-                cwd=cwd,
-                start_new_session=True,
-            )
-        except OSError as failure:
-            raise MachineError(
-                f"cannot {what}: {command[0]} does not start",
-                why=failure.strerror or str(failure),
-                fix="Check that the program is installed and may be executed.",
-            ) from failure
+        process = _start(command, what, env, cwd, stdin)
         _running.add(process)
         stack.callback(_running.discard, process)
         # Closed last: a program that is being ended may still print.
@@ -151,6 +133,30 @@ def run(
             log=log,
         )
     return finished
+
+
+def _start(
+    command: list[str], what: str, env: Mapping[str, str] | None, cwd: Path | None, stdin: bytes | int | None
+) -> subprocess.Popen[bytes]:
+    program = shutil.which(command[0], path=(env or os.environ).get("PATH"))
+    try:
+        if program is None:
+            raise FileNotFoundError(2, "no such program, or it may not be executed")
+        return subprocess.Popen(
+            [*_prefix(), program, *command[1:]],
+            stdin=_stdin(stdin),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(env) if env is not None else None,
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except OSError as failure:
+        raise MachineError(
+            f"cannot {what}: {command[0]} does not start",
+            why=failure.strerror or str(failure),
+            fix="Check that the program is installed and may be executed.",
+        ) from failure
 
 
 def ran_out_of_space(output: str, path: Path) -> bool:
