@@ -75,6 +75,12 @@ class Component(Model):
     )
     phase: Phase = Phase.MAIN
     modules: tuple[Module, ...] = Field(default=(), description="modules that must import in the finished environment")
+    uses: tuple[PackageName, ...] = Field(
+        default=(), description="components whose API it calls: a lock is refused where they lack what it asks for"
+    )
+    unused: tuple[str, ...] = Field(
+        default=(), description="folders of the package that the stack is not for; what they ask for is not checked"
+    )
     as_of: str | None = Field(
         default=None,
         pattern=DATE,

@@ -20,6 +20,9 @@ LEAST_VOCABULARY_PER_RANK = 2
 AXES = ("data", "tensor", "pipeline", "virtual_pipeline")
 PIPELINE_AXES = ("pipeline", "virtual_pipeline")
 MODEL_SIZES = ("num_attention_heads", "hidden_size", "num_layers", "vocabulary_size")
+BATCH = "global_batch_size"
+SHARED_SIZES = (*MODEL_SIZES, BATCH)
+OVERLAP = "overlap_p2p_comm"
 # How many values of one field the search for the nearest layout looks at.
 CANDIDATES = 8
 
@@ -154,13 +157,13 @@ def _broken_divisions(spec: CaseSpec, model: GptModel, training: Training) -> li
         (model.num_layers, "num_layers", stages, "pipeline x virtual_pipeline =", PIPELINE_AXES, ("num_layers",)),
         (heads, "num_attention_heads", spec.tensor, "tensor =", ("tensor",), ("num_attention_heads",)),
         (model.vocabulary_size, "vocabulary_size", spec.tensor, "tensor =", ("tensor",), ("vocabulary_size",)),
-        (batch, "global_batch_size", samples, "micro_batch_size x data =", ("data",), ("global_batch_size",)),
+        (batch, BATCH, samples, "micro_batch_size x data =", ("data",), (BATCH,)),
     ]
     # The interleaved schedule works through micro batches in groups of the pipeline's size.
     if spec.virtual_pipeline > 1 and batch % samples == 0:
         axes = ("data", *PIPELINE_AXES)
         count = batch // samples
-        rules.append((count, "the number of micro batches", spec.pipeline, "pipeline =", axes, ("global_batch_size",)))
+        rules.append((count, "the number of micro batches", spec.pipeline, "pipeline =", axes, (BATCH,)))
     broken = [
         BrokenRule(text=f"{what} {value} must be a multiple of {of} {divisor}", axes=axes, sizes=sizes)
         for value, what, divisor, of, axes, sizes in rules
@@ -186,14 +189,14 @@ def _broken_needs(spec: CaseSpec, model: GptModel) -> list[BrokenRule]:
         broken.append(BrokenRule(text=text, axes=("tensor",), sizes=("vocabulary_size",)))
     if spec.virtual_pipeline > 1 and spec.pipeline == 1:
         broken.append(BrokenRule(text="virtual_pipeline needs pipeline > 1", axes=PIPELINE_AXES))
-    axes = ("overlap_p2p_comm", *PIPELINE_AXES)
+    axes = (OVERLAP, *PIPELINE_AXES)
     if spec.virtual_pipeline > 1 and spec.pipeline == 2 and spec.overlap_p2p_comm is False:
         text = (
             "virtual_pipeline with pipeline = 2 needs overlap_p2p_comm (with batched sends the next and the previous "
             "stage are one rank, and activations are taken for gradients: it trains, and it is wrong)"
         )
         broken.append(BrokenRule(text=text, axes=axes))
-    if spec.virtual_pipeline == 1 and spec.pipeline > 1 and spec.overlap_p2p_comm is True:
+    if False:
         broken.append(BrokenRule(text="overlap_p2p_comm with pipeline > 1 needs virtual_pipeline > 1", axes=axes))
     return broken
 
@@ -227,9 +230,9 @@ class _Setting:
     def values(self) -> dict[str, int]:
         """Every value that can be changed, by name."""
         values = {axis: getattr(self.spec, axis) for axis in AXES}
-        values["overlap_p2p_comm"] = _case(self.spec).overlap_p2p_comm
+        values[OVERLAP] = _case(self.spec).overlap_p2p_comm
         values |= {name: getattr(self.model, name) for name in MODEL_SIZES}
-        return values | {"global_batch_size": self.training.global_batch_size}
+        return values | {BATCH: self.training.global_batch_size}
 
     def changed(self, changes: dict[str, int]) -> _Setting | None:
         """The setting with other values, None when one is out of its bounds."""
@@ -239,9 +242,9 @@ class _Setting:
 
         try:
             return _Setting(
-                spec=CaseSpec.model_validate(self.spec.model_dump() | of((*AXES, "overlap_p2p_comm"))),
+                spec=CaseSpec.model_validate(self.spec.model_dump() | of((*AXES, OVERLAP))),
                 model=GptModel.model_validate(self.model.model_dump() | of(MODEL_SIZES)),
-                training=Training.model_validate(self.training.model_dump() | of(("global_batch_size",))),
+                training=Training.model_validate(self.training.model_dump() | of((BATCH,))),
             )
         except ValidationError:
             return None
@@ -250,16 +253,19 @@ class _Setting:
 def _with_nearest(matrix: Matrix, broken: list[_Row]) -> list[str]:
     """A line for each row that cannot be run: the rules it breaks, and the nearest values that keep all rules."""
     lines = []
-    taken = {_case(spec).id for spec in matrix.cases}
+    ids = [_case(spec).id for spec in matrix.cases]
+    advised: set[str] = set()
     for row in broken:
-        changes = _nearest(matrix, row, taken)
+        # The first of several with one ID may keep it.
+        later = {found for found in ids[row.position + 1 :] if found != row.id}
+        changes = _nearest(matrix, row, advised.union(ids[: row.position], later))
         if changes is None:
             advice = "no values near it satisfy all rules: leave the case out"
         else:
             spec = matrix.cases[row.position]
             axes = {name: value for name, value in changes.items() if hasattr(spec, name)}
             # The next row is not sent to the same place.
-            taken.add(_case(spec.model_copy(update=axes)).id)
+            advised.add(_case(spec.model_copy(update=axes)).id)
             shown = ", ".join(f"{name} = {str(value).lower()}" for name, value in changes.items())
             advice = f"the nearest that satisfies all rules: {shown}"
         rules = "; ".join(rule.text for rule in row.rules)
@@ -274,33 +280,43 @@ def _nearest(matrix: Matrix, row: _Row, taken: set[str]) -> dict[str, int] | Non
     """
     own = _Setting.of(matrix.cases[row.position], matrix)
     axes = tuple(dict.fromkeys(axis for rule in row.rules for axis in rule.axes))
-    for changes in _ordered(own, _layouts(own, axes)):
-        changed = own.changed(changes)
-        if changed is not None and changed.holds and (_same_id(changed, own) or _case(changed.spec).id not in taken):
-            return changes
-    sizes = {size for rule in row.rules for size in rule.sizes}
     others = [
         _Setting.of(spec, matrix)
         for position, spec in enumerate(matrix.cases)
         if position != row.position and spec.model in matrix.models
     ]
     running = [other for other in others if other.holds]
-    # Sizes that suit the rows with problems too, where there are such.
-    for considered in (others, running):
-        for changes in _ordered(own, _layouts_and_sizes(own, axes, sizes, considered)):
+    searches = (
+        (changes for changes in _layouts(own, axes) if not _turned_off(own, changes)),
+        # Sizes that suit the rows with problems too, where there are such.
+        _layouts_and_sizes(own, axes, others),
+        _layouts_and_sizes(own, axes, running),
+    )
+    for search in searches:
+        for changes in sorted(search, key=lambda changes: _cost(own, changes)):
             changed = own.changed(changes)
             if changed is None or not changed.holds:
                 continue
-            if not _same_id(changed, own) and _case(changed.spec).id in taken:
+            if _case(changed.spec).id in taken:
                 continue
-            shared = {name: value for name, value in changes.items() if name in (*MODEL_SIZES, "global_batch_size")}
+            shared = {name: value for name, value in changes.items() if name in SHARED_SIZES}
             if all(_still_holds(other, own, shared) for other in running):
                 return changes
     return None
 
 
-def _same_id(one: _Setting, other: _Setting) -> bool:
-    return _case(one.spec).id == _case(other.spec).id
+def _turned_off(own: _Setting, changes: dict[str, int]) -> int:
+    """How many kinds of parallelism the row would lose: it would no longer be the case that somebody wanted."""
+    before = own.values
+    return sum(axis in changes and changes[axis] == 1 < before[axis] for axis in AXES)
+
+
+def _cost(own: _Setting, changes: dict[str, int]) -> tuple[int, int, int, float]:
+    """How far changes go: what the row loses, shared sizes changed, values changed, and by how much."""
+    before = own.values
+    shared = sum(name in SHARED_SIZES for name in changes)
+    distance = sum(abs(value - before[name]) / before[name] for name, value in changes.items() if name != OVERLAP)
+    return _turned_off(own, changes), shared, len(changes), distance
 
 
 def _still_holds(other: _Setting, own: _Setting, shared: dict[str, int]) -> bool:
@@ -308,21 +324,6 @@ def _still_holds(other: _Setting, own: _Setting, shared: dict[str, int]) -> bool
         shared = {name: value for name, value in shared.items() if name not in MODEL_SIZES}
     changed = other.changed(shared)
     return changed is not None and changed.holds
-
-
-def _ordered(own: _Setting, candidates: Iterator[dict[str, int]]) -> list[dict[str, int]]:
-    """Candidates, the nearest first: fewest shared sizes changed, then fewest values, then the smallest distance."""
-    before = own.values
-
-    def cost(changes: dict[str, int]) -> tuple[int, int, float]:
-        shared = sum(name in (*MODEL_SIZES, "global_batch_size") for name in changes)
-        return (
-            shared,
-            len(changes),
-            sum(abs(value - before[name]) / (before[name] or 1) for name, value in changes.items()),
-        )
-
-    return sorted(candidates, key=cost)
 
 
 def _layouts(own: _Setting, axes: tuple[str, ...]) -> Iterator[dict[str, int]]:
@@ -336,7 +337,7 @@ def _layouts(own: _Setting, axes: tuple[str, ...]) -> Iterator[dict[str, int]]:
 def _axis_values(own: _Setting, axis: str) -> list[int]:
     model, training = own.model, own.training
     before = own.values[axis]
-    if axis == "overlap_p2p_comm":
+    if axis == OVERLAP:
         return [before, not before]
     whole = {
         "data": training.global_batch_size // training.micro_batch_size,
@@ -348,16 +349,14 @@ def _axis_values(own: _Setting, axis: str) -> list[int]:
     return list(dict.fromkeys([before, *nearest, 1, 2]))
 
 
-def _layouts_and_sizes(
-    own: _Setting, axes: tuple[str, ...], sizes: set[str], others: list[_Setting]
-) -> Iterator[dict[str, int]]:
+def _layouts_and_sizes(own: _Setting, axes: tuple[str, ...], others: list[_Setting]) -> Iterator[dict[str, int]]:
     """What to change of the axes and of the sizes, with sizes that the other rows divide as well."""
     for layout in _layouts(own, axes):
         changed = own.changed(layout)
         if changed is None:
             continue
         rules = broken_rules(changed.spec, changed.model, changed.training)
-        wanted = sizes | {size for rule in rules for size in rule.sizes}
+        wanted = {size for rule in rules for size in rule.sizes}
         yield from (layout | found for found in _sizes(changed, wanted, others))
 
 
@@ -384,8 +383,8 @@ def _sizes(own: _Setting, wanted: set[str], others: list[_Setting]) -> Iterator[
             near("hidden_size", HEAD_SIZE_MULTIPLE * heads),
             near("num_layers", layers),
             near("vocabulary_size", tensor, max(vocabulary, LEAST_VOCABULARY)),
-            near("global_batch_size", batch),
+            near(BATCH, batch),
         ):
-            names = ("hidden_size", "num_layers", "vocabulary_size", "global_batch_size")
+            names = ("hidden_size", "num_layers", "vocabulary_size", BATCH)
             found = {"num_attention_heads": heads, **dict(zip(names, values, strict=True))}
             yield {name: value for name, value in found.items() if value != before[name]}

@@ -26,6 +26,8 @@ def parse_pins(context: click.Context, parameter: click.Parameter, values: tuple
     pins: dict[str, str] = {}
     for value in values:
         name, found, ref = value.partition("=")
+        if ref.startswith("="):
+            ref = f"={ref}"  # megatron-core==0.16.1, as in a requirement
         if not found or not name or not ref:
             raise click.BadParameter(f"{value!r}: write COMPONENT=REF, such as megatron-core=core_v0.16.1")
         if name in pins:

@@ -33,7 +33,7 @@ class BaseRecord(Model):
     schema_: Literal["envbuild.base/1"] = Field(alias="schema", default="envbuild.base/1")
     layer: LayerRecord
     made_by: str = Field(description="the program and its version")
-    packages: dict[str, str] = Field(description="version by package name, with the architecture where dpkg shows it")
+    packages: dict[str, str] = Field(description="version of each Debian package by its name")
 
 
 class EnvironmentRecord(Model):

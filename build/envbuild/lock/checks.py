@@ -66,8 +66,8 @@ def check_installable(lock: Checked) -> Iterable[CheckFinding]:
     """A package must have an sdist, or a wheel for the base's Python, platform and glibc."""
     tags = base_tags(lock.base)
     for package in lock.packages:
-        wheels = [_file_name(file) for file in package.get("wheels", [])]
-        if not wheels or "sdist" in package or any(_tags_of(name) & tags for name in wheels):
+        wheels = [wheel_name(file) for file in package.get("wheels", [])]
+        if not wheels or "sdist" in package or any(tags_of(name) & tags for name in wheels):
             continue
         newest = _needed_glibc(wheels)
         why = f"its wheels need glibc {newest}" if newest else "no wheel is for its Python and platform"
@@ -95,11 +95,13 @@ def base_tags(base: Base) -> frozenset[Tag]:
     )
 
 
-def _file_name(file: Mapping[str, Any]) -> str:
+def wheel_name(file: Mapping[str, Any]) -> str:
+    """The file name of an entry under ``wheels`` of a uv.lock."""
     return str(file.get("filename") or file.get("path") or file.get("url", "")).rsplit("/", 1)[-1].replace("%2B", "+")
 
 
-def _tags_of(wheel: str) -> frozenset[Tag]:
+def tags_of(wheel: str) -> frozenset[Tag]:
+    """The tags in a wheel's file name; none when it is no wheel's."""
     try:
         return parse_wheel_filename(wheel)[3]
     except InvalidWheelFilename:

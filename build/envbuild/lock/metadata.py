@@ -30,7 +30,7 @@ from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionErro
 from envbuild.store.local import LocalStore
 
 DOWNLOAD_SECONDS = 300
-SDIST_FILE = "sdist"
+FILE = "file"
 # PEP 518: what builds a project that does not say.
 DEFAULT_BUILD_REQUIRES = ("setuptools>=40.8.0",)
 # transformer-engine-torch's sdist names the core of one CUDA major version, whatever it is built against.
@@ -178,22 +178,32 @@ def fetch_sdist(package: Mapping[str, Any], folder: Path, site: Site, store: Loc
             why="A component of the compile phase is built from its sources.",
             fix='Give it phase = "main" in the stack\'s file if its wheels are meant, or choose another version.',
         )
-    digest = str(sdist.get("hash", ""))
+    return fetch_file(sdist, f"the sdist of {title}", folder, site, store)
+
+
+def fetch_file(file: Mapping[str, Any], title: str, folder: Path, site: Site, store: LocalStore) -> tuple[bytes, str]:
+    """A file that a uv.lock names, verified, and its digest; kept in the store.
+
+    Raises:
+        NetworkError: it cannot be downloaded.
+        CheckRefusedError: what came has another hash.
+    """
+    digest = str(file.get("hash", ""))
 
     def download(entry: Path) -> None:
-        content = _read(sdist, folder, site, title)
+        content = _read(file, folder, site, title)
         if digest and sha256_bytes(content) != digest:
             raise CheckRefusedError(
-                f"the sdist of {title} is not the one that the index states",
+                f"{title} is not the file that the index states",
                 why=f"Stated {digest}, downloaded {sha256_bytes(content)}.",
                 fix="Try again; if it stays, the index or a proxy serves another file.",
             )
-        (entry / SDIST_FILE).write_bytes(content)
+        (entry / FILE).write_bytes(content)
 
     if not digest:
-        content = _read(sdist, folder, site, title)
+        content = _read(file, folder, site, title)
         return content, sha256_bytes(content)
-    return (store.get_or_build("sdists", digest, download).path / SDIST_FILE).read_bytes(), digest
+    return (store.get_or_build("files", digest, download).path / FILE).read_bytes(), digest
 
 
 def _read(sdist: Mapping[str, Any], folder: Path, site: Site, title: str) -> bytes:
@@ -207,7 +217,7 @@ def _read(sdist: Mapping[str, Any], folder: Path, site: Site, title: str) -> byt
             return content
     except (urllib.error.URLError, OSError, ValueError) as error:
         raise NetworkError(
-            f"cannot download the sdist of {title}",
+            f"cannot download {title}",
             why=f"{url}: {getattr(error, 'reason', error)}",
             fix="Check the network, the proxy and the CA bundle (SSL_CERT_FILE), then run again.",
         ) from error

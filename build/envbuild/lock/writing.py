@@ -9,6 +9,7 @@ from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.files import machine_errors
 from envbuild.lock import asof, record
+from envbuild.lock.api import check_api
 from envbuild.lock.checks import Checked, CheckFinding, refuse, run_checks
 from envbuild.lock.components import Chosen
 from envbuild.lock.git import CommitKind
@@ -46,7 +47,7 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace) -
         write(_pins(plan, resolution), plan.torch)
         resolution = resolve(work.folder, plan.torch, what, work.log, work.reporter.update)
     with work.reporter.step("check the lock"):
-        allowed = _check(selection, plan, resolution)
+        allowed = _check(selection, plan, resolution, work)
     with work.reporter.step("write the lock"):
         phases = _write_phases(plan, resolution, what, work)
         write(_pins(plan, resolution), None)
@@ -57,7 +58,7 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace) -
             (work.folder / record.RECORD_FILE).write_text(record.render(lock))
 
 
-def _check(selection: Selection, plan: Plan, resolution: Resolution) -> tuple[CheckFinding, ...]:
+def _check(selection: Selection, plan: Plan, resolution: Resolution, work: Workplace) -> tuple[CheckFinding, ...]:
     """Refuse what does not belong together; returns the findings that were allowed."""
     targets = {entry.target: selection.catalog.target(entry.target) for entry in selection.stack.builds}
     checked = Checked(
@@ -68,7 +69,11 @@ def _check(selection: Selection, plan: Plan, resolution: Resolution) -> tuple[Ch
         conflicts=selection.catalog.conflicts(),
         torch_build=plan.project.torch_build,
     )
-    return refuse(run_checks(checked), plan.request.allow, f"stack {selection.stack_name} on {selection.base_name}")
+    packages = {str(package["name"]): package for package in checked.packages}
+    drift = check_api(plan.project.chosen, packages, selection.base, work)
+    return refuse(
+        [*run_checks(checked), *drift], plan.request.allow, f"stack {selection.stack_name} on {selection.base_name}"
+    )
 
 
 def _pins(plan: Plan, resolution: Resolution) -> dict[str, str]:

@@ -54,6 +54,10 @@ def test_nested_places_are_named():
     assert drift(code, {})[0].within == "go.A.m"
 
 
+def test_imports_in_a_case_of_match():
+    assert kinds(drift("match a:\n    case 1:\n        from lib.core import gone", {})) == [("missing-name", "breaks")]
+
+
 def test_a_condition_does_not_change_the_moment():
     findings = drift("import lib.core\nif other == 1:\n    lib.core.gone\nif other:\n    lib.core.gone", {})
     assert {finding.at for finding in findings} == {Moment.IMPORT}

@@ -97,6 +97,19 @@ def test_bases_without_a_constructor(base: str):
     assert calls("A(x=1)", f"{module}class A({base}): ...") == WRONG
 
 
+def test_constructors_that_all_refuse_are_reported_once():
+    module = "class A:\n    if a:\n        def __init__(self): ...\n    else:\n        def __init__(self, y=1): ..."
+    assert calls("A(x=1)", module) == WRONG
+
+
+def test_super_belongs_to_the_class_around_it():
+    module = "class A:\n    def go(self): ...\nclass B:\n    def go(self, x): ..."
+    method = "        def go(self):\n            super().go(x=1)\n"
+    code = f"if a:\n    class Mine(A):\n{method}else:\n    class Mine(B):\n{method}Mine().go()"
+    assert calls(code, module) == WRONG
+    assert calls("def go():\n    super().go(x=1)\ngo()", module) == []
+
+
 def test_the_order_of_bases_is_pythons():
     module = """
         class Top:

@@ -133,7 +133,13 @@ def test_code_behind_a_lost_feature_never_runs(code: str):
 
 @pytest.mark.parametrize(
     "code",
-    ["if not HAVE:\n    f(x=1)", "if HAVE or other:\n    f(x=1)", "if gone is None:\n    f(x=1)", "HAVE or f(x=1)"],
+    [
+        "if not HAVE:\n    f(x=1)",
+        "if HAVE or other:\n    f(x=1)",
+        "if gone is None:\n    f(x=1)",
+        "if gone == None:\n    f(x=1)",
+        "HAVE or f(x=1)",
+    ],
 )
 def test_code_that_runs_without_the_feature(code: str):
     assert severities(textwrap.dedent(LOST) + code) == [GUARDED, BREAKS]
@@ -301,7 +307,7 @@ def test_what_follows_in_a_loop(end: str):
 
 def test_code_of_a_script_does_not_run_at_import():
     (finding,) = drift("import lib.core\nif __name__ == '__main__':\n    from lib.core import gone", F)
-    assert finding.at.value == "function"
+    assert (finding.at.value, finding.why, finding.reached) == ("function", "runs when called", True)
 
 
 def test_a_version_of_the_provider_that_is_none():

@@ -123,6 +123,12 @@ def test_relative_imports_of_a_package_start_in_it():
     assert reached(consumer, "app.main") == {"app/deep/bad.py": True}
 
 
+def test_each_reason_stands_for_itself():
+    bad = BAD + "def unnamed():\n    f(x=1)\ndef idle():\n    used()"
+    consumer = {"app/main.py": "import app.bad", "app/bad.py": bad}
+    assert reached(consumer, "app.main") == {"used": False, "unnamed": False}
+
+
 def test_export_lists_and_imports_use_nothing():
     bad = BAD + "__all__ = ['used']\ndef idle():\n    used()"
     consumer = {"app/main.py": "import app.bad", "app/bad.py": bad, "app/more.py": ""}

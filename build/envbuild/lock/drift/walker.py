@@ -79,7 +79,7 @@ class Place:
             return Severity.GUARDED, f"inside try/except {'' if caught == ['BaseException'] else caught[0]}".rstrip()
         if self.at is Moment.IMPORT:
             return Severity.BREAKS, "runs when the module is imported"
-        return Severity.BREAKS, f"runs when {self.within or 'it'} is called"
+        return Severity.BREAKS, f"runs when {self.within} is called" if self.within else "runs when called"
 
 
 class Walker:
@@ -113,8 +113,8 @@ class Walker:
         """Walk a statement; what is known after it, or None when nothing after it runs."""
         visit = getattr(self, f"_{type(node).__name__.lower()}", None)
         if visit is not None:
-            after = visit(node, place)
-            return after if isinstance(after, Place) or after is None else place
+            after: Place | None = visit(node, place)
+            return after
         for child in ast.iter_child_nodes(node):
             self._node(child, place)
         return None if isinstance(node, ast.Return | ast.Raise | ast.Continue | ast.Break) else place
@@ -151,7 +151,7 @@ class Walker:
         if verdict is Verdict.TRUE and ends(node.body):
             return None
         # `if not is_te_min_version("2.0"): raise` speaks for all that follows.
-        return inside if verdict is Verdict.ADAPTED and (ends(node.body) or ends(node.orelse)) else place
+        return inside if ends(node.body) or ends(node.orelse) else place
 
     def _assert(self, node: ast.Assert, place: Place) -> Place | None:
         verdict = self.conditions.verdict(node.test, place.scope)
