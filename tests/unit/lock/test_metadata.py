@@ -122,7 +122,7 @@ def test_fetch_verifies_and_keeps(tmp_path, site, store):
 
 def test_fetch_of_another_file_than_stated_is_refused(tmp_path, site, store):
     path = make_sdist(tmp_path, "kernels", "1.0")
-    with pytest.raises(CheckRefusedError, match="not the one that the index states"):
+    with pytest.raises(CheckRefusedError, match="not the file that the index states"):
         fetch_sdist(package({"path": path.name, "hash": sha256_bytes(b"x")}), tmp_path, site, store)
     assert list((store.root / "staging").iterdir()) == []
 
