@@ -152,6 +152,40 @@ def test_killed_rank_ends_its_case_and_no_other(smoke_pyz: Path, stack_python: P
     assert len(following["steps"]) == 400
 
 
+MANAGER_WAIT = """
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+def main(context):
+    filesystem_async._get_write_results_queue().get()
+"""
+RUN_MANAGER_WAIT = """
+import sys, threading
+from pathlib import Path
+from envbuild_smoke.plan_file import read_plan
+from envbuild_smoke.ranks import RankProgram
+from envbuild_smoke.runner import run_plan
+
+plan = read_plan(Path("plan.json"))
+library = "megatron.core.dist_checkpointing.strategies.filesystem_async"
+program = RankProgram(entry="manager_wait:main", preload=(library,))
+run_plan(plan, plan.cases, Path("out"), emit=lambda _: None, stop=threading.Event(), program=program)
+"""
+
+
+def test_time_limit_while_a_checkpoint_is_saved(stack_python: Path, tmp_path: Path) -> None:
+    """A rank waits for the process that megatron-core saves through: that one must not die of being asked."""
+    case = {**case_document(BASELINE), "time_limit_seconds": 5}
+    (tmp_path / "plan.json").write_text(json.dumps(plan_document(case)))
+    (tmp_path / "manager_wait.py").write_text(MANAGER_WAIT)
+    path = os.pathsep.join([str(SMOKE), str(tmp_path)])
+    command = [stack_python, "-c", RUN_MANAGER_WAIT]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, timeout=120, check=True)
+    result = json.loads((tmp_path / "out" / "results.jsonl").read_text().splitlines()[1])
+    assert (result["status"], result["failure"]["kind"]) == ("timed-out", "timeout"), result["failure"]
+    assert not (tmp_path / "out" / "cases" / BASELINE / "rank0.failure.json").exists()
+    assert "managers.py" in (tmp_path / "out" / result["failure"]["log"]).read_text()
+
+
 REDIRECT_CHECK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])

@@ -292,7 +292,7 @@ def runnable(drawn: Matrix) -> Matrix | None:
 SUBJECT = Subject(stack="s", base="b", target="t", lock_digest="", oci_digest="", sqsh_digest="")
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=matrices(), device=st.sampled_from(Device))
 def test_smoke_refuses_no_plan_of_the_planner(drawn, device):
     """With smoke's own check; cases that the planner refuses are taken out, so that most examples say something."""

@@ -65,6 +65,7 @@ def test_the_finding_names_the_definition_and_every_keyword():
         "from lib import core\ncore.ops.f(x=1)",
         "from lib.core.ops import f as g\ng(x=1)",
         "from lib.core.ops import f\nh = f\nh(x=1)",
+        "from lib.core.ops import f\nh = f if a else None\nh(x=1)",
         "from lib.core.ops import *\nf(x=1)",
         "from lib.core.again import f\nf(x=1)",
         "def go():\n    from lib.core.ops import f\n    f(x=1)\ngo()",
@@ -126,6 +127,7 @@ def test_the_function_is_found_everywhere(code: str):
         "from elsewhere import f\nf(x=1)",
         "f.attribute(x=1)",
         "f()(x=1)",
+        "g = f if a else other()\ng(x=1)",
         "n = None\nn(f, x=1)",
     ],
 )

@@ -32,6 +32,7 @@ def severities(code: str, version: str = "2.0") -> list[str]:
         ("except builtins.ImportError: pass", GUARDED),
         ("except THINGS: pass", GUARDED),
         ("except ValueError: pass", BREAKS),
+        ("except (ValueError, KeyError): pass", BREAKS),
         ("except ValueError or ImportError: pass", BREAKS),
         ("except ImportError: raise", BREAKS),
         ("except ImportError as e: raise RuntimeError('install it') from e", BREAKS),
@@ -209,6 +210,7 @@ def test_a_stand_in_does_not_make_the_name_unknown():
         ("import lib.core\n    HAVE = True", []),
         ("import lib.core\n    import elsewhere\n    HAVE = True", [BREAKS]),
         ("import lib.core\n    HAVE = maybe", [BREAKS]),
+        ("import lib.core\n    HAVE = False", [BREAKS]),
         ("other()\n    HAVE = True", [BREAKS]),
     ],
 )

@@ -78,6 +78,9 @@ def test_modules_that_nothing_imports_are_not_reached():
 def test_what_lies_below_an_entry_is_an_entry():
     consumer = {"app/deep/__init__.py": "", "app/deep/bad.py": BAD + "# used"}
     assert reached(consumer, "app.deep") == {"used": True}
+    consumer["app/deep/main.py"] = "import app.far"
+    consumer["app/far.py"] = BAD.replace("used", "idle") + "# idle"
+    assert reached(consumer, "app.deep") == {"used": True, "idle": False}
 
 
 @pytest.mark.parametrize(
@@ -121,6 +124,12 @@ def test_relative_imports_of_a_package_start_in_it():
     consumer = {"app/deep/__init__.py": "from . import bad", "app/deep/bad.py": "from lib.core import gone"}
     consumer["app/main.py"] = "import app.deep\nfrom app import main"
     assert reached(consumer, "app.main") == {"app/deep/bad.py": True}
+
+
+def test_other_names_of_a_function_lead_to_it():
+    middle = "from app.bad import used as other\ndef go():\n    other()"
+    consumer = {"app/main.py": "import app.middle\napp.middle.go()", "app/middle.py": middle, "app/bad.py": BAD}
+    assert reached(consumer, "app.main") == {"used": True}
 
 
 def test_each_reason_stands_for_itself():

@@ -124,8 +124,6 @@ Value = ImportedModule | ImportedName | Assigned | Opaque | FunctionDefinition |
 
 def caught_names(handler: ast.ExceptHandler) -> frozenset[str]:
     """Names of the exceptions a handler is for; a bare ``except`` and what cannot be read are ``BaseException``."""
-    if handler.type is None:
-        return frozenset({"BaseException"})
     types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     # `except ImportError or ModuleNotFoundError` catches the first only.
     types = [node.values[0] if isinstance(node, ast.BoolOp) else node for node in types]

@@ -158,8 +158,6 @@ class Reader:
         return (UNKNOWN,)
 
     def _module(self, name: str) -> Symbol:
-        if name in self.replaced:
-            return UNKNOWN
         if self.tables.exists(name):
             return ModuleSymbol(name)
         return UNKNOWN if self.tables.provided(name) else ExternalSymbol(name)
