@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -17,6 +18,11 @@ from envbuild.lock.locking import find_lock
 from envbuild.lock.record import LockDirectory
 from envbuild.lock.torch_builds import torch_source
 from envbuild.lock.uv import uv_program
+
+
+# Started in the background of a script, everything ignores SIGINT and hands that on; tests send it and mean it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass
