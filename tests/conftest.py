@@ -19,7 +19,6 @@ from envbuild.lock.record import LockDirectory
 from envbuild.lock.torch_builds import torch_source
 from envbuild.lock.uv import uv_program
 
-
 # Started in the background of a script, everything ignores SIGINT and hands that on; tests send it and mean it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

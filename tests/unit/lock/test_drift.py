@@ -124,6 +124,7 @@ def test_names_of_the_consumer_itself_are_not_judged():
         "globals().update(a)",
         "def set_up():\n    global x\n    x = 1",
         "from .computed import *",
+        "from .mixed import *",
     ],
 )
 def test_every_way_to_define_a_name(module: str):
@@ -132,6 +133,7 @@ def test_every_way_to_define_a_name(module: str):
         "lib/core/inner.py": "x = 1",
         "lib/core/public.py": "__all__ = ['x', 'y']\nx = 1",
         "lib/core/computed.py": "__all__ = [n for n in a]",
+        "lib/core/mixed.py": "__all__ = ['y', name]\nx = y = 1",
     }
     assert drift("from lib.core.ops import x", files) == []
 

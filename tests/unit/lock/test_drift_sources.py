@@ -24,9 +24,12 @@ FILES = {
 }
 
 
+OTHER = {"lib/METADATA": "Name: wrong\nVersion: 0\n", "a-1.dist-info/RECORD": "Name: wrong\nVersion: 0\n"}
+
+
 def wheel(path: Path, files: dict[str, str], metadata: str = METADATA) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
-        for name, text in {**files, "lib_core-1.2.dist-info/METADATA": metadata}.items():
+        for name, text in {**OTHER, **files, "lib_core-1.2.dist-info/METADATA": metadata}.items():
             archive.writestr(name, text)
     return path
 
