@@ -196,11 +196,12 @@ def kill_at_random_moments(reference: tuple[str, str], tool: Tool, kills: int, s
         for command in MAIN_JOB:
             process = tool.start(*command)
             try:
-                process.communicate(timeout=max(0.05, deadline - time.monotonic()))
+                process.communicate(timeout=max(0.5, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.send_signal(blow)
                 _, stderr = process.communicate()
-                assert process.returncode == (130 if blow == signal.SIGINT else -signal.SIGKILL), stderr
+                # 0: the work was done when the signal came.
+                assert process.returncode in ((130, 0) if blow == signal.SIGINT else (-signal.SIGKILL, 0)), stderr
                 assert "Traceback" not in stderr
                 break
     for command in MAIN_JOB:

@@ -39,6 +39,9 @@ def main() -> NoReturn:
         from envbuild.core.errors import InterruptedByUserError
 
         code = report(InterruptedByUserError(), arguments)
+    # The work is over and has its exit code: a signal that comes now changes nothing.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
