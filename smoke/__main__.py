@@ -5,6 +5,8 @@ import sys
 # Worker processes that torch or megatron-core start may import this file again: without the guard they
 # would run the plan a second time.
 if __name__ == "__main__":
-    from envbuild_smoke.cli import main
+    from envbuild_smoke.cli import close_streams, main
 
-    sys.exit(main())
+    status = main()
+    close_streams()
+    sys.exit(status)

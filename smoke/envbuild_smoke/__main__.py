@@ -3,6 +3,8 @@
 import sys
 
 if __name__ == "__main__":
-    from envbuild_smoke.cli import main
+    from envbuild_smoke.cli import close_streams, main
 
-    sys.exit(main())
+    status = main()
+    close_streams()
+    sys.exit(status)

@@ -5,6 +5,7 @@ Progress goes to stdout as JSON lines, everything for people to stderr.
 
 import argparse
 import json
+import os
 import signal
 import sys
 import threading
@@ -132,3 +133,12 @@ def _refuse(message: str) -> int:
 def _say(message: str) -> None:
     with suppress(BrokenPipeError):
         print(f"envbuild-smoke: {message}", file=sys.stderr, flush=True)
+
+
+def close_streams() -> None:
+    """Write out what is buffered; when the reader has left, to nowhere, so that Python does not complain at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

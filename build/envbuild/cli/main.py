@@ -42,15 +42,16 @@ def main() -> NoReturn:
     # The work is over and has its exit code: a signal that comes now changes nothing.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of our output left (`envbuild list stacks | head -1`); Python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
-        code = code or MACHINE
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            # The reader of our output left (`envbuild list stacks | head -1`); Python would complain at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
+            code = code or MACHINE
     sys.exit(code)
 
 
