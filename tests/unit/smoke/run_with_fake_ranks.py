@@ -8,4 +8,6 @@ from envbuild_smoke.ranks import RankProgram
 
 if __name__ == "__main__":
     runner.run_plan = partial(runner.run_plan, program=RankProgram(entry="fake_ranks:main"))
-    sys.exit(cli.main())
+    status = cli.main()
+    cli.close_streams()
+    sys.exit(status)
