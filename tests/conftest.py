@@ -57,11 +57,33 @@ class Tool:
         )
 
 
+# What a session makes once, only some files use: all tests of such files run in one worker, beside the others.
+MADE_ONCE = {
+    "image": ("e2e/test_main_job", "integration/test_image_native", "integration/test_launch_runtimes"),
+    "stack": ("integration/test_certify", "integration/test_smoke_parity"),
+}
+
+
+# First, because pytest-xdist turns the marks into its own names when it sees the same call.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file, and the files that share costly fixtures, in one worker."""
+    for item in items:
+        file = item.path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
+        group = next((name for name, files in MADE_ONCE.items() if file in files), file)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def site_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One store for the session; ENVBUILD_TEST_CACHE keeps it between sessions while developing."""
+    """One store for the session and all its workers; ENVBUILD_TEST_CACHE keeps it between sessions."""
     kept = os.environ.get("ENVBUILD_TEST_CACHE")
-    return Path(kept) if kept else tmp_path_factory.mktemp("cache")
+    if kept:
+        return Path(kept)
+    base = tmp_path_factory.getbasetemp()
+    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    cache.mkdir(exist_ok=True)
+    return cache
 
 
 @pytest.fixture(scope="session")

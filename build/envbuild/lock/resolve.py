@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from envbuild.core import tomlread
 from envbuild.core.digests import sha256_file
-from envbuild.core.errors import InternalError
+from envbuild.core.errors import EnvbuildError, InternalError
 from envbuild.lock.torch_builds import TorchSource
 from envbuild.lock.uv import run_uv
 
@@ -36,10 +36,27 @@ class Resolution:
 
 def resolve(project: Path, source: TorchSource, what: str, log: Path, on_line: Callable[[str], None]) -> Resolution:
     """Run ``uv lock`` in the folder ``project`` and read the uv.lock that it writes."""
-    arguments: list[str | Path] = ["lock", *PREVIEW]
-    if source.kind == "find-links":
-        arguments += source.uv_args()
-    run_uv(arguments, what=what, log=log, cwd=project, on_line=on_line)
+    run_uv(_lock_arguments(source), what=what, log=log, cwd=project, on_line=on_line)
+    return _read(project, what, log)
+
+
+def resolve_again(
+    project: Path, source: TorchSource, what: str, log: Path, on_line: Callable[[str], None]
+) -> Resolution:
+    """:func:`resolve`, right after one that had the same outcome: from uv's cache, without asking the index again."""
+    try:
+        run_uv([*_lock_arguments(source), "--offline"], what=what, log=log, cwd=project, on_line=on_line)
+    except EnvbuildError:
+        # A cache that is switched off, or was emptied in between.
+        return resolve(project, source, what, log, on_line)
+    return _read(project, what, log)
+
+
+def _lock_arguments(source: TorchSource) -> list[str | Path]:
+    return ["lock", *PREVIEW, *(source.uv_args() if source.kind == "find-links" else [])]
+
+
+def _read(project: Path, what: str, log: Path) -> Resolution:
     content = tomlread.loads((project / "uv.lock").read_text())
     packages = [package for package in content["package"] if "virtual" not in package["source"]]
     names = [package["name"] for package in packages]

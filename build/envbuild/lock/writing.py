@@ -16,7 +16,7 @@ from envbuild.lock.git import CommitKind
 from envbuild.lock.planning import Plan, Workplace
 from envbuild.lock.project import render_project
 from envbuild.lock.record import PHASE_FILES, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
-from envbuild.lock.resolve import Resolution, export, resolve, with_local_hashes
+from envbuild.lock.resolve import Resolution, export, resolve, resolve_again, with_local_hashes
 from envbuild.lock.torch_builds import TorchSource
 from envbuild.lock.uv import uv_version
 
@@ -45,7 +45,7 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace) -
         write(dict(plan.keep), plan.torch)
         resolution = resolve(work.folder, plan.torch, what, work.log, work.reporter.update)
         write(_pins(plan, resolution), plan.torch)
-        resolution = resolve(work.folder, plan.torch, what, work.log, work.reporter.update)
+        resolution = resolve_again(work.folder, plan.torch, what, work.log, work.reporter.update)
     with work.reporter.step("check the lock"):
         allowed = _check(selection, plan, resolution, work)
     with work.reporter.step("write the lock"):
