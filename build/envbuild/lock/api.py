@@ -5,20 +5,31 @@ Reads wheels, imports nothing. See :mod:`envbuild.lock.drift`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Base
+from envbuild.core.digests import canonical_json, digest_of, sha256_file
+from envbuild.lock import drift
 from envbuild.lock.checks import CheckFinding, base_tags, tags_of, wheel_name
 from envbuild.lock.components import Chosen
-from envbuild.lock.drift import SourceTree, find_drift
+from envbuild.lock.drift import Finding, SourceTree, find_drift, read_finding
 from envbuild.lock.metadata import fetch_file
 from envbuild.lock.planning import Workplace
+from envbuild.store.local import LocalStore
 
 CODE = "api-drift"
+
+
+# Findings are kept by what was read and by the code that read it.
+KIND = "drift"
+FILE = "findings.json"
 
 
 def check_api(
@@ -31,21 +42,15 @@ def check_api(
     Args:
         packages: the ``[[package]]`` tables of uv.lock by name.
     """
-    trees: dict[str, SourceTree | None] = {}
-
-    def tree(name: str) -> SourceTree | None:
-        if name not in trees:
-            trees[name] = _tree(packages.get(canonicalize_name(name), {}), base, work)
-        return trees[name]
-
+    wheels = _Wheels(packages, base, work)
     for name, item in chosen.items():
         for used in item.spec.uses:
             with work.reporter.step(f"check what {name} asks of {used}"):
-                consumer, provider = tree(name), tree(used)
+                consumer, provider = wheels.file(name), wheels.file(used)
                 if consumer is None or provider is None:
                     work.reporter.note(f"  not checked: {name} or {used} has no wheel to read")
                     continue
-                findings = find_drift(consumer, provider)
+                findings = _findings(wheels, name, used, work.store)
             for finding in findings:
                 if finding.is_error() and not _unused(finding.file, item.spec.unused):
                     yield CheckFinding(
@@ -56,17 +61,53 @@ def check_api(
                     )
 
 
-def _unused(file: str, folders: tuple[str, ...]) -> bool:
-    return any(file.startswith(f"{folder.rstrip('/')}/") for folder in folders)
+class _Wheels:
+    """The wheels of a lock that the base can install; each is read once."""
 
+    def __init__(self, packages: Mapping[str, Mapping[str, Any]], base: Base, work: Workplace) -> None:
+        self._packages = packages
+        self._tags = base_tags(base)
+        self._work = work
+        self._trees: dict[str, SourceTree] = {}
 
-def _tree(package: Mapping[str, Any], base: Base, work: Workplace) -> SourceTree | None:
-    tags = base_tags(base)
-    for file in package.get("wheels", []):
-        if tags_of(wheel_name(file)) & tags:
+    def file(self, name: str) -> Mapping[str, Any] | None:
+        """The entry of uv.lock for the wheel of a package; None when it has none for the base."""
+        wheels: list[Mapping[str, Any]] = self._packages.get(canonicalize_name(name), {}).get("wheels", [])
+        return next((file for file in wheels if tags_of(wheel_name(file)) & self._tags), None)
+
+    def tree(self, name: str) -> SourceTree:
+        """The sources in the wheel of a package that has one."""
+        file, work = self.file(name), self._work
+        if name not in self._trees and file is not None:
+            package = self._packages[canonicalize_name(name)]
             title = f"{package['name']} {package['version']}"
             content, _ = fetch_file(file, title, work.folder, work.site, work.store)
             path = Path(work.folder) / wheel_name(file)
             path.write_bytes(content)
-            return SourceTree.from_wheel(path)
-    return None
+            self._trees[name] = SourceTree.from_wheel(path)
+        return self._trees[name]
+
+
+def _findings(wheels: _Wheels, name: str, used: str, store: LocalStore) -> list[Finding]:
+    """What drift there is between two packages, read once for each pair of wheels."""
+    hashes = [str((wheels.file(package) or {}).get("hash", "")) for package in (name, used)]
+    if not all(hashes):
+        return find_drift(wheels.tree(name), wheels.tree(used))
+
+    def compare(entry: Path) -> None:
+        findings = find_drift(wheels.tree(name), wheels.tree(used))
+        (entry / FILE).write_bytes(canonical_json([asdict(finding) for finding in findings]))
+
+    entry = store.get_or_build(KIND, digest_of({"wheels": (*hashes,), "code": _code_digest()}), compare).path
+    return [read_finding(item) for item in json.loads((entry / FILE).read_bytes())]
+
+
+@cache
+def _code_digest() -> str:
+    """The digest of the check itself: another way of reading finds other things."""
+    folder = Path(drift.__file__).parent
+    return digest_of({file.name: sha256_file(file) for file in sorted(folder.glob("*.py"))})
+
+
+def _unused(file: str, folders: tuple[str, ...]) -> bool:
+    return any(file.startswith(f"{folder.rstrip('/')}/") for folder in folders)
