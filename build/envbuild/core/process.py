@@ -15,17 +15,20 @@ import shlex
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from io import FileIO
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from envbuild.core.errors import BuildError, EnvbuildError, InternalError, MachineError, disk_full
 from envbuild.core.files import machine_errors, space_is_low
+
+T = TypeVar("T")
 
 KILL_GRACE_SECONDS = 3.0
 TAIL_LINES = 30
@@ -267,6 +270,20 @@ def interruptible(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def beside(action: Callable[[], T]) -> Future[T]:
+    """Run something in a thread that nobody has to wait for: it ends with the process, if not before."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(action())
+        except BaseException as failure:  # noqa: BLE001 - whoever asks for the result gets it
+            future.set_exception(failure)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:

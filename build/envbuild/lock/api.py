@@ -5,9 +5,10 @@ Reads wheels, imports nothing. See :mod:`envbuild.lock.drift`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Base
 from envbuild.core.digests import canonical_json, digest_of, sha256_file
+from envbuild.core.errors import EnvbuildError
+from envbuild.core.progress import SilentReporter
 from envbuild.lock import drift
 from envbuild.lock.checks import CheckFinding, base_tags, tags_of, wheel_name
 from envbuild.lock.components import Chosen
 from envbuild.lock.drift import Finding, SourceTree, find_drift, read_finding
 from envbuild.lock.metadata import fetch_file
-from envbuild.lock.planning import Workplace
+from envbuild.lock.planning import Workplace, likely
+from envbuild.lock.project import Project
 from envbuild.store.local import LocalStore
 
 CODE = "api-drift"
@@ -59,6 +63,30 @@ def check_api(
                         fix=f"Choose another version of {used} or {name}; if the stack is not for that part of {name}, "
                         "name its folder under unused.",
                     )
+
+
+def read_ahead(project: Project, keep: Mapping[str, str], work: Workplace) -> None:
+    """Compare the releases that the lock is going to take unless something else holds them back.
+
+    For a thread beside the resolution, which waits for the index most of the time: :func:`check_api` then finds the
+    answer in the store. Where this fails or guesses wrong, nothing is lost but its work.
+    """
+    work = replace(work, reporter=SilentReporter())
+    pairs = [
+        (name, used)
+        for name, item in project.chosen.items()
+        for used in item.spec.uses
+        if used in project.chosen and item.commit is None and project.chosen[used].commit is None
+    ]
+    if not pairs:
+        return
+    with contextlib.suppress(EnvbuildError):
+        names = list(dict.fromkeys(name for pair in pairs for name in pair))
+        packages = likely(project, names, keep, "find what the API check reads", work)
+        wheels = _Wheels(packages, project.base, work)
+        for name, used in pairs:
+            if wheels.file(name) is not None and wheels.file(used) is not None:
+                _findings(wheels, name, used, work.store)
 
 
 class _Wheels:

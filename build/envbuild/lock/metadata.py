@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionErro
 from envbuild.store.local import LocalStore
 
 DOWNLOAD_SECONDS = 300
+DOWNLOADS_AT_ONCE = 4
 FILE = "file"
 METADATA_FILES = ("PKG-INFO", "pyproject.toml")
 # PEP 518: what builds a project that does not say.
@@ -241,15 +243,17 @@ def compile_metadata(
     on_package: Callable[[str], None],
 ) -> tuple[CompileMetadata, ...]:
     """The metadata of each package in ``names``, at the version of the throw-away lock ``locked``."""
-    found = []
-    for name in names:
-        package = locked[canonicalize_name(name)]
-        if "sdist" not in package and package.get("wheels"):
-            continue  # a wheel that belongs to this phase (Transformer Engine's core): uv reads it itself
+    packages = [locked[canonicalize_name(name)] for name in names]
+    # One without an sdist is a wheel that belongs to this phase (Transformer Engine's core): uv reads it itself.
+    built = [package for package in packages if "sdist" in package or not package.get("wheels")]
+
+    def read(package: Mapping[str, Any]) -> CompileMetadata:
         on_package(f"{package['name']} {package['version']}")
         files, digest = _metadata_files(package, folder, site, store)
-        found.append(_understood(package["name"], package["version"], files, cuda_major, digest))
-    return tuple(found)
+        return _understood(package["name"], package["version"], files, cuda_major, digest)
+
+    with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
+        return tuple(pool.map(read, built))
 
 
 def _metadata_files(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -273,39 +274,39 @@ def _uploaded(anchor: Chosen, selection: Selection, work: Workplace) -> datetime
 def _metadata(
     project: Project, keep: Mapping[str, str], *, base_cuda: str | None, work: Workplace
 ) -> tuple[CompileMetadata, ...]:
-    compiled = {
-        name: f"=={keep[name]}" if name in keep else item.specifier
-        for name, item in project.chosen.items()
-        if item.phase is Phase.COMPILE and item.commit is None
-    }
+    compiled = [name for name, item in project.chosen.items() if item.phase is Phase.COMPILE and item.commit is None]
     if not compiled:
         return ()
+    with work.reporter.step(f"read what {len(compiled)} packages of the compile phase declare"):
+        locked = likely(project, compiled, keep, "find the sdists of the compile phase", work)
+        return compile_metadata(compiled, locked, work.folder, base_cuda, work.site, work.store, work.reporter.update)
+
+
+def likely(
+    project: Project, names: Sequence[str], keep: Mapping[str, str], what: str, work: Workplace
+) -> dict[str, Mapping[str, Any]]:
+    """The releases of components that a lock takes if nothing else holds them back, as uv.lock's tables by name.
+
+    Args:
+        names: components from the index.
+        keep: versions that are going to be kept.
+    """
+    wanted = {name: f"=={keep[name]}" if name in keep else project.chosen[name].specifier for name in names}
     dates = {
         name: asof.timestamp(asof.end_of(day))
-        for name, item in project.chosen.items()
-        if item.spec.as_of and name in compiled and (day := asof.parse_date(item.spec.as_of))
+        for name in names
+        if (own := project.chosen[name].spec.as_of) and (day := asof.parse_date(own))
     }
-    with work.reporter.step(f"read what {len(compiled)} packages of the compile phase declare"):
-        locked = _throw_away(
-            compiled,
-            project.base.python.version,
-            {"exclude-newer": project.as_of, "exclude-newer-package": dates},
-            "find the sdists of the compile phase",
-            work,
-        )
-        return compile_metadata(
-            list(compiled), locked, work.folder, base_cuda, work.site, work.store, work.reporter.update
-        )
+    settings = {"exclude-newer": project.as_of, "exclude-newer-package": dates}
+    return _throw_away(wanted, project.base.python.version, settings, what, work)
 
 
 def _throw_away(
     packages: Mapping[str, str], python: str, settings: Mapping[str, object], what: str, work: Workplace
 ) -> dict[str, Mapping[str, Any]]:
     """Lock packages by themselves, as if they needed nothing: finds versions, files, dates. By package name."""
-    folder = work.folder / "throw-away"
-    with machine_errors(folder):
-        folder.mkdir(exist_ok=True)
-        (folder / "uv.lock").unlink(missing_ok=True)
+    with machine_errors(work.folder):
+        folder = Path(tempfile.mkdtemp(dir=work.folder, prefix="throw-away."))
     tables = tomlkit.aot()
     for name in packages:
         table = tomlkit.table()

@@ -8,8 +8,9 @@ from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.files import machine_errors
+from envbuild.core.process import beside
 from envbuild.lock import asof, record
-from envbuild.lock.api import check_api
+from envbuild.lock.api import check_api, read_ahead
 from envbuild.lock.checks import Checked, CheckFinding, refuse, run_checks
 from envbuild.lock.components import Chosen
 from envbuild.lock.git import CommitKind
@@ -41,11 +42,13 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace) -
         with machine_errors(work.folder):
             (work.folder / record.PROJECT_FILE).write_text(text)
 
+    ahead = beside(lambda: read_ahead(plan.project, plan.keep, work))
     with work.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"):
         write(dict(plan.keep), plan.torch)
         resolution = resolve(work.folder, plan.torch, what, work.log, work.reporter.update)
         write(_pins(plan, resolution), plan.torch)
         resolution = resolve_again(work.folder, plan.torch, what, work.log, work.reporter.update)
+    ahead.result()
     with work.reporter.step("check the lock"):
         allowed = _check(selection, plan, resolution, work)
     with work.reporter.step("write the lock"):

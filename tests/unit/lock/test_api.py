@@ -11,6 +11,7 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Component
 from envbuild.catalog.site import load_site
 from envbuild.core.digests import sha256_file
+from envbuild.core.errors import NetworkError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock import api
 from envbuild.lock.api import check_api
@@ -49,9 +50,15 @@ def packages(tmp_path):
     }
 
 
+def chosen(**spec):
+    return {
+        "app": SimpleNamespace(spec=Component(uses=("lib",), **spec), commit=None),
+        "lib": SimpleNamespace(spec=Component(), commit=None),
+    }
+
+
 def check(packages, work, **spec):
-    chosen = {"app": SimpleNamespace(spec=Component(uses=("lib",), **spec)), "lib": SimpleNamespace(spec=Component())}
-    return list(check_api(chosen, packages, BASE, work))
+    return list(check_api(chosen(**spec), packages, BASE, work))
 
 
 def test_what_is_gone_is_a_finding_with_file_and_line(packages, work):
@@ -89,6 +96,21 @@ def test_another_check_compares_anew(packages, work, monkeypatch):
     monkeypatch.setattr(api, "_code_digest", lambda: "sha256:other")
     monkeypatch.setattr(api, "find_drift", lambda *trees: [])
     assert check(packages, work) == []
+
+
+def test_reading_ahead_leaves_the_answer_in_the_store(packages, work, monkeypatch):
+    monkeypatch.setattr(api, "likely", lambda project, names, *rest: packages if names == ["app", "lib"] else {})
+    api.read_ahead(SimpleNamespace(chosen=chosen(), base=BASE), {}, work)
+    monkeypatch.setattr(api, "find_drift", lambda *trees: pytest.fail("compared again"))
+    assert len(check(packages, work)) == 1
+
+
+def test_reading_ahead_says_nothing_of_what_fails(work, monkeypatch):
+    def unreachable(*arguments):
+        raise NetworkError("no index", why="w", fix="f")
+
+    monkeypatch.setattr(api, "likely", unreachable)
+    api.read_ahead(SimpleNamespace(chosen=chosen(), base=BASE), {}, work)
 
 
 def test_finding_comes_back_from_json_as_it_was():
