@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import random
 import shutil
 import signal
@@ -135,6 +136,15 @@ def test_certify_refuses_an_oci_layout_that_is_not_the_records(
     (index,) = (other.project / "out" / "images").glob("*/oci/index.json")
     index.write_text(index.read_text().replace(digests(tool)[0], "sha256:" + "0" * 64))
     assert "index.json does not name the image of the record" in other.run(*CERTIFY, status=5).stderr
+
+
+def test_image_without_a_place_for_torchs_build_says_so_before_the_base_is_made(tool: Tool, tmp_path: Path) -> None:
+    nowhere = dict.fromkeys(("PIP_FIND_LINKS", "UV_FIND_LINKS"), "") | {"PIP_CONFIG_FILE": os.devnull}
+    other = Tool(tmp_path, tmp_path / "cache", {**nowhere, "ENVBUILD_TORCH_INDEX": "http://127.0.0.1:9/"})
+    shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
+    stderr = other.run(*IMAGE, status=10).stderr
+    assert "--torch-build index" in stderr
+    assert "make base" not in stderr
 
 
 def test_image_and_certify_several_at_once_end_well(main_job: list[dict], tool: Tool, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from envbuild.image.squashfs import COMPRESSION, mksquashfs_version, write_sqsh
 from envbuild.lock.record import LockDirectory
 from envbuild.lock.uv import uv_version
 from envbuild.store.local import LocalStore
+from envbuild.sync.install import locked_torch
 
 KIND = "images"
 # Raised when an image made from the same inputs would come out differently.
@@ -81,6 +82,8 @@ def build_image(
     if not refresh_base and (found := _find(selection, lock, store, formats)):
         return found
     _check_tools(formats)
+    if find_base(selection.base, store) is None:
+        locked_torch(site, lock.lock)  # where nobody has it, better say so before a minute goes into the base
     # A base is a directory that sandboxes run in: a refresh waits until nobody does, before it takes the old one away.
     in_use = store.root / "locks" / f"in-use-{short(base_key(selection.base))}.lock"
     waiting = f"another envbuild works with base {selection.base_name}: waiting for it"
