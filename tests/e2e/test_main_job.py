@@ -138,7 +138,9 @@ def test_certify_refuses_an_oci_layout_that_is_not_the_records(
     assert "index.json does not name the image of the record" in other.run(*CERTIFY, status=5).stderr
 
 
-def test_image_without_a_place_for_torchs_build_says_so_before_the_base_is_made(tool: Tool, tmp_path: Path) -> None:
+def test_image_without_a_place_for_torchs_build_says_so_before_the_base_is_made(
+    main_job: list[dict], tool: Tool, tmp_path: Path
+) -> None:
     nowhere = dict.fromkeys(("PIP_FIND_LINKS", "UV_FIND_LINKS"), "") | {"PIP_CONFIG_FILE": os.devnull}
     other = Tool(tmp_path, tmp_path / "cache", {**nowhere, "ENVBUILD_TORCH_INDEX": "http://127.0.0.1:9/"})
     shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
