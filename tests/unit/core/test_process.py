@@ -292,6 +292,24 @@ def test_run_interrupted_twice_still_kills(tmp_path):
         assert not alive(int((tmp_path / "pid").read_text()))
 
 
+def test_run_interrupted_while_the_program_starts_ends_it(tmp_path, monkeypatch):
+    """It runs already, and nobody knows of it yet."""
+    start, pids = process._start, []
+
+    def interrupted(*arguments):
+        started = start(*arguments)
+        pids.append(started.pid)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        return started
+
+    monkeypatch.setattr(process, "_start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(["sleep", "60"], what="try")
+    assert not alive(*pids)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_run_program_that_is_ended_may_print_and_clean_up(tmp_path):
     with pytest.raises(BuildError):
         run(
