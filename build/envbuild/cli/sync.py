@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from envbuild.cli.common import Session, output_options, selection_options, shown
+from envbuild.cli.common import Session, output_options, parse_phases, phases_option, selection_options, shown
 from envbuild.lock.locking import find_lock
 from envbuild.sync.local import sync
 
@@ -15,9 +15,7 @@ from envbuild.sync.local import sync
 @selection_options
 @click.option("--into", required=True, type=click.Path(file_okay=False, path_type=Path), help="The environment.")
 @click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")
-@click.option(
-    "--phases", default="main,compile,git", show_default=True, metavar="LIST", help="What to install; main comes first."
-)
+@phases_option("What to install; main comes first.")
 @output_options
 def command(
     session: Session, stack: str, base: str | None, target: str | None, into: Path, name: str | None, phases: str
@@ -32,7 +30,7 @@ def command(
     result = sync(
         lock,
         into,
-        phases=[word.strip() for word in phases.split(",") if word.strip()],
+        phases=parse_phases(phases),
         site=session.site,
         logs=logs,
         reporter=session.reporter,

@@ -23,10 +23,11 @@ from envbuild.image.layers import LayerWriter, plain_mode
 from envbuild.image.record import RECORD_FILE, EnvironmentRecord, dump, load
 from envbuild.image.tidy import check_against, distributions, tidy
 from envbuild.lock.record import LockDirectory, snapshot
+from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import uv_program, uv_version
 from envbuild.store.local import LocalStore
 from envbuild.sync.imports import check_imports, modules_of
-from envbuild.sync.install import install, locked_torch
+from envbuild.sync.install import install
 from envbuild.sync.place import Place
 
 KIND = "environments"

@@ -13,9 +13,10 @@ from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import Finished, run
 from envbuild.core.progress import Reporter
 from envbuild.lock.record import PHASE_FILES, LockDirectory
+from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import git_environment, uv_program
 from envbuild.sync.imports import check_imports
-from envbuild.sync.install import PhaseRun, install, locked_torch
+from envbuild.sync.install import PhaseRun, install
 from envbuild.sync.place import Place
 
 

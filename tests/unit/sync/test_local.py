@@ -9,8 +9,9 @@ from envbuild.catalog.site import load_site
 from envbuild.core.errors import UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.record import read_lock
+from envbuild.lock.torch_builds import locked_torch
 from envbuild.sync import local
-from envbuild.sync.install import PhaseRun, locked_torch
+from envbuild.sync.install import PhaseRun
 from envbuild.sync.local import sync
 
 
