@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import click
@@ -30,6 +31,7 @@ def command(
     result = sync(
         lock,
         into,
+        target=selection.target,
         phases=parse_phases(phases),
         site=session.site,
         logs=logs,
@@ -49,10 +51,13 @@ def command(
                 for item in result.phases
             ],
             "imported": list(result.imported),
-            "not_checked": list(result.not_checked),
+            "not_checked": [dataclasses.asdict(item) for item in result.not_checked],
         },
-        *[f"phase {item.phase}: {item.packages} packages in {item.seconds:.1f} s" for item in result.phases],
-        f"imported: {', '.join(result.imported)}",
-        *([f"not checked: {', '.join(result.not_checked)}"] if result.not_checked else []),
+        *[
+            f"phase {item.phase}: {item.packages} packages in {item.seconds:.1f} s, log {item.log}"
+            for item in result.phases
+        ],
+        f"imported: {', '.join(result.imported) or 'nothing'}",
+        *[f"not checked: {item.module} ({item.component}): {item.reason}" for item in result.not_checked],
         shown(into),
     )
