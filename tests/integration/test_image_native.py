@@ -222,6 +222,7 @@ def test_image_records_what_is_in_it(image: Any) -> None:
     record = image["record"]
     assert record["packages"] == {"packaging": "25.0", "psutil": "7.0.0"}
     assert record["base_packages"]["libc6"]
+    assert record["not_checked"] == {}
     assert [layer["name"] for layer in record["layers"]] == ["base", "environment", "configuration"]
     assert record["base_digest"] == record["layers"][0]["diff_id"]
 

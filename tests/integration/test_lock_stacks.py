@@ -357,7 +357,10 @@ def test_sync_installs_what_comes_from_git_and_imports_it(nemo: Any, upstream: U
     # Made anew, phases apart: what was not installed was not checked.
     part = result(nemo.run("sync", "--into", "venv", "--phases", "main", "--json"))
     assert part["imported"] == ["packaging.version"]
-    assert part["not_checked"] == ["nemo", "megatron.core"]
+    assert [(item["module"], item["component"], item["reason"]) for item in part["not_checked"]] == [
+        ("nemo", "nemo-toolkit", "phase git is not installed"),
+        ("megatron.core", "megatron-core", "phase git is not installed"),
+    ]
     assert not list((nemo.project / "venv").glob("lib/*/site-packages/nemo"))
 
 

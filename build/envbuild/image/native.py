@@ -207,6 +207,7 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Report
         base_made_by=base.record.made_by,
         base_packages=base.record.packages,
         packages=environment.record.packages,
+        not_checked=environment.record.not_checked,
         uv=uv_version(),
         gzip=gzips.ENCODER,
     )

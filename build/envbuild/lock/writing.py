@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from packaging.utils import canonicalize_name
+
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes, sha256_file
@@ -86,7 +88,9 @@ def _pins(plan: Plan, resolution: Resolution) -> dict[str, str]:
 
 
 def _write_phases(plan: Plan, resolution: Resolution, what: str, work: Workplace) -> dict[str, LockedPhase]:
-    main = export(work.folder, None, what, work.log)
+    # A component of the compile phase is built there, also where one of phase main depends on it.
+    late = {canonicalize_name(name) for name, item in plan.project.chosen.items() if item.phase is Phase.COMPILE}
+    main = [block for block in export(work.folder, None, what, work.log) if _key(block) not in late]
     in_main = {_key(block) for block in main}
     compiled = [block for block in export(work.folder, "compile", what, work.log) if _key(block) not in in_main]
     blocks = {
