@@ -16,7 +16,7 @@ from envbuild.lock.checks import CheckFinding, base_tags, tags_of, wheel_name
 from envbuild.lock.components import Chosen
 from envbuild.lock.drift import SourceTree, find_drift
 from envbuild.lock.metadata import fetch_file
-from envbuild.lock.planning import Workplace
+from envbuild.lock.workplace import Workplace
 
 CODE = "api-drift"
 

@@ -22,9 +22,10 @@ from envbuild.core.files import machine_errors, remove_tree, replace_tree
 from envbuild.core.progress import Reporter
 from envbuild.lock import asof, record
 from envbuild.lock.components import Repositories
-from envbuild.lock.planning import Request, Workplace, make_plan
+from envbuild.lock.planning import Request, make_plan
 from envbuild.lock.record import PHASE_FILES, Lock, LockDirectory, read_lock
 from envbuild.lock.refs import GIT_PREFIX, GitRef
+from envbuild.lock.workplace import Workplace
 from envbuild.lock.writing import write_lock
 from envbuild.store.local import LocalStore
 
@@ -47,8 +48,9 @@ def lock_path(project_dir: Path, name: str, base: str) -> Path:
 
 def foreign_pins(stack: Stack, pins: Mapping[str, str]) -> dict[str, str]:
     """The pins that ask for something else than the stack's file, under the stack's names of the components."""
-    names = {canonicalize_name(name): name for name in stack.components}
-    own = {name: spec.ref or spec.version.removeprefix("==") for name, spec in stack.components.items()}
+    every = stack.every_component()
+    names = {canonicalize_name(name): name for name in every}
+    own = {name: spec.ref or spec.version.removeprefix("==") for name, spec in every.items()}
     named = {names.get(canonicalize_name(name), name): text for name, text in pins.items()}
     return {name: text for name, text in named.items() if own.get(name) != text}
 

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import date, datetime, timezone
-from pathlib import Path
+from datetime import date, datetime
 from typing import Any
 
-import tomlkit
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.models import Component, Phase
-from envbuild.catalog.site import Site
+from envbuild.catalog.models import Base, Component, Phase
 from envbuild.core.errors import ConfigurationError, ResolutionError, UsageError
-from envbuild.core.files import machine_errors
-from envbuild.core.progress import Reporter
 from envbuild.lock import asof
 from envbuild.lock.asof import AsOf
-from envbuild.lock.components import Chosen, Repositories, choose, choose_anchor, parse_pins, upstream_overrides
+from envbuild.lock.components import Chosen, Forced, Repositories, choose, choose_anchor, parse_pins, upstream_overrides
+from envbuild.lock.driver import Led, commit_without_llm, led
 from envbuild.lock.git import Commit, CommitKind
 from envbuild.lock.metadata import CompileMetadata, build_requires, compile_metadata
 from envbuild.lock.project import Project, cuda_major
 from envbuild.lock.record import LockDirectory
 from envbuild.lock.refs import GitRef, Ref, VersionRef, parse_ref
-from envbuild.lock.resolve import resolve, seconds_of
+from envbuild.lock.releases import has_folder, look_up, uploaded_at
 from envbuild.lock.torch_builds import TorchSource, torch_source
-from envbuild.lock.upstream import Companion
-from envbuild.store.local import LocalStore
+from envbuild.lock.workplace import Workplace
 
 # Build requirements that the environment has anyway, at the version that the stack says.
 _ALREADY_THERE = frozenset({"torch"})
@@ -56,6 +51,8 @@ class Plan:
     """Everything that uv is going to be asked, and where it comes from.
 
     Attributes:
+        led: the stack as it holds for the anchor, and why.
+        driver_problem: what the driver needs and a component from git does not have; empty: nothing.
         keep: versions of a lock made from the same inputs as of the same moment.
     """
 
@@ -63,20 +60,11 @@ class Plan:
 
     project: Project
     as_of: AsOf
+    led: Led
+    driver_problem: str
     torch: TorchSource
-    upstream_overrides: Mapping[str, Companion]
+    upstream_overrides: Mapping[str, Forced]
     keep: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workplace:
-    """Where planning works: a folder for throw-away projects, its log, the site and the store."""
-
-    folder: Path
-    log: Path
-    site: Site
-    store: LocalStore
-    reporter: Reporter
 
 
 def make_plan(
@@ -96,20 +84,15 @@ def make_plan(
         UsageError: a pin or ``--as-of`` is wrong.
         NetworkError: a repository or an index cannot be reached.
     """
-    stack, base = selection.stack, selection.base
-    pins = parse_pins(selection.stack_name, stack, request.pins)
-    bound = _bound(selection, request, pins, repositories)
-    anchor = choose_anchor(stack, pins, repositories, bound)
-    moment = _as_of(selection, request, pins, anchor, repositories, work)
-    if bound is None and moment.asked != asof.NOW:
-        bound = moment.moment
-    chosen = choose(stack, pins, anchor, repositories, bound, work.reporter)
+    base = selection.base
+    what, chosen, moment = _decide(selection, request, repositories, work)
+    stack = what.stack
     build = request.torch_build or base.torch.build
     torch = TorchSource("package-index", None)
     if "torch" in chosen and "torch" not in base.provides:
         with work.reporter.step(f"find torch's build {build!r}"):
             torch = torch_source(work.site, chosen["torch"].specifier, build, base.python.version)
-    forced = upstream_overrides(anchor, chosen, repositories)
+    forced = upstream_overrides(what.leads, chosen, repositories)
     project = Project(
         name=selection.stack_name,
         base=base,
@@ -118,8 +101,8 @@ def make_plan(
         chosen=chosen,
         requirements={name: item.version for name, item in stack.requirements.items()},
         overrides={
-            **{name: item.specifier or "" for name, item in forced.items()},
-            **{name: item.version for name, item in stack.overrides.items()},
+            **{name: item.texts for name, item in forced.items()},
+            **{name: (item.version,) for name, item in stack.overrides.items()},
         },
     )
     keep: dict[str, str] = {}
@@ -134,10 +117,36 @@ def make_plan(
         request=request,
         project=_with_metadata(project, metadata, tuple(lines)),
         as_of=moment,
+        led=what,
+        driver_problem=commit_without_llm(chosen, what.driver, repositories),
         torch=torch,
         upstream_overrides=forced,
         keep=keep,
     )
+
+
+def _decide(
+    selection: Selection, request: Request, repositories: Repositories, work: Workplace
+) -> tuple[Led, dict[str, Chosen], AsOf]:
+    """The stack as it holds for its anchor, every component of it, and the as-of moment."""
+    stack, base = selection.stack, selection.base
+    pins = parse_pins(selection.stack_name, stack, request.pins)
+    bound = _bound(selection, request, pins, repositories)
+    anchor = choose_anchor(stack, pins, repositories, bound)
+    moment = _as_of(selection, request, pins, anchor, repositories, work)
+    if bound is None and moment.asked != asof.NOW:
+        bound = moment.moment
+    what = led(
+        stack,
+        anchor,
+        pins,
+        repositories,
+        bound,
+        base=base,
+        reporter=work.reporter,
+        in_release=lambda folder: _in_release(anchor, folder, base, moment, work),
+    )
+    return what, choose(what.stack, pins, what.leads, repositories, bound), moment
 
 
 def git_build_requires(chosen: Mapping[str, Chosen], repositories: Repositories) -> list[str]:
@@ -238,7 +247,7 @@ def _as_of(
         reason = f"the date of {selection.stack.anchor} {commit.sha[:12]}"
         return AsOf(asked=text, moment=commit.committed_at, reason=reason)
     title = f"{anchor.name} {anchor.commit.describe or anchor.commit.sha[:12]}" if anchor.commit else anchor.asked
-    released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection, work)
+    released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection.base, work)
     return asof.after_release(title, released, selection.stack.margin_days)
 
 
@@ -252,22 +261,36 @@ def _default_as_of(selection: Selection, pins: Mapping[str, Ref], anchor: Chosen
     return asof.RELEASE if isinstance(ref, VersionRef) or anchor.specifier.startswith("==") else asof.NOW
 
 
-def _uploaded(anchor: Chosen, selection: Selection, work: Workplace) -> datetime:
-    """When the anchor's release was uploaded to the index."""
-    with work.reporter.step(f"find the date of {anchor.name} {anchor.specifier}"):
-        locked = _throw_away(
-            {anchor.name: anchor.specifier}, selection.base.python.version, {}, f"find {anchor.name}", work
-        )
-    package = locked[canonicalize_name(anchor.name)]
-    files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
-    times = [seconds_of(file["upload-time"]) for file in files if "upload-time" in file]
-    if not times:
-        raise ConfigurationError(
-            f"the index does not say when {anchor.name} {package['version']} was uploaded",
-            why="Its answers carry no upload times, so 'release' has no date to count from.",
-            fix="Name the date yourself: --as-of YYYY-MM-DD",
-        )
-    return datetime.fromtimestamp(min(times), timezone.utc)
+def _uploaded(anchor: Chosen, base: Base, work: Workplace) -> datetime:
+    what = f"find the date of {anchor.name} {anchor.specifier}"
+    return uploaded_at(_anchor_release(anchor, base, {}, what, work))
+
+
+def _anchor_release(
+    anchor: Chosen, base: Base, settings: Mapping[str, object], what: str, work: Workplace
+) -> Mapping[str, Any]:
+    """The ``[[package]]`` table of the release that the anchor is."""
+    with work.reporter.step(what):
+        locked = look_up({anchor.name: anchor.specifier}, base, settings, f"find {anchor.name}", work)
+    return locked[canonicalize_name(anchor.name)]
+
+
+def _in_release(anchor: Chosen | None, folder: str, base: Base, moment: AsOf, work: Workplace) -> bool:
+    """Whether the release that the anchor is as of a moment has files in ``folder``."""
+    if anchor is None:
+        return False
+    settings = {"exclude-newer": moment.text(), "exclude-newer-package": _own_dates([anchor])}
+    what = f"look for {folder} in {anchor.name} {anchor.asked}"
+    return has_folder(_anchor_release(anchor, base, settings, what, work), folder, work)
+
+
+def _own_dates(chosen: Iterable[Chosen]) -> dict[str, str]:
+    """The as-of dates of their own that components have."""
+    return {
+        item.name: asof.timestamp(asof.end_of(day))
+        for item in chosen
+        if item.spec.as_of and (day := asof.parse_date(item.spec.as_of))
+    }
 
 
 def _metadata(
@@ -280,15 +303,11 @@ def _metadata(
     }
     if not compiled:
         return ()
-    dates = {
-        name: asof.timestamp(asof.end_of(day))
-        for name, item in project.chosen.items()
-        if item.spec.as_of and name in compiled and (day := asof.parse_date(item.spec.as_of))
-    }
+    dates = _own_dates(item for name, item in project.chosen.items() if name in compiled)
     with work.reporter.step(f"read what {len(compiled)} packages of the compile phase declare"):
-        locked = _throw_away(
+        locked = look_up(
             compiled,
-            project.base.python.version,
+            project.base,
             {"exclude-newer": project.as_of, "exclude-newer-package": dates},
             "find the sdists of the compile phase",
             work,
@@ -296,30 +315,3 @@ def _metadata(
         return compile_metadata(
             list(compiled), locked, work.folder, base_cuda, work.site, work.store, work.reporter.update
         )
-
-
-def _throw_away(
-    packages: Mapping[str, str], python: str, settings: Mapping[str, object], what: str, work: Workplace
-) -> dict[str, Mapping[str, Any]]:
-    """Lock packages by themselves, as if they needed nothing: finds versions, files, dates. By package name."""
-    folder = work.folder / "throw-away"
-    with machine_errors(folder):
-        folder.mkdir(exist_ok=True)
-        (folder / "uv.lock").unlink(missing_ok=True)
-    tables = tomlkit.aot()
-    for name in packages:
-        table = tomlkit.table()
-        table["name"], table["requires-dist"] = name, []
-        tables.append(table)
-    document = tomlkit.document()
-    document["project"] = {
-        "name": "envbuild-throw-away",
-        "version": "0",
-        "requires-python": f"=={python}.*",
-        "dependencies": [f"{name}{specifier}" for name, specifier in packages.items()],
-    }
-    document["tool"] = {"uv": {"package": False, **settings, "dependency-metadata": tables}}
-    with machine_errors(folder):
-        (folder / "pyproject.toml").write_text(tomlkit.dumps(document))
-    resolution = resolve(folder, TorchSource("package-index", None), what, work.log, work.reporter.update)
-    return {canonicalize_name(package["name"]): package for package in resolution.uv_lock["package"]}

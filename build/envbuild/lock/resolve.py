@@ -14,7 +14,7 @@ from envbuild.core import tomlread
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import InternalError
 from envbuild.lock.torch_builds import TorchSource
-from envbuild.lock.uv import run_uv
+from envbuild.lock.uv import ignored_settings, run_uv
 
 # A glibc floor is still a preview of uv 0.13; naming it keeps uv from warning on every run.
 PREVIEW = ("--preview-features", "minimum-libc-version")
@@ -25,31 +25,40 @@ class Resolution:
     """What uv found.
 
     Attributes:
-        pins: version by package name, the project itself left out.
+        pins: version by package name, the project itself left out, and packages that are there more than once too.
         newest_upload: the newest upload time among the locked files, seconds since 1970; 0 when none is known.
+        ignored_settings: uv's warning that it dropped settings of the project; empty: it did not.
     """
 
     pins: Mapping[str, str]
     newest_upload: int
     uv_lock: Mapping[str, Any]
+    ignored_settings: str = ""
 
 
-def resolve(project: Path, source: TorchSource, what: str, log: Path, on_line: Callable[[str], None]) -> Resolution:
-    """Run ``uv lock`` in the folder ``project`` and read the uv.lock that it writes."""
+def resolve(
+    project: Path,
+    source: TorchSource,
+    what: str,
+    log: Path,
+    on_line: Callable[[str], None],
+    *,
+    settings_may_be_ignored: bool = False,
+) -> Resolution:
+    """Run ``uv lock`` in the folder ``project`` and read the uv.lock that it writes.
+
+    Args:
+        settings_may_be_ignored: whoever calls looks at ``ignored_settings`` of the result.
+    """
     arguments: list[str | Path] = ["lock", *PREVIEW]
     if source.kind == "find-links":
         arguments += source.uv_args()
-    run_uv(arguments, what=what, log=log, cwd=project, on_line=on_line)
+    finished = run_uv(
+        arguments, what=what, log=log, cwd=project, on_line=on_line, settings_may_be_ignored=settings_may_be_ignored
+    )
     content = tomlread.loads((project / "uv.lock").read_text())
     packages = [package for package in content["package"] if "virtual" not in package["source"]]
     names = [package["name"] for package in packages]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InternalError(
-            f"cannot {what}: {', '.join(twice)} resolved to more than one version",
-            why="A lock is for one platform and one Python, so forks should be impossible.",
-            fix="Report this with the log.",
-            log=log,
-        )
     times = [
         seconds_of(file["upload-time"])
         for package in packages
@@ -57,9 +66,10 @@ def resolve(project: Path, source: TorchSource, what: str, log: Path, on_line: C
         if "upload-time" in file
     ]
     return Resolution(
-        pins={package["name"]: package["version"] for package in packages},
+        pins={package["name"]: package["version"] for package in packages if names.count(package["name"]) == 1},
         newest_upload=max(times, default=0),
         uv_lock=content,
+        ignored_settings=ignored_settings(finished.output),
     )
 
 
@@ -75,7 +85,8 @@ def export(project: Path, extra: str | None, what: str, log: Path) -> list[str]:
     arguments += ["--no-emit-project", "--no-header", "--quiet"]
     if extra:
         arguments += ["--extra", extra]
-    output = run_uv(arguments, what=what, log=log, cwd=project).output
+    # What the resolution ignored was found by its check already.
+    output = run_uv(arguments, what=what, log=log, cwd=project, settings_may_be_ignored=True).output
     blocks: list[str] = []
     for line in output.splitlines():
         if not line.strip():

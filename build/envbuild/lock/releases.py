@@ -1,0 +1,107 @@
+"""Which release uv takes of a package by itself, and what is in it: asked before the whole is resolved."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+import tomlkit
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.models import Base
+from envbuild.core.errors import CheckRefusedError, ConfigurationError
+from envbuild.core.files import machine_errors
+from envbuild.lock.metadata import fetch_file
+from envbuild.lock.project import limits
+from envbuild.lock.resolve import resolve, seconds_of
+from envbuild.lock.torch_builds import TorchSource
+from envbuild.lock.workplace import Workplace
+
+
+def look_up(
+    packages: Mapping[str, str], base: Base, settings: Mapping[str, object], what: str, work: Workplace
+) -> dict[str, Mapping[str, Any]]:
+    """Lock packages by themselves, as if they needed nothing: finds versions, files, dates. By package name.
+
+    Args:
+        packages: specifiers by name.
+        settings: keys of ``[tool.uv]`` besides the base's limits.
+    """
+    folder = work.folder / "throw-away"
+    with machine_errors(folder):
+        folder.mkdir(exist_ok=True)
+        (folder / "uv.lock").unlink(missing_ok=True)
+    tables = tomlkit.aot()
+    for name in packages:
+        table = tomlkit.table()
+        table["name"], table["requires-dist"] = name, []
+        tables.append(table)
+    document = tomlkit.document()
+    document["project"] = {
+        "name": "envbuild-throw-away",
+        "version": "0",
+        "requires-python": f"=={base.python.version}.*",
+        "dependencies": [f"{name}{specifier}" for name, specifier in packages.items()],
+    }
+    document["tool"] = {"uv": {"package": False, **limits(base), **settings, "dependency-metadata": tables}}
+    with machine_errors(folder):
+        (folder / "pyproject.toml").write_text(tomlkit.dumps(document))
+    resolution = resolve(folder, TorchSource("package-index", None), what, work.log, work.reporter.update)
+    return {canonicalize_name(package["name"]): package for package in resolution.uv_lock["package"]}
+
+
+def uploaded_at(package: Mapping[str, Any]) -> datetime:
+    """When a release was uploaded to the index: the first of its files.
+
+    Args:
+        package: its ``[[package]]`` table of a uv.lock.
+
+    Raises:
+        ConfigurationError: the index does not say.
+    """
+    files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+    times = [seconds_of(file["upload-time"]) for file in files if "upload-time" in file]
+    if not times:
+        raise ConfigurationError(
+            f"the index does not say when {package['name']} {package['version']} was uploaded",
+            why="Its answers carry no upload times, so 'release' has no date to count from.",
+            fix="Name the date yourself: --as-of YYYY-MM-DD",
+        )
+    return datetime.fromtimestamp(min(times), timezone.utc)
+
+
+def has_folder(package: Mapping[str, Any], folder: str, work: Workplace) -> bool:
+    """Whether a release has files below ``folder`` (``nemo/collections/llm``): its first wheel, else its sdist.
+
+    Raises:
+        NetworkError: the file cannot be downloaded.
+        CheckRefusedError: it is no archive.
+    """
+    title = f"{package['name']} {package['version']}"
+    files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+    if not files:
+        return False
+    content, _ = fetch_file(files[0], title, work.folder, work.site, work.store)
+    prefix = f"{folder.strip('/')}/"
+    try:
+        if content[:2] == b"PK":
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                names = archive.namelist()
+            if "wheels" in package:
+                return any(name.startswith(prefix) for name in names)
+        else:
+            with tarfile.open(fileobj=io.BytesIO(content), mode="r:*") as tar:
+                names = tar.getnames()
+    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
+        raise CheckRefusedError(
+            f"the file of {title} cannot be read",
+            why=f"It is no archive: {error}",
+            fix="Try again; if it stays, the index or a proxy serves another file. Or choose another version.",
+        ) from error
+    # An sdist has one folder on top, and sources below src/ now and then.
+    inside = [name.partition("/")[2].removeprefix("src/") for name in names]
+    return any(name.startswith(prefix) for name in inside)
