@@ -126,8 +126,9 @@ def test_driver_nemo_on_a_commit_without_the_collection_is_refused(nemo: Any, up
 def test_a_release_without_the_collection_is_taken_over_too(own: Any, wheel: Callable[..., None]) -> None:
     wheel("nemo_toolkit", "2.7.3", sources={LLM: ""})
     wheel("nemo_toolkit", "3.0.0", sources={"nemo/collections/asr/__init__.py": ""})
-    for name in ("megatron_core", "megatron_bridge", "setuptools"):
-        wheel(name, "0.6.2")
+    for name, version in (("megatron_core", "0.15.3"), ("megatron_core", "0.19.2"), ("megatron_bridge", "0.6.2")):
+        wheel(name, version)
+    wheel("setuptools", "80.0")
     write_nemo(own)
     own.run("lock", "--nemo", "2.7.3")
     lock = lock_of(own, "nemo-2.7.3")
@@ -136,6 +137,12 @@ def test_a_release_without_the_collection_is_taken_over_too(own: Any, wheel: Cal
     lock = lock_of(own, "three")
     assert (lock.driver, lock.driver_because) == ("bridge", "nemo-toolkit 3.0.0 has no nemo/collections/llm: it moved")
     assert lock.components["megatron-bridge"].version == "0.6.2"
+    # What belongs to Bridge, not to NeMo.
+    core = lock.components["megatron-core"]
+    assert (core.version, core.because) == (
+        "0.19.2",
+        "envs/companions/megatron-bridge.toml for megatron-bridge 0.6.2",
+    )
 
 
 # ---- what upstream forces on others

@@ -200,6 +200,10 @@ class Stack(Model):
         components = {**self.components, **self.takeover.components}
         return self.model_copy(update={"components": components, "driver": self.takeover.driver})
 
+    def undecided(self) -> set[str]:
+        """The components of which the stack's file says nothing, also those that only a takeover brings."""
+        return {name for name, spec in self.every_component().items() if not spec.version and spec.ref is None}
+
     def builds_for(self, target: str) -> Builds | None:
         """The entry for ``target``, or None when the stack is not for it."""
         return next((entry for entry in self.builds if entry.target == target), None)
@@ -391,6 +395,34 @@ class Conflict(Model):
     fix: str
 
 
+class CompanionRelease(Model):
+    """What belongs to some releases of a package."""
+
+    versions: Specifier = Field(min_length=1, description="the releases, as a PEP 440 specifier")
+    components: dict[PackageName, Specifier] = Field(min_length=1, description="what belongs to them, as specifiers")
+    evidence: str = Field(min_length=1, description="how it is known")
+
+
+class Companions(Model):
+    """What belongs to the releases of a package, where its metadata does not say so (``envs/companions/*.toml``).
+
+    The file's name is the package's.
+    """
+
+    summary: str
+    releases: tuple[CompanionRelease, ...] = Field(min_length=1, description="the first that has a release counts")
+
+    def of(self, version: str) -> CompanionRelease | None:
+        """The entry for a release; None when there is none."""
+        return next(
+            (entry for entry in self.releases if SpecifierSet(entry.versions).contains(version, prereleases=True)), None
+        )
+
+    def names(self) -> set[str]:
+        """The packages that any entry names."""
+        return {name for entry in self.releases for name in entry.components}
+
+
 KINDS: dict[str, type[Model]] = {
     "stacks": Stack,
     "bases": Base,
@@ -398,4 +430,5 @@ KINDS: dict[str, type[Model]] = {
     "clusters": Cluster,
     "matrices": Matrix,
     "conflicts": Conflict,
+    "companions": Companions,
 }

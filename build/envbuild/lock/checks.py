@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -45,6 +45,7 @@ class Checked:
         compiled: names of the packages that are built from their sources.
         conflicts: known conflicts, by code.
         torch_build: the build of torch that was asked for.
+        bases: all bases that the stack names.
         driver_problem: what the stack's driver misses, in words; empty: nothing.
         ignored_settings: uv's words on the settings of the project that it dropped; empty: it dropped none.
     """
@@ -55,6 +56,7 @@ class Checked:
     targets: Mapping[str, Target]
     conflicts: Mapping[str, Conflict]
     torch_build: str
+    bases: Mapping[str, Base] = field(default_factory=dict)
     driver_problem: str = ""
     ignored_settings: str = ""
 
@@ -132,11 +134,13 @@ def check_cuda_mix(lock: Checked) -> Iterable[CheckFinding]:
     # The package index's torch on a base without CUDA is a choice of the user's; a cpu build among CUDA is a mistake.
     if len(majors) > 1 or (by_major and lock.torch_build == "cpu"):
         held = "; ".join(f"CUDA {major}: {', '.join(sorted(names)[:6])}" for major, names in sorted(by_major.items()))
+        fitting = [name for name, base in lock.bases.items() if cuda_major(base) in by_major]
+        other = f"another base (the stack names {', '.join(fitting)})" if fitting else "another base"
         yield CheckFinding(
             code="cuda-mixed",
             what=f"packages for CUDA {' and '.join(sorted(by_major))} on a base with CUDA {lock.base.cuda or 'none'}: "
             f"{held}",
-            fix="Choose versions (of torch, of Transformer Engine's core extra) for the base's CUDA, or another base.",
+            fix=f"Choose versions (of torch, of Transformer Engine's core extra) for the base's CUDA, or {other}.",
         )
 
 

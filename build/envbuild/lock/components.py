@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from enum import Enum
@@ -24,6 +24,7 @@ class Origin(str, Enum):
     STACK = "stack"
     PIN = "pin"
     UPSTREAM = "upstream"
+    TABLE = "table"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,20 +111,33 @@ def choose_anchor(
 
 @dataclass(frozen=True, kw_only=True)
 class Lead:
-    """A decided component, and what its upstream says belongs to it."""
+    """A decided component, and what belongs to it: by its upstream's pins, or for a release by a table in envs/."""
 
     chosen: Chosen
     companions: Mapping[str, Companion]
+    origin: Origin = Origin.UPSTREAM
+
+    def because(self, companion: Companion) -> str:
+        """Where the decision for a companion comes from, in words."""
+        word = "for" if self.origin is Origin.TABLE else "of"
+        return f"{companion.where} {word} {self.chosen.at()}"
 
 
-def lead(chosen: Chosen, repositories: Repositories, reporter: Reporter, base: Base | None = None) -> Lead:
-    """Read upstream's own pins at the commit of a component; a release has none.
+def lead(
+    chosen: Chosen,
+    repositories: Repositories,
+    reporter: Reporter,
+    base: Base | None = None,
+    of_release: Callable[[Chosen], Lead] | None = None,
+) -> Lead:
+    """Read upstream's own pins at the commit of a component.
 
     Args:
         base: for whose platform and Python the pins must be meant; None: all count.
+        of_release: what says the same of a release; None: nothing does.
     """
     if chosen.commit is None or chosen.git is None:
-        return Lead(chosen=chosen, companions={})
+        return of_release(chosen) if of_release is not None else Lead(chosen=chosen, companions={})
     with reporter.step(f"read upstream's pins at {chosen.at()}"):
         return Lead(chosen=chosen, companions=companions(repositories.at(chosen.git), chosen.commit, base))
 
@@ -152,7 +166,7 @@ def choose(
             found = (item for item in leads if canonicalize_name(name) in item.companions)
             if (item := next(found, None)) is not None:
                 companion = item.companions[canonicalize_name(name)]
-                chosen[name] = _companion(name, spec, companion, item.chosen, repositories, as_of)
+                chosen[name] = _companion(name, spec, companion, item, repositories, as_of)
                 continue
         chosen[name] = own_choice(name, spec, pin, repositories, as_of)
     return chosen
@@ -210,13 +224,13 @@ def _companion(
     name: str,
     spec: Component,
     companion: Companion,
-    anchor: Chosen,
+    by: Lead,
     repositories: Repositories,
     as_of: date | datetime | None,
 ) -> Chosen:
-    because = f"{companion.where} of {anchor.at()}"
+    because = by.because(companion)
     asked = companion.ref or companion.specifier or "any release"
-    chosen = Chosen(name=name, spec=spec, asked=asked, origin=Origin.UPSTREAM, because=because)
+    chosen = Chosen(name=name, spec=spec, asked=asked, origin=by.origin, because=because)
     if companion.ref is None:
         return replace(chosen, specifier=companion.specifier or "")
     git = spec.git or companion.git

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
@@ -12,6 +12,7 @@ from envbuild.core.errors import UsageError
 from envbuild.core.progress import Reporter
 from envbuild.lock.components import Chosen, Lead, Repositories, lead, own_choice
 from envbuild.lock.refs import Ref
+from envbuild.lock.releases import Releases
 from envbuild.lock.releases import has_folder as release_has_folder
 from envbuild.lock.upstream import LLM_COLLECTION, has_folder, has_llm_collection
 from envbuild.lock.workplace import Workplace
@@ -48,26 +49,26 @@ def led(
     *,
     base: Base,
     reporter: Reporter,
-    in_release: Callable[[str], bool],
+    releases: Releases,
 ) -> Led:
     """Decide whether the stack's takeover holds, and read what belongs to the components that lead.
 
     Args:
-        in_release: whether the anchor's release, when it is one, has a folder.
+        releases: what is known of a lead that is a release.
 
     Raises:
         UsageError: a component that only the takeover brings is pinned, and it does not hold.
     """
     if anchor is None:
         return Led(stack=stack, leads=(), because=STACKS_FILE)
-    own = lead(anchor, repositories, reporter, base)
+    own = lead(anchor, repositories, reporter, base, releases.lead)
     takeover = stack.takeover
     if takeover is None:
         return Led(stack=stack, leads=(own,), because=STACKS_FILE)
     if anchor.commit is not None and anchor.git is not None:
         there = has_folder(repositories.at(anchor.git), anchor.commit, takeover.without)
     else:
-        there = in_release(takeover.without)
+        there = releases.has_folder(anchor, takeover.without)
     if there:
         if unused := [name for name in pins if name not in stack.components]:
             raise UsageError(
@@ -79,7 +80,11 @@ def led(
     taken = stack.taken_over()
     spec = taken.components[takeover.lead]
     other = lead(
-        own_choice(takeover.lead, spec, pins.get(takeover.lead), repositories, as_of), repositories, reporter, base
+        own_choice(takeover.lead, spec, pins.get(takeover.lead), repositories, as_of),
+        repositories,
+        reporter,
+        base,
+        releases.lead,
     )
     because = f"{anchor.at()} has no {takeover.without}: {takeover.reason}"
     return Led(stack=taken, leads=(other, own), because=because)

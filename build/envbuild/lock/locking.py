@@ -114,9 +114,23 @@ def inputs_digest(selection: Selection, request: Request) -> str:
         "pins": dict(sorted(request.pins.items())),
         "as_of": request.as_of or "",
         "allow": [*sorted(set(request.allow))],
+        **_companions(selection),
         "conflicts": {name: definition_digest(item) for name, item in selection.catalog.conflicts().items()},
     }
     return digest_of(value)
+
+
+def _companions(selection: Selection) -> dict[str, Json]:
+    """The tables of companions that can decide something of the stack; nothing when none can."""
+    stack = selection.stack
+    leads = [name for name in (stack.anchor, stack.takeover.lead if stack.takeover else None) if name is not None]
+    tables = {name: selection.catalog.companions(name) for name in leads}
+    found: dict[str, Json] = {
+        name: definition_digest(table)
+        for name, table in tables.items()
+        if table is not None and table.names() & stack.undecided()
+    }
+    return {"companions": found} if found else {}
 
 
 def request_of(lock: Lock) -> Request:
@@ -128,7 +142,7 @@ def request_of(lock: Lock) -> Request:
 
 
 def is_older(lock: Lock, selection: Selection) -> bool:
-    """Whether the stack, the base or the known conflicts are others than when the lock was made."""
+    """Whether the stack, the base, the conflicts or the companions are others than when the lock was made."""
     return lock.inputs.digest != inputs_digest(selection, request_of(lock))
 
 

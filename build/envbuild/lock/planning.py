@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.models import Base, Component, Phase
+from envbuild.catalog.models import Base, Component, Phase, Stack
 from envbuild.core.errors import ConfigurationError, ResolutionError, UsageError
 from envbuild.lock import asof
 from envbuild.lock.asof import AsOf
@@ -21,7 +20,7 @@ from envbuild.lock.metadata import CompileMetadata, build_requires, compile_meta
 from envbuild.lock.project import Project, cuda_major
 from envbuild.lock.record import LockDirectory
 from envbuild.lock.refs import GitRef, Ref, VersionRef, parse_ref
-from envbuild.lock.releases import has_folder, look_up, uploaded_at
+from envbuild.lock.releases import Releases, look_up, uploaded_at
 from envbuild.lock.torch_builds import TorchSource, torch_source
 from envbuild.lock.workplace import Workplace
 
@@ -109,7 +108,8 @@ def make_plan(
     if previous is not None and previous.lock.inputs.as_of == moment.text():
         from_git = {name for name, item in chosen.items() if item.commit is not None}
         keep = {name: version for name, version in previous.packages().items() if name not in from_git}
-    metadata = _metadata(project, keep, base_cuda=cuda_major(base), work=work)
+    dates = {name: day for name, day in _own_dates(stack).items() if name in chosen and chosen[name].commit is None}
+    metadata = _metadata(project, keep, dates, base_cuda=cuda_major(base), work=work)
     lines = dict.fromkeys(
         [*(line for item in metadata for line in item.build_requires), *git_build_requires(chosen, repositories)]
     )
@@ -144,7 +144,9 @@ def _decide(
         bound,
         base=base,
         reporter=work.reporter,
-        in_release=lambda folder: _in_release(anchor, folder, base, moment, work),
+        releases=Releases(
+            selection.catalog, base, moment.text(), _own_dates(stack), stack.undecided() - set(pins), work
+        ),
     )
     return what, choose(what.stack, pins, what.leads, repositories, bound), moment
 
@@ -262,39 +264,23 @@ def _default_as_of(selection: Selection, pins: Mapping[str, Ref], anchor: Chosen
 
 
 def _uploaded(anchor: Chosen, base: Base, work: Workplace) -> datetime:
-    what = f"find the date of {anchor.name} {anchor.specifier}"
-    return uploaded_at(_anchor_release(anchor, base, {}, what, work))
+    """When the anchor's release was uploaded to the index."""
+    with work.reporter.step(f"find the date of {anchor.name} {anchor.specifier}"):
+        locked = look_up({anchor.name: anchor.specifier}, base, {}, f"find {anchor.name}", work)
+    return uploaded_at(locked[canonicalize_name(anchor.name)])
 
 
-def _anchor_release(
-    anchor: Chosen, base: Base, settings: Mapping[str, object], what: str, work: Workplace
-) -> Mapping[str, Any]:
-    """The ``[[package]]`` table of the release that the anchor is."""
-    with work.reporter.step(what):
-        locked = look_up({anchor.name: anchor.specifier}, base, settings, f"find {anchor.name}", work)
-    return locked[canonicalize_name(anchor.name)]
-
-
-def _in_release(anchor: Chosen | None, folder: str, base: Base, moment: AsOf, work: Workplace) -> bool:
-    """Whether the release that the anchor is as of a moment has files in ``folder``."""
-    if anchor is None:
-        return False
-    settings = {"exclude-newer": moment.text(), "exclude-newer-package": _own_dates([anchor])}
-    what = f"look for {folder} in {anchor.name} {anchor.asked}"
-    return has_folder(_anchor_release(anchor, base, settings, what, work), folder, work)
-
-
-def _own_dates(chosen: Iterable[Chosen]) -> dict[str, str]:
+def _own_dates(stack: Stack) -> dict[str, str]:
     """The as-of dates of their own that components have."""
     return {
-        item.name: asof.timestamp(asof.end_of(day))
-        for item in chosen
-        if item.spec.as_of and (day := asof.parse_date(item.spec.as_of))
+        name: asof.timestamp(asof.end_of(day))
+        for name, spec in stack.every_component().items()
+        if spec.as_of and (day := asof.parse_date(spec.as_of))
     }
 
 
 def _metadata(
-    project: Project, keep: Mapping[str, str], *, base_cuda: str | None, work: Workplace
+    project: Project, keep: Mapping[str, str], dates: Mapping[str, str], *, base_cuda: str | None, work: Workplace
 ) -> tuple[CompileMetadata, ...]:
     compiled = {
         name: f"=={keep[name]}" if name in keep else item.specifier
@@ -303,7 +289,7 @@ def _metadata(
     }
     if not compiled:
         return ()
-    dates = _own_dates(item for name, item in project.chosen.items() if name in compiled)
+    dates = {name: day for name, day in dates.items() if name in compiled}
     with work.reporter.step(f"read what {len(compiled)} packages of the compile phase declare"):
         locked = look_up(
             compiled,

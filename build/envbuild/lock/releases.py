@@ -6,19 +6,23 @@ import io
 import tarfile
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 import tomlkit
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Base
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import machine_errors
+from envbuild.lock.components import Chosen, Lead, Origin
 from envbuild.lock.metadata import fetch_file
 from envbuild.lock.project import limits
 from envbuild.lock.resolve import resolve, seconds_of
 from envbuild.lock.torch_builds import TorchSource
+from envbuild.lock.upstream import Companion
 from envbuild.lock.workplace import Workplace
 
 
@@ -52,6 +56,53 @@ def look_up(
         (folder / "pyproject.toml").write_text(tomlkit.dumps(document))
     resolution = resolve(folder, TorchSource("package-index", None), what, work.log, work.reporter.update)
     return {canonicalize_name(package["name"]): package for package in resolution.uv_lock["package"]}
+
+
+class Releases:
+    """What is known of components that are releases: which one uv takes as of a moment, and what belongs to it.
+
+    Args:
+        undecided: the components of which only a table could say something; without any, nothing is asked.
+    """
+
+    def __init__(
+        self, catalog: Catalog, base: Base, as_of: str, dates: Mapping[str, str], undecided: set[str], work: Workplace
+    ) -> None:
+        self._catalog = catalog
+        self._base = base
+        self._settings = {"exclude-newer": as_of, "exclude-newer-package": dict(dates)}
+        self._undecided = undecided
+        self._work = work
+        self._found: dict[str, Mapping[str, Any]] = {}
+
+    def _package(self, chosen: Chosen) -> Mapping[str, Any]:
+        if chosen.name not in self._found:
+            wanted = {chosen.name: chosen.specifier}
+            with self._work.reporter.step(f"look at {chosen.name} {chosen.asked}"):
+                locked = look_up(wanted, self._base, self._settings, f"find {chosen.name}", self._work)
+            self._found[chosen.name] = locked[canonicalize_name(chosen.name)]
+        return self._found[chosen.name]
+
+    def has_folder(self, chosen: Chosen, folder: str) -> bool:
+        """Whether the release has files below ``folder``."""
+        return has_folder(self._package(chosen), folder, self._work)
+
+    def lead(self, chosen: Chosen) -> Lead:
+        """What a table in envs/ says of the release.
+
+        A range of releases is held to those that the table's entry is for, so that both stay together.
+        """
+        table = self._catalog.companions(canonicalize_name(chosen.name))
+        if table is None or not table.names() & self._undecided:
+            return Lead(chosen=chosen, companions={})
+        entry = table.of(str(self._package(chosen)["version"]))
+        if entry is None:
+            return Lead(chosen=chosen, companions={})
+        where = f"envs/companions/{canonicalize_name(chosen.name)}.toml"
+        found = {name: Companion(package=name, where=where, specifier=text) for name, text in entry.components.items()}
+        if not chosen.specifier.startswith("==") or "*" in chosen.specifier:
+            chosen = replace(chosen, specifier=",".join(filter(None, (chosen.specifier, entry.versions))))
+        return Lead(chosen=chosen, companions=found, origin=Origin.TABLE)
 
 
 def uploaded_at(package: Mapping[str, Any]) -> datetime:

@@ -80,6 +80,7 @@ def _check(
         targets=targets,
         conflicts=selection.catalog.conflicts(),
         torch_build=plan.project.torch_build,
+        bases={base: selection.catalog.base(base) for entry in selection.stack.builds for base in entry.bases},
         driver_problem=plan.driver_problem or release_without_llm(packages, plan.led.driver, work),
         ignored_settings=resolution.ignored_settings,
     )
