@@ -10,18 +10,29 @@ import http.server
 import threading
 import urllib.parse
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
-def make_wheel(folder: Path, name: str, version: str, tags: str, requires: tuple[str, ...] = ()) -> Path:
-    """A wheel with one empty module and the metadata given."""
+def make_wheel(
+    folder: Path,
+    name: str,
+    version: str,
+    tags: str,
+    requires: tuple[str, ...] = (),
+    *,
+    extras: tuple[str, ...] = (),
+    sources: Mapping[str, str] | None = None,
+) -> Path:
+    """A wheel with one empty module, the metadata given, and more source files."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {line}\n" for line in requires)
+    metadata += "".join(f"Provides-Extra: {extra}\n" for extra in extras)
     files = {
         f"{name}/__init__.py": "",
+        **(sources or {}),
         f"{info}/METADATA": metadata,
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: {tags}\n",
     }

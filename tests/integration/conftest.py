@@ -1,13 +1,21 @@
-"""An image that takes seconds where its base is there: the small stack, built once in the session's store."""
+"""An image that takes seconds where its base is there, and a package index of a test's own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Tool
+from helpers.git_repos import History
+from helpers.lock_runs import ANY, OLD
 from helpers.mini import NAME, image_of, write_stack
+from helpers.simple_index import SimpleIndex, simple_index
+from helpers.stack_files import GPU_BASE, write_base, write_target
+from helpers.stack_files import write_stack as write_own_stack
+from helpers.upstreams import MCORE_URL, NEMO_URL, PUBLIC, SETUPTOOLS, Upstream, made, manifest, project_files
+from helpers.wheels import make_wheel
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +32,82 @@ def mini(tmp_path_factory: pytest.TempPathFactory, site_cache: Path) -> Tool:
 def mini_image(mini: Tool) -> dict[str, Any]:
     """What ``envbuild image --json`` says of the small stack's image."""
     return image_of(mini)
+
+
+@pytest.fixture
+def index() -> Iterator[SimpleIndex]:
+    with simple_index() as running:
+        yield running
+
+
+@pytest.fixture
+def wheel(index: SimpleIndex, tmp_path: Path) -> Callable[..., None]:
+    """Uploads a wheel of a few bytes."""
+
+    def upload(
+        name: str,
+        version: str,
+        uploaded: str | None = OLD,
+        *,
+        tags: str = ANY,
+        requires: tuple[str, ...] = (),
+        **more: Any,
+    ) -> None:
+        index.add(make_wheel(tmp_path / "wheels", name, version, tags, requires, **more), uploaded)
+
+    return upload
+
+
+@pytest.fixture
+def own(tool: Any, tmp_path: Path, index: SimpleIndex) -> Any:
+    """The tool in a project with bases of its own, and this index as its only one."""
+    project = tmp_path / "project"
+    write_base(project)
+    write_base(project, GPU_BASE, cuda="13.0", glibc="2.35")
+    write_target(project, "gpu", sm=("90",))
+    runner = type(tool)(project, tmp_path / "cache")
+    runner.env = {"UV_DEFAULT_INDEX": index.url, "UV_CACHE_DIR": str(tmp_path / "uv"), "UV_PYTHON_DOWNLOADS": "never"}
+    runner.env |= {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": "", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    return runner
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Upstream:
+    folder = tmp_path / "served"
+    nemo, megatron = History(made(folder / "NVIDIA-NeMo/NeMo")), History(made(folder / "NVIDIA/Megatron-LM"))
+    commits = {
+        f"m{number}": megatron.commit(
+            "main", f"2025-0{number}-01T00:00:00Z", project_files("megatron-core", f"0.1{number}.0", "megatron.core")
+        )
+        for number in (1, 2, 3)
+    }
+    megatron.tag("core_v0.12.0", commits["m2"])
+    for number, day in ((1, "2025-02-10"), (2, "2025-03-10")):
+        files = project_files("nemo-toolkit", f"2.{number}.0", "nemo", ("packaging==24.2",))
+        files["requirements/manifest.json"] = manifest(commits[f"m{number}"])
+        commits[f"n{number}"] = nemo.commit("main", f"{day}T12:00:00Z", files)
+    nemo.tag("v2.1.0", commits["n1"])
+    return Upstream(folder, nemo, megatron, commits)
+
+
+@pytest.fixture
+def nemo(tool: Any, tmp_path: Path, site_cache: Path, upstream: Upstream) -> Any:
+    """The tool in a project whose stack `nemo` has these two, reached only through a URL rewrite of git's settings."""
+    project = tmp_path / "project"
+    write_base(project)
+    components = {
+        "nemo-toolkit": {"git": NEMO_URL, "ref": "main", "modules": ["nemo"]},
+        "megatron-core": {"git": MCORE_URL, "modules": ["megatron.core"]},
+        "packaging": {"version": ">=24", "modules": ["packaging.version"]},
+    }
+    write_own_stack(
+        project, "nemo", components, anchor="nemo-toolkit", as_of="now", requirements={"setuptools": SETUPTOOLS}
+    )
+    settings = tmp_path / "gitconfig"
+    settings.write_text(
+        f'[url "file://{upstream.folder}/"]\n\tinsteadOf = {PUBLIC}/\n[protocol "file"]\n\tallow = always\n'
+    )
+    runner = type(tool)(project, tmp_path / "cache")
+    runner.env = {"GIT_CONFIG_GLOBAL": str(settings), "GIT_CONFIG_NOSYSTEM": "1"}
+    runner.env |= {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": "", "UV_PYTHON_DOWNLOADS": "never"}
+    return runner

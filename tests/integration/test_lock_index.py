@@ -2,73 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.simple_index import SimpleIndex, make_sdist, simple_index
-from helpers.stack_files import BASE, GPU_BASE, write_base, write_stack, write_target
-from helpers.wheels import make_wheel
+from helpers.lock_runs import ANY, OLD, check_stack, error, files_of, lock_of, refused, result
+from helpers.simple_index import SimpleIndex, make_sdist
+from helpers.stack_files import GPU_BASE, write_base, write_stack, write_target
 
-from envbuild.lock.record import Lock, read_lock
-
-FILES = ("main.txt", "compile.txt", "git.txt", "pyproject.toml", "stack.lock.toml")
-ANY = "py3-none-any"
-OLD, NEW = "2025-01-01T00:00:00Z", "2025-06-01T00:00:00Z"
-
-
-@pytest.fixture
-def index() -> Iterator[SimpleIndex]:
-    with simple_index() as running:
-        yield running
-
-
-@pytest.fixture
-def wheel(index: SimpleIndex, tmp_path: Path) -> Callable[..., None]:
-    """Uploads a wheel of a few bytes."""
-
-    def upload(
-        name: str, version: str, uploaded: str | None = OLD, *, tags: str = ANY, requires: tuple[str, ...] = ()
-    ) -> None:
-        index.add(make_wheel(tmp_path / "wheels", name, version, tags, requires), uploaded)
-
-    return upload
-
-
-@pytest.fixture
-def own(tool: Any, tmp_path: Path, index: SimpleIndex) -> Any:
-    """The tool in a project with bases of its own, and this index as its only one."""
-    project = tmp_path / "project"
-    write_base(project)
-    write_base(project, GPU_BASE, cuda="13.0", glibc="2.35")
-    write_target(project, "gpu", sm=("90",))
-    runner = type(tool)(project, tmp_path / "cache")
-    runner.env = {"UV_DEFAULT_INDEX": index.url, "UV_CACHE_DIR": str(tmp_path / "uv"), "UV_PYTHON_DOWNLOADS": "never"}
-    runner.env |= {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": "", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    return runner
-
-
-def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(done.stdout)
-    return value
-
-
-def error(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert "Traceback" not in done.stderr
-    value: dict[str, Any] = json.loads(done.stdout)["error"]
-    assert value["fix"]
-    return value
-
-
-def lock_of(tool: Any, name: str, base: str = BASE) -> Lock:
-    return read_lock(tool.project / "lockfiles" / name / base).lock
-
-
-def files_of(tool: Any, name: str, base: str = BASE) -> dict[str, str]:
-    return {file: (tool.project / "lockfiles" / name / base / file).read_text() for file in FILES}
+NEW = "2025-06-01T00:00:00Z"
 
 
 # ---- as-of
@@ -252,26 +195,6 @@ def test_a_component_of_the_compile_phase_stays_there_when_phase_main_depends_on
 
 
 # ---- checks
-
-
-def check_stack(own: Any, **requirements: str) -> tuple[str, ...]:
-    """A stack of `lib` and these packages on the base with CUDA 13.0 and glibc 2.35; the command that locks it."""
-    needed = {name.replace("_", "-"): {"version": version, "reason": "a"} for name, version in requirements.items()}
-    write_stack(own.project, "s", {"lib": {}}, target="gpu", base=GPU_BASE, requirements=needed)
-    return ("lock", "--stack", "s", "--json")
-
-
-def refused(own: Any, command: tuple[str, ...], code: str) -> str:
-    """The lock is refused by this check alone, and let pass with its code; returns what was found."""
-    told = error(own.run(*command, status=5))
-    assert {line[1:].split("]")[0] for line in told["why"].splitlines() if line.startswith("[")} == {code}
-    assert f"--allow {code}" in told["fix"]
-    assert not (own.project / "lockfiles/s").exists()
-    own.run(*command, "--allow", code)
-    (allowed,) = {line.split(":")[0] for line in lock_of(own, "s", GPU_BASE).allowed}
-    assert allowed == code
-    why: str = told["why"]
-    return why
 
 
 def test_packages_of_two_cuda_versions_are_refused(own: Any, wheel: Callable[..., None]) -> None:

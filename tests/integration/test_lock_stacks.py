@@ -2,115 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.git_repos import Content, History, Submodule
-from helpers.stack_files import BASE, write_base, write_stack
+from helpers.git_repos import History, Submodule
+from helpers.lock_runs import FILES, error, result
+from helpers.lock_runs import lock_of as _lock_of
+from helpers.stack_files import BASE, write_stack
+from helpers.upstreams import BRIDGE_URL, MCORE_URL, NEMO_URL, SETUPTOOLS, Upstream, made, manifest, project_files
 
 from envbuild.lock.record import Lock, read_lock
 
-PUBLIC = "https://git.example.invalid"
-NEMO_URL, MCORE_URL = f"{PUBLIC}/NVIDIA-NeMo/NeMo", f"{PUBLIC}/NVIDIA/Megatron-LM"
-BRIDGE_URL = f"{PUBLIC}/NVIDIA-NeMo/Megatron-Bridge"
-FILES = ("main.txt", "compile.txt", "git.txt", "pyproject.toml", "stack.lock.toml")
-SETUPTOOLS = {"version": "<81", "reason": "what builds the packages from git"}
-
-
-def project_files(name: str, version: str, package: str, needs: tuple[str, ...] = ()) -> dict[str, Content]:
-    """A pure Python project that setuptools builds."""
-    return {
-        "pyproject.toml": '[build-system]\nrequires = ["setuptools>=61"]\nbuild-backend = "setuptools.build_meta"\n'
-        f'[project]\nname = "{name}"\nversion = "{version}"\ndependencies = {json.dumps(needs)}\n'
-        f'[tool.setuptools]\npackages = ["{package}"]\n',
-        f"{package.replace('.', '/')}/__init__.py": f'__version__ = "{version}"\n',
-    }
-
-
-def manifest(megatron: str) -> str:
-    entries = {
-        "megatron-lm": {"repo": MCORE_URL, "ref": megatron},
-        "apex": {"repo": f"{PUBLIC}/NVIDIA/apex", "ref": "0" * 40},
-    }
-    return json.dumps({"ngc-pytorch": "x", "vcs-dependencies": entries, "pypi-dependencies": {}})
-
-
-@dataclass
-class Upstream:
-    """NeMo and Megatron-LM: two releases of the one, three commits of the other that its manifest names."""
-
-    folder: Path
-    nemo: History
-    megatron: History
-    commits: dict[str, str]
-
-
-@pytest.fixture
-def upstream(tmp_path: Path) -> Upstream:
-    folder = tmp_path / "served"
-    nemo, megatron = History(_made(folder / "NVIDIA-NeMo/NeMo")), History(_made(folder / "NVIDIA/Megatron-LM"))
-    commits = {
-        f"m{number}": megatron.commit(
-            "main", f"2025-0{number}-01T00:00:00Z", project_files("megatron-core", f"0.1{number}.0", "megatron.core")
-        )
-        for number in (1, 2, 3)
-    }
-    megatron.tag("core_v0.12.0", commits["m2"])
-    for number, day in ((1, "2025-02-10"), (2, "2025-03-10")):
-        files = project_files("nemo-toolkit", f"2.{number}.0", "nemo", ("packaging==24.2",))
-        files["requirements/manifest.json"] = manifest(commits[f"m{number}"])
-        commits[f"n{number}"] = nemo.commit("main", f"{day}T12:00:00Z", files)
-    nemo.tag("v2.1.0", commits["n1"])
-    return Upstream(folder, nemo, megatron, commits)
-
-
-def _made(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-@pytest.fixture
-def nemo(tool: Any, tmp_path: Path, site_cache: Path, upstream: Upstream) -> Any:
-    """The tool in a project whose stack `nemo` has these two, reached only through a URL rewrite of git's settings."""
-    project = tmp_path / "project"
-    write_base(project)
-    components = {
-        "nemo-toolkit": {"git": NEMO_URL, "ref": "main", "modules": ["nemo"]},
-        "megatron-core": {"git": MCORE_URL, "modules": ["megatron.core"]},
-        "packaging": {"version": ">=24", "modules": ["packaging.version"]},
-    }
-    write_stack(
-        project, "nemo", components, anchor="nemo-toolkit", as_of="now", requirements={"setuptools": SETUPTOOLS}
-    )
-    settings = tmp_path / "gitconfig"
-    settings.write_text(
-        f'[url "file://{upstream.folder}/"]\n\tinsteadOf = {PUBLIC}/\n[protocol "file"]\n\tallow = always\n'
-    )
-    runner = type(tool)(project, tmp_path / "cache")
-    runner.env = {"GIT_CONFIG_GLOBAL": str(settings), "GIT_CONFIG_NOSYSTEM": "1"}
-    runner.env |= {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": "", "UV_PYTHON_DOWNLOADS": "never"}
-    return runner
-
-
-def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(done.stdout)
-    return value
-
-
-def error(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert "Traceback" not in done.stderr
-    value: dict[str, Any] = json.loads(done.stdout)["error"]
-    assert value["fix"]
-    return value
-
 
 def lock_of(tool: Any, name: str = "nemo") -> Lock:
-    return read_lock(tool.project / "lockfiles" / name / BASE).lock
+    return _lock_of(tool, name)
 
 
 def text_of(tool: Any, file: str, name: str = "nemo") -> str:
@@ -311,7 +219,7 @@ def test_pins_that_contradict_keep_uvs_explanation(nemo: Any) -> None:
 
 
 def test_bridge_has_its_submodules_commit_and_upstreams_overrides(nemo: Any, upstream: Upstream) -> None:
-    bridge = History(_made(upstream.folder / "NVIDIA-NeMo/Megatron-Bridge"))
+    bridge = History(made(upstream.folder / "NVIDIA-NeMo/Megatron-Bridge"))
     files = project_files("megatron-bridge", "0.6.0", "bridge", ("megatron-core", "iniconfig<2", "packaging"))
     pyproject = str(files["pyproject.toml"])
     files["pyproject.toml"] = (

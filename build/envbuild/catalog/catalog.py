@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from envbuild.catalog import toml
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import KINDS, NAME_PATTERN, Base, Cluster, Conflict, Matrix, Stack, Target
+from envbuild.catalog.models import KINDS, NAME_PATTERN, Base, Cluster, Companions, Conflict, Matrix, Stack, Target
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import ConfigurationError, UsageError
 
@@ -25,6 +25,7 @@ SINGULAR = {
     "clusters": "cluster",
     "matrices": "matrix",
     "conflicts": "conflict",
+    "companions": "table of companions for",
 }
 
 
@@ -101,6 +102,10 @@ class Catalog:
     def conflicts(self) -> dict[str, Conflict]:
         """All known conflicts, by code."""
         return {name: self._load("conflicts", name, Conflict) for name in self.names("conflicts")}
+
+    def companions(self, package: str) -> Companions | None:
+        """What belongs to the releases of a package; None when no file says so."""
+        return self._load("companions", package, Companions) if package in self.names("companions") else None
 
     def any(self, kind: str, name: str) -> BaseModel:
         """The definition ``name`` of whichever kind."""

@@ -18,6 +18,8 @@ NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]*$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 PackageName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
 Extra = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{cuda_major\})*$")]
+# Python's names of the machines that a platform is.
+MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 DATE = r"^\d{4}-\d{2}-\d{2}$"
 Module = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 
@@ -105,7 +107,30 @@ class Override(Model):
     """A version that replaces what other packages declare, where their declaration is wrong."""
 
     version: Specifier
+    against: tuple[PackageName, ...] = Field(
+        default=(),
+        description="the packages whose declared range is known to be wrong; a lock that goes against any other's is "
+        "refused",
+    )
     reason: str = Field(min_length=1, description="why the declared versions are wrong, with the evidence")
+
+
+class Takeover(Model):
+    """What takes over where the anchor's tree lacks the part that the stack's driver needs."""
+
+    without: str = Field(min_length=1, description="the folder of the anchor's tree that decides: gone, this holds")
+    driver: Driver = Field(description="the training code of the certification cases then")
+    lead: PackageName = Field(description="the component whose upstream's pins decide the companions then")
+    reason: str = Field(min_length=1, description="why, in words; the lock's record says so")
+    components: dict[PackageName, Component] = Field(
+        min_length=1, description="added to the stack's, or in the place of the stack's one of that name"
+    )
+
+    @model_validator(mode="after")
+    def _lead_is_a_component(self) -> Takeover:
+        if self.lead not in self.components:
+            raise ValueError(f"lead {self.lead!r} is none of its components {sorted(self.components)}")
+        return self
 
 
 class Builds(Model):
@@ -145,14 +170,39 @@ class Stack(Model):
     components: dict[PackageName, Component] = Field(min_length=1)
     requirements: dict[PackageName, Requirement] = Field(default_factory=dict)
     overrides: dict[PackageName, Override] = Field(default_factory=dict)
+    takeover: Takeover | None = Field(
+        default=None, description="what holds where the anchor's tree lacks what the driver needs"
+    )
 
     @model_validator(mode="after")
     def _anchor_is_a_component(self) -> Stack:
         if self.anchor is not None and self.anchor not in self.components:
             raise ValueError(f"anchor {self.anchor!r} is none of the components {sorted(self.components)}")
+        if self.takeover is not None and self.anchor is None:
+            raise ValueError("takeover needs an anchor, whose tree decides whether it holds")
+        if self.takeover is not None and self.takeover.lead == self.anchor:
+            raise ValueError(f"takeover: lead {self.anchor!r} is the anchor, which leads anyway")
         if self.as_of == "release" and self.anchor is None:
             raise ValueError("as_of = 'release' needs an anchor")
         return self
+
+    def every_component(self) -> dict[str, Component]:
+        """The components, and those that only a takeover brings."""
+        return {**(self.takeover.components if self.takeover else {}), **self.components}
+
+    def taken_over(self) -> Stack:
+        """The stack as it is once its takeover holds.
+
+        The takeover's driver and components are in place of the stack's own, in the stack's order.
+        """
+        if self.takeover is None:
+            return self
+        components = {**self.components, **self.takeover.components}
+        return self.model_copy(update={"components": components, "driver": self.takeover.driver})
+
+    def undecided(self) -> set[str]:
+        """The components of which the stack's file says nothing, also those that only a takeover brings."""
+        return {name for name, spec in self.every_component().items() if not spec.version and spec.ref is None}
 
     def builds_for(self, target: str) -> Builds | None:
         """The entry for ``target``, or None when the stack is not for it."""
@@ -345,6 +395,34 @@ class Conflict(Model):
     fix: str
 
 
+class CompanionRelease(Model):
+    """What belongs to some releases of a package."""
+
+    versions: Specifier = Field(min_length=1, description="the releases, as a PEP 440 specifier")
+    components: dict[PackageName, Specifier] = Field(min_length=1, description="what belongs to them, as specifiers")
+    evidence: str = Field(min_length=1, description="how it is known")
+
+
+class Companions(Model):
+    """What belongs to the releases of a package, where its metadata does not say so (``envs/companions/*.toml``).
+
+    The file's name is the package's.
+    """
+
+    summary: str
+    releases: tuple[CompanionRelease, ...] = Field(min_length=1, description="the first that has a release counts")
+
+    def of(self, version: str) -> CompanionRelease | None:
+        """The entry for a release; None when there is none."""
+        return next(
+            (entry for entry in self.releases if SpecifierSet(entry.versions).contains(version, prereleases=True)), None
+        )
+
+    def names(self) -> set[str]:
+        """The packages that any entry names."""
+        return {name for entry in self.releases for name in entry.components}
+
+
 KINDS: dict[str, type[Model]] = {
     "stacks": Stack,
     "bases": Base,
@@ -352,4 +430,5 @@ KINDS: dict[str, type[Model]] = {
     "clusters": Cluster,
     "matrices": Matrix,
     "conflicts": Conflict,
+    "companions": Companions,
 }

@@ -177,7 +177,7 @@ def _make_job(
     plan = make_plan(
         subject=subject,
         device=selection.target.device,
-        driver=selection.stack.driver,
+        driver=lock.lock.driver or selection.stack.driver,
         matrix=matrix,
         cases=cases,
         expected_versions={**lock.packages(), **{name: item.version for name, item in lock.lock.components.items()}},

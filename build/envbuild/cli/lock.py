@@ -242,6 +242,7 @@ def _show(session: Session, result: LockResult) -> None:
             "base": lock.base.name,
             "digest": lock.digest,
             "as_of": lock.inputs.as_of,
+            "driver": lock.driver.value if lock.driver else None,
             "torch": lock.torch.model_dump(mode="json"),
             "components": {name: item.version for name, item in lock.components.items()},
             "packages": {name: phase.packages for name, phase in lock.phases.items()},

@@ -29,9 +29,9 @@ from envbuild.image.outputs import OCI_DIR, SQSH_FILE
 from envbuild.image.record import RECORD_FILE, ImageRecord, LayerRecord, SqshRecord, dump
 from envbuild.image.squashfs import COMPRESSION, mksquashfs_version, write_sqsh
 from envbuild.lock.record import LockDirectory
+from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import uv_version
 from envbuild.store.local import LocalStore
-from envbuild.sync.install import locked_torch
 
 KIND = "images"
 # Raised when an image made from the same inputs would come out differently.

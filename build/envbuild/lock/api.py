@@ -24,8 +24,9 @@ from envbuild.lock.checks import CheckFinding, base_tags, tags_of, wheel_name
 from envbuild.lock.components import Chosen
 from envbuild.lock.drift import Finding, SourceTree, find_drift, read_finding
 from envbuild.lock.metadata import fetch_file
-from envbuild.lock.planning import Workplace, likely
 from envbuild.lock.project import Project
+from envbuild.lock.releases import likely
+from envbuild.lock.workplace import Workplace
 from envbuild.store.local import LocalStore
 
 CODE = "api-drift"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -15,9 +15,10 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from envbuild.catalog.models import Base, Conflict, Target
+from envbuild.catalog.models import MACHINES, Base, Conflict, Target
 from envbuild.core.errors import CheckRefusedError
-from envbuild.lock.project import MACHINES, cuda_major
+from envbuild.lock.project import cuda_major
+from envbuild.lock.uv import KNOW_THE_KEYS
 
 # The first CUDA whose compiler and libraries know an SM (CUDA toolkit release notes, "new features").
 FIRST_CUDA_OF_SM = {"80": "11.0", "86": "11.1", "89": "11.8", "90": "11.8", "100": "12.8", "103": "12.9", "120": "12.8"}
@@ -44,6 +45,9 @@ class Checked:
         compiled: names of the packages that are built from their sources.
         conflicts: known conflicts, by code.
         torch_build: the build of torch that was asked for.
+        bases: all bases that the stack names.
+        driver_problem: what the stack's driver misses, in words; empty: nothing.
+        ignored_settings: uv's words on the settings of the project that it dropped; empty: it dropped none.
     """
 
     packages: tuple[Mapping[str, Any], ...]
@@ -52,6 +56,9 @@ class Checked:
     targets: Mapping[str, Target]
     conflicts: Mapping[str, Conflict]
     torch_build: str
+    bases: Mapping[str, Base] = field(default_factory=dict)
+    driver_problem: str = ""
+    ignored_settings: str = ""
 
     def version(self, name: str) -> str | None:
         """The locked version of a package, or the one that the base provides."""
@@ -127,11 +134,13 @@ def check_cuda_mix(lock: Checked) -> Iterable[CheckFinding]:
     # The package index's torch on a base without CUDA is a choice of the user's; a cpu build among CUDA is a mistake.
     if len(majors) > 1 or (by_major and lock.torch_build == "cpu"):
         held = "; ".join(f"CUDA {major}: {', '.join(sorted(names)[:6])}" for major, names in sorted(by_major.items()))
+        fitting = [name for name, base in lock.bases.items() if cuda_major(base) in by_major]
+        other = f"another base (the stack names {', '.join(fitting)})" if fitting else "another base"
         yield CheckFinding(
             code="cuda-mixed",
             what=f"packages for CUDA {' and '.join(sorted(by_major))} on a base with CUDA {lock.base.cuda or 'none'}: "
             f"{held}",
-            fix="Choose versions (of torch, of Transformer Engine's core extra) for the base's CUDA, or another base.",
+            fix=f"Choose versions (of torch, of Transformer Engine's core extra) for the base's CUDA, or {other}.",
         )
 
 
@@ -173,11 +182,58 @@ def check_conflicts(lock: Checked) -> Iterable[CheckFinding]:
             )
 
 
+def check_forks(lock: Checked) -> Iterable[CheckFinding]:
+    """A package is there in one version."""
+    versions: dict[str, list[str]] = {}
+    for package in lock.packages:
+        versions.setdefault(str(package["name"]), []).append(str(package.get("version", "0")))
+    for name, found in versions.items():
+        if len(found) < 2:
+            continue
+        needing = [
+            str(package["name"])
+            for package in lock.packages
+            if any(edge["name"] == name and "version" in edge for edge in package.get("dependencies", []))
+        ]
+        who = f" (needed by {', '.join(needing)})" if needing else ""
+        yield CheckFinding(
+            code="forks",
+            what=f"{name} is there {len(found)} times, {', '.join(found)}, each under a marker{who}: which one is "
+            "installed is decided by the machine and not by the lock",
+            fix=f"Hold {name} to one version under [requirements] of the stack, or choose another version of what "
+            "needs both.",
+        )
+
+
+def check_settings(lock: Checked) -> Iterable[CheckFinding]:
+    """Uv took all settings of the project."""
+    if lock.ignored_settings:
+        yield CheckFinding(
+            code="uv-settings",
+            what=f"uv does not know a key of [tool.uv] and dropped other settings too, the as-of moment among them:\n"
+            f"{lock.ignored_settings}",
+            fix=KNOW_THE_KEYS,
+        )
+
+
+def check_collection(lock: Checked) -> Iterable[CheckFinding]:
+    """Driver ``nemo`` needs NeMo's LLM collection, which 3.0 removed."""
+    if lock.driver_problem:
+        yield CheckFinding(
+            code="driver-collection",
+            what=f"the stack's driver is nemo, and {lock.driver_problem}: its recipes are not there",
+            fix='Take a nemo-toolkit before 3.0, or driver = "bridge" with megatron-bridge.',
+        )
+
+
 CHECKS: tuple[Callable[[Checked], Iterable[CheckFinding]], ...] = (
     check_installable,
     check_cuda_mix,
     check_targets,
     check_conflicts,
+    check_forks,
+    check_settings,
+    check_collection,
 )
 
 

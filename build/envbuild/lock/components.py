@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from enum import Enum
 
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.models import Component, Phase, Stack
+from envbuild.catalog.models import Base, Component, Phase, Stack
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import Reporter
 from envbuild.lock.git import Commit, GitRepository
 from envbuild.lock.refs import GitRef, Ref, parse_ref
-from envbuild.lock.upstream import Companion, companions
+from envbuild.lock.upstream import Companion, companions, overrides
 from envbuild.store.local import LocalStore
 
 
@@ -24,6 +24,7 @@ class Origin(str, Enum):
     STACK = "stack"
     PIN = "pin"
     UPSTREAM = "upstream"
+    TABLE = "table"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,10 @@ class Chosen:
     @property
     def phase(self) -> Phase:
         return self.spec.phase
+
+    def at(self) -> str:
+        """Which one it is, for people: ``nemo-toolkit 8cfedd7d11ba``, or the release as asked for."""
+        return f"{self.name} {self.commit.sha[:12] if self.commit else self.asked}"
 
 
 class Repositories:
@@ -74,18 +79,19 @@ def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str]) -> dict[
         UsageError: a pin names no component of the stack.
         ConfigurationError: a ref has no valid form, or names a commit of a component without a repository.
     """
-    known = {canonicalize_name(name): name for name in stack.components}
+    every = stack.every_component()
+    known = {canonicalize_name(name): name for name in every}
     pins: dict[str, Ref] = {}
     for raw, text in texts.items():
         name = known.get(canonicalize_name(raw))
         if name is None:
             raise UsageError(
                 f"stack {stack_name} has no component {raw!r} to pin",
-                why=f"Its components: {', '.join(stack.components)}.",
+                why=f"Its components: {', '.join(every)}.",
                 fix="Pin one of these, or hold another package back under [requirements] of the stack.",
             )
         pins[name] = parse_ref(text)
-        if isinstance(pins[name], GitRef) and stack.components[name].git is None:
+        if isinstance(pins[name], GitRef) and every[name].git is None:
             raise ConfigurationError(
                 f"{raw}={text} names a branch, tag or commit, and {name} has no repository",
                 why=f"[components.{name}] of stack {stack_name} has no key git.",
@@ -100,50 +106,109 @@ def choose_anchor(
     """The stack's anchor, decided; None when the stack has none."""
     if stack.anchor is None:
         return None
-    return _own(stack.anchor, stack.components[stack.anchor], pins.get(stack.anchor), repositories, as_of)
+    return own_choice(stack.anchor, stack.components[stack.anchor], pins.get(stack.anchor), repositories, as_of)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lead:
+    """A decided component, and what belongs to it: by its upstream's pins, or for a release by a table in envs/."""
+
+    chosen: Chosen
+    companions: Mapping[str, Companion]
+    origin: Origin = Origin.UPSTREAM
+
+    def because(self, companion: Companion) -> str:
+        """Where the decision for a companion comes from, in words."""
+        word = "for" if self.origin is Origin.TABLE else "of"
+        return f"{companion.where} {word} {self.chosen.at()}"
+
+
+def lead(
+    chosen: Chosen,
+    repositories: Repositories,
+    reporter: Reporter,
+    base: Base | None = None,
+    of_release: Callable[[Chosen], Lead] | None = None,
+) -> Lead:
+    """Read upstream's own pins at the commit of a component.
+
+    Args:
+        base: for whose platform and Python the pins must be meant; None: all count.
+        of_release: what says the same of a release; None: nothing does.
+    """
+    if chosen.commit is None or chosen.git is None:
+        return of_release(chosen) if of_release is not None else Lead(chosen=chosen, companions={})
+    with reporter.step(f"read upstream's pins at {chosen.at()}"):
+        return Lead(chosen=chosen, companions=companions(repositories.at(chosen.git), chosen.commit, base))
 
 
 def choose(
     stack: Stack,
     pins: Mapping[str, Ref],
-    anchor: Chosen | None,
+    leads: Sequence[Lead],
     repositories: Repositories,
     as_of: date | datetime | None,
-    reporter: Reporter,
 ) -> dict[str, Chosen]:
-    """Every component, decided: a pin wins; then what the stack says; then upstream's pins at the anchor's commit."""
-    upstream: dict[str, Companion] = {}
-    if anchor is not None and anchor.commit is not None and anchor.git is not None:
-        with reporter.step(f"read upstream's pins at {anchor.name} {anchor.commit.sha[:12]}"):
-            upstream = companions(repositories.at(anchor.git), anchor.commit)
+    """Every component, decided: a pin wins; then what the stack says; then what belongs to the leads.
+
+    Args:
+        leads: components that are decided already; of two that name a companion, the first wins.
+    """
+    decided = {item.chosen.name: item.chosen for item in leads}
     chosen: dict[str, Chosen] = {}
     for name, spec in stack.components.items():
-        if anchor is not None and name == anchor.name:
-            chosen[name] = anchor
+        if name in decided:
+            # A takeover may want other extras and modules of it; which release or commit it is, is decided.
+            chosen[name] = replace(decided[name], spec=spec)
             continue
         pin = pins.get(name)
-        companion = upstream.get(canonicalize_name(name))
-        if pin is None and companion is not None and anchor is not None and not spec.version and spec.ref is None:
-            chosen[name] = _companion(name, spec, companion, anchor, repositories, as_of)
-        else:
-            chosen[name] = _own(name, spec, pin, repositories, as_of)
+        if pin is None and not spec.version and spec.ref is None:
+            found = (item for item in leads if canonicalize_name(name) in item.companions)
+            if (item := next(found, None)) is not None:
+                companion = item.companions[canonicalize_name(name)]
+                chosen[name] = _companion(name, spec, companion, item, repositories, as_of)
+                continue
+        chosen[name] = own_choice(name, spec, pin, repositories, as_of)
     return chosen
 
 
+@dataclass(frozen=True, kw_only=True)
+class Forced:
+    """What upstream forces on a package that is no component of the stack.
+
+    Attributes:
+        by: the component whose upstream it is.
+        texts: the specifiers, each with its marker if it has one.
+    """
+
+    by: str
+    where: str
+    texts: tuple[str, ...]
+
+
 def upstream_overrides(
-    anchor: Chosen | None, chosen: Mapping[str, Chosen], repositories: Repositories
-) -> dict[str, Companion]:
+    leads: Sequence[Lead], chosen: Mapping[str, Chosen], repositories: Repositories
+) -> dict[str, Forced]:
     """Versions that upstream forces on packages that are no components of the stack."""
-    if anchor is None or anchor.commit is None or anchor.git is None:
-        return {}
     names = {canonicalize_name(name) for name in chosen}
-    found = companions(repositories.at(anchor.git), anchor.commit)
-    return {name: item for name, item in found.items() if item.specifier and name not in names}
+    forced: dict[str, Forced] = {}
+    for item in leads:
+        if item.chosen.commit is None or item.chosen.git is None:
+            continue
+        texts: dict[str, list[Companion]] = {}
+        for line in overrides(repositories.at(item.chosen.git), item.chosen.commit):
+            if line.specifier and line.package not in names:
+                texts.setdefault(line.package, []).append(line)
+        for name, lines in texts.items():
+            found = tuple(f"{line.specifier} ; {line.marker}" if line.marker else f"{line.specifier}" for line in lines)
+            forced.setdefault(name, Forced(by=item.chosen.name, where=lines[0].where, texts=found))
+    return forced
 
 
-def _own(
+def own_choice(
     name: str, spec: Component, pin: Ref | None, repositories: Repositories, as_of: date | datetime | None
 ) -> Chosen:
+    """A component by what the user and the stack say of it."""
     origin, because = (Origin.PIN, "pinned by the user") if pin is not None else (Origin.STACK, "the stack's file")
     ref: Ref | None = pin if pin is not None else (GitRef(spec.ref) if spec.ref else None)
     bare = Chosen(name=name, spec=spec, asked=str(ref or spec.version or "any release"), origin=origin, because=because)
@@ -159,14 +224,13 @@ def _companion(
     name: str,
     spec: Component,
     companion: Companion,
-    anchor: Chosen,
+    by: Lead,
     repositories: Repositories,
     as_of: date | datetime | None,
 ) -> Chosen:
-    at = anchor.commit.sha[:12] if anchor.commit else anchor.asked
-    because = f"{companion.where} of {anchor.name} {at}"
+    because = by.because(companion)
     asked = companion.ref or companion.specifier or "any release"
-    chosen = Chosen(name=name, spec=spec, asked=asked, origin=Origin.UPSTREAM, because=because)
+    chosen = Chosen(name=name, spec=spec, asked=asked, origin=by.origin, because=because)
     if companion.ref is None:
         return replace(chosen, specifier=companion.specifier or "")
     git = spec.git or companion.git

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.models import MACHINES
 from envbuild.catalog.site import Site
 from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
 from envbuild.lock import cyclonedx
 from envbuild.lock.content import Content, locked_content, of_pylock, of_uv_lock
-from envbuild.lock.project import MACHINES, with_torch_index
+from envbuild.lock.project import with_torch_index
 from envbuild.lock.record import PHASE_FILES, PROJECT_FILE, LockDirectory, snapshot
 from envbuild.lock.resolve import PREVIEW
 from envbuild.lock.torch_builds import TorchSource, locked_torch

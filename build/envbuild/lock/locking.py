@@ -22,9 +22,10 @@ from envbuild.core.files import machine_errors, remove_tree, replace_tree
 from envbuild.core.progress import Reporter
 from envbuild.lock import asof, record
 from envbuild.lock.components import Repositories
-from envbuild.lock.planning import Request, Workplace, make_plan
+from envbuild.lock.planning import Request, make_plan
 from envbuild.lock.record import PHASE_FILES, Lock, LockDirectory, read_lock
 from envbuild.lock.refs import GIT_PREFIX, GitRef
+from envbuild.lock.workplace import Workplace
 from envbuild.lock.writing import write_lock
 from envbuild.store.local import LocalStore
 
@@ -47,8 +48,9 @@ def lock_path(project_dir: Path, name: str, base: str) -> Path:
 
 def foreign_pins(stack: Stack, pins: Mapping[str, str]) -> dict[str, str]:
     """The pins that ask for something else than the stack's file, under the stack's names of the components."""
-    names = {canonicalize_name(name): name for name in stack.components}
-    own = {name: spec.ref or spec.version.removeprefix("==") for name, spec in stack.components.items()}
+    every = stack.every_component()
+    names = {canonicalize_name(name): name for name in every}
+    own = {name: spec.ref or spec.version.removeprefix("==") for name, spec in every.items()}
     named = {names.get(canonicalize_name(name), name): text for name, text in pins.items()}
     return {name: text for name, text in named.items() if own.get(name) != text}
 
@@ -112,9 +114,23 @@ def inputs_digest(selection: Selection, request: Request) -> str:
         "pins": dict(sorted(request.pins.items())),
         "as_of": request.as_of or "",
         "allow": [*sorted(set(request.allow))],
+        **_companions(selection),
         "conflicts": {name: definition_digest(item) for name, item in selection.catalog.conflicts().items()},
     }
     return digest_of(value)
+
+
+def _companions(selection: Selection) -> dict[str, Json]:
+    """The tables of companions that can decide something of the stack; nothing when none can."""
+    stack = selection.stack
+    leads = [name for name in (stack.anchor, stack.takeover.lead if stack.takeover else None) if name is not None]
+    tables = {name: selection.catalog.companions(name) for name in leads}
+    found: dict[str, Json] = {
+        name: definition_digest(table)
+        for name, table in tables.items()
+        if table is not None and table.names() & stack.undecided()
+    }
+    return {"companions": found} if found else {}
 
 
 def request_of(lock: Lock) -> Request:
@@ -126,7 +142,7 @@ def request_of(lock: Lock) -> Request:
 
 
 def is_older(lock: Lock, selection: Selection) -> bool:
-    """Whether the stack, the base or the known conflicts are others than when the lock was made."""
+    """Whether the stack, the base, the conflicts or the companions are others than when the lock was made."""
     return lock.inputs.digest != inputs_digest(selection, request_of(lock))
 
 

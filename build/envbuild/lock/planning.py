@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import date, datetime, timezone
-from pathlib import Path
-from typing import Any
+from datetime import date, datetime
 
-import tomlkit
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.models import Component, Phase
-from envbuild.catalog.site import Site
+from envbuild.catalog.models import Base, Component, Phase, Stack
 from envbuild.core.errors import ConfigurationError, ResolutionError, UsageError
-from envbuild.core.files import machine_errors
-from envbuild.core.progress import Reporter
 from envbuild.lock import asof
 from envbuild.lock.asof import AsOf
-from envbuild.lock.components import Chosen, Repositories, choose, choose_anchor, parse_pins, upstream_overrides
+from envbuild.lock.components import Chosen, Forced, Repositories, choose, choose_anchor, parse_pins, upstream_overrides
+from envbuild.lock.driver import Led, commit_without_llm, led
 from envbuild.lock.git import Commit, CommitKind
 from envbuild.lock.metadata import CompileMetadata, build_requires, compile_metadata
 from envbuild.lock.project import Project, cuda_major
 from envbuild.lock.record import LockDirectory
 from envbuild.lock.refs import GitRef, Ref, VersionRef, parse_ref
-from envbuild.lock.resolve import resolve, seconds_of
+from envbuild.lock.releases import Releases, likely, look_up, uploaded_at
 from envbuild.lock.torch_builds import TorchSource, torch_source
-from envbuild.lock.upstream import Companion
-from envbuild.store.local import LocalStore
+from envbuild.lock.workplace import Workplace
 
 # Build requirements that the environment has anyway, at the version that the stack says.
 _ALREADY_THERE = frozenset({"torch"})
@@ -57,6 +50,8 @@ class Plan:
     """Everything that uv is going to be asked, and where it comes from.
 
     Attributes:
+        led: the stack as it holds for the anchor, and why.
+        driver_problem: what the driver needs and a component from git does not have; empty: nothing.
         keep: versions of a lock made from the same inputs as of the same moment.
     """
 
@@ -64,20 +59,11 @@ class Plan:
 
     project: Project
     as_of: AsOf
+    led: Led
+    driver_problem: str
     torch: TorchSource
-    upstream_overrides: Mapping[str, Companion]
+    upstream_overrides: Mapping[str, Forced]
     keep: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workplace:
-    """Where planning works: a folder for throw-away projects, its log, the site and the store."""
-
-    folder: Path
-    log: Path
-    site: Site
-    store: LocalStore
-    reporter: Reporter
 
 
 def make_plan(
@@ -97,20 +83,15 @@ def make_plan(
         UsageError: a pin or ``--as-of`` is wrong.
         NetworkError: a repository or an index cannot be reached.
     """
-    stack, base = selection.stack, selection.base
-    pins = parse_pins(selection.stack_name, stack, request.pins)
-    bound = _bound(selection, request, pins, repositories)
-    anchor = choose_anchor(stack, pins, repositories, bound)
-    moment = _as_of(selection, request, pins, anchor, repositories, work)
-    if bound is None and moment.asked != asof.NOW:
-        bound = moment.moment
-    chosen = choose(stack, pins, anchor, repositories, bound, work.reporter)
+    base = selection.base
+    what, chosen, moment = _decide(selection, request, repositories, work)
+    stack = what.stack
     build = request.torch_build or base.torch.build
     torch = TorchSource("package-index", None)
     if "torch" in chosen and "torch" not in base.provides:
         with work.reporter.step(f"find torch's build {build!r}"):
             torch = torch_source(work.site, chosen["torch"].specifier, build, base.python.version)
-    forced = upstream_overrides(anchor, chosen, repositories)
+    forced = upstream_overrides(what.leads, chosen, repositories)
     project = Project(
         name=selection.stack_name,
         base=base,
@@ -119,8 +100,8 @@ def make_plan(
         chosen=chosen,
         requirements={name: item.version for name, item in stack.requirements.items()},
         overrides={
-            **{name: item.specifier or "" for name, item in forced.items()},
-            **{name: item.version for name, item in stack.overrides.items()},
+            **{name: item.texts for name, item in forced.items()},
+            **{name: (item.version,) for name, item in stack.overrides.items()},
         },
     )
     keep: dict[str, str] = {}
@@ -135,10 +116,38 @@ def make_plan(
         request=request,
         project=_with_metadata(project, metadata, tuple(lines)),
         as_of=moment,
+        led=what,
+        driver_problem=commit_without_llm(chosen, what.driver, repositories),
         torch=torch,
         upstream_overrides=forced,
         keep=keep,
     )
+
+
+def _decide(
+    selection: Selection, request: Request, repositories: Repositories, work: Workplace
+) -> tuple[Led, dict[str, Chosen], AsOf]:
+    """The stack as it holds for its anchor, every component of it, and the as-of moment."""
+    stack, base = selection.stack, selection.base
+    pins = parse_pins(selection.stack_name, stack, request.pins)
+    bound = _bound(selection, request, pins, repositories)
+    anchor = choose_anchor(stack, pins, repositories, bound)
+    moment = _as_of(selection, request, pins, anchor, repositories, work)
+    if bound is None and moment.asked != asof.NOW:
+        bound = moment.moment
+    what = led(
+        stack,
+        anchor,
+        pins,
+        repositories,
+        bound,
+        base=base,
+        reporter=work.reporter,
+        releases=Releases(
+            selection.catalog, base, moment.text(), _own_dates(stack), stack.undecided() - set(pins), work
+        ),
+    )
+    return what, choose(what.stack, pins, what.leads, repositories, bound), moment
 
 
 def git_build_requires(chosen: Mapping[str, Chosen], repositories: Repositories) -> list[str]:
@@ -239,7 +248,7 @@ def _as_of(
         reason = f"the date of {selection.stack.anchor} {commit.sha[:12]}"
         return AsOf(asked=text, moment=commit.committed_at, reason=reason)
     title = f"{anchor.name} {anchor.commit.describe or anchor.commit.sha[:12]}" if anchor.commit else anchor.asked
-    released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection, work)
+    released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection.base, work)
     return asof.after_release(title, released, selection.stack.margin_days)
 
 
@@ -253,22 +262,20 @@ def _default_as_of(selection: Selection, pins: Mapping[str, Ref], anchor: Chosen
     return asof.RELEASE if isinstance(ref, VersionRef) or anchor.specifier.startswith("==") else asof.NOW
 
 
-def _uploaded(anchor: Chosen, selection: Selection, work: Workplace) -> datetime:
+def _uploaded(anchor: Chosen, base: Base, work: Workplace) -> datetime:
     """When the anchor's release was uploaded to the index."""
     with work.reporter.step(f"find the date of {anchor.name} {anchor.specifier}"):
-        locked = _throw_away(
-            {anchor.name: anchor.specifier}, selection.base.python.version, {}, f"find {anchor.name}", work
-        )
-    package = locked[canonicalize_name(anchor.name)]
-    files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
-    times = [seconds_of(file["upload-time"]) for file in files if "upload-time" in file]
-    if not times:
-        raise ConfigurationError(
-            f"the index does not say when {anchor.name} {package['version']} was uploaded",
-            why="Its answers carry no upload times, so 'release' has no date to count from.",
-            fix="Name the date yourself: --as-of YYYY-MM-DD",
-        )
-    return datetime.fromtimestamp(min(times), timezone.utc)
+        locked = look_up({anchor.name: anchor.specifier}, base, {}, f"find {anchor.name}", work)
+    return uploaded_at(locked[canonicalize_name(anchor.name)])
+
+
+def _own_dates(stack: Stack) -> dict[str, str]:
+    """The as-of dates of their own that components have."""
+    return {
+        name: asof.timestamp(asof.end_of(day))
+        for name, spec in stack.every_component().items()
+        if spec.as_of and (day := asof.parse_date(spec.as_of))
+    }
 
 
 def _metadata(
@@ -280,47 +287,3 @@ def _metadata(
     with work.reporter.step(f"read what {len(compiled)} packages of the compile phase declare"):
         locked = likely(project, compiled, keep, "find the sdists of the compile phase", work)
         return compile_metadata(compiled, locked, work.folder, base_cuda, work.site, work.store, work.reporter.update)
-
-
-def likely(
-    project: Project, names: Sequence[str], keep: Mapping[str, str], what: str, work: Workplace
-) -> dict[str, Mapping[str, Any]]:
-    """The releases of components that a lock takes if nothing else holds them back, as uv.lock's tables by name.
-
-    Args:
-        names: components from the index.
-        keep: versions that are going to be kept.
-    """
-    wanted = {name: f"=={keep[name]}" if name in keep else project.chosen[name].specifier for name in names}
-    dates = {
-        name: asof.timestamp(asof.end_of(day))
-        for name in names
-        if (own := project.chosen[name].spec.as_of) and (day := asof.parse_date(own))
-    }
-    settings = {"exclude-newer": project.as_of, "exclude-newer-package": dates}
-    return _throw_away(wanted, project.base.python.version, settings, what, work)
-
-
-def _throw_away(
-    packages: Mapping[str, str], python: str, settings: Mapping[str, object], what: str, work: Workplace
-) -> dict[str, Mapping[str, Any]]:
-    """Lock packages by themselves, as if they needed nothing: finds versions, files, dates. By package name."""
-    with machine_errors(work.folder):
-        folder = Path(tempfile.mkdtemp(dir=work.folder, prefix="throw-away."))
-    tables = tomlkit.aot()
-    for name in packages:
-        table = tomlkit.table()
-        table["name"], table["requires-dist"] = name, []
-        tables.append(table)
-    document = tomlkit.document()
-    document["project"] = {
-        "name": "envbuild-throw-away",
-        "version": "0",
-        "requires-python": f"=={python}.*",
-        "dependencies": [f"{name}{specifier}" for name, specifier in packages.items()],
-    }
-    document["tool"] = {"uv": {"package": False, **settings, "dependency-metadata": tables}}
-    with machine_errors(folder):
-        (folder / "pyproject.toml").write_text(tomlkit.dumps(document))
-    resolution = resolve(folder, TorchSource("package-index", None), what, work.log, work.reporter.update)
-    return {canonicalize_name(package["name"]): package for package in resolution.uv_lock["package"]}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import tomlkit
 
-from envbuild.catalog.models import Base, Phase
+from envbuild.catalog.models import MACHINES, Base, Phase
 from envbuild.core.errors import ConfigurationError
 from envbuild.lock.asof import end_of, parse_date, timestamp
 from envbuild.lock.components import Chosen
@@ -17,8 +17,6 @@ from envbuild.lock.torch_builds import PACKAGE_INDEX_BUILD, TorchSource
 
 _EXACT = re.compile(r"^==\s*[0-9][0-9a-z.]*$")
 TORCH_INDEX_NAME = "torch-builds"
-# uv's names of the machines that a platform is.
-MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +27,8 @@ class Project:
         as_of: nothing uploaded after this moment is taken (``2026-11-21T00:00:00Z``).
         requirements: specifiers of packages that components need without declaring them.
         build_requires: PEP 508 lines of what the compile phase needs to be installed already.
-        overrides: specifiers that replace what packages declare.
+        overrides: what replaces what packages declare: specifiers by package, each with its marker if it has one
+            (``>=2 ; python_version < '3.12'``).
     """
 
     name: str
@@ -39,7 +38,7 @@ class Project:
     chosen: Mapping[str, Chosen]
     requirements: Mapping[str, str] = field(default_factory=dict)
     build_requires: tuple[str, ...] = ()
-    overrides: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     metadata: tuple[CompileMetadata, ...] = ()
 
 
@@ -80,6 +79,15 @@ def extras_of(chosen: Chosen, base: Base) -> tuple[str, ...]:
     )
 
 
+def limits(base: Base) -> dict[str, object]:
+    """The keys of ``[tool.uv]`` that keep a resolution to what a base can install."""
+    marker = (
+        f"sys_platform == 'linux' and platform_machine == '{MACHINES[base.platform]}' "
+        "and implementation_name == 'cpython'"
+    )
+    return {"environments": [marker], "minimum-libc-version": {"glibc": base.glibc}}
+
+
 def render_project(
     project: Project, *, pins: Mapping[str, str] | None = None, source: TorchSource | None = None
 ) -> str:
@@ -102,21 +110,14 @@ def render_project(
         "dependencies": _lines(phases[Phase.MAIN]),
         "optional-dependencies": {"compile": _lines(phases[Phase.COMPILE])},
     }
-    marker = (
-        f"sys_platform == 'linux' and platform_machine == '{MACHINES[base.platform]}' "
-        "and implementation_name == 'cpython'"
-    )
-    uv: dict[str, object] = {
-        "package": False,
-        "environments": [marker],
-        "minimum-libc-version": {"glibc": base.glibc},
-        "exclude-newer": project.as_of,
-    }
+    uv: dict[str, object] = {"package": False, **limits(base), "exclude-newer": project.as_of}
     uv |= _dates(project)
     if compiled := [name for name, item in project.chosen.items() if item.phase is Phase.COMPILE]:
         uv["no-build-isolation-package"] = _lines(compiled)
     if project.overrides:
-        uv["override-dependencies"] = _lines([f"{name}{text}" for name, text in sorted(project.overrides.items())])
+        uv["override-dependencies"] = _lines(
+            [f"{name}{text}" for name, texts in sorted(project.overrides.items()) for text in texts]
+        )
     if base.provides:
         # The base brings them: they must not be installed again, and uv must not look for them.
         uv["exclude-dependencies"] = _lines(sorted(base.provides))

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from envbuild.catalog import toml
-from envbuild.catalog.models import Model, Name, Phase
+from envbuild.catalog.models import Driver, Model, Name, Phase
 from envbuild.core.digests import digest_of, sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import machine_errors
@@ -102,6 +102,9 @@ class Lock(Model):
     pyproject_digest: str = Field(default="", description="of the generated pyproject.toml")
     seal: str = Field(default="", description="digest of everything else in the record: it is not edited by hand")
     overrides: dict[str, str] = Field(default_factory=dict, description="versions put over what packages declare")
+    overridden: tuple[str, ...] = Field(default=(), description="declared ranges that the overrides go against")
+    driver: Driver | None = Field(default=None, description="the training code of its certification cases")
+    driver_because: str = Field(default="", description="why it is that driver")
     allowed: tuple[str, ...] = Field(default=(), description="findings of checks that the user let pass")
     rewritten: tuple[str, ...] = Field(default=(), description="requirements that named another CUDA than the base's")
 

@@ -12,9 +12,10 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from envbuild.core import tomlread
 from envbuild.core.digests import sha256_file
-from envbuild.core.errors import EnvbuildError, InternalError
+from envbuild.core.errors import InternalError, NetworkError, ResolutionError
+from envbuild.core.process import Finished
 from envbuild.lock.torch_builds import TorchSource
-from envbuild.lock.uv import run_uv
+from envbuild.lock.uv import ignored_settings, run_uv
 
 # A glibc floor is still a preview of uv 0.13; naming it keeps uv from warning on every run.
 PREVIEW = ("--preview-features", "minimum-libc-version")
@@ -25,48 +26,56 @@ class Resolution:
     """What uv found.
 
     Attributes:
-        pins: version by package name, the project itself left out.
+        pins: version by package name, the project itself left out, and packages that are there more than once too.
         newest_upload: the newest upload time among the locked files, seconds since 1970; 0 when none is known.
+        ignored_settings: uv's warning that it dropped settings of the project; empty: it did not.
     """
 
     pins: Mapping[str, str]
     newest_upload: int
     uv_lock: Mapping[str, Any]
+    ignored_settings: str = ""
 
 
-def resolve(project: Path, source: TorchSource, what: str, log: Path, on_line: Callable[[str], None]) -> Resolution:
-    """Run ``uv lock`` in the folder ``project`` and read the uv.lock that it writes."""
-    run_uv(_lock_arguments(source), what=what, log=log, cwd=project, on_line=on_line)
-    return _read(project, what, log)
-
-
-def resolve_again(
-    project: Path, source: TorchSource, what: str, log: Path, on_line: Callable[[str], None]
+def resolve(
+    project: Path,
+    source: TorchSource,
+    what: str,
+    log: Path,
+    on_line: Callable[[str], None],
+    *,
+    settings_may_be_ignored: bool = False,
+    from_cache: bool = False,
 ) -> Resolution:
-    """:func:`resolve`, right after one that had the same outcome: from uv's cache, without asking the index again."""
+    """Run ``uv lock`` in the folder ``project`` and read the uv.lock that it writes.
+
+    Args:
+        settings_may_be_ignored: whoever calls looks at ``ignored_settings`` of the result.
+        from_cache: the same was resolved just now and is pinned, so that the index need not be asked again.
+    """
+    arguments: list[str | Path] = ["lock", *PREVIEW]
+    if source.kind == "find-links":
+        arguments += source.uv_args()
+
+    def lock(*more: str) -> Finished:
+        return run_uv(
+            [*arguments, *more],
+            what=what,
+            log=log,
+            cwd=project,
+            on_line=on_line,
+            settings_may_be_ignored=settings_may_be_ignored,
+        )
+
     try:
-        run_uv([*_lock_arguments(source), "--offline"], what=what, log=log, cwd=project, on_line=on_line)
-    except EnvbuildError:
-        # A cache that is switched off, or was emptied in between.
-        return resolve(project, source, what, log, on_line)
-    return _read(project, what, log)
-
-
-def _lock_arguments(source: TorchSource) -> list[str | Path]:
-    return ["lock", *PREVIEW, *(source.uv_args() if source.kind == "find-links" else [])]
-
-
-def _read(project: Path, what: str, log: Path) -> Resolution:
+        finished = lock(*(["--offline"] if from_cache else []))
+    except (ResolutionError, NetworkError):
+        if not from_cache:
+            raise
+        finished = lock()  # a cache that is switched off, or was emptied in between
     content = tomlread.loads((project / "uv.lock").read_text())
     packages = [package for package in content["package"] if "virtual" not in package["source"]]
     names = [package["name"] for package in packages]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InternalError(
-            f"cannot {what}: {', '.join(twice)} resolved to more than one version",
-            why="A lock is for one platform and one Python, so forks should be impossible.",
-            fix="Report this with the log.",
-            log=log,
-        )
     times = [
         seconds_of(file["upload-time"])
         for package in packages
@@ -74,9 +83,10 @@ def _read(project: Path, what: str, log: Path) -> Resolution:
         if "upload-time" in file
     ]
     return Resolution(
-        pins={package["name"]: package["version"] for package in packages},
+        pins={package["name"]: package["version"] for package in packages if names.count(package["name"]) == 1},
         newest_upload=max(times, default=0),
         uv_lock=content,
+        ignored_settings=ignored_settings(finished.output),
     )
 
 
@@ -92,7 +102,8 @@ def export(project: Path, extra: str | None, what: str, log: Path) -> list[str]:
     arguments += ["--no-emit-project", "--no-header", "--quiet"]
     if extra:
         arguments += ["--extra", extra]
-    output = run_uv(arguments, what=what, log=log, cwd=project).output
+    # What the resolution ignored was found by its check already.
+    output = run_uv(arguments, what=what, log=log, cwd=project, settings_may_be_ignored=True).output
     blocks: list[str] = []
     for line in output.splitlines():
         if not line.strip():

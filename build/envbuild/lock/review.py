@@ -50,7 +50,10 @@ def check(path: Path, catalog: Catalog, repositories: Repositories, reporter: Re
             return Checked(path=path, problem=f"stack {lock.stack} is not meant for base {lock.base.name} any more")
         selection = Selection(catalog, lock.stack, lock.base.name, target)
         if is_older(lock, selection):
-            return Checked(path=path, problem="the stack, the base or the known conflicts changed since it was made")
+            return Checked(
+                path=path,
+                problem="the stack, the base, the known conflicts or the companions changed since it was made",
+            )
         moved = moved_branches(lock, repositories, reporter)
         return Checked(path=path, problem="; ".join(moved))
     except (CheckRefusedError, ConfigurationError) as error:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.models import MACHINES, Base
 from envbuild.core import tomlread
 from envbuild.core.errors import ConfigurationError
 from envbuild.lock.git import Commit, GitRepository
@@ -22,6 +24,7 @@ from envbuild.lock.git import Commit, GitRepository
 MANIFEST = "requirements/manifest.json"
 SUBMODULE = "3rdparty/Megatron-LM"
 PYPROJECT = "pyproject.toml"
+LLM_COLLECTION = "nemo/collections/llm"
 # Upstream's names for repositories, and the packages that they are.
 PACKAGES = {"megatron-lm": "megatron-core", "transformer-engine": "transformer-engine", "mcore": "megatron-core"}
 _GIT_URL = re.compile(r"^git\+(?P<url>\w+://(?:[^@/]+@)?[^@/#]*/[^@#]*)@(?P<ref>[^@#]+)(?:#.*)?$")
@@ -33,6 +36,7 @@ class Companion:
 
     Attributes:
         where: the file that says so.
+        marker: on which platforms and Pythons it does, as a PEP 508 marker; empty for all.
     """
 
     package: str
@@ -40,10 +44,14 @@ class Companion:
     git: str | None = None
     ref: str | None = None
     specifier: str | None = None
+    marker: str = ""
 
 
-def companions(repository: GitRepository, commit: Commit) -> dict[str, Companion]:
+def companions(repository: GitRepository, commit: Commit, base: Base | None = None) -> dict[str, Companion]:
     """Upstream's pins at a commit, by package; the first place that names a package wins.
+
+    Args:
+        base: pins that upstream states for other platforms or Pythons are left out; None: all count.
 
     Raises:
         ConfigurationError: a file is there and cannot be understood.
@@ -52,15 +60,43 @@ def companions(repository: GitRepository, commit: Commit) -> dict[str, Companion
     for companion in (
         *_manifest(repository, commit),
         *_submodule(repository, commit),
-        *_overrides(repository, commit),
+        *overrides(repository, commit),
     ):
-        found.setdefault(companion.package, companion)
+        if base is None or holds_on(companion.marker, base):
+            found.setdefault(companion.package, companion)
     return found
+
+
+def holds_on(marker: str, base: Base) -> bool:
+    """Whether a PEP 508 marker (empty: none) holds for a base's platform and Python."""
+    if not marker:
+        return True
+    python = base.python.version
+    environment = {
+        "extra": "",
+        "implementation_name": "cpython",
+        "implementation_version": f"{python}.0",
+        "os_name": "posix",
+        "platform_machine": MACHINES[base.platform],
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": f"{python}.0",
+        "python_version": python,
+        "sys_platform": "linux",
+    }
+    return Marker(marker).evaluate(environment)
 
 
 def has_llm_collection(repository: GitRepository, commit: Commit) -> bool:
     """Whether the tree has NeMo's LLM collection, which the driver ``nemo`` needs (gone in 3.0)."""
-    return bool(repository.list_tree(commit, "nemo/collections/llm"))
+    return has_folder(repository, commit, LLM_COLLECTION)
+
+
+def has_folder(repository: GitRepository, commit: Commit, folder: str) -> bool:
+    """Whether the tree has files in ``folder``."""
+    return bool(repository.list_tree(commit, folder))
 
 
 def _manifest(repository: GitRepository, commit: Commit) -> list[Companion]:
@@ -86,7 +122,12 @@ def _submodule(repository: GitRepository, commit: Commit) -> list[Companion]:
     return [Companion(package="megatron-core", where=f"submodule {SUBMODULE}", git=url, ref=sha)]
 
 
-def _overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
+def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
+    """What ``[tool.uv] override-dependencies`` of the pyproject.toml at a commit forces, line by line.
+
+    Raises:
+        ConfigurationError: the file is there and cannot be understood.
+    """
     text = repository.read_file(commit, PYPROJECT)
     if text is None:
         return []
@@ -100,12 +141,14 @@ def _overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
     for requirement in requirements:
         if requirement.marker and "never" in str(requirement.marker):
             continue  # upstream's way of leaving out what its base image brings
-        package = canonicalize_name(requirement.name)
+        pinned = Companion(
+            package=canonicalize_name(requirement.name), where=where, marker=str(requirement.marker or "")
+        )
         if requirement.url:
             if match := _GIT_URL.match(requirement.url):
-                found.append(Companion(package=package, where=where, git=match["url"], ref=match["ref"]))
+                found.append(replace(pinned, git=match["url"], ref=match["ref"]))
         elif requirement.specifier:
-            found.append(Companion(package=package, where=where, specifier=str(requirement.specifier)))
+            found.append(replace(pinned, specifier=str(requirement.specifier)))
     return found
 
 

@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from envbuild.core.errors import EnvbuildError, MachineError, NetworkError, ResolutionError, disk_full
+from envbuild.core.errors import (
+    CheckRefusedError,
+    ConfigurationError,
+    EnvbuildError,
+    MachineError,
+    NetworkError,
+    ResolutionError,
+    disk_full,
+)
 from envbuild.core.process import Finished, ran_out_of_space, run, tail
 
 # uv 0.13 has no machine-readable errors; these phrases are its own words for "could not be reached".
@@ -20,6 +28,8 @@ _NETWORK = re.compile(
 _NO_INTERPRETER = re.compile(r"No interpreter found for|Failed to inspect Python interpreter", re.IGNORECASE)
 # One unknown [tool.uv] key is only a warning, after which uv drops other settings too.
 _DROPPED_SETTINGS = re.compile(r"Failed to parse `.*pyproject\.toml` during settings discovery|unknown field")
+KNOW_THE_KEYS = "Use the uv that envbuild pins: another one does not know a key of [tool.uv] that envbuild writes."
+_BAD_CONFIGURATION = re.compile(r"^\s*error: Failed to parse: `?.*\.toml", re.MULTILINE)
 
 
 @cache
@@ -61,10 +71,16 @@ def run_uv(
     cwd: Path,
     env: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] | None = None,
+    settings_may_be_ignored: bool = False,
 ) -> Finished:
     """Run uv with ``arguments`` in ``cwd``; uv's own configuration and variables hold.
 
+    Args:
+        settings_may_be_ignored: whoever calls looks at :func:`ignored_settings` of the output.
+
     Raises:
+        CheckRefusedError: uv does not know a key of the project, and dropped other settings too.
+        ConfigurationError: uv's own configuration cannot be read.
         ResolutionError: uv found no solution (its explanation is kept).
         NetworkError: an index could not be reached.
         MachineError: no fitting Python interpreter, or the disk is full.
@@ -86,15 +102,14 @@ def run_uv(
         if ran_out_of_space(finished.output, cwd):
             raise disk_full(cwd)
         raise failure(finished, what, log)
-    if _DROPPED_SETTINGS.search(finished.output):
-        raise ResolutionError(
-            f"cannot {what}: uv ignored settings",
-            why=tail(finished.output),
-            fix="A uv that does not know a [tool.uv] key drops other settings too. Use the uv that envbuild pins, "
-            "and remove unknown keys from your own uv.toml.",
-            log=log,
-        )
+    if not settings_may_be_ignored and (why := ignored_settings(finished.output)):
+        raise CheckRefusedError(f"cannot {what}: uv ignored settings", why=why, fix=KNOW_THE_KEYS, log=log)
     return finished
+
+
+def ignored_settings(output: str) -> str:
+    """Uv's warning that it does not know a key of [tool.uv], after which it dropped the others too; empty: none."""
+    return tail(output) if _DROPPED_SETTINGS.search(output) else ""
 
 
 def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
@@ -106,6 +121,13 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
             why=output,
             fix="Check the network, the proxy and the CA bundle (SSL_CERT_FILE), and the index that uv uses "
             "(UV_DEFAULT_INDEX, uv.toml).",
+            log=log,
+        )
+    if _BAD_CONFIGURATION.search(output):
+        return ConfigurationError(
+            f"cannot {what}: uv's own configuration cannot be read",
+            why=output,
+            fix="Correct the file that uv names above (a uv.toml, or what UV_CONFIG_FILE points to).",
             log=log,
         )
     if _NO_INTERPRETER.search(output):

@@ -15,13 +15,16 @@ from envbuild.lock import asof, record
 from envbuild.lock.api import check_api, read_ahead
 from envbuild.lock.checks import Checked, CheckFinding, refuse, run_checks
 from envbuild.lock.components import Chosen
+from envbuild.lock.driver import release_without_llm
 from envbuild.lock.git import CommitKind
-from envbuild.lock.planning import Plan, Workplace
+from envbuild.lock.overridden import Overridden, against_declarations
+from envbuild.lock.planning import Plan
 from envbuild.lock.project import render_project
 from envbuild.lock.record import PHASE_FILES, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
-from envbuild.lock.resolve import Resolution, export, resolve, resolve_again, with_local_hashes
+from envbuild.lock.resolve import Resolution, export, resolve, with_local_hashes
 from envbuild.lock.torch_builds import TorchSource
 from envbuild.lock.uv import uv_version
+from envbuild.lock.workplace import Workplace
 
 INSTALLS = {
     "main": "uv pip install --no-deps --require-hashes -r main.txt",
@@ -47,24 +50,41 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace) -
     ahead = beside(lambda: read_ahead(plan.project, plan.keep, work))
     with work.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"):
         write(dict(plan.keep), plan.torch)
-        resolution = resolve(work.folder, plan.torch, what, work.log, work.reporter.update)
+        resolution = _resolve(plan, what, work)
         write(_pins(plan, resolution), plan.torch)
-        resolution = resolve_again(work.folder, plan.torch, what, work.log, work.reporter.update)
+        resolution = _resolve(plan, what, work, from_cache=True)
     ahead.result()
     with work.reporter.step("check the lock"):
-        allowed = _check(selection, plan, resolution, work)
+        overridden = against_declarations(plan, resolution, work)
+        allowed = _check(selection, plan, resolution, overridden, work)
     with work.reporter.step("write the lock"):
         phases = _write_phases(plan, resolution, what, work)
         write(_pins(plan, resolution), None)
-        lock = _record(selection, plan, resolution, inputs, phases, allowed)
+        lock = _record(selection, plan, resolution, inputs, phases, allowed, overridden)
         with machine_errors(work.folder):
             pyproject = sha256_file(work.folder / record.PROJECT_FILE)
             lock = record.sealed(lock.model_copy(update={"pyproject_digest": pyproject}))
             (work.folder / record.RECORD_FILE).write_text(record.render(lock))
 
 
-def _check(selection: Selection, plan: Plan, resolution: Resolution, work: Workplace) -> tuple[CheckFinding, ...]:
+def _resolve(plan: Plan, what: str, work: Workplace, *, from_cache: bool = False) -> Resolution:
+    return resolve(
+        work.folder,
+        plan.torch,
+        what,
+        work.log,
+        work.reporter.update,
+        # They are for a check to refuse, or the user to allow.
+        settings_may_be_ignored=True,
+        from_cache=from_cache,
+    )
+
+
+def _check(
+    selection: Selection, plan: Plan, resolution: Resolution, overridden: tuple[Overridden, ...], work: Workplace
+) -> tuple[CheckFinding, ...]:
     """Refuse what does not belong together; returns the findings that were allowed."""
+    packages = {str(package["name"]): package for package in resolution.uv_lock["package"]}
     targets = {entry.target: selection.catalog.target(entry.target) for entry in selection.stack.builds}
     checked = Checked(
         packages=tuple(package for package in resolution.uv_lock["package"] if "virtual" not in package["source"]),
@@ -73,12 +93,13 @@ def _check(selection: Selection, plan: Plan, resolution: Resolution, work: Workp
         targets=targets,
         conflicts=selection.catalog.conflicts(),
         torch_build=plan.project.torch_build,
+        bases={base: selection.catalog.base(base) for entry in selection.stack.builds for base in entry.bases},
+        driver_problem=plan.driver_problem or release_without_llm(packages, plan.led.driver, work),
+        ignored_settings=resolution.ignored_settings,
     )
-    packages = {str(package["name"]): package for package in checked.packages}
     drift = check_api(plan.project.chosen, packages, selection.base, work)
-    return refuse(
-        [*run_checks(checked), *drift], plan.request.allow, f"stack {selection.stack_name} on {selection.base_name}"
-    )
+    findings = [*run_checks(checked), *(item.finding() for item in overridden if not item.meant), *drift]
+    return refuse(findings, plan.request.allow, f"stack {selection.stack_name} on {selection.base_name}")
 
 
 def _pins(plan: Plan, resolution: Resolution) -> dict[str, str]:
@@ -123,6 +144,7 @@ def _record(
     inputs: str,
     phases: dict[str, LockedPhase],
     allowed: tuple[CheckFinding, ...],
+    overridden: tuple[Overridden, ...],
 ) -> Lock:
     base, project = selection.base, plan.project
     version = resolution.pins.get("torch") or base.provides.get("torch", "")
@@ -165,13 +187,18 @@ def _record(
         torch=torch,
         components=components,
         phases=phases,
-        overrides={
-            name: f"{text} ({plan.upstream_overrides[name].where})" if name in plan.upstream_overrides else text
-            for name, text in project.overrides.items()
-        },
+        overrides={name: _override(name, texts, plan) for name, texts in project.overrides.items()},
+        overridden=tuple(item.text() for item in overridden),
+        driver=plan.led.driver,
+        driver_because=plan.led.because,
         allowed=tuple(f"{finding.code}: {finding.what}" for finding in allowed),
         rewritten=tuple(line for item in project.metadata for line in item.rewritten),
     )
+
+
+def _override(name: str, texts: tuple[str, ...], plan: Plan) -> str:
+    forced, text = plan.upstream_overrides.get(name), ", ".join(texts)
+    return f"{text} ({forced.where})" if forced is not None and forced.texts == texts else text
 
 
 def _component(item: Chosen, version: str, plan: Plan) -> LockedComponent:

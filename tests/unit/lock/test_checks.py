@@ -111,6 +111,12 @@ def test_one_cuda(names, cuda, build, refused):
     assert found == (["cuda-mixed"] if refused else [])
 
 
+def test_a_mix_names_the_stacks_bases_for_that_cuda():
+    bases = {"old": base(cuda="12.6"), "new": base(cuda="13.0"), "none": base(cuda=None)}
+    (finding,) = findings(package("core-cu12"), on=base(cuda="13.0"), bases=bases)
+    assert "(the stack names old)" in finding.fix
+
+
 @pytest.mark.parametrize(
     ("cuda", "sm", "refused"),
     [

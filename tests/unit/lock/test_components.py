@@ -9,7 +9,7 @@ from helpers.fake_git import TIP, FakeRepositories, FakeRepository
 from envbuild.catalog.models import Stack
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.components import Origin, choose, choose_anchor, parse_pins, upstream_overrides
+from envbuild.lock.components import Origin, choose, choose_anchor, lead, parse_pins, upstream_overrides
 from envbuild.lock.refs import GitRef, SpecifierRef, VersionRef
 
 NEMO, MCORE = "https://x/nemo", "https://x/mcore"
@@ -43,7 +43,7 @@ def chosen(stack=STACK, pins=None, repositories=None, as_of=None):
     repositories = repositories or upstream()
     refs = parse_pins("s", stack, pins or {})
     anchor = choose_anchor(stack, refs, repositories, as_of)
-    return choose(stack, refs, anchor, repositories, as_of, SilentReporter())
+    return choose(stack, refs, [lead(anchor, repositories, SilentReporter())], repositories, as_of)
 
 
 def test_the_stack_then_upstream():
@@ -118,6 +118,8 @@ def test_versions_that_upstream_forces_on_others():
     text = "[tool.uv]\noverride-dependencies = ['dep==9', 'other>=2', 'from-git @ git+https://x/g@v1']\n"
     repositories = upstream(**{"pyproject.toml": text})
     found = chosen(repositories=repositories)
-    forced = upstream_overrides(found["nemo-toolkit"], found, repositories)
-    assert {name: item.specifier for name, item in forced.items()} == {"other": ">=2"}
-    assert upstream_overrides(None, found, repositories) == {}
+    leads = [lead(found["nemo-toolkit"], repositories, SilentReporter())]
+    forced = upstream_overrides(leads, found, repositories)
+    assert {name: item.texts for name, item in forced.items()} == {"other": (">=2",)}
+    assert forced["other"].by == "nemo-toolkit"
+    assert upstream_overrides([], found, repositories) == {}

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.core.errors import EnvbuildError, MachineError, NetworkError, ResolutionError
+from envbuild.core.errors import (
+    CheckRefusedError,
+    ConfigurationError,
+    EnvbuildError,
+    MachineError,
+    NetworkError,
+    ResolutionError,
+)
 from envbuild.core.process import Finished
 from envbuild.lock.uv import failure, run_uv, uv_program, uv_version
 
@@ -104,8 +111,16 @@ def test_broken_interpreter_is_an_error_of_the_machine(uv, tmp_path, monkeypatch
 
 def test_dropped_settings_are_refused(uv):
     """uv only warns about a key it does not know, and then drops others too."""
-    with pytest.raises(ResolutionError, match="uv ignored settings"):
+    with pytest.raises(CheckRefusedError, match="uv ignored settings"):
         uv(extra="no-such-key = 1")
+
+
+def test_a_configuration_of_uv_that_it_cannot_read_is_the_users_to_correct(uv, tmp_path, monkeypatch):
+    (tmp_path / "own.toml").write_text("no-such-key = 1\n")
+    monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "own.toml"))
+    with pytest.raises(ConfigurationError, match="uv's own configuration") as caught:
+        uv()
+    assert "no-such-key" in caught.value.why
 
 
 def test_credentials_do_not_reach_the_log(uv, tmp_path):

@@ -1,0 +1,233 @@
+"""Traps that a resolver does not see, each against the real uv: a test fails when the check that it is for is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.lock_runs import check_stack, error, files_of, lock_of, refused
+from helpers.simple_index import SimpleIndex, make_sdist
+from helpers.stack_files import BASE, GPU_BASE, write_stack
+
+from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.catalog.site import load_site
+from envbuild.core.errors import CheckRefusedError
+from envbuild.core.progress import SilentReporter
+from envbuild.lock import writing
+from envbuild.lock.locking import lock_stack
+from envbuild.lock.planning import Request
+from envbuild.lock.project import Project
+from envbuild.lock.record import read_lock
+from envbuild.store.local import LocalStore
+
+LOCK = ("lock", "--stack", "s", "--json")
+
+
+# ---- an override hides a declared range
+
+
+def override(own: Any, *against: str, lib: dict[str, Any] | None = None, version: str = ">=2") -> tuple[str, ...]:
+    """Stack `s` of `lib`, which puts another version of `dep` over what packages declare."""
+    overrides = {"dep": {"version": version, "reason": "dep 1 hangs", "against": list(against)}}
+    write_stack(own.project, "s", {"lib": lib or {}}, target="gpu", base=GPU_BASE, overrides=overrides)
+    return LOCK
+
+
+@pytest.fixture
+def lib_and_dep(wheel: Callable[..., None]) -> None:
+    wheel("lib", "1.0", requires=("dep<2", "other>=1"))
+    wheel("other", "1.0", requires=("dep",))
+    wheel("dep", "1.0")
+    wheel("dep", "2.0")
+
+
+@pytest.mark.usefixtures("lib_and_dep")
+def test_a_version_outside_a_declared_range_behind_an_override_is_refused(own: Any) -> None:
+    why = refused(own, override(own), "override-range")
+    assert "lib 1.0 declares dep<2; the stack (dep 1 hangs) puts dep 2.0 there" in why
+    assert "other 1.0" not in why
+    assert 'under [overrides.dep] of the stack: its version, against = ["lib"], and the reason' in why
+
+
+@pytest.mark.usefixtures("lib_and_dep")
+def test_a_declaration_that_the_stack_names_as_wrong_is_recorded(own: Any) -> None:
+    own.run(*override(own, "lib"))
+    lock = lock_of(own, "s", GPU_BASE)
+    assert lock.overridden == ("lib 1.0 declares dep<2; the stack (dep 1 hangs) puts dep 2.0 there",)
+    assert (lock.overrides, lock.allowed) == ({"dep": ">=2"}, ())
+    # The name of another package lets nothing pass.
+    told = error(own.run(*override(own, "other"), status=5))
+    assert "[override-range] lib 1.0 declares dep<2" in told["why"]
+
+
+@pytest.mark.usefixtures("lib_and_dep")
+def test_an_override_inside_what_is_declared_goes_against_nothing(own: Any) -> None:
+    own.run(*override(own, version="==1.0"))
+    assert lock_of(own, "s", GPU_BASE).overridden == ()
+
+
+def test_ranges_of_extras_and_of_prereleases_count_too(own: Any, wheel: Callable[..., None]) -> None:
+    wheel("lib", "1.0", requires=("dep>=1,<2.0rc1 ; extra == 'more'",), extras=("more", "none"))
+    for version in ("1.0", "2.0rc1"):
+        wheel("dep", version)
+    why = refused(own, override(own, lib={"extras": ["more"]}, version="==2.0rc1"), "override-range")
+    assert "lib 1.0 declares dep<2.0rc1; " in why
+    # Without the extra nothing needs dep.
+    own.run(*override(own, lib={"extras": ["none"]}, version="==2.0rc1"))
+    assert "\ndep==" not in files_of(own, "s", GPU_BASE)["main.txt"]
+
+
+def test_the_range_of_a_package_of_the_compile_phase_counts_too(
+    own: Any, index: SimpleIndex, wheel: Callable[..., None], tmp_path: Path
+) -> None:
+    index.add(make_sdist(tmp_path, "lib", "1.0", requires=("dep~=1.0",)), "2025-01-01T00:00:00Z")
+    for name in ("setuptools", "dep"):
+        wheel(name, "40.8.0" if name == "setuptools" else "1.0")
+    wheel("dep", "2.0")
+    why = refused(own, override(own, lib={"phase": "compile"}), "override-range")
+    assert "lib 1.0 declares dep<2" in why
+
+
+@pytest.mark.usefixtures("lib_and_dep")
+def test_an_override_against_the_stacks_own_requirement_is_refused(own: Any) -> None:
+    command = override(own, "lib")
+    stack = own.project / "envs/stacks/s.toml"
+    stack.write_text(stack.read_text() + '[requirements.dep]\nversion = "<2"\nreason = "b"\n')
+    why = refused(own, command, "override-range")
+    assert "the stack declares dep<2" in why
+
+
+# ---- what cannot be installed, or asks for what is not there
+
+
+def test_a_package_without_a_wheel_for_the_base_is_refused(own: Any, wheel: Callable[..., None]) -> None:
+    """uv looks at platforms, and not at the ABI: a wheel for Python without its global lock is enough for it."""
+    wheel("lib", "1.0")
+    wheel("native", "1.0", tags="cp311-cp311t-manylinux_2_28_x86_64")
+    why = refused(own, check_stack(own, native=""), "glibc")
+    assert "native 1.0 cannot be installed on the base (glibc 2.35, Python 3.11)" in why
+
+
+def test_a_component_that_asks_for_what_the_locked_one_lost_is_refused(own: Any, wheel: Callable[..., None]) -> None:
+    sources = {
+        "lib/train.py": "from dep.optim import build\n\n\ndef train():\n    return build(cond=None)\n",
+        "lib/run.py": "from lib.train import train\n\ntrain()\n",
+        "lib/save.py": "from dep.gone import strategy\n",
+    }
+    wheel("lib", "1.0", requires=("dep",), sources=sources)
+    wheel("dep", "1.0", sources={"dep/optim.py": "def build(cond): ...\n", "dep/gone.py": "strategy = 1\n"})
+    components: dict[str, dict[str, Any]] = {"lib": {"uses": ["dep"]}, "dep": {"version": "==1.0"}}
+    write_stack(own.project, "s", components, target="gpu", base=GPU_BASE)
+    own.run(*LOCK)
+    assert lock_of(own, "s", GPU_BASE).allowed == ()
+    wheel("dep", "2.0", sources={"dep/optim.py": "def build(): ...\n"})
+    components["dep"]["version"] = "==2.0"
+    write_stack(own.project, "t", components, target="gpu", base=GPU_BASE)
+    why = error(own.run("lock", "--stack", "t", "--json", status=5))["why"]
+    found = [line for line in why.splitlines() if line.startswith("[")]
+    assert [line.split(": ")[0] for line in sorted(found)] == [
+        "[api-drift] lib 1.0, lib/save.py:1",
+        "[api-drift] lib 1.0, lib/train.py:5",
+    ]
+    assert "cond" in why
+    own.run("lock", "--stack", "t", "--allow", "api-drift")
+    assert {line.split(":")[0] for line in lock_of(own, "t", GPU_BASE).allowed} == {"api-drift"}
+
+
+# ---- forks
+
+
+def test_a_package_present_twice_is_refused(own: Any, wheel: Callable[..., None]) -> None:
+    wheel(
+        "lib",
+        "1.0",
+        requires=("dep==1.0 ; python_full_version < '3.11.5'", "dep==2.0 ; python_full_version >= '3.11.5'"),
+    )
+    for version in ("1.0", "2.0"):
+        wheel("dep", version)
+    why = refused(own, check_stack(own), "forks")
+    assert "dep is there 2 times, 1.0, 2.0" in why
+    assert "needed by lib" in why
+    text = files_of(own, "s", GPU_BASE)["main.txt"]
+    assert "\ndep==1.0 ; python_full_version < '3.11.5'" in text
+    assert "\ndep==2.0 ; python_full_version >= '3.11.5'" in text
+    # A dated lock with a fork is made again as it was.
+    dated = (*check_stack(own), "--allow", "forks", "--as-of", "2025-04-01", "--name", "dated")
+    own.run(*dated)
+    before = files_of(own, "dated", GPU_BASE)
+    own.run(*dated, "--upgrade")
+    assert files_of(own, "dated", GPU_BASE) == before
+
+
+# ---- an unknown [tool.uv] key
+
+
+def test_an_unknown_key_of_uv_is_refused(
+    own: Any, wheel: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv only warns, and drops the other settings with it: the as-of moment, and the platform."""
+    wheel("lib", "1.0")
+    wheel("lib", "2.0", "2025-06-01T00:00:00Z")
+    write_stack(own.project, "s", {"lib": {}})
+    for name, value in own.env.items():
+        monkeypatch.setenv(name, value)
+    real = writing.render_project
+
+    def with_unknown_key(project: Project, **more: Any) -> str:
+        return real(project, **more).replace("[tool.uv]\n", "[tool.uv]\nno-such-key = 1\n")
+
+    monkeypatch.setattr(writing, "render_project", with_unknown_key)
+    selection = Selection(Catalog.open(own.project), "s", BASE, "cpu")
+
+    def lock(*allow: str) -> Path:
+        path = own.project / "lockfiles/s" / BASE
+        request = Request(as_of="2025-04-01", allow=allow)
+        site, store = load_site(), LocalStore(own.cache, SilentReporter())
+        lock_stack(selection, path=path, request=request, site=site, store=store, reporter=SilentReporter())
+        return path
+
+    with pytest.raises(CheckRefusedError) as caught:
+        lock()
+    assert "[uv-settings] uv does not know a key" in caught.value.why
+    assert "no-such-key" in caught.value.why
+    assert "--allow uv-settings" in caught.value.fix
+    assert not (own.project / "lockfiles").exists()
+    # Let pass, it is not the lock of that day any more: this is what the check keeps out.
+    record = read_lock(lock("uv-settings")).lock
+    assert record.components["lib"].version == "2.0"
+    (allowed,) = record.allowed
+    assert allowed.startswith("uv-settings: ")
+
+
+# ---- driver nemo without the LLM collection
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_driver_nemo_without_the_llm_collection_is_refused(
+    own: Any, wheel: Callable[..., None], index: SimpleIndex, tmp_path: Path, kind: str
+) -> None:
+    """As with 3.0: it resolves and imports, and its recipes are gone."""
+
+    def release(version: str, module: str) -> None:
+        files = {module: "", "pyproject.toml": f'[project]\nname = "nemo-toolkit"\nversion = "{version}"\n'}
+        if kind == "wheel":
+            wheel("nemo_toolkit", version, sources=files)
+        else:
+            files["PKG-INFO"] = f"Metadata-Version: 2.2\nName: nemo-toolkit\nVersion: {version}\n"
+            index.add(make_sdist(tmp_path, "nemo_toolkit", version, files=files), "2025-01-01T00:00:00Z")
+
+    release("2.7.3", "nemo/collections/llm/__init__.py")
+    release("3.0.0", "nemo/collections/asr/__init__.py")
+    components = {"nemo-toolkit": {"version": "==3.0.0"}}
+    write_stack(own.project, "s", components, target="gpu", base=GPU_BASE, driver="nemo")
+    why = refused(own, LOCK, "driver-collection")
+    assert "nemo-toolkit 3.0.0 has no nemo/collections/llm" in why
+    components = {"nemo-toolkit": {"version": "==2.7.3"}}
+    write_stack(own.project, "s", components, target="gpu", base=GPU_BASE, driver="nemo")
+    own.run(*LOCK)
+    assert lock_of(own, "s", GPU_BASE).allowed == ()
+    write_stack(own.project, "s", {"lib": {}}, target="gpu", base=GPU_BASE, driver="nemo")
+    wheel("lib", "1.0")
+    assert "there is no nemo-toolkit" in error(own.run(*LOCK, status=5))["why"]
