@@ -1,6 +1,6 @@
 """The API check of a lock: components that call others, held to the very versions that were locked.
 
-Reads wheels, imports nothing. See :mod:`envbuild.lock.drift`.
+Reads sources, imports nothing. See :mod:`envbuild.lock.drift`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.models import Base
 from envbuild.core.digests import canonical_json, digest_of, sha256_file
 from envbuild.core.errors import EnvbuildError
+from envbuild.core.files import machine_errors
 from envbuild.core.progress import SilentReporter
 from envbuild.lock import drift
 from envbuild.lock.checks import CheckFinding, base_tags, tags_of, wheel_name
-from envbuild.lock.components import Chosen
+from envbuild.lock.components import Chosen, Repositories
 from envbuild.lock.drift import Finding, SourceTree, find_drift, read_finding
 from envbuild.lock.metadata import fetch_file
 from envbuild.lock.project import Project
@@ -38,24 +39,27 @@ FILE = "findings.json"
 
 
 def check_api(
-    chosen: Mapping[str, Chosen], packages: Mapping[str, Mapping[str, Any]], base: Base, work: Workplace
+    chosen: Mapping[str, Chosen],
+    packages: Mapping[str, Mapping[str, Any]],
+    base: Base,
+    work: Workplace,
+    repositories: Repositories,
 ) -> Iterator[CheckFinding]:
     """What components ask of the components they use, and do not get.
 
-    Components that come from git, or have no wheel, are not read: they are not checked.
+    A component from git is read at its commit; one from the index that has no wheel is not checked, and that is said.
 
     Args:
         packages: the ``[[package]]`` tables of uv.lock by name.
     """
-    wheels = _Wheels(packages, base, work)
+    sources = _Sources(chosen, packages, base, work, repositories)
     for name, item in chosen.items():
         for used in item.spec.uses:
             with work.reporter.step(f"check what {name} asks of {used}"):
-                consumer, provider = wheels.file(name), wheels.file(used)
-                if consumer is None or provider is None:
-                    work.reporter.note(f"  not checked: {name} or {used} has no wheel to read")
+                if unread := [part for part in (name, used) if not sources.has(part)]:
+                    work.reporter.note(f"  not checked: {' and '.join(unread)} cannot be read without being built")
                     continue
-                findings = _findings(wheels, name, used, work.store)
+                findings = _findings(sources, name, used, work.store)
             for finding in findings:
                 if finding.is_error() and not _unused(finding.file, item.spec.unused):
                     yield CheckFinding(
@@ -66,7 +70,7 @@ def check_api(
                     )
 
 
-def read_ahead(project: Project, keep: Mapping[str, str], work: Workplace) -> None:
+def read_ahead(project: Project, keep: Mapping[str, str], work: Workplace, repositories: Repositories) -> None:
     """Compare the releases that the lock is going to take unless something else holds them back.
 
     For a thread beside the resolution, which waits for the index most of the time: :func:`check_api` then finds the
@@ -84,50 +88,95 @@ def read_ahead(project: Project, keep: Mapping[str, str], work: Workplace) -> No
     with contextlib.suppress(EnvbuildError):
         names = list(dict.fromkeys(name for pair in pairs for name in pair))
         packages = likely(project, names, keep, "find what the API check reads", work)
-        wheels = _Wheels(packages, project.base, work)
+        sources = _Sources(project.chosen, packages, project.base, work, repositories)
         for name, used in pairs:
-            if wheels.file(name) is not None and wheels.file(used) is not None:
-                _findings(wheels, name, used, work.store)
+            if sources.has(name) and sources.has(used):
+                _findings(sources, name, used, work.store)
 
 
-class _Wheels:
-    """The wheels of a lock that the base can install; each is read once."""
+class _Sources:
+    """The sources of a lock's components, as far as they can be read; each is read once.
 
-    def __init__(self, packages: Mapping[str, Mapping[str, Any]], base: Base, work: Workplace) -> None:
+    In a wheel that the base can install, or in the repository at the component's commit.
+    """
+
+    def __init__(
+        self,
+        chosen: Mapping[str, Chosen],
+        packages: Mapping[str, Mapping[str, Any]],
+        base: Base,
+        work: Workplace,
+        repositories: Repositories,
+    ) -> None:
+        self._chosen = chosen
         self._packages = packages
         self._tags = base_tags(base)
         self._work = work
+        self._repositories = repositories
         self._trees: dict[str, SourceTree] = {}
 
-    def file(self, name: str) -> Mapping[str, Any] | None:
+    def has(self, name: str) -> bool:
+        """Whether there is something to read."""
+        return self._from_git(name) is not None or self._wheel(name) is not None
+
+    def identity(self, name: str) -> str:
+        """What names the content: the wheel's hash, the commit; empty when only its bytes could tell."""
+        if (item := self._from_git(name)) is not None and item.commit is not None:
+            return f"{item.commit.sha} {' '.join(sorted(item.spec.modules))}"
+        return str((self._wheel(name) or {}).get("hash", ""))
+
+    def tree(self, name: str) -> SourceTree:
+        """The sources of a component that :meth:`has` some."""
+        if name not in self._trees:
+            item = self._from_git(name)
+            self._trees[name] = self._unpacked(name) if item is None else self._at_commit(item)
+        return self._trees[name]
+
+    def _from_git(self, name: str) -> Chosen | None:
+        item = self._chosen.get(name)
+        return item if item is not None and item.commit is not None and item.git is not None else None
+
+    def _wheel(self, name: str) -> Mapping[str, Any] | None:
         """The entry of uv.lock for the wheel of a package; None when it has none for the base."""
         wheels: list[Mapping[str, Any]] = self._packages.get(canonicalize_name(name), {}).get("wheels", [])
         return next((file for file in wheels if tags_of(wheel_name(file)) & self._tags), None)
 
-    def tree(self, name: str) -> SourceTree:
-        """The sources in the wheel of a package that has one."""
-        file, work = self.file(name), self._work
-        if name not in self._trees and file is not None:
-            package = self._packages[canonicalize_name(name)]
-            title = f"{package['name']} {package['version']}"
-            content, _ = fetch_file(file, title, work.folder, work.site, work.store)
-            path = Path(work.folder) / wheel_name(file)
+    def _unpacked(self, name: str) -> SourceTree:
+        file, work = self._wheel(name) or {}, self._work
+        package = self._packages[canonicalize_name(name)]
+        content, _ = fetch_file(file, f"{package['name']} {package['version']}", work.folder, work.site, work.store)
+        path = Path(work.folder) / wheel_name(file)
+        with machine_errors(path):
             path.write_bytes(content)
-            self._trees[name] = SourceTree.from_wheel(path)
-        return self._trees[name]
+        return SourceTree.from_wheel(path)
+
+    def _at_commit(self, item: Chosen) -> SourceTree:
+        """The Python files of the packages that a component's modules are in."""
+        assert item.commit is not None  # noqa: S101 - for the type checker; _from_git saw to it
+        assert item.git is not None  # noqa: S101
+        repository = self._repositories.at(item.git)
+        inside = tuple(f"{'/'.join(module.split('.'))}/" for module in item.spec.modules)
+        files = [
+            file
+            for file in repository.list_tree(item.commit, recursive=True)
+            if file.endswith(".py") and (not inside or file.removeprefix("src/").startswith(inside))
+        ]
+        texts = repository.read_files(item.commit, files)
+        content = {file: text.encode() for file, text in texts.items() if text is not None}
+        return SourceTree.from_files(canonicalize_name(item.name), item.commit.sha[:12], content)
 
 
-def _findings(wheels: _Wheels, name: str, used: str, store: LocalStore) -> list[Finding]:
-    """What drift there is between two packages, read once for each pair of wheels."""
-    hashes = [str((wheels.file(package) or {}).get("hash", "")) for package in (name, used)]
-    if not all(hashes):
-        return find_drift(wheels.tree(name), wheels.tree(used))
+def _findings(sources: _Sources, name: str, used: str, store: LocalStore) -> list[Finding]:
+    """What drift there is between two components, read once for each pair of contents."""
+    identities = [sources.identity(part) for part in (name, used)]
+    if not all(identities):
+        return find_drift(sources.tree(name), sources.tree(used))
 
     def compare(entry: Path) -> None:
-        findings = find_drift(wheels.tree(name), wheels.tree(used))
+        findings = find_drift(sources.tree(name), sources.tree(used))
         (entry / FILE).write_bytes(canonical_json([asdict(finding) for finding in findings]))
 
-    entry = store.get_or_build(KIND, digest_of({"wheels": (*hashes,), "code": _code_digest()}), compare).path
+    entry = store.get_or_build(KIND, digest_of({"sources": (*identities,), "code": _code_digest()}), compare).path
     return [read_finding(item) for item in json.loads((entry / FILE).read_bytes())]
 
 

@@ -217,12 +217,13 @@ def resolved(
             log.write_text("")
         work = Workplace(folder=folder, log=log, site=site, store=store, reporter=reporter)
         try:
-            write_lock(selection, make_plan(selection, request, repositories, work, previous), inputs, work)
+            plan = make_plan(selection, request, repositories, work, previous)
+            write_lock(selection, plan, inputs, work, repositories)
         except ResolutionError:
             if previous is None:
                 raise
             reporter.note("the versions of the lock that is there do not resolve any more: resolving without them")
-            write_lock(selection, make_plan(selection, request, repositories, work), inputs, work)
+            write_lock(selection, make_plan(selection, request, repositories, work), inputs, work, repositories)
         yield folder
 
 

@@ -14,7 +14,7 @@ from envbuild.core.process import beside
 from envbuild.lock import asof, record
 from envbuild.lock.api import check_api, read_ahead
 from envbuild.lock.checks import Checked, CheckFinding, refuse, run_checks
-from envbuild.lock.components import Chosen
+from envbuild.lock.components import Chosen, Repositories
 from envbuild.lock.driver import release_without_llm
 from envbuild.lock.git import CommitKind
 from envbuild.lock.overridden import Overridden, against_declarations
@@ -33,7 +33,7 @@ INSTALLS = {
 }
 
 
-def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace) -> None:
+def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace, repositories: Repositories) -> None:
     """Resolve ``plan`` and write all files of the lock into the workplace's folder.
 
     Raises:
@@ -47,7 +47,7 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace) -
         with machine_errors(work.folder):
             (work.folder / record.PROJECT_FILE).write_text(text)
 
-    ahead = beside(lambda: read_ahead(plan.project, plan.keep, work))
+    ahead = beside(lambda: read_ahead(plan.project, plan.keep, work, repositories))
     with work.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"):
         write(dict(plan.keep), plan.torch)
         resolution = _resolve(plan, what, work)
@@ -56,7 +56,7 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace) -
     ahead.result()
     with work.reporter.step("check the lock"):
         overridden = against_declarations(plan, resolution, work)
-        allowed = _check(selection, plan, resolution, overridden, work)
+        allowed = _check(selection, plan, resolution, overridden, work, repositories)
     with work.reporter.step("write the lock"):
         phases = _write_phases(plan, resolution, what, work)
         write(_pins(plan, resolution), None)
@@ -81,7 +81,12 @@ def _resolve(plan: Plan, what: str, work: Workplace, *, from_cache: bool = False
 
 
 def _check(
-    selection: Selection, plan: Plan, resolution: Resolution, overridden: tuple[Overridden, ...], work: Workplace
+    selection: Selection,
+    plan: Plan,
+    resolution: Resolution,
+    overridden: tuple[Overridden, ...],
+    work: Workplace,
+    repositories: Repositories,
 ) -> tuple[CheckFinding, ...]:
     """Refuse what does not belong together; returns the findings that were allowed."""
     packages = {str(package["name"]): package for package in resolution.uv_lock["package"]}
@@ -97,7 +102,7 @@ def _check(
         driver_problem=plan.driver_problem or release_without_llm(packages, plan.led.driver, work),
         ignored_settings=resolution.ignored_settings,
     )
-    drift = check_api(plan.project.chosen, packages, selection.base, work)
+    drift = check_api(plan.project.chosen, packages, selection.base, work, repositories)
     findings = [*run_checks(checked), *(item.finding() for item in overridden if not item.meant), *drift]
     return refuse(findings, plan.request.allow, f"stack {selection.stack_name} on {selection.base_name}")
 

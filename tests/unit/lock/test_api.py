@@ -5,6 +5,7 @@ from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
+from helpers.fake_git import FakeRepositories
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
@@ -58,7 +59,7 @@ def chosen(**spec):
 
 
 def check(packages, work, **spec):
-    return list(check_api(chosen(**spec), packages, BASE, work))
+    return list(check_api(chosen(**spec), packages, BASE, work, FakeRepositories()))
 
 
 def test_what_is_gone_is_a_finding_with_file_and_line(packages, work):
@@ -100,7 +101,7 @@ def test_another_check_compares_anew(packages, work, monkeypatch):
 
 def test_reading_ahead_leaves_the_answer_in_the_store(packages, work, monkeypatch):
     monkeypatch.setattr(api, "likely", lambda project, names, *rest: packages if names == ["app", "lib"] else {})
-    api.read_ahead(SimpleNamespace(chosen=chosen(), base=BASE), {}, work)
+    api.read_ahead(SimpleNamespace(chosen=chosen(), base=BASE), {}, work, FakeRepositories())
     monkeypatch.setattr(api, "find_drift", lambda *trees: pytest.fail("compared again"))
     assert len(check(packages, work)) == 1
 
@@ -110,7 +111,7 @@ def test_reading_ahead_says_nothing_of_what_fails(work, monkeypatch):
         raise NetworkError("no index", why="w", fix="f")
 
     monkeypatch.setattr(api, "likely", unreachable)
-    api.read_ahead(SimpleNamespace(chosen=chosen(), base=BASE), {}, work)
+    api.read_ahead(SimpleNamespace(chosen=chosen(), base=BASE), {}, work, FakeRepositories())
 
 
 def test_finding_comes_back_from_json_as_it_was():
