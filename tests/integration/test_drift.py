@@ -18,10 +18,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("sources")
 
 
-def released(folder: Path, name: str, version: str) -> SourceTree:
-    """The sources of a release, as its wheel for Python 3.12 installs them."""
+def released(folder: Path, name: str, version: str, python: str = "3.12") -> SourceTree:
+    """The sources of a release, as its wheel installs them."""
     target = folder / f"{name}-{version}"
-    options = ["--no-deps", "--no-build", "--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_28"]
+    options = ["--no-deps", "--no-build", "--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
     subprocess.run(
         [uv_program(), "pip", "install", "-q", *options, "--target", target, f"{name}=={version}"], check=True
     )
@@ -73,3 +73,16 @@ def test_nemo_2_7_fits_megatron_core_0_15(nemo: SourceTree, working: SourceTree)
     found = find_drift(nemo, working, entries=ENTRIES)
     assert [finding for finding in found if finding.is_error()] == []
     assert not any("no_weight_decay_cond" in finding.detail or "tensorstore" in finding.name for finding in found)
+
+
+def test_megatron_core_0_12_calls_the_fused_rotary_embedding_as_the_next_transformer_engine_has_it(folder: Path):
+    """Behind a test for 2.2.0.dev0, which the release 2.2.0 passes and does not have the argument."""
+    core = released(folder, "megatron-core", "0.12.3", python="3.10")
+
+    def interleaved(engine: str) -> list[tuple[str, str]]:
+        found = find_drift(core, released(folder, "transformer-engine", engine, python="3.10"))
+        return [(item.file, item.name) for item in found if item.is_error() and "interleaved" in item.detail]
+
+    rotary = "transformer_engine.pytorch.dot_product_attention.rope.apply_rotary_pos_emb"
+    assert interleaved("2.2.0") == [("megatron/core/extensions/transformer_engine.py", rotary)]
+    assert interleaved("2.3.0") == []

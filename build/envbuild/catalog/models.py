@@ -81,7 +81,8 @@ class Component(Model):
         default=(), description="components whose API it calls: a lock is refused where they lack what it asks for"
     )
     unused: tuple[str, ...] = Field(
-        default=(), description="folders of the package that the stack is not for; what they ask for is not checked"
+        default=(),
+        description="folders and files of the package that the stack is not for; what they ask for is not checked",
     )
     as_of: str | None = Field(
         default=None,

@@ -66,7 +66,7 @@ def check_api(
                         code=CODE,
                         what=f"{finding.consumer}, {finding.file}:{finding.line}: {finding.detail}",
                         fix=f"Choose another version of {used} or {name}; if the stack is not for that part of {name}, "
-                        "name its folder under unused.",
+                        "name its file or folder under unused.",
                     )
 
 
@@ -187,5 +187,5 @@ def _code_digest() -> str:
     return digest_of({file.name: sha256_file(file) for file in sorted(folder.glob("*.py"))})
 
 
-def _unused(file: str, folders: tuple[str, ...]) -> bool:
-    return any(file.startswith(f"{folder.rstrip('/')}/") for folder in folders)
+def _unused(file: str, parts: tuple[str, ...]) -> bool:
+    return any(file == part or file.startswith(f"{part.rstrip('/')}/") for part in parts)

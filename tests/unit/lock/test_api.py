@@ -69,8 +69,9 @@ def test_what_is_gone_is_a_finding_with_file_and_line(packages, work):
     assert "gone" in finding.what
 
 
-def test_folders_that_the_stack_is_not_for_are_left_out(packages, work):
+def test_folders_and_files_that_the_stack_is_not_for_are_left_out(packages, work):
     assert check(packages, work, unused=("app",)) == []
+    assert check(packages, work, unused=("app/__init__.py",)) == []
     assert check(packages, work, unused=("ap",)) != []
 
 
