@@ -108,7 +108,7 @@ def make_plan(
     if previous is not None and previous.lock.inputs.as_of == moment.text():
         from_git = {name for name, item in chosen.items() if item.commit is not None}
         keep = {name: version for name, version in previous.packages().items() if name not in from_git}
-    dates = {name: day for name, day in _own_dates(stack).items() if name in chosen and chosen[name].commit is None}
+    dates = {name: day for name, day in own_dates(stack).items() if name in chosen and chosen[name].commit is None}
     metadata = _metadata(project, keep, dates, base_cuda=cuda_major(base), work=work)
     lines = dict.fromkeys(
         [*(line for item in metadata for line in item.build_requires), *git_build_requires(chosen, repositories)]
@@ -145,7 +145,7 @@ def _decide(
         base=base,
         reporter=work.reporter,
         releases=Releases(
-            selection.catalog, base, moment.text(), _own_dates(stack), stack.undecided() - set(pins), work
+            selection.catalog, base, moment.text(), own_dates(stack), stack.undecided() - set(pins), work
         ),
     )
     return what, choose(what.stack, pins, what.leads, repositories, bound), moment
@@ -270,7 +270,7 @@ def _uploaded(anchor: Chosen, base: Base, work: Workplace) -> datetime:
     return uploaded_at(locked[canonicalize_name(anchor.name)])
 
 
-def _own_dates(stack: Stack) -> dict[str, str]:
+def own_dates(stack: Stack) -> dict[str, str]:
     """The as-of dates of their own that components have."""
     return {
         name: asof.timestamp(asof.end_of(day))
