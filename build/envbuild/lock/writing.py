@@ -80,6 +80,10 @@ def _check(
         targets=targets,
         conflicts=selection.catalog.conflicts(),
         torch_build=plan.project.torch_build,
+        asked={
+            **{name: item.specifier for name, item in plan.project.chosen.items()},
+            **plan.project.requirements,
+        },
         bases={base: selection.catalog.base(base) for entry in selection.stack.builds for base in entry.bases},
         driver_problem=plan.driver_problem or release_without_llm(packages, plan.led.driver, work),
         ignored_settings=resolution.ignored_settings,
@@ -166,6 +170,7 @@ def _record(
             platform=base.platform,
             glibc=base.glibc,
             python=base.python.version,
+            python_source=base.python.source,
             cuda=base.cuda,
             provides=base.provides,
         ),
