@@ -226,8 +226,8 @@ def check_settings(lock: Checked) -> Iterable[CheckFinding]:
     if lock.ignored_settings:
         yield CheckFinding(
             code="uv-settings",
-            what=f"uv does not know a key of [tool.uv] and dropped other settings too, the as-of moment among them:\n"
-            f"{lock.ignored_settings}",
+            what="uv dropped settings of the project, the as-of moment among them (it does so when it does not know a "
+            f"key of [tool.uv]):\n{lock.ignored_settings}",
             fix=KNOW_THE_KEYS,
         )
 
