@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import http.server
@@ -60,9 +61,11 @@ class SimpleIndex:
 
     Attributes:
         requested: the paths that were asked for.
+        password: ``user:password`` without which it answers nothing but 401.
     """
 
     address: str = ""
+    password: str = ""
     requested: list[str] = field(default_factory=list)
     _files: dict[str, _File] = field(default_factory=dict)
 
@@ -128,6 +131,13 @@ def simple_index() -> Iterator[SimpleIndex]:
             self.do_GET()
 
         def do_GET(self) -> None:
+            known = base64.b64encode(index.password.encode()).decode()
+            if index.password and self.headers.get("Authorization") != f"Basic {known}":
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", 'Basic realm="index"')
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             found = index.answer(self.path)
             self.send_response(200 if found else 404)
             kind, body = found or ("text/plain", b"")

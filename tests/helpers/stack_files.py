@@ -32,6 +32,26 @@ def write_base(project: Path, name: str = BASE, *, glibc: str = "2.36", cuda: st
     _write(project / "envs/bases" / f"{name}.toml", definition | ({"cuda": cuda} if cuda else {}))
 
 
+def write_vendor_base(
+    project: Path, name: str, *, provides: Mapping[str, str], source: str = "prefix", digest: str | None = None
+) -> None:
+    """A base that is a vendor's image on a registry: it brings packages, and a Python of its own."""
+    obtain = {"method": "oci", "image": "registry.example.invalid/vendor/pytorch:25.09-py3"}
+    definition: dict[str, Any] = {
+        "summary": "a vendor's image",
+        "distribution": "ubuntu",
+        "release": "24.04",
+        "platform": "linux/amd64",
+        "glibc": "2.39",
+        "cuda": "13.0",
+        "python": {"version": "3.11", "source": source, "executable": "/opt/python/bin/python3"},
+        "torch": {"build": "index"},
+        "provides": dict(provides),
+        "obtain": obtain | ({"digest": digest} if digest else {}),
+    }
+    _write(project / "envs/bases" / f"{name}.toml", definition)
+
+
 def write_target(project: Path, name: str, *, sm: tuple[str, ...] = (), driver: str | None = None) -> None:
     """A target on linux/amd64."""
     definition: dict[str, Any] = {"summary": "a test's own", "platform": "linux/amd64"}

@@ -190,7 +190,7 @@ def test_an_unknown_key_of_uv_is_refused(
 
     with pytest.raises(CheckRefusedError) as caught:
         lock()
-    assert "[uv-settings] uv does not know a key" in caught.value.why
+    assert "[uv-settings] uv dropped settings of the project" in caught.value.why
     assert "no-such-key" in caught.value.why
     assert "--allow uv-settings" in caught.value.fix
     assert not (own.project / "lockfiles").exists()
@@ -199,6 +199,43 @@ def test_an_unknown_key_of_uv_is_refused(
     assert record.components["lib"].version == "2.0"
     (allowed,) = record.allowed
     assert allowed.startswith("uv-settings: ")
+
+
+@pytest.mark.parametrize("how", ["UV_CONFIG_FILE", "UV_NO_CONFIG", "UV_EXCLUDE_NEWER"])
+def test_variables_that_take_the_projects_settings_away_do_not(
+    own: Any, wheel: Callable[..., None], tmp_path: Path, how: str
+) -> None:
+    """With the first two uv reads no [tool.uv] at all, without a word; the user's own index still counts."""
+    wheel("lib", "1.0")
+    wheel("lib", "2.0", "2025-06-01T00:00:00Z")
+    write_stack(own.project, "s", {"lib": {}})
+    if how == "UV_CONFIG_FILE":
+        (tmp_path / "own.toml").write_text(f'[[index]]\nurl = "{own.env.pop("UV_DEFAULT_INDEX")}"\ndefault = true\n')
+    values = {"UV_CONFIG_FILE": str(tmp_path / "own.toml"), "UV_NO_CONFIG": "1", "UV_EXCLUDE_NEWER": "2025-07-01"}
+    own.env[how] = values[how]
+    own.run("lock", "--stack", "s", "--as-of", "2025-04-01", "--name", "x")
+    lock = lock_of(own, "x")
+    assert (lock.components["lib"].version, lock.allowed) == ("1.0", ())
+
+
+def test_a_resolution_as_of_another_moment_is_refused(
+    own: Any, wheel: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the cause: uv.lock says as of when it is."""
+    wheel("lib", "1.0")
+    write_stack(own.project, "s", {"lib": {}})
+    for name, value in own.env.items():
+        monkeypatch.setenv(name, value)
+    real = writing.render_project
+    monkeypatch.setattr(
+        writing, "render_project", lambda *words, **more: real(*words, **more).replace("2025-04-02", "2025-05-02")
+    )
+    selection = Selection(Catalog.open(own.project), "s", BASE, "cpu")
+    site, store = load_site(), LocalStore(own.cache, SilentReporter())
+    request, path = Request(as_of="2025-04-01"), own.project / "there"
+    with pytest.raises(CheckRefusedError) as caught:
+        lock_stack(selection, path=path, request=request, site=site, store=store, reporter=SilentReporter())
+    assert "uv.lock is as of 2025-05-02T00:00:00Z, and the project of 2025-04-02T00:00:00Z" in caught.value.why
 
 
 # ---- driver nemo without the LLM collection

@@ -285,8 +285,17 @@ class Base(Model):
         """
         if isinstance(self.obtain, Mmdebstrap):
             return self.obtain
+        image, digest = self.obtain.image, self.obtain.digest
+        if digest is None:
+            raise CheckRefusedError(
+                f"the base {image} is an image on a registry, and its digest was not resolved",
+                why="A tag is another image tomorrow; nothing is built on it.",
+                fix=f"Ask the registry: skopeo inspect --format '{{{{.Digest}}}}' docker://{image}\n"
+                f"(or: docker buildx imagetools inspect --format '{{{{.Manifest.Digest}}}}' {image}), and write what "
+                'it says under [obtain] of the base: digest = "sha256:..."',
+            )
         raise CheckRefusedError(
-            f"the base {self.obtain.image} is an image on a registry",
+            f"the base {image}@{digest} is an image on a registry",
             why="Images are built on bases that mmdebstrap makes; those of registries can be locked, not yet built on.",
             fix='Choose a base with method = "mmdebstrap" (`envbuild list bases`).',
         )

@@ -45,6 +45,7 @@ class Checked:
         compiled: names of the packages that are built from their sources.
         conflicts: known conflicts, by code.
         torch_build: the build of torch that was asked for.
+        asked: the specifiers of the stack, by package.
         bases: all bases that the stack names.
         driver_problem: what the stack's driver misses, in words; empty: nothing.
         ignored_settings: uv's words on the settings of the project that it dropped; empty: it dropped none.
@@ -56,6 +57,7 @@ class Checked:
     targets: Mapping[str, Target]
     conflicts: Mapping[str, Conflict]
     torch_build: str
+    asked: Mapping[str, str] = field(default_factory=dict)
     bases: Mapping[str, Base] = field(default_factory=dict)
     driver_problem: str = ""
     ignored_settings: str = ""
@@ -168,6 +170,20 @@ def check_targets(lock: Checked) -> Iterable[CheckFinding]:
             )
 
 
+def check_provided(lock: Checked) -> Iterable[CheckFinding]:
+    """What the base brings is what the stack asks for."""
+    for name, specifier in lock.asked.items():
+        version = lock.base.provides.get(name)
+        # A vendor's 2.9.0a0+50eac81 is its build of 2.9.0.
+        if version is None or SpecifierSet(specifier).contains(Version(version).base_version, prereleases=True):
+            continue
+        yield CheckFinding(
+            code="base-provides",
+            what=f"the base brings {name} {version}, which no lock replaces, and the stack asks for {name}{specifier}",
+            fix="Choose a base that brings such a version, or relax the stack's.",
+        )
+
+
 def check_conflicts(lock: Checked) -> Iterable[CheckFinding]:
     """Pairs known not to work although their metadata allows them (envs/conflicts/)."""
     for code, conflict in lock.conflicts.items():
@@ -210,8 +226,8 @@ def check_settings(lock: Checked) -> Iterable[CheckFinding]:
     if lock.ignored_settings:
         yield CheckFinding(
             code="uv-settings",
-            what=f"uv does not know a key of [tool.uv] and dropped other settings too, the as-of moment among them:\n"
-            f"{lock.ignored_settings}",
+            what="uv dropped settings of the project, the as-of moment among them (it does so when it does not know a "
+            f"key of [tool.uv]):\n{lock.ignored_settings}",
             fix=KNOW_THE_KEYS,
         )
 
@@ -230,6 +246,7 @@ CHECKS: tuple[Callable[[Checked], Iterable[CheckFinding]], ...] = (
     check_installable,
     check_cuda_mix,
     check_targets,
+    check_provided,
     check_conflicts,
     check_forks,
     check_settings,

@@ -21,6 +21,7 @@ from envbuild.core.errors import CheckRefusedError, ConfigurationError, Envbuild
 from envbuild.core.files import machine_errors, remove_tree, replace_tree
 from envbuild.core.progress import Reporter
 from envbuild.lock import asof, record
+from envbuild.lock.blame import explain_pins
 from envbuild.lock.components import Repositories
 from envbuild.lock.planning import Request, make_plan
 from envbuild.lock.record import PHASE_FILES, Lock, LockDirectory, read_lock
@@ -217,14 +218,30 @@ def resolved(
             log.write_text("")
         work = Workplace(folder=folder, log=log, site=site, store=store, reporter=reporter)
         try:
-            plan = make_plan(selection, request, repositories, work, previous)
-            write_lock(selection, plan, inputs, work, repositories)
+            _write(selection, request, repositories, inputs, work, previous)
         except ResolutionError:
             if previous is None:
                 raise
             reporter.note("the versions of the lock that is there do not resolve any more: resolving without them")
-            write_lock(selection, make_plan(selection, request, repositories, work), inputs, work, repositories)
+            _write(selection, request, repositories, inputs, work, None)
         yield folder
+
+
+def _write(
+    selection: Selection,
+    request: Request,
+    repositories: Repositories,
+    inputs: str,
+    work: Workplace,
+    previous: LockDirectory | None,
+) -> None:
+    plan = make_plan(selection, request, repositories, work, previous)
+    try:
+        write_lock(selection, plan, inputs, work, repositories)
+    except ResolutionError as error:
+        if previous is None:
+            explain_pins(plan, error, work)
+        raise
 
 
 def _current(path: Path, *, upgrade: bool) -> LockDirectory | None:

@@ -28,6 +28,8 @@ from envbuild.catalog.site import Site
 from envbuild.core import tomlread
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionError
+from envbuild.core.process import mask
+from envbuild.lock.credentials import request_for
 from envbuild.store.local import LocalStore
 
 DOWNLOAD_SECONDS = 300
@@ -222,14 +224,16 @@ def _read(sdist: Mapping[str, Any], folder: Path, site: Site, title: str) -> byt
     url = str(sdist["url"])
     try:
         context = ssl.create_default_context(cafile=str(site.ca_bundle)) if site.ca_bundle else None
-        with urllib.request.urlopen(url, timeout=DOWNLOAD_SECONDS, context=context) as answer:  # noqa: S310 - uv's own URL
+        request = request_for(url)
+        with urllib.request.urlopen(request, timeout=DOWNLOAD_SECONDS, context=context) as answer:  # noqa: S310 - uv's own URL
             content: bytes = answer.read()
             return content
     except (urllib.error.URLError, OSError, ValueError) as error:
         raise NetworkError(
             f"cannot download {title}",
-            why=f"{url}: {getattr(error, 'reason', error)}",
-            fix="Check the network, the proxy and the CA bundle (SSL_CERT_FILE), then run again.",
+            why=f"{mask(url)}: {getattr(error, 'reason', error)}",
+            fix="Check the network, the proxy and the CA bundle (SSL_CERT_FILE), then run again. Where the index asks "
+            "for a password: its URL, UV_INDEX_NAME_USERNAME and UV_INDEX_NAME_PASSWORD, or a netrc file have it.",
         ) from error
 
 

@@ -144,7 +144,7 @@ def _decide(
         base=base,
         reporter=work.reporter,
         releases=Releases(
-            selection.catalog, base, moment.text(), _own_dates(stack), stack.undecided() - set(pins), work
+            selection.catalog, base, moment.text(), own_dates(stack), stack.undecided() - set(pins), work
         ),
     )
     return what, choose(what.stack, pins, what.leads, repositories, bound), moment
@@ -269,7 +269,7 @@ def _uploaded(anchor: Chosen, base: Base, work: Workplace) -> datetime:
     return uploaded_at(locked[canonicalize_name(anchor.name)])
 
 
-def _own_dates(stack: Stack) -> dict[str, str]:
+def own_dates(stack: Stack) -> dict[str, str]:
     """The as-of dates of their own that components have."""
     return {
         name: asof.timestamp(asof.end_of(day))

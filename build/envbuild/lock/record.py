@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from envbuild.catalog import toml
-from envbuild.catalog.models import Driver, Model, Name, Phase
+from envbuild.catalog.models import Driver, Model, Name, Phase, PythonSource
 from envbuild.core.digests import digest_of, sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import machine_errors
@@ -66,6 +66,9 @@ class LockedBase(Model):
     platform: str
     glibc: str
     python: str
+    python_source: PythonSource = Field(
+        default=PythonSource.BASE, description="the distribution's own, a standalone build, or one in a prefix"
+    )
     cuda: str | None = None
     provides: dict[str, str] = Field(default_factory=dict)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 import urllib.parse
 import urllib.request
@@ -17,6 +16,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from envbuild.catalog.site import Site
 from envbuild.core.errors import NetworkError
 from envbuild.core.process import mask
+from envbuild.lock.credentials import request_for
 from envbuild.lock.record import Lock
 
 PROBE_SECONDS = 10
@@ -108,22 +108,11 @@ def _wheels_at(place: str) -> tuple[list[str], str]:
             return [], "no such folder"
         return [path.name for path in folder.glob("torch-*.whl")], ""
     try:
-        with urllib.request.urlopen(_request(place), timeout=PROBE_SECONDS) as page:  # noqa: S310 - from the site's own settings
+        with urllib.request.urlopen(request_for(place), timeout=PROBE_SECONDS) as page:  # noqa: S310 - from the site's own settings
             text = page.read().decode(errors="replace")
     except (HTTPException, OSError, ValueError) as error:
         return [], f"cannot be reached ({getattr(error, 'reason', error)})"
     return [urllib.parse.unquote(name) for name in _WHEEL_LINK.findall(text)], ""
-
-
-def _request(page: str) -> urllib.request.Request:
-    """The request for a page; urllib itself does not understand credentials in a URL."""
-    parts = urllib.parse.urlsplit(page)
-    credentials, _, host = parts.netloc.rpartition("@")
-    request = urllib.request.Request(urllib.parse.urlunsplit(parts._replace(netloc=host)))  # noqa: S310 - as above
-    if credentials:
-        token = base64.b64encode(urllib.parse.unquote(credentials).encode()).decode()
-        request.add_header("Authorization", f"Basic {token}")
-    return request
 
 
 def _fits(wheel: str, version: str, build: str, python: str) -> bool:

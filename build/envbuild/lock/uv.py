@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -17,15 +19,17 @@ from envbuild.core.errors import (
     ResolutionError,
     disk_full,
 )
+from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished, ran_out_of_space, run, tail
 
 # uv 0.13 has no machine-readable errors; these phrases are its own words for "could not be reached".
 _NETWORK = re.compile(
     r"Failed to fetch|error sending request|dns error|Connection refused|network was disabled|"
-    r"operation timed out|tls handshake|invalid peer certificate",
+    r"operation timed out|lack of valid authentication credentials|tls handshake|invalid peer certificate",
     re.IGNORECASE,
 )
 _NO_INTERPRETER = re.compile(r"No interpreter found for|Failed to inspect Python interpreter", re.IGNORECASE)
+_OVER_THE_PROJECT = frozenset({"UV_CONFIG_FILE", "UV_NO_CONFIG", "UV_EXCLUDE_NEWER"})
 # One unknown [tool.uv] key is only a warning, after which uv drops other settings too.
 _DROPPED_SETTINGS = re.compile(r"Failed to parse `.*pyproject\.toml` during settings discovery|unknown field")
 KNOW_THE_KEYS = "Use the uv that envbuild pins: another one does not know a key of [tool.uv] that envbuild writes."
@@ -88,16 +92,17 @@ def run_uv(
     environment = dict(os.environ if env is None else env)
     environment.pop("VIRTUAL_ENV", None)
     environment |= git_environment()
-    finished = run(
-        [uv_program(), "--no-progress", "--color", "never", *arguments],
-        what=what,
-        log=log,
-        cwd=cwd,
-        env=environment,
-        on_line=on_line,
-        check=False,
-        working_on=cwd,
-    )
+    with _project_counts(environment) as environment:
+        finished = run(
+            [uv_program(), "--no-progress", "--color", "never", *arguments],
+            what=what,
+            log=log,
+            cwd=cwd,
+            env=environment,
+            on_line=on_line,
+            check=False,
+            working_on=cwd,
+        )
     if finished.status != 0:
         if ran_out_of_space(finished.output, cwd):
             raise disk_full(cwd)
@@ -105,6 +110,29 @@ def run_uv(
     if not settings_may_be_ignored and (why := ignored_settings(finished.output)):
         raise CheckRefusedError(f"cannot {what}: uv ignored settings", why=why, fix=KNOW_THE_KEYS, log=log)
     return finished
+
+
+@contextlib.contextmanager
+def _project_counts(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """An environment in which the project's [tool.uv] holds, beside the user's own configuration.
+
+    With UV_CONFIG_FILE or UV_NO_CONFIG uv reads no pyproject.toml, and says nothing of it: the as-of moment, the glibc
+    and the overrides are gone. So that file takes the place of the user's uv.toml instead. UV_EXCLUDE_NEWER would put
+    another moment over the project's.
+    """
+    kept = {name: value for name, value in environment.items() if name not in _OVER_THE_PROJECT}
+    named, none = environment.get("UV_CONFIG_FILE"), environment.get("UV_NO_CONFIG")
+    if not named and not none:
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(prefix="envbuild-uv-") as name, machine_errors(Path(name)):
+        folder = Path(name)
+        home = Path(kept.get("XDG_CONFIG_HOME") or Path(kept.get("HOME") or "~").expanduser() / ".config")
+        (folder / "git").symlink_to(home / "git")  # git's settings are under the same folder
+        (folder / "uv").mkdir()
+        if named and not none:
+            (folder / "uv/uv.toml").symlink_to(Path(named).expanduser().absolute())
+        yield {**kept, "XDG_CONFIG_HOME": name}
 
 
 def ignored_settings(output: str) -> str:
@@ -120,7 +148,7 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
             f"cannot {what}: a package index or a file on it cannot be reached",
             why=output,
             fix="Check the network, the proxy and the CA bundle (SSL_CERT_FILE), and the index that uv uses "
-            "(UV_DEFAULT_INDEX, uv.toml).",
+            "(UV_DEFAULT_INDEX, uv.toml) with its user and password.",
             log=log,
         )
     if _BAD_CONFIGURATION.search(output):

@@ -98,13 +98,25 @@ def _check(
         targets=targets,
         conflicts=selection.catalog.conflicts(),
         torch_build=plan.project.torch_build,
+        asked={
+            **{name: item.specifier for name, item in plan.project.chosen.items()},
+            **plan.project.requirements,
+        },
         bases={base: selection.catalog.base(base) for entry in selection.stack.builds for base in entry.bases},
         driver_problem=plan.driver_problem or release_without_llm(packages, plan.led.driver, work),
-        ignored_settings=resolution.ignored_settings,
+        ignored_settings=resolution.ignored_settings or _other_moment(plan, resolution),
     )
     drift = check_api(plan.project.chosen, packages, selection.base, work, repositories)
     findings = [*run_checks(checked), *(item.finding() for item in overridden if not item.meant), *drift]
     return refuse(findings, plan.request.allow, f"stack {selection.stack_name} on {selection.base_name}")
+
+
+def _other_moment(plan: Plan, resolution: Resolution) -> str:
+    """In words, that uv resolved as of another moment than it was told; empty: it did not."""
+    stated = resolution.uv_lock.get("options", {}).get("exclude-newer")
+    if stated == plan.as_of.text():
+        return ""
+    return f"uv.lock is as of {stated or 'no moment'}, and the project of {plan.as_of.text()}"
 
 
 def _pins(plan: Plan, resolution: Resolution) -> dict[str, str]:
@@ -186,6 +198,7 @@ def _record(
             platform=base.platform,
             glibc=base.glibc,
             python=base.python.version,
+            python_source=base.python.source,
             cuda=base.cuda,
             provides=base.provides,
         ),

@@ -22,6 +22,7 @@ from envbuild.lock.uv import git_environment, uv_program
 from envbuild.sync.imports import PROBE, Absent, Imports, NotChecked, check_environment, check_imports, modules_of
 from envbuild.sync.install import PhaseRun, install
 from envbuild.sync.place import Place
+from envbuild.sync.provided import refuse_without_base
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,7 @@ def sync(
             empty.
         BuildError: a package does not install.
         CheckRefusedError: a module does not import.
+        MachineError: the lock's base brings packages, which are not on this machine.
     """
     if "main" not in phases or any(phase not in PHASE_FILES for phase in phases):
         raise UsageError(
@@ -83,6 +85,7 @@ def sync(
             fix="Name main, or main and others: --phases main,compile",
         )
     record = lock.lock
+    refuse_without_base(record)
     source = locked_torch(site, record)
     environment = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
     environment |= git_environment()

@@ -1,0 +1,117 @@
+"""Requests with the credentials that uv would send: for the files that a uv.lock names, which it writes without them.
+
+uv takes them from the index's URL (variables and uv.toml), from variables of a named index, and from a netrc file; they
+hold for the scheme, host and port of that URL. A keyring is not asked.
+"""
+
+from __future__ import annotations
+
+import base64
+import netrc
+import os
+import re
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.core import tomlread
+
+_SINGLE = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
+_SEVERAL = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+_NAMED = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<url>\w+://.*)$")
+
+
+@dataclass(frozen=True)
+class _Index:
+    url: str
+    name: str = ""
+
+
+def request_for(url: str, environ: Mapping[str, str] = os.environ) -> urllib.request.Request:
+    """A request for ``url`` without the credentials in its text, and with the header that they make.
+
+    The header stays with the host: it is not sent on when that redirects to another.
+    """
+    parts = urllib.parse.urlsplit(url)
+    own, _, host = parts.netloc.rpartition("@")
+    bare = urllib.parse.urlunsplit(parts._replace(netloc=host))
+    request = urllib.request.Request(bare)  # noqa: S310 - from uv's or the site's own settings
+    if (found := _userinfo(own) or credentials(bare, environ)) is not None:
+        token = base64.b64encode(":".join(found).encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {token}")
+    return request
+
+
+def credentials(url: str, environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
+    """User name and password for ``url`` (without any in it); None when nobody states them."""
+    realm = _realm(url)
+    if realm is None:
+        return None
+    for index in _indexes(environ):
+        if _realm(index.url) != realm:
+            continue
+        prefix = f"UV_INDEX_{re.sub(r'[^A-Z0-9]', '_', index.name.upper())}"
+        named = (environ.get(f"{prefix}_USERNAME", ""), environ.get(f"{prefix}_PASSWORD", "")) if index.name else None
+        if named is not None and any(named):
+            return named
+        if (found := _userinfo(urllib.parse.urlsplit(index.url).netloc.rpartition("@")[0])) is not None:
+            return found
+    return _from_netrc(realm[1], environ)
+
+
+def _realm(url: str) -> tuple[str, str, int | None] | None:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return None
+    return (parts.scheme, parts.hostname, port) if parts.hostname else None
+
+
+def _userinfo(text: str) -> tuple[str, str] | None:
+    if not text:
+        return None
+    user, _, password = text.partition(":")
+    return urllib.parse.unquote(user), urllib.parse.unquote(password)
+
+
+def _indexes(environ: Mapping[str, str]) -> Iterator[_Index]:
+    texts = [environ.get(name, "").strip() for name in _SINGLE]
+    texts += [word for name in _SEVERAL for word in re.split(r"[\s,]+", environ.get(name, ""))]
+    for text in filter(None, texts):
+        match = _NAMED.match(text)
+        yield _Index(match["url"], match["name"]) if match else _Index(text)
+    for path in _configuration_files(environ):
+        yield from _in_file(path)
+
+
+def _configuration_files(environ: Mapping[str, str]) -> list[Path]:
+    if environ.get("UV_NO_CONFIG"):
+        return []
+    if named := environ.get("UV_CONFIG_FILE"):
+        return [Path(named)]
+    home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config")
+    return [home / "uv/uv.toml", Path("/etc/uv/uv.toml")]
+
+
+def _in_file(path: Path) -> Iterator[_Index]:
+    try:
+        content = tomlread.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomlread.TOMLDecodeError):
+        return  # there is none, or uv itself reports what is wrong with it
+    for table in content.get("index", []):
+        if isinstance(table, dict) and isinstance(table.get("url"), str):
+            yield _Index(table["url"], str(table.get("name", "")))
+    urls = [content.get("index-url"), *content.get("extra-index-url", []), *content.get("find-links", [])]
+    yield from (_Index(url) for url in urls if isinstance(url, str))
+
+
+def _from_netrc(host: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    path = Path(environ.get("NETRC") or Path(environ.get("HOME") or "~").expanduser() / ".netrc")
+    try:
+        found = netrc.netrc(str(path)).authenticators(host)
+    except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
+        return None
+    return (found[0] or found[1] or "", found[2] or "") if found else None

@@ -1,0 +1,111 @@
+"""Bases that bring torch, and Pythons that are not the distribution's: locked for real, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.lock_runs import OLD, error, files_of, lock_of, result
+from helpers.simple_index import SimpleIndex, make_sdist
+from helpers.stack_files import BASE, write_base, write_stack, write_vendor_base
+
+from envbuild.catalog.models import PythonSource
+
+VENDOR = "vendor-2509"
+PROVIDES = {"torch": "2.9.0a0+50eac81.nv25.9", "torchvision": "0.24.0a0", "triton": "3.4.0"}
+LOCK = ("lock", "--stack", "s", "--json")
+
+
+@pytest.fixture
+def vendor(own: Any, wheel: Callable[..., None]) -> Any:
+    """Stack `s` of torch and of `lib`, which needs `dep` and three packages that the base brings."""
+    write_vendor_base(own.project, VENDOR, provides=PROVIDES)
+    components = {"torch": {"version": ">=2.9", "modules": ["torch"]}, "lib": {"modules": ["lib"]}}
+    write_stack(own.project, "s", components, target="gpu", base=VENDOR)
+    wheel("lib", "1.0", requires=("torch>=2.1", "torchvision", "triton>=3", "dep"))
+    wheel("dep", "1.0", requires=("triton",))
+    for name in PROVIDES:
+        wheel(name, "99.0")
+    return own
+
+
+def test_what_the_base_brings_is_left_out_and_recorded(vendor: Any) -> None:
+    locked = result(vendor.run(*LOCK))
+    assert locked["packages"] == {"main": 2, "compile": 0, "git": 0}
+    lock, files = lock_of(vendor, "s", VENDOR), files_of(vendor, "s", VENDOR)
+    assert not any(f"\n{name}==" in text for name in PROVIDES for text in files.values())
+    assert lock.base.provides == PROVIDES
+    assert (lock.base.python_source, lock.base.cuda) == (PythonSource.PREFIX, "13.0")
+    assert lock.components["torch"].version == lock.torch.version == PROVIDES["torch"]
+    assert result(vendor.run(*LOCK))["built"] is False
+    vendor.run("lock", "--check")
+    # Another version of what it brings is another base.
+    write_vendor_base(vendor.project, VENDOR, provides={**PROVIDES, "triton": "3.5.0"})
+    assert "the base" in error(vendor.run("lock", "--check", "--json", status=5))["why"]
+
+
+def test_what_the_base_brings_is_left_out_of_requirements_too(
+    vendor: Any, wheel: Callable[..., None], index: SimpleIndex, tmp_path: Path
+) -> None:
+    """Of the stack's own, and of what builds the compile phase."""
+    wheel("builder", "1.0")
+    pyproject = '[build-system]\nrequires = ["builder", "triton>=3", "torch"]\nbuild-backend = "none"\n'
+    index.add(make_sdist(tmp_path, "kernels", "1.0", requires=("triton",), pyproject=pyproject), OLD)
+    requirements = {"triton": {"version": ">=3", "reason": "a"}}
+    components = {"lib": {}, "kernels": {"phase": "compile"}}
+    write_stack(vendor.project, "s", components, target="gpu", base=VENDOR, requirements=requirements)
+    vendor.run(*LOCK)
+    files = files_of(vendor, "s", VENDOR)
+    assert "\nbuilder==1.0" in files["main.txt"]
+    assert not any(f"\n{name}==" in text for name in PROVIDES for text in files.values())
+    assert "triton" not in files["main.txt"] + files["compile.txt"]
+
+
+def test_sync_refuses_a_lock_that_counts_on_its_base(vendor: Any) -> None:
+    vendor.run(*LOCK)
+    told = error(vendor.run("sync", "--stack", "s", "--into", "venv", "--json", status=11))
+    assert f"cannot be installed without its base {VENDOR}" in told["what"]
+    assert "The base brings torch 2.9.0a0+50eac81.nv25.9, torchvision 0.24.0a0, triton 3.4.0" in told["why"]
+    assert not (vendor.project / "venv").exists()
+
+
+def test_image_refuses_a_base_whose_digest_was_not_resolved(vendor: Any) -> None:
+    vendor.run(*LOCK)
+    arguments = ("image", "--stack", "s", "--target", "gpu", "--json")
+    told = error(vendor.run(*arguments, status=5))
+    assert "its digest was not resolved" in told["what"]
+    command = "skopeo inspect --format '{{.Digest}}' docker://registry.example.invalid/vendor/pytorch:25.09-py3"
+    assert command in told["fix"]
+    assert 'digest = "sha256:..."' in told["fix"]
+    digest = f"sha256:{'0' * 64}"
+    write_vendor_base(vendor.project, VENDOR, provides=PROVIDES, digest=digest)
+    told = error(vendor.run(*arguments, status=5))
+    assert f"pytorch:25.09-py3@{digest} is an image on a registry" in told["what"]
+
+
+def test_a_stack_that_asks_for_another_version_than_the_base_brings_is_refused(vendor: Any) -> None:
+    components = {"torch": {"version": "==2.11.0"}, "lib": {}}
+    write_stack(vendor.project, "s", components, target="gpu", base=VENDOR)
+    told = error(vendor.run(*LOCK, status=5))
+    assert "[base-provides] the base brings torch 2.9.0a0+50eac81.nv25.9, which no lock replaces" in told["why"]
+    vendor.run(*LOCK, "--allow", "base-provides")
+    assert lock_of(vendor, "s", VENDOR).allowed[0].startswith("base-provides: ")
+
+
+@pytest.mark.parametrize("source", ["base", "standalone", "prefix"])
+def test_where_the_python_comes_from_is_recorded(own: Any, wheel: Callable[..., None], source: str) -> None:
+    write_base(own.project)
+    path = own.project / "envs/bases" / f"{BASE}.toml"
+    executable = "/usr/bin/python3.11" if source == "base" else "/opt/python/bin/python3.11"
+    text = path.read_text().replace('source = "base"', f'source = "{source}"')
+    path.write_text(text.replace('executable = "/usr/bin/python3.11"', f'executable = "{executable}"'))
+    write_stack(own.project, "s", {"lib": {}})
+    wheel("lib", "1.0", tags="cp311-cp311-manylinux_2_28_x86_64")
+    own.run(*LOCK)
+    lock = lock_of(own, "s")
+    assert (lock.base.python, lock.base.python_source.value) == ("3.11", source)
+    written = files_of(own, "s")["stack.lock.toml"]
+    assert ('python_source = "' in written) is (source != "base")
+    own.run("lock", "--check")

@@ -1,0 +1,190 @@
+"""Pins that do not resolve: which of them take part, and what is nearest. Every answer is uv's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.lock_runs import OLD, error, result
+from helpers.simple_index import SimpleIndex, make_sdist
+from helpers.stack_files import BASE, GPU_BASE, write_base, write_stack
+
+from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.catalog.site import load_site
+from envbuild.core.errors import NetworkError, ResolutionError
+from envbuild.core.progress import SilentReporter
+from envbuild.lock import blame
+from envbuild.lock.locking import lock_stack
+from envbuild.lock.planning import Request
+from envbuild.store.local import LocalStore
+
+
+@pytest.fixture
+def three(own: Any, wheel: Callable[..., None]) -> Any:
+    """Stack `s` of `lib`, `dep` and `other`; lib 2 takes dep below 2, and dep 2 takes lib below 2."""
+    write_stack(own.project, "s", {"lib": {}, "dep": {}, "other": {}})
+    for version in ("1.0", "1.1"):
+        wheel("lib", version)
+        wheel("dep", version)
+        wheel("other", version)
+    wheel("lib", "2.0", requires=("dep<2",))
+    wheel("dep", "2.0")
+    return own
+
+
+def lock(*pins: str, name: str = "x") -> tuple[str, ...]:
+    return ("lock", "--stack", "s", *(word for pin in pins for word in ("--pin", pin)), "--name", name, "--json")
+
+
+def test_pins_that_exclude_each_other_are_named_and_what_is_nearest(three: Any) -> None:
+    told = error(three.run(*lock("other=1.0", "lib=2.0", "dep=2.0"), status=4))
+    uvs, _, ours = told["why"].partition("Of the pins, ")
+    assert "unsatisfiable" in uvs
+    assert "dep<2" in uvs
+    assert ours.splitlines() == [
+        "lib=2.0, dep=2.0 exclude each other: without any one of them the rest resolves.",
+        "other: no part in it.",
+        "lib 1.1 resolves with dep 2.0.",
+        "dep 1.1 resolves with lib 2.0.",
+    ]
+    assert told["fix"] == "Pin what resolves: --pin lib=1.1, or --pin dep=1.1"
+    three.run(*lock("other=1.0", "lib=1.1", "dep=2.0"))
+
+
+def test_one_pin_against_what_the_stack_says(three: Any, wheel: Callable[..., None]) -> None:
+    write_stack(three.project, "s", {"lib": {"version": "==2.0"}, "dep": {}, "other": {}})
+    told = error(three.run(*lock("other=1.0", "dep=2.0"), status=4))
+    assert "Of the pins, dep=2.0 takes part: without it the rest resolves." in told["why"]
+    assert "dep 1.1 resolves with other 1.0." in told["why"]
+    # Nothing below it: the nearest above.
+    write_stack(three.project, "s", {"lib": {}, "dep": {"version": ""}, "other": {}})
+    wheel("need", "1.0", requires=("dep>=1.1,<2",))
+    requirements = {"need": {"version": "", "reason": "a"}}
+    write_stack(three.project, "s", {"lib": {}, "dep": {}, "other": {}}, requirements=requirements)
+    told = error(three.run(*lock("dep=1.0"), status=4))
+    assert "dep 1.1 resolves with what the stack says." in told["why"]
+
+
+def test_a_version_that_nobody_has(three: Any) -> None:
+    told = error(three.run(*lock("dep=1.7"), status=4))
+    assert "dep=1.7 takes part" in told["why"]
+    assert told["fix"] == "Pin what resolves: --pin dep=1.1"
+
+
+def test_a_stack_that_does_not_resolve_without_pins_either(three: Any) -> None:
+    requirements = {"dep": {"version": "<1", "reason": "a"}}
+    write_stack(three.project, "s", {"lib": {}, "other": {}}, requirements=requirements)
+    told = error(three.run(*lock("lib=1.0"), status=4))
+    assert told["why"].endswith("Without any of the pins it does not resolve either.")
+    told = error(three.run("lock", "--stack", "s", "--json", status=4))
+    assert "pins" not in told["why"]
+
+
+def test_when_no_single_pin_is_enough(three: Any, wheel: Callable[..., None]) -> None:
+    """As with Transformer Engine and its torch part, which go together in one version."""
+    for version in ("1.0", "2.0"):
+        wheel("part", version, requires=(f"lib=={version}",))
+    wheel("need", "1.0", requires=("part<2",))
+    requirements = {"need": {"version": "", "reason": "a"}}
+    write_stack(three.project, "s", {"lib": {}, "part": {}}, requirements=requirements)
+    told = error(three.run(*lock("lib=2.0", "part=2.0"), status=4))
+    assert "Of the pins, part=2.0 takes part" in told["why"]
+    assert told["why"].endswith("lib 1.0, part 1.0 resolve together.")
+    assert told["fix"] == "Pin what resolves: --pin lib=1.0 --pin part=1.0"
+    three.run(*lock("lib=1.0", "part=1.0"))
+
+
+def test_pins_of_the_compile_phase(own: Any, index: SimpleIndex, wheel: Callable[..., None], tmp_path: Path) -> None:
+    """uv cannot go back to a version whose metadata was not read: several are."""
+    components = {"kernels": {"phase": "compile"}, "dep": {}}
+    write_stack(own.project, "s", components, target="gpu", base=GPU_BASE)
+    for version, needs in (("1.0", "dep"), ("1.1", "dep<3"), ("1.2", "dep>=3"), ("1.3", "dep>=3")):
+        index.add(make_sdist(tmp_path, "kernels", version, requires=(needs,)), OLD)
+    for version in ("1.0", "2.0", "3.0"):
+        wheel("dep", version)
+    wheel("setuptools", "80.0")
+    told = error(own.run(*lock("kernels=1.3", "dep=2.0"), status=4))
+    assert "kernels=1.3, dep=2.0 exclude each other" in told["why"]
+    assert "kernels 1.1 resolves with dep 2.0." in told["why"]
+    assert "dep 3.0 resolves with kernels 1.3." in told["why"]
+
+
+# ---- bounds, and failures among the attempts
+
+
+@pytest.fixture
+def explained(three: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], ResolutionError]:
+    """Locks two pins that exclude each other, in this process."""
+    for name, value in three.env.items():
+        monkeypatch.setenv(name, value)
+
+    def run() -> ResolutionError:
+        selection = Selection(Catalog.open(three.project), "s", BASE, "cpu")
+        store, path = LocalStore(three.cache, SilentReporter()), three.project / "there"
+        with pytest.raises(ResolutionError) as caught:
+            lock_stack(
+                selection,
+                path=path,
+                request=Request(pins={"lib": "2.0", "dep": "2.0"}),
+                site=load_site(),
+                store=store,
+                reporter=SilentReporter(),
+            )
+        assert "No solution found" in caught.value.why
+        assert "dep<2" in caught.value.why
+        assert caught.value.what == f"cannot resolve stack s on {BASE}"
+        return caught.value
+
+    return run
+
+
+def test_attempts_are_bounded(explained: Callable[[], ResolutionError], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blame, "MOST_ATTEMPTS", 3)
+    why = explained().why
+    assert "lib=2.0, dep=2.0 exclude each other" in why
+    assert "More was not tried: 3 attempts" in why
+    monkeypatch.setattr(blame, "MOST_ATTEMPTS", 20)
+    monkeypatch.setattr(blame, "MOST_SECONDS", 0.0)
+    assert "Of the pins" not in explained().why
+
+
+def test_a_failure_among_the_attempts_does_not_hide_the_error(
+    explained: Callable[[], ResolutionError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*arguments: object, **more: object) -> None:
+        raise NetworkError("the index is gone", why="a planted fault")
+
+    monkeypatch.setattr(blame, "resolve", gone)
+    error = explained()
+    assert error.why.endswith("More could not be found out: the index is gone")
+    assert "Relax a version" in error.fix
+
+
+# ---- the real index
+
+
+def test_transformer_engine_and_mamba_on_the_real_index(tool: Any, tmp_path: Path) -> None:
+    """Transformer Engine 2.20.2 needs a tvm-ffi that mamba-ssm 2.3.2.post1 excludes; 2.3.1 does not."""
+    project = tmp_path / "project"
+    write_base(project, GPU_BASE, cuda="13.0", glibc="2.39")
+    components = {
+        "torch": {"version": "==2.11.0"},
+        "transformer-engine-torch": {"phase": "compile"},
+        "mamba-ssm": {"phase": "compile"},
+        "packaging": {},
+    }
+    write_stack(project, "s", components, target="h200", base=GPU_BASE, as_of="2026-11-01")
+    own = type(tool)(project, tmp_path / "cache")
+    own.env = {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": "", "UV_PYTHON_DOWNLOADS": "never"}
+    pins = ("transformer-engine-torch=2.20.2", "mamba-ssm=2.3.2.post1", "packaging=25.0")
+    told = error(own.run(*lock(*pins), status=4))
+    assert "Of the pins, transformer-engine-torch=2.20.2, mamba-ssm=2.3.2.post1 exclude each other" in told["why"]
+    assert "packaging: no part in it." in told["why"]
+    assert "mamba-ssm 2.3.1 resolves with transformer-engine-torch 2.20.2." in told["why"]
+    assert "transformer-engine-torch 2.19.0 resolves with mamba-ssm 2.3.2.post1." in told["why"]
+    pins = ("transformer-engine-torch=2.20.2", "mamba-ssm=2.3.1", "packaging=25.0")
+    assert result(own.run(*lock(*pins)))["components"]["mamba-ssm"] == "2.3.1"
+    assert os.listdir(project / "lockfiles") == ["x"]
