@@ -142,7 +142,7 @@ def _fill(
         packages = distributions(site_packages)
         check_against(lock.packages(), packages)
         bench.compile(python.executable)
-    checker = bench.checker(check_environment(selection.target))
+    checker = bench.checker(check_environment(selection.target) | lock.lock.variables(VENV))
     return packages, check_imports(
         modules_of(lock.lock), place.venv_python, checker, bench.logs, reporter, probe=INSIDE_PROBE
     )

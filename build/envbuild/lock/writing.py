@@ -129,10 +129,11 @@ def _record(
         for name, item in project.chosen.items()
     }
     base_digest = definition_digest(base)
+    environment = {name: item.value for name, item in selection.stack.environment.items()}
     return Lock(
         schema=record.SCHEMA,
         stack=selection.stack_name,
-        digest=record.content_digest(base_digest, torch, components, phases),
+        digest=record.content_digest(base_digest, torch, components, phases, environment),
         source_date_epoch=resolution.newest_upload,
         inputs=Inputs(
             digest=inputs,
@@ -162,6 +163,7 @@ def _record(
         torch=torch,
         components=components,
         phases=phases,
+        environment=environment,
         overrides={
             name: f"{text} ({plan.upstream_overrides[name].where})" if name in plan.upstream_overrides else text
             for name, text in project.overrides.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,17 +30,19 @@ class Synced:
 
     Attributes:
         not_checked: modules of which nothing is known: of phases that were not installed, or not importable here.
+        environment: variables that must be set where the environment is used; the import check had them.
     """
 
     phases: tuple[PhaseRun, ...]
     imported: tuple[str, ...]
     not_checked: tuple[NotChecked, ...]
+    environment: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class _Here:
     environment: dict[str, str]
-    reporter: Reporter
+    reporter: Reporter | None
 
     def __call__(self, argv: Sequence[str], *, what: str, log: Path, timeout_seconds: float | None = None) -> Finished:
         return run(
@@ -48,7 +50,7 @@ class _Here:
             what=what,
             log=log,
             env=self.environment,
-            on_line=self.reporter.update,
+            on_line=self.reporter.update if self.reporter else None,
             check=False,
             timeout_seconds=timeout_seconds,
             error=CheckRefusedError,
@@ -99,8 +101,9 @@ def sync(
     )
     done = install(lock, place, source.uv_args(), reporter, phases=phases)
     plain = {key: value for key, value in environment.items() if not key.startswith("PYTHON")}
-    found = _import(lock, place, phases, plain | check_environment(target), reporter)
-    return Synced(phases=done, imported=found.imported, not_checked=found.not_checked)
+    variables = record.variables(str(into))
+    found = _import(lock, place, phases, plain | check_environment(target) | variables, reporter)
+    return Synced(phases=done, imported=found.imported, not_checked=found.not_checked, environment=variables)
 
 
 def _import(
@@ -120,7 +123,7 @@ def _import(
         # What modules compile when they are imported must not meet what others compiled against another torch.
         variables = {**environment, "TORCH_EXTENSIONS_DIR": scratch}
         present = {name: names for name, names in modules.items() if name not in left_out}
-        here, probe = _Here(variables, reporter), str(data_root() / PROBE)
+        here, probe = _Here(variables, None), str(data_root() / PROBE)
         found = check_imports(present, place.venv_python, here, place.logs, reporter, probe=probe, absent=absent)
     skipped = tuple(
         NotChecked(module=module, component=name, reason=f"phase {phase_of[name]} is not installed")

@@ -87,6 +87,14 @@ def test_modules_of_phases_that_were_left_out_are_not_checked(lock, tmp_path, ca
     assert not calls["absent"].brings("torch")
 
 
+def test_the_stacks_variables_are_set_while_its_modules_are_imported(lock, tmp_path, calls):
+    changed = lock.lock.model_copy(update={"environment": {"CUDA_HOME": "{site_packages}/nvidia/cu13"}})
+    done = run(type(lock)(lock.path, changed), tmp_path)
+    expected = str(tmp_path / "venv/lib/python3.11/site-packages/nvidia/cu13")
+    assert calls["variables"]["CUDA_HOME"] == expected
+    assert done.environment == {"CUDA_HOME": expected}
+
+
 def told(done):
     return {item.module: item.reason for item in done.not_checked}
 
