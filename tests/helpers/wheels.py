@@ -14,14 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def make_wheel(folder: Path, name: str, version: str, tags: str, requires: tuple[str, ...] = ()) -> Path:
-    """A wheel with one empty module and the metadata given."""
+def make_wheel(
+    folder: Path, name: str, version: str, tags: str, requires: tuple[str, ...] = (), *, module: str = ""
+) -> Path:
+    """A wheel with the metadata given and one module, which is empty or has this source."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {line}\n" for line in requires)
     files = {
-        f"{name}/__init__.py": "",
+        f"{name}/__init__.py": module,
         f"{info}/METADATA": metadata,
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: {tags}\n",
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.catalog.data import data_root
@@ -19,7 +19,16 @@ from envbuild.lock.content import locked_content
 from envbuild.lock.record import PHASE_FILES, LockDirectory
 from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import git_environment, uv_program
-from envbuild.sync.imports import PROBE, Absent, Imports, NotChecked, check_environment, check_imports, modules_of
+from envbuild.sync.imports import (
+    PROBE,
+    Absent,
+    Imports,
+    NotChecked,
+    NotImported,
+    check_environment,
+    modules_of,
+    try_imports,
+)
 from envbuild.sync.install import PhaseRun, install
 from envbuild.sync.place import Place
 
@@ -30,6 +39,7 @@ class Synced:
 
     Attributes:
         not_checked: modules of which nothing is known: of phases that were not installed, or not importable here.
+        failed: modules that do not import; only where they were not to be refused.
         environment: variables that must be set where the environment is used; the import check had them.
     """
 
@@ -37,6 +47,7 @@ class Synced:
     imported: tuple[str, ...]
     not_checked: tuple[NotChecked, ...]
     environment: Mapping[str, str]
+    failed: tuple[NotImported, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,11 +77,13 @@ def sync(
     site: Site,
     logs: Path,
     reporter: Reporter,
+    refuse: bool = True,
 ) -> Synced:
     """Make the environment ``into`` anew, install ``phases`` of the lock, and import every module they bring.
 
     Args:
         target: the hardware that the environment is for, which need not be this machine's.
+        refuse: refuse an environment with a module that does not import.
 
     Raises:
         UsageError: ``phases`` names none of the lock's, or leaves out ``main``; or ``into`` is no environment and not
@@ -103,7 +116,15 @@ def sync(
     plain = {key: value for key, value in environment.items() if not key.startswith("PYTHON")}
     variables = record.variables(str(into))
     found = _import(lock, place, phases, plain | check_environment(target) | variables, reporter)
-    return Synced(phases=done, imported=found.imported, not_checked=found.not_checked, environment=variables)
+    if refuse:
+        found.refuse_failed()
+    return Synced(
+        phases=done,
+        imported=found.imported,
+        not_checked=found.not_checked,
+        environment=variables,
+        failed=found.failed,
+    )
 
 
 def _import(
@@ -124,13 +145,13 @@ def _import(
         variables = {**environment, "TORCH_EXTENSIONS_DIR": scratch}
         present = {name: names for name, names in modules.items() if name not in left_out}
         here, probe = _Here(variables, None), str(data_root() / PROBE)
-        found = check_imports(present, place.venv_python, here, place.logs, reporter, probe=probe, absent=absent)
+        found = try_imports(present, place.venv_python, here, place.logs, reporter, probe=probe, absent=absent)
     skipped = tuple(
         NotChecked(module=module, component=name, reason=f"phase {phase_of[name]} is not installed")
         for name, names in left_out.items()
         for module in names
     )
-    return Imports(imported=found.imported, not_checked=found.not_checked + skipped)
+    return replace(found, not_checked=found.not_checked + skipped)
 
 
 def _make_room(into: Path) -> None:
