@@ -22,16 +22,17 @@ def make_wheel(
     requires: tuple[str, ...] = (),
     *,
     extras: tuple[str, ...] = (),
+    module: str = "",
     sources: Mapping[str, str] | None = None,
 ) -> Path:
-    """A wheel with one empty module, the metadata given, and more source files."""
+    """A wheel with the metadata given, one module, which is empty or has this source, and more source files."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {line}\n" for line in requires)
     metadata += "".join(f"Provides-Extra: {extra}\n" for extra in extras)
     files = {
-        f"{name}/__init__.py": "",
+        f"{name}/__init__.py": module,
         **(sources or {}),
         f"{info}/METADATA": metadata,
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: {tags}\n",

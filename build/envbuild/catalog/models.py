@@ -35,6 +35,11 @@ def _specifier(text: str) -> str:
 Specifier = Annotated[str, AfterValidator(_specifier)]
 
 
+# What every image sets itself, or what changes which Python runs which code.
+RESERVED_VARIABLES = ("HOME", "LANG", "LD_PRELOAD", "PATH", "VIRTUAL_ENV")
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
 class Model(BaseModel):
     """A frozen model that refuses unknown keys."""
 
@@ -134,6 +139,19 @@ class Takeover(Model):
         return self
 
 
+class Variable(Model):
+    """A variable that must be set in the finished environment.
+
+    Its value goes unquoted into files that docker, enroot and login shells read each in their own way, so it has no
+    character that means something to one of them.
+    """
+
+    value: Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9_./:,=+@-]|\{venv\}|\{site_packages\})+$")] = Field(
+        description="{venv} and {site_packages} become the folders of the environment"
+    )
+    reason: str = Field(min_length=1, description="why the stack needs it, with the evidence")
+
+
 class Builds(Model):
     """For which target on which bases a stack is meant."""
 
@@ -174,6 +192,9 @@ class Stack(Model):
     takeover: Takeover | None = Field(
         default=None, description="what holds where the anchor's tree lacks what the driver needs"
     )
+    environment: dict[VariableName, Variable] = Field(
+        default_factory=dict, description="variables that must be set in the finished environment"
+    )
 
     @model_validator(mode="after")
     def _anchor_is_a_component(self) -> Stack:
@@ -185,6 +206,8 @@ class Stack(Model):
             raise ValueError(f"takeover: lead {self.anchor!r} is the anchor, which leads anyway")
         if self.as_of == "release" and self.anchor is None:
             raise ValueError("as_of = 'release' needs an anchor")
+        if taken := [name for name in self.environment if name in RESERVED_VARIABLES or name.startswith("PYTHON")]:
+            raise ValueError(f"environment may not set {', '.join(taken)}: images set it, or it changes Python itself")
         return self
 
     def every_component(self) -> dict[str, Component]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import click
@@ -9,7 +10,7 @@ from click.core import ParameterSource
 
 from envbuild.catalog.catalog import Selection
 from envbuild.cli.common import Session, output_options, selection_options, shown
-from envbuild.core.digests import short
+from envbuild.core.digests import Json, short
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, UsageError
 from envbuild.core.progress import PlainReporter, SilentReporter
 from envbuild.lock.components import Repositories
@@ -19,6 +20,8 @@ from envbuild.lock.planning import Request
 from envbuild.lock.record import read_lock
 from envbuild.lock.review import check as review
 from envbuild.lock.review import committed, lock_all
+from envbuild.sync.imports import Imports
+from envbuild.sync.verify import Verifier, require_machine
 
 
 def parse_pins(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:  # noqa: ARG001
@@ -59,6 +62,9 @@ def parse_pins(context: click.Context, parameter: click.Parameter, values: tuple
 @click.option("--upgrade", is_flag=True, help="Resolve anew as of now, even if nothing changed.")
 @click.option("--check", is_flag=True, help="Write nothing; fail if a lock is not what its inputs give (for CI).")
 @click.option("--diff", is_flag=True, help="Write nothing; resolve anew and say what would change.")
+@click.option(
+    "--verify", is_flag=True, help="Install phase main for a moment and import its modules; refuse if one fails."
+)
 @click.option("--all", "everything", is_flag=True, help="Lock every stack on every base that it names.")
 @output_options
 @click.pass_context
@@ -78,6 +84,7 @@ def command(
     upgrade: bool,
     check: bool,
     diff: bool,
+    verify: bool,
     everything: bool,
 ) -> None:
     """Resolve a stack on a base into lockfiles/STACK/BASE/: every package pinned, with hashes.
@@ -89,6 +96,12 @@ def command(
         raise UsageError("--torch-build is empty", fix="Name a build (cpu, cu130), or index, or leave the option out.")
     if check + diff + everything > 1:
         raise UsageError("--check, --diff and --all exclude each other", fix="Name one of them.")
+    if verify and (check or diff or everything):
+        raise UsageError(
+            "--verify goes with none of --check, --diff and --all",
+            why="It installs one lock, which takes gigabytes.",
+            fix="Verify lock by lock: envbuild lock --stack STACK --base BASE --verify",
+        )
     if everything:
         _lock_all(session, upgrade=upgrade)
         return
@@ -108,6 +121,9 @@ def command(
     if diff:
         _diff(session, selection, path, request)
         return
+    verifier = Verifier(selection, session.site, session.store, session.reporter) if verify else None
+    if verifier is not None:
+        require_machine(selection.base)
     result = lock_stack(
         selection,
         path=path,
@@ -116,8 +132,9 @@ def command(
         store=session.store,
         reporter=session.reporter,
         upgrade=upgrade,
+        accept=verifier,
     )
-    _show(session, result)
+    _show(session, result, verifier.imports if verifier else None)
 
 
 def _check(session: Session, stack: str | None, base: str | None) -> None:
@@ -219,7 +236,7 @@ def _lock_all(session: Session, *, upgrade: bool) -> None:
     )
 
 
-def _show(session: Session, result: LockResult) -> None:
+def _show(session: Session, result: LockResult, imports: Imports | None) -> None:
     lock, path = result.directory.lock, result.directory.path
     count = sum(phase.packages for phase in lock.phases.values())
     found = {"find-links": "found in find-links", "torch-index": "found on the index of torch builds"}
@@ -246,7 +263,28 @@ def _show(session: Session, result: LockResult) -> None:
             "torch": lock.torch.model_dump(mode="json"),
             "components": {name: item.version for name, item in lock.components.items()},
             "packages": {name: phase.packages for name, phase in lock.phases.items()},
+            "verified": _verified_json(imports) if imports else None,
         },
         *lines,
+        *(_verified(imports) if imports else []),
         shown(path),
     )
+
+
+def _verified(imports: Imports) -> list[str]:
+    """For people: what `--verify` found."""
+    return [
+        f"imported: {', '.join(imports.imported) or 'nothing'}",
+        *[f"not checked: {item.module} ({item.component}): {item.reason}" for item in imports.not_checked],
+        *[f"let pass: {item.module} ({item.component}) does not import: {item.cause}" for item in imports.failed],
+    ]
+
+
+def _verified_json(imports: Imports) -> dict[str, Json]:
+    return {
+        "imported": list(imports.imported),
+        "not_checked": [dataclasses.asdict(item) for item in imports.not_checked],
+        "failed": [
+            {"module": item.module, "component": item.component, "cause": item.cause} for item in imports.failed
+        ],
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 
 import click
@@ -51,6 +52,7 @@ def command(
                 for item in result.phases
             ],
             "imported": list(result.imported),
+            "environment": dict(result.environment),
             "not_checked": [dataclasses.asdict(item) for item in result.not_checked],
         },
         *[
@@ -59,5 +61,7 @@ def command(
         ],
         f"imported: {', '.join(result.imported) or 'nothing'}",
         *[f"not checked: {item.module} ({item.component}): {item.reason}" for item in result.not_checked],
+        *(["set where it is used:"] if result.environment else []),
+        *[f"  export {name}={shlex.quote(value)}" for name, value in result.environment.items()],
         shown(into),
     )

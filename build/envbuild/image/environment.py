@@ -26,7 +26,7 @@ from envbuild.lock.record import LockDirectory, snapshot
 from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import uv_program, uv_version
 from envbuild.store.local import LocalStore
-from envbuild.sync.imports import PROBE, Imports, check_environment, check_imports, modules_of
+from envbuild.sync.imports import PROBE, Imports, check_environment, modules_of, try_imports
 from envbuild.sync.install import install
 from envbuild.sync.place import Place
 
@@ -142,10 +142,9 @@ def _fill(
         packages = distributions(site_packages)
         check_against(lock.packages(), packages)
         bench.compile(python.executable)
-    checker = bench.checker(check_environment(selection.target))
-    return packages, check_imports(
-        modules_of(lock.lock), place.venv_python, checker, bench.logs, reporter, probe=INSIDE_PROBE
-    )
+    checker = bench.checker(check_environment(selection.target) | lock.lock.variables(VENV))
+    found = try_imports(modules_of(lock.lock), place.venv_python, checker, bench.logs, reporter, probe=INSIDE_PROBE)
+    return packages, found.refuse_failed()
 
 
 @dataclass(frozen=True, kw_only=True)

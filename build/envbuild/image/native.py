@@ -222,6 +222,7 @@ def run_config(parts: _Parts) -> RunConfig:
             f"PATH={VENV}/bin:/usr/local/sbin:/usr/local/bin:{PLAIN_ENVIRONMENT['PATH']}",
             f"VIRTUAL_ENV={VENV}",
             f"LANG={PLAIN_ENVIRONMENT['LANG']}",
+            *(f"{name}={value}" for name, value in lock.variables(VENV).items()),
         ),
         command=COMMAND,
         labels=(
@@ -250,6 +251,7 @@ def write_configuration(file: Path, parts: _Parts) -> LayerRecord:
         "base_packages": dict(parts.base.record.packages),
     }
     profile = (data_root() / PROFILE).read_text(encoding="utf-8").replace("@VENV@", VENV)
+    profile += "".join(f'export {name}="{value}"\n' for name, value in lock.variables(VENV).items())
     with LayerWriter(file, lock.source_date_epoch) as writer:
         writer.add_directory(MOUNT_POINT)
         writer.add_directory(FINGERPRINT.rsplit("/", 1)[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from envbuild.core.files import machine_errors, remove_tree, replace_tree
 from envbuild.core.progress import Reporter
 from envbuild.lock import asof, record
 from envbuild.lock.blame import explain_pins
+from envbuild.lock.checks import CheckFinding, refuse
 from envbuild.lock.components import Repositories
 from envbuild.lock.planning import Request, make_plan
 from envbuild.lock.record import PHASE_FILES, Lock, LockDirectory, read_lock
@@ -32,6 +33,10 @@ from envbuild.store.local import LocalStore
 
 # Raised when a lock made from the same inputs would come out differently.
 FORMAT = 1
+
+
+# Says what is wrong with a lock.
+Accept = Callable[[LockDirectory], tuple[CheckFinding, ...]]
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,7 @@ def lock_stack(
     reporter: Reporter,
     upgrade: bool = False,
     offline: bool = False,
+    accept: Accept | None = None,
 ) -> LockResult:
     """Lock a stack on a base, unless its lock is there already and nothing that decides it changed.
 
@@ -164,12 +170,16 @@ def lock_stack(
         path: the lock directory.
         upgrade: resolve anew, as of now, even if nothing changed.
         offline: ask no git server; a branch is where it was when the lock was made.
+        accept: tries a lock before it is published, and also one that is there already; what it finds refuses the
+            lock unless the request lets it pass.
 
     Raises:
+        CheckRefusedError: ``accept`` found something; the lock that was there stays.
         ResolutionError: the stack does not resolve.
         NetworkError: an index, a repository, or the place of torch's build cannot be reached.
     """
     inputs = inputs_digest(selection, request)
+    title = f"stack {selection.stack_name} on {selection.base_name}"
     with locks.exclusive(
         store.root / "locks" / f"lockfiles-{short(sha256_bytes(str(path.resolve()).encode()))}.lock",
         on_wait=lambda: reporter.note(f"another envbuild is writing {path}: waiting for it"),
@@ -180,14 +190,28 @@ def lock_stack(
         if not upgrade and current is not None and current.lock.inputs.digest == inputs:
             moved = [] if offline else moved_branches(current.lock, repositories, reporter)
             if not moved:
+                if accept is not None:
+                    refuse(accept(current), request.allow, title)
                 return LockResult(current, built=False)
             for line in moved:
                 reporter.note(line)
         with resolved(
             selection, request, repositories, site=site, store=store, reporter=reporter, previous=current
         ) as folder:
+            if accept is not None:
+                _note_allowed(folder, refuse(accept(read_lock(folder)), request.allow, title))
             _publish(folder, path)
     return LockResult(read_lock(path), built=True)
+
+
+def _note_allowed(folder: Path, findings: tuple[CheckFinding, ...]) -> None:
+    """Write the findings that were let pass into the record of a lock that is not published yet."""
+    if findings:
+        lock = read_lock(folder).lock
+        allowed = (*lock.allowed, *[f"{finding.code}: {finding.what}" for finding in findings])
+        noted = record.sealed(lock.model_copy(update={"allowed": allowed}))
+        with machine_errors(folder):
+            (folder / record.RECORD_FILE).write_text(record.render(noted))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -102,6 +103,9 @@ class Lock(Model):
     torch: LockedTorch
     components: dict[str, LockedComponent]
     phases: dict[str, LockedPhase]
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="variables of the finished environment, with {venv} and {site_packages}"
+    )
     pyproject_digest: str = Field(default="", description="of the generated pyproject.toml")
     seal: str = Field(default="", description="digest of everything else in the record: it is not edited by hand")
     overrides: dict[str, str] = Field(default_factory=dict, description="versions put over what packages declare")
@@ -110,6 +114,14 @@ class Lock(Model):
     driver_because: str = Field(default="", description="why it is that driver")
     allowed: tuple[str, ...] = Field(default=(), description="findings of checks that the user let pass")
     rewritten: tuple[str, ...] = Field(default=(), description="requirements that named another CUDA than the base's")
+
+    def variables(self, venv: str) -> dict[str, str]:
+        """The variables that must be set in the environment at the path ``venv``."""
+        folders = {"{venv}": venv, "{site_packages}": f"{venv}/lib/python{self.base.python}/site-packages"}
+        values = dict(sorted(self.environment.items()))
+        for placeholder, folder in folders.items():
+            values = {name: value.replace(placeholder, folder) for name, value in values.items()}
+        return values
 
 
 @dataclass(frozen=True)
@@ -167,11 +179,17 @@ def read_pins(requirements: str) -> dict[str, str]:
 
 
 def content_digest(
-    base_digest: str, torch: LockedTorch, components: dict[str, LockedComponent], phases: dict[str, LockedPhase]
+    base_digest: str,
+    torch: LockedTorch,
+    components: dict[str, LockedComponent],
+    phases: dict[str, LockedPhase],
+    environment: Mapping[str, str] | None = None,
 ) -> str:
     """The digest that names a lock: what it installs where, without dates and without ``found_in``."""
     return digest_of(
         {
+            # A lock without variables has the digest that it had before there were any.
+            **({"environment": dict(environment)} if environment else {}),
             "schema": SCHEMA,
             "base": base_digest,
             "torch": [torch.version, torch.build],
@@ -247,7 +265,7 @@ def _changed_files(path: Path, lock: Lock) -> list[str]:
 
 
 def _changed_record(lock: Lock) -> list[str]:
-    expected = content_digest(lock.base.definition_digest, lock.torch, lock.components, lock.phases)
+    expected = content_digest(lock.base.definition_digest, lock.torch, lock.components, lock.phases, lock.environment)
     if lock.digest != expected:
         return [f"{RECORD_FILE}: its digest is {lock.digest}, its content has {expected}"]
     if lock.seal != _seal(lock):

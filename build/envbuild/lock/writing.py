@@ -171,10 +171,11 @@ def _record(
         for name, item in project.chosen.items()
     }
     base_digest = definition_digest(base)
+    environment = {name: item.value for name, item in selection.stack.environment.items()}
     return Lock(
         schema=record.SCHEMA,
         stack=selection.stack_name,
-        digest=record.content_digest(base_digest, torch, components, phases),
+        digest=record.content_digest(base_digest, torch, components, phases, environment),
         source_date_epoch=resolution.newest_upload,
         inputs=Inputs(
             digest=inputs,
@@ -205,6 +206,7 @@ def _record(
         torch=torch,
         components=components,
         phases=phases,
+        environment=environment,
         overrides={name: _override(name, texts, plan) for name, texts in project.overrides.items()},
         overridden=tuple(item.text() for item in overridden),
         driver=plan.led.driver,

@@ -27,6 +27,12 @@ MARK = "envbuild-import: "
 TIME_LIMIT_SECONDS = 600
 
 
+FIX = (
+    "The lock resolves and installs, but does not work: a package that is needed and not declared, or two "
+    "that do not belong together. Name it under [requirements] of the stack with the reason, and lock again."
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class NotChecked:
     """A module of which nothing is known, and why."""
@@ -37,11 +43,43 @@ class NotChecked:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NotImported:
+    """A module that does not import: how its process ended, with the end of what it printed."""
+
+    module: str
+    component: str
+    failure: str
+    log: Path
+
+    @property
+    def cause(self) -> str:
+        """The last line, which names the error."""
+        return self.failure.rstrip().splitlines()[-1].strip()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Imports:
-    """What the import check found where nothing failed."""
+    """What the import check found."""
 
     imported: tuple[str, ...]
     not_checked: tuple[NotChecked, ...]
+    failed: tuple[NotImported, ...] = ()
+
+    def refuse_failed(self) -> Imports:
+        """The same, where nothing failed.
+
+        Raises:
+            CheckRefusedError: a module does not import, or not within its time; holds each traceback's end.
+        """
+        if not self.failed:
+            return self
+        count = len(self.imported) + len(self.not_checked) + len(self.failed)
+        raise CheckRefusedError(
+            f"{len(self.failed)} of {count} modules of the stack do not import",
+            why="\n".join(f"{item.module} ({item.component}) {item.failure}" for item in self.failed),
+            fix=FIX,
+            log=self.failed[0].log,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +123,7 @@ def check_environment(target: Target) -> dict[str, str]:
     return {"TORCH_CUDA_ARCH_LIST": arch_list(target)} if target.sm else {}
 
 
-def check_imports(
+def try_imports(
     modules: Mapping[str, Sequence[str]],
     python: str,
     run: Run,
@@ -103,9 +141,6 @@ def check_imports(
     Args:
         probe: the program :data:`PROBE`, as it is seen from where ``run`` runs things.
         absent: what the environment was made without; a module that asks for it is not checked.
-
-    Raises:
-        CheckRefusedError: a module does not import, or not within its time; holds each traceback's end.
     """
 
     def one(component: str, module: str) -> _Attempt:
@@ -123,22 +158,18 @@ def check_imports(
     work = [(component, module) for component, names in modules.items() for module in names]
     with reporter.step(f"import {len(work)} modules"), interruptible(ThreadPoolExecutor(os.cpu_count() or 1)) as pool:
         attempts = list(pool.map(lambda item: one(*item), work))
-    failed = [attempt for attempt in attempts if attempt.failure]
-    if not failed:
-        return Imports(
-            imported=tuple(attempt.module for attempt in attempts if not attempt.unknown),
-            not_checked=tuple(
-                NotChecked(module=attempt.module, component=attempt.component, reason=attempt.unknown)
-                for attempt in attempts
-                if attempt.unknown
-            ),
-        )
-    raise CheckRefusedError(
-        f"{len(failed)} of {len(work)} modules of the stack do not import",
-        why="\n".join(f"{attempt.module} ({attempt.component}) {attempt.failure}" for attempt in failed),
-        fix="The lock resolves and installs, but does not work: a package that is needed and not declared, or two "
-        "that do not belong together. Name it under [requirements] of the stack with the reason, and lock again.",
-        log=failed[0].log,
+    return Imports(
+        imported=tuple(item.module for item in attempts if not item.unknown and not item.failure),
+        not_checked=tuple(
+            NotChecked(module=item.module, component=item.component, reason=item.unknown)
+            for item in attempts
+            if item.unknown
+        ),
+        failed=tuple(
+            NotImported(module=item.module, component=item.component, failure=item.failure, log=item.log)
+            for item in attempts
+            if item.failure
+        ),
     )
 
 

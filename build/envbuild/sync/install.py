@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.core.errors import BuildError, EnvbuildError, NetworkError, disk_full
+from envbuild.core.errors import BuildError, EnvbuildError, MachineError, NetworkError, disk_full
 from envbuild.core.process import Finished, describe_status, ran_out_of_space, tail
 from envbuild.core.progress import Reporter
 from envbuild.lock.record import PHASE_FILES, LockDirectory
@@ -46,7 +46,7 @@ def install(
     Raises:
         BuildError: uv could not install a phase (a hash that differs, a wheel that does not build, ...).
         NetworkError: an index or a file on it cannot be reached.
-        MachineError: the disk is full.
+        MachineError: the disk is full, or there is no Python of the base's version.
     """
     with reporter.step("make the environment"):
         # A bare environment: no pip, no setuptools but what the lock has.
@@ -96,7 +96,7 @@ def _failure(place: Place, finished: Finished, what: str, log: Path) -> Envbuild
     if ran_out_of_space(finished.output, place.disk):
         return disk_full(place.disk)
     error = failure(finished, what, log)
-    if isinstance(error, NetworkError):
+    if isinstance(error, NetworkError | MachineError):
         return error
     return BuildError(
         f"cannot {what}: uv {describe_status(finished.status)}",

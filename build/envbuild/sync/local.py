@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.catalog.data import data_root
@@ -19,7 +19,16 @@ from envbuild.lock.content import locked_content
 from envbuild.lock.record import PHASE_FILES, LockDirectory
 from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import git_environment, uv_program
-from envbuild.sync.imports import PROBE, Absent, Imports, NotChecked, check_environment, check_imports, modules_of
+from envbuild.sync.imports import (
+    PROBE,
+    Absent,
+    Imports,
+    NotChecked,
+    NotImported,
+    check_environment,
+    modules_of,
+    try_imports,
+)
 from envbuild.sync.install import PhaseRun, install
 from envbuild.sync.place import Place
 from envbuild.sync.provided import refuse_without_base
@@ -31,17 +40,21 @@ class Synced:
 
     Attributes:
         not_checked: modules of which nothing is known: of phases that were not installed, or not importable here.
+        failed: modules that do not import; only where they were not to be refused.
+        environment: variables that must be set where the environment is used; the import check had them.
     """
 
     phases: tuple[PhaseRun, ...]
     imported: tuple[str, ...]
     not_checked: tuple[NotChecked, ...]
+    environment: Mapping[str, str]
+    failed: tuple[NotImported, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Here:
     environment: dict[str, str]
-    reporter: Reporter
+    reporter: Reporter | None
 
     def __call__(self, argv: Sequence[str], *, what: str, log: Path, timeout_seconds: float | None = None) -> Finished:
         return run(
@@ -49,7 +62,7 @@ class _Here:
             what=what,
             log=log,
             env=self.environment,
-            on_line=self.reporter.update,
+            on_line=self.reporter.update if self.reporter else None,
             check=False,
             timeout_seconds=timeout_seconds,
             error=CheckRefusedError,
@@ -65,11 +78,13 @@ def sync(
     site: Site,
     logs: Path,
     reporter: Reporter,
+    refuse: bool = True,
 ) -> Synced:
     """Make the environment ``into`` anew, install ``phases`` of the lock, and import every module they bring.
 
     Args:
         target: the hardware that the environment is for, which need not be this machine's.
+        refuse: refuse an environment with a module that does not import.
 
     Raises:
         UsageError: ``phases`` names none of the lock's, or leaves out ``main``; or ``into`` is no environment and not
@@ -102,8 +117,17 @@ def sync(
     )
     done = install(lock, place, source.uv_args(), reporter, phases=phases)
     plain = {key: value for key, value in environment.items() if not key.startswith("PYTHON")}
-    found = _import(lock, place, phases, plain | check_environment(target), reporter)
-    return Synced(phases=done, imported=found.imported, not_checked=found.not_checked)
+    variables = record.variables(str(into))
+    found = _import(lock, place, phases, plain | check_environment(target) | variables, reporter)
+    if refuse:
+        found.refuse_failed()
+    return Synced(
+        phases=done,
+        imported=found.imported,
+        not_checked=found.not_checked,
+        environment=variables,
+        failed=found.failed,
+    )
 
 
 def _import(
@@ -123,14 +147,14 @@ def _import(
         # What modules compile when they are imported must not meet what others compiled against another torch.
         variables = {**environment, "TORCH_EXTENSIONS_DIR": scratch}
         present = {name: names for name, names in modules.items() if name not in left_out}
-        here, probe = _Here(variables, reporter), str(data_root() / PROBE)
-        found = check_imports(present, place.venv_python, here, place.logs, reporter, probe=probe, absent=absent)
+        here, probe = _Here(variables, None), str(data_root() / PROBE)
+        found = try_imports(present, place.venv_python, here, place.logs, reporter, probe=probe, absent=absent)
     skipped = tuple(
         NotChecked(module=module, component=name, reason=f"phase {phase_of[name]} is not installed")
         for name, names in left_out.items()
         for module in names
     )
-    return Imports(imported=found.imported, not_checked=found.not_checked + skipped)
+    return replace(found, not_checked=found.not_checked + skipped)
 
 
 def _make_room(into: Path) -> None:

@@ -278,3 +278,28 @@ def test_any_values_give_a_model_or_our_error(values):
 )
 def test_dotted(location, expected):
     assert toml.dotted(location) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("PATH", "/bin", "may not set PATH"),
+        ("PYTHONPATH", "{site_packages}", "may not set PYTHONPATH"),
+        ("LD_PRELOAD", "/lib/x.so", "may not set LD_PRELOAD"),
+        ("A-B", "x", "A-B"),
+        ("A", "$HOME/x", "'$HOME/x'"),
+        ("A", "{home}/x", "'{home}/x'"),
+        ("A", "two words", "'two words'"),
+        ("A", "", "''"),
+    ],
+)
+def test_variables_that_may_not_be_set_are_refused(name, value, expected):
+    error = refused(f"{STACK}\n[environment.{name}]\nvalue = {value!r}\nreason = 'why'\n", Stack)
+    assert expected in error.what + error.why
+
+
+def test_a_variable_has_a_reason():
+    good = f"{STACK}\n[environment.CUDA_HOME]\nvalue = '{{site_packages}}/nvidia/cu13:{{venv}}'\nreason = 'why'\n"
+    assert toml.parse(good, Stack, "file.toml").environment["CUDA_HOME"].reason == "why"
+    for text in (good.replace("reason = 'why'\n", ""), good.replace("'why'", "''")):
+        assert "reason" in refused(text, Stack).why

@@ -1,5 +1,7 @@
 """The native builder's decisions: what makes an image another one, and when there is nothing to do."""
 
+import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,11 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.site import Site
 from envbuild.core.errors import ConfigurationError, MachineError
 from envbuild.core.progress import SilentReporter
-from envbuild.image import bases, gzips, native
-from envbuild.image.native import build_image, image_key
-from envbuild.image.record import BaseRecord, LayerRecord, dump
+from envbuild.image import bases, enroot, gzips, native
+from envbuild.image.bases import MadeBase
+from envbuild.image.environment import MadeEnvironment
+from envbuild.image.native import build_image, image_key, run_config
+from envbuild.image.record import BaseRecord, EnvironmentRecord, LayerRecord, dump
 from envbuild.lock.record import read_lock
 from envbuild.store.local import LocalStore
 
@@ -137,3 +141,46 @@ def test_lock_for_another_definition_of_the_base_is_refused(lock, store, site):
     with pytest.raises(ConfigurationError) as caught:
         build_image(SELECTION, changed(lock, base=other), site, store, SilentReporter())
     assert "envbuild lock --stack mcore" in caught.value.fix
+
+
+# ---- a stack's variables
+
+
+def parts_of(lock):
+    layer = RECORD.layers[0]
+    base = BaseRecord(schema="envbuild.base/1", layer=layer, made_by="x", packages={})
+    environment = EnvironmentRecord(schema="envbuild.environment/1", layer=layer, packages={})
+    return native._Parts(
+        selection=SELECTION,
+        lock=lock,
+        base=MadeBase(path=Path("/b"), record=base, built=False),
+        environment=MadeEnvironment(path=Path("/e"), record=environment, built=False),
+    )
+
+
+def profile(lock, tmp_path):
+    file = tmp_path / "configuration.tar.gz"
+    native.write_configuration(file, parts_of(lock))
+    with tarfile.open(file) as archive:
+        member = archive.extractfile("etc/profile.d/envbuild.sh")
+        assert member is not None
+        return member.read().decode()
+
+
+def test_the_stacks_variables_are_in_every_place_that_a_container_reads(lock, tmp_path):
+    with_variable = changed(lock, environment={"CUDA_HOME": "{site_packages}/nvidia/cu13"})
+    value = "/opt/envbuild/venv/lib/python3.11/site-packages/nvidia/cu13"
+    config = run_config(parts_of(with_variable))
+    assert config.environment[-1] == f"CUDA_HOME={value}"
+    assert config.as_json()["Env"] == config.environment
+    files = enroot.files(config, "oci:x")
+    assert f"\nCUDA_HOME={value}\n".encode() in files["etc/environment"]
+    script = f"PATH=/bin; {profile(with_variable, tmp_path)}\nprintenv CUDA_HOME"
+    shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, env={})
+    assert shown.stdout == f"{value}\n"
+
+
+def test_an_image_of_a_stack_without_variables_is_what_it_was(lock, tmp_path):
+    config = run_config(parts_of(lock))
+    assert [entry.partition("=")[0] for entry in config.environment] == ["PATH", "VIRTUAL_ENV", "LANG"]
+    assert profile(lock, tmp_path) == (data_root() / native.PROFILE).read_text().replace("@VENV@", native.VENV)

@@ -117,8 +117,27 @@ def test_content_digest_names_what_is_installed_where(path):
         digest(components={"more": component}),
         digest(components={"more": component.model_copy(update={"phase": Phase.COMPILE})}),
         digest(phases={"main": lock.phases["main"]}),
+        digest(environment={"A": "{venv}"}),
+        digest(environment={"A": "{site_packages}"}),
     ]
     assert len({lock.digest, *different}) == len(different) + 1
+
+
+def test_a_lock_without_variables_has_the_digest_of_the_time_before_there_were_any(path):
+    lock = make_lock(path)
+    assert lock.digest == "sha256:f2b6d33434296b12945d600fcf1159b6f3ceb5cae4923d803a2914515233e55f"
+    assert content_digest(lock.base.definition_digest, lock.torch, lock.components, lock.phases, {}) == lock.digest
+    assert "environment" not in (path / "stack.lock.toml").read_text()
+
+
+def test_variables_are_those_of_the_place_where_the_environment_is(path):
+    values = {"CUDA_HOME": "{site_packages}/nvidia/cu13", "B": "{venv}/b:{venv}", "A": "1"}
+    lock = make_lock(path).model_copy(update={"environment": values})
+    assert list(lock.variables("/opt/venv").items()) == [
+        ("A", "1"),
+        ("B", "/opt/venv/b:/opt/venv"),
+        ("CUDA_HOME", "/opt/venv/lib/python3.11/site-packages/nvidia/cu13"),
+    ]
 
 
 def test_content_digest_does_not_depend_on_where_torch_was_found(path):

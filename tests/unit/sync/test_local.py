@@ -38,7 +38,7 @@ def calls(monkeypatch, tmp_path):
         return Imports(imported=tuple(module for names in modules.values() for module in names), not_checked=())
 
     monkeypatch.setattr(local, "install", install)
-    monkeypatch.setattr(local, "check_imports", check)
+    monkeypatch.setattr(local, "try_imports", check)
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     (wheels / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").write_bytes(b"")
@@ -85,6 +85,14 @@ def test_modules_of_phases_that_were_left_out_are_not_checked(lock, tmp_path, ca
     assert calls["absent"].brings("flash")
     assert calls["absent"].brings("nemo")
     assert not calls["absent"].brings("torch")
+
+
+def test_the_stacks_variables_are_set_while_its_modules_are_imported(lock, tmp_path, calls):
+    changed = lock.lock.model_copy(update={"environment": {"CUDA_HOME": "{site_packages}/nvidia/cu13"}})
+    done = run(type(lock)(lock.path, changed), tmp_path)
+    expected = str(tmp_path / "venv/lib/python3.11/site-packages/nvidia/cu13")
+    assert calls["variables"]["CUDA_HOME"] == expected
+    assert done.environment == {"CUDA_HOME": expected}
 
 
 def told(done):

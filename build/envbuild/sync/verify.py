@@ -1,0 +1,102 @@
+"""``lock --verify``: a lock's main phase in a throw-away environment, and its modules imported there."""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import dataclass, field
+
+from envbuild.catalog.catalog import Selection
+from envbuild.catalog.models import MACHINES, Base
+from envbuild.catalog.site import Site
+from envbuild.core.errors import MachineError
+from envbuild.core.files import remove_tree
+from envbuild.core.progress import Reporter
+from envbuild.lock.checks import CheckFinding
+from envbuild.lock.record import LockDirectory
+from envbuild.store.local import LocalStore
+from envbuild.sync.imports import FIX, Imports
+from envbuild.sync.local import sync
+
+CODE = "import"
+PHASES = ("main",)
+
+
+def require_machine(base: Base, machine: str | None = None, glibc: str | None = None) -> None:
+    """Whether what is locked for a base runs on this machine; its Python is looked for when it is installed.
+
+    Args:
+        machine: this machine's, in uname's words.
+        glibc: this machine's version; empty for another C library.
+
+    Raises:
+        MachineError: it does not; says what does.
+    """
+    machine = platform.machine() if machine is None else machine
+    glibc = platform.libc_ver()[1] if glibc is None else glibc
+    wanted = MACHINES[base.platform]
+    if machine != wanted:
+        problem = f"The base is for {wanted}; this machine is {machine}."
+    elif not glibc or _numbers(glibc) < _numbers(base.glibc):
+        problem = (
+            f"The base has glibc {base.glibc}; this machine has {glibc or 'none'}, and wheels may need the newer one."
+        )
+    else:
+        return
+    raise MachineError(
+        "the lock cannot be verified on this machine",
+        why=problem,
+        fix="Run --verify where the base's wheels run, lock without it, or build the image (`envbuild image`), which "
+        "imports the modules inside the base itself.",
+    )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
+
+
+@dataclass
+class Verifier:
+    """Accepts a lock whose main phase installs and imports here.
+
+    Attributes:
+        imports: what was found the last time; None before.
+    """
+
+    selection: Selection
+    site: Site
+    store: LocalStore
+    reporter: Reporter
+    imports: Imports | None = field(default=None, init=False)
+
+    def __call__(self, lock: LockDirectory) -> tuple[CheckFinding, ...]:
+        """A finding for each module that does not import.
+
+        Raises:
+            BuildError: a package does not install.
+            MachineError: there is no Python of the base's version.
+        """
+        logs = self.store.root / "logs" / f"verify-{lock.lock.stack}-{lock.lock.base.name}"
+        remove_tree(logs)
+        with self.store.staging("verify") as folder:
+            venv = folder / "venv"
+            done = sync(
+                lock,
+                venv,
+                target=self.selection.target,
+                phases=PHASES,
+                site=self.site,
+                logs=logs,
+                reporter=self.reporter,
+                refuse=False,
+            )
+        self.imports = Imports(imported=done.imported, not_checked=done.not_checked, failed=done.failed)
+        return tuple(
+            CheckFinding(
+                code=CODE,
+                # Findings that are let pass go into the record, which names no place.
+                what=f"{item.module} of {item.component} does not import: {item.cause.replace(str(venv), '{venv}')}",
+                fix=f"{FIX}\n  log: {item.log}",
+            )
+            for item in done.failed
+        )

@@ -1,0 +1,154 @@
+"""`envbuild lock --verify`: a lock is installed and imported before it is published, with the real uv."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.simple_index import SimpleIndex, make_sdist, simple_index
+from helpers.stack_files import BASE, write_base, write_stack
+from helpers.wheels import make_wheel
+
+from envbuild.lock.record import read_lock
+
+ANY = "py3-none-any"
+OLD = "2025-01-01T00:00:00Z"
+BROKEN = "raise ImportError(f'no symbol in {__file__}')\n"
+
+
+@pytest.fixture
+def index() -> Iterator[SimpleIndex]:
+    with simple_index() as running:
+        yield running
+
+
+@pytest.fixture
+def wheel(index: SimpleIndex, tmp_path: Path) -> Callable[..., None]:
+    def upload(name: str, version: str, *, module: str = "", requires: tuple[str, ...] = ()) -> None:
+        index.add(make_wheel(tmp_path / "wheels", name, version, ANY, requires, module=module), OLD)
+
+    return upload
+
+
+@pytest.fixture
+def own(tool: Any, tmp_path: Path, index: SimpleIndex) -> Any:
+    """The tool in a project with a base of its own and a stack of `lib`, and this index as its only one."""
+    project = tmp_path / "project"
+    write_base(project, glibc="2.17")
+    write_stack(project, "s", {"lib": {"modules": ["lib"]}}, as_of="2025-02-01")
+    runner = type(tool)(project, tmp_path / "cache")
+    runner.env = {"UV_DEFAULT_INDEX": index.url, "UV_CACHE_DIR": str(tmp_path / "uv"), "UV_PYTHON_DOWNLOADS": "never"}
+    runner.env |= {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": "", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    return runner
+
+
+def verify(tool: Any, *arguments: str, status: int = 0) -> dict[str, Any]:
+    done = tool.run("lock", "--stack", "s", "--verify", "--json", *arguments, status=status)
+    assert "Traceback" not in done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert list((tool.cache / "staging").iterdir()) == [], "the environment is gone"
+    return told
+
+
+def place(tool: Any) -> Path:
+    return Path(tool.project / "lockfiles/s" / BASE)
+
+
+def state(tool: Any) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in place(tool).iterdir()}
+
+
+def test_a_lock_that_imports_is_published(own: Any, wheel: Callable[..., None]) -> None:
+    wheel("lib", "1.0")
+    told = verify(own)
+    assert told["built"] is True
+    assert told["verified"] == {"imported": ["lib"], "not_checked": [], "failed": []}
+    assert read_lock(place(own)).lock.allowed == ()
+
+
+def test_a_lock_that_does_not_import_is_refused_and_not_published(own: Any, wheel: Callable[..., None]) -> None:
+    wheel("lib", "1.0", module="import undeclared\n")
+    error = verify(own, status=5)["error"]
+    assert "[import] lib of lib does not import: ModuleNotFoundError: No module named 'undeclared'" in error["why"]
+    assert "--allow import" in error["fix"]
+    assert not (own.project / "lockfiles").exists() or not place(own).exists()
+
+
+def test_the_lock_that_was_there_stays_when_the_new_one_is_refused(own: Any, wheel: Callable[..., None]) -> None:
+    wheel("lib", "1.0")
+    verify(own)
+    before = state(own)
+    wheel("lib", "1.1", module="import undeclared\n")
+    own.env["UV_CACHE_DIR"] += "-new"
+    write_stack(own.project, "s", {"lib": {"modules": ["lib"], "version": ">=1.1"}}, as_of="2025-02-01")
+    verify(own, status=5)
+    assert state(own) == before
+
+
+def test_a_finding_that_is_let_pass_is_in_the_record_and_names_no_place(own: Any, wheel: Callable[..., None]) -> None:
+    wheel("lib", "1.0", module=BROKEN)
+    told = verify(own, "--allow", "import")
+    assert [item["module"] for item in told["verified"]["failed"]] == ["lib"]
+    (allowed,) = read_lock(place(own)).lock.allowed
+    assert allowed.startswith("import: lib of lib does not import: ImportError: no symbol in {venv}/lib/python3.11/")
+    assert str(own.cache) not in (place(own) / "stack.lock.toml").read_text()
+    own.run("lock", "--check")
+
+
+def test_verifying_a_lock_that_is_up_to_date_changes_nothing(
+    own: Any, wheel: Callable[..., None], index: SimpleIndex
+) -> None:
+    wheel("lib", "1.0")
+    own.run("lock", "--stack", "s")
+    before = state(own)
+    told = verify(own)
+    assert (told["built"], told["verified"]["imported"]) == (False, ["lib"])
+    assert state(own) == before
+
+
+def test_a_lock_that_is_there_and_does_not_import_is_found(own: Any, wheel: Callable[..., None]) -> None:
+    wheel("lib", "1.0", module=BROKEN)
+    own.run("lock", "--stack", "s")
+    before = state(own)
+    assert "no symbol" in verify(own, status=5)["error"]["why"]
+    assert state(own) == before
+
+
+def test_modules_of_the_compile_phase_are_not_checked(
+    own: Any, wheel: Callable[..., None], index: SimpleIndex, tmp_path: Path
+) -> None:
+    wheel("lib", "1.0", module="import kernels\n")
+    pyproject = '[build-system]\nrequires = []\nbuild-backend = "no_such_backend"\n'
+    index.add(make_sdist(tmp_path, "kernels", "1.0", pyproject=pyproject), OLD)
+    components = {"lib": {"modules": ["lib"]}, "kernels": {"phase": "compile", "modules": ["kernels"]}}
+    write_stack(own.project, "s", components, as_of="2025-02-01")
+    told = verify(own)["verified"]
+    assert told["imported"] == []
+    assert {item["module"]: item["reason"] for item in told["not_checked"]} == {
+        "lib": "it needs kernels, of phase compile, which is not installed",
+        "kernels": "phase compile is not installed",
+    }
+
+
+def test_a_machine_that_cannot_is_told_before_anything_is_resolved(
+    own: Any, wheel: Callable[..., None], index: SimpleIndex
+) -> None:
+    wheel("lib", "1.0")
+    write_base(own.project, glibc="2.99")
+    done = own.run("lock", "--stack", "s", "--verify", "--json", status=11)
+    error = json.loads(done.stdout)["error"]
+    assert "The base has glibc 2.99" in error["why"]
+    assert index.requested == []
+    own.run("lock", "--stack", "s")
+
+
+@pytest.mark.parametrize("other", ["--check", "--diff", "--all"])
+def test_verify_goes_alone(own: Any, other: str) -> None:
+    done: subprocess.CompletedProcess[str] = own.run("lock", "--stack", "s", "--verify", other, "--json", status=2)
+    assert "goes with none of" in json.loads(done.stdout)["error"]["what"]
+    assert os.listdir(own.project) == ["envs"]

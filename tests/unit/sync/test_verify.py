@@ -1,0 +1,35 @@
+"""Which machines can verify a lock of a base."""
+
+import pytest
+from helpers.stack_files import write_base
+
+from envbuild.catalog.catalog import Catalog
+from envbuild.core.errors import MachineError
+from envbuild.sync.verify import require_machine
+
+
+@pytest.fixture
+def base(tmp_path):
+    write_base(tmp_path, glibc="2.36")
+    return Catalog.open(tmp_path).base("small")
+
+
+@pytest.mark.parametrize("glibc", ["2.36", "2.39", "2.100", "3.0"])
+def test_a_machine_with_the_bases_glibc_or_a_newer_one_can(base, glibc):
+    require_machine(base, "x86_64", glibc)
+
+
+@pytest.mark.parametrize(
+    ("machine", "glibc", "why"),
+    [
+        ("x86_64", "2.35", "this machine has 2.35"),
+        ("x86_64", "2.9", "this machine has 2.9"),
+        ("x86_64", "", "this machine has none"),
+        ("aarch64", "2.39", "this machine is aarch64"),
+    ],
+)
+def test_another_machine_is_told_what_can(base, machine, glibc, why):
+    with pytest.raises(MachineError) as caught:
+        require_machine(base, machine, glibc)
+    assert why in caught.value.why
+    assert "envbuild image" in caught.value.fix
