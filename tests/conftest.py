@@ -14,6 +14,7 @@ import pytest
 from envbuild.catalog.catalog import Catalog, Machine, Selection, select
 from envbuild.catalog.data import data_root
 from envbuild.catalog.site import load_site
+from envbuild.core import locks
 from envbuild.lock.locking import find_lock
 from envbuild.lock.record import LockDirectory
 from envbuild.lock.torch_builds import torch_source
@@ -59,9 +60,19 @@ class Tool:
 
 @pytest.fixture(scope="session")
 def site_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One store for the session; ENVBUILD_TEST_CACHE keeps it between sessions while developing."""
+    """One store for the session and all its workers; ENVBUILD_TEST_CACHE keeps it between sessions."""
     kept = os.environ.get("ENVBUILD_TEST_CACHE")
-    return Path(kept) if kept else tmp_path_factory.mktemp("cache")
+    if kept:
+        return Path(kept)
+    cache = shared_folder(tmp_path_factory) / "cache"
+    cache.mkdir(exist_ok=True)
+    return cache
+
+
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all workers of a session."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture(scope="session")
@@ -87,20 +98,25 @@ def mcore_lock(tool: Tool, selection: Selection) -> LockDirectory:
 
 
 @pytest.fixture(scope="session")
-def stack_python(
-    mcore_lock: LockDirectory, selection: Selection, tmp_path_factory: pytest.TempPathFactory, site_cache: Path
-) -> Path:
-    """A Python with the locked stack, installed as the README tells people without envbuild."""
-    venv = tmp_path_factory.mktemp("stack") / "venv"
+def stack_python(mcore_lock: LockDirectory, selection: Selection, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with the locked stack, installed once a session, as the README tells people without envbuild."""
+    venv = shared_folder(tmp_path_factory) / "stack-venv"
+    with locks.exclusive(venv.with_suffix(".lock")):
+        if not venv.exists():
+            staged = tmp_path_factory.mktemp("stack") / "venv"
+            install_stack(staged, mcore_lock, selection)
+            staged.rename(venv)
+    return venv / "bin" / "python"
+
+
+def install_stack(venv: Path, lock: LockDirectory, selection: Selection) -> None:
     uv = uv_program()
-    torch = mcore_lock.lock.torch
-    source = torch_source(
-        load_site(), selection.stack.components["torch"].version, torch.build, mcore_lock.lock.base.python
-    )
+    torch = lock.lock.torch
+    source = torch_source(load_site(), selection.stack.components["torch"].version, torch.build, lock.lock.base.python)
     env = {**os.environ, "VIRTUAL_ENV": str(venv), "UV_LINK_MODE": "copy"}
-    subprocess.run([uv, "venv", "-q", "--python", selection.base.python.executable, venv], check=True, env=env)
-    main = mcore_lock.file("main")
+    python = selection.base.python.executable
+    subprocess.run([uv, "venv", "-q", "--relocatable", "--python", python, venv], check=True, env=env)
+    main = lock.file("main")
     assert main is not None
     install = [uv, "pip", "install", "-q", "--no-deps", "--require-hashes", *source.uv_args(), "-r", main]
     subprocess.run(install, check=True, env=env)
-    return venv / "bin" / "python"

@@ -96,7 +96,7 @@ def nemo(tool: Any, tmp_path: Path, site_cache: Path, upstream: Upstream) -> Any
     project = tmp_path / "project"
     write_base(project)
     components = {
-        "nemo-toolkit": {"git": NEMO_URL, "ref": "main", "modules": ["nemo"]},
+        "nemo-toolkit": {"git": NEMO_URL, "ref": "main", "modules": ["nemo"], "uses": ["megatron-core"]},
         "megatron-core": {"git": MCORE_URL, "modules": ["megatron.core"]},
         "packaging": {"version": ">=24", "modules": ["packaging.version"]},
     }

@@ -177,6 +177,23 @@ def test_a_wheel_may_belong_to_the_compile_phase(own: Any, wheel: Callable[..., 
     assert "\ndep==1.0" in text
 
 
+def test_a_component_of_the_compile_phase_stays_there_when_phase_main_depends_on_it(
+    own: Any, index: SimpleIndex, wheel: Callable[..., None], tmp_path: Path
+) -> None:
+    components = {"lib": {}, "kernels": {"phase": "compile"}}
+    write_stack(own.project, "s", components, target="gpu", base=GPU_BASE)
+    wheel("lib", "1.0", requires=("kernels",))
+    for name in ("dep", "builder"):
+        wheel(name, "1.0")
+    index.add(make_sdist(tmp_path, "kernels", "1.0", requires=("dep",), pyproject=PYPROJECT), OLD)
+    own.run("lock", "--stack", "s")
+    files = files_of(own, "s", GPU_BASE)
+    assert "\nkernels==1.0" in files["compile.txt"]
+    assert "\nkernels==" not in files["main.txt"]
+    assert "\ndep==1.0" in files["main.txt"]
+    assert lock_of(own, "s", GPU_BASE).phases["main"].packages == 3
+
+
 # ---- checks
 
 

@@ -110,6 +110,26 @@ def test_as_of_a_day_takes_the_branch_as_it_was(nemo: Any, upstream: Upstream) -
     nemo.run("lock", "--check")
 
 
+def test_drift_between_two_commits_is_found(nemo: Any, upstream: Upstream) -> None:
+    core = project_files("megatron-core", "0.14.0", "megatron.core")
+    core["megatron/core/optimizer.py"] = "def get_optimizer(model):\n    return model\n"
+    # Not part of the package that the stack takes: nothing of it counts.
+    core["megatron/training/optimizer.py"] = "from megatron.core import nothing\n"
+    here = upstream.megatron.commit("main", "2025-04-01T00:00:00Z", core)
+    files = project_files("nemo-toolkit", "2.3.0", "nemo", ("packaging==24.2",))
+    files["nemo/__init__.py"] = "from nemo.strategy import setup\n"
+    files["nemo/strategy.py"] = (
+        "from megatron.core.optimizer import get_optimizer\n\n\ndef setup():\n    return get_optimizer(1, cond=None)\n"
+    )
+    upstream.nemo.commit("main", "2025-04-01T00:00:00Z", {**files, "requirements/manifest.json": manifest(here)})
+    refused = error(nemo.run("lock", "--json", status=5))
+    assert "[api-drift] nemo-toolkit" in refused["why"]
+    assert "nemo/strategy.py:5" in refused["why"]
+    assert "megatron/training" not in refused["why"]
+    nemo.run("lock", "--allow", "api-drift")
+    assert lock_of(nemo).allowed[0].startswith("api-drift: ")
+
+
 # ---- tags, commits, names
 
 
@@ -265,7 +285,10 @@ def test_sync_installs_what_comes_from_git_and_imports_it(nemo: Any, upstream: U
     # Made anew, phases apart: what was not installed was not checked.
     part = result(nemo.run("sync", "--into", "venv", "--phases", "main", "--json"))
     assert part["imported"] == ["packaging.version"]
-    assert part["not_checked"] == ["nemo", "megatron.core"]
+    assert [(item["module"], item["component"], item["reason"]) for item in part["not_checked"]] == [
+        ("nemo", "nemo-toolkit", "phase git is not installed"),
+        ("megatron.core", "megatron-core", "phase git is not installed"),
+    ]
     assert not list((nemo.project / "venv").glob("lib/*/site-packages/nemo"))
 
 

@@ -18,7 +18,7 @@ from envbuild.certify.zipapp import smoke_bytes
 from envbuild.core.digests import sha256_bytes
 from envbuild.lock.uv import uv_program
 
-DATA = ("envs", "containers", "smoke")
+DATA = ("envs", "lockfiles", "containers", "smoke")
 
 
 def uv(*arguments: str | Path, **options: object) -> None:
@@ -28,7 +28,11 @@ def uv(*arguments: str | Path, **options: object) -> None:
 
 def files_of(folder: Path) -> set[str]:
     """Everything but what Python leaves behind."""
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".pyc" and path.name != "uv.lock"
+    }
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +45,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (data_root() / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(data_root() / name, folder / name)
+    locked = folder / "lockfiles" / "mcore" / "debian12"
+    locked.mkdir(parents=True, exist_ok=True)
+    (locked / "uv.lock").write_text("made by locking\n")
     for used in (folder / "smoke" / "envbuild_smoke", folder / "build" / "envbuild" / "core", folder / "containers"):
         (used / "__pycache__").mkdir()
         (used / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"")

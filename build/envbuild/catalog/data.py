@@ -10,7 +10,7 @@ from envbuild.core.errors import InternalError
 
 @cache
 def data_root() -> Path:
-    """The folder that holds ``envs/``, ``containers/`` and ``smoke/``.
+    """The folder that holds ``envs/``, ``lockfiles/``, ``containers/`` and ``smoke/``.
 
     The checkout when the package is imported from one (editable installs included), else ``envbuild/_data`` of the
     installed wheel. importlib.resources finds forced-in wheel data only in the second case, hence this function.
@@ -23,7 +23,7 @@ def data_root() -> Path:
     if (packaged / "envs").is_dir():
         return packaged
     raise InternalError(
-        "envbuild's own data (envs/, containers/, smoke/) is missing",
+        "envbuild's own data (envs/, lockfiles/, containers/, smoke/) is missing",
         why=f"Neither {checkout / 'envs'} nor {packaged / 'envs'} exists.",
         fix="Install envbuild again from its wheel, or run it from a complete checkout.",
     )

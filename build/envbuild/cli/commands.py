@@ -6,6 +6,7 @@ from __future__ import annotations
 COMMANDS: dict[str, tuple[str, str]] = {
     "lock": ("envbuild.cli.lock", "Resolve a stack on a base into a hash-pinned lock."),
     "sync": ("envbuild.cli.sync", "Install a lock into a virtual environment, phase by phase."),
+    "export": ("envbuild.cli.export", "Write a lock as requirements, pylock.toml or a CycloneDX SBOM."),
     "image": ("envbuild.cli.image", "Build the image of a lock for a target: OCI layout and enroot .sqsh."),
     "certify": ("envbuild.cli.certify", "Train inside the image in every parallel layout and judge the numbers."),
     "list": ("envbuild.cli.list", "List stacks, bases, targets, clusters or matrices."),

@@ -16,6 +16,7 @@ from envbuild.catalog.catalog import Catalog, Machine, Selection, select, select
 from envbuild.catalog.site import Site, load_site
 from envbuild.core.digests import Json
 from envbuild.core.progress import Reporter, choose_reporter
+from envbuild.lock.record import PHASE_FILES
 from envbuild.store.local import LocalStore
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,6 +95,16 @@ def selection_options(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+def phases_option(text: str) -> Callable[[F], F]:
+    """Add ``--phases``; :func:`parse_phases` reads it."""
+    return click.option("--phases", default=",".join(PHASE_FILES), show_default=True, metavar="LIST", help=text)
+
+
+def parse_phases(text: str) -> list[str]:
+    """``main,compile`` as a list."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def out_dir_option(function: F) -> F:

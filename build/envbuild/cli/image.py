@@ -59,6 +59,7 @@ def command(
     lines.append(f"{shown(image.path / OCI_DIR)}  {record.oci_digest}")
     if record.sqsh_digest:
         lines.append(f"{shown(image.path / SQSH_FILE)}  {record.sqsh_digest}")
+    lines += [f"not checked: {module}: {reason}" for module, reason in record.not_checked.items()]
     session.done(
         {
             "built": built.built,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import click
 
-from envbuild.cli.common import Session, output_options, selection_options, shown
+from envbuild.cli.common import Session, output_options, parse_phases, phases_option, selection_options, shown
 from envbuild.lock.locking import find_lock
 from envbuild.sync.local import sync
 
@@ -15,9 +16,7 @@ from envbuild.sync.local import sync
 @selection_options
 @click.option("--into", required=True, type=click.Path(file_okay=False, path_type=Path), help="The environment.")
 @click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")
-@click.option(
-    "--phases", default="main,compile,git", show_default=True, metavar="LIST", help="What to install; main comes first."
-)
+@phases_option("What to install; main comes first.")
 @output_options
 def command(
     session: Session, stack: str, base: str | None, target: str | None, into: Path, name: str | None, phases: str
@@ -32,7 +31,8 @@ def command(
     result = sync(
         lock,
         into,
-        phases=[word.strip() for word in phases.split(",") if word.strip()],
+        target=selection.target,
+        phases=parse_phases(phases),
         site=session.site,
         logs=logs,
         reporter=session.reporter,
@@ -51,10 +51,13 @@ def command(
                 for item in result.phases
             ],
             "imported": list(result.imported),
-            "not_checked": list(result.not_checked),
+            "not_checked": [dataclasses.asdict(item) for item in result.not_checked],
         },
-        *[f"phase {item.phase}: {item.packages} packages in {item.seconds:.1f} s" for item in result.phases],
-        f"imported: {', '.join(result.imported)}",
-        *([f"not checked: {', '.join(result.not_checked)}"] if result.not_checked else []),
+        *[
+            f"phase {item.phase}: {item.packages} packages in {item.seconds:.1f} s, log {item.log}"
+            for item in result.phases
+        ],
+        f"imported: {', '.join(result.imported) or 'nothing'}",
+        *[f"not checked: {item.module} ({item.component}): {item.reason}" for item in result.not_checked],
         shown(into),
     )

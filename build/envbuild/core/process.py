@@ -15,17 +15,21 @@ import shlex
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from io import FileIO
 from pathlib import Path
-from typing import IO
+from types import FrameType
+from typing import IO, TypeVar
 
 from envbuild.core.errors import BuildError, EnvbuildError, InternalError, MachineError, disk_full
 from envbuild.core.files import machine_errors, space_is_low
+
+T = TypeVar("T")
 
 KILL_GRACE_SECONDS = 3.0
 TAIL_LINES = 30
@@ -101,26 +105,17 @@ def run(
                 # Without a buffer, so that a full disk shows while writing and never when the file is closed.
                 sink = stack.enter_context(log.open("ab", buffering=0))
                 sink.write(f"$ {mask(shlex.join(command))}\n".encode())
-        process = _start(command, what, env, cwd, stdin)
-        _running.add(process)
-        stack.callback(_running.discard, process)
-        # Closed last: a program that is being ended may still print.
-        for pipe in filter(None, (process.stdin, process.stdout)):
-            stack.callback(pipe.close)
         feed = stdin if isinstance(stdin, bytes) else b""
         try:
-            output = _drain(process, _Output(sink, on_line), feed, started, timeout_seconds)
+            with _started(command, what, env, cwd, stdin) as process:
+                output = _drain(process, _Output(sink, on_line), feed, started, timeout_seconds)
         except subprocess.TimeoutExpired as expired:
-            kill_group(process)
             raise error(
                 f"cannot {what}: {Path(command[0]).name} ran longer than {timeout_seconds:.0f} s",
                 why=f"The command was: {mask(shlex.join(command))}",
                 fix=fix or "See the log for where it stopped, then run again.",
                 log=log,
             ) from expired
-        except BaseException:
-            kill_group(process)
-            raise
     seconds = time.monotonic() - started
     finished = Finished(argv=tuple(command), status=process.returncode, output=output, seconds=seconds)
     if check and finished.status != 0:
@@ -133,6 +128,51 @@ def run(
             log=log,
         )
     return finished
+
+
+@contextlib.contextmanager
+def _started(
+    command: list[str], what: str, env: Mapping[str, str] | None, cwd: Path | None, stdin: bytes | int | None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A running program; when the block is left by an exception, it is ended with all its children."""
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with _signals_wait():
+            process = _start(command, what, env, cwd, stdin)
+            _running.add(process)
+        yield process
+    except BaseException:
+        if process is not None:
+            kill_group(process)
+        raise
+    finally:
+        if process is not None:
+            _running.discard(process)
+            # Closed last: a program that is being ended may still print.
+            for pipe in filter(None, (process.stdin, process.stdout)):
+                pipe.close()
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Signals that Python handles come when the block is done: a program must not start without being known.
+
+    A signal mask would do it too, and the program would inherit it.
+    """
+    came: list[tuple[int, FrameType | None]] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handled = {number: handler for number, handler in handlers.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread():
+        handled = {}  # Python handles signals in the main thread alone
+    for number in handled:
+        signal.signal(number, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+        for which, frame in came:
+            handled[signal.Signals(which)](which, frame)
 
 
 def _start(
@@ -267,6 +307,20 @@ def interruptible(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def beside(action: Callable[[], T]) -> Future[T]:
+    """Run something in a thread that nobody has to wait for: it ends with the process, if not before."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(action())
+        except BaseException as failure:  # noqa: BLE001 - whoever asks for the result gets it
+            future.set_exception(failure)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -12,7 +12,7 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.site import Site
 from envbuild.core import sandbox
 from envbuild.core.digests import digest_of, sha256_file, short
-from envbuild.core.errors import BuildError
+from envbuild.core.errors import BuildError, CheckRefusedError
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
 from envbuild.core.process import Finished, run
 from envbuild.core.progress import Reporter
@@ -23,10 +23,11 @@ from envbuild.image.layers import LayerWriter, plain_mode
 from envbuild.image.record import RECORD_FILE, EnvironmentRecord, dump, load
 from envbuild.image.tidy import check_against, distributions, tidy
 from envbuild.lock.record import LockDirectory, snapshot
+from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import uv_program, uv_version
 from envbuild.store.local import LocalStore
-from envbuild.sync.imports import check_imports, modules_of
-from envbuild.sync.install import install, locked_torch
+from envbuild.sync.imports import PROBE, Imports, check_environment, check_imports, modules_of
+from envbuild.sync.install import install
 from envbuild.sync.place import Place
 
 KIND = "environments"
@@ -37,6 +38,7 @@ PREFIX = "/opt/envbuild"
 VENV = f"{PREFIX}/venv"
 # Where things are seen while the environment is made; none of it is in the image.
 INSIDE = "/run/envbuild"
+INSIDE_PROBE = f"{INSIDE}/probe/import_module.py"
 COMPILER = "containers/native/compile_tree.py"
 PLAIN_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108 - inside
 
@@ -92,7 +94,7 @@ def make_environment(
         workshop = LocalStore(store.root / "uv", reporter)
         with workshop.staging("environment") as staged:
             bench = _Bench(base=base, workshop=workshop.root, tree=staged / "tree", logs=logs, bwrap=sandbox.probe())
-            packages = _fill(bench, selection, snapshot(lock, staged / "lock"), site, reporter)
+            packages, imports = _fill(bench, selection, snapshot(lock, staged / "lock"), site, reporter)
             place = PREFIX.lstrip("/")
             with (
                 reporter.step("write the layer of the environment"),
@@ -101,7 +103,12 @@ def make_environment(
                 writer.add_directory(place)
                 writer.add_tree(bench.tree, place, mode=plain_mode)
         layer = writer.record("environment")
-        record = EnvironmentRecord(schema="envbuild.environment/1", layer=layer, packages=packages)
+        record = EnvironmentRecord(
+            schema="envbuild.environment/1",
+            layer=layer,
+            packages=packages,
+            not_checked={item.module: item.reason for item in imports.not_checked},
+        )
         write_atomic(folder / RECORD_FILE, dump(record))
 
     entry = store.get_or_build(KIND, key, build)
@@ -109,8 +116,10 @@ def make_environment(
     return MadeEnvironment(path=entry.path, record=record, built=entry.built)
 
 
-def _fill(bench: _Bench, selection: Selection, lock: LockDirectory, site: Site, reporter: Reporter) -> dict[str, str]:
-    """Make the environment on the bench; returns its packages."""
+def _fill(
+    bench: _Bench, selection: Selection, lock: LockDirectory, site: Site, reporter: Reporter
+) -> tuple[dict[str, str], Imports]:
+    """Make the environment on the bench; returns its packages, and what the import check found."""
     python = selection.base.python
     access = network.access(site, locked_torch(site, lock.lock), INSIDE)
     with machine_errors(bench.tree):
@@ -133,8 +142,10 @@ def _fill(bench: _Bench, selection: Selection, lock: LockDirectory, site: Site, 
         packages = distributions(site_packages)
         check_against(lock.packages(), packages)
         bench.compile(python.executable)
-    check_imports(modules_of(lock.lock), place.venv_python, bench.checker(), bench.logs, reporter)
-    return packages
+    checker = bench.checker(check_environment(selection.target))
+    return packages, check_imports(
+        modules_of(lock.lock), place.venv_python, checker, bench.logs, reporter, probe=INSIDE_PROBE
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,13 +185,13 @@ class _Bench:
         )
         return _Runner(self.bwrap, box, reporter)
 
-    def checker(self) -> _Runner:
+    def checker(self, variables: dict[str, str]) -> _Runner:
         """Runs programs of the finished environment, which they cannot change; no network."""
         box = Sandbox(
             root=self.base.rootfs,
             tmpfs=(PREFIX.rsplit("/", 1)[0],),
-            binds=(Bind(source=self.tree, target=PREFIX),),
-            environment={**PLAIN_ENVIRONMENT, "PATH": f"{VENV}/bin:{PLAIN_ENVIRONMENT['PATH']}"},
+            binds=(Bind(source=self.tree, target=PREFIX), Bind(source=data_root() / PROBE, target=INSIDE_PROBE)),
+            environment={**PLAIN_ENVIRONMENT, **variables, "PATH": f"{VENV}/bin:{PLAIN_ENVIRONMENT['PATH']}"},
         )
         return _Runner(self.bwrap, box, None)
 
@@ -217,7 +228,7 @@ class _Runner:
     box: Sandbox
     reporter: Reporter | None
 
-    def __call__(self, argv: Sequence[str], *, what: str, log: Path) -> Finished:
+    def __call__(self, argv: Sequence[str], *, what: str, log: Path, timeout_seconds: float | None = None) -> Finished:
         return run(
             self.box.command(self.bwrap, argv),
             what=what,
@@ -225,4 +236,6 @@ class _Runner:
             env=self.box.process_environment(),
             on_line=self.reporter.update if self.reporter else None,
             check=False,
+            timeout_seconds=timeout_seconds,
+            error=CheckRefusedError,
         )

@@ -29,6 +29,7 @@ from envbuild.image.outputs import OCI_DIR, SQSH_FILE
 from envbuild.image.record import RECORD_FILE, ImageRecord, LayerRecord, SqshRecord, dump
 from envbuild.image.squashfs import COMPRESSION, mksquashfs_version, write_sqsh
 from envbuild.lock.record import LockDirectory
+from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import uv_version
 from envbuild.store.local import LocalStore
 
@@ -81,6 +82,8 @@ def build_image(
     if not refresh_base and (found := _find(selection, lock, store, formats)):
         return found
     _check_tools(formats)
+    if find_base(selection.base, store) is None:
+        locked_torch(site, lock.lock)  # where nobody has it, better say so before a minute goes into the base
     # A base is a directory that sandboxes run in: a refresh waits until nobody does, before it takes the old one away.
     in_use = store.root / "locks" / f"in-use-{short(base_key(selection.base))}.lock"
     waiting = f"another envbuild works with base {selection.base_name}: waiting for it"
@@ -204,6 +207,7 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Report
         base_made_by=base.record.made_by,
         base_packages=base.record.packages,
         packages=environment.record.packages,
+        not_checked=environment.record.not_checked,
         uv=uv_version(),
         gzip=gzips.ENCODER,
     )

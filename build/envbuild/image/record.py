@@ -42,6 +42,9 @@ class EnvironmentRecord(Model):
     schema_: Literal["envbuild.environment/1"] = Field(alias="schema", default="envbuild.environment/1")
     layer: LayerRecord
     packages: dict[str, str]
+    not_checked: dict[str, str] = Field(
+        default_factory=dict, description="modules that the import check says nothing of, and why"
+    )
 
 
 class SqshRecord(Model):
@@ -73,6 +76,9 @@ class ImageRecord(Model):
     base_made_by: str
     base_packages: dict[str, str]
     packages: dict[str, str]
+    not_checked: dict[str, str] = Field(
+        default_factory=dict, description="modules that the import check says nothing of, and why"
+    )
     uv: str
     gzip: str
 

@@ -1,51 +1,65 @@
 """The API check of a lock: components that call others, held to the very versions that were locked.
 
-Reads wheels, imports nothing. See :mod:`envbuild.lock.drift`.
+Reads sources, imports nothing. See :mod:`envbuild.lock.drift`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Base
+from envbuild.core.digests import canonical_json, digest_of, sha256_file
+from envbuild.core.errors import EnvbuildError
+from envbuild.core.files import machine_errors
+from envbuild.core.progress import SilentReporter
+from envbuild.lock import drift
 from envbuild.lock.checks import CheckFinding, base_tags, tags_of, wheel_name
-from envbuild.lock.components import Chosen
-from envbuild.lock.drift import SourceTree, find_drift
+from envbuild.lock.components import Chosen, Repositories
+from envbuild.lock.drift import Finding, SourceTree, find_drift, read_finding
 from envbuild.lock.metadata import fetch_file
+from envbuild.lock.project import Project
+from envbuild.lock.releases import likely
 from envbuild.lock.workplace import Workplace
+from envbuild.store.local import LocalStore
 
 CODE = "api-drift"
 
 
+# Findings are kept by what was read and by the code that read it.
+KIND = "drift"
+FILE = "findings.json"
+
+
 def check_api(
-    chosen: Mapping[str, Chosen], packages: Mapping[str, Mapping[str, Any]], base: Base, work: Workplace
+    chosen: Mapping[str, Chosen],
+    packages: Mapping[str, Mapping[str, Any]],
+    base: Base,
+    work: Workplace,
+    repositories: Repositories,
 ) -> Iterator[CheckFinding]:
     """What components ask of the components they use, and do not get.
 
-    Components that come from git, or have no wheel, are not read: they are not checked.
+    A component from git is read at its commit; one from the index that has no wheel is not checked, and that is said.
 
     Args:
         packages: the ``[[package]]`` tables of uv.lock by name.
     """
-    trees: dict[str, SourceTree | None] = {}
-
-    def tree(name: str) -> SourceTree | None:
-        if name not in trees:
-            trees[name] = _tree(packages.get(canonicalize_name(name), {}), base, work)
-        return trees[name]
-
+    sources = _Sources(chosen, packages, base, work, repositories)
     for name, item in chosen.items():
         for used in item.spec.uses:
             with work.reporter.step(f"check what {name} asks of {used}"):
-                consumer, provider = tree(name), tree(used)
-                if consumer is None or provider is None:
-                    work.reporter.note(f"  not checked: {name} or {used} has no wheel to read")
+                if unread := [part for part in (name, used) if not sources.has(part)]:
+                    work.reporter.note(f"  not checked: {' and '.join(unread)} cannot be read without being built")
                     continue
-                findings = find_drift(consumer, provider)
+                findings = _findings(sources, name, used, work.store)
             for finding in findings:
                 if finding.is_error() and not _unused(finding.file, item.spec.unused):
                     yield CheckFinding(
@@ -56,17 +70,122 @@ def check_api(
                     )
 
 
+def read_ahead(project: Project, keep: Mapping[str, str], work: Workplace, repositories: Repositories) -> None:
+    """Compare the releases that the lock is going to take unless something else holds them back.
+
+    For a thread beside the resolution, which waits for the index most of the time: :func:`check_api` then finds the
+    answer in the store. Where this fails or guesses wrong, nothing is lost but its work.
+    """
+    work = replace(work, reporter=SilentReporter())
+    pairs = [
+        (name, used)
+        for name, item in project.chosen.items()
+        for used in item.spec.uses
+        if used in project.chosen and item.commit is None and project.chosen[used].commit is None
+    ]
+    if not pairs:
+        return
+    with contextlib.suppress(EnvbuildError):
+        names = list(dict.fromkeys(name for pair in pairs for name in pair))
+        packages = likely(project, names, keep, "find what the API check reads", work)
+        sources = _Sources(project.chosen, packages, project.base, work, repositories)
+        for name, used in pairs:
+            if sources.has(name) and sources.has(used):
+                _findings(sources, name, used, work.store)
+
+
+class _Sources:
+    """The sources of a lock's components, as far as they can be read; each is read once.
+
+    In a wheel that the base can install, or in the repository at the component's commit.
+    """
+
+    def __init__(
+        self,
+        chosen: Mapping[str, Chosen],
+        packages: Mapping[str, Mapping[str, Any]],
+        base: Base,
+        work: Workplace,
+        repositories: Repositories,
+    ) -> None:
+        self._chosen = chosen
+        self._packages = packages
+        self._tags = base_tags(base)
+        self._work = work
+        self._repositories = repositories
+        self._trees: dict[str, SourceTree] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether there is something to read."""
+        return self._from_git(name) is not None or self._wheel(name) is not None
+
+    def identity(self, name: str) -> str:
+        """What names the content: the wheel's hash, the commit; empty when only its bytes could tell."""
+        if (item := self._from_git(name)) is not None and item.commit is not None:
+            return f"{item.commit.sha} {' '.join(sorted(item.spec.modules))}"
+        return str((self._wheel(name) or {}).get("hash", ""))
+
+    def tree(self, name: str) -> SourceTree:
+        """The sources of a component that :meth:`has` some."""
+        if name not in self._trees:
+            item = self._from_git(name)
+            self._trees[name] = self._unpacked(name) if item is None else self._at_commit(item)
+        return self._trees[name]
+
+    def _from_git(self, name: str) -> Chosen | None:
+        item = self._chosen.get(name)
+        return item if item is not None and item.commit is not None and item.git is not None else None
+
+    def _wheel(self, name: str) -> Mapping[str, Any] | None:
+        """The entry of uv.lock for the wheel of a package; None when it has none for the base."""
+        wheels: list[Mapping[str, Any]] = self._packages.get(canonicalize_name(name), {}).get("wheels", [])
+        return next((file for file in wheels if tags_of(wheel_name(file)) & self._tags), None)
+
+    def _unpacked(self, name: str) -> SourceTree:
+        file, work = self._wheel(name) or {}, self._work
+        package = self._packages[canonicalize_name(name)]
+        content, _ = fetch_file(file, f"{package['name']} {package['version']}", work.folder, work.site, work.store)
+        path = Path(work.folder) / wheel_name(file)
+        with machine_errors(path):
+            path.write_bytes(content)
+        return SourceTree.from_wheel(path)
+
+    def _at_commit(self, item: Chosen) -> SourceTree:
+        """The Python files of the packages that a component's modules are in."""
+        assert item.commit is not None  # noqa: S101 - for the type checker; _from_git saw to it
+        assert item.git is not None  # noqa: S101
+        repository = self._repositories.at(item.git)
+        inside = tuple(f"{'/'.join(module.split('.'))}/" for module in item.spec.modules)
+        files = [
+            file
+            for file in repository.list_tree(item.commit, recursive=True)
+            if file.endswith(".py") and (not inside or file.removeprefix("src/").startswith(inside))
+        ]
+        texts = repository.read_files(item.commit, files)
+        content = {file: text.encode() for file, text in texts.items() if text is not None}
+        return SourceTree.from_files(canonicalize_name(item.name), item.commit.sha[:12], content)
+
+
+def _findings(sources: _Sources, name: str, used: str, store: LocalStore) -> list[Finding]:
+    """What drift there is between two components, read once for each pair of contents."""
+    identities = [sources.identity(part) for part in (name, used)]
+    if not all(identities):
+        return find_drift(sources.tree(name), sources.tree(used))
+
+    def compare(entry: Path) -> None:
+        findings = find_drift(sources.tree(name), sources.tree(used))
+        (entry / FILE).write_bytes(canonical_json([asdict(finding) for finding in findings]))
+
+    entry = store.get_or_build(KIND, digest_of({"sources": (*identities,), "code": _code_digest()}), compare).path
+    return [read_finding(item) for item in json.loads((entry / FILE).read_bytes())]
+
+
+@cache
+def _code_digest() -> str:
+    """The digest of the check itself: another way of reading finds other things."""
+    folder = Path(drift.__file__).parent
+    return digest_of({file.name: sha256_file(file) for file in sorted(folder.glob("*.py"))})
+
+
 def _unused(file: str, folders: tuple[str, ...]) -> bool:
     return any(file.startswith(f"{folder.rstrip('/')}/") for folder in folders)
-
-
-def _tree(package: Mapping[str, Any], base: Base, work: Workplace) -> SourceTree | None:
-    tags = base_tags(base)
-    for file in package.get("wheels", []):
-        if tags_of(wheel_name(file)) & tags:
-            title = f"{package['name']} {package['version']}"
-            content, _ = fetch_file(file, title, work.folder, work.site, work.store)
-            path = Path(work.folder) / wheel_name(file)
-            path.write_bytes(content)
-            return SourceTree.from_wheel(path)
-    return None

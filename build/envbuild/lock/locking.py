@@ -237,7 +237,7 @@ def _write(
 ) -> None:
     plan = make_plan(selection, request, repositories, work, previous)
     try:
-        write_lock(selection, plan, inputs, work)
+        write_lock(selection, plan, inputs, work, repositories)
     except ResolutionError as error:
         if previous is None:
             explain_pins(plan, error, work)

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,9 @@ from envbuild.lock.credentials import request_for
 from envbuild.store.local import LocalStore
 
 DOWNLOAD_SECONDS = 300
+DOWNLOADS_AT_ONCE = 4
 FILE = "file"
+METADATA_FILES = ("PKG-INFO", "pyproject.toml")
 # PEP 518: what builds a project that does not say.
 DEFAULT_BUILD_REQUIRES = ("setuptools>=40.8.0",)
 # transformer-engine-torch's sdist names the core of one CUDA major version, whatever it is built against.
@@ -58,9 +61,7 @@ class CompileMetadata:
     rewritten: tuple[str, ...]
 
 
-def read_sdist(
-    name: str, version: str, content: bytes, cuda_major: str | None, *, sdist_digest: str = ""
-) -> CompileMetadata:
+def read_sdist(name: str, version: str, content: bytes, cuda_major: str | None) -> CompileMetadata:
     """Read PKG-INFO and pyproject.toml of an sdist.
 
     Args:
@@ -71,7 +72,12 @@ def read_sdist(
     Raises:
         CheckRefusedError: it is no sdist, or states another name or version than the index.
     """
-    files = _top_files(name, content, ("PKG-INFO", "pyproject.toml"))
+    return _understood(name, version, top_files(name, content), cuda_major, sha256_bytes(content))
+
+
+def _understood(
+    name: str, version: str, files: Mapping[str, bytes], cuda_major: str | None, sdist_digest: str
+) -> CompileMetadata:
     if "PKG-INFO" not in files:
         raise _bad(name, version, "It has no PKG-INFO.")
     raw, _ = parse_email(files["PKG-INFO"])
@@ -82,7 +88,7 @@ def read_sdist(
     return CompileMetadata(
         name=canonicalize_name(name),
         version=version,
-        sdist_digest=sdist_digest or sha256_bytes(content),
+        sdist_digest=sdist_digest,
         requires_dist=tuple(requires),
         provides_extra=tuple(raw.get("provides_extra", [])),
         build_requires=_build_requires(name, version, files.get("pyproject.toml")),
@@ -129,8 +135,12 @@ def build_requires(pyproject: str | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _top_files(name: str, content: bytes, wanted: Sequence[str]) -> dict[str, bytes]:
-    """The files directly below the one top folder of an sdist."""
+def top_files(name: str, content: bytes, wanted: Sequence[str] = METADATA_FILES) -> dict[str, bytes]:
+    """The files directly below the one top folder of an sdist.
+
+    Raises:
+        CheckRefusedError: it is no archive.
+    """
     found: dict[str, bytes] = {}
     try:
         if content[:2] == b"PK":
@@ -237,12 +247,35 @@ def compile_metadata(
     on_package: Callable[[str], None],
 ) -> tuple[CompileMetadata, ...]:
     """The metadata of each package in ``names``, at the version of the throw-away lock ``locked``."""
-    found = []
-    for name in names:
-        package = locked[canonicalize_name(name)]
-        if "sdist" not in package and package.get("wheels"):
-            continue  # a wheel that belongs to this phase (Transformer Engine's core): uv reads it itself
+    packages = [locked[canonicalize_name(name)] for name in names]
+    # One without an sdist is a wheel that belongs to this phase (Transformer Engine's core): uv reads it itself.
+    built = [package for package in packages if "sdist" in package or not package.get("wheels")]
+
+    def read(package: Mapping[str, Any]) -> CompileMetadata:
         on_package(f"{package['name']} {package['version']}")
+        files, digest = _metadata_files(package, folder, site, store)
+        return _understood(package["name"], package["version"], files, cuda_major, digest)
+
+    with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
+        return tuple(pool.map(read, built))
+
+
+def _metadata_files(
+    package: Mapping[str, Any], folder: Path, site: Site, store: LocalStore
+) -> tuple[dict[str, bytes], str]:
+    """The files of an sdist that say what it declares, and the sdist's digest; kept in the store.
+
+    An sdist has thousands of files: reading through it costs most of a lock that has everything else at hand.
+    """
+    digest = str(package.get("sdist", {}).get("hash", ""))
+
+    def extract(entry: Path) -> None:
+        content, _ = fetch_sdist(package, folder, site, store)
+        for name, text in top_files(package["name"], content).items():
+            (entry / name).write_bytes(text)
+
+    if not digest:
         content, digest = fetch_sdist(package, folder, site, store)
-        found.append(read_sdist(package["name"], package["version"], content, cuda_major, sdist_digest=digest))
-    return tuple(found)
+        return top_files(package["name"], content), digest
+    kept = store.get_or_build("sdist-metadata", digest, extract).path
+    return {name: (kept / name).read_bytes() for name in METADATA_FILES if (kept / name).is_file()}, digest

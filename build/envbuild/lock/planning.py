@@ -20,7 +20,7 @@ from envbuild.lock.metadata import CompileMetadata, build_requires, compile_meta
 from envbuild.lock.project import Project, cuda_major
 from envbuild.lock.record import LockDirectory
 from envbuild.lock.refs import GitRef, Ref, VersionRef, parse_ref
-from envbuild.lock.releases import Releases, look_up, uploaded_at
+from envbuild.lock.releases import Releases, likely, look_up, uploaded_at
 from envbuild.lock.torch_builds import TorchSource, torch_source
 from envbuild.lock.workplace import Workplace
 
@@ -108,8 +108,7 @@ def make_plan(
     if previous is not None and previous.lock.inputs.as_of == moment.text():
         from_git = {name for name, item in chosen.items() if item.commit is not None}
         keep = {name: version for name, version in previous.packages().items() if name not in from_git}
-    dates = {name: day for name, day in own_dates(stack).items() if name in chosen and chosen[name].commit is None}
-    metadata = _metadata(project, keep, dates, base_cuda=cuda_major(base), work=work)
+    metadata = _metadata(project, keep, base_cuda=cuda_major(base), work=work)
     lines = dict.fromkeys(
         [*(line for item in metadata for line in item.build_requires), *git_build_requires(chosen, repositories)]
     )
@@ -280,24 +279,11 @@ def own_dates(stack: Stack) -> dict[str, str]:
 
 
 def _metadata(
-    project: Project, keep: Mapping[str, str], dates: Mapping[str, str], *, base_cuda: str | None, work: Workplace
+    project: Project, keep: Mapping[str, str], *, base_cuda: str | None, work: Workplace
 ) -> tuple[CompileMetadata, ...]:
-    compiled = {
-        name: f"=={keep[name]}" if name in keep else item.specifier
-        for name, item in project.chosen.items()
-        if item.phase is Phase.COMPILE and item.commit is None
-    }
+    compiled = [name for name, item in project.chosen.items() if item.phase is Phase.COMPILE and item.commit is None]
     if not compiled:
         return ()
-    dates = {name: day for name, day in dates.items() if name in compiled}
     with work.reporter.step(f"read what {len(compiled)} packages of the compile phase declare"):
-        locked = look_up(
-            compiled,
-            project.base,
-            {"exclude-newer": project.as_of, "exclude-newer-package": dates},
-            "find the sdists of the compile phase",
-            work,
-        )
-        return compile_metadata(
-            list(compiled), locked, work.folder, base_cuda, work.site, work.store, work.reporter.update
-        )
+        locked = likely(project, compiled, keep, "find the sdists of the compile phase", work)
+        return compile_metadata(compiled, locked, work.folder, base_cuda, work.site, work.store, work.reporter.update)

@@ -134,6 +134,17 @@ def render_project(
     return tomlkit.dumps(document)
 
 
+def with_torch_index(text: str, source: TorchSource) -> str:
+    """A lock's pyproject.toml with the index that has torch's build, which the lock itself does not name."""
+    document = tomlkit.parse(text)
+    uv = document["tool"]["uv"]
+    uv["index"] = [{"name": TORCH_INDEX_NAME, "url": source.location, "explicit": True}]
+    uv["sources"] = {"torch": {"index": TORCH_INDEX_NAME}}
+    if unsourced := uv.get("no-sources-package"):
+        uv["no-sources-package"] = [name for name in unsourced if name != "torch"]
+    return tomlkit.dumps(document)
+
+
 def _requirements(project: Project) -> dict[Phase, list[str]]:
     phases: dict[Phase, list[str]] = {phase: [] for phase in Phase}
     for name, item in project.chosen.items():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import tarfile
+import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import tomlkit
@@ -17,9 +19,10 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Base
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import machine_errors
+from envbuild.lock import asof
 from envbuild.lock.components import Chosen, Lead, Origin
 from envbuild.lock.metadata import fetch_file
-from envbuild.lock.project import limits
+from envbuild.lock.project import Project, limits
 from envbuild.lock.resolve import resolve, seconds_of
 from envbuild.lock.torch_builds import TorchSource
 from envbuild.lock.upstream import Companion
@@ -35,10 +38,8 @@ def look_up(
         packages: specifiers by name.
         settings: keys of ``[tool.uv]`` besides the base's limits.
     """
-    folder = work.folder / "throw-away"
-    with machine_errors(folder):
-        folder.mkdir(exist_ok=True)
-        (folder / "uv.lock").unlink(missing_ok=True)
+    with machine_errors(work.folder):
+        folder = Path(tempfile.mkdtemp(dir=work.folder, prefix="throw-away."))
     tables = tomlkit.aot()
     for name in packages:
         table = tomlkit.table()
@@ -56,6 +57,25 @@ def look_up(
         (folder / "pyproject.toml").write_text(tomlkit.dumps(document))
     resolution = resolve(folder, TorchSource("package-index", None), what, work.log, work.reporter.update)
     return {canonicalize_name(package["name"]): package for package in resolution.uv_lock["package"]}
+
+
+def likely(
+    project: Project, names: Sequence[str], keep: Mapping[str, str], what: str, work: Workplace
+) -> dict[str, Mapping[str, Any]]:
+    """The releases of components that a lock takes if nothing else holds them back, as uv.lock's tables by name.
+
+    Args:
+        names: components from the index.
+        keep: versions that are going to be kept.
+    """
+    wanted = {name: f"=={keep[name]}" if name in keep else project.chosen[name].specifier for name in names}
+    dates = {
+        name: asof.timestamp(asof.end_of(day))
+        for name in names
+        if (own := project.chosen[name].spec.as_of) and (day := asof.parse_date(own))
+    }
+    settings = {"exclude-newer": project.as_of, "exclude-newer-package": dates}
+    return look_up(wanted, project.base, settings, what, work)
 
 
 class Releases:

@@ -12,7 +12,8 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from envbuild.core import tomlread
 from envbuild.core.digests import sha256_file
-from envbuild.core.errors import InternalError
+from envbuild.core.errors import InternalError, NetworkError, ResolutionError
+from envbuild.core.process import Finished
 from envbuild.lock.torch_builds import TorchSource
 from envbuild.lock.uv import ignored_settings, run_uv
 
@@ -44,18 +45,34 @@ def resolve(
     on_line: Callable[[str], None],
     *,
     settings_may_be_ignored: bool = False,
+    from_cache: bool = False,
 ) -> Resolution:
     """Run ``uv lock`` in the folder ``project`` and read the uv.lock that it writes.
 
     Args:
         settings_may_be_ignored: whoever calls looks at ``ignored_settings`` of the result.
+        from_cache: the same was resolved just now and is pinned, so that the index need not be asked again.
     """
     arguments: list[str | Path] = ["lock", *PREVIEW]
     if source.kind == "find-links":
         arguments += source.uv_args()
-    finished = run_uv(
-        arguments, what=what, log=log, cwd=project, on_line=on_line, settings_may_be_ignored=settings_may_be_ignored
-    )
+
+    def lock(*more: str) -> Finished:
+        return run_uv(
+            [*arguments, *more],
+            what=what,
+            log=log,
+            cwd=project,
+            on_line=on_line,
+            settings_may_be_ignored=settings_may_be_ignored,
+        )
+
+    try:
+        finished = lock(*(["--offline"] if from_cache else []))
+    except (ResolutionError, NetworkError):
+        if not from_cache:
+            raise
+        finished = lock()  # a cache that is switched off, or was emptied in between
     content = tomlread.loads((project / "uv.lock").read_text())
     packages = [package for package in content["package"] if "virtual" not in package["source"]]
     names = [package["name"] for package in packages]

@@ -17,6 +17,7 @@ from envbuild.catalog.site import Site
 from envbuild.core.errors import NetworkError
 from envbuild.core.process import mask
 from envbuild.lock.credentials import request_for
+from envbuild.lock.record import Lock
 
 PROBE_SECONDS = 10
 PACKAGE_INDEX_BUILD = "index"
@@ -78,6 +79,18 @@ def torch_source(site: Site, version: str, build: str, python: str) -> TorchSour
         "site configuration.\nOr take the package index's own build, made for CUDA and about 10 times the size: "
         "--torch-build index",
     )
+
+
+def locked_torch(site: Site, lock: Lock) -> TorchSource:
+    """Where this site has the build of torch that a lock states.
+
+    Raises:
+        NetworkError: no place has it.
+    """
+    if not lock.torch.version or "torch" in lock.base.provides:
+        return TorchSource("package-index", None)  # a stack without torch, or a base that brings it
+    public = lock.torch.version.split("+")[0]
+    return torch_source(site, f"=={public}", lock.torch.build, lock.base.python)
 
 
 def _absolute(place: str) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 
+from packaging.utils import canonicalize_name
+
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.files import machine_errors
+from envbuild.core.process import beside
 from envbuild.lock import asof, record
-from envbuild.lock.api import check_api
+from envbuild.lock.api import check_api, read_ahead
 from envbuild.lock.checks import Checked, CheckFinding, refuse, run_checks
-from envbuild.lock.components import Chosen
+from envbuild.lock.components import Chosen, Repositories
 from envbuild.lock.driver import release_without_llm
 from envbuild.lock.git import CommitKind
 from envbuild.lock.overridden import Overridden, against_declarations
@@ -30,7 +33,7 @@ INSTALLS = {
 }
 
 
-def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace) -> None:
+def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace, repositories: Repositories) -> None:
     """Resolve ``plan`` and write all files of the lock into the workplace's folder.
 
     Raises:
@@ -44,14 +47,16 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace) -
         with machine_errors(work.folder):
             (work.folder / record.PROJECT_FILE).write_text(text)
 
+    ahead = beside(lambda: read_ahead(plan.project, plan.keep, work, repositories))
     with work.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"):
         write(dict(plan.keep), plan.torch)
         resolution = _resolve(plan, what, work)
         write(_pins(plan, resolution), plan.torch)
-        resolution = _resolve(plan, what, work)
+        resolution = _resolve(plan, what, work, from_cache=True)
+    ahead.result()
     with work.reporter.step("check the lock"):
         overridden = against_declarations(plan, resolution, work)
-        allowed = _check(selection, plan, resolution, overridden, work)
+        allowed = _check(selection, plan, resolution, overridden, work, repositories)
     with work.reporter.step("write the lock"):
         phases = _write_phases(plan, resolution, what, work)
         write(_pins(plan, resolution), None)
@@ -62,13 +67,26 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace) -
             (work.folder / record.RECORD_FILE).write_text(record.render(lock))
 
 
-def _resolve(plan: Plan, what: str, work: Workplace) -> Resolution:
-    # Settings that uv ignores are for a check to refuse, or the user to allow.
-    return resolve(work.folder, plan.torch, what, work.log, work.reporter.update, settings_may_be_ignored=True)
+def _resolve(plan: Plan, what: str, work: Workplace, *, from_cache: bool = False) -> Resolution:
+    return resolve(
+        work.folder,
+        plan.torch,
+        what,
+        work.log,
+        work.reporter.update,
+        # They are for a check to refuse, or the user to allow.
+        settings_may_be_ignored=True,
+        from_cache=from_cache,
+    )
 
 
 def _check(
-    selection: Selection, plan: Plan, resolution: Resolution, overridden: tuple[Overridden, ...], work: Workplace
+    selection: Selection,
+    plan: Plan,
+    resolution: Resolution,
+    overridden: tuple[Overridden, ...],
+    work: Workplace,
+    repositories: Repositories,
 ) -> tuple[CheckFinding, ...]:
     """Refuse what does not belong together; returns the findings that were allowed."""
     packages = {str(package["name"]): package for package in resolution.uv_lock["package"]}
@@ -88,7 +106,7 @@ def _check(
         driver_problem=plan.driver_problem or release_without_llm(packages, plan.led.driver, work),
         ignored_settings=resolution.ignored_settings or _other_moment(plan, resolution),
     )
-    drift = check_api(plan.project.chosen, packages, selection.base, work)
+    drift = check_api(plan.project.chosen, packages, selection.base, work, repositories)
     findings = [*run_checks(checked), *(item.finding() for item in overridden if not item.meant), *drift]
     return refuse(findings, plan.request.allow, f"stack {selection.stack_name} on {selection.base_name}")
 
@@ -108,7 +126,9 @@ def _pins(plan: Plan, resolution: Resolution) -> dict[str, str]:
 
 
 def _write_phases(plan: Plan, resolution: Resolution, what: str, work: Workplace) -> dict[str, LockedPhase]:
-    main = export(work.folder, None, what, work.log)
+    # A component of the compile phase is built there, also where one of phase main depends on it.
+    late = {canonicalize_name(name) for name, item in plan.project.chosen.items() if item.phase is Phase.COMPILE}
+    main = [block for block in export(work.folder, None, what, work.log) if _key(block) not in late]
     in_main = {_key(block) for block in main}
     compiled = [block for block in export(work.folder, "compile", what, work.log) if _key(block) not in in_main]
     blocks = {

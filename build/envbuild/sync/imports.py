@@ -2,16 +2,66 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.models import Target
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.process import Finished, describe_status, interruptible, tail
 from envbuild.core.progress import Reporter
 from envbuild.lock.record import Lock
 from envbuild.sync.place import Run
+
+PROBE = "containers/native/import_module.py"
+# What the probe's last line begins with; modules print too.
+MARK = "envbuild-import: "
+# The slowest module of the shipped stacks takes 70 s from a cold disk cache on two processors; a network file system
+# is many times slower, and a module that waits for something never ends.
+TIME_LIMIT_SECONDS = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotChecked:
+    """A module of which nothing is known, and why."""
+
+    module: str
+    component: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imports:
+    """What the import check found where nothing failed."""
+
+    imported: tuple[str, ...]
+    not_checked: tuple[NotChecked, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absent:
+    """What was left out of an environment: the phases, with the packages and modules they would bring."""
+
+    phases: tuple[str, ...] = ()
+    packages: frozenset[str] = frozenset()
+    modules: frozenset[str] = frozenset()
+
+    def brings(self, module: str) -> bool:
+        """Whether the module that was not found belongs to what was left out."""
+        if canonicalize_name(module.split(".", maxsplit=1)[0]) in self.packages:
+            return True
+        return any(
+            f"{known}.".startswith(f"{module}.") or f"{module}.".startswith(f"{known}.") for known in self.modules
+        )
+
+
+NOTHING_ABSENT = Absent()
 
 
 def modules_of(lock: Lock) -> dict[str, tuple[str, ...]]:
@@ -19,34 +69,123 @@ def modules_of(lock: Lock) -> dict[str, tuple[str, ...]]:
     return {name: item.modules for name, item in lock.components.items() if item.modules}
 
 
-def check_imports(modules: Mapping[str, Sequence[str]], python: str, run: Run, logs: Path, reporter: Reporter) -> None:
+def arch_list(target: Target) -> str:
+    """The TORCH_CUDA_ARCH_LIST of a target: ``90`` and ``100a`` are ``9.0;10.0a``."""
+    return ";".join(
+        f"{sm[: -2 if sm[-1].isalpha() else -1]}.{sm[-2:] if sm[-1].isalpha() else sm[-1]}" for sm in target.sm
+    )
+
+
+def check_environment(target: Target) -> dict[str, str]:
+    """What a module may ask of a machine with the target's GPUs when it is imported on one without.
+
+    megatron-core 0.15 compiles a helper when it is imported. Without a GPU torch does not know for which one, and dies
+    of it (IndexError) unless it is told.
+    """
+    return {"TORCH_CUDA_ARCH_LIST": arch_list(target)} if target.sm else {}
+
+
+def check_imports(
+    modules: Mapping[str, Sequence[str]],
+    python: str,
+    run: Run,
+    logs: Path,
+    reporter: Reporter,
+    *,
+    probe: str,
+    absent: Absent = NOTHING_ABSENT,
+    limit_seconds: float = TIME_LIMIT_SECONDS,
+) -> Imports:
     """Import every module with ``python``, as many at once as there are processors.
 
     A process each: an import that only works after another one is not hidden.
 
+    Args:
+        probe: the program :data:`PROBE`, as it is seen from where ``run`` runs things.
+        absent: what the environment was made without; a module that asks for it is not checked.
+
     Raises:
-        CheckRefusedError: a module does not import; holds each traceback's end.
+        CheckRefusedError: a module does not import, or not within its time; holds each traceback's end.
     """
 
-    def one(component: str, module: str) -> tuple[str, str, Finished]:
+    def one(component: str, module: str) -> _Attempt:
+        log = logs / f"import-{module}.log"
         # -I: neither the current directory nor PYTHON* variables nor a user's packages may help.
-        argv = [python, "-I", "-c", "import importlib, sys; importlib.import_module(sys.argv[1])", module]
-        return component, module, run(argv, what=f"import {module}", log=logs / f"import-{module}.log")
+        # Shortly before its time is over a process writes down where it is.
+        argv = [python, "-I", probe, module, MARK, f"{0.9 * limit_seconds:g}"]
+        try:
+            finished = run(argv, what=f"import {module}", log=log, timeout_seconds=limit_seconds)
+        except CheckRefusedError:
+            failure = f"did not end within {limit_seconds:g} s:\n{_place(log.read_text(errors='replace'))}"
+            return _Attempt(component=component, module=module, failure=failure, log=log)
+        return _attempt(component, module, finished, absent, log)
 
     work = [(component, module) for component, names in modules.items() for module in names]
     with reporter.step(f"import {len(work)} modules"), interruptible(ThreadPoolExecutor(os.cpu_count() or 1)) as pool:
-        results = list(pool.map(lambda item: one(*item), work))
-    failed = [(component, module, finished) for component, module, finished in results if finished.status != 0]
+        attempts = list(pool.map(lambda item: one(*item), work))
+    failed = [attempt for attempt in attempts if attempt.failure]
     if not failed:
-        return
-    why = "\n".join(
-        f"{module} ({component}) {describe_status(finished.status)}:\n{tail(finished.output, lines=6)}"
-        for component, module, finished in failed
-    )
+        return Imports(
+            imported=tuple(attempt.module for attempt in attempts if not attempt.unknown),
+            not_checked=tuple(
+                NotChecked(module=attempt.module, component=attempt.component, reason=attempt.unknown)
+                for attempt in attempts
+                if attempt.unknown
+            ),
+        )
     raise CheckRefusedError(
         f"{len(failed)} of {len(work)} modules of the stack do not import",
-        why=why,
+        why="\n".join(f"{attempt.module} ({attempt.component}) {attempt.failure}" for attempt in failed),
         fix="The lock resolves and installs, but does not work: a package that is needed and not declared, or two "
         "that do not belong together. Name it under [requirements] of the stack with the reason, and lock again.",
-        log=logs / f"import-{failed[0][1]}.log",
+        log=failed[0].log,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attempt:
+    """An import: its failure, or why it says nothing, or neither."""
+
+    component: str
+    module: str
+    log: Path
+    failure: str = ""
+    unknown: str = ""
+
+
+def _attempt(component: str, module: str, finished: Finished, absent: Absent, log: Path) -> _Attempt:
+    told = _told(finished)
+    reason = ""
+    missing = str(told.get("missing", ""))
+    if missing and absent.brings(missing):
+        reason = f"it needs {missing}, of phase {' or '.join(absent.phases)}, which is not installed"
+    elif told.get("needs_gpu"):
+        reason = f"it needs a GPU, and there is none here: {told['needs_gpu']}"
+    elif told.get("placeholder"):
+        reason = f"a placeholder: {told['placeholder']}"
+    if reason or (finished.status == 0 and told.get("imported")):
+        return _Attempt(component=component, module=module, unknown=reason, log=log)
+    lines = [line for line in finished.output.splitlines() if not line.startswith(MARK)]
+    failure = f"{_ending(finished, told)}:\n{tail(chr(10).join(lines), lines=6)}"
+    return _Attempt(component=component, module=module, failure=failure, log=log)
+
+
+def _ending(finished: Finished, told: Mapping[str, Any]) -> str:
+    if finished.status == 0 and not told:
+        return "ended the process while it was imported"
+    return describe_status(finished.status)
+
+
+def _place(output: str) -> str:
+    """Where a process was shortly before its time was over: the top of the stack that faulthandler wrote down."""
+    _, found, stack = output.rpartition("most recent call first):\n")
+    return "\n".join(stack.splitlines()[:6]) if found else tail(output, lines=6)
+
+
+def _told(finished: Finished) -> dict[str, Any]:
+    """What the probe found out; nothing when the process did not live to tell."""
+    for line in reversed(finished.output.splitlines()):
+        if line.startswith(MARK):
+            value: dict[str, Any] = json.loads(line.removeprefix(MARK))
+            return value
+    return {}

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.catalog.site import Site
 from envbuild.core.errors import BuildError, EnvbuildError, NetworkError, disk_full
 from envbuild.core.process import Finished, describe_status, ran_out_of_space, tail
 from envbuild.core.progress import Reporter
-from envbuild.lock.record import PHASE_FILES, Lock, LockDirectory
-from envbuild.lock.torch_builds import TorchSource, torch_source
+from envbuild.lock.record import PHASE_FILES, LockDirectory
 from envbuild.lock.uv import failure
 from envbuild.sync.place import Place
 
@@ -30,18 +28,6 @@ class PhaseRun:
     packages: int
     seconds: float
     log: Path
-
-
-def locked_torch(site: Site, lock: Lock) -> TorchSource:
-    """Where this site has the build of torch that a lock states.
-
-    Raises:
-        NetworkError: no place has it.
-    """
-    if not lock.torch.version or "torch" in lock.base.provides:
-        return TorchSource("package-index", None)  # a stack without torch, or a base that brings it
-    public = lock.torch.version.split("+")[0]
-    return torch_source(site, f"=={public}", lock.torch.build, lock.base.python)
 
 
 def install(

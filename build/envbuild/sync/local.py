@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from envbuild.catalog.data import data_root
+from envbuild.catalog.models import Target
 from envbuild.catalog.site import Site
-from envbuild.core.errors import UsageError
+from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import Finished, run
 from envbuild.core.progress import Reporter
+from envbuild.lock.content import locked_content
 from envbuild.lock.record import PHASE_FILES, LockDirectory
+from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import git_environment, uv_program
-from envbuild.sync.imports import check_imports
-from envbuild.sync.install import PhaseRun, install, locked_torch
+from envbuild.sync.imports import PROBE, Absent, Imports, NotChecked, check_environment, check_imports, modules_of
+from envbuild.sync.install import PhaseRun, install
 from envbuild.sync.place import Place
 from envbuild.sync.provided import refuse_without_base
 
@@ -25,12 +30,12 @@ class Synced:
     """A filled environment: what was installed, and which modules imported.
 
     Attributes:
-        not_checked: modules of phases that were not installed.
+        not_checked: modules of which nothing is known: of phases that were not installed, or not importable here.
     """
 
     phases: tuple[PhaseRun, ...]
     imported: tuple[str, ...]
-    not_checked: tuple[str, ...]
+    not_checked: tuple[NotChecked, ...]
 
 
 @dataclass(frozen=True)
@@ -38,14 +43,33 @@ class _Here:
     environment: dict[str, str]
     reporter: Reporter
 
-    def __call__(self, argv: Sequence[str], *, what: str, log: Path) -> Finished:
-        return run(argv, what=what, log=log, env=self.environment, on_line=self.reporter.update, check=False)
+    def __call__(self, argv: Sequence[str], *, what: str, log: Path, timeout_seconds: float | None = None) -> Finished:
+        return run(
+            argv,
+            what=what,
+            log=log,
+            env=self.environment,
+            on_line=self.reporter.update,
+            check=False,
+            timeout_seconds=timeout_seconds,
+            error=CheckRefusedError,
+        )
 
 
 def sync(
-    lock: LockDirectory, into: Path, *, phases: Sequence[str], site: Site, logs: Path, reporter: Reporter
+    lock: LockDirectory,
+    into: Path,
+    *,
+    target: Target,
+    phases: Sequence[str],
+    site: Site,
+    logs: Path,
+    reporter: Reporter,
 ) -> Synced:
     """Make the environment ``into`` anew, install ``phases`` of the lock, and import every module they bring.
+
+    Args:
+        target: the hardware that the environment is for, which need not be this machine's.
 
     Raises:
         UsageError: ``phases`` names none of the lock's, or leaves out ``main``; or ``into`` is no environment and not
@@ -77,18 +101,36 @@ def sync(
         logs=logs,
     )
     done = install(lock, place, source.uv_args(), reporter, phases=phases)
-    checked = {
-        name: item.modules
-        for name, item in record.components.items()
-        if item.modules and ("git" if item.commit else item.phase.value) in phases
-    }
     plain = {key: value for key, value in environment.items() if not key.startswith("PYTHON")}
-    check_imports(checked, place.venv_python, _Here(plain, reporter), logs, reporter)
-    imported = tuple(module for modules in checked.values() for module in modules)
-    every = [module for item in record.components.values() for module in item.modules]
-    return Synced(
-        phases=done, imported=imported, not_checked=tuple(module for module in every if module not in imported)
+    found = _import(lock, place, phases, plain | check_environment(target), reporter)
+    return Synced(phases=done, imported=found.imported, not_checked=found.not_checked)
+
+
+def _import(
+    lock: LockDirectory, place: Place, phases: Sequence[str], environment: dict[str, str], reporter: Reporter
+) -> Imports:
+    """Import the modules of ``phases``; those of the other phases are not checked."""
+    phase_of = {name: "git" if item.commit else item.phase.value for name, item in lock.lock.components.items()}
+    modules = modules_of(lock.lock)
+    left_out = {name: names for name, names in modules.items() if phase_of[name] not in phases}
+    absent_phases = tuple(phase for phase in PHASE_FILES if phase not in phases and lock.file(phase))
+    absent = Absent(
+        phases=absent_phases,
+        packages=frozenset(locked_content(lock, absent_phases)),
+        modules=frozenset(module for names in left_out.values() for module in names),
     )
+    with tempfile.TemporaryDirectory(prefix="envbuild-import-") as scratch:
+        # What modules compile when they are imported must not meet what others compiled against another torch.
+        variables = {**environment, "TORCH_EXTENSIONS_DIR": scratch}
+        present = {name: names for name, names in modules.items() if name not in left_out}
+        here, probe = _Here(variables, reporter), str(data_root() / PROBE)
+        found = check_imports(present, place.venv_python, here, place.logs, reporter, probe=probe, absent=absent)
+    skipped = tuple(
+        NotChecked(module=module, component=name, reason=f"phase {phase_of[name]} is not installed")
+        for name, names in left_out.items()
+        for module in names
+    )
+    return Imports(imported=found.imported, not_checked=found.not_checked + skipped)
 
 
 def _make_room(into: Path) -> None:

@@ -11,9 +11,14 @@ from envbuild.core.process import Finished
 
 
 class Run(Protocol):
-    """Runs an argument list in a place and returns what came of it, failed or not."""
+    """Runs an argument list in a place and returns what came of it, failed or not.
 
-    def __call__(self, argv: Sequence[str], *, what: str, log: Path) -> Finished: ...
+    A program that runs past its time is ended, and CheckRefusedError says so.
+    """
+
+    def __call__(
+        self, argv: Sequence[str], *, what: str, log: Path, timeout_seconds: float | None = None
+    ) -> Finished: ...
 
 
 @dataclass(frozen=True, kw_only=True)

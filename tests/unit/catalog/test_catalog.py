@@ -192,6 +192,6 @@ def test_data_root_of_a_checkout_and_of_an_installed_package(tmp_path):
 
     missing = ask()
     assert missing.returncode != 0
-    assert "own data (envs/, containers/, smoke/) is missing" in missing.stderr
+    assert "own data (envs/, lockfiles/, containers/, smoke/) is missing" in missing.stderr
     (package / "_data" / "envs").mkdir(parents=True)
     assert ask().stdout.strip() == str(package / "_data")

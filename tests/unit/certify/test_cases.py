@@ -390,7 +390,7 @@ def test_nearest_hidden_size_is_the_nearest(hidden, heads):
         *(("training", name, 10**23) for name in ("steps", "micro_batch_size", "global_batch_size", "seed")),
         ("training", "seed", 2**32),
         ("training", "steps", 100_001),
-        *(("gpt", name, 10**23) for name in set(GptModel.model_fields) - {"kind"}),
+        *(("gpt", name, 10**23) for name in sorted(set(GptModel.model_fields) - {"kind"})),
         ("gpt", "vocabulary_size", 1),
         ("gpt", "vocabulary_size", 31),
         *(("case", axis, 10**23) for axis in ("data", "tensor", "pipeline", "virtual_pipeline")),

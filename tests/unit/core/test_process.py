@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from envbuild.core import process
 from envbuild.core.errors import BuildError, MachineError, NetworkError
-from envbuild.core.process import describe_status, find_tool, mask, run, tail
+from envbuild.core.process import beside, describe_status, find_tool, mask, run, tail
 
 # A parent that starts a child of its own, writes both pids into the folder given, and waits.
 FAMILY = """\
@@ -291,6 +292,24 @@ def test_run_interrupted_twice_still_kills(tmp_path):
         assert not alive(int((tmp_path / "pid").read_text()))
 
 
+def test_run_interrupted_while_the_program_starts_ends_it(tmp_path, monkeypatch):
+    """It runs already, and nobody knows of it yet."""
+    start, pids = process._start, []
+
+    def interrupted(*arguments):
+        started = start(*arguments)
+        pids.append(started.pid)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        return started
+
+    monkeypatch.setattr(process, "_start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(["sleep", "60"], what="try")
+    assert not alive(*pids)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_run_program_that_is_ended_may_print_and_clean_up(tmp_path):
     with pytest.raises(BuildError):
         run(
@@ -364,3 +383,14 @@ def test_describe_status(status, words):
 
 def test_tail_keeps_the_last_lines():
     assert tail("a\nb\nc\n\n", lines=2) == "b\nc"
+
+
+def test_beside_hands_on_what_comes_of_it():
+    assert beside(lambda: 1).result() == 1
+    with pytest.raises(ZeroDivisionError):
+        beside(lambda: 1 // 0).result()
+
+
+def test_beside_keeps_no_process_from_ending():
+    code = "import time; from envbuild.core.process import beside; beside(lambda: time.sleep(30))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=10)

@@ -1,5 +1,6 @@
 """What sdists declare, read and never typed in."""
 
+import shutil
 import zipfile
 
 import pytest
@@ -118,6 +119,21 @@ def test_fetch_verifies_and_keeps(tmp_path, site, store):
     assert fetch_sdist(entry, tmp_path, site, store) == (content, sha256_bytes(content))
     path.unlink()
     assert fetch_sdist(entry, tmp_path, site, store)[0] == content
+
+
+def test_metadata_is_read_from_an_sdist_once(tmp_path, site, store):
+    path = make_sdist(tmp_path, "kernels", "1.0", requires=("torch>=2",))
+    locked = {"kernels": package({"url": path.as_uri(), "hash": sha256_bytes(path.read_bytes())})}
+
+    def read_it():
+        return compile_metadata(["kernels"], locked, tmp_path, "13", site, store, lambda line: None)
+
+    first = read_it()
+    assert first[0].requires_dist == ("torch>=2",)
+    assert first[0].sdist_digest == sha256_bytes(path.read_bytes())
+    path.unlink()
+    shutil.rmtree(store.root / "files")
+    assert read_it() == first
 
 
 def test_fetch_of_another_file_than_stated_is_refused(tmp_path, site, store):

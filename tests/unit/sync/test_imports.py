@@ -1,26 +1,31 @@
 """The import check, with this very Python."""
 
 import sys
+import time
 
 import pytest
 from helpers.locks import make_lock
 
+from envbuild.catalog.data import data_root
+from envbuild.catalog.models import Target
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.process import run
 from envbuild.core.progress import SilentReporter
-from envbuild.sync.imports import check_imports, modules_of
+from envbuild.sync.imports import PROBE, Absent, arch_list, check_environment, check_imports, modules_of
 
 
-def here(argv, *, what, log):
-    return run(argv, what=what, log=log, check=False)
+def here(argv, *, what, log, timeout_seconds=None):
+    return run(argv, what=what, log=log, check=False, timeout_seconds=timeout_seconds, error=CheckRefusedError)
 
 
-def check(modules, tmp_path, python=sys.executable):
-    check_imports(modules, python, here, tmp_path, SilentReporter())
+def check(modules, tmp_path, python=sys.executable, **more):
+    logs = tmp_path / "logs"
+    return check_imports(modules, python, here, logs, SilentReporter(), probe=str(data_root() / PROBE), **more)
 
 
 def test_modules_that_import_pass(tmp_path):
-    check({"standard": ("json", "xml.dom"), "more": ("email",)}, tmp_path)
+    found = check({"standard": ("json", "xml.dom"), "more": ("email",)}, tmp_path)
+    assert (found.imported, found.not_checked) == (("json", "xml.dom", "email"), ())
 
 
 def test_every_module_that_fails_is_told_with_its_component_and_cause(tmp_path):
@@ -66,3 +71,152 @@ def test_neither_the_current_directory_nor_the_environment_helps(tmp_path, monke
 
 def test_modules_come_from_the_lock(tmp_path):
     assert modules_of(make_lock(tmp_path)) == {"torch": ("torch",)}
+
+
+@pytest.fixture
+def python_with(tmp_path):
+    """A Python that finds these modules, although it runs isolated."""
+
+    def make(**sources):
+        folder = tmp_path / "modules"
+        folder.mkdir()
+        for name, text in sources.items():
+            (folder / f"{name}.py").write_text(text)
+        program = tmp_path / "python"
+        program.write_text(f'#!/bin/sh\nshift\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+        program.chmod(0o755)
+        return str(program)
+
+    return make
+
+
+def reasons(found):
+    return {item.module: item.reason for item in found.not_checked}
+
+
+def refusal(modules, tmp_path, python, **more):
+    with pytest.raises(CheckRefusedError) as caught:
+        check({"a": modules}, tmp_path, python, **more)
+    return caught.value.why
+
+
+# ---- time
+
+
+def test_an_import_that_does_not_end_is_ended_and_told_with_its_place(tmp_path, python_with):
+    python = python_with(waits="import time\ndef forever():\n    time.sleep(600)\nforever()\n", fine="")
+    started = time.monotonic()
+    why = refusal(("waits", "fine"), tmp_path, python, limit_seconds=2)
+    assert time.monotonic() - started < 30
+    assert "waits (a) did not end within 2 s" in why
+    assert "in forever" in why
+    assert "fine (a)" not in why
+
+
+# ---- machines without a GPU
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError('Found no NVIDIA driver on your system. Please check')",
+        "RuntimeError('No CUDA GPUs are available')",
+        "ImportError('libcuda.so.1: cannot open shared object file: No such file or directory')",
+        "OSError('libcuda.so.1: cannot open shared object file')",
+        "RuntimeError('0 active drivers ([]). There should only be one.')",
+    ],
+)
+def test_a_module_that_needs_a_gpu_is_not_checked_where_there_is_none(tmp_path, python_with, error):
+    python = python_with(
+        gpu=f"raise {error}",
+        wrapped=f"try:\n    raise {error}\nexcept Exception as e:\n    raise ImportError('no kernels') from e\n",
+    )
+    found = check({"a": ("gpu", "wrapped", "json")}, tmp_path, python)
+    assert found.imported == ("json",)
+    assert set(reasons(found)) == {"gpu", "wrapped"}
+    assert all(reason.startswith("it needs a GPU, and there is none here: ") for reason in reasons(found).values())
+    assert [item.component for item in found.not_checked] == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        # An error of its own while another is handled is its own.
+        "try:\n    raise RuntimeError('Found no NVIDIA driver')\nexcept RuntimeError:\n    import no_such_module\n",
+        "try:\n    raise RuntimeError('No CUDA GPUs are available')\nexcept RuntimeError:\n    {}['x']\n",
+        "raise ModuleNotFoundError(\"No module named 'libcuda.so'\")",
+        "raise ImportError(\"cannot import name 'f' from 'm' (libcuda.so.1)\")",
+        "raise ImportError('libcudart.so.13: cannot open shared object file: No such file or directory')",
+        "raise AssertionError('Torch not compiled with CUDA enabled')",
+        "raise SystemExit(0)",
+        "import os\nos._exit(0)",
+    ],
+)
+def test_a_real_failure_is_never_taken_for_a_missing_gpu(tmp_path, python_with, source):
+    assert "bad (a)" in refusal(("bad",), tmp_path, python_with(bad=source))
+
+
+def test_where_a_gpu_is_its_absence_is_no_excuse(tmp_path, python_with):
+    """A module of the test's own stands in for the driver: it has one GPU, whatever this machine has."""
+    fake = "import ctypes\nclass Driver:\n    def cuInit(self, flags):\n        return 0\n"
+    fake += "    def cuDeviceGetCount(self, count):\n        count._obj.value = 1\n        return 0\n"
+    fake += "ctypes.CDLL = lambda name: Driver()\nraise RuntimeError('Found no NVIDIA driver')\n"
+    assert "Found no NVIDIA driver" in refusal(("gpu",), tmp_path, python_with(gpu=fake))
+
+
+# ---- what was left out, and what is not what it seems
+
+
+def test_a_module_that_needs_a_phase_that_was_left_out_is_not_checked(tmp_path, python_with):
+    python = python_with(bridge="import engine.torch", kernels="import tile_lang")
+    absent = Absent(phases=("compile",), packages=frozenset({"tile-lang"}), modules=frozenset({"engine.torch"}))
+    found = check({"a": ("bridge", "kernels")}, tmp_path, python, absent=absent)
+    assert reasons(found) == {
+        "bridge": "it needs engine, of phase compile, which is not installed",
+        "kernels": "it needs tile_lang, of phase compile, which is not installed",
+    }
+    assert "No module named 'engine'" in refusal(("bridge",), tmp_path, python)
+    other = Absent(phases=("compile",), packages=frozenset({"engine-room"}), modules=frozenset({"engines"}))
+    assert "No module named 'engine'" in refusal(("bridge",), tmp_path, python, absent=other)
+
+
+def test_placeholders_are_not_checked(tmp_path, python_with):
+    python = python_with(
+        mocked="import sys\nfrom unittest.mock import MagicMock\nsys.modules['mocked'] = MagicMock()\n",
+        made="import sys, types\nsys.modules['made'] = types.ModuleType('made')\n",
+        classy="import sys\nclass Unavailable: pass\nsys.modules['classy'] = Unavailable\n",
+    )
+    (tmp_path / "modules/leftover/data").mkdir(parents=True)
+    (tmp_path / "modules/leftover/data/readme.txt").write_text("")
+    (tmp_path / "modules/shared/part").mkdir(parents=True)
+    (tmp_path / "modules/shared/part/__init__.py").write_text("")
+    found = check({"a": ("mocked", "made", "classy", "leftover", "shared", "shared.part", "sys")}, tmp_path, python)
+    assert found.imported == ("shared", "shared.part", "sys")
+    assert reasons(found) == {
+        "mocked": "a placeholder: an object of class MagicMock stands in its place",
+        "made": "a placeholder: something else made it up when it was imported",
+        "classy": "a placeholder: an object of class type stands in its place",
+        "leftover": "a placeholder: a folder without any Python file",
+    }
+
+
+def test_a_module_may_print_what_it_likes(tmp_path, python_with):
+    python = python_with(loud="import atexit\nprint('envbuild-import: {}')\nprint('no newline', end='')\n")
+    assert check({"a": ("loud",)}, tmp_path, python).imported == ("loud",)
+
+
+# ---- the target
+
+
+@pytest.mark.parametrize(
+    ("sm", "expected"),
+    [(("90",), "9.0"), (("100", "103"), "10.0;10.3"), (("90a", "100f", "120"), "9.0a;10.0f;12.0"), (("75",), "7.5")],
+)
+def test_the_architectures_of_a_target_in_torchs_words(sm, expected):
+    target = Target(summary="x", device="cuda", sm=sm, platform="linux/amd64")
+    assert arch_list(target) == expected
+    assert check_environment(target) == {"TORCH_CUDA_ARCH_LIST": expected}
+
+
+def test_a_target_without_gpus_asks_for_none():
+    assert check_environment(Target(summary="x", device="cpu", platform="linux/amd64")) == {}

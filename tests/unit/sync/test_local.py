@@ -1,16 +1,20 @@
 """Syncing a lock into a folder of this machine: what is refused before anything is touched."""
 
 import os
+from pathlib import Path
 
 import pytest
 from helpers.locks import make_lock
 
+from envbuild.catalog.models import Target
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.record import read_lock
+from envbuild.lock.torch_builds import locked_torch
 from envbuild.sync import local
-from envbuild.sync.install import PhaseRun, locked_torch
+from envbuild.sync.imports import Imports
+from envbuild.sync.install import PhaseRun
 from envbuild.sync.local import sync
 
 
@@ -29,8 +33,12 @@ def calls(monkeypatch, tmp_path):
         made["install"] = (place.venv, list(source_args), list(phases))
         return tuple(PhaseRun(phase=phase, packages=1, seconds=0.1, log=tmp_path) for phase in phases)
 
+    def check(modules, python, run, logs, reporter, *, probe, absent):
+        made.update(imports=dict(modules), variables=run.environment, absent=absent, probe=probe)
+        return Imports(imported=tuple(module for names in modules.values() for module in names), not_checked=())
+
     monkeypatch.setattr(local, "install", install)
-    monkeypatch.setattr(local, "check_imports", lambda modules, *rest: made.update(imports=dict(modules)))
+    monkeypatch.setattr(local, "check_imports", check)
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     (wheels / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").write_bytes(b"")
@@ -42,6 +50,7 @@ def run(lock, tmp_path, *phases, into="venv"):
     return sync(
         lock,
         tmp_path / into,
+        target=Target(summary="x", device="cuda", sm=("90", "100a"), platform="linux/amd64"),
         phases=phases or ("main", "compile", "git"),
         site=load_site(),
         logs=tmp_path / "logs",
@@ -70,8 +79,30 @@ def test_modules_of_phases_that_were_left_out_are_not_checked(lock, tmp_path, ca
     components["flash-attn"] = type(components["torch"])(**components["flash-attn"].model_dump(warnings=False))
     part = type(lock)(lock.path, lock.lock.model_copy(update={"components": components}))
     done = run(part, tmp_path, "main", "git")
-    assert (done.imported, done.not_checked) == (("torch", "nemo"), ("flash",))
-    assert run(part, tmp_path, "main").not_checked == ("flash", "nemo")
+    assert (done.imported, told(done)) == (("torch", "nemo"), {"flash": "phase compile is not installed"})
+    done = run(part, tmp_path, "main")
+    assert told(done) == {"flash": "phase compile is not installed", "nemo": "phase git is not installed"}
+    assert calls["absent"].brings("flash")
+    assert calls["absent"].brings("nemo")
+    assert not calls["absent"].brings("torch")
+
+
+def told(done):
+    return {item.module: item.reason for item in done.not_checked}
+
+
+def test_modules_are_imported_for_the_targets_gpus_and_with_nothing_that_others_compiled(
+    lock, tmp_path, calls, monkeypatch
+):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.0")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/somewhere")
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    run(lock, tmp_path)
+    variables = calls["variables"]
+    assert variables["TORCH_CUDA_ARCH_LIST"] == "9.0;10.0a"
+    assert variables["TORCH_EXTENSIONS_DIR"] != "/somewhere"
+    assert "PYTHONPATH" not in variables
+    assert Path(calls["probe"]).is_file()
 
 
 @pytest.mark.parametrize("phases", [("git",), ("main", "wheels"), ("",)])

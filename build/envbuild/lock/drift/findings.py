@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 
 class FindingKind(str, Enum):
@@ -68,3 +70,14 @@ class Finding:
     def is_error(self) -> bool:
         """Whether this finding alone is a reason to refuse the lock."""
         return self.severity is Severity.BREAKS and self.reached
+
+
+def read_finding(fields: Mapping[str, Any]) -> Finding:
+    """A finding from its fields as JSON has them."""
+    typed = {
+        "kind": FindingKind(fields["kind"]),
+        "severity": Severity(fields["severity"]),
+        "at": Moment(fields["at"]),
+        "lost": tuple(fields["lost"]),
+    }
+    return Finding(**{**fields, **typed})

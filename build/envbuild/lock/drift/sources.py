@@ -92,6 +92,11 @@ class SourceTree:
         return cls._of(canonicalize_name(name), version, content, names)
 
     @classmethod
+    def from_files(cls, name: str, version: str, content: Mapping[str, bytes]) -> SourceTree:
+        """From the content of files by their paths in a source tree, in the flat or the ``src`` layout."""
+        return cls._of(name, version, content, ())
+
+    @classmethod
     def _of(cls, name: str, version: str, content: Mapping[str, bytes], names: Iterable[str]) -> SourceTree:
         files = {_below_src(file): text for file, text in content.items()}
         compiled = frozenset(_dotted(_below_src(file)) for file in names if file.endswith(_COMPILED))

@@ -1,0 +1,74 @@
+"""``envbuild export``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from envbuild.cli.common import Session, output_options, parse_phases, phases_option, selection_options, shown
+from envbuild.core.errors import UsageError
+from envbuild.core.files import write_atomic
+from envbuild.lock.export import Format, export_lock
+from envbuild.lock.locking import find_lock
+
+# PEP 751: tools know such files by their names.
+PYLOCK_NAME = re.compile(r"^pylock(\.[^.]+)?\.toml$")
+
+
+@click.command("export")
+@selection_options
+@click.option(
+    "--format",
+    "kind",
+    required=True,
+    type=click.Choice([item.value for item in Format]),
+    help="requirements (hashed, host-free), pylock (PEP 751) or cyclonedx (a 1.5 SBOM, host-free).",
+)
+@click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")
+@phases_option("What to write.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Where to; default: stdout."
+)
+@output_options
+def command(
+    session: Session,
+    stack: str,
+    base: str | None,
+    target: str | None,
+    kind: str,
+    name: str | None,
+    phases: str,
+    output: Path | None,
+) -> None:
+    """Write a lock in a format that other tools read, with the lock's own versions and hashes."""
+    chosen = Format(kind)
+    if chosen is Format.PYLOCK and output is not None and PYLOCK_NAME.match(output.name) is None:
+        raise UsageError(
+            f"--output {output.name} is no name for a pylock.toml",
+            why="Tools know such files by their names: pylock.toml or pylock.NAME.toml, where NAME has no dot.",
+            fix=f"Name it so: --output {output.with_name('pylock.toml')}",
+        )
+    selection = session.select_to_lock(stack, target, base)
+    lock = find_lock(session.project, name or selection.stack_name, selection.base_name)
+    result = export_lock(
+        lock, chosen, parse_phases(phases), site=session.site, store=session.store, reporter=session.reporter
+    )
+    for note in result.notes:
+        session.reporter.note(f"note: {note}")
+    if output is not None:
+        write_atomic(output, result.text)
+    elif not session.as_json:
+        click.echo(result.text, nl=False)
+        return
+    session.done(
+        {
+            "format": kind,
+            "lock": lock.lock.digest,
+            "packages": result.packages,
+            "output": str(output.absolute()) if output else None,
+            "content": None if output else result.text,
+        },
+        *([f"{result.packages} packages as {kind}: {shown(output)}"] if output else []),
+    )
