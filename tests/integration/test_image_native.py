@@ -247,6 +247,18 @@ def test_stack_whose_module_does_not_import_is_refused(mini: Tool, warm: Path, t
     assert files_in(warm, "environments", "images", "staging", "uv/staging") == []
 
 
+def test_module_of_which_nothing_is_known_is_named(mini: Tool, warm: Path, tmp_path: Path) -> None:
+    write_stack(tmp_path / "p", module="typing.io")  # until Python 3.13 a class that stood in a module's place
+    tool = Tool(tmp_path / "p", warm)
+    tool.run("lock", "--stack", NAME, "--target", "cpu")
+    done = tool.run("image", "--stack", NAME, "--target", "cpu", "--format", "oci", "--json", "--out-dir", "out")
+    not_checked = json.loads(done.stdout)["record"]["not_checked"]
+    assert list(not_checked) == ["typing.io"]
+    assert not_checked["typing.io"].startswith("a placeholder: an object of class ")
+    again = tool.run("image", "--stack", NAME, "--target", "cpu", "--format", "oci", "--out-dir", "out")
+    assert "not checked: typing.io: a placeholder" in again.stdout
+
+
 def test_file_that_is_not_the_locked_one_is_refused(
     warm: Path, selection: Selection, lock: LockDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
