@@ -222,6 +222,16 @@ def test_lock_with_the_build_of_the_package_index(own: Any, mcore_lock: LockDire
     nothing_half_done(own)
 
 
+def test_build_of_the_package_index_is_taken_also_where_find_links_have_another(own: Any, torch_wheel: Path) -> None:
+    """``==2.13.0`` takes ``2.13.0+cpu`` too, and uv prefers it."""
+    own.env = {**NO_PLACES}
+    plain = result(own.run(*LOCK, "--torch-build", "index", "--json"))
+    own.env = {**NO_PLACES, "UV_FIND_LINKS": str(torch_wheel.parent)}
+    again = result(own.run(*LOCK, "--torch-build", "index", "--upgrade", "--json"))
+    assert again["torch"] == {"version": "2.13.0", "build": "index", "found_in": "package-index"}
+    assert (again["built"], again["digest"]) == (True, plain["digest"])
+
+
 # A small stack with a torch of its own: where it is found, and what goes wrong
 
 

@@ -121,8 +121,10 @@ def render_project(
     if base.provides:
         # The base brings them: they must not be installed again, and uv must not look for them.
         uv["exclude-dependencies"] = _lines(sorted(base.provides))
-    if pins:
-        uv["constraint-dependencies"] = _lines([f"{package}=={version}" for package, version in sorted(pins.items())])
+    constraints = [f"{package}=={version}" for package, version in sorted((pins or {}).items())]
+    constraints += [f"torch!={version}" for version in (source.not_these if source else ())]
+    if constraints:
+        uv["constraint-dependencies"] = _lines(constraints)
     if source is not None and source.kind == "torch-index":
         uv["index"] = [{"name": TORCH_INDEX_NAME, "url": source.location, "explicit": True}]
         uv["sources"] = {"torch": {"index": TORCH_INDEX_NAME}}

@@ -29,11 +29,12 @@ class TorchSource:
     """A place that has the build.
 
     ``location`` is an absolute folder or the URL of a page for ``find-links``, a URL for ``torch-index``, None for
-    ``package-index``.
+    ``package-index``. ``not_these`` are versions that other places of the site have and that are not meant.
     """
 
     kind: Literal["find-links", "torch-index", "package-index"]
     location: str | None
+    not_these: tuple[str, ...] = ()
 
     def uv_args(self) -> list[str]:
         """What ``uv pip install`` of exactly pinned, hashed packages needs to find the build."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
 from packaging.utils import canonicalize_name
 
@@ -42,24 +44,16 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace, r
     """
     what = f"resolve stack {selection.stack_name} on {selection.base_name}"
 
-    def write(pins: dict[str, str] | None, source: TorchSource | None) -> None:
-        text = render_project(plan.project, pins=pins, source=source)
-        with machine_errors(work.folder):
-            (work.folder / record.PROJECT_FILE).write_text(text)
-
     ahead = beside(lambda: read_ahead(plan.project, plan.keep, work, repositories))
     with work.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"):
-        write(dict(plan.keep), plan.torch)
         resolution = _resolve(plan, what, work)
-        write(_pins(plan, resolution), plan.torch)
-        resolution = _resolve(plan, what, work, from_cache=True)
     ahead.result()
     with work.reporter.step("check the lock"):
         overridden = against_declarations(plan, resolution, work)
         allowed = _check(selection, plan, resolution, overridden, work, repositories)
     with work.reporter.step("write the lock"):
         phases = _write_phases(plan, resolution, what, work)
-        write(_pins(plan, resolution), None)
+        _write_project(plan, _pins(plan, resolution), None, work)
         lock = _record(selection, plan, resolution, inputs, phases, allowed, overridden)
         with machine_errors(work.folder):
             pyproject = sha256_file(work.folder / record.PROJECT_FILE)
@@ -67,17 +61,36 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace, r
             (work.folder / record.RECORD_FILE).write_text(record.render(lock))
 
 
-def _resolve(plan: Plan, what: str, work: Workplace, *, from_cache: bool = False) -> Resolution:
-    return resolve(
-        work.folder,
-        plan.torch,
-        what,
-        work.log,
-        work.reporter.update,
-        # They are for a check to refuse, or the user to allow.
-        settings_may_be_ignored=True,
-        from_cache=from_cache,
-    )
+def _resolve(plan: Plan, what: str, work: Workplace) -> Resolution:
+    """Resolve, and once more with every version pinned, as the project that the lock holds."""
+
+    def once(pins: Mapping[str, str], source: TorchSource, *, from_cache: bool = False) -> Resolution:
+        _write_project(plan, pins, source, work)
+        return resolve(
+            work.folder,
+            source,
+            what,
+            work.log,
+            work.reporter.update,
+            # They are for a check to refuse, or the user to allow.
+            settings_may_be_ignored=True,
+            from_cache=from_cache,
+        )
+
+    source = plan.torch
+    found = once(plan.keep, source)
+    # 2.13.0 takes 2.13.0+cpu too, and rather, where the site's find-links have it.
+    while source.kind == "package-index" and "+" in (build := found.pins.get("torch", "")):
+        work.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
+        source = replace(source, not_these=(*source.not_these, build))
+        found = once(plan.keep, source)
+    return once(_pins(plan, found), source, from_cache=True)
+
+
+def _write_project(plan: Plan, pins: Mapping[str, str], source: TorchSource | None, work: Workplace) -> None:
+    text = render_project(plan.project, pins=pins, source=source)
+    with machine_errors(work.folder):
+        (work.folder / record.PROJECT_FILE).write_text(text)
 
 
 def _check(
