@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.cli.commands import COMMANDS
 from envbuild.core import tomlread
-from envbuild.lock.record import PHASE_FILES
+from envbuild.lock.record import PHASE_FILES, read_lock
 
 ROOT = data_root()
 FILES = subprocess.run(
@@ -144,3 +145,29 @@ def test_tests_skip_nothing_and_expect_no_failure():
         name for name, text in texts() if name.startswith("tests/") and name.endswith(".py") and marks.search(text)
     ]
     assert found == []
+
+
+def test_committed_locks_are_what_their_inputs_give(tmp_path):
+    env = {**os.environ, "ENVBUILD_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", "envbuild", "lock", "--check"], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_base_that_a_stack_names_is_locked_or_said_not_to_be():
+    locked = {path.parent.relative_to(ROOT / "lockfiles") for path in (ROOT / "lockfiles").glob("*/*/stack.lock.toml")}
+    with_lock, without = (ROOT / "lockfiles" / "README.md").read_text().split("Not locked here:")
+    catalog = Catalog.open(ROOT)
+    named = {
+        f"{stack}/{base}"
+        for stack in catalog.names("stacks")
+        for builds in catalog.stack(stack).builds
+        for base in builds.bases
+    }
+    assert set(re.findall(r"`([a-z0-9.-]+/[a-z0-9-]+)`", without)) == named - {str(path) for path in locked}
+    rows = re.findall(r"^\| `(\S+)` \| (\d+) \|", with_lock, re.MULTILINE)
+    assert {Path(name): int(packages) for name, packages in rows} == {
+        path: sum(phase.packages for phase in read_lock(ROOT / "lockfiles" / path).lock.phases.values())
+        for path in locked
+    }
