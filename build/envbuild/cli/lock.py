@@ -199,7 +199,9 @@ def _lock_all(session: Session, *, upgrade: bool) -> None:
         site=session.site,
         store=session.store,
         # Steps of several locks run at once: only lines can show that.
-        reporter=SilentReporter() if session.quiet else PlainReporter(),
+        reporter_of=lambda item: (
+            SilentReporter() if session.quiet else PlainReporter(f"{item.stack_name} on {item.base_name}")
+        ),
         upgrade=upgrade,
     )
     failed = [(item.selection, item.error) for item in outcomes if item.error]

@@ -50,15 +50,22 @@ class SilentReporter:
 
 
 class PlainReporter:
-    """One line an event, for logs and CI: no escape codes, updates at most every 15 seconds."""
+    """One line an event, for logs and CI: no escape codes, updates at most every 15 seconds.
 
-    def __init__(self) -> None:
+    Args:
+        of: what all lines are about, where several things are done at once.
+    """
+
+    def __init__(self, of: str = "") -> None:
         self._last = time.monotonic()
         self._title = ""
+        self._of = f"[{of}] " if of else ""
 
     def note(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # nobody reads any more; the work goes on
-            print(text, file=sys.stderr, flush=True)
+            # One write: lines of threads do not run into each other.
+            sys.stderr.write(f"{self._of}{text}\n")
+            sys.stderr.flush()
 
     def update(self, text: str) -> None:
         now = time.monotonic()

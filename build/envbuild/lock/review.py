@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,9 +81,19 @@ class Outcome:
 
 
 def lock_all(
-    catalog: Catalog, project_dir: Path, *, site: Site, store: LocalStore, reporter: Reporter, upgrade: bool
+    catalog: Catalog,
+    project_dir: Path,
+    *,
+    site: Site,
+    store: LocalStore,
+    reporter_of: Callable[[Selection], Reporter],
+    upgrade: bool,
 ) -> list[Outcome]:
-    """Lock every stack on every base that it names; one that fails does not keep the others from it."""
+    """Lock every stack on every base that it names; one that fails does not keep the others from it.
+
+    Args:
+        reporter_of: receives what happens to each lock; several are made at once.
+    """
 
     def one(selection: Selection) -> Outcome:
         path = lock_path(project_dir, selection.stack_name, selection.base_name)
@@ -93,7 +104,7 @@ def lock_all(
                 request=Request(),
                 site=site,
                 store=store,
-                reporter=reporter,
+                reporter=reporter_of(selection),
                 upgrade=upgrade,
             )
         except EnvbuildError as error:
