@@ -309,6 +309,20 @@ def interruptible(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+@contextlib.contextmanager
+def meanwhile(argv: Sequence[str | Path], *, what: str, env: Mapping[str, str], cwd: Path) -> Iterator[None]:
+    """A program at work while the block runs, and ended with it: nobody asks how far it came.
+
+    It must print less than a pipe holds (64 KiB on Linux).
+
+    Raises:
+        MachineError: the program cannot be started.
+    """
+    with _started([str(word) for word in argv], what, env, cwd, None) as process:
+        yield
+        kill_group(process)
+
+
 def beside(action: Callable[[], T]) -> Future[T]:
     """Run something in a thread that nobody has to wait for: it ends with the process, if not before."""
     future: Future[T] = Future()

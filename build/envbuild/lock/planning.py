@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
+from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.models import Base, Component, Phase, Stack
 from envbuild.core.errors import ConfigurationError, ResolutionError, UsageError
+from envbuild.core.files import machine_errors
+from envbuild.core.process import beside
 from envbuild.lock import asof
+from envbuild.lock.api import read_ahead
 from envbuild.lock.asof import AsOf
 from envbuild.lock.components import Chosen, Forced, Repositories, choose, choose_anchor, parse_pins, upstream_overrides
 from envbuild.lock.driver import Led, commit_without_llm, led
 from envbuild.lock.git import Commit, CommitKind
 from envbuild.lock.metadata import CompileMetadata, build_requires, compile_metadata
-from envbuild.lock.project import Project, cuda_major
-from envbuild.lock.record import LockDirectory
+from envbuild.lock.project import Project, cuda_major, render_project
+from envbuild.lock.record import PROJECT_FILE, LockDirectory
 from envbuild.lock.refs import GitRef, Ref, VersionRef, parse_ref
 from envbuild.lock.releases import Releases, likely, look_up, uploaded_at
+from envbuild.lock.resolve import lock_arguments
 from envbuild.lock.torch_builds import TorchSource, torch_source
+from envbuild.lock.uv import uv_meanwhile
 from envbuild.lock.workplace import Workplace
 
 # Build requirements that the environment has anyway, at the version that the stack says.
@@ -53,10 +62,10 @@ class Plan:
         led: the stack as it holds for the anchor, and why.
         driver_problem: what the driver needs and a component from git does not have; empty: nothing.
         keep: versions of a lock made from the same inputs as of the same moment.
+        api_read: done when the API check has read ahead.
     """
 
     request: Request
-
     project: Project
     as_of: AsOf
     led: Led
@@ -64,6 +73,7 @@ class Plan:
     torch: TorchSource
     upstream_overrides: Mapping[str, Forced]
     keep: Mapping[str, str]
+    api_read: Future[None]
 
 
 def make_plan(
@@ -108,7 +118,9 @@ def make_plan(
     if previous is not None and previous.lock.inputs.as_of == moment.text():
         from_git = {name for name, item in chosen.items() if item.commit is not None}
         keep = {name: version for name, version in previous.packages().items() if name not in from_git}
-    metadata = _metadata(project, keep, base_cuda=cuda_major(base), work=work)
+    api_read = beside(lambda: read_ahead(project, keep, work, repositories))
+    with _filling_uvs_cache(project, keep, torch, work):
+        metadata = _metadata(project, keep, base_cuda=cuda_major(base), work=work)
     lines = dict.fromkeys(
         [*(line for item in metadata for line in item.build_requires), *git_build_requires(chosen, repositories)]
     )
@@ -121,7 +133,24 @@ def make_plan(
         torch=torch,
         upstream_overrides=forced,
         keep=keep,
+        api_read=api_read,
     )
+
+
+@contextlib.contextmanager
+def _filling_uvs_cache(
+    project: Project, keep: Mapping[str, str], torch: TorchSource, work: Workplace
+) -> Iterator[None]:
+    """Have uv resolve phase main for as long as the block reads sdists: it will ask the index for the same again."""
+    main = {name: item for name, item in project.chosen.items() if item.phase is Phase.MAIN}
+    if len(main) == len(project.chosen) or any(item.commit for item in main.values()):
+        yield  # nothing to read, or repositories to clone, of which half a clone is no use
+        return
+    with machine_errors(work.folder):
+        folder = Path(tempfile.mkdtemp(dir=work.folder, prefix="throw-away."))
+        (folder / PROJECT_FILE).write_text(render_project(replace(project, chosen=main), pins=keep, source=torch))
+    with uv_meanwhile(lock_arguments(torch), what="fill uv's cache", cwd=folder):
+        yield
 
 
 def _decide(

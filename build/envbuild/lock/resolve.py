@@ -37,6 +37,11 @@ class Resolution:
     ignored_settings: str = ""
 
 
+def lock_arguments(source: TorchSource) -> list[str]:
+    """The words of ``uv lock`` for a project whose torch comes from ``source``."""
+    return ["lock", *PREVIEW, *(source.uv_args() if source.kind == "find-links" else [])]
+
+
 def resolve(
     project: Path,
     source: TorchSource,
@@ -53,13 +58,10 @@ def resolve(
         settings_may_be_ignored: whoever calls looks at ``ignored_settings`` of the result.
         from_cache: the same was resolved just now and is pinned, so that the index need not be asked again.
     """
-    arguments: list[str | Path] = ["lock", *PREVIEW]
-    if source.kind == "find-links":
-        arguments += source.uv_args()
 
     def lock(*more: str) -> Finished:
         return run_uv(
-            [*arguments, *more],
+            [*lock_arguments(source), *more],
             what=what,
             log=log,
             cwd=project,

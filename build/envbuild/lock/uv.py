@@ -20,7 +20,7 @@ from envbuild.core.errors import (
     disk_full,
 )
 from envbuild.core.files import machine_errors
-from envbuild.core.process import Finished, ran_out_of_space, run, tail
+from envbuild.core.process import Finished, meanwhile, ran_out_of_space, run, tail
 
 # uv 0.13 has no machine-readable errors; these phrases are its own words for "could not be reached".
 _NETWORK = re.compile(
@@ -34,6 +34,9 @@ _OVER_THE_PROJECT = frozenset({"UV_CONFIG_FILE", "UV_NO_CONFIG", "UV_EXCLUDE_NEW
 _DROPPED_SETTINGS = re.compile(r"Failed to parse `.*pyproject\.toml` during settings discovery|unknown field")
 KNOW_THE_KEYS = "Use the uv that envbuild pins: another one does not know a key of [tool.uv] that envbuild writes."
 _BAD_CONFIGURATION = re.compile(r"^\s*error: Failed to parse: `?.*\.toml", re.MULTILINE)
+
+
+_PLAIN = ("--no-progress", "--color", "never")
 
 
 @cache
@@ -67,6 +70,22 @@ def git_environment() -> dict[str, str]:
     return {"UV_NO_GITHUB_FAST_PATH": "1", "GIT_LFS_SKIP_SMUDGE": "1", "GIT_TERMINAL_PROMPT": "0"}
 
 
+def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    environment = dict(os.environ if env is None else env)
+    environment.pop("VIRTUAL_ENV", None)
+    return environment | git_environment()
+
+
+@contextlib.contextmanager
+def uv_meanwhile(arguments: Sequence[str | Path], *, what: str, cwd: Path) -> Iterator[None]:
+    """Uv at work while the block runs, for what it leaves in its cache; how it ends does not matter."""
+    with (
+        _project_counts(_environment(None)) as environment,
+        meanwhile([uv_program(), *_PLAIN, "--quiet", *arguments], what=what, env=environment, cwd=cwd),
+    ):
+        yield
+
+
 def run_uv(
     arguments: Sequence[str | Path],
     *,
@@ -89,12 +108,9 @@ def run_uv(
         NetworkError: an index could not be reached.
         MachineError: no fitting Python interpreter, or the disk is full.
     """
-    environment = dict(os.environ if env is None else env)
-    environment.pop("VIRTUAL_ENV", None)
-    environment |= git_environment()
-    with _project_counts(environment) as environment:
+    with _project_counts(_environment(env)) as environment:
         finished = run(
-            [uv_program(), "--no-progress", "--color", "never", *arguments],
+            [uv_program(), *_PLAIN, *arguments],
             what=what,
             log=log,
             cwd=cwd,

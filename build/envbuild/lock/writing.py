@@ -12,9 +12,8 @@ from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.files import machine_errors
-from envbuild.core.process import beside
 from envbuild.lock import asof, record
-from envbuild.lock.api import check_api, read_ahead
+from envbuild.lock.api import check_api
 from envbuild.lock.checks import Checked, CheckFinding, refuse, run_checks
 from envbuild.lock.components import Chosen, Repositories
 from envbuild.lock.driver import release_without_llm
@@ -44,10 +43,9 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace, r
     """
     what = f"resolve stack {selection.stack_name} on {selection.base_name}"
 
-    ahead = beside(lambda: read_ahead(plan.project, plan.keep, work, repositories))
     with work.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"):
         resolution = _resolve(plan, what, work)
-    ahead.result()
+    plan.api_read.result()
     with work.reporter.step("check the lock"):
         overridden = against_declarations(plan, resolution, work)
         allowed = _check(selection, plan, resolution, overridden, work, repositories)

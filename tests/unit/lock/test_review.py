@@ -127,7 +127,9 @@ def test_one_lock_that_fails_does_not_keep_the_others(project, monkeypatch):
 
     monkeypatch.setattr(review, "lock_stack", lock_stack)
     catalog = Catalog((project / "envs",))
-    found = review.lock_all(catalog, project, site=None, store=None, reporter_of=lambda item: SilentReporter(), upgrade=False)
+    found = review.lock_all(
+        catalog, project, site=None, store=None, reporter_of=lambda item: SilentReporter(), upgrade=False
+    )
     assert [(item.selection.stack_name, item.result, bool(item.error)) for item in found] == [
         ("s", None, True),
         ("t", "a result", False),

@@ -13,7 +13,7 @@ from envbuild.lock.drift.findings import Finding, FindingKind, Moment, Severity
 from envbuild.lock.drift.reach import mark_reached
 from envbuild.lock.drift.sources import SourceTree
 from envbuild.lock.drift.symbols import ClassSymbol, ModuleSymbol, Reader, full_name
-from envbuild.lock.drift.tables import ModuleTable, Tables
+from envbuild.lock.drift.tables import ModuleTable, Tables, no_collection
 from envbuild.lock.drift.walker import Walker
 
 # Parts of a distribution that training does not run.
@@ -37,6 +37,15 @@ def find_drift(
     Returns:
         The findings by file and line. Only those for which :meth:`Finding.is_error` holds are a reason to refuse.
     """
+    with no_collection():
+        findings = _compare(consumer, provider)
+    if not findings:
+        return []
+    findings.sort(key=lambda finding: (finding.file, finding.line))
+    return _dated(mark_reached(findings, consumer, entries), consumer, provider, older)
+
+
+def _compare(consumer: SourceTree, provider: SourceTree) -> list[Finding]:
     tables = Tables(consumer, provider)
     modules = _modules_to_walk(tables)
     for module in modules:
@@ -51,10 +60,7 @@ def find_drift(
         if tree is not None:
             findings.extend(Walker(reader, classes, table.name).walk(tree, table.scope))
     findings.extend(_not_read(tables))
-    if not findings:
-        return []
-    findings.sort(key=lambda finding: (finding.file, finding.line))
-    return _dated(mark_reached(findings, consumer, entries), consumer, provider, older)
+    return findings
 
 
 def _modules_to_walk(tables: Tables) -> list[str]:

@@ -167,15 +167,15 @@ def parse(source: bytes) -> ast.Module:
         ValueError: it holds null bytes.
         RecursionError: it nests too deeply.
     """
-    with warnings.catch_warnings(), _no_collection():
+    with warnings.catch_warnings(), no_collection():
         # Invalid escapes in other people's strings are not our business.
         warnings.simplefilter("ignore")
         return ast.parse(source)
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Parsing makes many objects and no garbage: the collector would take three quarters of its time."""
+def no_collection() -> Iterator[None]:
+    """Reading makes many objects and no garbage: the collector would take most of the time."""
     if not gc.isenabled():
         yield
         return
