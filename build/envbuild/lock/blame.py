@@ -6,12 +6,14 @@ them never hides the error that was to be explained.
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from envbuild.catalog.models import Phase
 from envbuild.core.errors import (
@@ -103,15 +105,32 @@ def _minimal(trials: _Trials, pins: Sequence[str]) -> list[str]:
 
 
 def _nearest(trials: _Trials, pins: Mapping[str, Chosen], name: str) -> str | None:
-    """The version nearest to a pin that resolves with all the other pins: below it, else above; None: no version."""
+    """The version nearest to a pin that resolves with all the other pins; None: no version does.
+
+    Of the newest below it and what the stack's file gives; the newest above it only where neither resolves.
+    """
     version = _exact(pins[name])
     fixed = name == "torch" and trials.plan.project.torch_build != PACKAGE_INDEX_BUILD
-    texts = [None] if version is None or fixed else [f"<{version}", f">{version}"]
-    for text in texts:
-        found = trials.attempt(relaxed={name: text})
-        if found is not None and canonicalize_name(name) in found:
-            return found[canonicalize_name(name)]
-    return None
+    if version is None or fixed:
+        return _version_of(name, trials.attempt(relaxed={name: None}))
+    found = [_version_of(name, trials.attempt(relaxed={name: text})) for text in (f"<{version}", None)]
+    if not any(found):
+        found = [_version_of(name, trials.attempt(relaxed={name: f">{version}"}))]
+    return closest(version, [item for item in found if item is not None])
+
+
+def _version_of(name: str, versions: Mapping[str, str] | None) -> str | None:
+    return (versions or {}).get(canonicalize_name(name))
+
+
+def closest(wanted: str, versions: Sequence[str]) -> str | None:
+    """The version that shares the most leading numbers with ``wanted``; of equals the first."""
+
+    def shared(version: str) -> int:
+        pairs = zip(Version(wanted).release, Version(version).release, strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    return max(versions, key=shared, default=None)
 
 
 def _exact(item: Chosen) -> str | None:
