@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.models import Matrix
 from envbuild.certify.cases import Case, expand
-from envbuild.certify.certificate import make_certificate
-from envbuild.certify.judge import Results, Verdict, judge, read_results
+from envbuild.certify.certificate import Certificate, make_certificate, read_certificate
+from envbuild.certify.judge import Results, judge, read_results
 from envbuild.certify.plan import Subject, certification_key, make_plan
+from envbuild.certify.telling import failure, progress, show
 from envbuild.certify.zipapp import FILE_NAME, smoke_file
 from envbuild.core import locks
 from envbuild.core.digests import Json, sha256_bytes, sha256_file
 from envbuild.core.errors import (
     CertificationCannotRunError,
-    CertificationFailedError,
     CheckRefusedError,
     ConfigurationError,
     MachineError,
@@ -45,13 +44,19 @@ START_SECONDS = 120
 
 @dataclass(frozen=True, kw_only=True)
 class Certification:
-    """A passed certification: its certificate, and whether this call ran it."""
+    """A passed certification.
+
+    Attributes:
+        certificate: its file.
+        statement: what is in it.
+        ran: whether this call ran the cases.
+        not_counted: why a certificate that was there did not count, in words.
+    """
 
     certificate: Path
-    key: str
+    statement: Certificate
     ran: bool
-    verdicts: tuple[Verdict, ...]
-    case_ids: tuple[str, ...]
+    not_counted: str = ""
 
 
 def chosen_cases(matrix: Matrix, matrix_name: str, selection: Selection, only: tuple[str, ...]) -> tuple[Case, ...]:
@@ -99,7 +104,7 @@ def certify(
     runtime_name: str | None = None,
     fresh: bool = False,
 ) -> Certification:
-    """Certify an image, unless a certificate for exactly this is there already.
+    """Certify an image, unless a certificate for exactly this is there already, as it was written.
 
     Args:
         only: case IDs to run instead of the whole matrix.
@@ -113,11 +118,14 @@ def certify(
     job = _make_job(selection, lock, image, matrix_name, only, out_dir, store)
     if is_older(lock.lock, selection):
         reporter.note("note: the lock is older than its stack or base; what is certified is what was locked")
-    certificate, ids = job.folder / CERTIFICATE_FILE, tuple(case.id for case in job.cases)
+    certificate = job.folder / CERTIFICATE_FILE
     # Two runs of one key share a folder: the second waits, and then finds the certificate.
     waiting = f"another envbuild certifies the same in {job.folder}: waiting for it"
     with locks.exclusive(job.folder.with_name(f".{job.folder.name}.lock"), on_wait=lambda: reporter.note(waiting)):
-        if not fresh and _certifies(certificate, job.key):
+        standing, not_counted = _standing(certificate, job)
+        if not_counted:
+            reporter.note(f"note: {certificate} does not count: {not_counted}. Certifying again")
+        if standing and not fresh:
             if problem := seals.broken(image.path):
                 raise CheckRefusedError(
                     f"the image in {image.path} is not the one that was certified",
@@ -125,9 +133,10 @@ def certify(
                     fix=f"Put it right: envbuild image --stack {selection.stack_name} --base {selection.base_name} "
                     f"--target {selection.target_name}",
                 )
-            return Certification(certificate=certificate, key=job.key, ran=False, verdicts=(), case_ids=ids)
-        verdicts = _certify(job, certificate, _runtime(runtime_name), reporter)
-    return Certification(certificate=certificate, key=job.key, ran=True, verdicts=verdicts, case_ids=ids)
+            return Certification(certificate=certificate, statement=standing, ran=False)
+        _certify(job, certificate, _runtime(runtime_name), reporter)
+        statement = read_certificate(certificate)
+    return Certification(certificate=certificate, statement=statement, ran=True, not_counted=not_counted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,20 +210,20 @@ def _make_job(
     )
 
 
-def _certify(job: _Job, certificate: Path, runtime: Runtime, reporter: Reporter) -> tuple[Verdict, ...]:
+def _certify(job: _Job, certificate: Path, runtime: Runtime, reporter: Reporter) -> None:
     with reporter.step("check the image against its digests"):
         verify(job.image)
     run_dir = job.folder / "run"
     results = _run(job, run_dir, runtime, reporter)
     verdicts = judge(job.cases, job.matrix, results)
-    _show(verdicts, reporter)
+    show(verdicts, reporter)
     remove_tree(run_dir / "results" / "checkpoints")
     failed = [verdict for verdict in verdicts if not verdict.passed]
     if failed or results.environment_findings or results.finished_at is None:
         if space_is_low(run_dir):
             raise disk_full(run_dir)
         certificate.unlink(missing_ok=True)
-        raise _failure(failed, len(verdicts), results, run_dir)
+        raise failure(failed, len(verdicts), results, run_dir)
     statement = make_certificate(
         subject=job.subject,
         key=job.key,
@@ -228,7 +237,6 @@ def _certify(job: _Job, certificate: Path, runtime: Runtime, reporter: Reporter)
         verdicts=verdicts,
     )
     write_atomic(certificate, json.dumps(statement, indent=2) + "\n")
-    return verdicts
 
 
 def _runtime(name: str | None) -> Runtime:
@@ -238,14 +246,16 @@ def _runtime(name: str | None) -> Runtime:
         raise CertificationCannotRunError(error.what, why=error.why, fix=error.fix, log=error.log) from error
 
 
-def _certifies(certificate: Path, key: str) -> bool:
+def _standing(certificate: Path, job: _Job) -> tuple[Certificate | None, str]:
+    """The certificate that is there, if it is of this job and as it was written; else why it does not count."""
+    if not certificate.is_file():
+        return None, ""
     try:
-        predicate = json.loads(certificate.read_text())["predicate"]
-        return bool(predicate["key"] == key and predicate["verdict"] == "passed")
-    except FileNotFoundError:
-        return False
-    except (ValueError, KeyError, TypeError):
-        return False  # damaged by hand: certify anew
+        found = read_certificate(certificate)
+    except CheckRefusedError as error:
+        return None, error.why
+    problem = found.mismatch(subject=job.subject, key=job.key, case_ids=[case.id for case in job.cases])
+    return (None, problem) if problem else (found, "")
 
 
 def _run(job: _Job, run_dir: Path, runtime: Runtime, reporter: Reporter) -> Results:
@@ -268,7 +278,7 @@ def _run(job: _Job, run_dir: Path, runtime: Runtime, reporter: Reporter) -> Resu
             writable={results_dir: RESULTS_DIR},
             env={"PYTHONUNBUFFERED": "1"},
             network=False,
-            on_line=_progress(reporter),
+            on_line=progress(reporter),
             log=log,
             timeout_seconds=START_SECONDS + len(job.cases) * (job.matrix.time_limit_seconds + START_SECONDS),
         )
@@ -283,58 +293,3 @@ def _run(job: _Job, run_dir: Path, runtime: Runtime, reporter: Reporter) -> Resu
             log=log,
         )
     return read_results(results_file, sha256_bytes(plan_bytes), str(job.plan["nonce"]))
-
-
-def _progress(reporter: Reporter) -> Callable[[str], None]:
-    def on_line(line: str) -> None:
-        try:
-            event = json.loads(line)
-            kind = event["event"]
-            if kind == "case-started":
-                reporter.update(f"case {event['index']}/{event['total']} {event['case']}")
-            elif kind == "step":
-                loss = "not finite" if event["loss"] is None else f"{event['loss']:.5f}"
-                reporter.update(f"{event['case']} step {event['step']}: loss {loss}")
-            elif kind == "case-finished":
-                reporter.note(f"  {event['case']}: {event['status']} in {event['seconds']:.1f} s")
-        except (ValueError, KeyError, TypeError):
-            return  # words for people, which the log has
-
-    return on_line
-
-
-def _show(verdicts: tuple[Verdict, ...], reporter: Reporter) -> None:
-    for verdict in verdicts:
-        if verdict.case.is_baseline and verdict.passed:
-            numbers = " ".join(f"{step.loss:.5f}" for step in verdict.steps)
-            reporter.note(f"  baseline  {verdict.case.id}: loss {numbers}")
-        elif verdict.passed:
-            reporter.note(
-                f"  agrees    {verdict.case.id}: loss within {verdict.largest_loss_difference:.1e}, "
-                f"grad norm within {verdict.largest_grad_norm_difference:.1e}"
-            )
-        else:
-            reporter.note(f"  FAILED    {verdict.case.id}: {verdict.problems[0]}")
-
-
-def _failure(failed: list[Verdict], total: int, results: Results, run_dir: Path) -> CertificationFailedError:
-    lines = [f"{verdict.case.id}: {problem}" for verdict in failed for problem in verdict.problems]
-    lines += [
-        f"{finding.get('code')}: {finding.get('package')}: the lock has {finding.get('expected')}, the image has "
-        f"{finding.get('found') or 'none'}"
-        for finding in results.environment_findings
-    ]
-    if results.finished_at is None:
-        lines.append("the runner ended before its last line")
-    if failed:
-        what = f"{len(failed)} of {total} cases failed"
-    elif results.environment_findings:
-        what = "the environment is not what was locked"
-    else:
-        what = "the runner did not come to its end"
-    return CertificationFailedError(
-        what,
-        why="\n".join(lines),
-        fix=f"No certificate was written. Plan, results and a log for each rank are in {run_dir}.",
-        log=run_dir / "smoke.log",
-    )

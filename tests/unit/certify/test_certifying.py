@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.catalog import Catalog, Machine, select
-from envbuild.certify.certifying import _certifies, _failure, _progress, chosen_cases
+from envbuild.certify.certifying import chosen_cases
 from envbuild.certify.judge import Results, Verdict
+from envbuild.certify.telling import failure, progress
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
 
@@ -79,32 +80,15 @@ class Shown(SilentReporter):
 )
 def test_progress_of_events(event, shown):
     reporter = Shown()
-    _progress(reporter)(json.dumps(event))
+    progress(reporter)(json.dumps(event))
     assert reporter.texts == shown
 
 
 @pytest.mark.parametrize("line", ["", "words for people", "{", '"event"'])
 def test_progress_leaves_other_lines_to_the_log(line):
     reporter = Shown()
-    _progress(reporter)(line)
+    progress(reporter)(line)
     assert reporter.texts == []
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('{"predicate": {"key": "k", "verdict": "passed"}}', True),
-        ('{"predicate": {"key": "other", "verdict": "passed"}}', False),
-        ('{"predicate": {"key": "k", "verdict": "failed"}}', False),
-        ('{"predicate": {"key": "k", "verdi', False),
-        ("[]", False),
-        ("", False),
-        ("\ufffd", False),
-    ],
-)
-def test_certificate_that_is_there_counts_only_when_whole_and_of_this_key(tmp_path, text, expected):
-    (tmp_path / "certificate.json").write_text(text)
-    assert _certifies(tmp_path / "certificate.json", "k") is expected
 
 
 CASES = chosen_cases(MATRIX, "certify-quick", SELECTION, ())
@@ -141,7 +125,7 @@ def test_failure_names_cases_steps_findings_and_where_the_logs_are(failed, findi
         finished_at=finished_at,
         cases={},
     )
-    error = _failure(failed, 6, results, Path("/run"))
+    error = failure(failed, 6, results, Path("/run"))
     assert error.what == what
     assert len(error.why.splitlines()) == len(why)
     for part in why:

@@ -1,0 +1,137 @@
+"""`certify` from an image to a certificate, with a runner that can be told to fail: what counts, and what does not."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.certify_world import World, edit
+
+from envbuild.certify.certificate import read_certificate
+from envbuild.core.errors import CheckRefusedError
+
+PREDICATE = "predicate"
+
+
+def set_in(*place, value):
+    """An edit of a certificate: the value at a place."""
+
+    def change(statement):
+        for key in place[:-1]:
+            statement = statement[key]
+        assert statement[place[-1]] != value
+        statement[place[-1]] = value
+
+    return change
+
+
+def rename(old, new):
+    def change(statement):
+        statement[PREDICATE][new] = statement[PREDICATE].pop(old)
+
+    return change
+
+
+EDITS = {
+    "passed": set_in(PREDICATE, "cases", 1, "passed", value=False),
+    "loss": set_in(PREDICATE, "cases", 1, "steps", 0, "loss", value=6.3),
+    "loss-of-another-type": set_in(PREDICATE, "cases", 1, "steps", 0, "loss", value="6.375"),
+    "problem": set_in(PREDICATE, "cases", 1, "problems", value=["none"]),
+    "case-gone": lambda statement: statement[PREDICATE]["cases"].pop(),
+    "subject": set_in("subject", 1, "digest", "sha256", value="0" * 64),
+    "subject-name": set_in("subject", 1, "name", value="other.sqsh"),
+    "subject-more": lambda statement: statement["subject"].append(statement["subject"][0]),
+    "tolerance": set_in(PREDICATE, "tolerance", "fp32", "loss_relative", value=1.0),
+    "signed": set_in(PREDICATE, "signed", value=True),
+    "verdict": set_in(PREDICATE, "verdict", value="failed"),
+    "key": set_in(PREDICATE, "key", value="sha256:other"),
+    "matrix": set_in(PREDICATE, "whole_matrix", value=False),
+    "environment": set_in(PREDICATE, "environment", "python", value="3.12.0"),
+    "seal": set_in(PREDICATE, "seal", value="sha256:other"),
+    "seal-gone": lambda statement: statement[PREDICATE].pop("seal"),
+    "field-name": rename("runtime", "run_time"),
+    "field-more": lambda statement: statement[PREDICATE].update(approved=True),
+    "field-gone": lambda statement: statement[PREDICATE].pop("runtime"),
+    "outer-field-more": lambda statement: statement.update(approved=True),
+    "type": set_in("_type", value="https://in-toto.io/Statement/v2"),
+    "predicate-gone": lambda statement: statement.pop(PREDICATE),
+}
+
+
+@pytest.fixture
+def certificate(world: World) -> Path:
+    return world.certify().certificate
+
+
+def certified_again(world: World, problem: str = "") -> None:
+    """The cases ran, because of a certificate that did not count, and now there is one that counts."""
+    before = len(world.calls)
+    done = world.certify()
+    assert done.ran
+    assert len(world.calls) == before + 1
+    assert done.not_counted
+    assert problem in done.not_counted
+    assert any("does not count" in note and done.not_counted in note for note in world.told.notes)
+    assert world.certify().ran is False
+
+
+def test_certificate_as_it_was_written_counts(world, certificate):
+    before = certificate.read_bytes()
+    done = world.certify()
+    assert (done.ran, done.not_counted, len(world.calls)) == (False, "", 1)
+    assert [case.id for case in done.statement.predicate.cases] == [case["id"] for case in done.statement.cases_json()]
+    assert certificate.read_bytes() == before
+    assert not any(note.startswith("note:") for note in world.told.notes)
+
+
+def test_certificate_with_other_white_space_counts(world, certificate):
+    certificate.write_text(json.dumps(json.loads(certificate.read_text())))
+    assert world.certify().ran is False
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_certificate_that_was_edited_does_not_count(world, certificate, name):
+    edit(certificate, EDITS[name])
+    with pytest.raises(CheckRefusedError) as caught:
+        read_certificate(certificate)
+    assert caught.value.exit_code == 5
+    certified_again(world, caught.value.why)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"signed": false', '"signed": true, "signed": false', "has a key twice"),
+        ("}\n", "", ""),
+        ('"loss": 6.375', '"loss": NaN', ""),
+        ("{", "[", ""),
+    ],
+)
+def test_certificate_whose_text_was_damaged_does_not_count(world, certificate, old, new, problem):
+    text = certificate.read_text()
+    assert old in text
+    certificate.write_text(text.replace(old, new, 1))
+    certified_again(world, problem)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"\xff", b"{}", b"[" * 100000])
+def test_another_file_in_the_place_of_a_certificate_does_not_count(world, certificate, data):
+    certificate.write_bytes(data)
+    certified_again(world)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("key", "it is of key sha256:other"),
+        ("subject", "it is about mcore-debian12-cpu.oci"),
+        ("subject-name", "other.sqsh"),
+        ("subject-more", "it is about"),
+        ("case-gone", "its cases are gpt-fp32-baseline, "),
+        ("passed", "by its own words gpt-fp32-dp2 did not pass"),
+        ("problem", "by its own words gpt-fp32-dp2 did not pass"),
+    ],
+)
+def test_certificate_of_something_else_does_not_count_whatever_its_seal(world, certificate, name, problem):
+    edit(certificate, EDITS[name], reseal=True)
+    read_certificate(certificate)
+    certified_again(world, problem)
