@@ -10,7 +10,7 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.models import Matrix
 from envbuild.certify.cases import Case, expand
 from envbuild.certify.certificate import Certificate, make_certificate, read_certificate
-from envbuild.certify.judge import Results, judge, read_results
+from envbuild.certify.judge import Results, Verdict, judge, read_results
 from envbuild.certify.plan import Subject, certification_key, make_plan
 from envbuild.certify.telling import failure, progress, show
 from envbuild.certify.zipapp import FILE_NAME, smoke_file
@@ -18,6 +18,7 @@ from envbuild.core import locks
 from envbuild.core.digests import Json, sha256_bytes, sha256_file
 from envbuild.core.errors import (
     CertificationCannotRunError,
+    CertificationFailedError,
     CheckRefusedError,
     ConfigurationError,
     MachineError,
@@ -214,16 +215,12 @@ def _certify(job: _Job, certificate: Path, runtime: Runtime, reporter: Reporter)
     with reporter.step("check the image against its digests"):
         verify(job.image)
     run_dir = job.folder / "run"
-    results = _run(job, run_dir, runtime, reporter)
-    verdicts = judge(job.cases, job.matrix, results)
-    show(verdicts, reporter)
-    remove_tree(run_dir / "results" / "checkpoints")
-    failed = [verdict for verdict in verdicts if not verdict.passed]
-    if failed or results.environment_findings or results.finished_at is None:
-        if space_is_low(run_dir):
-            raise disk_full(run_dir)
+    try:
+        results, verdicts = _passed(job, run_dir, runtime, reporter)
+    except CertificationFailedError:
+        # What was measured last counts, also where an earlier run passed.
         certificate.unlink(missing_ok=True)
-        raise failure(failed, len(verdicts), results, run_dir)
+        raise
     statement = make_certificate(
         subject=job.subject,
         key=job.key,
@@ -237,6 +234,24 @@ def _certify(job: _Job, certificate: Path, runtime: Runtime, reporter: Reporter)
         verdicts=verdicts,
     )
     write_atomic(certificate, json.dumps(statement, indent=2) + "\n")
+
+
+def _passed(job: _Job, run_dir: Path, runtime: Runtime, reporter: Reporter) -> tuple[Results, tuple[Verdict, ...]]:
+    """Run the cases and judge them.
+
+    Raises:
+        CertificationFailedError: not every case passed, or it cannot be said.
+    """
+    results = _run(job, run_dir, runtime, reporter)
+    verdicts = judge(job.cases, job.matrix, results)
+    show(verdicts, reporter)
+    remove_tree(run_dir / "results" / "checkpoints")
+    passed = all(verdict.passed for verdict in verdicts)
+    if not passed or results.environment_findings or results.finished_at is None:
+        if space_is_low(run_dir):
+            raise disk_full(run_dir)
+        raise failure(verdicts, results, run_dir)
+    return results, verdicts
 
 
 def _runtime(name: str | None) -> Runtime:

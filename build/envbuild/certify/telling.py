@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from envbuild.certify.certificate import verdict_json
 from envbuild.certify.judge import Results, Verdict
 from envbuild.core.errors import CertificationFailedError
 from envbuild.core.progress import Reporter
@@ -46,8 +47,9 @@ def show(verdicts: tuple[Verdict, ...], reporter: Reporter) -> None:
             reporter.note(f"  FAILED    {verdict.case.id}: {verdict.problems[0]}")
 
 
-def failure(failed: list[Verdict], total: int, results: Results, run_dir: Path) -> CertificationFailedError:
-    """The error for results that give no certificate."""
+def failure(verdicts: tuple[Verdict, ...], results: Results, run_dir: Path) -> CertificationFailedError:
+    """The error for results that give no certificate, with every case's verdict."""
+    failed = [verdict for verdict in verdicts if not verdict.passed]
     lines = [f"{verdict.case.id}: {problem}" for verdict in failed for problem in verdict.problems]
     lines += [
         f"{finding.get('code')}: {finding.get('package')}: the lock has {finding.get('expected')}, the image has "
@@ -57,7 +59,7 @@ def failure(failed: list[Verdict], total: int, results: Results, run_dir: Path) 
     if results.finished_at is None:
         lines.append("the runner ended before its last line")
     if failed:
-        what = f"{len(failed)} of {total} cases failed"
+        what = f"{len(failed)} of {len(verdicts)} cases failed"
     elif results.environment_findings:
         what = "the environment is not what was locked"
     else:
@@ -67,4 +69,6 @@ def failure(failed: list[Verdict], total: int, results: Results, run_dir: Path) 
         why="\n".join(lines),
         fix=f"No certificate was written. Plan, results and a log for each rank are in {run_dir}.",
         log=run_dir / "smoke.log",
+        cases=[verdict_json(verdict) for verdict in verdicts],
+        environment_findings=results.environment_findings,
     )

@@ -7,6 +7,7 @@ import pytest
 from helpers.certify_world import World, edit
 
 from envbuild.certify.certificate import read_certificate
+from envbuild.cli.main import run
 from envbuild.core.errors import CheckRefusedError
 
 PREDICATE = "predicate"
@@ -135,3 +136,63 @@ def test_certificate_of_something_else_does_not_count_whatever_its_seal(world, c
     edit(certificate, EDITS[name], reseal=True)
     read_certificate(certificate)
     certified_again(world, problem)
+
+
+# ---- a failing run
+
+TP2 = "gpt-fp32-tp2"
+FINDING = {"code": "version-mismatch", "package": "torch", "expected": "2.13.0+cpu", "found": "2.12.0"}
+FAULTS = {
+    "a-loss": {"scale": {TP2: 1.001}},
+    "not-finite": {"scale": {TP2: float("nan")}},
+    "a-version": {"findings": [FINDING]},
+}
+
+
+@pytest.fixture
+def in_project(world, monkeypatch):
+    """The command line in the project of the world."""
+    monkeypatch.chdir(world.project)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
+
+    def command(*arguments):
+        return run(["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--json", *arguments])
+
+    return command
+
+
+def strict(text):
+    """JSON as the standard has it: without NaN."""
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_failing_run_shows_the_cases_as_a_passing_one_does(world, in_project, capsys, name):
+    assert in_project() == 0
+    passing = strict(capsys.readouterr().out)["cases"]
+    world.faults = FAULTS[name]
+    assert in_project("--fresh") == 7
+    error = strict(capsys.readouterr().out)["error"]
+    assert error["exit_code"] == 7
+    assert [case["id"] for case in error["cases"]] == [case["id"] for case in passing]
+    assert [set(case) for case in error["cases"]] == [set(case) for case in passing]
+    found = {case["id"]: case for case in error["cases"]}
+    assert [name for name, case in found.items() if not case["passed"]] == ([] if name == "a-version" else [TP2])
+    assert [f"{TP2}: {problem}" for problem in found[TP2]["problems"]] == [
+        line for line in error["why"].splitlines() if line.startswith(TP2)
+    ]
+    assert len(found[TP2]["steps"]) == 5
+    assert found[TP2]["steps"][0]["loss"] == {"a-version": 6.375, "a-loss": 6.375 * 1.001, "not-finite": None}[name]
+    assert error["environment_findings"] == ([FINDING] if name == "a-version" else [])
+
+
+def test_results_that_cannot_be_judged_have_no_cases(world, in_project, capsys):
+    world.spoil = lambda results: results.write_text("{")
+    assert in_project() == 7
+    error = strict(capsys.readouterr().out)["error"]
+    assert (error["cases"], error["environment_findings"]) == ([], [])
+    assert "cannot be judged" in error["what"]
