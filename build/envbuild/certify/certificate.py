@@ -87,6 +87,7 @@ class Predicate(Model):
     base: str
     target: str
     lock_digest: str
+    lock_is_current: bool = Field(description="made from the stack and the base as they were at issued_at")
     matrix: str
     whole_matrix: bool
     tolerance: dict[Precision, Tolerance]
@@ -183,6 +184,7 @@ def make_certificate(
     *,
     subject: Subject,
     key: str,
+    lock_is_current: bool,
     matrix_name: str,
     matrix: Matrix,
     whole_matrix: bool,
@@ -208,6 +210,7 @@ def make_certificate(
         "base": subject.base,
         "target": subject.target,
         "lock_digest": subject.lock_digest,
+        "lock_is_current": lock_is_current,
         "matrix": matrix_name,
         "whole_matrix": whole_matrix,
         "tolerance": tolerances,

@@ -51,12 +51,14 @@ class Certification:
         certificate: its file.
         statement: what is in it.
         ran: whether this call ran the cases.
+        lock_is_current: whether the lock was made from the stack and the base as they are now.
         not_counted: why a certificate that was there did not count, in words.
     """
 
     certificate: Path
     statement: Certificate
     ran: bool
+    lock_is_current: bool
     not_counted: str = ""
 
 
@@ -117,7 +119,7 @@ def certify(
         CertificationCannotRunError: no runtime, or the image lacks the stack.
     """
     job = _make_job(selection, lock, image, matrix_name, only, out_dir, store)
-    if is_older(lock.lock, selection):
+    if not job.lock_is_current:
         reporter.note("note: the lock is older than its stack or base; what is certified is what was locked")
     certificate = job.folder / CERTIFICATE_FILE
     # Two runs of one key share a folder: the second waits, and then finds the certificate.
@@ -134,10 +136,18 @@ def certify(
                     fix=f"Put it right: envbuild image --stack {selection.stack_name} --base {selection.base_name} "
                     f"--target {selection.target_name}",
                 )
-            return Certification(certificate=certificate, statement=standing, ran=False)
+            return Certification(
+                certificate=certificate, statement=standing, ran=False, lock_is_current=job.lock_is_current
+            )
         _certify(job, certificate, _runtime(runtime_name), reporter)
         statement = read_certificate(certificate)
-    return Certification(certificate=certificate, statement=statement, ran=True, not_counted=not_counted)
+    return Certification(
+        certificate=certificate,
+        statement=statement,
+        ran=True,
+        lock_is_current=job.lock_is_current,
+        not_counted=not_counted,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +160,7 @@ class _Job:
     matrix_name: str
     matrix: Matrix
     whole_matrix: bool
+    lock_is_current: bool
     subject: Subject
     smoke: Path
     smoke_digest: str
@@ -203,6 +214,7 @@ def _make_job(
         matrix_name=matrix_name,
         matrix=matrix,
         whole_matrix=whole,
+        lock_is_current=not is_older(lock.lock, selection),
         subject=subject,
         smoke=smoke,
         smoke_digest=smoke_digest,
@@ -224,6 +236,7 @@ def _certify(job: _Job, certificate: Path, runtime: Runtime, reporter: Reporter)
     statement = make_certificate(
         subject=job.subject,
         key=job.key,
+        lock_is_current=job.lock_is_current,
         matrix_name=job.matrix_name,
         matrix=job.matrix,
         whole_matrix=job.whole_matrix,

@@ -47,7 +47,7 @@ def command(
     if print_cases:
         _print_cases(session, selection, name, only)
         return
-    lock = find_lock(session.project, selection.stack_name, selection.base_name)
+    lock = find_lock(session.project, selection)
     image = find_image(out_dir, selection.stack_name, selection.base_name, selection.target_name)
     result = certify(
         selection,
@@ -69,6 +69,7 @@ def command(
             "certificate": str(result.certificate.resolve()),
             "key": predicate.key,
             "signed": predicate.signed,
+            "lock_is_current": result.lock_is_current,
             "not_counted": result.not_counted or None,
             "cases": result.statement.cases_json(),
         },

@@ -37,6 +37,7 @@ def test_certificate_is_a_statement_with_the_numbers_and_no_signature():
             sqsh_digest="sha256:ss",
         ),
         key="sha256:key",
+        lock_is_current=True,
         matrix_name="certify-quick",
         matrix=MATRIX,
         whole_matrix=True,

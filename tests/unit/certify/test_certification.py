@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.certify_world import World, edit
 
+from envbuild.catalog.data import data_root
 from envbuild.certify.certificate import read_certificate
 from envbuild.cli.main import run
 from envbuild.core.errors import CheckRefusedError
@@ -136,6 +137,25 @@ def test_certificate_of_something_else_does_not_count_whatever_its_seal(world, c
     edit(certificate, EDITS[name], reseal=True)
     read_certificate(certificate)
     certified_again(world, problem)
+
+
+# ---- the lock
+
+
+@pytest.mark.parametrize("current", [True, False])
+def test_certificate_and_json_say_whether_the_lock_is_current(world, in_project, capsys, current):
+    own = world.project / "envs" / "stacks" / "mcore.toml"
+    own.parent.mkdir(parents=True)
+    text = (data_root() / "envs" / "stacks" / "mcore.toml").read_text()
+    own.write_text(text if current else text.replace('"==2.13.0"', '">=2.13.0,<2.14"'))
+    assert in_project("--quiet") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["lock_is_current"] is current
+    assert json.loads(Path(shown["certificate"]).read_text())["predicate"]["lock_is_current"] is current
+    own.write_text(text)
+    assert in_project("--quiet") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["ran"], shown["lock_is_current"]) == (False, True)
 
 
 # ---- a failing run
