@@ -111,7 +111,8 @@ def certify(
 
     Args:
         only: case IDs to run instead of the whole matrix.
-        runtime_name: how the .sqsh is opened; the best this machine can do when None.
+        runtime_name: how the .sqsh is opened, so a certificate made with another one does not count; when None, the
+            best that this machine can do, and any certificate counts.
         fresh: run even if a certificate is there.
 
     Raises:
@@ -125,7 +126,7 @@ def certify(
     # Two runs of one key share a folder: the second waits, and then finds the certificate.
     waiting = f"another envbuild certifies the same in {job.folder}: waiting for it"
     with locks.exclusive(job.folder.with_name(f".{job.folder.name}.lock"), on_wait=lambda: reporter.note(waiting)):
-        standing, not_counted = _standing(certificate, job)
+        standing, not_counted = _standing(certificate, job, runtime_name)
         if not_counted:
             reporter.note(f"note: {certificate} does not count: {not_counted}. Certifying again")
         if standing and not fresh:
@@ -274,7 +275,7 @@ def _runtime(name: str | None) -> Runtime:
         raise CertificationCannotRunError(error.what, why=error.why, fix=error.fix, log=error.log) from error
 
 
-def _standing(certificate: Path, job: _Job) -> tuple[Certificate | None, str]:
+def _standing(certificate: Path, job: _Job, runtime_name: str | None) -> tuple[Certificate | None, str]:
     """The certificate that is there, if it is of this job and as it was written; else why it does not count."""
     if not certificate.is_file():
         return None, ""
@@ -283,6 +284,8 @@ def _standing(certificate: Path, job: _Job) -> tuple[Certificate | None, str]:
     except CheckRefusedError as error:
         return None, error.why
     problem = found.mismatch(subject=job.subject, key=job.key, case_ids=[case.id for case in job.cases])
+    if not problem and runtime_name not in (None, found.predicate.runtime):
+        problem = f"it was made with runtime {found.predicate.runtime}, and {runtime_name} was asked for"
     return (None, problem) if problem else (found, "")
 
 

@@ -139,6 +139,23 @@ def test_certificate_of_something_else_does_not_count_whatever_its_seal(world, c
     certified_again(world, problem)
 
 
+# ---- the runtime
+
+
+def test_runtime_that_is_named_is_the_one_that_is_used(world):
+    assert world.certify().statement.predicate.runtime == "loop"
+    done = world.certify(runtime_name="unsquashfs")
+    assert (done.ran, done.statement.predicate.runtime) == (True, "unsquashfs")
+    assert done.not_counted == "it was made with runtime loop, and unsquashfs was asked for"
+    assert [call["runtime"] for call in world.calls] == ["loop", "unsquashfs"]
+
+
+@pytest.mark.parametrize("named", [None, "unsquashfs"])
+def test_certificate_of_the_runtime_that_is_named_or_of_any_where_none_is_counts(world, named):
+    world.certify(runtime_name="unsquashfs")
+    assert world.certify(runtime_name=named).ran is False
+
+
 # ---- the lock
 
 
