@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.models import Matrix
+from envbuild.catalog.models import Driver, Matrix
 from envbuild.certify.cases import Case, expand
 from envbuild.certify.certificate import Certificate, make_certificate, read_certificate
 from envbuild.certify.judge import Results, Verdict, judge, read_results
-from envbuild.certify.plan import Subject, certification_key, make_plan
+from envbuild.certify.plan import DRIVERS, Subject, certification_key, make_plan
 from envbuild.certify.telling import failure, progress, show
 from envbuild.certify.zipapp import FILE_NAME, smoke_file
 from envbuild.core import locks
@@ -31,7 +31,7 @@ from envbuild.core.progress import Reporter
 from envbuild.image.outputs import PlacedImage, verify
 from envbuild.launch.local import Runtime, probe, run_in_image
 from envbuild.lock.locking import is_older
-from envbuild.lock.record import LockDirectory
+from envbuild.lock.record import Lock, LockDirectory
 from envbuild.store import seals
 from envbuild.store.local import LocalStore
 
@@ -94,6 +94,29 @@ def chosen_cases(matrix: Matrix, matrix_name: str, selection: Selection, only: t
     return tuple(case for case in cases if case.id in wanted)
 
 
+def driver_of(selection: Selection, lock: Lock | None = None) -> Driver:
+    """The driver of the cases: what the lock says, and without a lock what the stack's file says.
+
+    Raises:
+        CertificationCannotRunError: there are no cases for it, so no image is of use for this.
+    """
+    stack = selection.stack
+    possible, says = [stack.driver], f"The file of stack {selection.stack_name}"
+    if lock is not None and lock.driver is not None:
+        possible, says = [lock.driver], f"The lock of stack {lock.stack} on {lock.base.name}"
+    elif lock is None and stack.takeover is not None:
+        possible.append(stack.takeover.driver)
+    if not any(driver in DRIVERS for driver in possible):
+        names = " or ".join(driver.value for driver in possible)
+        known = ", ".join(driver.value for driver in DRIVERS)
+        raise CertificationCannotRunError(
+            f"there are no certification cases for driver {names} yet",
+            why=f"{says} names it as the training code that certifies it; the smoke runner has cases for: {known}.",
+            fix=f'Nothing was run. Certify a stack with driver = "{DRIVERS[0].value}", such as stack mcore.',
+        )
+    return possible[0]
+
+
 def certify(
     selection: Selection,
     *,
@@ -117,7 +140,7 @@ def certify(
 
     Raises:
         CertificationFailedError: a case did not pass; the results and logs stay.
-        CertificationCannotRunError: no runtime, or the image lacks the stack.
+        CertificationCannotRunError: no runtime, no cases for the stack's driver, or the image lacks the stack.
     """
     job = _make_job(selection, lock, image, matrix_name, only, out_dir, store)
     if not job.lock_is_current:
@@ -178,6 +201,7 @@ def _make_job(
     out_dir: Path,
     store: LocalStore,
 ) -> _Job:
+    driver = driver_of(selection, lock.lock)
     matrix = selection.catalog.matrix(matrix_name)
     cases = chosen_cases(matrix, matrix_name, selection, only)
     if image.record.lock_digest != lock.lock.digest:
@@ -199,7 +223,7 @@ def _make_job(
     plan = make_plan(
         subject=subject,
         device=selection.target.device,
-        driver=lock.lock.driver or selection.stack.driver,
+        driver=driver,
         matrix=matrix,
         cases=cases,
         expected_versions={**lock.packages(), **{name: item.version for name, item in lock.lock.components.items()}},

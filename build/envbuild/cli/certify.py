@@ -8,7 +8,7 @@ import click
 
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.certificate import UNSIGNED
-from envbuild.certify.certifying import certify, chosen_cases
+from envbuild.certify.certifying import certify, chosen_cases, driver_of
 from envbuild.cli.common import Session, out_dir_option, output_options, selection_options, shown
 from envbuild.core.digests import short
 from envbuild.image.outputs import find_image
@@ -47,7 +47,9 @@ def command(
     if print_cases:
         _print_cases(session, selection, name, only)
         return
+    driver_of(selection)
     lock = find_lock(session.project, selection)
+    driver_of(selection, lock.lock)
     image = find_image(out_dir, selection.stack_name, selection.base_name, selection.target_name)
     result = certify(
         selection,

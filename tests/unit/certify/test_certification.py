@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 from helpers.certify_world import World, edit
+from helpers.locks import make_lock
 
 from envbuild.catalog.data import data_root
 from envbuild.certify.certificate import read_certificate
 from envbuild.cli.main import run
-from envbuild.core.errors import CheckRefusedError
+from envbuild.core.errors import CertificationCannotRunError, CheckRefusedError
+from envbuild.core.files import remove_tree
+from envbuild.lock.record import read_lock
 
 PREDICATE = "predicate"
 
@@ -154,6 +157,43 @@ def test_runtime_that_is_named_is_the_one_that_is_used(world):
 def test_certificate_of_the_runtime_that_is_named_or_of_any_where_none_is_counts(world, named):
     world.certify(runtime_name="unsquashfs")
     assert world.certify(runtime_name=named).ran is False
+
+
+# ---- the driver
+
+
+def told_no_cases(error, driver, says):
+    assert error["exit_code"] == 8
+    assert error["what"] == f"there are no certification cases for driver {driver} yet"
+    assert error["why"].startswith(says)
+    assert error["why"].endswith("the smoke runner has cases for: mcore.")
+
+
+@pytest.mark.parametrize(
+    ("stack", "base", "driver"),
+    [
+        ("nemo-2.7", "ubuntu2404-cu130", "nemo"),
+        ("bridge-0.6", "ubuntu2404-cu130", "bridge"),
+        ("nemo", None, "nemo or bridge"),
+    ],
+)
+def test_stack_whose_driver_has_no_cases_is_refused_before_lock_and_image(
+    world, in_project, capsys, stack, base, driver
+):
+    arguments = ["certify", "--stack", stack, "--target", "h200", "--json", *(["--base", base] if base else [])]
+    assert run(arguments) == 8
+    told_no_cases(strict(capsys.readouterr().out)["error"], driver, f"The file of stack {stack} names it")
+
+
+@pytest.mark.parametrize("driver", ["nemo", "bridge"])
+def test_lock_whose_driver_has_no_cases_is_refused_before_the_image(world, in_project, capsys, driver):
+    make_lock(world.lock.path, inputs=world.lock.lock.inputs, driver=driver)
+    remove_tree(world.image.path)
+    assert in_project() == 8
+    told_no_cases(strict(capsys.readouterr().out)["error"], driver, "The lock of stack mcore on debian12 names it")
+    assert world.calls == []
+    with pytest.raises(CertificationCannotRunError, match=f"for driver {driver} yet"):
+        world.certify(lock=read_lock(world.lock.path))
 
 
 # ---- the lock
