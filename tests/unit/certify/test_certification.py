@@ -10,7 +10,7 @@ from helpers.locks import make_lock
 from envbuild.catalog.data import data_root
 from envbuild.certify.certificate import read_certificate
 from envbuild.cli.main import run
-from envbuild.core.errors import CertificationCannotRunError, CheckRefusedError
+from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError, CheckRefusedError
 from envbuild.core.files import remove_tree
 from envbuild.lock.record import read_lock
 
@@ -273,3 +273,77 @@ def test_results_that_cannot_be_judged_have_no_cases(world, in_project, capsys):
     error = strict(capsys.readouterr().out)["error"]
     assert (error["cases"], error["environment_findings"]) == ([], [])
     assert "cannot be judged" in error["what"]
+
+
+def test_cases_run_without_a_network(world):
+    """What that means inside is tried in a real image by the integration tests."""
+    world.certify()
+    assert [call["network"] for call in world.calls] == [False]
+
+
+def cut_off(results):
+    """The runner ended before its last line."""
+    results.write_text("".join(results.read_text().splitlines(keepends=True)[:-1]))
+
+
+SPOILED = {"cut-off": cut_off, "damaged": lambda results: results.write_text("{")}
+
+
+@pytest.mark.parametrize("name", [*FAULTS, *SPOILED])
+def test_failing_run_leaves_no_certificate_not_even_an_older_one(world, name):
+    certificate = world.certify().certificate
+    world.faults, world.spoil = FAULTS.get(name, {}), SPOILED.get(name, lambda results: None)
+    with pytest.raises(CertificationFailedError):
+        world.certify(fresh=True)
+    assert not certificate.exists()
+    with pytest.raises(CertificationFailedError):
+        world.certify()
+    assert world.certificates() == []
+
+
+def test_environment_that_differs_from_the_lock_fails_also_where_every_case_agrees(world):
+    world.faults = FAULTS["a-version"]
+    with pytest.raises(CertificationFailedError, match="the environment is not what was locked") as caught:
+        world.certify()
+    assert "torch: the lock has 2.13.0+cpu, the image has 2.12.0" in caught.value.why
+    assert world.certificates() == []
+
+
+def test_fresh_runs_where_a_certificate_counts(world):
+    world.certify()
+    assert world.certify(fresh=True).ran
+    assert len(world.calls) == 2
+
+
+# ---- the image
+
+
+def overwrite(file):
+    """Change a file in place, as no command of ours does."""
+    data = file.read_bytes()
+    file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+
+
+IMAGE_FILES = ["image.sqsh", "oci/index.json", "oci/blobs/sha256/{layer}"]
+
+
+def file_of(world, name):
+    layer = world.image.record.layers[0].digest.removeprefix("sha256:")
+    return world.image.path / name.format(layer=layer)
+
+
+@pytest.mark.parametrize("name", IMAGE_FILES)
+def test_image_changed_after_it_was_certified_is_refused_although_a_certificate_counts(world, name):
+    world.certify()
+    overwrite(file_of(world, name))
+    with pytest.raises(CheckRefusedError, match="is not the one that was certified") as caught:
+        world.certify()
+    assert "was changed" in caught.value.why
+
+
+@pytest.mark.parametrize("name", IMAGE_FILES)
+def test_image_that_is_not_its_record_is_refused_before_anything_runs_in_it(world, name):
+    overwrite(file_of(world, name))
+    with pytest.raises(CheckRefusedError, match="is not the one that was built"):
+        world.certify()
+    assert world.calls == []
