@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from envbuild.core.digests import Json
+
 
 class EnvbuildError(Exception):
     """A failure with an explanation.
@@ -31,7 +33,7 @@ class EnvbuildError(Exception):
         self.fix = fix
         self.log = log
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, Json]:
         """The error as the object that ``--json`` prints under the key ``error``."""
         return {
             "kind": type(self).__name__,
@@ -90,14 +92,14 @@ class CertificationFailedError(EnvbuildError):
         why: str = "",
         fix: str = "",
         log: Path | None = None,
-        cases: Sequence[Mapping[str, object]] | None = None,
-        environment_findings: Sequence[Mapping[str, object]] = (),
+        cases: Sequence[Mapping[str, Json]] | None = None,
+        environment_findings: Sequence[Mapping[str, Json]] = (),
     ) -> None:
         super().__init__(what, why=why, fix=fix, log=log)
         self.cases = cases
         self.environment_findings = environment_findings
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, Json]:
         shown = super().as_json()
         if self.cases is not None:
             shown["cases"] = [dict(case) for case in self.cases]

@@ -67,7 +67,7 @@ def certificate(world: World) -> Path:
     return world.certify().certificate
 
 
-def certified_again(world: World, problem: str = "") -> None:
+def assert_certified_again(world: World, problem: str = "") -> None:
     """The cases ran, because of a certificate that did not count, and now there is one that counts."""
     before = len(world.calls)
     done = world.certify()
@@ -99,7 +99,7 @@ def test_certificate_that_was_edited_does_not_count(world, certificate, name):
     with pytest.raises(CheckRefusedError) as caught:
         read_certificate(certificate)
     assert caught.value.exit_code == 5
-    certified_again(world, caught.value.why)
+    assert_certified_again(world, caught.value.why)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_certificate_whose_text_was_damaged_does_not_count(world, certificate, o
     text = certificate.read_text()
     assert old in text
     certificate.write_text(text.replace(old, new, 1))
-    certified_again(world, problem)
+    assert_certified_again(world, problem)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"\xff", b"{}", b"[" * 100000])
 def test_another_file_in_the_place_of_a_certificate_does_not_count(world, certificate, data):
     certificate.write_bytes(data)
-    certified_again(world)
+    assert_certified_again(world)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_another_file_in_the_place_of_a_certificate_does_not_count(world, certif
 def test_certificate_of_something_else_does_not_count_whatever_its_seal(world, certificate, name, problem):
     edit(certificate, EDITS[name], reseal=True)
     read_certificate(certificate)
-    certified_again(world, problem)
+    assert_certified_again(world, problem)
 
 
 # ---- the runtime
