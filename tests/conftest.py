@@ -94,7 +94,7 @@ def selection() -> Selection:
 def mcore_lock(tool: Tool, selection: Selection) -> LockDirectory:
     """The lock of stack mcore on this machine's base, made by the command line."""
     tool.run("lock", "--stack", "mcore", "--target", "cpu")
-    return find_lock(tool.project, "mcore", selection.base_name)
+    return find_lock(tool.project, selection)
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes
 from envbuild.lock import record
+from envbuild.lock.locking import inputs_digest
+from envbuild.lock.planning import Request
 from envbuild.lock.record import PHASE_FILES, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
 
 MAIN = """\
@@ -67,3 +70,15 @@ def make_lock(path: Path, main: str = MAIN, **changes: object) -> Lock:
     lock = record.sealed(Lock(**(fields | changes)))
     (path / record.RECORD_FILE).write_text(record.render(lock))
     return lock
+
+
+def inputs_of(selection: Selection) -> Inputs:
+    """What the record says of a lock that was made from a selection as it is now."""
+    return Inputs(
+        digest=inputs_digest(selection, Request()),
+        stack_digest=definition_digest(selection.stack),
+        base_digest=definition_digest(selection.base),
+        torch_build="cpu",
+        uv="0",
+        as_of="2026-01-02T03:04:05Z",
+    )

@@ -42,7 +42,7 @@ def selection(mini: Tool) -> Selection:
 
 @pytest.fixture(scope="module")
 def lock(mini: Tool, selection: Selection) -> LockDirectory:
-    return find_lock(mini.project, NAME, selection.base_name)
+    return find_lock(mini.project, selection)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,18 @@ def test_image_again_does_no_work(mini: Tool, image: Any, site_cache: Path) -> N
     assert digests(again) == digests(image)
     assert before
     assert image_logs(site_cache) == before
+
+
+def test_image_says_whether_its_lock_is_current(mini: Tool, image: Any, tmp_path: Path) -> None:
+    other = Tool(tmp_path / "p", mini.cache)
+    for folder in ("envs", "lockfiles"):
+        shutil.copytree(mini.project / folder, other.project / folder)
+    assert image_of(other, "--quiet")["lock_is_current"] is True
+    stack = other.project / "envs/stacks" / f"{NAME}.toml"
+    stack.write_text(stack.read_text().replace("==25.0", "==24.2"))
+    after = image_of(other, "--quiet")
+    assert after["lock_is_current"] is False
+    assert digests(after) == digests(image)
 
 
 def image_logs(store: Path) -> dict[Path, int]:

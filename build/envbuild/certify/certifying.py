@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.models import Matrix
+from envbuild.catalog.models import Driver, Matrix
 from envbuild.certify.cases import Case, expand
-from envbuild.certify.certificate import make_certificate
+from envbuild.certify.certificate import Certificate, make_certificate, read_certificate
 from envbuild.certify.judge import Results, Verdict, judge, read_results
-from envbuild.certify.plan import Subject, certification_key, make_plan
+from envbuild.certify.plan import DRIVERS, Subject, certification_key, make_plan
+from envbuild.certify.telling import failure, progress, show
 from envbuild.certify.zipapp import FILE_NAME, smoke_file
 from envbuild.core import locks
 from envbuild.core.digests import Json, sha256_bytes, sha256_file
@@ -31,7 +31,7 @@ from envbuild.core.progress import Reporter
 from envbuild.image.outputs import PlacedImage, verify
 from envbuild.launch.local import Runtime, probe, run_in_image
 from envbuild.lock.locking import is_older
-from envbuild.lock.record import LockDirectory
+from envbuild.lock.record import Lock, LockDirectory
 from envbuild.store import seals
 from envbuild.store.local import LocalStore
 
@@ -45,13 +45,21 @@ START_SECONDS = 120
 
 @dataclass(frozen=True, kw_only=True)
 class Certification:
-    """A passed certification: its certificate, and whether this call ran it."""
+    """A passed certification.
+
+    Attributes:
+        certificate: its file.
+        statement: what is in it.
+        ran: whether this call ran the cases.
+        lock_is_current: whether the lock was made from the stack and the base as they are now.
+        not_counted: why a certificate that was there did not count, in words.
+    """
 
     certificate: Path
-    key: str
+    statement: Certificate
     ran: bool
-    verdicts: tuple[Verdict, ...]
-    case_ids: tuple[str, ...]
+    lock_is_current: bool
+    not_counted: str = ""
 
 
 def chosen_cases(matrix: Matrix, matrix_name: str, selection: Selection, only: tuple[str, ...]) -> tuple[Case, ...]:
@@ -86,6 +94,29 @@ def chosen_cases(matrix: Matrix, matrix_name: str, selection: Selection, only: t
     return tuple(case for case in cases if case.id in wanted)
 
 
+def driver_of(selection: Selection, lock: Lock | None = None) -> Driver:
+    """The driver of the cases: what the lock says, and without a lock what the stack's file says.
+
+    Raises:
+        CertificationCannotRunError: there are no cases for it, so no image is of use for this.
+    """
+    stack = selection.stack
+    possible, says = [stack.driver], f"The file of stack {selection.stack_name}"
+    if lock is not None and lock.driver is not None:
+        possible, says = [lock.driver], f"The lock of stack {lock.stack} on {lock.base.name}"
+    elif lock is None and stack.takeover is not None:
+        possible.append(stack.takeover.driver)
+    if not any(driver in DRIVERS for driver in possible):
+        names = " or ".join(driver.value for driver in possible)
+        known = ", ".join(driver.value for driver in DRIVERS)
+        raise CertificationCannotRunError(
+            f"there are no certification cases for driver {names} yet",
+            why=f"{says} names it as the training code that certifies it; the smoke runner has cases for: {known}.",
+            fix=f'Nothing was run. Certify a stack with driver = "{DRIVERS[0].value}", such as stack mcore.',
+        )
+    return possible[0]
+
+
 def certify(
     selection: Selection,
     *,
@@ -99,25 +130,29 @@ def certify(
     runtime_name: str | None = None,
     fresh: bool = False,
 ) -> Certification:
-    """Certify an image, unless a certificate for exactly this is there already.
+    """Certify an image, unless a certificate for exactly this is there already, as it was written.
 
     Args:
         only: case IDs to run instead of the whole matrix.
-        runtime_name: how the .sqsh is opened; the best this machine can do when None.
+        runtime_name: how the .sqsh is opened, so a certificate made with another one does not count; when None, the
+            best that this machine can do, and any certificate counts.
         fresh: run even if a certificate is there.
 
     Raises:
         CertificationFailedError: a case did not pass; the results and logs stay.
-        CertificationCannotRunError: no runtime, or the image lacks the stack.
+        CertificationCannotRunError: no runtime, no cases for the stack's driver, or the image lacks the stack.
     """
     job = _make_job(selection, lock, image, matrix_name, only, out_dir, store)
-    if is_older(lock.lock, selection):
+    if not job.lock_is_current:
         reporter.note("note: the lock is older than its stack or base; what is certified is what was locked")
-    certificate, ids = job.folder / CERTIFICATE_FILE, tuple(case.id for case in job.cases)
+    certificate = job.folder / CERTIFICATE_FILE
     # Two runs of one key share a folder: the second waits, and then finds the certificate.
     waiting = f"another envbuild certifies the same in {job.folder}: waiting for it"
     with locks.exclusive(job.folder.with_name(f".{job.folder.name}.lock"), on_wait=lambda: reporter.note(waiting)):
-        if not fresh and _certifies(certificate, job.key):
+        standing, not_counted = _standing(certificate, job, runtime_name)
+        if not_counted:
+            reporter.note(f"note: {certificate} does not count: {not_counted}. Certifying again")
+        if standing and not fresh:
             if problem := seals.broken(image.path):
                 raise CheckRefusedError(
                     f"the image in {image.path} is not the one that was certified",
@@ -125,9 +160,18 @@ def certify(
                     fix=f"Put it right: envbuild image --stack {selection.stack_name} --base {selection.base_name} "
                     f"--target {selection.target_name}",
                 )
-            return Certification(certificate=certificate, key=job.key, ran=False, verdicts=(), case_ids=ids)
-        verdicts = _certify(job, certificate, _runtime(runtime_name), reporter)
-    return Certification(certificate=certificate, key=job.key, ran=True, verdicts=verdicts, case_ids=ids)
+            return Certification(
+                certificate=certificate, statement=standing, ran=False, lock_is_current=job.lock_is_current
+            )
+        _certify(job, certificate, _runtime(runtime_name), reporter)
+        statement = read_certificate(certificate)
+    return Certification(
+        certificate=certificate,
+        statement=statement,
+        ran=True,
+        lock_is_current=job.lock_is_current,
+        not_counted=not_counted,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +184,7 @@ class _Job:
     matrix_name: str
     matrix: Matrix
     whole_matrix: bool
+    lock_is_current: bool
     subject: Subject
     smoke: Path
     smoke_digest: str
@@ -156,6 +201,7 @@ def _make_job(
     out_dir: Path,
     store: LocalStore,
 ) -> _Job:
+    driver = driver_of(selection, lock.lock)
     matrix = selection.catalog.matrix(matrix_name)
     cases = chosen_cases(matrix, matrix_name, selection, only)
     if image.record.lock_digest != lock.lock.digest:
@@ -177,7 +223,7 @@ def _make_job(
     plan = make_plan(
         subject=subject,
         device=selection.target.device,
-        driver=lock.lock.driver or selection.stack.driver,
+        driver=driver,
         matrix=matrix,
         cases=cases,
         expected_versions={**lock.packages(), **{name: item.version for name, item in lock.lock.components.items()}},
@@ -193,6 +239,7 @@ def _make_job(
         matrix_name=matrix_name,
         matrix=matrix,
         whole_matrix=whole,
+        lock_is_current=not is_older(lock.lock, selection),
         subject=subject,
         smoke=smoke,
         smoke_digest=smoke_digest,
@@ -201,23 +248,20 @@ def _make_job(
     )
 
 
-def _certify(job: _Job, certificate: Path, runtime: Runtime, reporter: Reporter) -> tuple[Verdict, ...]:
+def _certify(job: _Job, certificate: Path, runtime: Runtime, reporter: Reporter) -> None:
     with reporter.step("check the image against its digests"):
         verify(job.image)
     run_dir = job.folder / "run"
-    results = _run(job, run_dir, runtime, reporter)
-    verdicts = judge(job.cases, job.matrix, results)
-    _show(verdicts, reporter)
-    remove_tree(run_dir / "results" / "checkpoints")
-    failed = [verdict for verdict in verdicts if not verdict.passed]
-    if failed or results.environment_findings or results.finished_at is None:
-        if space_is_low(run_dir):
-            raise disk_full(run_dir)
+    try:
+        results, verdicts = _passed(job, run_dir, runtime, reporter)
+    except CertificationFailedError:
+        # What was measured last counts, also where an earlier run passed.
         certificate.unlink(missing_ok=True)
-        raise _failure(failed, len(verdicts), results, run_dir)
+        raise
     statement = make_certificate(
         subject=job.subject,
         key=job.key,
+        lock_is_current=job.lock_is_current,
         matrix_name=job.matrix_name,
         matrix=job.matrix,
         whole_matrix=job.whole_matrix,
@@ -228,7 +272,24 @@ def _certify(job: _Job, certificate: Path, runtime: Runtime, reporter: Reporter)
         verdicts=verdicts,
     )
     write_atomic(certificate, json.dumps(statement, indent=2) + "\n")
-    return verdicts
+
+
+def _passed(job: _Job, run_dir: Path, runtime: Runtime, reporter: Reporter) -> tuple[Results, tuple[Verdict, ...]]:
+    """Run the cases and judge them.
+
+    Raises:
+        CertificationFailedError: not every case passed, or it cannot be said.
+    """
+    results = _run(job, run_dir, runtime, reporter)
+    verdicts = judge(job.cases, job.matrix, results)
+    show(verdicts, reporter)
+    remove_tree(run_dir / "results" / "checkpoints")
+    passed = all(verdict.passed for verdict in verdicts)
+    if not passed or results.environment_findings or results.finished_at is None:
+        if space_is_low(run_dir):
+            raise disk_full(run_dir)
+        raise failure(verdicts, results, run_dir)
+    return results, verdicts
 
 
 def _runtime(name: str | None) -> Runtime:
@@ -238,14 +299,18 @@ def _runtime(name: str | None) -> Runtime:
         raise CertificationCannotRunError(error.what, why=error.why, fix=error.fix, log=error.log) from error
 
 
-def _certifies(certificate: Path, key: str) -> bool:
+def _standing(certificate: Path, job: _Job, runtime_name: str | None) -> tuple[Certificate | None, str]:
+    """The certificate that is there, if it is of this job and as it was written; else why it does not count."""
+    if not certificate.is_file():
+        return None, ""
     try:
-        predicate = json.loads(certificate.read_text())["predicate"]
-        return bool(predicate["key"] == key and predicate["verdict"] == "passed")
-    except FileNotFoundError:
-        return False
-    except (ValueError, KeyError, TypeError):
-        return False  # damaged by hand: certify anew
+        found = read_certificate(certificate)
+    except CheckRefusedError as error:
+        return None, error.why
+    problem = found.mismatch(subject=job.subject, key=job.key, case_ids=[case.id for case in job.cases])
+    if not problem and runtime_name not in (None, found.predicate.runtime):
+        problem = f"it was made with runtime {found.predicate.runtime}, and {runtime_name} was asked for"
+    return (None, problem) if problem else (found, "")
 
 
 def _run(job: _Job, run_dir: Path, runtime: Runtime, reporter: Reporter) -> Results:
@@ -268,7 +333,7 @@ def _run(job: _Job, run_dir: Path, runtime: Runtime, reporter: Reporter) -> Resu
             writable={results_dir: RESULTS_DIR},
             env={"PYTHONUNBUFFERED": "1"},
             network=False,
-            on_line=_progress(reporter),
+            on_line=progress(reporter),
             log=log,
             timeout_seconds=START_SECONDS + len(job.cases) * (job.matrix.time_limit_seconds + START_SECONDS),
         )
@@ -283,58 +348,3 @@ def _run(job: _Job, run_dir: Path, runtime: Runtime, reporter: Reporter) -> Resu
             log=log,
         )
     return read_results(results_file, sha256_bytes(plan_bytes), str(job.plan["nonce"]))
-
-
-def _progress(reporter: Reporter) -> Callable[[str], None]:
-    def on_line(line: str) -> None:
-        try:
-            event = json.loads(line)
-            kind = event["event"]
-            if kind == "case-started":
-                reporter.update(f"case {event['index']}/{event['total']} {event['case']}")
-            elif kind == "step":
-                loss = "not finite" if event["loss"] is None else f"{event['loss']:.5f}"
-                reporter.update(f"{event['case']} step {event['step']}: loss {loss}")
-            elif kind == "case-finished":
-                reporter.note(f"  {event['case']}: {event['status']} in {event['seconds']:.1f} s")
-        except (ValueError, KeyError, TypeError):
-            return  # words for people, which the log has
-
-    return on_line
-
-
-def _show(verdicts: tuple[Verdict, ...], reporter: Reporter) -> None:
-    for verdict in verdicts:
-        if verdict.case.is_baseline and verdict.passed:
-            numbers = " ".join(f"{step.loss:.5f}" for step in verdict.steps)
-            reporter.note(f"  baseline  {verdict.case.id}: loss {numbers}")
-        elif verdict.passed:
-            reporter.note(
-                f"  agrees    {verdict.case.id}: loss within {verdict.largest_loss_difference:.1e}, "
-                f"grad norm within {verdict.largest_grad_norm_difference:.1e}"
-            )
-        else:
-            reporter.note(f"  FAILED    {verdict.case.id}: {verdict.problems[0]}")
-
-
-def _failure(failed: list[Verdict], total: int, results: Results, run_dir: Path) -> CertificationFailedError:
-    lines = [f"{verdict.case.id}: {problem}" for verdict in failed for problem in verdict.problems]
-    lines += [
-        f"{finding.get('code')}: {finding.get('package')}: the lock has {finding.get('expected')}, the image has "
-        f"{finding.get('found') or 'none'}"
-        for finding in results.environment_findings
-    ]
-    if results.finished_at is None:
-        lines.append("the runner ended before its last line")
-    if failed:
-        what = f"{len(failed)} of {total} cases failed"
-    elif results.environment_findings:
-        what = "the environment is not what was locked"
-    else:
-        what = "the runner did not come to its end"
-    return CertificationFailedError(
-        what,
-        why="\n".join(lines),
-        fix=f"No certificate was written. Plan, results and a log for each rank are in {run_dir}.",
-        log=run_dir / "smoke.log",
-    )

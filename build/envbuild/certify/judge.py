@@ -76,7 +76,7 @@ def read_results(path: Path, plan_digest: str, nonce: str) -> Results:
 
     def refuse(why: str) -> CertificationFailedError:
         return CertificationFailedError(
-            f"the results in {path} cannot be judged", why=why, fix="Run the certification again.", log=path
+            f"the results in {path} cannot be judged", why=why, fix="Run the certification again.", log=path, cases=()
         )
 
     try:

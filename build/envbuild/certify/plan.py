@@ -12,6 +12,8 @@ from envbuild.core.digests import Json, digest_of
 PLAN_SCHEMA = "envbuild.plan/1"
 # Raised when the judge would come to another verdict about the same results.
 JUDGE_VERSION = 1
+# The drivers that the smoke runner has.
+DRIVERS = (Driver.MCORE,)
 
 
 @dataclass(frozen=True, kw_only=True)

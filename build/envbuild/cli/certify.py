@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from envbuild.catalog.catalog import Selection
-from envbuild.certify.certificate import UNSIGNED, verdict_json
-from envbuild.certify.certifying import certify, chosen_cases
+from envbuild.certify.certificate import UNSIGNED
+from envbuild.certify.certifying import certify, chosen_cases, driver_of
 from envbuild.cli.common import Session, out_dir_option, output_options, selection_options, shown
 from envbuild.core.digests import short
 from envbuild.image.outputs import find_image
@@ -48,7 +47,9 @@ def command(
     if print_cases:
         _print_cases(session, selection, name, only)
         return
-    lock = find_lock(session.project, selection.stack_name, selection.base_name)
+    driver_of(selection)
+    lock = find_lock(session.project, selection)
+    driver_of(selection, lock.lock)
     image = find_image(out_dir, selection.stack_name, selection.base_name, selection.target_name)
     result = certify(
         selection,
@@ -62,18 +63,19 @@ def command(
         runtime_name=runtime,
         fresh=fresh,
     )
-    count = len(result.case_ids)
-    certificate = json.loads(result.certificate.read_text())
+    predicate = result.statement.predicate
     state = "certified" if result.ran else "nothing to do: already certified"
     session.done(
         {
             "ran": result.ran,
             "certificate": str(result.certificate.resolve()),
-            "key": result.key,
-            "signed": False,
-            "cases": [verdict_json(verdict) for verdict in result.verdicts] or certificate["predicate"]["cases"],
+            "key": predicate.key,
+            "signed": predicate.signed,
+            "lock_is_current": result.lock_is_current,
+            "not_counted": result.not_counted or None,
+            "cases": result.statement.cases_json(),
         },
-        f"{state}: {count} cases agree with their baseline, key {short(result.key)}",
+        f"{state}: {len(predicate.cases)} cases agree with their baseline, key {short(predicate.key)}",
         UNSIGNED,
         shown(result.certificate),
     )

@@ -51,7 +51,7 @@ def command(
             fix=f"Name it so: --output {output.with_name('pylock.toml')}",
         )
     selection = session.select_to_lock(stack, target, base)
-    lock = find_lock(session.project, name or selection.stack_name, selection.base_name)
+    lock = find_lock(session.project, selection, name)
     result = export_lock(
         lock, chosen, parse_phases(phases), site=session.site, store=session.store, reporter=session.reporter
     )

@@ -43,8 +43,9 @@ def command(
     The same lock and base give the same digests. Does nothing when the image is there.
     """
     selection = session.select(stack, target, base)
-    lock = find_lock(session.project, selection.stack_name, selection.base_name)
-    if is_older(lock.lock, selection):
+    lock = find_lock(session.project, selection)
+    current = not is_older(lock.lock, selection)
+    if not current:
         session.reporter.note("note: the lock is older than its stack, base or uv; `envbuild lock` would renew it")
     built = build_image(
         selection, lock, session.site, session.store, session.reporter, formats=formats, refresh_base=refresh_base
@@ -65,6 +66,7 @@ def command(
             "built": built.built,
             "placed": placed,
             "path": str(image.path.resolve()),
+            "lock_is_current": current,
             "record": record.model_dump(mode="json", by_alias=True),
         },
         *lines,

@@ -15,9 +15,17 @@ from envbuild.core.errors import CheckRefusedError, ConfigurationError, UsageErr
 from envbuild.core.progress import PlainReporter, SilentReporter
 from envbuild.lock.components import Repositories
 from envbuild.lock.difference import compare, summary
-from envbuild.lock.locking import LockResult, foreign_pins, lock_path, lock_stack, resolved, variant_name
+from envbuild.lock.locking import (
+    LockResult,
+    foreign_pins,
+    lock_path,
+    lock_stack,
+    resolved,
+    shipped_lock,
+    variant_name,
+)
 from envbuild.lock.planning import Request
-from envbuild.lock.record import read_lock
+from envbuild.lock.record import RECORD_FILE, read_lock
 from envbuild.lock.review import check as review
 from envbuild.lock.review import committed, lock_all
 from envbuild.sync.imports import Imports
@@ -119,7 +127,7 @@ def command(
     path = out or lock_path(session.project, kept, selection.base_name)
     request = Request(pins=pins, as_of=as_of, torch_build=torch_build, allow=allow)
     if diff:
-        _diff(session, selection, path, request)
+        _diff(session, selection, path if out else _kept_or_shipped(session, path), request)
         return
     verifier = Verifier(selection, session.site, session.store, session.reporter) if verify else None
     if verifier is not None:
@@ -147,8 +155,10 @@ def _check(session: Session, stack: str | None, base: str | None) -> None:
     if not paths:
         raise ConfigurationError(
             "there is no lock to check",
-            why=f"{session.project / 'lockfiles'} holds none" + (f" of {stack}." if stack else "."),
-            fix="Make one first: envbuild lock --stack STACK",
+            why=f"{session.project / 'lockfiles'} holds none" + (f" of {stack}." if stack else ".") + "\n"
+            "Locks that come with envbuild are meant for use and not checked here: whatever takes one refuses it where "
+            "it was made from other definitions.",
+            fix="Make one first: envbuild lock --stack STACK; what it would change, --diff says.",
         )
     results = [review(path, session.catalog, repositories, session.reporter) for path in paths]
     old = [result for result in results if result.problem]
@@ -162,6 +172,15 @@ def _check(session: Session, stack: str | None, base: str | None) -> None:
         {"checked": [str(result.path) for result in results]},
         *[f"{shown(result.path)}: what its inputs give" for result in results],
     )
+
+
+def _kept_or_shipped(session: Session, path: Path) -> Path:
+    """The project's own lock, else the one of that name that comes with envbuild, and says so."""
+    shipped = shipped_lock(path.parent.name, path.name)
+    if (path / RECORD_FILE).is_file() or shipped is None:
+        return path
+    session.reporter.note(f"note: {shown(path)} does not exist: compared with the lock that comes with envbuild")
+    return shipped
 
 
 def _diff(session: Session, selection: Selection, path: Path, request: Request) -> None:
@@ -180,6 +199,7 @@ def _diff(session: Session, selection: Selection, path: Path, request: Request) 
         changes = compare(old, new)
         session.done(
             {
+                "path": str(old.path),
                 "from": old.lock.digest,
                 "to": new.lock.digest,
                 "changes": [

@@ -27,7 +27,7 @@ def command(
     The environment is made anew. Each phase has its own log and time.
     """
     selection = session.select_to_lock(stack, target, base)
-    lock = find_lock(session.project, name or selection.stack_name, selection.base_name)
+    lock = find_lock(session.project, selection, name)
     logs = session.store.root / "logs" / "sync"
     result = sync(
         lock,

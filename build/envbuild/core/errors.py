@@ -6,8 +6,11 @@ says what failed, why, and what to do. A Python traceback reaches a user only fo
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
+
+from envbuild.core.digests import Json
 
 
 class EnvbuildError(Exception):
@@ -30,7 +33,7 @@ class EnvbuildError(Exception):
         self.fix = fix
         self.log = log
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, Json]:
         """The error as the object that ``--json`` prints under the key ``error``."""
         return {
             "kind": type(self).__name__,
@@ -72,8 +75,36 @@ class BuildError(EnvbuildError):
 
 
 class CertificationFailedError(EnvbuildError):
+    """A certification ran, and there is no certificate.
+
+    Args:
+        cases: every case as a passing run shows it; empty when the results cannot be judged.
+        environment_findings: what differs between the lock and the environment in the image.
+    """
+
     exit_code = 7
     meaning = "certification ran and a case failed"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        why: str = "",
+        fix: str = "",
+        log: Path | None = None,
+        cases: Sequence[Mapping[str, Json]] | None = None,
+        environment_findings: Sequence[Mapping[str, Json]] = (),
+    ) -> None:
+        super().__init__(what, why=why, fix=fix, log=log)
+        self.cases = cases
+        self.environment_findings = environment_findings
+
+    def as_json(self) -> dict[str, Json]:
+        shown = super().as_json()
+        if self.cases is not None:
+            shown["cases"] = [dict(case) for case in self.cases]
+            shown["environment_findings"] = [dict(finding) for finding in self.environment_findings]
+        return shown
 
 
 class CertificationCannotRunError(EnvbuildError):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.catalog import Selection, definition_digest
+from envbuild.catalog.catalog import SINGULAR, Selection, definition_digest
 from envbuild.catalog.data import data_root
 from envbuild.catalog.models import NAME_PATTERN, Stack
 from envbuild.catalog.site import Site
@@ -93,20 +93,61 @@ def variant_name(stack_name: str, stack: Stack, pins: Mapping[str, str], name: s
     )
 
 
-def find_lock(project_dir: Path, stack: str, base: str) -> LockDirectory:
+def shipped_lock(name: str, base: str) -> Path | None:
+    """The lock directory that comes with envbuild; None when none does."""
+    path = lock_path(data_root(), name, base)
+    return path if (path / record.RECORD_FILE).is_file() else None
+
+
+def find_lock(project_dir: Path, selection: Selection, name: str | None = None) -> LockDirectory:
     """The lock of a stack on a base: the project's own, else the one that comes with envbuild.
 
+    The project's own is taken even where it is older than its stack (see :func:`is_older`); the other one only where
+    it was made from the definitions that are in force in the project.
+
+    Args:
+        name: of a lock that is not the stack's own (``envbuild lock --name``).
+
     Raises:
-        ConfigurationError: there is none; says how to make it.
+        ConfigurationError: there is none, or only one that was made from other definitions; says how to make it.
     """
-    for root in (project_dir, data_root()):
-        path = lock_path(root, stack, base)
-        if (path / record.RECORD_FILE).is_file():
-            return read_lock(path)
+    stack, base = selection.stack_name, selection.base_name
+    path = lock_path(project_dir, name or stack, base)
+    if (path / record.RECORD_FILE).is_file():
+        return read_lock(path)
+    if shipped := shipped_lock(name or stack, base):
+        lock = read_lock(shipped)
+        _refuse_foreign(lock, selection, path)
+        return lock
     raise ConfigurationError(
-        f"there is no lock of stack {stack} on base {base}",
-        why=f"{lock_path(project_dir, stack, base)} does not exist.",
-        fix=f"Make it first: envbuild lock --stack {stack} --base {base} --target TARGET",
+        f"there is no lock of stack {name or stack} on base {base}",
+        why=f"{path} does not exist.",
+        fix=f"Make it first: envbuild lock --stack {name or stack} --base {base} --target TARGET",
+    )
+
+
+def _refuse_foreign(directory: LockDirectory, selection: Selection, own: Path) -> None:
+    """Refuse a lock that comes with envbuild where the project defines something that decides it in another way."""
+    lock, catalog = directory.lock, selection.catalog
+    made_for = Selection(catalog, lock.stack, lock.base.name, selection.target_name)
+    if not is_older(lock, made_for):
+        return
+    definitions = (
+        ("stacks", lock.stack, made_for.stack, lock.inputs.stack_digest),
+        ("bases", lock.base.name, made_for.base, lock.inputs.base_digest),
+    )
+    others = [
+        f"{SINGULAR[kind]} {name} in {catalog.path(kind, name)}"
+        for kind, name, now, was in definitions
+        if definition_digest(now) != was
+    ]
+    named = "" if own.parent.name == lock.stack else f" --name {own.parent.name} (and its pins)"
+    raise ConfigurationError(
+        f"the lock of {own.parent.name} on {own.name} that comes with envbuild is not for the definitions here",
+        why=f"{directory.path} was made from another definition than: "
+        f"{', '.join(others) or f'the conflicts and companions in {catalog.folders[0]}'}.\n"
+        f"This project has no lock of its own: {own} does not exist.",
+        fix=f"Make it: envbuild lock --stack {lock.stack} --base {lock.base.name}{named}",
     )
 
 

@@ -1,12 +1,13 @@
 """A certificate says what was measured about which image, and that it is not signed."""
 
+import hashlib
 import json
 from pathlib import Path
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Device
 from envbuild.certify.cases import expand
-from envbuild.certify.certificate import PREDICATE_TYPE, STATEMENT_TYPE, make_certificate
+from envbuild.certify.certificate import PREDICATE_TYPE, STATEMENT_TYPE, make_certificate, read_certificate
 from envbuild.certify.judge import CaseResult, Results, Step, judge
 from envbuild.certify.plan import Subject
 
@@ -14,7 +15,7 @@ MATRIX = Catalog.open(Path("/nonexistent")).matrix("certify-quick")
 CASES = expand(MATRIX, "certify-quick", Device.CPU)
 
 
-def test_certificate_is_a_statement_with_the_numbers_and_no_signature():
+def test_certificate_is_a_statement_with_the_numbers_and_no_signature(tmp_path):
     steps = tuple(Step(step=number, loss=6.0, grad_norm=1.5, seconds=0.1) for number in range(1, 6))
     results = Results(
         environment={"python": "3.11.2"},
@@ -37,6 +38,7 @@ def test_certificate_is_a_statement_with_the_numbers_and_no_signature():
             sqsh_digest="sha256:ss",
         ),
         key="sha256:key",
+        lock_is_current=True,
         matrix_name="certify-quick",
         matrix=MATRIX,
         whole_matrix=True,
@@ -64,3 +66,11 @@ def test_certificate_is_a_statement_with_the_numbers_and_no_signature():
     assert dp2["baseline"] == "gpt-fp32-baseline"
     assert dp2["largest_relative_difference"] == {"loss": 0.0, "grad_norm": 0.0}
     assert dp2["steps"][0] == {"step": 1, "loss": 6.0, "grad_norm": 1.5}
+    # The seal as the docs describe it.
+    seal = predicate.pop("seal")
+    text = json.dumps(statement, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert seal == "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    predicate["seal"] = seal
+    (tmp_path / "certificate.json").write_text(json.dumps(statement))
+    read = read_certificate(tmp_path / "certificate.json")
+    assert json.loads(read.model_dump_json(by_alias=True)) == statement

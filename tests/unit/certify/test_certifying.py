@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.catalog import Catalog, Machine, select
-from envbuild.certify.certifying import _certifies, _failure, _progress, chosen_cases
+from envbuild.certify.certifying import chosen_cases
 from envbuild.certify.judge import Results, Verdict
+from envbuild.certify.telling import failure, progress
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
 
@@ -79,60 +80,44 @@ class Shown(SilentReporter):
 )
 def test_progress_of_events(event, shown):
     reporter = Shown()
-    _progress(reporter)(json.dumps(event))
+    progress(reporter)(json.dumps(event))
     assert reporter.texts == shown
 
 
 @pytest.mark.parametrize("line", ["", "words for people", "{", '"event"'])
 def test_progress_leaves_other_lines_to_the_log(line):
     reporter = Shown()
-    _progress(reporter)(line)
+    progress(reporter)(line)
     assert reporter.texts == []
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('{"predicate": {"key": "k", "verdict": "passed"}}', True),
-        ('{"predicate": {"key": "other", "verdict": "passed"}}', False),
-        ('{"predicate": {"key": "k", "verdict": "failed"}}', False),
-        ('{"predicate": {"key": "k", "verdi', False),
-        ("[]", False),
-        ("", False),
-        ("\ufffd", False),
-    ],
-)
-def test_certificate_that_is_there_counts_only_when_whole_and_of_this_key(tmp_path, text, expected):
-    (tmp_path / "certificate.json").write_text(text)
-    assert _certifies(tmp_path / "certificate.json", "k") is expected
-
-
 CASES = chosen_cases(MATRIX, "certify-quick", SELECTION, ())
+PASSED = tuple(Verdict(case=case, passed=True) for case in CASES)
 FAILED = Verdict(case=CASES[1], passed=False, problems=("step 1: loss ...", "step 2: loss ..."))
 FINDING = {"code": "version-differs", "package": "torch", "expected": "2.13.0+cpu", "found": "2.12.0"}
 
 
 @pytest.mark.parametrize(
-    ("failed", "findings", "finished_at", "what", "why"),
+    ("verdicts", "findings", "finished_at", "what", "why"),
     [
         (
-            [FAILED],
+            (PASSED[0], FAILED, *PASSED[2:]),
             (),
             "t",
             "1 of 6 cases failed",
             ["gpt-fp32-dp2: step 1: loss ...", "gpt-fp32-dp2: step 2: loss ..."],
         ),
         (
-            [],
+            PASSED,
             (FINDING,),
             "t",
             "the environment is not what was locked",
             ["torch: the lock has 2.13.0+cpu, the image has 2.12.0"],
         ),
-        ([], (), None, "the runner did not come to its end", ["the runner ended before its last line"]),
+        (PASSED, (), None, "the runner did not come to its end", ["the runner ended before its last line"]),
     ],
 )
-def test_failure_names_cases_steps_findings_and_where_the_logs_are(failed, findings, finished_at, what, why):
+def test_failure_names_cases_steps_findings_and_where_the_logs_are(verdicts, findings, finished_at, what, why):
     results = Results(
         environment={},
         environment_findings=findings,
@@ -141,7 +126,7 @@ def test_failure_names_cases_steps_findings_and_where_the_logs_are(failed, findi
         finished_at=finished_at,
         cases={},
     )
-    error = _failure(failed, 6, results, Path("/run"))
+    error = failure(verdicts, results, Path("/run"))
     assert error.what == what
     assert len(error.why.splitlines()) == len(why)
     for part in why:

@@ -146,6 +146,18 @@ def test_the_same_nan_everywhere_is_no_agreement(path, value):
     assert set(failed(path, lines)) == {case.id for case in CASES}
 
 
+@pytest.mark.parametrize("value", [0.0, -0.0, -1.5])
+@pytest.mark.parametrize("number", ["loss", "grad_norm"])
+def test_zeros_and_negative_numbers_are_no_agreement(path, number, value):
+    """Where nothing is learned, every layout has the same numbers."""
+    lines = healthy()
+    for case in CASES:
+        of(lines, case.id)["steps"][1][number] = value
+    problems = failed(path, lines)
+    assert set(problems) == {case.id for case in CASES}
+    assert problems[BASELINE] == problems[TP2] == (f"step 2: {number} is {value}",)
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -13,6 +13,7 @@ from envbuild.certify import plan as plan_module
 from envbuild.certify.cases import expand
 from envbuild.certify.plan import Subject, certification_key, make_plan
 from envbuild.core.digests import sha256_bytes
+from envbuild_smoke import drivers
 
 MATRIX = Catalog.open(Path("/nonexistent")).matrix("certify-quick")
 CASES = expand(MATRIX, "certify-quick", Device.CPU)
@@ -41,6 +42,12 @@ def plan(**changes: object) -> dict:
 def test_plan_fits_the_schema_that_lives_with_smoke():
     schema = json.loads((data_root() / "smoke/envbuild_smoke/schemas/plan.schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(json.loads(json.dumps(plan())))
+
+
+def test_drivers_are_those_that_smoke_has():
+    schema = json.loads((data_root() / "smoke/envbuild_smoke/schemas/plan.schema.json").read_text())
+    names = [driver.value for driver in plan_module.DRIVERS]
+    assert names == schema["$defs"]["case"]["properties"]["driver"]["enum"] == list(drivers.MODULES)
 
 
 def test_plan_of_a_case():

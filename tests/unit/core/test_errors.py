@@ -9,7 +9,13 @@ import pytest
 
 from envbuild.catalog.data import data_root
 from envbuild.core import errors
-from envbuild.core.errors import ERROR_CLASSES, EnvbuildError, InterruptedByUserError, disk_full
+from envbuild.core.errors import (
+    ERROR_CLASSES,
+    CertificationFailedError,
+    EnvbuildError,
+    InterruptedByUserError,
+    disk_full,
+)
 
 # The table of the design; a code never changes its meaning.
 DESIGN = {
@@ -65,3 +71,10 @@ def test_json_says_what_why_and_fix(cls):
 @pytest.mark.parametrize("error", [InterruptedByUserError(), disk_full(Path("/some/disk"))])
 def test_ready_made_errors_say_what_why_and_fix(error):
     assert all(error.as_json()[key] for key in ("what", "why", "fix"))
+
+
+def test_failed_certification_carries_its_cases_where_there_are_any():
+    error = CertificationFailedError("it failed", cases=[{"id": "a"}], environment_findings=[{"code": "c"}])
+    shown = json.loads(json.dumps(error.as_json()))
+    assert (shown["cases"], shown["environment_findings"]) == ([{"id": "a"}], [{"code": "c"}])
+    assert CertificationFailedError("it failed", cases=()).as_json()["cases"] == []

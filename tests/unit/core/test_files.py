@@ -47,6 +47,19 @@ def test_write_atomic_keeps_the_old_file_when_killed_in_the_middle(tmp_path, mon
     assert path.read_text() == "old"
 
 
+def test_write_atomic_writes_beside_its_target(tmp_path, monkeypatch):
+    """A file in another folder may be on another disk, from where no rename leads here."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr(files.os, "fsync", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    assert in_child(lambda: write_atomic(tmp_path / "place" / "file", "new")) == -signal.SIGKILL
+    (left,) = entries(tmp_path / "place")
+    assert left.startswith(".file.")
+    assert entries(elsewhere) == []
+
+
 def test_write_atomic_keeps_the_old_file_when_the_file_system_refuses(tmp_path):
     path = tmp_path / "file"
     write_atomic(path, "old")

@@ -8,7 +8,7 @@ import pytest
 from helpers.locks import make_lock
 from unit.image.test_record import RECORD
 
-from envbuild.catalog.catalog import Catalog, Machine, definition_digest, select
+from envbuild.catalog.catalog import Catalog, Machine, Selection, definition_digest, select
 from envbuild.catalog.data import data_root
 from envbuild.catalog.site import Site
 from envbuild.core.errors import ConfigurationError, MachineError
@@ -93,6 +93,22 @@ def test_key_changes_with_whatever_decides_the_bytes(lock, monkeypatch):
     monkeypatch.setattr(gzips, "ENCODER", "zlib 1.3.1 level 4")
     keys.append(image_key(SELECTION, lock, BASE_DIGEST, BOTH))
     assert len(set(keys)) == len(keys)
+
+
+def test_key_changes_with_the_target_by_name_and_by_definition(lock, tmp_path):
+    """The target's name is in the image, and its architectures decide what is compiled."""
+    text = Catalog.open(data_root()).path("targets", "cpu").read_text()
+    own = tmp_path / "envs" / "targets"
+    own.mkdir(parents=True)
+    (own / "cpu2.toml").write_text(text)
+    catalog = Catalog.open(tmp_path)
+    keys = [
+        image_key(Selection(catalog, "mcore", "debian12", name), lock, BASE_DIGEST, BOTH) for name in ("cpu", "cpu2")
+    ]
+    assert keys[0] == image_key(SELECTION, lock, BASE_DIGEST, BOTH)
+    (own / "cpu.toml").write_text(text.replace("summary = ", 'summary = "another"  # '))
+    keys.append(image_key(Selection(Catalog.open(tmp_path), "mcore", "debian12", "cpu"), lock, BASE_DIGEST, BOTH))
+    assert len(set(keys)) == 3
 
 
 def test_key_without_sqsh_does_not_depend_on_mksquashfs(lock, monkeypatch):

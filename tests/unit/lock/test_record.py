@@ -8,7 +8,7 @@ from helpers.locks import MAIN, make_lock
 from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
-from envbuild.lock.locking import _tidy, find_lock
+from envbuild.lock.locking import _tidy
 from envbuild.lock.record import LockedComponent, LockedTorch, content_digest, read_lock, read_pins
 
 
@@ -158,17 +158,6 @@ def test_content_digest_does_not_depend_on_where_torch_was_found(path):
 )
 def test_read_pins(text, expected):
     assert read_pins(text) == expected
-
-
-def test_find_lock_takes_the_projects_own(tmp_path, path):
-    make_lock(path)
-    assert find_lock(tmp_path, "mcore", "debian12").path == path
-
-
-def test_find_lock_without_one_says_how_to_make_it(tmp_path):
-    with pytest.raises(ConfigurationError, match="there is no lock of stack mine on base debian12") as caught:
-        find_lock(tmp_path, "mine", "debian12")
-    assert "envbuild lock --stack mine --base debian12" in caught.value.fix
 
 
 def test_tidy_brings_back_the_lock_of_a_process_killed_between_two_renames(path):

@@ -1,0 +1,110 @@
+"""A placed image of a few bytes and a runner that can be told to fail: all of `certify` but the training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from helpers.stand_in import results_of, write
+from unit.image.test_record import RECORD
+
+from envbuild.catalog.catalog import Selection
+from envbuild.certify.certificate import _seal
+from envbuild.certify.certifying import Certification, certify
+from envbuild.core.digests import sha256_bytes, sha256_file
+from envbuild.core.process import Finished
+from envbuild.core.progress import SilentReporter
+from envbuild.image.oci import RunConfig, make_oci, write_layout
+from envbuild.image.outputs import OCI_DIR, SQSH_FILE, PlacedImage, image_path
+from envbuild.image.record import RECORD_FILE, LayerRecord, dump
+from envbuild.launch.local import Runtime
+from envbuild.lock.record import LockDirectory
+from envbuild.store import seals
+from envbuild.store.local import LocalStore
+
+
+class Told(SilentReporter):
+    """Keeps what people were told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@dataclass
+class World:
+    """A project with a lock and an image, where `certify` can be called; ``faults`` go to the stand-in runner."""
+
+    project: Path
+    selection: Selection
+    lock: LockDirectory
+    image: PlacedImage
+    faults: dict[str, Any] = field(default_factory=dict)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    spoil: Callable[[Path], None] = lambda results: None
+    told: Told = field(default_factory=Told)
+
+    def certify(self, **options: Any) -> Certification:
+        arguments: dict[str, Any] = {
+            "lock": self.lock,
+            "image": self.image,
+            "matrix_name": "certify-quick",
+            "only": (),
+            "out_dir": self.project / "out",
+            "store": LocalStore(self.project / "cache", SilentReporter()),
+            "reporter": self.told,
+        }
+        return certify(self.selection, **(arguments | options))
+
+    def certificates(self) -> list[Path]:
+        return list((self.project / "out" / "certificates").rglob("certificate.json"))
+
+    def run_in_image(self, runtime: Runtime, sqsh: Path, argv: list[str], **options: Any) -> Finished:
+        self.calls.append({"runtime": runtime.name, "sqsh": sqsh, **options})
+        (plan,) = (source for source in options["read_only"] if source.name == "plan.json")
+        (out,) = options["writable"]
+        write(out / "results.jsonl", results_of(plan.read_bytes(), **self.faults))
+        self.spoil(out / "results.jsonl")
+        return Finished(argv=tuple(map(str, argv)), status=0, output="", seconds=1.0)
+
+
+def place_image(out_dir: Path, lock: LockDirectory) -> PlacedImage:
+    """An OCI layout with one layer, a .sqsh of a few bytes, and their record, sealed as in the store."""
+    path = image_path(out_dir, "mcore", "debian12", "cpu")
+    path.mkdir(parents=True)
+    layer_file = path / "layer"
+    layer_file.write_bytes(b"a layer")
+    layer = LayerRecord(
+        name="base", digest=sha256_file(layer_file), diff_id="sha256:2", size_bytes=7, unpacked_bytes=7, entries=1
+    )
+    image = make_oci(RunConfig(), "linux/amd64", [layer], 1)
+    write_layout(path / OCI_DIR, image, [(layer, layer_file)], tag="mcore")
+    layer_file.unlink()
+    (path / SQSH_FILE).write_bytes(b"a squashfs")
+    assert RECORD.sqsh is not None
+    record = RECORD.model_copy(
+        update={
+            "lock_digest": lock.lock.digest,
+            "oci_digest": image.digest,
+            "config_digest": image.config_digest,
+            "layers": (layer,),
+            "sqsh": RECORD.sqsh.model_copy(update={"digest": sha256_bytes(b"a squashfs")}),
+        }
+    )
+    (path / RECORD_FILE).write_bytes(dump(record))
+    seals.seal(path)
+    return PlacedImage(path, record)
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None], *, reseal: bool = False) -> None:
+    """Change a certificate; ``reseal``: as somebody would who knows of the seal."""
+    statement = json.loads(path.read_text())
+    change(statement)
+    if reseal:
+        statement["predicate"]["seal"] = _seal(statement)
+    path.write_text(json.dumps(statement, indent=2) + "\n")

@@ -1,0 +1,349 @@
+"""`certify` from an image to a certificate, with a runner that can be told to fail: what counts, and what does not."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.certify_world import World, edit
+from helpers.locks import make_lock
+
+from envbuild.catalog.data import data_root
+from envbuild.certify.certificate import read_certificate
+from envbuild.cli.main import run
+from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError, CheckRefusedError
+from envbuild.core.files import remove_tree
+from envbuild.lock.record import read_lock
+
+PREDICATE = "predicate"
+
+
+def set_in(*place, value):
+    """An edit of a certificate: the value at a place."""
+
+    def change(statement):
+        for key in place[:-1]:
+            statement = statement[key]
+        assert statement[place[-1]] != value
+        statement[place[-1]] = value
+
+    return change
+
+
+def rename(old, new):
+    def change(statement):
+        statement[PREDICATE][new] = statement[PREDICATE].pop(old)
+
+    return change
+
+
+EDITS = {
+    "passed": set_in(PREDICATE, "cases", 1, "passed", value=False),
+    "loss": set_in(PREDICATE, "cases", 1, "steps", 0, "loss", value=6.3),
+    "loss-of-another-type": set_in(PREDICATE, "cases", 1, "steps", 0, "loss", value="6.375"),
+    "problem": set_in(PREDICATE, "cases", 1, "problems", value=["none"]),
+    "case-gone": lambda statement: statement[PREDICATE]["cases"].pop(),
+    "subject": set_in("subject", 1, "digest", "sha256", value="0" * 64),
+    "subject-name": set_in("subject", 1, "name", value="other.sqsh"),
+    "subject-more": lambda statement: statement["subject"].append(statement["subject"][0]),
+    "tolerance": set_in(PREDICATE, "tolerance", "fp32", "loss_relative", value=1.0),
+    "signed": set_in(PREDICATE, "signed", value=True),
+    "verdict": set_in(PREDICATE, "verdict", value="failed"),
+    "key": set_in(PREDICATE, "key", value="sha256:other"),
+    "matrix": set_in(PREDICATE, "whole_matrix", value=False),
+    "environment": set_in(PREDICATE, "environment", "python", value="3.12.0"),
+    "seal": set_in(PREDICATE, "seal", value="sha256:other"),
+    "seal-gone": lambda statement: statement[PREDICATE].pop("seal"),
+    "field-name": rename("runtime", "run_time"),
+    "field-more": lambda statement: statement[PREDICATE].update(approved=True),
+    "field-gone": lambda statement: statement[PREDICATE].pop("runtime"),
+    "outer-field-more": lambda statement: statement.update(approved=True),
+    "type": set_in("_type", value="https://in-toto.io/Statement/v2"),
+    "predicate-gone": lambda statement: statement.pop(PREDICATE),
+}
+
+
+@pytest.fixture
+def certificate(world: World) -> Path:
+    return world.certify().certificate
+
+
+def assert_certified_again(world: World, problem: str = "") -> None:
+    """The cases ran, because of a certificate that did not count, and now there is one that counts."""
+    before = len(world.calls)
+    done = world.certify()
+    assert done.ran
+    assert len(world.calls) == before + 1
+    assert done.not_counted
+    assert problem in done.not_counted
+    assert any("does not count" in note and done.not_counted in note for note in world.told.notes)
+    assert world.certify().ran is False
+
+
+def test_certificate_as_it_was_written_counts(world, certificate):
+    before = certificate.read_bytes()
+    done = world.certify()
+    assert (done.ran, done.not_counted, len(world.calls)) == (False, "", 1)
+    assert [case.id for case in done.statement.predicate.cases] == [case["id"] for case in done.statement.cases_json()]
+    assert certificate.read_bytes() == before
+    assert not any(note.startswith("note:") for note in world.told.notes)
+
+
+def test_certificate_with_other_white_space_counts(world, certificate):
+    certificate.write_text(json.dumps(json.loads(certificate.read_text())))
+    assert world.certify().ran is False
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_certificate_that_was_edited_does_not_count(world, certificate, name):
+    edit(certificate, EDITS[name])
+    with pytest.raises(CheckRefusedError) as caught:
+        read_certificate(certificate)
+    assert caught.value.exit_code == 5
+    assert_certified_again(world, caught.value.why)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"signed": false', '"signed": true, "signed": false', "has a key twice"),
+        ("}\n", "", ""),
+        ('"loss": 6.375', '"loss": NaN', ""),
+        ("{", "[", ""),
+    ],
+)
+def test_certificate_whose_text_was_damaged_does_not_count(world, certificate, old, new, problem):
+    text = certificate.read_text()
+    assert old in text
+    certificate.write_text(text.replace(old, new, 1))
+    assert_certified_again(world, problem)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"\xff", b"{}", b"[" * 100000])
+def test_another_file_in_the_place_of_a_certificate_does_not_count(world, certificate, data):
+    certificate.write_bytes(data)
+    assert_certified_again(world)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("key", "it is of key sha256:other"),
+        ("subject", "it is about mcore-debian12-cpu.oci"),
+        ("subject-name", "other.sqsh"),
+        ("subject-more", "it is about"),
+        ("case-gone", "its cases are gpt-fp32-baseline, "),
+        ("passed", "by its own words gpt-fp32-dp2 did not pass"),
+        ("problem", "by its own words gpt-fp32-dp2 did not pass"),
+    ],
+)
+def test_certificate_of_something_else_does_not_count_whatever_its_seal(world, certificate, name, problem):
+    edit(certificate, EDITS[name], reseal=True)
+    read_certificate(certificate)
+    assert_certified_again(world, problem)
+
+
+# ---- the runtime
+
+
+def test_runtime_that_is_named_is_the_one_that_is_used(world):
+    assert world.certify().statement.predicate.runtime == "loop"
+    done = world.certify(runtime_name="unsquashfs")
+    assert (done.ran, done.statement.predicate.runtime) == (True, "unsquashfs")
+    assert done.not_counted == "it was made with runtime loop, and unsquashfs was asked for"
+    assert [call["runtime"] for call in world.calls] == ["loop", "unsquashfs"]
+
+
+@pytest.mark.parametrize("named", [None, "unsquashfs"])
+def test_certificate_of_the_runtime_that_is_named_or_of_any_where_none_is_counts(world, named):
+    world.certify(runtime_name="unsquashfs")
+    assert world.certify(runtime_name=named).ran is False
+
+
+# ---- the driver
+
+
+def told_no_cases(error, driver, says):
+    assert error["exit_code"] == 8
+    assert error["what"] == f"there are no certification cases for driver {driver} yet"
+    assert error["why"].startswith(says)
+    assert error["why"].endswith("the smoke runner has cases for: mcore.")
+
+
+@pytest.mark.parametrize(
+    ("stack", "base", "driver"),
+    [
+        ("nemo-2.7", "ubuntu2404-cu130", "nemo"),
+        ("bridge-0.6", "ubuntu2404-cu130", "bridge"),
+        ("nemo", None, "nemo or bridge"),
+    ],
+)
+def test_stack_whose_driver_has_no_cases_is_refused_before_lock_and_image(
+    world, in_project, capsys, stack, base, driver
+):
+    arguments = ["certify", "--stack", stack, "--target", "h200", "--json", *(["--base", base] if base else [])]
+    assert run(arguments) == 8
+    told_no_cases(strict(capsys.readouterr().out)["error"], driver, f"The file of stack {stack} names it")
+
+
+@pytest.mark.parametrize("driver", ["nemo", "bridge"])
+def test_lock_whose_driver_has_no_cases_is_refused_before_the_image(world, in_project, capsys, driver):
+    make_lock(world.lock.path, inputs=world.lock.lock.inputs, driver=driver)
+    remove_tree(world.image.path)
+    assert in_project() == 8
+    told_no_cases(strict(capsys.readouterr().out)["error"], driver, "The lock of stack mcore on debian12 names it")
+    assert world.calls == []
+    with pytest.raises(CertificationCannotRunError, match=f"for driver {driver} yet"):
+        world.certify(lock=read_lock(world.lock.path))
+
+
+# ---- the lock
+
+
+@pytest.mark.parametrize("current", [True, False])
+def test_certificate_and_json_say_whether_the_lock_is_current(world, in_project, capsys, current):
+    own = world.project / "envs" / "stacks" / "mcore.toml"
+    own.parent.mkdir(parents=True)
+    text = (data_root() / "envs" / "stacks" / "mcore.toml").read_text()
+    own.write_text(text if current else text.replace('"==2.13.0"', '">=2.13.0,<2.14"'))
+    assert in_project("--quiet") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["lock_is_current"] is current
+    assert json.loads(Path(shown["certificate"]).read_text())["predicate"]["lock_is_current"] is current
+    own.write_text(text)
+    assert in_project("--quiet") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["ran"], shown["lock_is_current"]) == (False, True)
+
+
+# ---- a failing run
+
+TP2 = "gpt-fp32-tp2"
+FINDING = {"code": "version-mismatch", "package": "torch", "expected": "2.13.0+cpu", "found": "2.12.0"}
+FAULTS = {
+    "a-loss": {"scale": {TP2: 1.001}},
+    "not-finite": {"scale": {TP2: float("nan")}},
+    "a-version": {"findings": [FINDING]},
+}
+
+
+@pytest.fixture
+def in_project(world, monkeypatch):
+    """The command line in the project of the world."""
+    monkeypatch.chdir(world.project)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
+
+    def command(*arguments):
+        return run(["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--json", *arguments])
+
+    return command
+
+
+def strict(text):
+    """JSON as the standard has it: without NaN."""
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_failing_run_shows_the_cases_as_a_passing_one_does(world, in_project, capsys, name):
+    assert in_project() == 0
+    passing = strict(capsys.readouterr().out)["cases"]
+    world.faults = FAULTS[name]
+    assert in_project("--fresh") == 7
+    error = strict(capsys.readouterr().out)["error"]
+    assert error["exit_code"] == 7
+    assert [case["id"] for case in error["cases"]] == [case["id"] for case in passing]
+    assert [set(case) for case in error["cases"]] == [set(case) for case in passing]
+    found = {case["id"]: case for case in error["cases"]}
+    assert [name for name, case in found.items() if not case["passed"]] == ([] if name == "a-version" else [TP2])
+    assert [f"{TP2}: {problem}" for problem in found[TP2]["problems"]] == [
+        line for line in error["why"].splitlines() if line.startswith(TP2)
+    ]
+    assert len(found[TP2]["steps"]) == 5
+    assert found[TP2]["steps"][0]["loss"] == {"a-version": 6.375, "a-loss": 6.375 * 1.001, "not-finite": None}[name]
+    assert error["environment_findings"] == ([FINDING] if name == "a-version" else [])
+
+
+def test_results_that_cannot_be_judged_have_no_cases(world, in_project, capsys):
+    world.spoil = lambda results: results.write_text("{")
+    assert in_project() == 7
+    error = strict(capsys.readouterr().out)["error"]
+    assert (error["cases"], error["environment_findings"]) == ([], [])
+    assert "cannot be judged" in error["what"]
+
+
+def test_cases_run_without_a_network(world):
+    """What that means inside is tried in a real image by the integration tests."""
+    world.certify()
+    assert [call["network"] for call in world.calls] == [False]
+
+
+def cut_off(results):
+    """The runner ended before its last line."""
+    results.write_text("".join(results.read_text().splitlines(keepends=True)[:-1]))
+
+
+SPOILED = {"cut-off": cut_off, "damaged": lambda results: results.write_text("{")}
+
+
+@pytest.mark.parametrize("name", [*FAULTS, *SPOILED])
+def test_failing_run_leaves_no_certificate_not_even_an_older_one(world, name):
+    certificate = world.certify().certificate
+    world.faults, world.spoil = FAULTS.get(name, {}), SPOILED.get(name, lambda results: None)
+    with pytest.raises(CertificationFailedError):
+        world.certify(fresh=True)
+    assert not certificate.exists()
+    with pytest.raises(CertificationFailedError):
+        world.certify()
+    assert world.certificates() == []
+
+
+def test_environment_that_differs_from_the_lock_fails_also_where_every_case_agrees(world):
+    world.faults = FAULTS["a-version"]
+    with pytest.raises(CertificationFailedError, match="the environment is not what was locked") as caught:
+        world.certify()
+    assert "torch: the lock has 2.13.0+cpu, the image has 2.12.0" in caught.value.why
+    assert world.certificates() == []
+
+
+def test_fresh_runs_where_a_certificate_counts(world):
+    world.certify()
+    assert world.certify(fresh=True).ran
+    assert len(world.calls) == 2
+
+
+# ---- the image
+
+
+def overwrite(file):
+    """Change a file in place, as no command of ours does."""
+    data = file.read_bytes()
+    file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+
+
+IMAGE_FILES = ["image.sqsh", "oci/index.json", "oci/blobs/sha256/{layer}"]
+
+
+def file_of(world, name):
+    layer = world.image.record.layers[0].digest.removeprefix("sha256:")
+    return world.image.path / name.format(layer=layer)
+
+
+@pytest.mark.parametrize("name", IMAGE_FILES)
+def test_image_changed_after_it_was_certified_is_refused_although_a_certificate_counts(world, name):
+    world.certify()
+    overwrite(file_of(world, name))
+    with pytest.raises(CheckRefusedError, match="is not the one that was certified") as caught:
+        world.certify()
+    assert "was changed" in caught.value.why
+
+
+@pytest.mark.parametrize("name", IMAGE_FILES)
+def test_image_that_is_not_its_record_is_refused_before_anything_runs_in_it(world, name):
+    overwrite(file_of(world, name))
+    with pytest.raises(CheckRefusedError, match="is not the one that was built"):
+        world.certify()
+    assert world.calls == []

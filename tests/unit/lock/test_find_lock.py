@@ -1,0 +1,176 @@
+"""Which lock a command takes: the project's own; the shipped one only for the definitions that it was made from."""
+
+import dataclasses
+import json
+
+import pytest
+from helpers.locks import inputs_of, make_lock
+
+from envbuild.catalog.catalog import Catalog, Machine, Selection, select
+from envbuild.catalog.data import data_root
+from envbuild.cli.main import run
+from envbuild.core.errors import ConfigurationError
+from envbuild.lock import locking
+from envbuild.lock.locking import find_lock, is_older
+from envbuild.lock.record import read_lock
+
+ARGUMENTS = ("--stack", "mcore", "--target", "cpu", "--base", "debian12")
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    path = tmp_path / "project"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    return path
+
+
+@pytest.fixture
+def shipped(tmp_path, project, monkeypatch):
+    """An envbuild that comes with a lock of mcore, made from the stack and base that come with it."""
+    path = tmp_path / "shipped" / "lockfiles" / "mcore" / "debian12"
+    make_lock(path, inputs=inputs_of(selected(project)))
+    monkeypatch.setattr(locking, "data_root", lambda: tmp_path / "shipped")
+    return path
+
+
+def selected(project) -> Selection:
+    return select(Catalog.open(project), "mcore", "cpu", "debian12", Machine(distribution="debian", release="12"))
+
+
+def override(project, kind, name, old, new):
+    """A definition of the project's own in the place of the shipped one."""
+    own = project / "envs" / kind / f"{name}.toml"
+    own.parent.mkdir(parents=True)
+    text = (data_root() / "envs" / kind / f"{name}.toml").read_text()
+    assert old in text
+    own.write_text(text.replace(old, new))
+    return own
+
+
+def test_the_projects_own_lock_is_taken(project, shipped):
+    own = project / "lockfiles" / "mcore" / "debian12"
+    make_lock(own, inputs=inputs_of(selected(project)))
+    assert find_lock(project, selected(project)).path == own
+
+
+def test_the_projects_own_lock_is_taken_also_when_it_is_older(project, shipped):
+    own = project / "lockfiles" / "mcore" / "debian12"
+    make_lock(own)
+    found = find_lock(project, selected(project))
+    assert found.path == own
+    assert is_older(found.lock, selected(project))
+
+
+def test_the_shipped_lock_is_taken_for_the_shipped_definitions(project, shipped):
+    assert find_lock(project, selected(project)).path == shipped
+
+
+def test_the_shipped_lock_is_taken_for_a_copy_of_the_shipped_definitions(project, shipped):
+    override(project, "stacks", "mcore", "# Megatron-Core alone", "# Other words")
+    assert find_lock(project, selected(project)).path == shipped
+
+
+def test_without_a_lock_it_says_how_to_make_one(project, shipped):
+    selection = dataclasses.replace(selected(project), base_name="ubuntu2204")
+    with pytest.raises(ConfigurationError, match="there is no lock of stack mcore on base ubuntu2204") as caught:
+        find_lock(project, selection)
+    assert "envbuild lock --stack mcore --base ubuntu2204" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "old", "new", "named"),
+    [
+        ("stacks", "mcore", 'version = "==0.16.1"', 'version = "==0.16.0"', "stack mcore in {file}"),
+        ("stacks", "mcore", "tensor, pipeline and", "other", "stack mcore in {file}"),
+        ("bases", "debian12", "Debian 12", "Debian twelve", "base debian12 in {file}"),
+    ],
+)
+def test_the_shipped_lock_is_refused_for_other_definitions(project, shipped, kind, name, old, new, named):
+    file = override(project, kind, name, old, new)
+    with pytest.raises(ConfigurationError, match="comes with envbuild is not for the definitions here") as caught:
+        find_lock(project, selected(project))
+    assert caught.value.exit_code == 3
+    assert named.format(file=file) in caught.value.why
+    assert str(shipped) in caught.value.why
+    assert str(project / "lockfiles" / "mcore" / "debian12") in caught.value.why
+    assert caught.value.fix == "Make it: envbuild lock --stack mcore --base debian12"
+
+
+def test_the_shipped_lock_is_refused_where_the_project_knows_of_another_conflict(project, shipped):
+    own = project / "envs" / "conflicts" / "mine.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text(
+        'summary = "s"\nevidence = "e"\nfix = "f"\n[packages]\ntorch = "==2.13.0"\nmegatron-core = "==0.16.1"\n'
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        find_lock(project, selected(project))
+    assert f"the conflicts and companions in {project / 'envs'}" in caught.value.why
+
+
+def test_a_shipped_lock_of_another_name_is_held_to_its_own_stack(project, shipped):
+    variant = shipped.parents[1] / "try1" / "debian12"
+    make_lock(variant, inputs=inputs_of(selected(project)))
+    assert find_lock(project, selected(project), "try1").path == variant
+    override(project, "stacks", "mcore", '"==0.16.1"', '"==0.16.0"')
+    with pytest.raises(ConfigurationError) as caught:
+        find_lock(project, selected(project), "try1")
+    assert caught.value.fix.startswith("Make it: envbuild lock --stack mcore --base debian12 --name try1")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("image", "--quiet"),
+        ("certify", "--quiet"),
+        ("sync", "--into", "venv", "--quiet"),
+        ("export", "--format", "requirements", "--quiet"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_no_command_takes_a_shipped_lock_of_other_definitions(project, shipped, command, capsys):
+    override(project, "stacks", "mcore", '"==0.16.1"', '"==0.16.0"')
+    assert run([*command, *ARGUMENTS, "--json"]) == 3
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert "comes with envbuild is not for the definitions here" in error["what"]
+    assert not (project / "out").exists()
+
+
+def test_check_without_a_lock_of_the_projects_own_says_what_the_shipped_ones_are_for(project, shipped, capsys):
+    assert run(["lock", "--check", "--stack", "mcore", "--json"]) == 3
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert "Locks that come with envbuild are meant for use" in error["why"]
+    assert "--diff" in error["fix"]
+
+
+def test_diff_without_a_lock_of_the_projects_own_compares_with_the_shipped_one(project, shipped, capsys, monkeypatch):
+    """What it resolves is not of interest here: a lock of the other version stands in for it."""
+    override(project, "stacks", "mcore", '"==0.16.1"', '"==0.16.0"')
+    new = project.parent / "new"
+    make_lock(new, main=(shipped / "main.txt").read_text() + "psutil==7.0.0 \\\n    --hash=sha256:dd\n")
+    seen = []
+
+    class Resolved:
+        def __init__(self, selection, request, repositories, *, previous, **options):
+            seen.append(previous)
+
+        def __enter__(self):
+            return new
+
+        def __exit__(self, *error):
+            return None
+
+    monkeypatch.setattr("envbuild.cli.lock.resolved", Resolved)
+    assert run(["lock", "--diff", *ARGUMENTS, "--json"]) == 0
+    shown, told = capsys.readouterr()
+    result = json.loads(shown)
+    assert (result["path"], result["from"]) == (str(shipped), read_lock(shipped).lock.digest)
+    assert [change["name"] for change in result["changes"]] == ["psutil"]
+    assert [lock.path for lock in seen] == [shipped]
+    assert "compared with the lock that comes with envbuild" in told
+    make_lock(project / "lockfiles" / "mcore" / "debian12")
+    assert run(["lock", "--diff", *ARGUMENTS, "--json"]) == 0
+    shown, told = capsys.readouterr()
+    assert json.loads(shown)["path"] == str(project / "lockfiles" / "mcore" / "debian12")
+    assert "comes with envbuild" not in told
