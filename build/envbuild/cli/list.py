@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from envbuild.catalog.models import KINDS, Stack
+from envbuild.cli.command import Command
 from envbuild.cli.common import Session, output_options, shown
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
 
 
-@click.command("list")
+@click.command("list", cls=Command)
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @output_options
 def command(session: Session, kind: str) -> None:

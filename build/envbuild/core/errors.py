@@ -30,7 +30,7 @@ class EnvbuildError(Exception):
         self.fix = fix
         self.log = log
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, str | int | None]:
         """The error as the object that ``--json`` prints under the key ``error``."""
         return {
             "kind": type(self).__name__,

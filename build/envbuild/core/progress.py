@@ -57,7 +57,7 @@ class PlainReporter:
         self._title = ""
 
     def note(self, text: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # nobody reads any more; the work goes on
+        with contextlib.suppress(OSError):  # nobody reads, or nothing can be written; the work goes on
             print(text, file=sys.stderr, flush=True)
 
     def update(self, text: str) -> None:
