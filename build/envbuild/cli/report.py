@@ -32,7 +32,7 @@ def explain(error: Exception) -> EnvbuildError:
     if isinstance(error, EnvbuildError):
         return error
     if isinstance(error, OSError) and error.errno is not None:
-        return os_error(error, Path(str(error.filename or ".")))
+        return os_error(error, Path(str(error.filename or ".")), "use")
     text = "".join(traceback.format_exception(error))
     return InternalError(
         f"envbuild has a fault: {type(error).__name__}: {error}",

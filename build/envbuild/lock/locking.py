@@ -17,7 +17,7 @@ from envbuild.catalog.models import NAME_PATTERN, Stack
 from envbuild.catalog.site import Site
 from envbuild.core import locks
 from envbuild.core.digests import Json, digest_of, sha256_bytes, short
-from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError, ResolutionError, UsageError
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, ResolutionError, UsageError
 from envbuild.core.files import machine_errors, remove_tree, replace_tree
 from envbuild.core.progress import Reporter
 from envbuild.lock import asof, record
@@ -274,10 +274,10 @@ def _current(path: Path, *, upgrade: bool) -> LockDirectory | None:
         return None
     try:
         return read_lock(path)
-    except (CheckRefusedError, ConfigurationError) as error:
+    except CheckRefusedError:
         if upgrade:
             return None
-        raise _unreadable(error, path) from error
+        raise
 
 
 def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -> list[str]:
@@ -291,11 +291,6 @@ def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -
         if now.sha != item.commit:
             moved.append(f"{name}: branch {item.asked} moved from {item.commit[:12]} to {now.sha[:12]}")
     return moved
-
-
-def _unreadable(error: EnvbuildError, path: Path) -> EnvbuildError:
-    error.fix = f"Restore {path} from version control, or replace it: run the same command with --upgrade."
-    return error
 
 
 def _tidy(path: Path) -> None:

@@ -247,6 +247,22 @@ def test_tampered_lock_is_refused_with_the_way_out(project, capsys):
         assert "--upgrade" in told
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["lock"], ["lock", "--diff"], ["lock", "--check"], ["image"], ["certify"], ["export", "--format", "cyclonedx"]],
+)
+@pytest.mark.parametrize(("newer", "expected"), [(False, "is damaged"), (True, "written by a newer envbuild")])
+def test_damaged_lock_is_refused_by_every_command(project, arguments, newer, expected, capsys):
+    record = project / "lockfiles" / "mcore" / "debian12" / "stack.lock.toml"
+    make_lock(record.parent)
+    record.write_text(record.read_text().replace("envbuild.lock/1", "envbuild.lock/2") if newer else "")
+    target = [] if "--check" in arguments else ["--target", "cpu"]
+    assert run([*arguments, "--stack", "mcore", "--base", "debian12", *target]) == 5
+    told = capsys.readouterr().err
+    assert expected in told
+    assert ("Update envbuild" in told) == (newer and "--check" not in arguments)
+
+
 def test_fault_of_ours_says_so_and_shows_the_traceback(project, monkeypatch, capsys):
     import envbuild.cli.common
 
