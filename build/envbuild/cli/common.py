@@ -109,10 +109,12 @@ def parse_phases(text: str) -> list[str]:
 
 def out_dir_option(function: F) -> F:
     """Add ``--out-dir``."""
+    from envbuild.image.outputs import OUT_DIR  # only commands that import it anyway have this option
+
     return click.option(
         "--out-dir",
         type=click.Path(file_okay=False, path_type=Path),
-        default=Path("out"),
+        default=OUT_DIR,
         show_default=True,
         help="Where images and certificates are put.",
     )(function)
