@@ -1,5 +1,9 @@
 """Unit tests: no network, no daemon, no root, seconds for all of them."""
 
+import shutil
+import tempfile
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
@@ -12,3 +16,12 @@ settings.load_profile("unit")
 def _loopback_without_proxy(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+@pytest.fixture
+def open_dir():
+    """A directory that a process without root can reach; pytest's own are closed to others."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o777)
+    yield path
+    shutil.rmtree(path)

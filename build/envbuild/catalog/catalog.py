@@ -16,6 +16,7 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.models import KINDS, NAME_PATTERN, Base, Cluster, Companions, Conflict, Matrix, Stack, Target
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.core.files import machine_errors, os_error
 
 M = TypeVar("M", bound=BaseModel)
 SINGULAR = {
@@ -45,15 +46,19 @@ class Catalog:
 
     @classmethod
     def open(cls, project: Path) -> Catalog:
-        """The catalog seen from the directory ``project``: its own ``envs/``, then the shipped one."""
-        own = (project / "envs").resolve()
-        shipped = (data_root() / "envs").resolve()
-        return cls(tuple(dict.fromkeys(folder for folder in (own, shipped) if folder.is_dir())))
+        """The catalog seen from the directory ``project``: its own ``envs/``, then the shipped one.
+
+        Raises:
+            MachineError: this account may not look into the directory.
+        """
+        folders = (project / "envs", data_root() / "envs")
+        there = [folder.resolve() for folder in folders if _is_there(folder) and folder.is_dir()]
+        return cls(tuple(dict.fromkeys(there)))
 
     def names(self, kind: str) -> list[str]:
         """All names of a kind (``stacks``, ``bases``, ``targets``, ``clusters``, ``matrices``), sorted."""
-        files = [path for folder in self.folders for path in (folder / kind).glob("*.toml")]
-        return sorted({path.stem for path in files if not path.name.startswith(".")})
+        files = [Path(name) for folder in self.folders for name in _listed(folder / kind)]
+        return sorted({file.stem for file in files if file.suffix == ".toml" and not file.name.startswith(".")})
 
     def path(self, kind: str, name: str) -> Path:
         """The file that defines ``name``.
@@ -63,15 +68,18 @@ class Catalog:
         """
         for folder in self.folders:
             path = folder / kind / f"{name}.toml"
-            if "/" not in name and path.is_file():
-                if not re.match(NAME_PATTERN, name):
-                    raise ConfigurationError(
-                        f"{path}: {name!r} cannot be the name of a {SINGULAR[kind]}",
-                        why="A name is made of lower-case letters, digits, '.', '_' and '-', and begins with a letter "
-                        "or digit.",
-                        fix="Rename the file.",
-                    )
-                return path
+            if "/" in name or not _is_there(path):
+                continue
+            if not path.is_file():
+                raise _no_file(path)
+            if not re.match(NAME_PATTERN, name):
+                raise ConfigurationError(
+                    f"{path}: {name!r} cannot be the name of a {SINGULAR[kind]}",
+                    why="A name is made of lower-case letters, digits, '.', '_' and '-', and begins with a letter "
+                    "or digit.",
+                    fix="Rename the file.",
+                )
+            return path
         names = self.names(kind)
         near = difflib.get_close_matches(name, names, n=1)
         meant = f"Did you mean {near[0]!r}? " if near else ""
@@ -216,3 +224,34 @@ def _default_base(catalog: Catalog, bases: tuple[str, ...], default: str, machin
         if (base.distribution, base.release) == (machine.distribution, machine.release):
             return name
     return bases[0]
+
+
+def _is_there(path: Path) -> bool:
+    """Whether anything has this name, be it a link that points nowhere.
+
+    Raises:
+        MachineError: this account may not look.
+    """
+    try:
+        path.lstat()
+    except PermissionError as error:
+        raise os_error(error, path, "read") from error
+    except OSError:
+        return False
+    return True
+
+
+def _listed(folder: Path) -> list[str]:
+    if not _is_there(folder):
+        return []
+    with machine_errors(folder, "read"):
+        return [path.name for path in folder.iterdir()]
+
+
+def _no_file(path: Path) -> ConfigurationError:
+    points_to = f"It is a symbolic link to {path.readlink()}, where no file is." if path.is_symlink() else ""
+    return ConfigurationError(
+        f"{path} is no file",
+        why=points_to or ("It is a directory." if path.is_dir() else "It is something special."),
+        fix="Put the definition there as a file, or remove what is there.",
+    )

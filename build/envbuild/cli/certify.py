@@ -9,6 +9,7 @@ import click
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.certificate import UNSIGNED
 from envbuild.certify.certifying import certify, chosen_cases, driver_of
+from envbuild.cli.command import Command
 from envbuild.cli.common import Session, out_dir_option, output_options, selection_options, shown
 from envbuild.core.digests import short
 from envbuild.image.outputs import find_image
@@ -16,7 +17,7 @@ from envbuild.launch.local import RUNTIMES
 from envbuild.lock.locking import find_lock
 
 
-@click.command("certify")
+@click.command("certify", cls=Command)
 @selection_options
 @click.option("--matrix", metavar="NAME", help="The cases; default: the stack's own matrix.")
 @click.option("--only", metavar="ID", multiple=True, help="Run this case (and its baseline); may be repeated.")

@@ -14,6 +14,7 @@ import click
 
 from envbuild.catalog.catalog import Catalog, Machine, Selection, select, select_to_lock
 from envbuild.catalog.site import Site, load_site
+from envbuild.cli.output import put
 from envbuild.core.digests import Json
 from envbuild.core.progress import Reporter, choose_reporter
 from envbuild.lock.record import PHASE_FILES
@@ -62,10 +63,9 @@ class Session:
     def done(self, result: dict[str, Json], *lines: str) -> None:
         """Print the result: the documented object on stdout with --json, else lines for people."""
         if self.as_json:
-            click.echo(json.dumps(result, indent=2))
+            put(json.dumps(result, indent=2) + "\n")
         elif not self.quiet:
-            for line in lines:
-                click.echo(line)
+            put("".join(f"{line}\n" for line in lines))
 
 
 def output_options(function: F) -> F:
@@ -109,10 +109,12 @@ def parse_phases(text: str) -> list[str]:
 
 def out_dir_option(function: F) -> F:
     """Add ``--out-dir``."""
+    from envbuild.image.outputs import OUT_DIR  # only commands that import it anyway have this option
+
     return click.option(
         "--out-dir",
         type=click.Path(file_okay=False, path_type=Path),
-        default=Path("out"),
+        default=OUT_DIR,
         show_default=True,
         help="Where images and certificates are put.",
     )(function)

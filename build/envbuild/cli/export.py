@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
+from envbuild.cli.command import Command
 from envbuild.cli.common import Session, output_options, parse_phases, phases_option, selection_options, shown
+from envbuild.cli.output import put
 from envbuild.core.errors import UsageError
 from envbuild.core.files import write_atomic
 from envbuild.lock.export import Format, export_lock
@@ -17,7 +19,7 @@ from envbuild.lock.locking import find_lock
 PYLOCK_NAME = re.compile(r"^pylock(\.[^.]+)?\.toml$")
 
 
-@click.command("export")
+@click.command("export", cls=Command)
 @selection_options
 @click.option(
     "--format",
@@ -60,7 +62,7 @@ def command(
     if output is not None:
         write_atomic(output, result.text)
     elif not session.as_json:
-        click.echo(result.text, nl=False)
+        put(result.text)
         return
     session.done(
         {

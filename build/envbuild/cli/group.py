@@ -7,10 +7,11 @@ import importlib
 
 import click
 
+from envbuild.cli.command import Command
 from envbuild.cli.commands import COMMANDS, help_text
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Command, click.Group):
     """A group whose commands are imported only when they run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -51,7 +52,7 @@ def run_command(arguments: list[str]) -> int:
 
     try:
         # Not cli.main(): it ends the process with status 1 when the reader of stdout leaves.
-        with cli.make_context("envbuild", list(arguments)) as context:
+        with cli.make_context("envbuild", list(arguments), obj="--json" in arguments) as context:
             cli.invoke(context)
     except click.exceptions.Exit as leave:
         return leave.exit_code

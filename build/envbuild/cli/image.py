@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from envbuild.cli.command import Command
 from envbuild.cli.common import Session, out_dir_option, output_options, selection_options, shown
 from envbuild.core.digests import short
 from envbuild.image.native import build_image
@@ -23,7 +24,7 @@ def parse_formats(context: click.Context, parameter: click.Parameter, value: str
     return tuple(name for name in FORMATS if name in asked)
 
 
-@click.command("image")
+@click.command("image", cls=Command)
 @selection_options
 @click.option("--format", "formats", callback=parse_formats, default="oci,sqsh", show_default=True, metavar="LIST")
 @click.option("--refresh-base", is_flag=True, help="Make the base anew from the distribution's packages of now.")

@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from envbuild.catalog.catalog import Selection
+from envbuild.cli.command import Command
 from envbuild.cli.common import Session, output_options, selection_options, shown
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, UsageError
@@ -47,7 +48,7 @@ def parse_pins(context: click.Context, parameter: click.Parameter, values: tuple
     return pins
 
 
-@click.command("lock")
+@click.command("lock", cls=Command)
 @selection_options
 @click.option("--nemo", metavar="REF", help="The same as --pin nemo-toolkit=REF.")
 @click.option(

@@ -5,16 +5,13 @@ Nothing heavy is imported here, not even click: ``envbuild --help`` must cost li
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from typing import NoReturn
 
 from envbuild import __version__
 from envbuild.cli.commands import help_text
-
-# The exit code of core.errors.MachineError, which costs too much to import here.
-MACHINE = 11
+from envbuild.cli.output import discard, open_closed_streams, put
 
 
 def _on_sigterm(signum: int, frame: object) -> NoReturn:  # noqa: ARG001
@@ -23,7 +20,7 @@ def _on_sigterm(signum: int, frame: object) -> NoReturn:  # noqa: ARG001
 
 def main() -> NoReturn:
     """Run the command line and exit with the code of what happened."""
-    _open_closed_streams()
+    open_closed_streams()
     signal.signal(signal.SIGTERM, _on_sigterm)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
         signal.signal(signal.SIGHUP, _on_sigterm)
@@ -39,27 +36,20 @@ def main() -> NoReturn:
         from envbuild.core.errors import InterruptedByUserError
 
         code = report(InterruptedByUserError(), arguments)
+    except Exception as error:  # noqa: BLE001 - the last place where an error can be explained
+        from envbuild.cli.report import explain, report
+
+        code = report(explain(error), arguments)
     # The work is over and has its exit code: a signal that comes now changes nothing.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
-            # The reader of our output left (`envbuild list stacks | head -1`); Python would complain at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
-            code = code or MACHINE
+        except OSError:
+            # Results are written by put(), which tells; the rest has no reader (`envbuild list stacks | head -1`).
+            discard(stream)
     sys.exit(code)
-
-
-def _open_closed_streams() -> None:
-    """Give a process that was started with closed streams (``>&-``) something to write to."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open for as long as the process lives
 
 
 def run(arguments: list[str]) -> int:
@@ -67,11 +57,10 @@ def run(arguments: list[str]) -> int:
     as_json = "--json" in arguments
     match [word for word in arguments if word != "--json"]:
         case [] | ["-h" | "--help"]:
-            text = help_text()
-            print(_object({"help": text}) if as_json else text, end="\n" if as_json else "")
+            put(_object({"help": help_text()}) if as_json else help_text())
             return 0
         case ["--version"]:
-            print(_object({"version": __version__}) if as_json else f"envbuild {__version__}")
+            put(_object({"version": __version__}) if as_json else f"envbuild {__version__}\n")
             return 0
     from envbuild.cli.group import run_command
 
@@ -84,4 +73,4 @@ def run(arguments: list[str]) -> int:
 def _object(value: dict[str, str]) -> str:
     import json
 
-    return json.dumps(value, indent=2)
+    return json.dumps(value, indent=2) + "\n"

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import click
 
-from envbuild.core.errors import EnvbuildError, InternalError, UsageError
+from envbuild.cli.output import put
+from envbuild.core.digests import Json
+from envbuild.core.errors import EnvbuildError, InternalError, MachineError, UsageError
 from envbuild.core.files import os_error
 from envbuild.diagnose.signatures import Match, match_text
 
@@ -30,7 +32,7 @@ def explain(error: Exception) -> EnvbuildError:
     if isinstance(error, EnvbuildError):
         return error
     if isinstance(error, OSError) and error.errno is not None:
-        return os_error(error, Path(str(error.filename or ".")))
+        return os_error(error, Path(str(error.filename or ".")), "use")
     text = "".join(traceback.format_exception(error))
     return InternalError(
         f"envbuild has a fault: {type(error).__name__}: {error}",
@@ -40,15 +42,24 @@ def explain(error: Exception) -> EnvbuildError:
 
 
 def report(error: EnvbuildError, arguments: list[str]) -> int:
-    """Print the error and return its exit code."""
-    matches = _known(error)
+    """Print the error and return its exit code, which stands also where nothing can be printed."""
     if "--json" in arguments:
-        shown: dict[str, object] = {"error": {**error.as_json(), "known": [match.as_json() for match in matches]}}
-        with contextlib.suppress(BrokenPipeError):
-            print(json.dumps(shown, indent=2))
-    with contextlib.suppress(BrokenPipeError):
-        print(render(error, matches, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ), file=sys.stderr)
+        with contextlib.suppress(BrokenPipeError, MachineError):
+            put(json.dumps({"error": as_json(error)}, indent=2) + "\n")
+    tell(error)
     return error.exit_code
+
+
+def as_json(error: EnvbuildError) -> dict[str, Json]:
+    """The object that ``--json`` prints under the key ``error``: the error, and what is known about it."""
+    return {**error.as_json(), "known": [{**match.as_json()} for match in _known(error)]}
+
+
+def tell(error: EnvbuildError) -> None:
+    """Print the error for people."""
+    text = render(error, _known(error), colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
+    with contextlib.suppress(OSError):  # nowhere to tell it
+        print(text, file=sys.stderr)
 
 
 def render(error: EnvbuildError, matches: list[Match], *, colour: bool) -> str:

@@ -10,7 +10,9 @@ import click
 
 from envbuild.catalog.models import KINDS
 from envbuild.catalog.site import SiteFile
+from envbuild.cli.command import Command
 from envbuild.cli.common import Session, output_options, shown
+from envbuild.cli.output import put
 from envbuild.core.files import write_atomic
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -22,7 +24,7 @@ def schema_of(kind: str) -> dict[str, Any]:
     return {"$schema": DIALECT, "title": f"envbuild {kind}", **model.model_json_schema()}
 
 
-@click.command("schema")
+@click.command("schema", cls=Command)
 @click.argument("kind", type=click.Choice([*KINDS, "site"]), required=False)
 @click.option("--into", type=click.Path(file_okay=False, path_type=Path), help="Write KIND.schema.json files here.")
 @output_options
@@ -31,7 +33,7 @@ def command(session: Session, kind: str | None, into: Path | None) -> None:
     kinds = [kind] if kind else [*KINDS, "site"]
     schemas = {name: schema_of(name) for name in kinds}
     if into is None:
-        click.echo(json.dumps(schemas[kind] if kind else schemas, indent=2))
+        put(json.dumps(schemas[kind] if kind else schemas, indent=2) + "\n")
         return
     paths = []
     for name, schema in schemas.items():

@@ -110,29 +110,50 @@ def space_is_low(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def machine_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals while writing ``path`` into errors that people understand."""
+def machine_errors(path: Path, doing: str = "write") -> Iterator[None]:
+    """Turn the operating system's refusals while writing (or reading) ``path`` into errors that people understand."""
     try:
         yield
     except EnvbuildError:
         raise
     except OSError as error:
-        raise os_error(error, path) from error
+        raise os_error(error, path, doing) from error
 
 
-def os_error(error: OSError, path: Path) -> EnvbuildError:
-    """The envbuild error for an :class:`OSError` met while writing ``path``."""
+def os_error(error: OSError, path: Path, doing: str = "write") -> EnvbuildError:
+    """The envbuild error for an :class:`OSError` met while writing ``path``.
+
+    Args:
+        doing: what was tried: ``write``, ``read``, or ``use`` where nobody knows.
+    """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return disk_full(path)
+    if error.errno == errno.ENOENT and not _directory_is_there():
+        return MachineError(
+            "the current directory does not exist any more",
+            why="It was removed or replaced while this shell was in it.",
+            fix="Change to a directory that is there (cd), and run the same command again.",
+        )
     where = error.filename or path
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return MachineError(
-            f"no permission to write {where}",
+            f"no permission to {doing} {where}",
             why=error.strerror or str(error),
-            fix="Make the directory writable, or choose another one (ENVBUILD_CACHE_DIR, --out-dir).",
+            fix="Make the directory writable, or choose another one: ENVBUILD_CACHE_DIR for the store, the command's "
+            "own option (--out, --out-dir, --into) for its results."
+            if doing == "write"
+            else "Make it readable for this account (each folder above it needs the right to enter), or run the "
+            "command in another directory.",
         )
     return MachineError(
-        f"cannot write {where}",
+        f"cannot {doing} {where}",
         why=error.strerror or str(error),
         fix="Look at the path named above: its disk, mount or file system refused the operation.",
     )
+
+
+def _directory_is_there() -> bool:
+    try:
+        return Path.cwd().is_dir()
+    except OSError as error:
+        return error.errno != errno.ENOENT

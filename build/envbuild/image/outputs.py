@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from envbuild.store.seals import ALWAYS_READ_BYTES
 
 OCI_DIR = "oci"
 SQSH_FILE = "image.sqsh"
+# Where images and certificates go when the command line says nothing else.
+OUT_DIR = Path("out")
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,7 @@ class PlacedImage:
             raise ConfigurationError(
                 f"there is no .sqsh in {self.path}",
                 why="The image was built without one." if self.record.sqsh_digest is None else f"{file} is gone.",
-                fix=f"Build it: envbuild image --stack {self.record.stack} --base {self.record.base} "
-                f"--target {self.record.target} --format oci,sqsh",
+                fix=f"Build it: {_command(self)} --format oci,sqsh",
             )
         return file
 
@@ -59,7 +61,7 @@ def find_image(out_dir: Path, stack: str, base: str, target: str) -> PlacedImage
         raise ConfigurationError(
             f"there is no image of stack {stack} on base {base} for target {target}",
             why=f"{record} does not exist.",
-            fix=f"Build it first: envbuild image --stack {stack} --base {base} --target {target} --format oci,sqsh",
+            fix=f"Build it first: {_image_command(out_dir, stack, base, target)} --format oci,sqsh",
         )
     return PlacedImage(path, ImageRecord.load(record))
 
@@ -141,9 +143,17 @@ def verify(image: PlacedImage) -> None:
 
 
 def _not_built(image: PlacedImage, why: str) -> CheckRefusedError:
-    record = image.record
     return CheckRefusedError(
-        f"the image in {image.path} is not the one that was built",
-        why=why,
-        fix=f"Put it right: envbuild image --stack {record.stack} --base {record.base} --target {record.target}",
+        f"the image in {image.path} is not the one that was built", why=why, fix=f"Put it right: {_command(image)}"
     )
+
+
+def _command(image: PlacedImage) -> str:
+    record = image.record
+    return _image_command(image.path.parent.parent, record.stack, record.base, record.target)
+
+
+def _image_command(out_dir: Path, stack: str, base: str, target: str) -> str:
+    """The command that puts an image into ``out_dir``."""
+    words = ["envbuild", "image", "--stack", stack, "--base", base, "--target", target]
+    return shlex.join(words if out_dir == OUT_DIR else [*words, "--out-dir", str(out_dir)])

@@ -17,7 +17,7 @@ from envbuild.catalog.models import NAME_PATTERN, Stack
 from envbuild.catalog.site import Site
 from envbuild.core import locks
 from envbuild.core.digests import Json, digest_of, sha256_bytes, short
-from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError, ResolutionError, UsageError
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError, ResolutionError, UsageError
 from envbuild.core.files import machine_errors, remove_tree, replace_tree
 from envbuild.core.progress import Reporter
 from envbuild.lock import asof, record
@@ -221,21 +221,24 @@ def lock_stack(
     """
     inputs = inputs_digest(selection, request)
     title = f"stack {selection.stack_name} on {selection.base_name}"
-    with locks.exclusive(
-        store.root / "locks" / f"lockfiles-{short(sha256_bytes(str(path.resolve()).encode()))}.lock",
-        on_wait=lambda: reporter.note(f"another envbuild is writing {path}: waiting for it"),
-    ):
+    repositories = Repositories(store, reporter, offline=offline)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(_writing(path, store, reporter))
+        except MachineError:
+            # No permission to write in the store. Where nothing is to be done, nothing is written: a lock that was
+            # read whole is whole, whoever writes another one at this moment.
+            found = None if upgrade or accept else _current(path, upgrade=False)
+            if found is None or not _is_up_to_date(found, inputs, repositories, reporter, offline=offline):
+                raise
+            return LockResult(found, built=False)
         _tidy(path)
-        repositories = Repositories(store, reporter, offline=offline)
         current = _current(path, upgrade=upgrade)
-        if not upgrade and current is not None and current.lock.inputs.digest == inputs:
-            moved = [] if offline else moved_branches(current.lock, repositories, reporter)
-            if not moved:
-                if accept is not None:
-                    refuse(accept(current), request.allow, title)
-                return LockResult(current, built=False)
-            for line in moved:
-                reporter.note(line)
+        there = None if upgrade else current
+        if there is not None and _is_up_to_date(there, inputs, repositories, reporter, offline=offline):
+            if accept is not None:
+                refuse(accept(there), request.allow, title)
+            return LockResult(there, built=False)
         with resolved(
             selection, request, repositories, site=site, store=store, reporter=reporter, previous=current
         ) as folder:
@@ -243,6 +246,26 @@ def lock_stack(
                 _note_allowed(folder, refuse(accept(read_lock(folder)), request.allow, title))
             _publish(folder, path)
     return LockResult(read_lock(path), built=True)
+
+
+def _writing(path: Path, store: LocalStore, reporter: Reporter) -> contextlib.AbstractContextManager[None]:
+    """Be the only one who writes the lock directory ``path``."""
+    return locks.exclusive(
+        store.root / "locks" / f"lockfiles-{short(sha256_bytes(str(path.resolve()).encode()))}.lock",
+        on_wait=lambda: reporter.note(f"another envbuild is writing {path}: waiting for it"),
+    )
+
+
+def _is_up_to_date(
+    directory: LockDirectory, inputs: str, repositories: Repositories, reporter: Reporter, *, offline: bool
+) -> bool:
+    """Whether a lock is from these inputs, and no branch that it follows moved; says which did."""
+    if directory.lock.inputs.digest != inputs:
+        return False
+    moved = [] if offline else moved_branches(directory.lock, repositories, reporter)
+    for line in moved:
+        reporter.note(line)
+    return not moved
 
 
 def _note_allowed(folder: Path, findings: tuple[CheckFinding, ...]) -> None:
@@ -315,10 +338,10 @@ def _current(path: Path, *, upgrade: bool) -> LockDirectory | None:
         return None
     try:
         return read_lock(path)
-    except (CheckRefusedError, ConfigurationError) as error:
+    except CheckRefusedError:
         if upgrade:
             return None
-        raise _unreadable(error, path) from error
+        raise
 
 
 def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -> list[str]:
@@ -332,11 +355,6 @@ def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -
         if now.sha != item.commit:
             moved.append(f"{name}: branch {item.asked} moved from {item.commit[:12]} to {now.sha[:12]}")
     return moved
-
-
-def _unreadable(error: EnvbuildError, path: Path) -> EnvbuildError:
-    error.fix = f"Restore {path} from version control, or replace it: run the same command with --upgrade."
-    return error
 
 
 def _tidy(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import tomlkit
 from packaging.utils import canonicalize_name
 from pydantic import Field
 
+from envbuild import __version__
 from envbuild.catalog import toml
 from envbuild.catalog.models import Driver, Model, Name, Phase, PythonSource
 from envbuild.core.digests import digest_of, sha256_file
@@ -227,8 +229,8 @@ def read_lock(path: Path) -> LockDirectory:
     """Read a lock directory and check its files against the record.
 
     Raises:
-        ConfigurationError: there is no lock, or its record is no valid one.
-        CheckRefusedError: a file or the record was changed by hand.
+        ConfigurationError: there is no lock.
+        CheckRefusedError: a file or the record was changed or damaged, or a newer envbuild wrote it.
     """
     record = path / RECORD_FILE
     if not record.is_file():
@@ -237,15 +239,44 @@ def read_lock(path: Path) -> LockDirectory:
             why=f"{record} does not exist.",
             fix=f"Make it first: envbuild lock --stack {path.parent.name} --base {path.name} --target TARGET",
         )
-    lock = toml.load(record, Lock)
+    lock = _read_record(record)
     problems = [*_changed_files(path, lock), *_changed_record(lock)]
     if problems:
         raise CheckRefusedError(
-            f"the lock in {path} was changed after it was made",
-            why="\n".join(problems),
-            fix="Restore the files from version control, or lock again with --upgrade.",
+            f"the lock in {path} was changed after it was made", why="\n".join(problems), fix=_restore(path)
         )
     return LockDirectory(path, lock)
+
+
+def _restore(path: Path) -> str:
+    return (
+        f"Restore {path} from version control, or make it anew: the `envbuild lock` command it is from, with --upgrade."
+    )
+
+
+def _read_record(record: Path) -> Lock:
+    with machine_errors(record, "read"):
+        raw = record.read_bytes()
+    try:
+        text = raw.decode()
+        _refuse_newer(text, record)
+        return toml.parse(text, Lock, str(record))
+    except (UnicodeDecodeError, ConfigurationError) as error:
+        why = f"{error.what}\n{error.why}" if isinstance(error, ConfigurationError) else str(error)
+        raise CheckRefusedError(
+            f"the record of the lock in {record.parent} is damaged", why=why, fix=_restore(record.parent)
+        ) from error
+
+
+def _refuse_newer(text: str, record: Path) -> None:
+    """Refuse a record in a format of the future, which says so in its first line of content."""
+    stated = re.search(r'^schema = "envbuild\.lock/(\d+)"$', text, re.MULTILINE)
+    if stated and int(stated[1]) > int(SCHEMA.rpartition("/")[2]):
+        raise CheckRefusedError(
+            f"the lock in {record.parent} was written by a newer envbuild",
+            why=f"Its record has the format envbuild.lock/{stated[1]}; envbuild {__version__} reads {SCHEMA}.",
+            fix="Update envbuild, or restore the lock that this one wrote from version control.",
+        )
 
 
 def _changed_files(path: Path, lock: Lock) -> list[str]:

@@ -4,10 +4,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers.processes import unprivileged
 
 from envbuild.catalog.catalog import Catalog, Machine, definition_digest, select
 from envbuild.catalog.data import data_root
-from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.core.errors import ConfigurationError, MachineError, UsageError
 
 DEBIAN12 = Machine(distribution="debian", release="12")
 UBUNTU2404 = Machine(distribution="ubuntu", release="24.04")
@@ -195,3 +196,20 @@ def test_data_root_of_a_checkout_and_of_an_installed_package(tmp_path):
     assert "own data (envs/, lockfiles/, containers/, smoke/) is missing" in missing.stderr
     (package / "_data" / "envs").mkdir(parents=True)
     assert ask().stdout.strip() == str(package / "_data")
+
+
+@pytest.mark.parametrize("closed", ["", "envs/stacks"])
+def test_folder_that_may_not_be_searched_is_named(open_dir, closed):
+    folder = open_dir / "project" / closed
+    folder.mkdir(parents=True)
+    folder.chmod(0o000)
+    data_root()
+
+    def look() -> None:
+        with pytest.raises(MachineError, match="no permission to read") as caught:
+            Catalog.open(open_dir / "project").path("stacks", "mine")
+        assert str(folder) in caught.value.what
+        assert "ENVBUILD_CACHE_DIR" not in caught.value.fix
+
+    assert unprivileged(look) == 0
+    folder.chmod(0o700)

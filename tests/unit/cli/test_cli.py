@@ -189,7 +189,38 @@ def test_list_shows_the_users_own_first_and_tells_what_is_broken(project, capsys
     assert "mine  my target  [envs/targets/mine.toml]" in capsys.readouterr().out
     own.write_text("sumary = 1\n")
     assert run(["list", "targets"]) == 3
-    assert "mine.toml:1" in capsys.readouterr().err
+    shown, told = capsys.readouterr()
+    assert "mine.toml:1" in told
+    assert {"cpu", "h200"} <= {line.split()[0] for line in shown.splitlines()}
+    (own.parent / "folder.toml").mkdir()
+    (own.parent / "link.toml").symlink_to("nowhere")
+    assert run(["list", "targets", "--json"]) == 3
+    result = json.loads(capsys.readouterr().out)
+    assert {"cpu", "h200"} <= {row["name"] for row in result["targets"]}
+    assert result["error"]["exit_code"] == 3
+    for part in ("mine.toml:1", "folder.toml is no file\nIt is a directory", "link.toml is no file", "to nowhere"):
+        assert part in result["error"]["why"]
+
+
+@pytest.mark.parametrize("kind", ["directory", "link"])
+def test_definition_that_is_no_file_is_named(project, kind, capsys):
+    path = project / "envs" / "stacks" / "x.toml"
+    path.parent.mkdir(parents=True)
+    path.mkdir() if kind == "directory" else path.symlink_to("nowhere")
+    assert run(["lock", "--stack", "x"]) == 3
+    told = capsys.readouterr().err
+    assert f"{path} is no file" in told
+    assert "Did you mean" not in told
+
+
+def test_current_directory_that_was_removed(project, capsys):
+    gone = project / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    for arguments in (["list", "stacks"], ["lock", "--stack", "mcore"], ["schema", "--into", "here"]):
+        assert run(arguments) == 11
+        assert "the current directory does not exist any more" in capsys.readouterr().err
 
 
 def test_schema_of_one_kind_and_of_all(project, capsys):
@@ -216,6 +247,16 @@ def test_print_cases(project, capsys):
     assert [(case["id"], case["processes"]) for case in cases][-1] == ("gpt-fp32-tp2-pp2", 4)
     assert run([*arguments, "--only", "gpt-fp32-dp2"]) == 0
     assert capsys.readouterr().out.splitlines() == ["gpt-fp32-baseline  1 process", "gpt-fp32-dp2       2 processes"]
+
+
+def test_missing_image_names_the_command_that_puts_it_there(project, capsys):
+    make_lock(project / "lockfiles" / "mcore" / "debian12")
+    arguments = ["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12"]
+    command = "envbuild image --stack mcore --base debian12 --target cpu"
+    assert run([*arguments, "--out-dir", "some where"]) == 3
+    assert f"{command} --out-dir 'some where' --format oci,sqsh" in capsys.readouterr().err
+    assert run(arguments) == 3
+    assert f"{command} --format oci,sqsh" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -245,6 +286,22 @@ def test_tampered_lock_is_refused_with_the_way_out(project, capsys):
         told = capsys.readouterr().err
         assert "was changed after it was made" in told
         assert "--upgrade" in told
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["lock"], ["lock", "--diff"], ["lock", "--check"], ["image"], ["certify"], ["export", "--format", "cyclonedx"]],
+)
+@pytest.mark.parametrize(("newer", "expected"), [(False, "is damaged"), (True, "written by a newer envbuild")])
+def test_damaged_lock_is_refused_by_every_command(project, arguments, newer, expected, capsys):
+    record = project / "lockfiles" / "mcore" / "debian12" / "stack.lock.toml"
+    make_lock(record.parent)
+    record.write_text(record.read_text().replace("envbuild.lock/1", "envbuild.lock/2") if newer else "")
+    target = [] if "--check" in arguments else ["--target", "cpu"]
+    assert run([*arguments, "--stack", "mcore", "--base", "debian12", *target]) == 5
+    told = capsys.readouterr().err
+    assert expected in told
+    assert ("Update envbuild" in told) == (newer and "--check" not in arguments)
 
 
 def test_fault_of_ours_says_so_and_shows_the_traceback(project, monkeypatch, capsys):

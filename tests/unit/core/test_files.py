@@ -3,7 +3,6 @@
 import errno
 import os
 import resource
-import shutil
 import signal
 import stat
 import tempfile
@@ -15,15 +14,6 @@ from helpers.processes import in_child, unprivileged
 from envbuild.core import files
 from envbuild.core.errors import MachineError
 from envbuild.core.files import link_or_copy, machine_errors, os_error, remove_tree, replace_tree, write_atomic
-
-
-@pytest.fixture
-def open_dir():
-    """A directory that a process without root can reach; pytest's own are closed to others."""
-    path = Path(tempfile.mkdtemp())
-    path.chmod(0o777)
-    yield path
-    shutil.rmtree(path)
 
 
 def entries(folder: Path) -> list[str]:
@@ -122,6 +112,16 @@ def test_os_error_by_number(number, text):
     assert isinstance(error, MachineError)
     assert text in error.what
     assert error.fix
+
+
+def test_os_error_says_what_was_tried():
+    refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/some/file")
+    assert os_error(refused, Path()).what == "no permission to write /some/file"
+    assert "--out" in os_error(refused, Path()).fix.replace("--out-dir", "")
+    for doing in ("read", "use"):
+        error = os_error(refused, Path(), doing)
+        assert error.what == f"no permission to {doing} /some/file"
+        assert "--out" not in error.fix
 
 
 def make_tree(folder: Path, text: str) -> Path:

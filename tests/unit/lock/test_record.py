@@ -7,7 +7,7 @@ from helpers.locks import MAIN, make_lock
 
 from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes
-from envbuild.core.errors import CheckRefusedError, ConfigurationError
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
 from envbuild.lock.locking import _tidy
 from envbuild.lock.record import LockedComponent, LockedTorch, content_digest, read_lock, read_pins
 
@@ -89,14 +89,53 @@ def test_missing_record_says_how_to_make_one(path):
     assert "envbuild lock --stack mcore --base debian12" in caught.value.fix
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [('schema = "envbuild.lock/1"', 'schema = "envbuild.lock/2"'), ("stack =", "stak ="), ("[base]", "[base")],
-)
-def test_record_of_another_kind_is_a_configuration_error(path, old, new):
+def damage(path: Path, kind: str) -> None:
+    record = path / "stack.lock.toml"
+    match kind:
+        case "empty":
+            record.write_text("")
+        case "cut":
+            record.write_bytes(record.read_bytes()[:300])
+        case "more":
+            record.write_text(record.read_text() + "[[[")
+        case "bytes":
+            record.write_bytes(b"\xff\xfe")
+        case "key":
+            tamper(path, "stack.lock.toml", "stack =", "stak =")
+        case "schema":
+            tamper(path, "stack.lock.toml", "envbuild.lock/1", "other.lock/9")
+
+
+@pytest.mark.parametrize("kind", ["empty", "cut", "more", "bytes", "key", "schema"])
+def test_damaged_record_is_refused_with_the_way_out(path, kind):
     make_lock(path)
-    tamper(path, "stack.lock.toml", old, new)
-    with pytest.raises(ConfigurationError):
+    damage(path, kind)
+    with pytest.raises(CheckRefusedError, match="is damaged") as caught:
+        read_lock(path)
+    assert caught.value.why
+    assert "version control" in caught.value.fix
+    assert "--upgrade" in caught.value.fix
+    assert "schema`" not in caught.value.fix
+
+
+def test_record_of_a_newer_envbuild_says_so(path):
+    make_lock(path)
+    tamper(path, "stack.lock.toml", "envbuild.lock/1", "envbuild.lock/2")
+    with pytest.raises(CheckRefusedError, match="written by a newer envbuild") as caught:
+        read_lock(path)
+    assert "envbuild.lock/2" in caught.value.why
+    assert "Update envbuild" in caught.value.fix
+    assert "--upgrade" not in caught.value.fix
+
+
+def test_record_that_may_not_be_read_is_no_damaged_one(path, monkeypatch):
+    make_lock(path)
+
+    def refuse(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(MachineError, match="no permission to read"):
         read_lock(path)
 
 

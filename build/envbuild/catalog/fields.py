@@ -1,0 +1,42 @@
+"""What the models of the TOML files are made of: names, specifiers, and a base class that refuses unknown keys."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+
+NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]*$"
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+PackageName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+Extra = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{cuda_major\})*$")]
+# Python's names of the machines that a platform is.
+MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+DATE = r"^\d{4}-\d{2}-\d{2}$"
+Module = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+
+
+def _specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise ValueError(f"{text!r} is no version specifier (such as '==2.13.0' or '>=1,<2')") from error
+    return text
+
+
+Specifier = Annotated[str, AfterValidator(_specifier)]
+
+
+class Model(BaseModel):
+    """A frozen model that refuses unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Device(str, Enum):
+    """Where tensors live."""
+
+    CPU = "cpu"
+    CUDA = "cuda"

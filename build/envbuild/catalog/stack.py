@@ -1,0 +1,194 @@
+"""A stack: its components, where they come from, and for which targets and bases it is meant."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints, model_validator
+
+from envbuild.catalog.fields import DATE, Extra, Model, Module, Name, PackageName, Specifier
+
+# What every image sets itself, or what changes which Python runs which code.
+RESERVED_VARIABLES = ("HOME", "LANG", "LD_PRELOAD", "PATH", "VIRTUAL_ENV")
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class Phase(str, Enum):
+    """``main``: from wheels or isolated builds. ``compile``: against the installed torch, without build isolation."""
+
+    MAIN = "main"
+    COMPILE = "compile"
+
+
+class Driver(str, Enum):
+    """Which training code a stack's certification cases run."""
+
+    MCORE = "mcore"
+    NEMO = "nemo"
+    BRIDGE = "bridge"
+
+
+class Component(Model):
+    """A part of a stack that people name: where it comes from, its phase and the modules it must import.
+
+    It comes from the package index, or, when ``ref`` (or a pin) names a branch, tag or commit, from ``git``.
+    """
+
+    version: Specifier = Field(default="", description="which versions may be taken, as a PEP 440 specifier")
+    git: str | None = Field(default=None, description="the component's repository, for refs and upstream's own pins")
+    ref: str | None = Field(default=None, description="branch, tag or commit to take instead of a release")
+    extras: tuple[Extra, ...] = Field(
+        default=(), description="extras of the package; {cuda_major} becomes the major version of the base's CUDA"
+    )
+    phase: Phase = Phase.MAIN
+    modules: tuple[Module, ...] = Field(default=(), description="modules that must import in the finished environment")
+    uses: tuple[PackageName, ...] = Field(
+        default=(), description="components whose API it calls: a lock is refused where they lack what it asks for"
+    )
+    unused: tuple[str, ...] = Field(
+        default=(),
+        description="folders and files of the package that the stack is not for; what they ask for is not checked",
+    )
+    as_of: str | None = Field(
+        default=None,
+        pattern=DATE,
+        description="an as-of date of its own (YYYY-MM-DD), for a component that is newer than the stack's anchor",
+    )
+
+    @model_validator(mode="after")
+    def _ref_has_a_repository(self) -> Component:
+        if self.ref is not None and self.git is None:
+            raise ValueError("ref names a branch, tag or commit, so git must name the repository")
+        return self
+
+
+class Requirement(Model):
+    """A package that components need without declaring it, or whose versions must be held back."""
+
+    version: Specifier = ""
+    reason: str = Field(min_length=1, description="why the stack names it, with the evidence")
+
+
+class Override(Model):
+    """A version that replaces what other packages declare, where their declaration is wrong."""
+
+    version: Specifier
+    against: tuple[PackageName, ...] = Field(
+        default=(),
+        description="the packages whose declared range is known to be wrong; a lock that goes against any other's is "
+        "refused",
+    )
+    reason: str = Field(min_length=1, description="why the declared versions are wrong, with the evidence")
+
+
+class Takeover(Model):
+    """What takes over where the anchor's tree lacks the part that the stack's driver needs."""
+
+    without: str = Field(min_length=1, description="the folder of the anchor's tree that decides: gone, this holds")
+    driver: Driver = Field(description="the training code of the certification cases then")
+    lead: PackageName = Field(description="the component whose upstream's pins decide the companions then")
+    reason: str = Field(min_length=1, description="why, in words; the lock's record says so")
+    components: dict[PackageName, Component] = Field(
+        min_length=1, description="added to the stack's, or in the place of the stack's one of that name"
+    )
+
+    @model_validator(mode="after")
+    def _lead_is_a_component(self) -> Takeover:
+        if self.lead not in self.components:
+            raise ValueError(f"lead {self.lead!r} is none of its components {sorted(self.components)}")
+        return self
+
+
+class Variable(Model):
+    """A variable that must be set in the finished environment.
+
+    Its value goes unquoted into files that docker, enroot and login shells read each in their own way, so it has no
+    character that means something to one of them.
+    """
+
+    value: Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9_./:,=+@-]|\{venv\}|\{site_packages\})+$")] = Field(
+        description="{venv} and {site_packages} become the folders of the environment"
+    )
+    reason: str = Field(min_length=1, description="why the stack needs it, with the evidence")
+
+
+class Builds(Model):
+    """For which target on which bases a stack is meant."""
+
+    target: Name
+    bases: tuple[Name, ...] = Field(min_length=1)
+    default_base: Name = Field(
+        default="host", description="the base taken without --base; 'host': the one of this machine's distribution"
+    )
+
+    @model_validator(mode="after")
+    def _default_is_listed(self) -> Builds:
+        if self.default_base != "host" and self.default_base not in self.bases:
+            raise ValueError(f"default_base {self.default_base!r} is not among bases {list(self.bases)}")
+        return self
+
+
+class Stack(Model):
+    """Which components at which versions, for which targets and bases (``envs/stacks/*.toml``)."""
+
+    summary: str
+    driver: Driver
+    matrix: Name = Field(description="the matrix that certifies it without --matrix")
+    builds: tuple[Builds, ...] = Field(min_length=1)
+    anchor: PackageName | None = Field(
+        default=None, description="the component whose ref and date lead: its upstream's pins decide the companions"
+    )
+    as_of: str = Field(
+        default="now",
+        pattern=rf"^(now|release)$|{DATE}",
+        description="without --as-of: 'now', 'release' (the anchor's date and the margin), or a date",
+    )
+    margin_days: Annotated[int, Field(ge=0)] = Field(
+        default=14, description="days after the anchor's date up to which 'release' takes packages"
+    )
+    components: dict[PackageName, Component] = Field(min_length=1)
+    requirements: dict[PackageName, Requirement] = Field(default_factory=dict)
+    overrides: dict[PackageName, Override] = Field(default_factory=dict)
+    takeover: Takeover | None = Field(
+        default=None, description="what holds where the anchor's tree lacks what the driver needs"
+    )
+    environment: dict[VariableName, Variable] = Field(
+        default_factory=dict, description="variables that must be set in the finished environment"
+    )
+
+    @model_validator(mode="after")
+    def _anchor_is_a_component(self) -> Stack:
+        if self.anchor is not None and self.anchor not in self.components:
+            raise ValueError(f"anchor {self.anchor!r} is none of the components {sorted(self.components)}")
+        if self.takeover is not None and self.anchor is None:
+            raise ValueError("takeover needs an anchor, whose tree decides whether it holds")
+        if self.takeover is not None and self.takeover.lead == self.anchor:
+            raise ValueError(f"takeover: lead {self.anchor!r} is the anchor, which leads anyway")
+        if self.as_of == "release" and self.anchor is None:
+            raise ValueError("as_of = 'release' needs an anchor")
+        if taken := [name for name in self.environment if name in RESERVED_VARIABLES or name.startswith("PYTHON")]:
+            raise ValueError(f"environment may not set {', '.join(taken)}: images set it, or it changes Python itself")
+        return self
+
+    def every_component(self) -> dict[str, Component]:
+        """The components, and those that only a takeover brings."""
+        return {**(self.takeover.components if self.takeover else {}), **self.components}
+
+    def taken_over(self) -> Stack:
+        """The stack as it is once its takeover holds.
+
+        The takeover's driver and components are in place of the stack's own, in the stack's order.
+        """
+        if self.takeover is None:
+            return self
+        components = {**self.components, **self.takeover.components}
+        return self.model_copy(update={"components": components, "driver": self.takeover.driver})
+
+    def undecided(self) -> set[str]:
+        """The components of which the stack's file says nothing, also those that only a takeover brings."""
+        return {name for name, spec in self.every_component().items() if not spec.version and spec.ref is None}
+
+    def builds_for(self, target: str) -> Builds | None:
+        """The entry for ``target``, or None when the stack is not for it."""
+        return next((entry for entry in self.builds if entry.target == target), None)

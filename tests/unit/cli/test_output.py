@@ -1,0 +1,72 @@
+"""A result that cannot be written is a failure with one message; a message that cannot be written changes nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.cli.commands import COMMANDS
+from envbuild.cli.main import run
+
+ENVBUILD = [sys.executable, "-m", "envbuild"]
+RESULTS = [["list", "stacks"], ["list", "stacks", "--json"], ["schema"], ["--help"], ["--version"], ["lock", "--help"]]
+
+
+def redirected(redirection: str, arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    command = ["sh", "-c", f'"$@" {redirection}', "sh", *ENVBUILD, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("arguments", RESULTS)
+@pytest.mark.parametrize(
+    ("redirection", "why"), [(">/dev/full", "No space left on device"), (">&-", "It is closed"), ("<&- >&-", "closed")]
+)
+def test_result_that_cannot_be_written_is_one_error(tmp_path, arguments, redirection, why):
+    done = redirected(redirection, arguments, tmp_path)
+    assert done.returncode == 11
+    assert done.stderr.count("error: ") == 1
+    assert done.stderr.startswith("error: standard output cannot be written\n")
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["nope"], ["nope", "--json"], ["list"]])
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", ">/dev/full 2>/dev/full", ">&- 2>&-"])
+def test_exit_code_stands_where_nothing_can_be_told(tmp_path, arguments, redirection):
+    assert redirected(redirection, arguments, tmp_path).returncode == 2
+
+
+def test_error_as_an_object_that_cannot_be_written_is_told_once(tmp_path):
+    done = redirected(">/dev/full", ["nope", "--json"], tmp_path)
+    assert (done.returncode, done.stderr.count("error: ")) == (2, 1)
+    assert "no such command 'nope'" in done.stderr
+
+
+def test_silence_needs_no_standard_output(tmp_path):
+    done = redirected(">&-", ["list", "stacks", "--quiet"], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_progress_that_cannot_be_written_does_not_stop_the_work(tmp_path):
+    code = "import sys; from envbuild.core.progress import PlainReporter\nwith PlainReporter().step('x'): print('done')"
+    command = ["sh", "-c", '"$@" 2>/dev/full', "sh", sys.executable, "-c", code]
+    assert subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path).stdout == "done\n"
+
+
+def test_no_file_of_the_work_gets_the_number_of_a_closed_stream(tmp_path):
+    code = "from envbuild.cli.output import *\nopen_closed_streams()\n"
+    code += "open('g', 'w').write(str(open('f', 'w').fileno() > 2))"
+    subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code], check=True, cwd=tmp_path)
+    assert (tmp_path / "g").read_text() == "True"
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+@pytest.mark.parametrize("arguments", [["{}", "--json", "--help"], ["{}", "-h", "--json"], ["--json", "{}", "--help"]])
+def test_help_of_a_command_as_an_object(name, arguments, capsys):
+    assert run([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert run([word.format(name) for word in arguments]) == 0
+    assert json.loads(capsys.readouterr().out) == {"help": text}

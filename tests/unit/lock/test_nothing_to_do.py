@@ -1,0 +1,93 @@
+"""A lock that is there and up to date is found without the right to write anything."""
+
+from pathlib import Path
+
+import pytest
+from helpers.locks import DIGEST, make_lock
+from helpers.processes import unprivileged
+from helpers.stack_files import BASE, write_base, write_stack
+
+from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.catalog.site import load_site
+from envbuild.core.errors import CheckRefusedError, MachineError
+from envbuild.core.progress import SilentReporter
+from envbuild.lock import locking
+from envbuild.lock.locking import LockResult, inputs_digest, lock_stack
+from envbuild.lock.planning import Request
+from envbuild.lock.record import Inputs
+from envbuild.store.local import LocalStore
+
+
+@pytest.fixture
+def project(open_dir):
+    """A project with an up-to-date lock, and a store; nobody may write in either."""
+    write_base(open_dir)
+    write_stack(open_dir, "s", {"torch": {"version": "==2.13.0"}})
+    selection = Selection(Catalog.open(open_dir), "s", BASE, "cpu")
+    inputs = Inputs(
+        digest=inputs_digest(selection, Request()), stack_digest=DIGEST, base_digest=DIGEST, torch_build="cpu",
+        uv="0", as_of="2026-01-02T03:04:05Z",
+    )  # fmt: skip
+    path = open_dir / "lockfiles" / "s" / BASE
+    make_lock(path, stack="s", inputs=inputs)
+    closed = [open_dir / "store", *path.parents[:2], path]
+    closed[0].mkdir()
+    for folder in closed:
+        folder.chmod(0o555)
+    yield open_dir
+    for folder in closed:
+        folder.chmod(0o755)
+
+
+def lock(project: Path, **options: bool) -> LockResult:
+    selection = Selection(Catalog.open(project), "s", BASE, "cpu")
+    reporter = SilentReporter()
+    store = LocalStore(project / "store", reporter)
+    path = project / "lockfiles" / "s" / BASE
+    return lock_stack(
+        selection, path=path, request=Request(), site=load_site({"HOME": str(project)}), store=store,
+        reporter=reporter, **options,
+    )  # fmt: skip
+
+
+def test_up_to_date_lock_needs_no_right_to_write(project):
+    def look() -> None:
+        assert lock(project).built is False
+
+    assert unprivileged(look) == 0
+    assert list((project / "store").iterdir()) == []
+
+
+@pytest.mark.parametrize("change", ["upgrade", "definition"])
+def test_lock_that_is_to_be_made_needs_it(project, change):
+    if change == "definition":
+        write_stack(project, "s", {"torch": {"version": ">=2.13.0"}})
+
+    def make() -> None:
+        with pytest.raises(MachineError, match="no permission to write") as caught:
+            lock(project, upgrade=change == "upgrade")
+        assert str(project / "store") in caught.value.what
+
+    assert unprivileged(make) == 0
+
+
+def test_damaged_lock_is_refused_all_the_same(project):
+    (project / "lockfiles" / "s" / BASE / "main.txt").write_text("evil==1\n")
+
+    def look() -> None:
+        with pytest.raises(CheckRefusedError):
+            lock(project)
+
+    assert unprivileged(look) == 0
+
+
+def test_branch_that_moved_is_asked_for(project, monkeypatch):
+    asked = []
+    monkeypatch.setattr(locking, "moved_branches", lambda *_: asked.append("asked") or ["lib: branch main moved"])
+
+    def look() -> None:
+        with pytest.raises(MachineError):
+            lock(project)
+        assert asked == ["asked"]
+
+    assert unprivileged(look) == 0
