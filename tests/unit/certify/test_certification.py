@@ -63,6 +63,18 @@ EDITS = {
 
 
 @pytest.fixture
+def in_project(world, monkeypatch):
+    """The command line in the project of the world."""
+    monkeypatch.chdir(world.project)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
+
+    def command(*arguments):
+        return run(["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--json", *arguments])
+
+    return command
+
+
+@pytest.fixture
 def certificate(world: World) -> Path:
     return world.certify().certificate
 
@@ -140,6 +152,24 @@ def test_certificate_of_something_else_does_not_count_whatever_its_seal(world, c
     edit(certificate, EDITS[name], reseal=True)
     read_certificate(certificate)
     assert_certified_again(world, problem)
+
+
+def test_json_says_why_a_certificate_did_not_count(world, in_project, capsys):
+    assert in_project() == 0
+    first = json.loads(capsys.readouterr().out)
+    assert (first["ran"], first["not_counted"]) == (True, None)
+    edit(Path(first["certificate"]), EDITS["loss"])
+    assert in_project("--quiet") == 0
+    second = json.loads(capsys.readouterr().out)
+    assert (second["ran"], second["cases"]) == (True, first["cases"])
+    assert second["not_counted"].startswith("its seal is sha256:")
+    assert in_project("--runtime", "squashfuse") == 0
+    shown, told = capsys.readouterr()
+    assert json.loads(shown)["not_counted"] == "it was made with runtime loop, and squashfuse was asked for"
+    assert "does not count: it was made with runtime loop" in told
+    assert in_project() == 0
+    last = json.loads(capsys.readouterr().out)
+    assert (last["ran"], last["not_counted"], last["cases"]) == (False, None, first["cases"])
 
 
 # ---- the runtime
@@ -224,18 +254,6 @@ FAULTS = {
     "not-finite": {"scale": {TP2: float("nan")}},
     "a-version": {"findings": [FINDING]},
 }
-
-
-@pytest.fixture
-def in_project(world, monkeypatch):
-    """The command line in the project of the world."""
-    monkeypatch.chdir(world.project)
-    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
-
-    def command(*arguments):
-        return run(["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--json", *arguments])
-
-    return command
 
 
 def strict(text):
