@@ -18,6 +18,18 @@ DATE = r"^\d{4}-\d{2}-\d{2}$"
 Module = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 
 
+class MisplacedError(ValueError):
+    """A value that does not belong where it is, found by a validator of something around it.
+
+    Args:
+        location: the keys from that something to the value.
+    """
+
+    def __init__(self, location: tuple[int | str, ...], text: str) -> None:
+        super().__init__(text)
+        self.location = location
+
+
 def _specifier(text: str) -> str:
     try:
         SpecifierSet(text)

@@ -50,7 +50,10 @@ class Session:
 
     @cached_property
     def catalog(self) -> Catalog:
-        return Catalog.open(self.project)
+        catalog = Catalog.open(self.project)
+        for stray in catalog.strays():
+            self.reporter.note(f"note: {stray}")
+        return catalog
 
     def select(self, stack: str, target: str | None, base: str | None) -> Selection:
         """The stack, base and target of this command."""

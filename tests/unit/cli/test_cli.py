@@ -202,6 +202,16 @@ def test_list_shows_the_users_own_first_and_tells_what_is_broken(project, capsys
         assert part in result["error"]["why"]
 
 
+def test_misspelled_folder_is_noted(project, capsys):
+    (project / "envs" / "stakcs").mkdir(parents=True)
+    (project / "envs" / "stakcs" / "mine.toml").write_text("")
+    assert run(["lock", "--stack", "mine"]) == 3
+    told = capsys.readouterr().err
+    assert f"note: {project / 'envs' / 'stakcs'} is not read. Did you mean 'stacks'?" in told
+    assert run(["list", "stacks", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("kind", ["directory", "link"])
 def test_definition_that_is_no_file_is_named(project, kind, capsys):
     path = project / "envs" / "stacks" / "x.toml"
