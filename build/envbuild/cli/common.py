@@ -71,6 +71,18 @@ class Session:
             put("".join(f"{line}\n" for line in lines))
 
 
+class Place(click.Path):
+    """A file or folder on the command line, as a :class:`~pathlib.Path`; an empty word names none."""
+
+    def __init__(self, *, file_okay: bool = True, dir_okay: bool = True) -> None:
+        super().__init__(file_okay=file_okay, dir_okay=dir_okay, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty; name a place, or leave the option out", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def output_options(function: F) -> F:
     """Add ``--json`` and ``--quiet``; the command receives a :class:`Session` first."""
 
@@ -116,7 +128,7 @@ def out_dir_option(function: F) -> F:
 
     return click.option(
         "--out-dir",
-        type=click.Path(file_okay=False, path_type=Path),
+        type=Place(file_okay=False),
         default=OUT_DIR,
         show_default=True,
         help="Where images and certificates are put.",

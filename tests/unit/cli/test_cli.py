@@ -113,6 +113,12 @@ def test_version():
         (["image", "--format", "tar"], ["'tar'", "oci, sqsh"]),
         (["certify", "--runtime", "docker"], ["'docker' is not one of"]),
         (["image", "--stack", "mcore"], ["no target was named", "--target cpu"]),
+        (["image", "--target", "cpu", "--out-dir", ""], ["'--out-dir': it is empty"]),
+        (["certify", "--target", "cpu", "--out-dir="], ["'--out-dir': it is empty"]),
+        (["lock", "--out", ""], ["'--out': it is empty"]),
+        (["sync", "--into", ""], ["'--into': it is empty"]),
+        (["export", "--format", "pylock", "--output", ""], ["'--output': it is empty"]),
+        (["schema", "--into", ""], ["'--into': it is empty"]),
     ],
 )
 def test_usage_error_says_what_is_meant(project, arguments, expected, capsys):
