@@ -140,5 +140,5 @@ def close_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
+        except BrokenPipeError:  # noqa: PERF203 - one stream at a time
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

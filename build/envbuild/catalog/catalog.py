@@ -60,6 +60,19 @@ class Catalog:
         files = [Path(name) for folder in self.folders for name in _listed(folder / kind)]
         return sorted({file.stem for file in files if file.suffix == ".toml" and not file.name.startswith(".")})
 
+    def strays(self) -> list[str]:
+        """In words, the folders and files of ``envs/`` that hold definitions and, by their names, are not read."""
+        told = []
+        for folder in self.folders:
+            for name in sorted(_listed(folder)):
+                path = folder / name
+                if name.startswith(".") or name in KINDS or (path.suffix != ".toml" and not any(path.glob("*.toml"))):
+                    continue
+                near = difflib.get_close_matches(name, KINDS, n=1)
+                meant = f"Did you mean {near[0]!r}? " if near else ""
+                told.append(f"{path} is not read. {meant}Definitions are in the folders {', '.join(KINDS)}.")
+        return told
+
     def path(self, kind: str, name: str) -> Path:
         """The file that defines ``name``.
 
@@ -80,12 +93,9 @@ class Catalog:
                     fix="Rename the file.",
                 )
             return path
-        names = self.names(kind)
-        near = difflib.get_close_matches(name, names, n=1)
-        meant = f"Did you mean {near[0]!r}? " if near else ""
         raise ConfigurationError(
             f"there is no {SINGULAR[kind]} {name!r}",
-            why=f"{meant}Known: {', '.join(names) or 'none'}.",
+            why=_near(name, self.names(kind)),
             fix=f"Choose one of these, or define it in envs/{kind}/{name}.toml (`envbuild schema` has the format).",
         )
 
@@ -93,7 +103,24 @@ class Catalog:
         return toml.load(self.path(kind, name), model)
 
     def stack(self, name: str) -> Stack:
-        return self._load("stacks", name, Stack)
+        """The stack ``name``; the matrix, targets and bases that it names are there."""
+        stack = self._load("stacks", name, Stack)
+        self._refuse_unknown_names(stack, self.path("stacks", name))
+        return stack
+
+    def _refuse_unknown_names(self, stack: Stack, path: Path) -> None:
+        named: list[tuple[str, str, toml.Location]] = [("matrices", stack.matrix, ("matrix",))]
+        for position, entry in enumerate(stack.builds):
+            named.append(("targets", entry.target, ("builds", position, "target")))
+            named += [("bases", base, ("builds", position, "bases")) for base in entry.bases]
+        known = {kind: self.names(kind) for kind in ("matrices", "targets", "bases")}
+        for kind, name, location in named:
+            if name not in known[kind]:
+                raise ConfigurationError(
+                    f"{toml.where(path, location)}: there is no {SINGULAR[kind]} {name!r}",
+                    why=f"{toml.dotted(location)} names it. {_near(name, known[kind])}",
+                    fix=f"Name one of these, or define it in envs/{kind}/{name}.toml.",
+                )
 
     def base(self, name: str) -> Base:
         return self._load("bases", name, Base)
@@ -224,6 +251,12 @@ def _default_base(catalog: Catalog, bases: tuple[str, ...], default: str, machin
         if (base.distribution, base.release) == (machine.distribution, machine.release):
             return name
     return bases[0]
+
+
+def _near(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    meant = f"Did you mean {near[0]!r}? " if near else ""
+    return f"{meant}Known: {', '.join(known) or 'none'}."
 
 
 def _is_there(path: Path) -> bool:

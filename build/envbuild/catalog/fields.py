@@ -6,7 +6,9 @@ from enum import Enum
 from typing import Annotated
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetJsonSchemaHandler, StringConstraints
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]*$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
@@ -18,6 +20,23 @@ DATE = r"^\d{4}-\d{2}-\d{2}$"
 Module = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 
 
+# What a JSON schema can say of version specifiers (PEP 440): it allows all of them, and little else.
+_CLAUSE = r"((~=|===?|!=|<=?|>=?)\s*[vV]?[0-9][A-Za-z0-9.*+!_-]*|===\s*[^\s,;)]+)"
+SPECIFIER_PATTERN = rf"^\s*{_CLAUSE}?(\s*,\s*{_CLAUSE}?)*\s*$"
+
+
+class MisplacedError(ValueError):
+    """A value that does not belong where it is, found by a validator of something around it.
+
+    Args:
+        location: the keys from that something to the value.
+    """
+
+    def __init__(self, location: tuple[int | str, ...], text: str) -> None:
+        super().__init__(text)
+        self.location = location
+
+
 def _specifier(text: str) -> str:
     try:
         SpecifierSet(text)
@@ -26,7 +45,14 @@ def _specifier(text: str) -> str:
     return text
 
 
-Specifier = Annotated[str, AfterValidator(_specifier)]
+class _SpecifierSchema:
+    """Puts the pattern into JSON schemas; what is read is judged by packaging alone."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), "pattern": SPECIFIER_PATTERN}
+
+
+Specifier = Annotated[str, AfterValidator(_specifier), _SpecifierSchema()]
 
 
 class Model(BaseModel):

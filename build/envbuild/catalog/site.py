@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import configparser
 import os
+import pwd
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +18,11 @@ from envbuild.core.errors import ConfigurationError
 PUBLIC_TORCH_INDEX = "https://download.pytorch.org/whl/{build}"
 PIP_CONFIG_FILES = ("/etc/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf")
 CA_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
+# Other schemes than http are names of apt's methods, which may be added to it (file:/, copy:/, mirror+file:/, s3://).
+_URL = r"(https?://[^\s/]+\S*|(?!https?:)[a-z][a-z0-9+-]*:/\S+)"
+_APT_URL = re.compile(rf"{_URL}")
+# sources.list(5), "one-line-style": a suite that is a path ends in a slash and has no components.
+_APT_SOURCE = re.compile(rf"deb (\s*\[[^]]*\])?\s*{_URL}\s+(\S+/|\S+(\s+[^\s/]+)+)")
 
 
 class TorchBuilds(Model):
@@ -50,9 +57,9 @@ def load_site(environ: Mapping[str, str] = os.environ) -> Site:
     Raises:
         ConfigurationError: the file is wrong, or ENVBUILD_CONFIG names one that is not there.
     """
-    home = Path(environ.get("HOME") or "~").expanduser()
+    home = _home(environ)
     named = environ.get("ENVBUILD_CONFIG")
-    path = Path(named) if named else Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "envbuild/config.toml"
+    path = Path(named) if named else _xdg("XDG_CONFIG_HOME", home / ".config", environ) / "envbuild/config.toml"
     if path.is_file():
         file = toml.load(path, SiteFile)
     elif named:
@@ -64,20 +71,67 @@ def load_site(environ: Mapping[str, str] = os.environ) -> Site:
     else:
         file = SiteFile()
     cache = environ.get("ENVBUILD_CACHE_DIR") or file.cache_dir
-    default_cache = Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "envbuild"
     return Site(
-        cache_dir=Path(cache).expanduser().absolute() if cache else default_cache,
-        ca_bundle=_ca_bundle(file, environ),
-        apt_mirror=environ.get("ENVBUILD_APT_MIRROR") or file.apt_mirror,
-        find_links=_find_links(file, environ),
+        cache_dir=_expanded(cache, home) if cache else _xdg("XDG_CACHE_HOME", home / ".cache", environ) / "envbuild",
+        ca_bundle=_ca_bundle(file, home, environ),
+        apt_mirror=_apt_mirror(file, environ),
+        find_links=_find_links(file, home, environ),
         torch_index=environ.get("ENVBUILD_TORCH_INDEX") or file.torch_builds.index,
     )
 
 
-def _ca_bundle(file: SiteFile, environ: Mapping[str, str]) -> Path | None:
+def _home(environ: Mapping[str, str]) -> Path:
+    """The user's home; the password database says where, when HOME does not name a place from the root."""
+    named = Path(environ.get("HOME", ""))
+    if named.is_absolute():
+        return named
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir).absolute()
+    except KeyError:
+        raise ConfigurationError(
+            "this account has no home directory",
+            why=f"HOME is {environ.get('HOME')!r}, and the password database does not know user {os.getuid()}.",
+            fix="Set HOME to a directory, as a path from the root.",
+        ) from None
+
+
+def _xdg(variable: str, default: Path, environ: Mapping[str, str]) -> Path:
+    """A folder of the XDG Base Directory Specification, which has relative paths ignored."""
+    named = Path(environ.get(variable, ""))
+    return named if named.is_absolute() else default
+
+
+def _expanded(text: str, home: Path) -> Path:
+    """A path as people write it, from the root."""
+    if text == "~" or text.startswith("~/"):
+        return home / text[2:]
+    return Path(text).expanduser().absolute()
+
+
+def _apt_mirror(file: SiteFile, environ: Mapping[str, str]) -> str | None:
+    """The mirror: one URL, or whole one-line sources.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    variable = environ.get("ENVBUILD_APT_MIRROR", "").strip()
+    mirror = variable or (file.apt_mirror or "").strip()
+    sources = [line.strip() for line in mirror.splitlines() if line.strip() and not line.startswith("#")]
+    wrong = [] if _APT_URL.fullmatch(mirror) else [line for line in sources if not _APT_SOURCE.fullmatch(line)]
+    if wrong or mirror.startswith("#"):
+        raise ConfigurationError(
+            f"{'ENVBUILD_APT_MIRROR' if variable else 'apt_mirror'} is no mirror: {(wrong or [mirror])[0]!r}",
+            why="It is a URL (http://HOST/debian, file:/srv/debian), or whole sources, one a line "
+            "(deb [signed-by=/KEYRING] URL SUITE COMPONENT ...).",
+            fix="Correct it, or unset it to use this machine's own apt sources.",
+        )
+    return mirror or None
+
+
+def _ca_bundle(file: SiteFile, home: Path, environ: Mapping[str, str]) -> Path | None:
     for asked in (file.ca_bundle, environ.get("SSL_CERT_FILE"), environ.get("PIP_CERT")):
         if asked:
-            path = Path(asked).expanduser()
+            path = _expanded(asked, home)
             if not path.is_file():
                 raise ConfigurationError(
                     f"the CA bundle {path} does not exist",
@@ -88,13 +142,13 @@ def _ca_bundle(file: SiteFile, environ: Mapping[str, str]) -> Path | None:
     return next((Path(name) for name in CA_FILES if Path(name).is_file()), None)
 
 
-def _find_links(file: SiteFile, environ: Mapping[str, str]) -> tuple[str, ...]:
+def _find_links(file: SiteFile, home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     places = [*file.torch_builds.find_links]
     places += environ.get("UV_FIND_LINKS", "").split(",")
     places += environ.get("PIP_FIND_LINKS", "").split()
     config = configparser.ConfigParser(interpolation=None)
     named = environ.get("PIP_CONFIG_FILE")
-    files = [named] if named else [str(Path(name).expanduser()) for name in PIP_CONFIG_FILES]
+    files = [named] if named else [str(_expanded(name, home)) for name in PIP_CONFIG_FILES]
     for name in files:
         try:
             config.read(name)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, model_validator
 
-from envbuild.catalog.fields import DATE, Extra, Model, Module, Name, PackageName, Specifier
+from envbuild.catalog.fields import DATE, Extra, MisplacedError, Model, Module, Name, PackageName, Specifier
 
 # What every image sets itself, or what changes which Python runs which code.
 RESERVED_VARIABLES = ("HOME", "LANG", "LD_PRELOAD", "PATH", "VIRTUAL_ENV")
@@ -113,6 +113,10 @@ class Variable(Model):
     reason: str = Field(min_length=1, description="why the stack needs it, with the evidence")
 
 
+def _twice(names: tuple[str, ...]) -> str | None:
+    return next((name for position, name in enumerate(names) if name in names[:position]), None)
+
+
 class Builds(Model):
     """For which target on which bases a stack is meant."""
 
@@ -126,6 +130,8 @@ class Builds(Model):
     def _default_is_listed(self) -> Builds:
         if self.default_base != "host" and self.default_base not in self.bases:
             raise ValueError(f"default_base {self.default_base!r} is not among bases {list(self.bases)}")
+        if (twice := _twice(self.bases)) is not None:
+            raise MisplacedError(("bases",), f"{twice!r} is there twice")
         return self
 
 
@@ -169,6 +175,29 @@ class Stack(Model):
             raise ValueError("as_of = 'release' needs an anchor")
         if taken := [name for name in self.environment if name in RESERVED_VARIABLES or name.startswith("PYTHON")]:
             raise ValueError(f"environment may not set {', '.join(taken)}: images set it, or it changes Python itself")
+        return self
+
+    @model_validator(mode="after")
+    def _each_target_has_one_entry(self) -> Stack:
+        targets = tuple(entry.target for entry in self.builds)
+        for position, target in enumerate(targets):
+            if target in targets[:position]:
+                raise MisplacedError(
+                    ("builds", position, "target"), f"target {target!r} has an entry already; name all its bases there"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _uses_are_components(self) -> Stack:
+        known = self.every_component()
+        places: dict[tuple[str, ...], dict[str, Component]] = {("components",): self.components}
+        if self.takeover is not None:
+            places["takeover", "components"] = self.takeover.components
+        for place, components in places.items():
+            for name, spec in components.items():
+                if unknown := [used for used in spec.uses if used not in known]:
+                    text = f"{', '.join(map(repr, unknown))}: no component of the stack; components: {', '.join(known)}"
+                    raise MisplacedError((*place, name, "uses"), text)
         return self
 
     def every_component(self) -> dict[str, Component]:

@@ -63,12 +63,17 @@ def parse(text: str, model: type[M], name: str) -> M:
         # A list that is too short only because its items are wrong is not worth a line.
         told = [item for item in found if item["type"] != "too_short" or tuple(item["loc"]) not in wrong_inside]
         problems = [_describe(problem, model, lines) for problem in told]
-        first = lines_for(tuple(told[0]["loc"]), lines)
+        first = lines_for(_location(told[0]), lines)
         raise ConfigurationError(
             f"{name}:{first}: {len(problems)} thing{'s' if len(problems) > 1 else ''} to correct",
             why="\n".join(problems),
             fix="Correct the keys named above; `envbuild schema` writes JSON schemas that editors check against.",
         ) from error
+
+
+def where(path: Path, location: Location) -> str:
+    """``file:line`` of a key of a file."""
+    return f"{path}:{lines_for(location, line_numbers(path.read_text(encoding='utf-8')))}"
 
 
 def line_numbers(text: str) -> dict[Location, int]:
@@ -127,8 +132,13 @@ def _line(text: str, number: int) -> str:
     return lines[number - 1] if 0 < number <= len(lines) else ""
 
 
+def _location(problem: Any) -> Location:
+    inside: Location = getattr(problem.get("ctx", {}).get("error"), "location", ())
+    return (*(part for part in problem["loc"] if part != "[key]"), *inside)
+
+
 def _describe(problem: Any, model: type[BaseModel], lines: dict[Location, int]) -> str:
-    location: Location = tuple(part for part in problem["loc"] if part != "[key]")
+    location = _location(problem)
     found, context = problem["input"], problem.get("ctx", {})
     match problem["type"]:
         case "extra_forbidden":

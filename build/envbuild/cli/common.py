@@ -50,7 +50,10 @@ class Session:
 
     @cached_property
     def catalog(self) -> Catalog:
-        return Catalog.open(self.project)
+        catalog = Catalog.open(self.project)
+        for stray in catalog.strays():
+            self.reporter.note(f"note: {stray}")
+        return catalog
 
     def select(self, stack: str, target: str | None, base: str | None) -> Selection:
         """The stack, base and target of this command."""
@@ -66,6 +69,18 @@ class Session:
             put(json.dumps(result, indent=2) + "\n")
         elif not self.quiet:
             put("".join(f"{line}\n" for line in lines))
+
+
+class Place(click.Path):
+    """A file or folder on the command line, as a :class:`~pathlib.Path`; an empty word names none."""
+
+    def __init__(self, *, file_okay: bool = True, dir_okay: bool = True) -> None:
+        super().__init__(file_okay=file_okay, dir_okay=dir_okay, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty; name a place, or leave the option out", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def output_options(function: F) -> F:
@@ -113,7 +128,7 @@ def out_dir_option(function: F) -> F:
 
     return click.option(
         "--out-dir",
-        type=click.Path(file_okay=False, path_type=Path),
+        type=Place(file_okay=False),
         default=OUT_DIR,
         show_default=True,
         help="Where images and certificates are put.",

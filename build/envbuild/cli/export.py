@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from envbuild.cli.command import Command
-from envbuild.cli.common import Session, output_options, parse_phases, phases_option, selection_options, shown
+from envbuild.cli.common import Place, Session, output_options, parse_phases, phases_option, selection_options, shown
 from envbuild.cli.output import put
 from envbuild.core.errors import UsageError
 from envbuild.core.files import write_atomic
@@ -30,9 +30,7 @@ PYLOCK_NAME = re.compile(r"^pylock(\.[^.]+)?\.toml$")
 )
 @click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")
 @phases_option("What to write.")
-@click.option(
-    "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Where to; default: stdout."
-)
+@click.option("--output", type=Place(dir_okay=False), metavar="FILE", help="Where to; default: stdout.")
 @output_options
 def command(
     session: Session,

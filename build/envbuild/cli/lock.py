@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from envbuild.catalog.catalog import Selection
 from envbuild.cli.command import Command
-from envbuild.cli.common import Session, output_options, selection_options, shown
+from envbuild.cli.common import Place, Session, output_options, selection_options, shown
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, UsageError
 from envbuild.core.progress import PlainReporter, SilentReporter
@@ -61,7 +61,7 @@ def parse_pins(context: click.Context, parameter: click.Parameter, values: tuple
 )
 @click.option("--as-of", metavar="WHEN", help="Take nothing newer: a date, a commit of the anchor, 'release' or 'now'.")
 @click.option("--name", metavar="NAME", help="Write to lockfiles/NAME/BASE: pins never overwrite the stack's own lock.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write the lock to this directory.")
+@click.option("--out", type=Place(file_okay=False), help="Write the lock to this directory.")
 @click.option(
     "--torch-build",
     metavar="BUILD",

@@ -46,7 +46,7 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:
+        except OSError:  # noqa: PERF203 - one stream at a time
             # Results are written by put(), which tells; the rest has no reader (`envbuild list stacks | head -1`).
             discard(stream)
     sys.exit(code)

@@ -11,7 +11,7 @@ import click
 from envbuild.catalog.models import KINDS
 from envbuild.catalog.site import SiteFile
 from envbuild.cli.command import Command
-from envbuild.cli.common import Session, output_options, shown
+from envbuild.cli.common import Place, Session, output_options, shown
 from envbuild.cli.output import put
 from envbuild.core.files import write_atomic
 
@@ -26,7 +26,7 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 @click.command("schema", cls=Command)
 @click.argument("kind", type=click.Choice([*KINDS, "site"]), required=False)
-@click.option("--into", type=click.Path(file_okay=False, path_type=Path), help="Write KIND.schema.json files here.")
+@click.option("--into", type=Place(file_okay=False), help="Write KIND.schema.json files here.")
 @output_options
 def command(session: Session, kind: str | None, into: Path | None) -> None:
     """Print the JSON schema of KIND (all kinds without one), or write schema files for your editor."""

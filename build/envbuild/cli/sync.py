@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 
 from envbuild.cli.command import Command
-from envbuild.cli.common import Session, output_options, parse_phases, phases_option, selection_options, shown
+from envbuild.cli.common import Place, Session, output_options, parse_phases, phases_option, selection_options, shown
 from envbuild.lock.locking import find_lock
 from envbuild.sync.local import sync
 
 
 @click.command("sync", cls=Command)
 @selection_options
-@click.option("--into", required=True, type=click.Path(file_okay=False, path_type=Path), help="The environment.")
+@click.option("--into", required=True, type=Place(file_okay=False), help="The environment.")
 @click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")
 @phases_option("What to install; main comes first.")
 @output_options

@@ -30,6 +30,7 @@ class LocalStore:
     def __init__(self, root: Path, reporter: Reporter) -> None:
         self.root = root
         self._reporter = reporter
+        self._told: set[Path] = set()
 
     def path_of(self, kind: str, key: str) -> Path:
         """Where the entry of ``key`` (``sha256:<hex>``) is or would be."""
@@ -42,7 +43,8 @@ class LocalStore:
             return None
         problem = seals.broken(path)
         if problem:
-            if path.is_dir():
+            if path.is_dir() and path not in self._told:
+                self._told.add(path)
                 self._reporter.note(f"{kind} {short(key)} in the store was damaged ({problem}): it is made anew")
             return None
         return path
@@ -81,6 +83,7 @@ class LocalStore:
                         # Removed with the staging directory; a process that reads it keeps what it has open.
                         path.rename(staged / "replaced")
                     content.rename(path)
+                    self._told.discard(path)
         return Entry(path=path, built=True)
 
     @contextlib.contextmanager

@@ -213,3 +213,36 @@ def test_folder_that_may_not_be_searched_is_named(open_dir, closed):
 
     assert unprivileged(look) == 0
     folder.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('matrix = "certify-quick"', 'matrix = "certify-quik"', "there is no matrix 'certify-quik'"),
+        ('target = "cpu"', 'target = "cpus"', "there is no target 'cpus'"),
+        ('"debian12"', '"debian21"', "there is no base 'debian21'"),
+    ],
+)
+def test_names_in_a_stack_are_checked_when_it_is_selected(tmp_path, old, new, expected):
+    text = shipped("stacks", "mcore")
+    assert old in text
+    path = write(tmp_path, "stacks", "mine", text.replace(old, new))
+    line = next(number for number, line in enumerate(path.read_text().splitlines(), 1) if new in line)
+    with pytest.raises(ConfigurationError) as caught:
+        select(Catalog.open(tmp_path), "mine", "cpu", "ubuntu2404", DEBIAN12)
+    assert caught.value.what == f"{path}:{line}: {expected}"
+    assert f"Did you mean {old.split()[-1].strip(chr(34))!r}?" in caught.value.why
+    assert "Known: " in caught.value.why
+
+
+def test_strays_are_named_with_what_is_meant(tmp_path):
+    for name in ("stakcs/mine.toml", "zzz/mine.toml", "mine.toml", "stacks/mine.toml", "venv/bin/x", ".git/x.toml"):
+        (tmp_path / "envs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "envs" / name).write_text("")
+    told = Catalog.open(tmp_path).strays()
+    assert [line.split(" is not read. ")[0] for line in told] == [
+        str(tmp_path / "envs" / name) for name in ("mine.toml", "stakcs", "zzz")
+    ]
+    assert "Did you mean 'stacks'? Definitions are in the folders stacks, bases, " in told[1]
+    assert "Did you mean" not in told[2]
+    assert Catalog.open(data_root()).strays() == []

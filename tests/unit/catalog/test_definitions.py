@@ -2,14 +2,19 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from envbuild.catalog import toml
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
+from envbuild.catalog.fields import SPECIFIER_PATTERN
 from envbuild.catalog.models import KINDS
 from envbuild.catalog.site import SiteFile
 from envbuild.cli.schema import schema_of
@@ -76,3 +81,38 @@ def test_shipped_definitions_name_only_what_exists():
 def test_schema_refuses_unknown_keys(kind):
     with pytest.raises(jsonschema.ValidationError):
         validate("no_such_key = 1", kind)
+
+
+@pytest.mark.parametrize("text", ["bla", "1.0", "==", "=1.0", ">=1 <2", "==1;", ">= ,1"])
+def test_schema_refuses_what_is_no_specifier(text):
+    stack = (ROOT / "envs/stacks/mcore.toml").read_text()
+    with pytest.raises(jsonschema.ValidationError):
+        validate(stack.replace('version = "==2.13.0"', f'version = "{text}"'), "stacks")
+    for kind in ("companions", "conflicts"):
+        assert SPECIFIER_PATTERN in {node.get("pattern") for node in nodes(schema_of(kind))}
+
+
+def nodes(schema: object) -> Iterator[dict]:
+    if isinstance(schema, dict):
+        yield schema
+        for value in schema.values():
+            yield from nodes(value)
+
+
+VERSION = st.from_regex(
+    r"v?([0-9]!)?[0-9]{1,3}(\.[0-9]{1,3}){0,3}((a|b|rc|-beta.|_c)[0-9])?(\.post[0-9])?(\.dev[0-9])?", fullmatch=True
+)
+CLAUSE = st.builds(
+    "{}{}{}{}".format, st.sampled_from(["", " "]), st.sampled_from(["~=", "==", "!=", "<=", ">=", "<", ">", "==="]),
+    st.sampled_from(["", " "]),
+    st.one_of(VERSION, VERSION.map("{}.*".format), VERSION.map("{}+cu130.x-y".format), st.text(max_size=4)),
+)  # fmt: skip
+
+
+@given(st.lists(CLAUSE, max_size=3).map(",".join))
+def test_schema_allows_every_specifier(text):
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        assume(False)
+    assert re.search(SPECIFIER_PATTERN, text)

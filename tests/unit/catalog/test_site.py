@@ -1,9 +1,13 @@
 """Site settings: a file, environment variables that win over it, and what pip and uv were told already."""
 
+import json
+import os
+import pwd
 from pathlib import Path
 
 import pytest
 
+from envbuild.catalog import site as site_module
 from envbuild.catalog.site import CA_FILES, PUBLIC_TORCH_INDEX, load_site
 from envbuild.core.errors import ConfigurationError
 
@@ -42,7 +46,7 @@ index = "http://file.example/{build}"
 def test_file(home):
     configure(home, FILE)
     site = load_site(home)
-    assert site.cache_dir == Path("~/from-file").expanduser()
+    assert site.cache_dir == Path(home["HOME"]) / "from-file"
     assert site.apt_mirror == "http://file.example/debian"
     assert site.find_links == ("/file/wheels",)
     assert site.torch_index == "http://file.example/{build}"
@@ -69,6 +73,75 @@ def test_xdg_folders(home, tmp_path):
     site = load_site({**home, "XDG_CONFIG_HOME": str(tmp_path / "xdg"), "XDG_CACHE_HOME": str(tmp_path / "cache")})
     assert site.apt_mirror == "http://xdg.example"
     assert site.cache_dir == tmp_path / "cache" / "envbuild"
+
+
+@pytest.mark.parametrize("value", ["", "rel", "./rel", None])
+def test_home_that_names_no_place_is_asked_of_the_password_database(value, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    environ = {"PIP_CONFIG_FILE": "/dev/null", **({} if value is None else {"HOME": value})}
+    entry = pwd.getpwuid(os.getuid())
+    assert load_site(environ).cache_dir == Path(entry.pw_dir) / ".cache" / "envbuild"
+    file = tmp_path / "config.toml"
+    file.write_text('cache_dir = "~/here"\n')
+    assert load_site({**environ, "ENVBUILD_CONFIG": str(file)}).cache_dir == Path(entry.pw_dir) / "here"
+
+
+def test_account_without_a_home_says_so(monkeypatch):
+    def unknown(_):
+        raise KeyError
+
+    monkeypatch.setattr(site_module.pwd, "getpwuid", unknown)
+    with pytest.raises(ConfigurationError, match="no home directory") as caught:
+        load_site({"PIP_CONFIG_FILE": "/dev/null", "HOME": ""})
+    assert "Set HOME" in caught.value.fix
+
+
+@pytest.mark.parametrize("value", ["", "rel", "../rel"])
+def test_xdg_folder_that_is_not_absolute_is_ignored(home, tmp_path, monkeypatch, value):
+    monkeypatch.chdir(tmp_path)
+    configure({"HOME": str(tmp_path)}, 'apt_mirror = "http://home.example/debian"\n')
+    for folder in ("rel", "envbuild"):
+        (tmp_path / folder / "envbuild").mkdir(parents=True)
+        (tmp_path / folder / "envbuild" / "config.toml").write_text("not read")
+    site = load_site({**home, "XDG_CONFIG_HOME": value, "XDG_CACHE_HOME": value})
+    assert site.apt_mirror == "http://home.example/debian"
+    assert site.cache_dir == tmp_path / ".cache" / "envbuild"
+
+
+MIRRORS = [
+    "http://mirror.example/debian", "https://user:pass@mirror.example:8080/debian/", "file:/srv/debian",
+    "copy:///srv/debian", "deb http://mirror.example/debian bookworm main",
+    "deb [signed-by=/a/key.gpg arch=amd64] http://mirror.example/debian bookworm main contrib",
+    "deb http://mirror.example/debian ./", "deb http://m.example/a b c\n# a comment\n\ndeb http://m.example/a b-u c",
+]  # fmt: skip
+NO_MIRRORS = [
+    "bla", "mirror.example/debian", "http://", "http:///debian", "ftp//x", "http://mirror.example/debian bookworm",
+    "deb http://mirror.example/debian", "deb bookworm main", "debian http://x y z", "javascript:1",
+    "mirror.example:8080/debian", "# a comment", "# a comment\ndeb http://m.example/a b c",
+    "deb http://m.example/a b c\nhttp://m.example/a", "http://m.example/a\nhttp://m.example/b",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mirror", MIRRORS)
+def test_apt_mirror(home, mirror):
+    assert load_site({**home, "ENVBUILD_APT_MIRROR": mirror}).apt_mirror == mirror
+
+
+@pytest.mark.parametrize("mirror", ["", " ", "\n"])
+def test_empty_apt_mirror_is_none(home, mirror):
+    assert load_site({**home, "ENVBUILD_APT_MIRROR": mirror}).apt_mirror is None
+
+
+@pytest.mark.parametrize("mirror", NO_MIRRORS)
+@pytest.mark.parametrize("setting", ["ENVBUILD_APT_MIRROR", "apt_mirror"])
+def test_apt_mirror_that_is_none_is_refused(home, mirror, setting):
+    if setting == "apt_mirror":
+        configure(home, f"apt_mirror = {json.dumps(mirror)}\n")
+    else:
+        home = {**home, setting: mirror}
+    with pytest.raises(ConfigurationError, match="is no mirror") as caught:
+        load_site(home)
+    assert caught.value.what.startswith(setting)
 
 
 def test_cache_dir_is_absolute(home, monkeypatch, tmp_path):

@@ -303,3 +303,36 @@ def test_a_variable_has_a_reason():
     assert toml.parse(good, Stack, "file.toml").environment["CUDA_HOME"].reason == "why"
     for text in (good.replace("reason = 'why'\n", ""), good.replace("'why'", "''")):
         assert "reason" in refused(text, Stack).why
+
+
+TAKEOVER = """
+[takeover]
+without = "a/b"
+driver = "bridge"
+lead = "lead"
+reason = "why"
+
+[takeover.components.lead]
+uses = ["torch", "zzz"]  # one of them
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "marked", "expected"),
+    [
+        ("[components.torch]", '[components.torch]\nuses = ["megatron-core", "zzz"]  # here', "# here",
+         "components.torch.uses: 'zzz': no component of the stack; components: torch, megatron-core"),
+        ('target = "h200"', 'target = "cpu"  # again', "# again",
+         "builds[2].target: target 'cpu' has an entry already"),
+        ('bases = ["debian12"', 'bases = ["debian12", "debian12"', '"debian12", "debian12"',
+         "builds[0].bases: 'debian12' is there twice"),
+        ("[[builds]]", 'anchor = "torch"\n' + TAKEOVER + "[[builds]]", "# one of them",
+         "takeover.components.lead.uses: 'zzz': no component of the stack"),
+    ],
+)  # fmt: skip
+def test_value_that_does_not_belong_is_refused_where_it_is(old, new, marked, expected):
+    text = changed(STACK, old, new)
+    error = refused(text, Stack)
+    line = line_of(text, marked)
+    assert error.what.startswith(f"file.toml:{line}: 1 thing")
+    assert error.why.startswith(f"line {line}, {expected}")

@@ -113,6 +113,12 @@ def test_version():
         (["image", "--format", "tar"], ["'tar'", "oci, sqsh"]),
         (["certify", "--runtime", "docker"], ["'docker' is not one of"]),
         (["image", "--stack", "mcore"], ["no target was named", "--target cpu"]),
+        (["image", "--target", "cpu", "--out-dir", ""], ["'--out-dir': it is empty"]),
+        (["certify", "--target", "cpu", "--out-dir="], ["'--out-dir': it is empty"]),
+        (["lock", "--out", ""], ["'--out': it is empty"]),
+        (["sync", "--into", ""], ["'--into': it is empty"]),
+        (["export", "--format", "pylock", "--output", ""], ["'--output': it is empty"]),
+        (["schema", "--into", ""], ["'--into': it is empty"]),
     ],
 )
 def test_usage_error_says_what_is_meant(project, arguments, expected, capsys):
@@ -200,6 +206,16 @@ def test_list_shows_the_users_own_first_and_tells_what_is_broken(project, capsys
     assert result["error"]["exit_code"] == 3
     for part in ("mine.toml:1", "folder.toml is no file\nIt is a directory", "link.toml is no file", "to nowhere"):
         assert part in result["error"]["why"]
+
+
+def test_misspelled_folder_is_noted(project, capsys):
+    (project / "envs" / "stakcs").mkdir(parents=True)
+    (project / "envs" / "stakcs" / "mine.toml").write_text("")
+    assert run(["lock", "--stack", "mine"]) == 3
+    told = capsys.readouterr().err
+    assert f"note: {project / 'envs' / 'stakcs'} is not read. Did you mean 'stacks'?" in told
+    assert run(["list", "stacks", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("kind", ["directory", "link"])

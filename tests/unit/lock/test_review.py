@@ -1,5 +1,6 @@
 """Whether committed locks are still what their inputs give."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from helpers.locks import make_lock
 from helpers.stack_files import BASE, write_base, write_stack
 
 from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.catalog.data import data_root
 from envbuild.core.errors import ConfigurationError, NetworkError, UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock import review
@@ -126,6 +128,8 @@ def test_one_lock_that_fails_does_not_keep_the_others(project, monkeypatch):
         return "a result"
 
     monkeypatch.setattr(review, "lock_stack", lock_stack)
+    for kind in ("targets", "matrices"):
+        shutil.copytree(data_root() / "envs" / kind, project / "envs" / kind)
     catalog = Catalog((project / "envs",))
     found = review.lock_all(
         catalog, project, site=None, store=None, reporter_of=lambda item: SilentReporter(), upgrade=False

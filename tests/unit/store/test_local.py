@@ -47,6 +47,17 @@ def test_get_or_build_builds_once(store):
     assert staged(store) == []
 
 
+def test_damage_is_told_once_and_made_good(store):
+    for times in (1, 2):
+        entry = store.get_or_build("image", KEY, fill)
+        (entry.path / "file").write_text("changed")
+        assert store.find("image", KEY) is None
+        assert store.get_or_build("image", KEY, fill).built
+        assert (entry.path / "file").read_text() == "content"
+        notes = store._reporter.notes
+        assert [("file was changed" in note, "made anew" in note) for note in notes] == [(True, True)] * times
+
+
 def test_path_has_kind_and_hex_digest(store):
     assert store.path_of("image", KEY) == store.root / "image" / KEY.removeprefix("sha256:")
 
