@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 from click.core import ParameterSource
+from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
 from envbuild.cli.command import Command
@@ -14,21 +15,25 @@ from envbuild.cli.common import Place, Session, output_options, selection_option
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, UsageError
 from envbuild.core.progress import PlainReporter, SilentReporter
+from envbuild.lock.checks import CODES
 from envbuild.lock.components import Repositories
+from envbuild.lock.components import parse_pins as parse_refs
 from envbuild.lock.difference import compare, summary
 from envbuild.lock.locking import (
     LockResult,
     foreign_pins,
     lock_path,
     lock_stack,
+    request_of,
     resolved,
     shipped_lock,
     variant_name,
 )
 from envbuild.lock.planning import Request
+from envbuild.lock.project import cuda_major
 from envbuild.lock.record import RECORD_FILE, read_lock
 from envbuild.lock.review import check as review
-from envbuild.lock.review import committed, lock_all
+from envbuild.lock.review import committed, lock_all, stack_of
 from envbuild.sync.imports import Imports
 from envbuild.sync.verify import Verifier, require_machine
 
@@ -42,7 +47,7 @@ def parse_pins(context: click.Context, parameter: click.Parameter, values: tuple
             ref = f"={ref}"  # megatron-core==0.16.1, as in a requirement
         if not found or not name or not ref:
             raise click.BadParameter(f"{value!r}: write COMPONENT=REF, such as megatron-core=core_v0.16.1")
-        if name in pins:
+        if canonicalize_name(name) in map(canonicalize_name, pins):
             raise click.BadParameter(f"{name} is pinned twice")
         pins[name] = ref
     return pins
@@ -98,9 +103,55 @@ def command(
 ) -> None:
     """Resolve a stack on a base into lockfiles/STACK/BASE/: every package pinned, with hashes.
 
-    Does nothing when the lock is there and neither the stack, the base nor uv changed, and no branch that it follows
-    moved.
+    Does nothing when the lock is there, neither the stack, the base, the targets nor the known conflicts changed, and
+    no branch that it follows moved.
     """
+    _consistent(torch_build, check=check, diff=diff, verify=verify, everything=everything)
+    given = _given(context)
+    if everything:
+        _only(given, "--all", {"upgrade"})
+        _lock_all(session, upgrade=upgrade)
+        return
+    if check:
+        _only(given, "--check", {"stack", "base", "name"})
+        _check(session, stack if "stack" in given else None, base, name)
+        return
+    _known_codes(session, allow)
+    if diff and given <= {"diff", "base"}:
+        _diff_every(session, base)
+        return
+    pins = _with_nemo(nemo, pins)
+    selection = session.select_to_lock(stack, target, base)
+    parse_refs(selection.stack_name, selection.stack, pins)
+    request = Request(pins=foreign_pins(selection.stack, pins), as_of=as_of, torch_build=torch_build, allow=allow)
+    kept = variant_name(selection.stack_name, selection.stack, request.pins, name)
+    if diff:
+        path = out or _kept_or_shipped(session, lock_path(session.project, kept, selection.base_name))
+        changes = _difference(session, selection, path, request)
+        session.done(changes[0], *changes[1])
+        return
+    try:
+        _lock(session, selection, request, out or kept, upgrade=upgrade, verify=verify)
+    except CheckRefusedError as error:
+        other = _of_another_cuda(selection) if base is None and error.codes == {"cuda-mixed"} else None
+        if other is None:
+            raise
+        session.reporter.note(
+            f"its packages are of another CUDA than base {selection.base_name} has: taking {other.base_name}, which "
+            f"stack {other.stack_name} names too"
+        )
+        _lock(session, other, request, out or kept, upgrade=upgrade, verify=verify)
+
+
+def _with_nemo(nemo: str | None, pins: dict[str, str]) -> dict[str, str]:
+    if nemo is None:
+        return pins
+    if any(canonicalize_name(name) == "nemo-toolkit" for name in pins):
+        raise UsageError("nemo-toolkit is pinned twice", why="By --nemo and by --pin.", fix="Leave one out.")
+    return {"nemo-toolkit": nemo, **pins}
+
+
+def _consistent(torch_build: str | None, *, check: bool, diff: bool, verify: bool, everything: bool) -> None:
     if torch_build == "":
         raise UsageError("--torch-build is empty", fix="Name a build (cpu, cu130), or index, or leave the option out.")
     if check + diff + everything > 1:
@@ -111,31 +162,18 @@ def command(
             why="It installs one lock, which takes gigabytes.",
             fix="Verify lock by lock: envbuild lock --stack STACK --base BASE --verify",
         )
-    if everything:
-        _lock_all(session, upgrade=upgrade)
-        return
-    named = context.get_parameter_source("stack") is not ParameterSource.DEFAULT
-    if check:
-        _check(session, stack if named else None, base)
-        return
-    if nemo is not None:
-        if "nemo-toolkit" in pins:
-            raise UsageError("nemo-toolkit is pinned twice", why="By --nemo and by --pin.", fix="Leave one out.")
-        pins = {"nemo-toolkit": nemo, **pins}
-    selection = session.select_to_lock(stack, target, base)
-    pins = foreign_pins(selection.stack, pins)
-    kept = variant_name(selection.stack_name, selection.stack, pins, name) if out is None else ""
-    path = out or lock_path(session.project, kept, selection.base_name)
-    request = Request(pins=pins, as_of=as_of, torch_build=torch_build, allow=allow)
-    if diff:
-        _diff(session, selection, path if out else _kept_or_shipped(session, path), request)
-        return
+
+
+def _lock(
+    session: Session, selection: Selection, request: Request, where: Path | str, *, upgrade: bool, verify: bool
+) -> None:
+    """Lock, and say what came of it; ``where`` is a folder, or the name of a lock."""
     verifier = Verifier(selection, session.site, session.store, session.reporter) if verify else None
     if verifier is not None:
         require_machine(selection.base)
     result = lock_stack(
         selection,
-        path=path,
+        path=where if isinstance(where, Path) else lock_path(session.project, where, selection.base_name),
         request=request,
         site=session.site,
         store=session.store,
@@ -146,12 +184,51 @@ def command(
     _show(session, result, verifier.imports if verifier else None)
 
 
-def _check(session: Session, stack: str | None, base: str | None) -> None:
+def _of_another_cuda(selection: Selection) -> Selection | None:
+    """The selection on the next base that the stack names for the target and that has another CUDA."""
+    builds = selection.stack.builds_for(selection.target_name)
+    others = [
+        Selection(selection.catalog, selection.stack_name, name, selection.target_name)
+        for name in (builds.bases if builds else ())
+    ]
+    return next((item for item in others if cuda_major(item.base) != cuda_major(selection.base)), None)
+
+
+def _given(context: click.Context) -> set[str]:
+    """The options that the user gave, but those about output."""
+    names = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    return names - {"json_output", "as_json", "json", "quiet"}
+
+
+def _only(given: set[str], word: str, allowed: set[str]) -> None:
+    words = {"everything": "--all", "as_of": "--as-of", "torch_build": "--torch-build", "pins": "--pin"}
+    own = {"--all": "everything"}.get(word, word.removeprefix("--"))
+    if idle := sorted(words.get(name, f"--{name}") for name in given - allowed - {own}):
+        raise UsageError(
+            f"{word} does not go with {', '.join(idle)}",
+            why="They would do nothing.",
+            fix=f"Leave them out; with {word} count: {', '.join(sorted(allowed))}.",
+        )
+
+
+def _known_codes(session: Session, allow: tuple[str, ...]) -> None:
+    known = sorted({*CODES, *session.catalog.conflicts()})
+    if unknown := [code for code in allow if code not in known]:
+        raise UsageError(
+            f"--allow {unknown[0]}: no check has that code",
+            why=f"Codes: {', '.join(known)}.",
+            fix="Name the code that a refused lock printed in brackets.",
+        )
+
+
+def _check(session: Session, stack: str | None, base: str | None, name: str | None) -> None:
     repositories = Repositories(session.store, session.reporter)
     paths = [
         path
         for path in committed(session.project)
-        if (stack is None or path.parent.name == stack) and (base is None or path.name == base)
+        if (stack is None or stack in (path.parent.name, stack_of(path)))
+        and (base is None or path.name == base)
+        and (name is None or path.parent.name == name)
     ]
     if not paths:
         raise ConfigurationError(
@@ -184,7 +261,30 @@ def _kept_or_shipped(session: Session, path: Path) -> Path:
     return shipped
 
 
-def _diff(session: Session, selection: Selection, path: Path, request: Request) -> None:
+def _diff_every(session: Session, base: str | None) -> None:
+    """What would change in each lock of the project, by its own request."""
+    paths = [path for path in committed(session.project) if base in (None, path.name)]
+    if not paths:
+        raise ConfigurationError(
+            "there is no lock to compare with",
+            why=f"{session.project / 'lockfiles'} holds none.",
+            fix="Make one first: envbuild lock --stack STACK; or name a stack whose lock comes with envbuild.",
+        )
+    found = []
+    for path in paths:
+        lock = read_lock(path).lock
+        selection = session.select_to_lock(lock.stack, None, lock.base.name)
+        found.append(_difference(session, selection, path, request_of(lock)))
+    session.done(
+        {"locks": [value for value, _ in found]},
+        *[line for path, (_, lines) in zip(paths, found, strict=True) for line in (f"{shown(path)}:", *lines)],
+    )
+
+
+def _difference(
+    session: Session, selection: Selection, path: Path, request: Request
+) -> tuple[dict[str, Json], list[str]]:
+    """What resolving anew would change in a lock: as an object, and for people."""
     old = read_lock(path)
     repositories = Repositories(session.store, session.reporter)
     with resolved(
@@ -198,19 +298,16 @@ def _diff(session: Session, selection: Selection, path: Path, request: Request) 
     ) as folder:
         new = read_lock(folder)
         changes = compare(old, new)
-        session.done(
-            {
-                "path": str(old.path),
-                "from": old.lock.digest,
-                "to": new.lock.digest,
-                "changes": [
-                    {"name": item.name, "from": item.old, "to": item.new, "why": item.why, "component": item.component}
-                    for item in changes
-                ],
-            },
-            summary(old, new, changes),
-            *[change.text() for change in changes],
-        )
+        value: dict[str, Json] = {
+            "path": str(old.path),
+            "from": old.lock.digest,
+            "to": new.lock.digest,
+            "changes": [
+                {"name": item.name, "from": item.old, "to": item.new, "why": item.why, "component": item.component}
+                for item in changes
+            ],
+        }
+        return value, [summary(old, new, changes), *[change.text() for change in changes]]
 
 
 def _lock_all(session: Session, *, upgrade: bool) -> None:

@@ -67,6 +67,8 @@ class ResolutionError(EnvbuildError):
 class CheckRefusedError(EnvbuildError):
     exit_code = 5
     meaning = "a check refused a lock, a wheel or an image"
+    # Of the findings, where checks with codes refused.
+    codes: frozenset[str] = frozenset()
 
 
 class BuildError(EnvbuildError):

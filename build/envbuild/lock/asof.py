@@ -63,7 +63,17 @@ def now() -> AsOf:
 
 
 def on_day(day: date) -> AsOf:
-    """The end of a day."""
+    """The end of a day.
+
+    Raises:
+        UsageError: the day is not over.
+    """
+    if end_of(day) > datetime.now(timezone.utc):
+        raise UsageError(
+            f"--as-of {day.isoformat()} is not over yet",
+            why="What comes out until then would change the lock, and nobody would notice.",
+            fix="Name a day that is over (UTC), or 'now'.",
+        )
     return AsOf(asked=day.isoformat(), moment=end_of(day), reason=f"the end of {day.isoformat()}, UTC")
 
 

@@ -21,10 +21,40 @@ from envbuild.lock.project import cuda_major
 from envbuild.lock.uv import KNOW_THE_KEYS
 
 # The first CUDA whose compiler and libraries know an SM (CUDA toolkit release notes, "new features").
-FIRST_CUDA_OF_SM = {"80": "11.0", "86": "11.1", "89": "11.8", "90": "11.8", "100": "12.8", "103": "12.9", "120": "12.8"}
+FIRST_CUDA_OF_SM = {
+    **dict.fromkeys(("50", "52", "53", "60", "61", "62"), "8.0"),
+    "70": "9.0",
+    "72": "9.2",
+    "75": "10.0",
+    "80": "11.0",
+    "86": "11.1",
+    "87": "11.4",
+    "89": "11.8",
+    "90": "11.8",
+    "100": "12.8",
+    "101": "12.8",
+    "103": "12.9",
+    "110": "13.0",
+    "120": "12.8",
+    "121": "12.9",
+}
+# The CUDA that dropped an SM, and what it renamed (CUDA 13.0 release notes: Maxwell, Pascal and Volta; 101 is 110).
+CUDA_WITHOUT_SM = dict.fromkeys(("50", "52", "53", "60", "61", "62", "70", "72", "101"), "13.0")
 # The oldest driver that runs programs of a CUDA major version (CUDA compatibility guide, minor version compatibility).
 OLDEST_DRIVER_OF_CUDA = {"11": "450.80.02", "12": "525.60.13", "13": "580"}
-_CUDA_SUFFIX = re.compile(r"-cu(\d\d)$")
+# transformer-engine-cu13, tensorrt-cu12-libs, thing-cu126, cupy-cuda12x.
+_CUDA_SUFFIX = re.compile(r"-cu(?:da)?(\d\d)[\dx]?(?=-|$)")
+# Packages of NVIDIA's whose version is that of their CUDA.
+_CUDA_VERSIONED = frozenset(
+    [
+        "cuda-toolkit",
+        "nvidia-cublas",
+        "nvidia-cuda-cupti",
+        "nvidia-cuda-nvcc",
+        "nvidia-cuda-nvrtc",
+        "nvidia-cuda-runtime",
+    ]
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +159,7 @@ def check_cuda_mix(lock: Checked) -> Iterable[CheckFinding]:
         name, version = str(package["name"]), str(package.get("version", "0"))
         if match := _CUDA_SUFFIX.search(name):
             by_major.setdefault(match[1], []).append(name)
-        elif name == "cuda-toolkit":
+        elif name in _CUDA_VERSIONED:
             by_major.setdefault(version.partition(".")[0], []).append(name)
     wanted = cuda_major(lock.base)
     majors = set(by_major) | ({wanted} if wanted else set())
@@ -153,13 +183,12 @@ def check_targets(lock: Checked) -> Iterable[CheckFinding]:
         return
     for name, target in lock.targets.items():
         for sm in target.sm:
-            first = FIRST_CUDA_OF_SM.get(sm.rstrip("af"))
-            if first is not None and Version(cuda) < Version(first):
+            if (problem := _sm_problem(sm.rstrip("af"), cuda)) is not None:
                 yield CheckFinding(
                     code="sm-floor",
                     what=f"target {name} has SM {sm}, which CUDA {cuda} (torch {lock.version('torch')}) does not know; "
-                    f"it takes {first} or newer",
-                    fix="Choose a torch for a newer CUDA, or leave the target out of the stack.",
+                    f"{problem}",
+                    fix="Choose a torch for another CUDA, or leave the target out of the stack.",
                 )
         oldest = OLDEST_DRIVER_OF_CUDA.get(cuda.split(".")[0])
         if target.driver and oldest and Version(target.driver) < Version(oldest):
@@ -168,6 +197,17 @@ def check_targets(lock: Checked) -> Iterable[CheckFinding]:
                 what=f"CUDA {cuda} takes driver {oldest} or newer; the fleet of target {name} has {target.driver}",
                 fix="Choose a torch for an older CUDA, or update the fleet's driver and the target's file.",
             )
+
+
+def _sm_problem(sm: str, cuda: str) -> str | None:
+    first, without = FIRST_CUDA_OF_SM.get(sm), CUDA_WITHOUT_SM.get(sm)
+    if first is None:
+        return f"envbuild knows {', '.join(sorted(FIRST_CUDA_OF_SM, key=int))}"
+    if Version(cuda) < Version(first):
+        return f"it takes {first} or newer"
+    if without is not None and Version(cuda) >= Version(without):
+        return f"{without} dropped it"
+    return None
 
 
 def check_provided(lock: Checked) -> Iterable[CheckFinding]:
@@ -254,6 +294,24 @@ CHECKS: tuple[Callable[[Checked], Iterable[CheckFinding]], ...] = (
 )
 
 
+# All codes but those of envs/conflicts, which are the names of its files.
+CODES = frozenset(
+    [
+        "api-drift",
+        "base-provides",
+        "cuda-mixed",
+        "driver",
+        "driver-collection",
+        "forks",
+        "glibc",
+        "import",
+        "override-range",
+        "sm-floor",
+        "uv-settings",
+    ]
+)
+
+
 def run_checks(lock: Checked) -> tuple[CheckFinding, ...]:
     """The findings of all checks, in their order."""
     return tuple(finding for check in CHECKS for finding in check(lock))
@@ -269,10 +327,12 @@ def refuse(findings: Iterable[CheckFinding], allowed: Iterable[str], title: str)
     passed = tuple(finding for finding in findings if finding.code in allow)
     refused = [finding for finding in findings if finding.code not in allow]
     if refused:
-        raise CheckRefusedError(
+        error = CheckRefusedError(
             f"the lock of {title} is refused by {len(refused)} finding{'s' if len(refused) > 1 else ''}",
             why="\n".join(f"[{finding.code}] {finding.what}\n  {finding.fix}" for finding in refused),
             fix="Correct the stack. To take it nevertheless, and have the record say so: "
             + " ".join(f"--allow {code}" for code in sorted({finding.code for finding in refused})),
         )
+        error.codes = frozenset(finding.code for finding in refused)
+        raise error
     return passed

@@ -233,7 +233,7 @@ def _companion(
     chosen = Chosen(name=name, spec=spec, asked=asked, origin=by.origin, because=because)
     if companion.ref is None:
         return replace(chosen, specifier=companion.specifier or "")
-    git = spec.git or companion.git
+    git = companion.git or spec.git  # upstream may pin a commit of a fork
     if git is None:
         raise ConfigurationError(
             f"{because} names commit {companion.ref} of {name}, and its repository is not known",

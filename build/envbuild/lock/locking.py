@@ -163,6 +163,12 @@ def inputs_digest(selection: Selection, request: Request) -> str:
         "allow": [*sorted(set(request.allow))],
         **_companions(selection),
         "conflicts": {name: definition_digest(item) for name, item in selection.catalog.conflicts().items()},
+        # What the checks hold a lock to; a target's words are no part of it.
+        "targets": {
+            entry.target: [list(target.sm), target.driver or ""]
+            for entry in selection.stack.builds
+            for target in [selection.catalog.target(entry.target)]
+        },
     }
     return digest_of(value)
 
@@ -222,6 +228,7 @@ def lock_stack(
     inputs = inputs_digest(selection, request)
     title = f"stack {selection.stack_name} on {selection.base_name}"
     repositories = Repositories(store, reporter, offline=offline)
+    _refuse_what_is_no_lock(path)
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(_writing(path, store, reporter))
@@ -355,6 +362,23 @@ def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -
         if now.sha != item.commit:
             moved.append(f"{name}: branch {item.asked} moved from {item.commit[:12]} to {now.sha[:12]}")
     return moved
+
+
+def _refuse_what_is_no_lock(path: Path) -> None:
+    """A lock directory is replaced as a whole: whatever else is in the folder would be lost.
+
+    Raises:
+        UsageError: the folder holds something else than a lock's files.
+    """
+    own = {record.RECORD_FILE, record.PROJECT_FILE, "uv.lock", *PHASE_FILES.values()}
+    with machine_errors(path):
+        others = sorted({item.name for item in path.iterdir()} - own) if path.is_dir() else []
+    if others:
+        raise UsageError(
+            f"{path} is no folder for a lock",
+            why=f"It would be replaced as a whole, and holds {', '.join(others[:5])}{', ...' if others[5:] else ''}.",
+            fix="Name another folder, or move these files away.",
+        )
 
 
 def _tidy(path: Path) -> None:

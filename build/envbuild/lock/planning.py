@@ -246,15 +246,22 @@ def _as_of_commit(text: str, selection: Selection, repositories: Repositories) -
             why="It takes a date (YYYY-MM-DD), 'now', 'release', or a commit of the anchor's repository.",
             fix="Correct it.",
         )
-    return repositories.at(spec.git).resolve(ref)
+    commit = repositories.at(spec.git).resolve(ref)
+    if commit.kind is CommitKind.BRANCH:
+        raise UsageError(
+            f"--as-of {text} is a branch, which moves",
+            why=f"It is at {commit.sha[:12]} now, and a lock as of it would say something else tomorrow.",
+            fix=f"Name the commit: --as-of {commit.sha[:12]}, a date, 'release' or 'now'.",
+        )
+    return commit
 
 
 def _anchor_spec(text: str, selection: Selection) -> Component:
     if selection.stack.anchor is None:
         raise UsageError(
-            f"--as-of {text} needs an anchor, and stack {selection.stack_name} has none",
+            f"--as-of {text} is no date, and stack {selection.stack_name} has no anchor for anything else",
             why="'release' and commits count from the date of the stack's anchor.",
-            fix="Name a date (YYYY-MM-DD) or 'now'.",
+            fix="Write a date as YYYY-MM-DD, or 'now'.",
         )
     return selection.stack.components[selection.stack.anchor]
 

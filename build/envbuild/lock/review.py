@@ -34,6 +34,14 @@ def committed(project_dir: Path) -> list[Path]:
     return sorted(path.parent for path in (project_dir / "lockfiles").glob(f"*/*/{RECORD_FILE}"))
 
 
+def stack_of(path: Path) -> str | None:
+    """The stack that a lock directory says it is of; None when its record cannot be read."""
+    try:
+        return read_lock(path).lock.stack
+    except (CheckRefusedError, ConfigurationError):
+        return None
+
+
 def check(path: Path, catalog: Catalog, repositories: Repositories, reporter: Reporter) -> Checked:
     """Whether a lock is whole, and made from its stack, base and request as they are now.
 

@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+import tomlkit
+
+from envbuild.core import tomlread
 from envbuild.core.errors import (
     CheckRefusedError,
     ConfigurationError,
@@ -29,7 +32,71 @@ _NETWORK = re.compile(
     re.IGNORECASE,
 )
 _NO_INTERPRETER = re.compile(r"No interpreter found for|Failed to inspect Python interpreter", re.IGNORECASE)
-_OVER_THE_PROJECT = frozenset({"UV_CONFIG_FILE", "UV_NO_CONFIG", "UV_EXCLUDE_NEWER"})
+# What these say, the project says: the same inputs would give another lock where one of them is set.
+_OVER_THE_PROJECT = frozenset(
+    [
+        "RUST_LOG",
+        "UV_BUILD_CONSTRAINT",
+        "UV_CONFIG_FILE",
+        "UV_CONSTRAINT",
+        "UV_EXCLUDE",
+        "UV_EXCLUDE_NEWER",
+        "UV_FORK_STRATEGY",
+        "UV_FROZEN",
+        "UV_ISOLATED",
+        "UV_LOCKED",
+        "UV_NO_BINARY",
+        "UV_NO_BINARY_PACKAGE",
+        "UV_NO_BUILD",
+        "UV_NO_BUILD_ISOLATION",
+        "UV_NO_BUILD_PACKAGE",
+        "UV_NO_CONFIG",
+        "UV_NO_SOURCES",
+        "UV_NO_SOURCES_PACKAGE",
+        "UV_OVERRIDE",
+        "UV_PRERELEASE",
+        "UV_PROJECT",
+        "UV_PYTHON",
+        "UV_RESOLUTION",
+        "UV_TORCH_BACKEND",
+        "UV_UPGRADE",
+        "UV_WORKING_DIR",
+        "UV_WORKING_DIRECTORY",
+    ]
+)
+# The same in a uv.toml; what is left says where packages are and how they are reached.
+_DECIDING_KEYS = frozenset(
+    [
+        "build-constraint-dependencies",
+        "config-settings",
+        "config-settings-package",
+        "constraint-dependencies",
+        "dependency-metadata",
+        "environments",
+        "exclude-dependencies",
+        "exclude-newer",
+        "exclude-newer-package",
+        "extra-build-dependencies",
+        "extra-build-variables",
+        "fork-strategy",
+        "no-binary",
+        "no-binary-package",
+        "no-build",
+        "no-build-isolation",
+        "no-build-isolation-package",
+        "no-build-package",
+        "no-sources",
+        "no-sources-package",
+        "override-dependencies",
+        "prerelease",
+        "required-environments",
+        "resolution",
+        "sources",
+        "torch-backend",
+        "upgrade",
+        "upgrade-package",
+    ]
+)
 # One unknown [tool.uv] key is only a warning, after which uv drops other settings too.
 _DROPPED_SETTINGS = re.compile(r"Failed to parse `.*pyproject\.toml` during settings discovery|unknown field")
 KNOW_THE_KEYS = "Use the uv that envbuild pins: another one does not know a key of [tool.uv] that envbuild writes."
@@ -133,22 +200,44 @@ def _project_counts(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """An environment in which the project's [tool.uv] holds, beside the user's own configuration.
 
     With UV_CONFIG_FILE or UV_NO_CONFIG uv reads no pyproject.toml, and says nothing of it: the as-of moment, the glibc
-    and the overrides are gone. So that file takes the place of the user's uv.toml instead. UV_EXCLUDE_NEWER would put
-    another moment over the project's.
+    and the overrides are gone. So that file takes the place of the user's uv.toml instead. Other variables and keys put
+    something over the project's, or add to it, and are left out.
     """
     kept = {name: value for name, value in environment.items() if name not in _OVER_THE_PROJECT}
     named, none = environment.get("UV_CONFIG_FILE"), environment.get("UV_NO_CONFIG")
-    if not named and not none:
+    home = Path(kept.get("XDG_CONFIG_HOME") or Path(kept.get("HOME") or "~").expanduser() / ".config")
+    own = Path(named).expanduser().absolute() if named else home / "uv/uv.toml"
+    systems = [Path(name) / "uv/uv.toml" for name in (kept.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")]
+    system = next((path for path in (*systems, Path("/etc/uv/uv.toml")) if path.is_file()), None)
+    if not named and not none and not any(_decides(path) for path in (own, system) if path):
         yield kept
         return
     with tempfile.TemporaryDirectory(prefix="envbuild-uv-") as name, machine_errors(Path(name)):
         folder = Path(name)
-        home = Path(kept.get("XDG_CONFIG_HOME") or Path(kept.get("HOME") or "~").expanduser() / ".config")
-        (folder / "git").symlink_to(home / "git")  # git's settings are under the same folder
-        (folder / "uv").mkdir()
-        if named and not none:
-            (folder / "uv/uv.toml").symlink_to(Path(named).expanduser().absolute())
-        yield {**kept, "XDG_CONFIG_HOME": name}
+        for part, source in (("home", own), ("system", system)):
+            (folder / part / "uv").mkdir(parents=True)
+            if source is not None and not none and (named or source.is_file()):
+                _copy_of_site_settings(source, folder / part / "uv/uv.toml")
+        (folder / "home/git").symlink_to(home / "git")  # git's settings are under the same folder
+        yield {**kept, "XDG_CONFIG_HOME": f"{name}/home", "XDG_CONFIG_DIRS": f"{name}/system"}
+
+
+def _decides(path: Path) -> bool:
+    """Whether a uv.toml has a key that would change locks."""
+    try:
+        return bool(_DECIDING_KEYS & tomlread.loads(path.read_text()).keys())
+    except (OSError, ValueError):
+        return False  # uv says what is wrong with it
+
+
+def _copy_of_site_settings(source: Path, target: Path) -> None:
+    if not _decides(source):
+        target.symlink_to(source)
+        return
+    document = tomlkit.parse(source.read_text())
+    for key in _DECIDING_KEYS & set(document):
+        del document[key]
+    target.write_text(tomlkit.dumps(document))
 
 
 def ignored_settings(output: str) -> str:

@@ -104,6 +104,12 @@ def test_tags_of_another_machine():
         (("core",), None, "cpu", False),
         (("core-cu12", "cuda-toolkit"), None, "index", True),
         (("core-cu13", "cuda-toolkit"), "13.0", "index", False),
+        (("core-cu126",), "13.0", "index", True),
+        (("cupy-cuda12x",), "13.0", "index", True),
+        (("tensorrt-cu12-libs",), "13.0", "index", True),
+        (("nvidia-cublas", "nvidia-cuda-runtime"), "13.0", "index", False),
+        (("nvidia-cublas",), "12.8", "index", True),
+        (("core-cuts", "accuracy-cu"), "13.0", "index", False),
     ],
 )
 def test_one_cuda(names, cuda, build, refused):
@@ -125,7 +131,15 @@ def test_a_mix_names_the_stacks_bases_for_that_cuda():
         ("12.8", "103", True),
         ("12.6", "90", False),
         ("11.7", "90a", True),
-        ("12.6", "77", False),
+        ("12.6", "77", True),
+        ("12.6", "70", False),
+        ("13.0", "70", True),
+        ("13.0", "75", False),
+        ("12.8", "101", False),
+        ("13.0", "101", True),
+        ("13.0", "110", False),
+        ("12.9", "110", True),
+        ("12.6", "121", True),
     ],
 )
 def test_sm_floor(cuda, sm, refused):

@@ -72,9 +72,9 @@ def test_a_pinned_anchor_leads_its_own_date(pin, kind, asked):
 
 
 def test_as_of_a_commit_needs_an_anchor_with_a_repository():
-    with pytest.raises(UsageError, match="stack s has none"):
+    with pytest.raises(UsageError, match="stack s has no anchor"):
         moments(selection(anchor=None), "abcdef0")
-    with pytest.raises(UsageError, match="stack s has none"):
+    with pytest.raises(UsageError, match="stack s has no anchor"):
         moments(selection(anchor=None), "release")
     with pytest.raises(UsageError, match="no commit of nemo"):
         moments(selection(version="==1"), "abcdef0")
