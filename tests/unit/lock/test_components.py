@@ -123,3 +123,9 @@ def test_versions_that_upstream_forces_on_others():
     assert {name: item.texts for name, item in forced.items()} == {"other": (">=2",)}
     assert forced["other"].by == "nemo-toolkit"
     assert upstream_overrides([], found, repositories) == {}
+
+
+def test_upstreams_commit_is_in_the_repository_that_upstream_names():
+    """It may be a fork, and then the stack's own repository does not have the commit."""
+    fork = stack_of(**{"nemo-toolkit": {"git": NEMO, "ref": "main"}, "megatron-core": {"git": "https://x/other"}})
+    assert chosen(fork)["megatron-core"].git == MCORE
