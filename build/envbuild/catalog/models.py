@@ -335,6 +335,9 @@ class Target(Model):
     driver: Annotated[str, StringConstraints(pattern=r"^\d+(\.\d+)*$")] | None = Field(
         default=None, description="the oldest NVIDIA driver of the fleet; without it drivers are not checked"
     )
+    ptx: bool = Field(
+        default=False, description="whether compiled wheels also have PTX for the newest SM, for GPUs yet to come"
+    )
     platform: Literal["linux/amd64", "linux/arm64"]
 
     @model_validator(mode="after")
@@ -456,6 +459,39 @@ class Companions(Model):
         return {name for entry in self.releases for name in entry.components}
 
 
+class BuildVariable(Model):
+    """A variable that is set while a wheel is built."""
+
+    value: str = Field(
+        min_length=1,
+        description="{sm} becomes the target's SM list as '90;100a', {sm_dotted} the same as '9.0;10.0a'",
+    )
+    reason: str = Field(min_length=1, description="why the build needs it, with the evidence")
+
+
+class WheelRecipe(Model):
+    """How a package of the compile phase is built (``envs/wheels/*.toml``); the file's name is the package's."""
+
+    summary: str
+    gpu_code: bool = Field(default=True, description="whether it has CUDA sources: then its wheel must show them")
+    variables: dict[VariableName, BuildVariable] = Field(default_factory=dict)
+    headers: tuple[
+        Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]|\{cuda_major\})*$")], ...
+    ] = Field(
+        default=(),
+        description="folders of site-packages that the compilers search; {cuda_major} as in a stack's extras",
+    )
+    build_requirements: tuple[PackageName, ...] = Field(
+        default=(), description="what its build uses beyond what its pyproject.toml declares; phase main must have it"
+    )
+    job_memory_gib: Annotated[float, Field(gt=0, le=64)] = Field(
+        default=4, description="memory of one compiler process at its peak, in GiB"
+    )
+    time_limit_minutes: Annotated[int, Field(gt=0, le=10_080)] = Field(
+        default=360, description="after which the build is ended"
+    )
+
+
 KINDS: dict[str, type[Model]] = {
     "stacks": Stack,
     "bases": Base,
@@ -464,4 +500,5 @@ KINDS: dict[str, type[Model]] = {
     "matrices": Matrix,
     "conflicts": Conflict,
     "companions": Companions,
+    "wheels": WheelRecipe,
 }

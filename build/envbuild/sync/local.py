@@ -52,7 +52,9 @@ class Synced:
 
 
 @dataclass(frozen=True)
-class _Here:
+class Here:
+    """A :class:`envbuild.sync.place.Run` on this machine."""
+
     environment: dict[str, str]
     reporter: Reporter | None
 
@@ -102,8 +104,7 @@ def sync(
     record = lock.lock
     refuse_without_base(record)
     source = locked_torch(site, record)
-    environment = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
-    environment |= git_environment()
+    environment = environment_of_uv()
     into = into.absolute()
     _make_room(into)
     place = Place(
@@ -111,7 +112,7 @@ def sync(
         lock=str(lock.path.absolute()),
         python=record.base.python,
         venv=str(into),
-        run=_Here(environment, reporter),
+        run=Here(environment, reporter),
         disk=into,
         logs=logs,
     )
@@ -128,6 +129,12 @@ def sync(
         environment=variables,
         failed=found.failed,
     )
+
+
+def environment_of_uv() -> dict[str, str]:
+    """The variables that uv gets when it installs on this machine."""
+    kept = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    return kept | git_environment()
 
 
 def _import(
@@ -147,7 +154,7 @@ def _import(
         # What modules compile when they are imported must not meet what others compiled against another torch.
         variables = {**environment, "TORCH_EXTENSIONS_DIR": scratch}
         present = {name: names for name, names in modules.items() if name not in left_out}
-        here, probe = _Here(variables, None), str(data_root() / PROBE)
+        here, probe = Here(variables, None), str(data_root() / PROBE)
         found = try_imports(present, place.venv_python, here, place.logs, reporter, probe=probe, absent=absent)
     skipped = tuple(
         NotChecked(module=module, component=name, reason=f"phase {phase_of[name]} is not installed")
