@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from conftest import shared_folder
 from helpers.cuda import make_kernels, toolkit
 from helpers.lock_runs import OLD
+from helpers.processes import alive, wait_until
 from helpers.simple_index import SimpleIndex
 from helpers.stack_files import GPU_BASE, write_base, write_stack, write_target
 
@@ -184,14 +184,11 @@ def test_a_build_that_is_stopped_leaves_nothing(own: Any, index: SimpleIndex, tm
     wait = f"open({str(marker)!r}, 'w').write(str(os.getpid())); __import__('time').sleep(300)"
     locked(own, index, tmp_path, before=wait)
     process = own.start("wheels", *SELECT)
-    end = time.monotonic() + 60
-    while not (marker.exists() and marker.read_text()) and time.monotonic() < end:
-        time.sleep(0.1)
+    wait_until(lambda: marker.exists() and marker.read_text(), seconds=60)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 130
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(marker.read_text()), 0)
+    wait_until(lambda: not alive(int(marker.read_text())))
     assert nothing_is_kept(own)
 
 
@@ -241,3 +238,33 @@ def test_architectures_are_read_as_nvcc_wrote_them(cuda: Toolchain, tmp_path: Pa
         found = read_binary("a.so", out.read_bytes()).architectures
         assert found.sass == Architectures.of(sass).sass
         assert found.ptx == (Architectures.of(sass, ptx).ptx if not more else found.ptx)
+
+
+def test_sync_takes_the_wheel_and_compiles_nothing(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    locked(own, index, tmp_path)
+    (wheel,) = wheels(own)["wheels"]
+    told = json.loads(own.run("sync", *SELECT, "--into", "venv", "--json").stdout)
+    assert told["wheels"] == {"kernels": wheel["record"]["key"]}
+    assert "kernels" in told["imported"]
+    assert compiled(tmp_path) == 1
+    direct = next((own.project / "venv/lib").glob("python3*/site-packages/kernels-1.0.dist-info/direct_url.json"))
+    assert json.loads(direct.read_text())["url"].endswith(Path(wheel["path"]).name)
+
+    told = json.loads(own.run("sync", *SELECT, "--into", "venv", "--phases", "main", "--json").stdout)
+    assert told["wheels"] == {}
+
+
+def test_sync_takes_no_wheel_of_another_architecture_and_no_damaged_one(
+    own: Any, index: SimpleIndex, tmp_path: Path
+) -> None:
+    locked(own, index, tmp_path)
+    (wheel,) = wheels(own)["wheels"]
+    write_target(own.project, "gpu", sm=("80",))
+    told = json.loads(own.run("sync", *SELECT, "--into", "venv", "--json").stdout)
+    assert told["wheels"] == {}
+    write_target(own.project, "gpu", sm=("90",))
+    path = Path(wheel["path"])
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    done = own.run("sync", *SELECT, "--into", "venv", "--json")
+    assert json.loads(done.stdout)["wheels"] == {}
+    assert "in the wheelhouse is not taken" in done.stderr

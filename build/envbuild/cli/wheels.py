@@ -150,12 +150,12 @@ def show_command(session: Session, key: str) -> None:
 def verify_command(session: Session) -> None:
     """Read every wheel again and compare it with its record."""
     wheelhouse = Wheelhouse(session.store)
-    found = list(wheelhouse.all())
-    problems = [f"{short(item.record.key)}: {why}" for item in found if (why := wheelhouse.problem(item))]
+    problems = wheelhouse.problems()
     if problems:
         raise CheckRefusedError(
-            f"{len(problems)} of {len(found)} wheels in the wheelhouse are damaged",
-            why="\n".join(problems),
+            f"{len(problems)} of the wheelhouse's entries are damaged",
+            why="\n".join(f"{short(name)}: {why}" for name, why in problems.items()),
             fix="Run `envbuild wheels` again for them: a damaged entry is not used, and built anew.",
         )
-    session.done({"verified": len(found)}, f"{len(found)} wheels, all as they were kept")
+    count = len(list(wheelhouse.all()))
+    session.done({"verified": count}, f"{count} wheels, all as they were kept")

@@ -29,7 +29,7 @@ from envbuild.sync.imports import (
     modules_of,
     try_imports,
 )
-from envbuild.sync.install import PhaseRun, install
+from envbuild.sync.install import NO_WHEELS, PhaseRun, install
 from envbuild.sync.place import Place
 from envbuild.sync.provided import refuse_without_base
 
@@ -81,12 +81,14 @@ def sync(
     logs: Path,
     reporter: Reporter,
     refuse: bool = True,
+    wheels: Mapping[str, str] = NO_WHEELS,
 ) -> Synced:
     """Make the environment ``into`` anew, install ``phases`` of the lock, and import every module they bring.
 
     Args:
         target: the hardware that the environment is for, which need not be this machine's.
         refuse: refuse an environment with a module that does not import.
+        wheels: paths of verified wheels of phase compile, by package; these are not built.
 
     Raises:
         UsageError: ``phases`` names none of the lock's, or leaves out ``main``; or ``into`` is no environment and not
@@ -116,7 +118,7 @@ def sync(
         disk=into,
         logs=logs,
     )
-    done = install(lock, place, source.uv_args(), reporter, phases=phases)
+    done = install(lock, place, source.uv_args(), reporter, phases=phases, wheels=wheels)
     plain = {key: value for key, value in environment.items() if not key.startswith("PYTHON")}
     variables = record.variables(str(into))
     found = _import(lock, place, phases, plain | check_environment(target) | variables, reporter)

@@ -17,7 +17,7 @@ from envbuild.lock.record import LockDirectory
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.key import Parts, TorchPart, front_digest
 from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolchain import Toolchain
+from envbuild.wheels.toolchain import Compilers
 
 # What builds of torch extensions use whether they declare it or not.
 USUAL_REQUIREMENTS = ("ninja", "packaging", "pip", "pybind11", "setuptools", "wheel")
@@ -98,17 +98,17 @@ def plan_wheels(
     names: Sequence[str],
     target: Target,
     catalog: Catalog,
-    toolchain: Toolchain,
+    compilers: Compilers,
     sources: Sources,
 ) -> tuple[WheelPlan, ...]:
-    """The wheels of the packages ``names`` for a target, with this machine's compilers.
+    """The wheels of the packages ``names`` for a target, with some compilers.
 
     Raises:
         CheckRefusedError: phase main lacks what a build needs.
         NetworkError: an sdist that is not in the store cannot be downloaded.
     """
     main = locked_content(lock, ("main",))
-    return tuple(_plan(lock, main, name, target, catalog.wheel_recipe(name), toolchain, sources) for name in names)
+    return tuple(_plan(lock, main, name, target, catalog.wheel_recipe(name), compilers, sources) for name in names)
 
 
 def _plan(
@@ -117,7 +117,7 @@ def _plan(
     name: str,
     target: Target,
     recipe: WheelRecipe,
-    toolchain: Toolchain,
+    compilers: Compilers,
     sources: Sources,
 ) -> WheelPlan:
     component = lock.lock.components[name]
@@ -132,8 +132,8 @@ def _plan(
         platform=lock.lock.base.platform,
         python="cp" + lock.lock.base.python.replace(".", ""),
         torch=_torch(lock, main),
-        cuda_toolkit=toolchain.cuda,
-        host_compiler=toolchain.host,
+        cuda_toolkit=compilers.cuda,
+        host_compiler=compilers.host,
         header_packages={package: main[package].version for package in header_names if package in main},
         headers=tuple(_filled(folder, texts) for folder in recipe.headers),
         sm=wanted.sass,

@@ -19,20 +19,30 @@ LATER = "Toolkits from the package index (nvidia-cuda-nvcc) are not taken by the
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toolchain:
-    """Compilers: where they are, and the versions that the build key has.
+class Compilers:
+    """The compilers' versions, as the build key has them.
+
+    Attributes:
+        cuda: the toolkit's, such as ``13.0.88``.
+        host: name and version, such as ``g++ 12.2.0``.
+    """
+
+    cuda: str
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolchain(Compilers):
+    """Compilers that are there.
 
     Attributes:
         home: the toolkit's folder, with ``bin/nvcc``.
-        cuda: its version, such as ``13.0.88``.
-        cc: the C compiler; ``cxx``: the C++ compiler; ``host``: name and version, such as ``g++ 12.2.0``.
+        cc: the C compiler; ``cxx``: the C++ compiler.
     """
 
     home: Path
-    cuda: str
     cc: Path
     cxx: Path
-    host: str
 
     @property
     def nvcc(self) -> Path:

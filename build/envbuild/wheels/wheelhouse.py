@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -75,11 +76,28 @@ class Wheelhouse:
         return Built(path=found.path, record=found.record, built=entry.built)
 
     def all(self) -> Iterator[Built]:
-        """Every wheel, by package, version and key; entries that cannot be read are left out."""
-        folder = self._store.root / KIND
-        entries = sorted(folder.iterdir()) if folder.is_dir() else []
-        found = [self._read(path) for path in entries if (path / RECORD_FILE).is_file()]
+        """Every wheel whose record can be read, by package, version and key."""
+        found = []
+        for path in self._entries():
+            with contextlib.suppress(CheckRefusedError):
+                found.append(self._read(path))
         yield from sorted(found, key=_order)
+
+    def problems(self) -> dict[str, str]:
+        """What is wrong with entries, all of each read again, by the entry's name; empty when nothing is."""
+        found = {}
+        for path in self._entries():
+            try:
+                problem = self.problem(self._read(path))
+            except CheckRefusedError as error:
+                problem = error.why
+            if problem:
+                found[path.name] = problem
+        return found
+
+    def _entries(self) -> list[Path]:
+        folder = self._store.root / KIND
+        return sorted(folder.iterdir()) if folder.is_dir() else []
 
     def by_prefix(self, text: str) -> Built:
         """The wheel whose key begins with ``text`` (hex digits, with or without ``sha256:``).
@@ -105,8 +123,6 @@ class Wheelhouse:
                 return f"{item.record.file} is not the wheel that was kept"
         except FileNotFoundError:
             return f"{item.record.file} is missing"
-        if item.record.parts.key != item.record.key or item.record.key.removeprefix("sha256:") != item.path.name:
-            return "its key is not that of its parts"
         return seals.broken(item.path)
 
     def _read(self, path: Path) -> Built:
