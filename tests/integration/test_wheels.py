@@ -268,3 +268,17 @@ def test_sync_takes_no_wheel_of_another_architecture_and_no_damaged_one(
     done = own.run("sync", *SELECT, "--into", "venv", "--json")
     assert json.loads(done.stdout)["wheels"] == {}
     assert "in the wheelhouse is not taken" in done.stderr
+
+
+def test_an_image_takes_the_wheel_where_the_base_has_no_compiler(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    select = (*SELECT, "--format", "oci", "--json")
+    locked(own, index, tmp_path)
+    own.run("image", *select, status=6)  # nvcc is not in the base
+    (wheel,) = wheels(own)["wheels"]
+    told = json.loads(own.run("image", *select).stdout)
+    assert told["record"]["wheels"] == {"kernels": wheel["record"]["digest"]}
+    assert told["record"]["packages"]["kernels"] == "1.0"
+    assert told["record"]["not_checked"] == {}
+    again = json.loads(own.run("image", *select).stdout)
+    assert (again["built"], again["record"]) == (False, told["record"])
+    assert compiled(tmp_path) == 1

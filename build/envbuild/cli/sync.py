@@ -13,8 +13,6 @@ from envbuild.core.digests import Json, short
 from envbuild.lock.locking import find_lock
 from envbuild.sync.install import WHEELS_PHASE
 from envbuild.sync.local import sync
-from envbuild.wheels.sources import Sources
-from envbuild.wheels.taking import fitting_wheels
 
 
 @click.command("sync")
@@ -33,13 +31,8 @@ def command(
     selection = session.select_to_lock(stack, target, base)
     lock = find_lock(session.project, name or selection.stack_name, selection.base_name)
     logs = session.store.root / "logs" / "sync"
-    sources = Sources(base=selection.base, site=session.site, store=session.store, reporter=session.reporter)
     chosen = parse_phases(phases)
-    taken = (
-        fitting_wheels(lock, selection.target, session.catalog, sources, session.store, session.reporter)
-        if WHEELS_PHASE in chosen
-        else {}
-    )
+    taken = session.built_wheels(lock, selection) if WHEELS_PHASE in chosen else {}
     result = sync(
         lock,
         into,

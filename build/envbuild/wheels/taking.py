@@ -9,7 +9,6 @@ from envbuild.catalog.models import Device, Target
 from envbuild.core.errors import MachineError
 from envbuild.core.progress import Reporter
 from envbuild.lock.record import LockDirectory
-from envbuild.store.local import LocalStore
 from envbuild.wheels.elf import version_key
 from envbuild.wheels.key import Parts
 from envbuild.wheels.planning import buildable, plan_wheels
@@ -19,7 +18,7 @@ from envbuild.wheels.wheelhouse import Built, Wheelhouse
 
 
 def fitting_wheels(
-    lock: LockDirectory, target: Target, catalog: Catalog, sources: Sources, store: LocalStore, reporter: Reporter
+    lock: LockDirectory, target: Target, catalog: Catalog, sources: Sources, reporter: Reporter
 ) -> dict[str, Built]:
     """The wheels of the wheelhouse that are those of the lock for the target, by package.
 
@@ -27,7 +26,7 @@ def fitting_wheels(
     differs in nothing but the compilers' versions, as it does on a machine without compilers: of these the one with the
     newest CUDA toolkit. A damaged wheel is left out, and that is said.
     """
-    wheelhouse = Wheelhouse(store)
+    wheelhouse = Wheelhouse(sources.store)
     known = buildable(lock)
     here = [item for item in wheelhouse.all() if known.get(item.record.parts.package) == item.record.parts.sdist]
     cuda = lock.lock.base.cuda

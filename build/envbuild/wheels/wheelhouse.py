@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from pydantic import Field, ValidationError
 
 from envbuild.catalog.models import Model
-from envbuild.core.digests import sha256_file, short
+from envbuild.core.digests import Json, sha256_file, short
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import machine_errors
 from envbuild.store import seals
@@ -56,6 +57,15 @@ class Built:
     def wheel(self) -> Path:
         """The wheel itself."""
         return self.path / self.record.file
+
+
+# For those who take wheels and have none.
+NO_BUILT: Mapping[str, Built] = MappingProxyType({})
+
+
+def digests_of(wheels: Mapping[str, Built]) -> dict[str, Json]:
+    """The digest of each wheel, by package."""
+    return {name: item.record.digest for name, item in sorted(wheels.items())}
 
 
 class Wheelhouse:
