@@ -13,7 +13,18 @@ from pydantic import BaseModel
 
 from envbuild.catalog import toml
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import KINDS, NAME_PATTERN, Base, Cluster, Companions, Conflict, Matrix, Stack, Target
+from envbuild.catalog.models import (
+    KINDS,
+    NAME_PATTERN,
+    Base,
+    Cluster,
+    Companions,
+    Conflict,
+    Matrix,
+    Stack,
+    Target,
+    WheelRecipe,
+)
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.files import machine_errors, os_error
@@ -27,6 +38,7 @@ SINGULAR = {
     "matrices": "matrix",
     "conflicts": "conflict",
     "companions": "table of companions for",
+    "wheels": "recipe for the wheel of",
 }
 
 
@@ -141,6 +153,12 @@ class Catalog:
     def companions(self, package: str) -> Companions | None:
         """What belongs to the releases of a package; None when no file says so."""
         return self._load("companions", package, Companions) if package in self.names("companions") else None
+
+    def wheel_recipe(self, package: str) -> WheelRecipe:
+        """How a package is built; for one without a file, what suits most."""
+        if package not in self.names("wheels"):
+            return WheelRecipe(summary=f"{package}: no recipe, built as most packages are")
+        return self._load("wheels", package, WheelRecipe)
 
     def any(self, kind: str, name: str) -> BaseModel:
         """The definition ``name`` of whichever kind."""

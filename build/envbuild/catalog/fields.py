@@ -66,3 +66,6 @@ class Device(str, Enum):
 
     CPU = "cpu"
     CUDA = "cuda"
+
+
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

@@ -14,6 +14,7 @@ from pydantic import Field, StringConstraints, model_validator
 from envbuild.catalog.base import Base, PythonSource
 from envbuild.catalog.fields import DATE, MACHINES, NAME_PATTERN, Device, Model, Name, PackageName, Specifier
 from envbuild.catalog.matrix import LEAST_VOCABULARY, CaseSpec, GptModel, Matrix, Precision, Tolerance, Training
+from envbuild.catalog.recipe import WheelRecipe
 from envbuild.catalog.stack import Component, Driver, Phase, Stack
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Target",
     "Tolerance",
     "Training",
+    "WheelRecipe",
 ]
 
 
@@ -55,6 +57,9 @@ class Target(Model):
     )
     driver: Annotated[str, StringConstraints(pattern=r"^\d+(\.\d+)*$")] | None = Field(
         default=None, description="the oldest NVIDIA driver of the fleet; without it drivers are not checked"
+    )
+    ptx: bool = Field(
+        default=False, description="whether compiled wheels also have PTX for the newest SM, for GPUs yet to come"
     )
     platform: Literal["linux/amd64", "linux/arm64"]
 
@@ -120,4 +125,5 @@ KINDS: dict[str, type[Model]] = {
     "matrices": Matrix,
     "conflicts": Conflict,
     "companions": Companions,
+    "wheels": WheelRecipe,
 }

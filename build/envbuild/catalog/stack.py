@@ -7,11 +7,20 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, model_validator
 
-from envbuild.catalog.fields import DATE, Extra, MisplacedError, Model, Module, Name, PackageName, Specifier
+from envbuild.catalog.fields import (
+    DATE,
+    Extra,
+    MisplacedError,
+    Model,
+    Module,
+    Name,
+    PackageName,
+    Specifier,
+    VariableName,
+)
 
 # What every image sets itself, or what changes which Python runs which code.
 RESERVED_VARIABLES = ("HOME", "LANG", "LD_PRELOAD", "PATH", "VIRTUAL_ENV")
-VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class Phase(str, Enum):

@@ -22,6 +22,18 @@ class Command(click.Command):
         return option
 
 
+class Group(click.Group):
+    """A command with commands of its own, all of which write their help so."""
+
+    command_class = Command
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.callback = _show_help
+        return option
+
+
 def _show_help(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001
     if value and not ctx.resilient_parsing:
         text = ctx.get_help() + "\n"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -17,8 +17,11 @@ from envbuild.catalog.site import Site, load_site
 from envbuild.cli.output import put
 from envbuild.core.digests import Json
 from envbuild.core.progress import Reporter, choose_reporter
-from envbuild.lock.record import PHASE_FILES
+from envbuild.lock.record import PHASE_FILES, LockDirectory
 from envbuild.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from envbuild.wheels.wheelhouse import Built
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STACK = "nemo"
@@ -62,6 +65,14 @@ class Session:
     def select_to_lock(self, stack: str, target: str | None, base: str | None) -> Selection:
         """The same for commands that need no target, since a lock belongs to a base."""
         return select_to_lock(self.catalog, stack, target, base, Machine.here())
+
+    def built_wheels(self, lock: LockDirectory, selection: Selection) -> dict[str, Built]:
+        """The wheels of the wheelhouse that are those of the lock for the selection's target, by package."""
+        from envbuild.wheels.sources import Sources
+        from envbuild.wheels.taking import fitting_wheels
+
+        sources = Sources(base=selection.base, site=self.site, store=self.store, reporter=self.reporter)
+        return fitting_wheels(lock, selection.target, self.catalog, sources, self.reporter)
 
     def done(self, result: dict[str, Json], *lines: str) -> None:
         """Print the result: the documented object on stdout with --json, else lines for people."""

@@ -49,7 +49,14 @@ def command(
     if not current:
         session.reporter.note("note: the lock is older than its stack, base or uv; `envbuild lock` would renew it")
     built = build_image(
-        selection, lock, session.site, session.store, session.reporter, formats=formats, refresh_base=refresh_base
+        selection,
+        lock,
+        session.site,
+        session.store,
+        session.reporter,
+        formats=formats,
+        refresh_base=refresh_base,
+        wheels=session.built_wheels(lock, selection),
     )
     image, placed = place(built.path, out_dir, built.record)
     record = image.record
@@ -61,6 +68,7 @@ def command(
     lines.append(f"{shown(image.path / OCI_DIR)}  {record.oci_digest}")
     if record.sqsh_digest:
         lines.append(f"{shown(image.path / SQSH_FILE)}  {record.sqsh_digest}")
+    lines += [f"from the wheelhouse: {package} {short(digest)}" for package, digest in record.wheels.items()]
     lines += [f"not checked: {module}: {reason}" for module, reason in record.not_checked.items()]
     session.done(
         {

@@ -10,7 +10,9 @@ import click
 
 from envbuild.cli.command import Command
 from envbuild.cli.common import Place, Session, output_options, parse_phases, phases_option, selection_options, shown
+from envbuild.core.digests import Json, short
 from envbuild.lock.locking import find_lock
+from envbuild.sync.install import WHEELS_PHASE
 from envbuild.sync.local import sync
 
 
@@ -30,15 +32,19 @@ def command(
     selection = session.select_to_lock(stack, target, base)
     lock = find_lock(session.project, selection, name)
     logs = session.store.root / "logs" / "sync"
+    chosen = parse_phases(phases)
+    taken = session.built_wheels(lock, selection) if WHEELS_PHASE in chosen else {}
     result = sync(
         lock,
         into,
         target=selection.target,
-        phases=parse_phases(phases),
+        phases=chosen,
         site=session.site,
         logs=logs,
         reporter=session.reporter,
+        wheels={package: str(item.wheel) for package, item in taken.items()},
     )
+    wheels: dict[str, Json] = {package: item.record.key for package, item in taken.items()}
     session.done(
         {
             "into": str(into.absolute()),
@@ -52,6 +58,7 @@ def command(
                 }
                 for item in result.phases
             ],
+            "wheels": wheels,
             "imported": list(result.imported),
             "environment": dict(result.environment),
             "not_checked": [dataclasses.asdict(item) for item in result.not_checked],
@@ -60,6 +67,7 @@ def command(
             f"phase {item.phase}: {item.packages} packages in {item.seconds:.1f} s, log {item.log}"
             for item in result.phases
         ],
+        *[f"from the wheelhouse: {package} {short(item.record.key)}" for package, item in taken.items()],
         f"imported: {', '.join(result.imported) or 'nothing'}",
         *[f"not checked: {item.module} ({item.component}): {item.reason}" for item in result.not_checked],
         *(["set where it is used:"] if result.environment else []),

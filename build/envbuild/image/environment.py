@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from envbuild.store.local import LocalStore
 from envbuild.sync.imports import PROBE, Imports, check_environment, modules_of, try_imports
 from envbuild.sync.install import install
 from envbuild.sync.place import Place
+from envbuild.wheels.wheelhouse import NO_BUILT, Built, digests_of
 
 KIND = "environments"
 # Raised when an environment made from the same inputs would come out differently.
@@ -38,6 +39,7 @@ PREFIX = "/opt/envbuild"
 VENV = f"{PREFIX}/venv"
 # Where things are seen while the environment is made; none of it is in the image.
 INSIDE = "/run/envbuild"
+BUILT = f"{INSIDE}/built"
 INSIDE_PROBE = f"{INSIDE}/probe/import_module.py"
 COMPILER = "containers/native/compile_tree.py"
 PLAIN_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108 - inside
@@ -57,8 +59,12 @@ class MadeEnvironment:
         return self.path / LAYER_FILE
 
 
-def environment_key(lock: LockDirectory, base_digest: str) -> str:
-    """The key of an environment: the lock, the very base it is installed in, and what installs and packs it."""
+def environment_key(lock: LockDirectory, base_digest: str, wheels: Mapping[str, Built] = NO_BUILT) -> str:
+    """The key of an environment: the lock, the very base it is installed in, and what installs and packs it.
+
+    Args:
+        wheels: wheels of the wheelhouse that it is installed with, by package.
+    """
     return digest_of(
         {
             "format": FORMAT,
@@ -70,21 +76,32 @@ def environment_key(lock: LockDirectory, base_digest: str) -> str:
             "uv": uv_version(),
             "gzip": gzips.ENCODER,
             "compiler": sha256_file(data_root() / COMPILER),
+            # An environment without them has the key that it had before there were any.
+            **({"wheels": digests_of(wheels)} if wheels else {}),
         }
     )
 
 
 def make_environment(
-    selection: Selection, lock: LockDirectory, base: MadeBase, site: Site, store: LocalStore, reporter: Reporter
+    selection: Selection,
+    lock: LockDirectory,
+    base: MadeBase,
+    site: Site,
+    store: LocalStore,
+    reporter: Reporter,
+    wheels: Mapping[str, Built] = NO_BUILT,
 ) -> MadeEnvironment:
     """The environment of a lock on a base; made when it is not in the store.
+
+    Args:
+        wheels: wheels of the wheelhouse for packages of phase compile, which are then not built.
 
     Raises:
         BuildError: a package does not install.
         CheckRefusedError: what is installed is not what is locked, or does not import.
         NetworkError: an index cannot be reached.
     """
-    key = environment_key(lock, base.record.layer.diff_id)
+    key = environment_key(lock, base.record.layer.diff_id, wheels)
 
     def build(folder: Path) -> None:
         logs = store.root / "logs" / f"environment-{short(key)}"
@@ -93,7 +110,14 @@ def make_environment(
         # folder with both, and not the rest of the store.
         workshop = LocalStore(store.root / "uv", reporter)
         with workshop.staging("environment") as staged:
-            bench = _Bench(base=base, workshop=workshop.root, tree=staged / "tree", logs=logs, bwrap=sandbox.probe())
+            bench = _Bench(
+                base=base,
+                workshop=workshop.root,
+                tree=staged / "tree",
+                logs=logs,
+                bwrap=sandbox.probe(),
+                wheels={name: item.wheel for name, item in wheels.items()},
+            )
             packages, imports = _fill(bench, selection, snapshot(lock, staged / "lock"), site, reporter)
             place = PREFIX.lstrip("/")
             with (
@@ -134,7 +158,8 @@ def _fill(
         disk=bench.tree,
         logs=bench.logs,
     )
-    install(lock, place, access.uv_args, reporter)
+    seen = {name: f"{BUILT}/{file.name}" for name, file in bench.wheels.items()}
+    install(lock, place, access.uv_args, reporter, wheels=seen)
     venv = bench.tree / "venv"
     site_packages = venv / "lib" / f"python{python.version}" / "site-packages"
     with reporter.step("compare with the lock, compile to bytecode"):
@@ -156,6 +181,7 @@ class _Bench:
     tree: Path
     logs: Path
     bwrap: Path
+    wheels: Mapping[str, Path]
 
     def installer(self, lock: Path, access: network.Access, reporter: Reporter) -> _Runner:
         """Runs uv: with the network, uv's cache and the environment's folder, which its final path points to."""
@@ -168,6 +194,7 @@ class _Bench:
                 Bind(source=uv_program().resolve(), target=f"{INSIDE}/uv"),
                 Bind(source=lock.resolve(), target=f"{INSIDE}/lock"),
                 *access.binds,
+                *(Bind(source=file.resolve(), target=f"{BUILT}/{file.name}") for file in self.wheels.values()),
             ),
             # A link and no second mount, across which uv could not hard-link.
             links=((PREFIX, f"{seen_workshop}/{self.tree.relative_to(self.workshop)}"),),

@@ -7,8 +7,8 @@ them. An image is their OCI layout, made of hard links, and the .sqsh packed fro
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.catalog.catalog import Selection, definition_digest
@@ -32,6 +32,7 @@ from envbuild.lock.record import LockDirectory
 from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import uv_version
 from envbuild.store.local import LocalStore
+from envbuild.wheels.wheelhouse import NO_BUILT, Built, digests_of
 
 KIND = "images"
 # Raised when an image made from the same inputs would come out differently.
@@ -63,12 +64,14 @@ def build_image(
     *,
     formats: Collection[str] = ("oci", "sqsh"),
     refresh_base: bool = False,
+    wheels: Mapping[str, Built] = NO_BUILT,
 ) -> BuiltImage:
     """The image of ``lock`` for the selection's target; made when the store does not have it.
 
     Args:
         formats: ``oci`` (always made: it is the image's identity) and ``sqsh``.
         refresh_base: make the base anew from the distribution's packages of now, and then what follows from it.
+        wheels: wheels of the wheelhouse for packages of phase compile, which are then not built.
 
     Raises:
         ConfigurationError: the lock is for another base, or the machine has no sources for the base.
@@ -79,7 +82,7 @@ def build_image(
     """
     _ = selection.base.archive  # refuses a base that is not made from a distribution's packages
     _check_lock(selection, lock)
-    if not refresh_base and (found := _find(selection, lock, store, formats)):
+    if not refresh_base and (found := _find(selection, lock, store, formats, wheels)):
         return found
     _check_tools(formats)
     if find_base(selection.base, store) is None:
@@ -92,9 +95,9 @@ def build_image(
             make_base(selection, site, store, reporter, refresh=True)
     with locks.shared(in_use, on_wait=lambda: reporter.note(waiting)):
         base = make_base(selection, site, store, reporter)
-        environment = make_environment(selection, lock, base, site, store, reporter)
-        key = image_key(selection, lock, base.record.layer.diff_id, formats)
-        parts = _Parts(selection=selection, lock=lock, base=base, environment=environment)
+        environment = make_environment(selection, lock, base, site, store, reporter, wheels)
+        key = image_key(selection, lock, base.record.layer.diff_id, formats, wheels)
+        parts = _Parts(selection=selection, lock=lock, base=base, environment=environment, wheels=wheels)
 
         def build(folder: Path) -> None:
             log = store.root / "logs" / f"image-{short(key)}.log"
@@ -104,7 +107,13 @@ def build_image(
     return BuiltImage(path=entry.path, record=ImageRecord.load(entry.path / RECORD_FILE), built=entry.built)
 
 
-def image_key(selection: Selection, lock: LockDirectory, base_digest: str, formats: Collection[str]) -> str:
+def image_key(
+    selection: Selection,
+    lock: LockDirectory,
+    base_digest: str,
+    formats: Collection[str],
+    wheels: Mapping[str, Built] = NO_BUILT,
+) -> str:
     """The key of an image: everything that decides its bytes."""
     value: dict[str, Json] = {
         "format": FORMAT,
@@ -116,6 +125,7 @@ def image_key(selection: Selection, lock: LockDirectory, base_digest: str, forma
         "gzip": gzips.ENCODER,
         "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL)],
         "sqsh": [mksquashfs_version(), *COMPRESSION] if "sqsh" in formats else None,
+        **({"wheels": digests_of(wheels)} if wheels else {}),
     }
     return digest_of(value)
 
@@ -132,7 +142,13 @@ def _check_lock(selection: Selection, lock: LockDirectory) -> None:
     )
 
 
-def _find(selection: Selection, lock: LockDirectory, store: LocalStore, formats: Collection[str]) -> BuiltImage | None:
+def _find(
+    selection: Selection,
+    lock: LockDirectory,
+    store: LocalStore,
+    formats: Collection[str],
+    wheels: Mapping[str, Built],
+) -> BuiltImage | None:
     """The finished image in the store; one with a .sqsh also serves who asks for none."""
     base = find_base(selection.base, store)
     if base is None:
@@ -140,7 +156,7 @@ def _find(selection: Selection, lock: LockDirectory, store: LocalStore, formats:
     wanted = [("oci", "sqsh")] if "sqsh" in formats else [("oci", "sqsh"), ("oci",)]
     for candidate in wanted:
         try:
-            key = image_key(selection, lock, base.record.layer.diff_id, candidate)
+            key = image_key(selection, lock, base.record.layer.diff_id, candidate, wheels)
         except MachineError:
             if "sqsh" in formats:
                 raise
@@ -168,6 +184,7 @@ class _Parts:
     lock: LockDirectory
     base: MadeBase
     environment: MadeEnvironment
+    wheels: Mapping[str, Built] = field(default_factory=dict)
 
 
 def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Reporter, *, with_sqsh: bool) -> None:
@@ -208,6 +225,7 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Report
         base_packages=base.record.packages,
         packages=environment.record.packages,
         not_checked=environment.record.not_checked,
+        wheels={name: item.record.digest for name, item in parts.wheels.items()},
         uv=uv_version(),
         gzip=gzips.ENCODER,
     )

@@ -79,6 +79,9 @@ class ImageRecord(Model):
     not_checked: dict[str, str] = Field(
         default_factory=dict, description="modules that the import check says nothing of, and why"
     )
+    wheels: dict[str, str] = Field(
+        default_factory=dict, description="packages installed from the wheelhouse, and the digests of their wheels"
+    )
     uv: str
     gzip: str
 

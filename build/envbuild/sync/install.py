@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from envbuild.core.errors import BuildError, EnvbuildError, MachineError, NetworkError, disk_full
 from envbuild.core.process import Finished, describe_status, ran_out_of_space, tail
@@ -16,6 +17,9 @@ from envbuild.sync.place import Place
 UV_OPTIONS = ("--color", "never")
 # Packages from git are pinned by commit; a hash file cannot hold them.
 HASHED_PHASES = ("main", "compile")
+# The phase whose packages the wheelhouse may have.
+WHEELS_PHASE = "compile"
+NO_WHEELS: Mapping[str, str] = MappingProxyType({})
 # These build against the torch that the main phase installed.
 SHARED_BUILD_PHASES = ("compile", "git")
 
@@ -37,11 +41,14 @@ def install(
     reporter: Reporter,
     *,
     phases: Sequence[str] = tuple(PHASE_FILES),
+    wheels: Mapping[str, str] = NO_WHEELS,
 ) -> tuple[PhaseRun, ...]:
     """Make the environment of ``place`` and install the lock into it.
 
     Args:
         source_args: what uv needs to find torch's build (``TorchSource.uv_args`` as seen from the place).
+        wheels: wheels of packages of phase compile that were built before, as seen from the place; their digests
+            were verified. Those packages are not built.
 
     Raises:
         BuildError: uv could not install a phase (a hash that differs, a wheel that does not build, ...).
@@ -57,12 +64,24 @@ def install(
         if file is None or phase not in phases:
             continue
         count = lock.lock.phases[phase].packages
-        with reporter.step(f"install phase {phase}: {count} packages"):
+        title = f"install phase {phase}: {count} packages"
+        if phase == WHEELS_PHASE and wheels:
+            title += f", {len(wheels)} from the wheelhouse"
+        with reporter.step(title):
+            if phase == WHEELS_PHASE and wheels:
+                _install_wheels(lock, place, wheels)
             finished = _install_phase(lock, place, phase, file.name, source_args)
         done.append(
             PhaseRun(phase=phase, packages=count, seconds=finished.seconds, log=_log(place, f"install-{phase}"))
         )
     return tuple(done)
+
+
+def _install_wheels(lock: LockDirectory, place: Place, wheels: Mapping[str, str]) -> None:
+    """Install built wheels; what the phase's file pins is then there, and uv leaves it alone."""
+    arguments = ["pip", "install", "--python", place.venv_python, "--no-deps", "--no-index", "--offline"]
+    what = f"install the built wheels of stack {lock.lock.stack}"
+    _uv(place, [*arguments, *(wheels[name] for name in sorted(wheels))], what, "install-wheels")
 
 
 def _install_phase(lock: LockDirectory, place: Place, phase: str, file: str, source_args: Sequence[str]) -> Finished:

@@ -29,7 +29,7 @@ from envbuild.sync.imports import (
     modules_of,
     try_imports,
 )
-from envbuild.sync.install import PhaseRun, install
+from envbuild.sync.install import NO_WHEELS, PhaseRun, install
 from envbuild.sync.place import Place
 from envbuild.sync.provided import refuse_without_base
 
@@ -52,7 +52,9 @@ class Synced:
 
 
 @dataclass(frozen=True)
-class _Here:
+class Here:
+    """A :class:`envbuild.sync.place.Run` on this machine."""
+
     environment: dict[str, str]
     reporter: Reporter | None
 
@@ -79,12 +81,14 @@ def sync(
     logs: Path,
     reporter: Reporter,
     refuse: bool = True,
+    wheels: Mapping[str, str] = NO_WHEELS,
 ) -> Synced:
     """Make the environment ``into`` anew, install ``phases`` of the lock, and import every module they bring.
 
     Args:
         target: the hardware that the environment is for, which need not be this machine's.
         refuse: refuse an environment with a module that does not import.
+        wheels: paths of verified wheels of phase compile, by package; these are not built.
 
     Raises:
         UsageError: ``phases`` names none of the lock's, or leaves out ``main``; or ``into`` is no environment and not
@@ -102,8 +106,7 @@ def sync(
     record = lock.lock
     refuse_without_base(record)
     source = locked_torch(site, record)
-    environment = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
-    environment |= git_environment()
+    environment = environment_of_uv()
     into = into.absolute()
     _make_room(into)
     place = Place(
@@ -111,11 +114,11 @@ def sync(
         lock=str(lock.path.absolute()),
         python=record.base.python,
         venv=str(into),
-        run=_Here(environment, reporter),
+        run=Here(environment, reporter),
         disk=into,
         logs=logs,
     )
-    done = install(lock, place, source.uv_args(), reporter, phases=phases)
+    done = install(lock, place, source.uv_args(), reporter, phases=phases, wheels=wheels)
     plain = {key: value for key, value in environment.items() if not key.startswith("PYTHON")}
     variables = record.variables(str(into))
     found = _import(lock, place, phases, plain | check_environment(target) | variables, reporter)
@@ -128,6 +131,12 @@ def sync(
         environment=variables,
         failed=found.failed,
     )
+
+
+def environment_of_uv() -> dict[str, str]:
+    """The variables that uv gets when it installs on this machine."""
+    kept = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    return kept | git_environment()
 
 
 def _import(
@@ -147,7 +156,7 @@ def _import(
         # What modules compile when they are imported must not meet what others compiled against another torch.
         variables = {**environment, "TORCH_EXTENSIONS_DIR": scratch}
         present = {name: names for name, names in modules.items() if name not in left_out}
-        here, probe = _Here(variables, None), str(data_root() / PROBE)
+        here, probe = Here(variables, None), str(data_root() / PROBE)
         found = try_imports(present, place.venv_python, here, place.logs, reporter, probe=probe, absent=absent)
     skipped = tuple(
         NotChecked(module=module, component=name, reason=f"phase {phase_of[name]} is not installed")

@@ -38,7 +38,7 @@ def lock_with(tmp_path: Path, **packages: int) -> LockDirectory:
     return LockDirectory(tmp_path / "lock", lock.model_copy(update={"phases": phases}))
 
 
-def run_install(lock, tmp_path, recorder, source_args=()):
+def run_install(lock, tmp_path, recorder, source_args=(), **more):
     place = Place(
         uv="/x/uv",
         lock="/x/lock",
@@ -48,7 +48,7 @@ def run_install(lock, tmp_path, recorder, source_args=()):
         disk=tmp_path,
         logs=tmp_path / "logs",
     )
-    return install(lock, place, source_args, SilentReporter())
+    return install(lock, place, source_args, SilentReporter(), **more)
 
 
 COMMON = ["/x/uv", "--color", "never", "pip", "install", "--python", "/opt/venv/bin/python", "--no-deps"]
@@ -83,6 +83,19 @@ def test_install_leaves_out_empty_phases(tmp_path):
     phases = run_install(lock_with(tmp_path, main=14, compile=0, git=0), tmp_path, recorder)
     assert [phase.phase for phase in phases] == ["main"]
     assert len(recorder.commands) == 2
+
+
+def test_install_takes_built_wheels_before_the_rest_of_their_phase(tmp_path):
+    """uv leaves alone what is there in the pinned version, so nothing else of the phase changes."""
+    recorder = Recorder(cached=True)
+    wheels = {"b": "/w/b-1.whl", "a": "/w/a-2.whl"}
+    run_install(
+        lock_with(tmp_path, main=1, compile=2, git=1), tmp_path, recorder, ["--find-links", "/w"], wheels=wheels
+    )
+    taken = ["/x/uv", "--color", "never", "pip", "install", "--python", "/opt/venv/bin/python", "--no-deps"]
+    taken += ["--no-index", "--offline", "/w/a-2.whl", "/w/b-1.whl"]
+    main, compiled, git = ([*command, "--offline"] for command in PHASES)
+    assert recorder.commands == [VENV, main, taken, compiled, git]
 
 
 def test_install_has_a_log_for_each_phase(tmp_path):

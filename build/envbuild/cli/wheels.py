@@ -1,0 +1,162 @@
+"""``envbuild wheels``."""
+
+from __future__ import annotations
+
+import click
+
+from envbuild.cli.command import Group
+from envbuild.cli.common import Session, output_options, selection_options, shown
+from envbuild.core.digests import Json, short
+from envbuild.core.errors import CheckRefusedError
+from envbuild.lock.locking import find_lock
+from envbuild.lock.record import LockDirectory
+from envbuild.sync.build_environment import build_environment
+from envbuild.wheels.architectures import Architectures
+from envbuild.wheels.key import difference
+from envbuild.wheels.making import make_wheels
+from envbuild.wheels.planning import WheelPlan, choose, cuda_of, plan_wheels
+from envbuild.wheels.sources import Sources
+from envbuild.wheels.toolchain import Toolchain, find_toolchain
+from envbuild.wheels.wheelhouse import Built, Wheelhouse
+
+
+@click.group("wheels", cls=Group, invoke_without_command=True)
+@selection_options
+@click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")
+@click.option("--package", "packages", multiple=True, metavar="NAME", help="Build this one only; may be repeated.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Compilers at once; default: as cores and memory allow.")
+@click.option("--explain", is_flag=True, help="Print the parts of each build key; build nothing.")
+@click.option("--against", metavar="KEY", help="With --explain: the parts that differ from the wheel of this key.")
+@output_options
+@click.pass_context
+def command(
+    context: click.Context,
+    session: Session,
+    stack: str,
+    base: str | None,
+    target: str | None,
+    name: str | None,
+    packages: tuple[str, ...],
+    jobs: int | None,
+    explain: bool,
+    against: str | None,
+) -> None:
+    """Build the compile-phase wheels of a lock for a target's architectures, and keep them in the wheelhouse.
+
+    What is there is not built again. `envbuild wheels list`, `show` and `verify` look at what is there.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if against and not explain:
+        raise click.UsageError("--against belongs to --explain")
+    selection = session.select(stack, target, base)
+    lock = find_lock(session.project, selection, name)
+    names = choose(lock, packages)
+    if not names:
+        session.done({"wheels": []}, f"nothing to build: the lock of {lock.lock.stack} has no package that is compiled")
+        return
+    toolchain = find_toolchain(cuda_of(lock, selection.target))
+    sources = Sources(base=selection.base, site=session.site, store=session.store, reporter=session.reporter)
+    plans = plan_wheels(lock, names, selection.target, session.catalog, toolchain, sources)
+    if explain:
+        _explain(session, plans, against)
+        return
+    made = _make(session, lock, plans, toolchain, sources, jobs)
+    session.done({"wheels": [_as_json(item) for item in made]}, *[_line(item) for item in made])
+
+
+def _make(
+    session: Session,
+    lock: LockDirectory,
+    plans: tuple[WheelPlan, ...],
+    toolchain: Toolchain,
+    sources: Sources,
+    jobs: int | None,
+) -> tuple[Built, ...]:
+    return make_wheels(
+        plans,
+        environment=lambda: build_environment(lock, session.site, session.store, session.reporter),
+        toolchain=toolchain,
+        sources=sources,
+        store=session.store,
+        reporter=session.reporter,
+        jobs=jobs,
+    )
+
+
+def _explain(session: Session, plans: tuple[WheelPlan, ...], against: str | None) -> None:
+    other = Wheelhouse(session.store).by_prefix(against).record if against else None
+    told: list[Json] = []
+    lines: list[str] = []
+    for plan in plans:
+        parts = plan.parts
+        item: dict[str, Json] = {"package": parts.package, "key": parts.key, "parts": parts.model_dump(mode="json")}
+        lines.append(f"{plan.name}: key {parts.key}")
+        if other is None:
+            lines += [f"  {name} = {value}" for name, value in parts.flat().items()]
+        else:
+            differs = difference(other.parts, parts)
+            item["differs"] = {part: list(values) for part, values in differs.items()}
+            lines += [f"  {part}: {old or '-'} -> {new or '-'}" for part, (old, new) in differs.items()]
+            lines += [] if differs else [f"  the same as {short(other.key)}"]
+        told.append(item)
+    session.done({"keys": told}, *lines)
+
+
+def _as_json(item: Built) -> dict[str, Json]:
+    return {
+        "built": item.built,
+        "path": str(item.wheel),
+        "record": item.record.model_dump(mode="json", by_alias=True),
+    }
+
+
+def _line(item: Built) -> str:
+    record = item.record
+    found = Architectures.of(record.sm, record.ptx).text()
+    state = f"built in {record.build_seconds:.0f} s" if item.built else "in the wheelhouse"
+    size = f"{record.size_bytes / 1e6:.1f} MB"
+    return f"{short(record.key)}  {record.file}  {found}  {size}  {state}  {shown(item.wheel)}"
+
+
+@command.command("list")
+@output_options
+def list_command(session: Session) -> None:
+    """List the wheels in the wheelhouse."""
+    found = list(Wheelhouse(session.store).all())
+    session.done({"wheels": [_as_json(item) for item in found]}, *[_line(item) for item in found])
+
+
+@command.command("show")
+@click.argument("key")
+@output_options
+def show_command(session: Session, key: str) -> None:
+    """Print the record of the wheel whose key begins with KEY: its parts, its content, where it is."""
+    item = Wheelhouse(session.store).by_prefix(key)
+    record = item.record
+    session.done(
+        _as_json(item),
+        _line(item),
+        f"  digest = {record.digest}",
+        f"  glibc = {record.glibc}",
+        f"  libraries = {' '.join(record.libraries)}",
+        f"  imported = {' '.join(record.imported)}",
+        *[f"  not imported: {module}: {why}" for module, why in record.not_imported.items()],
+        *[f"  {name} = {value}" for name, value in record.parts.flat().items()],
+    )
+
+
+@command.command("verify")
+@output_options
+def verify_command(session: Session) -> None:
+    """Read every wheel again and compare it with its record."""
+    wheelhouse = Wheelhouse(session.store)
+    problems = wheelhouse.problems()
+    if problems:
+        raise CheckRefusedError(
+            f"{len(problems)} of the wheelhouse's entries are damaged",
+            why="\n".join(f"{short(name)}: {why}" for name, why in problems.items()),
+            fix="Run `envbuild wheels` again for them: a damaged entry is not used, and built anew.",
+        )
+    count = len(list(wheelhouse.all()))
+    session.done({"verified": count}, f"{count} wheels, all as they were kept")

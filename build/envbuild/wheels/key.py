@@ -1,0 +1,80 @@
+"""The build key: everything that decides what comes out of a compile, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from envbuild.catalog.models import Model
+from envbuild.core.digests import Json, digest_of, sha256_file
+from envbuild.wheels import nvcc_front
+
+# Raised when a wheel made from the same parts would come out differently.
+FORMAT = 1
+# What a machine brings; a wheel that differs in nothing else from what is wanted fits the lock and the target.
+OF_THE_MACHINE = frozenset({"cuda_toolkit", "host_compiler", "nvcc_front"})
+
+
+class TorchPart(Model):
+    """The torch that a wheel is compiled against."""
+
+    version: str
+    build: str = Field(description="as the lock has it: 'cu130', ..., 'index'")
+    files: str = Field(description="digest over the hashes of its locked files")
+
+
+class Parts(Model):
+    """The parts of a build key. Targets and stacks with equal parts share a wheel."""
+
+    package: str
+    version: str
+    sdist: str = Field(description="sha256 of the sdist")
+    platform: str = Field(description="'linux/amd64', ...")
+    python: str = Field(description="the ABI: 'cp310', ...")
+    torch: TorchPart
+    cuda_toolkit: str = Field(description="version of nvcc, '13.0.88'")
+    host_compiler: str = Field(description="'g++ 12.2.0'")
+    header_packages: dict[str, str] = Field(description="packages whose headers are included, and their versions")
+    headers: tuple[str, ...] = Field(description="folders of site-packages that the compilers search")
+    sm: tuple[str, ...]
+    ptx: tuple[str, ...]
+    glibc: str = Field(description="the newest glibc that the wheel may ask for: the base's")
+    build_requirements: dict[str, str] = Field(description="what the build uses, and the locked versions")
+    variables: dict[str, str] = Field(description="the declared variables of the build")
+    nvcc_front: str = Field(description="digest of the script that stands before nvcc")
+    patches: tuple[str, ...] = Field(default=(), description="digests of patches, in order")
+
+    @property
+    def key(self) -> str:
+        """``sha256:<hex>`` over all parts."""
+        return digest_of({"format": FORMAT, "parts": self.model_dump(mode="json")})
+
+    def flat(self) -> dict[str, str]:
+        """The parts as lines for people: ``torch.version`` -> ``2.11.0``."""
+        return dict(sorted(_flat("", self.model_dump(mode="json"))))
+
+    def fits(self, wanted: Parts) -> bool:
+        """Whether a wheel with these parts may stand in for the one wanted: only compilers' versions differ."""
+        exclude = set(OF_THE_MACHINE)
+        return self.model_dump(exclude=exclude) == wanted.model_dump(exclude=exclude)
+
+
+def _flat(prefix: str, value: Json) -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [pair for name, inner in value.items() for pair in _flat(f"{prefix}.{name}" if prefix else name, inner)]
+    if isinstance(value, list | tuple):
+        return [(prefix, " ".join(str(item) for item in value))]
+    return [(prefix, str(value))]
+
+
+def difference(one: Parts, other: Parts) -> dict[str, tuple[str, str]]:
+    """The parts in which two keys differ: ``name -> (in one, in other)``; empty text where one lacks it."""
+    left, right = one.flat(), other.flat()
+    names = sorted({*left, *right})
+    return {name: (left.get(name, ""), right.get(name, "")) for name in names if left.get(name) != right.get(name)}
+
+
+def front_digest() -> str:
+    """The version of the nvcc front: the digest of its source."""
+    return sha256_file(Path(nvcc_front.__file__))

@@ -1,0 +1,284 @@
+"""`envbuild wheels` with the real nvcc: a CUDA extension that names four architectures, built for one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import shared_folder
+from helpers.cuda import make_kernels, toolkit
+from helpers.lock_runs import OLD
+from helpers.processes import alive, wait_until
+from helpers.simple_index import SimpleIndex
+from helpers.stack_files import GPU_BASE, write_base, write_stack, write_target
+
+from envbuild.wheels.architectures import Architectures
+from envbuild.wheels.elf import read_binary
+from envbuild.wheels.toolchain import Toolchain
+
+SELECT = ("--stack", "k", "--target", "gpu")
+
+
+@pytest.fixture(scope="session")
+def cuda(tmp_path_factory: pytest.TempPathFactory) -> Toolchain:
+    return toolkit(shared_folder(tmp_path_factory) / "cuda-toolkit")
+
+
+@pytest.fixture
+def counted(cuda: Toolchain, tmp_path: Path) -> Path:
+    """A CUDA_HOME whose nvcc writes down each call."""
+    home = tmp_path / "cuda"
+    (home / "bin").mkdir(parents=True)
+    for part in cuda.home.iterdir():
+        if part.name != "bin":
+            (home / part.name).symlink_to(part)
+    nvcc = home / "bin/nvcc"
+    nvcc.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\nexec {cuda.nvcc} "$@"\n')
+    nvcc.chmod(0o755)
+    return home
+
+
+@pytest.fixture
+def own(tool: Any, tmp_path: Path, index: SimpleIndex, counted: Path) -> Any:
+    """The tool in a project whose stack compiles `kernels`, which a loopback index has; the rest comes as usual."""
+    project = tmp_path / "project"
+    write_base(project, GPU_BASE, cuda="13.0", glibc="2.35")
+    write_target(project, "gpu", sm=("90",))
+    components = {
+        "setuptools": {"version": ">=70,<81", "modules": ["setuptools"]},
+        "kernels": {"version": "==1.0", "phase": "compile", "modules": ["kernels"]},
+    }
+    write_stack(project, "k", components, target="gpu", base=GPU_BASE, as_of="2025-06-01")
+    runner = type(tool)(project, tmp_path / "cache")
+    runner.env = {"UV_INDEX": index.url, "CUDA_HOME": str(counted), "UV_PYTHON_DOWNLOADS": "never"}
+    runner.env |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "UV_FIND_LINKS": "", "PIP_FIND_LINKS": ""}
+    return runner
+
+
+def locked(own: Any, index: SimpleIndex, folder: Path, **changes: Any) -> Any:
+    """The tool with a lock of the stack; ``changes`` are those of :func:`make_kernels`."""
+    index.add(make_kernels(folder, **changes), OLD)
+    own.run("lock", "--stack", "k")
+    return own
+
+
+def compiled(folder: Path) -> int:
+    """How often nvcc was asked to compile."""
+    calls = folder / "calls"
+    return sum("kernel.cu" in line for line in calls.read_text().splitlines()) if calls.exists() else 0
+
+
+def wheels(own: Any, *arguments: str, status: int = 0) -> dict[str, Any]:
+    done = own.run("wheels", *SELECT, "--json", *arguments, status=status)
+    assert "Traceback" not in done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def nothing_is_kept(own: Any) -> bool:
+    staging = own.cache / "staging"
+    return not [*(own.cache / "wheels").glob("*")] and not (staging.is_dir() and [*staging.iterdir()])
+
+
+def test_one_architecture_is_built_once(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    locked(own, index, tmp_path)
+    (first,) = wheels(own)["wheels"]
+    record = first["record"]
+    assert first["built"] is True
+    assert (record["sm"], record["ptx"], record["imported"]) == (["90"], [], ["kernels"])
+    assert record["parts"]["cuda_toolkit"].startswith("13.0.")
+    assert compiled(tmp_path) == 1
+    calls = (tmp_path / "calls").read_text()
+    assert "-gencode=arch=compute_90,code=sm_90" in calls
+    assert "sm_75" not in calls
+
+    started = time.monotonic()
+    (second,) = wheels(own)["wheels"]
+    assert time.monotonic() - started < 10
+    assert (second["built"], second["record"]) == (False, record)
+    assert compiled(tmp_path) == 1, "the second run starts no compiler"
+
+    assert json.loads(own.run("wheels", "verify", "--json").stdout) == {"verified": 1}
+    (listed,) = json.loads(own.run("wheels", "list", "--json").stdout)["wheels"]
+    assert listed["record"] == record
+    assert "imported = kernels" in own.run("wheels", "show", record["key"][:20]).stdout
+
+    write_target(own.project, "gpu", sm=("100a",))
+    (key,) = wheels(own, "--explain", "--against", record["key"])["keys"]
+    assert key["differs"] == {"sm": ["90", "100a"]}
+    assert compiled(tmp_path) == 1
+
+
+def test_ptx_where_the_target_asks_for_it(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    file = own.project / "envs/targets/gpu.toml"
+    file.write_text(file.read_text() + "ptx = true\n")
+    (wheel,) = wheels(locked(own, index, tmp_path))["wheels"]
+    assert (wheel["record"]["sm"], wheel["record"]["ptx"]) == (["90"], ["90"])
+
+
+def test_two_at_once_build_once(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    locked(own, index, tmp_path)
+    running = [own.start("wheels", *SELECT, "--json") for _ in range(2)]
+    built = [json.loads(process.communicate()[0])["wheels"][0]["built"] for process in running]
+    assert sorted(built) == [False, True]
+    assert compiled(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        pytest.param(
+            {"before": "nvcc = os.path.realpath({nvcc!r})"},
+            "It contains sm_75, sm_80, sm_90, sm_100; asked for was sm_90.",
+            id="it goes around the front",
+        ),
+        pytest.param(
+            {"before": "nvcc = 'g++'; GENCODE.clear(); extension.sources.remove('kernel.cu')", "link": "'-x'"},
+            "",
+            id="its build fails",
+        ),
+        pytest.param(
+            {
+                "before": "subprocess.run(['gcc', '-shared', '-o', 'libabsent.so', '-xc', '/dev/null'], check=True)",
+                "link": "'-L.', '-Xlinker', '--no-as-needed', '-labsent'",
+            },
+            "needs libabsent.so, which the locked environment does not have",
+            id="it needs a library that is not there",
+        ),
+        pytest.param(
+            {"before": "open('kernel.cu', 'a').write('int gone(); int use() { return gone(); }')"},
+            "undefined symbol",
+            id="a symbol is nowhere",
+        ),
+        pytest.param(
+            {
+                "before": "open('answer.cpp', 'w').write('extern \"C\" int answer() { return 1; }'); "
+                "out = self.get_ext_fullpath('kernels'); os.makedirs(os.path.dirname(out), exist_ok=True); "
+                "include = sysconfig.get_paths()['include']; "
+                "flags = ['-shared', '-fPIC', '-I', include, '-o', out]; "
+                "subprocess.run(['g++', *flags, 'answer.cpp', 'module.cpp'], check=True); return"
+            },
+            "It contains no GPU code; asked for was sm_90.",
+            id="it has no kernels",
+        ),
+    ],
+)
+def test_a_wheel_that_is_not_what_was_asked_for_is_not_kept(
+    own: Any, index: SimpleIndex, tmp_path: Path, cuda: Toolchain, changes: dict[str, str], said: str
+) -> None:
+    texts = {name: text.replace("{nvcc!r}", repr(str(cuda.nvcc))) for name, text in changes.items()}
+    error = wheels(locked(own, index, tmp_path, **texts), status=5 if said else 6)["error"]
+    assert said in error["why"]
+    assert Path(error["log"]).is_file()
+    assert nothing_is_kept(own)
+
+
+def test_a_build_that_is_stopped_leaves_nothing(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    wait = f"open({str(marker)!r}, 'w').write(str(os.getpid())); __import__('time').sleep(300)"
+    locked(own, index, tmp_path, before=wait)
+    process = own.start("wheels", *SELECT)
+    wait_until(lambda: marker.exists() and marker.read_text(), seconds=60)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    wait_until(lambda: not alive(int(marker.read_text())))
+    assert nothing_is_kept(own)
+
+
+def test_a_damaged_wheel_is_found_and_built_again(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    (wheel,) = wheels(locked(own, index, tmp_path))["wheels"]
+    path = Path(wheel["path"])
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    refused = json.loads(own.run("wheels", "verify", "--json", status=5).stdout)["error"]
+    assert f"{path.name} is not the wheel that was kept" in refused["why"]
+    (again,) = wheels(own)["wheels"]
+    assert again["built"] is True
+    assert compiled(tmp_path) == 2
+    own.run("wheels", "verify")
+
+
+def test_another_sdist_of_that_version_is_refused(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    locked(own, index, tmp_path / "one")
+    index.add(make_kernels(tmp_path / "two", before="print('changed')"), OLD)
+    shutil.rmtree(own.cache)
+    own.env["UV_CACHE_DIR"] = str(tmp_path / "uv")
+    error = wheels(own, status=5)["error"]
+    assert error["what"] == "the sdist of kernels 1.0 is not the one that was locked"
+    assert compiled(tmp_path) == 0
+
+
+def test_a_toolkit_of_another_cuda_is_refused(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    write_base(own.project, GPU_BASE, cuda="11.8", glibc="2.35")
+    error = wheels(locked(own, index, tmp_path), status=11)["error"]
+    assert error["what"] == "there is no CUDA toolkit 11.8 on this machine"
+
+
+def test_what_is_not_compiled_cannot_be_asked_for(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    error = wheels(locked(own, index, tmp_path), "--package", "setuptools", status=2)["error"]
+    assert "come as sdists: kernels" in error["why"]
+
+
+def test_architectures_are_read_as_nvcc_wrote_them(cuda: Toolchain, tmp_path: Path) -> None:
+    """The fields of fat binaries that are read, against a compile for all kinds of architectures."""
+    (tmp_path / "a.cu").write_text("__global__ void twice(float *x) { x[threadIdx.x] *= 2.0f; }\n")
+    sass, ptx = ("80", "90", "90a", "100a", "100f", "120"), ("90a", "120")
+    pairs = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in sass]
+    pairs += [f"-gencode=arch=compute_{sm},code=compute_{sm}" for sm in ptx]
+    out = tmp_path / "a.so"
+    for more in ([], ["-rdc=true"]):
+        command = [cuda.nvcc, "-shared", "-Xcompiler", "-fPIC", *pairs, *more, "-o", out, tmp_path / "a.cu"]
+        subprocess.run(command, check=True)
+        found = read_binary("a.so", out.read_bytes()).architectures
+        assert found.sass == Architectures.of(sass).sass
+        assert found.ptx == (Architectures.of(sass, ptx).ptx if not more else found.ptx)
+
+
+def test_sync_takes_the_wheel_and_compiles_nothing(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    locked(own, index, tmp_path)
+    (wheel,) = wheels(own)["wheels"]
+    told = json.loads(own.run("sync", *SELECT, "--into", "venv", "--json").stdout)
+    assert told["wheels"] == {"kernels": wheel["record"]["key"]}
+    assert "kernels" in told["imported"]
+    assert compiled(tmp_path) == 1
+    direct = next((own.project / "venv/lib").glob("python3*/site-packages/kernels-1.0.dist-info/direct_url.json"))
+    assert json.loads(direct.read_text())["url"].endswith(Path(wheel["path"]).name)
+
+    told = json.loads(own.run("sync", *SELECT, "--into", "venv", "--phases", "main", "--json").stdout)
+    assert told["wheels"] == {}
+
+
+def test_sync_takes_no_wheel_of_another_architecture_and_no_damaged_one(
+    own: Any, index: SimpleIndex, tmp_path: Path
+) -> None:
+    locked(own, index, tmp_path)
+    (wheel,) = wheels(own)["wheels"]
+    write_target(own.project, "gpu", sm=("80",))
+    told = json.loads(own.run("sync", *SELECT, "--into", "venv", "--json").stdout)
+    assert told["wheels"] == {}
+    write_target(own.project, "gpu", sm=("90",))
+    path = Path(wheel["path"])
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    done = own.run("sync", *SELECT, "--into", "venv", "--json")
+    assert json.loads(done.stdout)["wheels"] == {}
+    assert "in the wheelhouse is not taken" in done.stderr
+
+
+def test_an_image_takes_the_wheel_where_the_base_has_no_compiler(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    select = (*SELECT, "--format", "oci", "--json")
+    locked(own, index, tmp_path)
+    own.run("image", *select, status=6)  # nvcc is not in the base
+    (wheel,) = wheels(own)["wheels"]
+    told = json.loads(own.run("image", *select).stdout)
+    assert told["record"]["wheels"] == {"kernels": wheel["record"]["digest"]}
+    assert told["record"]["packages"]["kernels"] == "1.0"
+    assert told["record"]["not_checked"] == {}
+    again = json.loads(own.run("image", *select).stdout)
+    assert (again["built"], again["record"]) == (False, told["record"])
+    assert compiled(tmp_path) == 1

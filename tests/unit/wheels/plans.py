@@ -1,0 +1,49 @@
+"""A lock whose compile phase has one package, and the plan of its wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from helpers.locks import DIGEST, make_lock
+from unit.wheels.test_key import PARTS
+
+from envbuild.catalog.models import Phase, WheelRecipe
+from envbuild.lock.record import LockDirectory, LockedBase, LockedComponent
+from envbuild.wheels.planning import WheelPlan
+
+MAIN = """\
+ninja==1.13.0 \\
+    --hash=sha256:aa
+setuptools==80.1 \\
+    --hash=sha256:bb
+torch==2.11.0 \\
+    --hash=sha256:cc
+nvidia-cudnn-cu13==9.19.0.56 \\
+    --hash=sha256:dd
+"""
+SDIST = "sha256:" + "5" * 64
+
+
+def plan(recipe: dict[str, Any] | None = None, **changes: Any) -> WheelPlan:
+    """The plan of causal-conv1d 1.7.0 for sm_90, with other parts or another recipe."""
+    made = WheelRecipe.model_validate({"summary": "a test's own", **(recipe or {})})
+    return WheelPlan(parts=PARTS.model_copy(update=changes), recipe=made, modules=("causal_conv1d",))
+
+
+def compile_lock(path: Path, *, cuda: str | None = "13.0", glibc: str = "2.35") -> LockDirectory:
+    """A lock that compiles causal-conv1d 1.7.0."""
+    kernels = LockedComponent(asked="==1.7.0", version="1.7.0", phase=Phase.COMPILE, sdist=SDIST)
+    wheel = LockedComponent(asked="", version="2.9.0", phase=Phase.COMPILE)
+    base = LockedBase(
+        name="small",
+        definition_digest=DIGEST,
+        distribution="debian",
+        release="12",
+        platform="linux/amd64",
+        glibc=glibc,
+        python="3.10",
+        cuda=cuda,
+    )
+    lock = make_lock(path, MAIN, base=base, components={"causal-conv1d": kernels, "prebuilt": wheel})
+    return LockDirectory(path, lock)

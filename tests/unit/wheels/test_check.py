@@ -1,0 +1,82 @@
+"""The check of a wheel: its name, its tags, what its files need; all without a compiler."""
+
+import pytest
+from helpers.wheels import make_wheel
+from unit.wheels.plans import plan
+
+from envbuild.core.errors import CheckRefusedError
+from envbuild.wheels.architectures import Architectures
+from envbuild.wheels.check import OF_THE_SYSTEM, _wrong_content, check_wheel
+from envbuild.wheels.elf import Binary
+
+
+def binary(**changes) -> Binary:
+    fields = {
+        "name": "k.so",
+        "architectures": Architectures.of(["90"]),
+        "libraries": ("libc.so.6", "libtorch.so"),
+        "glibc": "2.34",
+    }
+    return Binary(**{**fields, **changes})
+
+
+PROVIDED = frozenset({"libtorch.so"})
+
+
+def test_what_was_asked_for_is_right():
+    assert list(_wrong_content([binary()], plan(), PROVIDED)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architectures": Architectures.of(["80", "90"])}, "It contains sm_80, sm_90; asked for was sm_90."),
+        ({"architectures": Architectures.of(["90a"])}, "It contains sm_90a; asked for was sm_90."),
+        ({"architectures": Architectures.of(["90"], ["90"])}, "It contains sm_90, PTX 90; asked for was sm_90."),
+        ({"architectures": Architectures()}, "It contains no GPU code; asked for was sm_90."),
+        ({"glibc": "2.36"}, "k.so needs glibc 2.36, and the base has 2.35."),
+        ({"libraries": ("libnope.so.1",)}, "k.so needs libnope.so.1, which the locked environment does not have."),
+    ],
+)
+def test_each_deviation_is_named(changes, said):
+    assert list(_wrong_content([binary(**changes)], plan(), PROVIDED)) == [said]
+
+
+def test_gpu_code_of_a_package_without_any_is_wrong():
+    said = list(_wrong_content([binary()], plan({"gpu_code": False}), PROVIDED))
+    assert said == ["It contains sm_90; asked for was no GPU code."]
+
+
+def test_a_wheel_may_bring_its_own_libraries():
+    files = [binary(libraries=("libown.so",)), binary(name="k.libs/libown.so", libraries=())]
+    assert list(_wrong_content(files, plan(), PROVIDED)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "tags", "said"),
+    [
+        ("other", "1.7.0", "cp310-cp310-linux_x86_64", "It is other 1.7.0, not causal-conv1d 1.7.0."),
+        ("causal_conv1d", "1.7.1", "cp310-cp310-linux_x86_64", "It is causal-conv1d 1.7.1"),
+        ("causal_conv1d", "1.7.0+cu130", "cp310-cp310-linux_x86_64", "1.7.0+cu130, not causal-conv1d 1.7.0"),
+        ("causal_conv1d", "1.7.0", "cp312-cp312-linux_x86_64", "is not for cp310"),
+        ("causal_conv1d", "1.7.0", "cp311-abi3-linux_x86_64", "is not for cp310"),
+        ("causal_conv1d", "1.7.0", "cp310-cp310-linux_aarch64", "is not for linux/amd64"),
+        ("causal_conv1d", "1.7.0", "cp310-cp310-manylinux_2_39_x86_64", "newer glibc than the base's 2.35"),
+    ],
+)
+def test_a_wheel_with_another_name_or_tag_is_refused(tmp_path, name, version, tags, said):
+    wheel = make_wheel(tmp_path, name, version, tags)
+    with pytest.raises(CheckRefusedError, match="refused") as refused:
+        check_wheel(wheel, plan({"gpu_code": False}), tmp_path / "venv", tmp_path / "scratch", tmp_path / "log")
+    assert said in refused.value.why
+    assert "envs/wheels/causal-conv1d.toml" in refused.value.fix
+
+
+@pytest.mark.parametrize("name", ["libc.so.6", "libstdc++.so.6", "ld-linux-x86-64.so.2", "libcuda.so.1"])
+def test_libraries_of_every_system(name):
+    assert OF_THE_SYSTEM.match(name)
+
+
+@pytest.mark.parametrize("name", ["libcudart.so.13", "libcudnn.so.9", "libc10.so", "libmpi.so.40"])
+def test_libraries_that_somebody_must_bring(name):
+    assert not OF_THE_SYSTEM.match(name)

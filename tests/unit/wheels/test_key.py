@@ -1,0 +1,80 @@
+"""The build key: what changes it, what does not, and what differs between two."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.wheels.key import OF_THE_MACHINE, Parts, TorchPart, difference, front_digest
+
+TORCH = TorchPart(version="2.11.0", build="index", files="sha256:aa")
+PARTS = Parts(
+    package="causal-conv1d",
+    version="1.7.0",
+    sdist="sha256:01",
+    platform="linux/amd64",
+    python="cp310",
+    torch=TORCH,
+    cuda_toolkit="13.0.88",
+    host_compiler="g++ 12.2.0",
+    header_packages={"nvidia-cudnn-cu13": "9.19.0.56"},
+    headers=(),
+    sm=("90",),
+    ptx=(),
+    glibc="2.35",
+    build_requirements={"ninja": "1.13.0", "setuptools": "80.10.2"},
+    variables={"FORCE": "TRUE"},
+    nvcc_front="sha256:02",
+)
+CHANGES = {
+    "sdist": "sha256:03",
+    "platform": "linux/arm64",
+    "python": "cp312",
+    "torch": TORCH.model_copy(update={"files": "sha256:bb"}),
+    "cuda_toolkit": "13.0.90",
+    "host_compiler": "g++ 13.1.0",
+    "header_packages": {"nvidia-cudnn-cu13": "9.20.0"},
+    "headers": ("nvidia/cudnn/include",),
+    "sm": ("90a",),
+    "ptx": ("90",),
+    "glibc": "2.39",
+    "build_requirements": {"ninja": "1.13.0", "setuptools": "81"},
+    "variables": {"FORCE": "FALSE"},
+    "nvcc_front": "sha256:04",
+    "patches": ("sha256:05",),
+    "package": "mamba-ssm",
+    "version": "1.7.1",
+}
+
+
+def test_every_part_is_tried():
+    assert set(CHANGES) == set(Parts.model_fields)
+
+
+@pytest.mark.parametrize("name", list(CHANGES))
+def test_each_part_changes_the_key_and_is_named(name):
+    other = PARTS.model_copy(update={name: CHANGES[name]})
+    assert other.key != PARTS.key
+    assert {part.partition(".")[0] for part in difference(PARTS, other)} == {name}
+    assert PARTS.fits(other) is (name in OF_THE_MACHINE)
+
+
+def test_the_order_of_tables_does_not_count():
+    turned = dict(reversed(PARTS.build_requirements.items()))
+    assert PARTS.model_copy(update={"build_requirements": turned}).key == PARTS.key
+    assert difference(PARTS, PARTS) == {}
+
+
+@given(st.lists(st.sampled_from(["80", "90", "90a", "100a"]), unique=True), st.text(max_size=4), st.text(max_size=4))
+def test_values_do_not_run_into_one_another(sm, one, two):
+    first = PARTS.model_copy(update={"sm": tuple(sm), "variables": {"A": one, "B": two}})
+    second = PARTS.model_copy(update={"sm": tuple(sm), "variables": {"A": one + two, "B": ""}})
+    assert (first.key == second.key) is (two == "")
+
+
+def test_differences_show_both_sides():
+    other = PARTS.model_copy(update={"sm": ("100a",), "build_requirements": {"ninja": "1.13.0"}})
+    assert difference(PARTS, other) == {"sm": ("90", "100a"), "build_requirements.setuptools": ("80.10.2", "")}
+
+
+def test_the_front_has_a_version():
+    assert front_digest().startswith("sha256:")

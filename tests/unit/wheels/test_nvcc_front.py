@@ -1,0 +1,89 @@
+"""The nvcc front: which architectures are left of a command line, and that it becomes nvcc."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.wheels import nvcc_front
+from envbuild.wheels.nvcc_front import rewritten
+
+ASKED = "-gencode=arch=compute_90,code=sm_90"
+PACKAGE = [
+    *("-gencode", "arch=compute_75,code=sm_75", "-gencode", "arch=compute_90,code=sm_90"),
+    *("-gencode", "arch=compute_100,code=sm_100", "-gencode", "arch=compute_120,code=compute_120"),
+]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        PACKAGE,
+        ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=sm_90"],
+        ["--generate-code", "arch=compute_90,code=[compute_90,sm_90]"],
+        ["--generate-code=arch=compute_90,code=[sm_90,compute_90]"],
+        ["-gencode", 'arch=compute_90,\\"code=sm_90,compute_90\\"'],
+        ["-arch=sm_90"],
+        ["-arch", "native"],
+        ["--gpu-architecture=all-major"],
+        ["-arch=compute_80", "-code=sm_86"],
+        ["-gencode=arch=compute_80,code=sm_80"],
+        ["-gencode=arch=compute_90a,code=sm_90a"],
+        [],
+    ],
+)
+def test_only_the_architecture_asked_for_is_left(given):
+    assert rewritten(["-O3", *given, "-c", "a b.cu", "-o", "a.o"], ["90"]) == [
+        *("-O3", "-c", "a b.cu", "-o", "a.o"),
+        ASKED,
+    ]
+
+
+def test_a_virtual_architecture_of_the_package_stays():
+    given = ["-gencode", "arch=compute_80,code=sm_90", "-c", "a.cu"]
+    assert rewritten(given, ["90"]) == ["-c", "a.cu", "-gencode=arch=compute_80,code=sm_90"]
+
+
+def test_suffixes_are_architectures_of_their_own():
+    given = ["-gencode=arch=compute_90,code=sm_90", "-gencode=arch=compute_90a,code=sm_90a", "a.cu"]
+    assert rewritten(given, ["90a"]) == ["a.cu", "-gencode=arch=compute_90a,code=sm_90a"]
+
+
+def test_of_several_asked_for_the_package_keeps_its_choice():
+    """A source of its own for each architecture must not be compiled for the others."""
+    assert rewritten([*PACKAGE, "a.cu"], ["80", "90"]) == ["a.cu", ASKED]
+    assert rewritten(["-arch=sm_75", "a.cu"], ["80", "90"]) == ["a.cu", "-gencode=arch=compute_80,code=sm_80", ASKED]
+
+
+@pytest.mark.parametrize("given", [PACKAGE, [], ["-gencode=arch=compute_90,code=[sm_90,compute_90]"]])
+def test_ptx_is_made_where_it_is_asked_for(given):
+    assert rewritten([*given, "a.cu"], ["90"], ["90"]) == ["a.cu", "-gencode=arch=compute_90,code=[sm_90,compute_90]"]
+
+
+def test_ptx_of_the_package_alone_is_no_machine_code():
+    given = ["-gencode=arch=compute_90,code=compute_90", "a.cu"]
+    assert rewritten(given, ["90"], ["90"]) == ["a.cu", "-gencode=arch=compute_90,code=[sm_90,compute_90]"]
+
+
+@pytest.mark.parametrize("given", [["--version"], ["-V"], ["--help"], ["-arch=sm_80", "--list-gpu-code"], []])
+def test_questions_pass_untouched(given):
+    assert rewritten(given, ["90"]) == given
+
+
+def test_option_files_count(tmp_path: Path):
+    options = tmp_path / "options"
+    options.write_text("-gencode arch=compute_80,code=sm_80 -DNAME='a b'\n-lineinfo\n")
+    for given in (["-optf", str(options)], [f"--options-file={options}"]):
+        assert rewritten([*given, "a.cu"], ["90"]) == ["-DNAME=a b", "-lineinfo", "a.cu", ASKED]
+
+
+def test_the_script_becomes_nvcc(tmp_path: Path):
+    nvcc = tmp_path / "a folder" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text('#!/bin/sh\nfor word; do echo "$word"; done\nexit 7\n')
+    nvcc.chmod(0o755)
+    command = [sys.executable, "-I", "-S", nvcc_front.__file__, "--nvcc", nvcc, "--sm", "90,100a", "--ptx", "", "--"]
+    done = subprocess.run([*command, "-arch", "sm_80", "a b.cu", '-DX="q"'], capture_output=True, text=True)
+    words = ["a b.cu", '-DX="q"', ASKED, "-gencode=arch=compute_100a,code=sm_100a"]
+    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (7, words, "")

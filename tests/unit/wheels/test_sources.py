@@ -1,0 +1,65 @@
+"""The sdists of a lock: from the store where it has them, and never another file than the one locked."""
+
+import pytest
+from helpers.simple_index import make_sdist
+
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import CheckRefusedError
+from envbuild.core.progress import SilentReporter
+from envbuild.lock.metadata import FILE
+from envbuild.store.local import LocalStore
+from envbuild.wheels import sources as module
+from envbuild.wheels.sources import Sources
+
+
+@pytest.fixture
+def sources(tmp_path) -> Sources:
+    reporter = SilentReporter()
+    store = LocalStore(tmp_path / "store", reporter)
+    return Sources(base=None, site=None, store=store, reporter=reporter)  # type: ignore[arg-type]
+
+
+def sdist(tmp_path, pyproject: str | None = None) -> bytes:
+    return make_sdist(tmp_path, "k", "1.0", pyproject=pyproject).read_bytes()
+
+
+def put(sources: Sources, content: bytes) -> str:
+    digest = sha256_bytes(content)
+    sources.store.get_or_build("files", digest, lambda entry: (entry / FILE).write_bytes(content) and None)
+    return digest
+
+
+def test_what_the_store_has_is_not_looked_for(sources, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "look_up", lambda *given: pytest.fail("it is in the store"))
+    content = sdist(tmp_path, '[build-system]\nrequires = ["ninja", "torch"]\n')
+    digest = put(sources, content)
+    assert sources.sdist("k", "1.0", digest) == content
+    assert sources.build_requires("k", "1.0", digest) == ("ninja", "torch")
+
+
+def test_an_sdist_without_pyproject_has_the_usual_requirements(sources, tmp_path):
+    assert sources.build_requires("k", "1.0", put(sources, sdist(tmp_path))) == ("setuptools>=40.8.0",)
+
+
+def test_a_pyproject_that_cannot_be_read_is_explained(sources, tmp_path):
+    digest = put(sources, sdist(tmp_path, "[build-system\n"))
+    with pytest.raises(CheckRefusedError, match="cannot be built") as refused:
+        sources.build_requires("k", "1.0", digest)
+    assert "pyproject.toml cannot be read" in refused.value.why
+
+
+def test_another_file_of_that_version_is_refused(sources, monkeypatch):
+    found = {"k": {"name": "k", "version": "1.0", "sdist": {"hash": "sha256:other"}}}
+    monkeypatch.setattr(module, "look_up", lambda *given: found)
+    with pytest.raises(CheckRefusedError, match="not the one that was locked") as refused:
+        sources.sdist("k", "1.0", "sha256:locked")
+    assert refused.value.why == "Locked sha256:locked, the index has sha256:other."
+
+
+def test_an_index_without_hashes_is_held_to_what_comes(sources, monkeypatch):
+    found = {"k": {"name": "k", "version": "1.0", "sdist": {}}}
+    monkeypatch.setattr(module, "look_up", lambda *given: found)
+    monkeypatch.setattr(module, "fetch_sdist", lambda *given: (b"came", sha256_bytes(b"came")))
+    with pytest.raises(CheckRefusedError, match="not the one that was locked"):
+        sources.sdist("k", "1.0", "sha256:locked")
+    assert sources.sdist("k", "1.0", sha256_bytes(b"came")) == b"came"

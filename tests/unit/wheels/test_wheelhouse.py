@@ -1,0 +1,182 @@
+"""The wheelhouse: entries, what is wrong with them, and which of them fit a lock and a target."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.wheels import make_wheel
+from unit.wheels.plans import compile_lock
+from unit.wheels.test_planning import COMPILERS, CPU, GPU, Declared
+
+from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.data import data_root
+from envbuild.core.digests import sha256_file
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
+from envbuild.core.progress import SilentReporter
+from envbuild.store import seals
+from envbuild.store.local import LocalStore
+from envbuild.wheels import taking
+from envbuild.wheels.key import Parts
+from envbuild.wheels.planning import plan_wheels
+from envbuild.wheels.taking import fitting_wheels
+from envbuild.wheels.wheelhouse import RECORD_FILE, Built, Wheelhouse, WheelRecord, fill
+
+
+class Notes(SilentReporter):
+    """Keeps what was said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.fixture
+def store(tmp_path) -> LocalStore:
+    return LocalStore(tmp_path / "store", SilentReporter())
+
+
+def keep(store: LocalStore, parts: Parts, folder: Path) -> Built:
+    """A wheel with these parts in the wheelhouse."""
+    wheel = make_wheel(folder, "causal_conv1d", parts.version, "cp310-cp310-linux_x86_64")
+    record = WheelRecord(
+        key=parts.key,
+        parts=parts,
+        file=wheel.name,
+        digest=sha256_file(wheel),
+        size_bytes=wheel.stat().st_size,
+        sm=parts.sm,
+        ptx=(),
+        libraries=(),
+        glibc="2.34",
+        imported=(),
+        not_imported={},
+        build_seconds=1.0,
+        jobs=1,
+    )
+    return Wheelhouse(store).get_or_build(parts.key, lambda entry: fill(entry, wheel, record, folder / "no log"))
+
+
+def wanted(lock, target=GPU) -> Parts:
+    catalog = Catalog.open(data_root())
+    return plan_wheels(lock, ["causal-conv1d"], target, catalog, COMPILERS, Declared("setuptools"))[0].parts  # type: ignore[arg-type]
+
+
+def test_a_wheel_is_kept_and_found(store, tmp_path):
+    parts = wanted(compile_lock(tmp_path / "lock"))
+    wheelhouse = Wheelhouse(store)
+    assert wheelhouse.find(parts.key) is None
+    assert list(wheelhouse.all()) == []
+    kept = keep(store, parts, tmp_path)
+    assert kept.built
+    assert not keep(store, parts, tmp_path).built
+    found = wheelhouse.find(parts.key)
+    assert found is not None
+    assert (found.record, found.wheel.name) == (kept.record, "causal_conv1d-1.7.0-cp310-cp310-linux_x86_64.whl")
+    assert found.record.parts == parts
+    assert [item.record.key for item in wheelhouse.all()] == [parts.key]
+    assert wheelhouse.problems() == {}
+    assert wheelhouse.by_prefix(parts.key[:15]).record == kept.record
+
+
+def test_a_key_that_is_none_or_of_several_names_those_there_are(store, tmp_path):
+    parts = wanted(compile_lock(tmp_path / "lock"))
+    keep(store, parts, tmp_path)
+    keep(store, parts.model_copy(update={"sm": ("80",)}), tmp_path)
+    with pytest.raises(ConfigurationError, match="no wheel has") as refused:
+        Wheelhouse(store).by_prefix("zz")
+    assert parts.key.removeprefix("sha256:")[:12] in refused.value.why
+    with pytest.raises(ConfigurationError, match="several wheels have"):
+        Wheelhouse(store).by_prefix("")
+
+
+def test_a_changed_wheel_is_a_problem_and_is_not_found(store, tmp_path):
+    kept = keep(store, wanted(compile_lock(tmp_path / "lock")), tmp_path)
+    kept.wheel.write_bytes(b"another")
+    assert list(Wheelhouse(store).problems().values()) == [f"{kept.wheel.name} is not the wheel that was kept"]
+    assert Wheelhouse(store).find(kept.record.key) is None
+    kept.wheel.unlink()
+    assert list(Wheelhouse(store).problems().values()) == [f"{kept.wheel.name} is missing"]
+
+
+def test_an_entry_under_the_key_of_another_is_refused(store, tmp_path):
+    """A collision made by hand, seal and all: the record's parts give it away."""
+    parts = wanted(compile_lock(tmp_path / "lock"))
+    other = keep(store, parts.model_copy(update={"sm": ("80",)}), tmp_path)
+    forged = store.path_of("wheels", parts.key)
+    other.path.rename(forged)
+    with pytest.raises(CheckRefusedError, match="cannot be used") as refused:
+        Wheelhouse(store).find(parts.key)
+    assert "another key" in refused.value.why
+    record = json.loads((forged / RECORD_FILE).read_text())
+    (forged / RECORD_FILE).write_text(json.dumps(record | {"key": parts.key}))
+    seals.seal(forged)
+    with pytest.raises(CheckRefusedError, match="cannot be used"):
+        Wheelhouse(store).find(parts.key)
+    assert list(Wheelhouse(store).all()) == []
+    assert len(Wheelhouse(store).problems()) == 1
+
+
+class Sources(Declared):
+    """The sources of a store, which are not asked for an sdist."""
+
+    def __init__(self, store: LocalStore) -> None:
+        super().__init__("setuptools")
+        self.store = store
+
+
+def taken(lock, store, monkeypatch, target=GPU, *, compilers=COMPILERS, notes=None) -> dict[str, Built]:
+    def find(cuda):
+        if compilers is None:
+            raise MachineError("there is no CUDA toolkit")
+        return compilers
+
+    monkeypatch.setattr(taking, "find_toolchain", find)
+    catalog = Catalog.open(data_root())
+    return fitting_wheels(lock, target, catalog, Sources(store), notes or SilentReporter())  # type: ignore[arg-type]
+
+
+def test_the_wheel_with_the_very_key_comes_first(store, tmp_path, monkeypatch):
+    lock = compile_lock(tmp_path / "lock")
+    parts = wanted(lock)
+    newer = keep(store, parts.model_copy(update={"cuda_toolkit": "13.0.99"}), tmp_path)
+    assert taken(lock, store, monkeypatch)["causal-conv1d"].record == newer.record
+    exact = keep(store, parts, tmp_path)
+    assert taken(lock, store, monkeypatch)["causal-conv1d"].record == exact.record
+    assert taken(lock, store, monkeypatch, compilers=None)["causal-conv1d"].record == newer.record
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sm": ("90",)},
+        {"python": "cp312"},
+        {"glibc": "2.39"},
+        {"sdist": "sha256:0"},
+        {"cuda_toolkit": "13.1.10"},
+        {"variables": {}},
+        {"build_requirements": {}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_wheel_for_something_else_is_not_taken(store, tmp_path, monkeypatch, change):
+    lock = compile_lock(tmp_path / "lock")
+    keep(store, wanted(lock).model_copy(update=change), tmp_path)
+    assert taken(lock, store, monkeypatch) == {}
+
+
+def test_a_damaged_wheel_is_left_out_and_that_is_said(store, tmp_path, monkeypatch):
+    lock, notes = compile_lock(tmp_path / "lock"), Notes()
+    keep(store, wanted(lock), tmp_path).wheel.write_bytes(b"another")
+    assert taken(lock, store, monkeypatch, notes=notes) == {}
+    assert "not taken" in notes.lines[0]
+
+
+def test_nothing_is_asked_without_wheels_or_cuda(store, tmp_path, monkeypatch):
+    lock = compile_lock(tmp_path / "lock")
+    monkeypatch.setattr(taking, "plan_wheels", lambda *given: pytest.fail("nothing is there to be planned"))
+    assert taken(lock, store, monkeypatch) == {}
+    keep(store, wanted(lock), tmp_path)
+    assert taken(lock, store, monkeypatch, CPU) == {}
+    assert taken(compile_lock(tmp_path / "cpu", cuda=None), store, monkeypatch) == {}
