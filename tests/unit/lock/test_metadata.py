@@ -268,9 +268,8 @@ def test_metadata_is_read_from_an_sdist_once(tmp_path, site, store, sdist, requi
     digest = sha256_bytes(path.read_bytes())
     locked = {"kernels": package({"url": path.as_uri(), "hash": digest})}
     # What an earlier envbuild kept of it has no egg-info, and does not count.
-    earlier = store.path_of("sdist-metadata", digest)
-    earlier.mkdir(parents=True)
-    (earlier / "PKG-INFO").write_text("Metadata-Version: 2.2\nName: kernels\nVersion: 1.0\n")
+    text = "Metadata-Version: 2.2\nName: kernels\nVersion: 1.0\nRequires-Dist: earlier\n"
+    store.get_or_build("sdist-metadata", digest, lambda entry: (entry / "PKG-INFO").write_text(text))
 
     def read_it():
         return compile_metadata(["kernels"], locked, tmp_path, "13", site, store, lambda line: None)
