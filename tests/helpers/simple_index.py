@@ -30,11 +30,15 @@ def make_sdist(
     pyproject: str | None = None,
     stated: tuple[str, str] | None = None,
     files: Mapping[str, str] | None = None,
+    metadata: str = "2.2",
 ) -> Path:
-    """An sdist; ``stated`` is the name and version in its PKG-INFO when they are not the file's."""
+    """An sdist; ``stated`` is the name and version in its PKG-INFO when they are not the file's.
+
+    With ``metadata`` below 2.2, a PKG-INFO without requirements does not mean that there are none.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     stated_name, stated_version = stated or (name, version)
-    info = f"Metadata-Version: 2.1\nName: {stated_name}\nVersion: {stated_version}\n"
+    info = f"Metadata-Version: {metadata}\nName: {stated_name}\nVersion: {stated_version}\n"
     info += "".join(f"Requires-Dist: {line}\n" for line in requires)
     info += "".join(f"Provides-Extra: {extra}\n" for extra in extras)
     texts = {"PKG-INFO": info, **({"pyproject.toml": pyproject} if pyproject is not None else {}), **(files or {})}

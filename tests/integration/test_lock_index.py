@@ -11,6 +11,8 @@ from helpers.lock_runs import ANY, OLD, check_stack, error, files_of, lock_of, r
 from helpers.simple_index import SimpleIndex, make_sdist
 from helpers.stack_files import GPU_BASE, write_base, write_stack, write_target
 
+from envbuild.core import tomlread
+
 NEW = "2025-06-01T00:00:00Z"
 
 
@@ -165,6 +167,39 @@ def test_an_sdist_that_states_another_name_or_version_is_refused(
     index.add(make_sdist(tmp_path, "kernels", "1.0", stated=stated), OLD)
     told = error(own.run("lock", "--stack", "s", "--json", status=5))
     assert f"Its PKG-INFO is of {' '.join(stated)}." in told["why"]
+
+
+def test_an_sdist_of_setup_py_requires_what_its_egg_info_says(
+    own: Any, index: SimpleIndex, wheel: Callable[..., None], tmp_path: Path
+) -> None:
+    compile_stack(own)
+    files = {"setup.py": "raise SystemExit('never run')\n", "kernels.egg-info/requires.txt": "dep<2\n\n[more]\nother\n"}
+    index.add(make_sdist(tmp_path, "kernels", "1.0", metadata="2.1", files=files, pyproject=PYPROJECT), OLD)
+    for name, version in (("dep", "1.0"), ("dep", "2.0"), ("builder", "1.0")):
+        wheel(name, version)
+    own.run("lock", "--stack", "s")
+    locked = files_of(own, "s", GPU_BASE)
+    assert "\ndep==1.0" in locked["compile.txt"]
+    project = tomlread.loads(locked["pyproject.toml"])
+    assert project["tool"]["uv"]["dependency-metadata"] == [
+        {
+            "name": "kernels",
+            "version": "1.0",
+            "requires-dist": ["dep<2", "other ; extra == 'more'"],
+            "provides-extra": ["more"],
+        }
+    ]
+    # What contradicts it is a contradiction now, and no lock.
+    needs = {"dep": {"version": ">=2", "reason": "a test's"}}
+    write_stack(own.project, "s", {"kernels": {"phase": "compile"}}, target="gpu", base=GPU_BASE, requirements=needs)
+    assert "dep<2" in error(own.run("lock", "--stack", "s", "--json", status=4))["why"]
+
+
+def test_an_sdist_that_does_not_say_what_it_requires_is_refused(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    compile_stack(own)
+    index.add(make_sdist(tmp_path, "kernels", "1.0", metadata="2.1", files={"setup.py": ""}), OLD)
+    told = error(own.run("lock", "--stack", "s", "--json", status=5))
+    assert "What it requires is not known" in told["why"]
 
 
 def test_a_wheel_may_belong_to_the_compile_phase(own: Any, wheel: Callable[..., None]) -> None:

@@ -32,7 +32,7 @@ from envbuild.lock.writing import write_lock
 from envbuild.store.local import LocalStore
 
 # Raised when a lock made from the same inputs would come out differently.
-FORMAT = 1
+FORMAT = 2
 
 
 # Says what is wrong with a lock.

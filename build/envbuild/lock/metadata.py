@@ -1,8 +1,8 @@
 """What the packages of the compile phase declare, read from their sdists and never typed in.
 
 uv would have to build such a package to learn its requirements, which needs torch and a compiler. So a throw-away lock
-with empty metadata finds which sdist it is; its PKG-INFO and pyproject.toml say the rest, and go into the project as
-``[[tool.uv.dependency-metadata]]``, pinned to that version: wrong metadata would hide real conflicts.
+with empty metadata finds which sdist it is; its PKG-INFO, egg-info and pyproject.toml say the rest, and go into the
+project as ``[[tool.uv.dependency-metadata]]``, pinned to that version: wrong metadata would hide real conflicts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import tarfile
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from packaging.metadata import parse_email
+from packaging.metadata import RawMetadata, parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, canonicalize_version
 
@@ -35,7 +36,15 @@ from envbuild.store.local import LocalStore
 DOWNLOAD_SECONDS = 300
 DOWNLOADS_AT_ONCE = 4
 FILE = "file"
-METADATA_FILES = ("PKG-INFO", "pyproject.toml")
+PKG_INFO, PYPROJECT, REQUIRES = "PKG-INFO", "pyproject.toml", "requires.txt"
+# An empty file among the others: the sdist has an egg-info of its own.
+EGG_INFO = "egg-info"
+METADATA_FILES = (PKG_INFO, PYPROJECT, EGG_INFO, REQUIRES)
+# Another name whenever other files are kept: what is in the store was read by the rules of its time.
+_KIND = "sdist-declared"
+# Since this version of the metadata a PKG-INFO says which fields it leaves open, and the others hold (PEP 643).
+_OPEN_FIELDS_ARE_STATED = (2, 2)
+_BEFORE_BUILD = ("dependencies", "optional-dependencies")
 # PEP 518: what builds a project that does not say.
 DEFAULT_BUILD_REQUIRES = ("setuptools>=40.8.0",)
 # transformer-engine-torch's sdist names the core of one CUDA major version, whatever it is built against.
@@ -62,7 +71,7 @@ class CompileMetadata:
 
 
 def read_sdist(name: str, version: str, content: bytes, cuda_major: str | None) -> CompileMetadata:
-    """Read PKG-INFO and pyproject.toml of an sdist.
+    """Read what an sdist declares: PKG-INFO, egg-info and pyproject.toml.
 
     Args:
         content: the bytes of the .tar.gz or .zip.
@@ -70,30 +79,136 @@ def read_sdist(name: str, version: str, content: bytes, cuda_major: str | None) 
             rewritten to it. None: nothing is rewritten.
 
     Raises:
-        CheckRefusedError: it is no sdist, or states another name or version than the index.
+        CheckRefusedError: it is no sdist, states another name or version than the index, or does not state what it
+            requires.
     """
-    return _understood(name, version, top_files(name, content), cuda_major, sha256_bytes(content))
+    return _understood(name, version, declaring_files(name, content), cuda_major, sha256_bytes(content))
 
 
 def _understood(
     name: str, version: str, files: Mapping[str, bytes], cuda_major: str | None, sdist_digest: str
 ) -> CompileMetadata:
-    if "PKG-INFO" not in files:
+    if PKG_INFO not in files:
         raise _bad(name, version, "It has no PKG-INFO.")
-    raw, _ = parse_email(files["PKG-INFO"])
+    raw, _ = parse_email(files[PKG_INFO])
     stated = (canonicalize_name(raw.get("name", "")), canonicalize_version(raw.get("version", "")))
     if stated != (canonicalize_name(name), canonicalize_version(version)):
         raise _bad(name, version, f"Its PKG-INFO is of {raw.get('name', 'no name')} {raw.get('version', '')}.")
-    requires, rewritten = _for_cuda(raw.get("requires_dist", []), cuda_major)
+    try:
+        lines, extras = _declared(raw, files)
+        needed = build_requires(_text(files, PYPROJECT))
+    except ValueError as error:
+        raise _bad(name, version, str(error)) from error
+    requires, rewritten = _for_cuda(lines, cuda_major)
     return CompileMetadata(
         name=canonicalize_name(name),
         version=version,
         sdist_digest=sdist_digest,
         requires_dist=tuple(requires),
-        provides_extra=tuple(raw.get("provides_extra", [])),
-        build_requires=_build_requires(name, version, files.get("pyproject.toml")),
+        provides_extra=tuple(extras),
+        build_requires=needed,
         rewritten=tuple(rewritten),
     )
+
+
+def _declared(raw: RawMetadata, files: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+    """The requirements and the extras, from the first place that states them.
+
+    A PKG-INFO of old metadata, or one that leaves its requirements open, need not name any for there to be some: then
+    what setuptools noted in the egg-info counts, and else what pyproject.toml says before a build.
+
+    Raises:
+        ValueError: nothing states them, or what does cannot be read.
+    """
+    lines, extras = raw.get("requires_dist", []), raw.get("provides_extra", [])
+    if lines or _holds(raw):
+        return lines, extras
+    found = _requires_txt(_text(files, REQUIRES)) if EGG_INFO in files else _before_build(_text(files, PYPROJECT))
+    if found is None:
+        raise ValueError(
+            f"What it requires is not known: its PKG-INFO (metadata {raw.get('metadata_version', 'without version')}) "
+            f"names nothing, it has no egg-info, and no [project] of a {PYPROJECT} states it. Only a build would tell."
+        )
+    return found[0], list(dict.fromkeys([*extras, *found[1]]))
+
+
+def _holds(raw: RawMetadata) -> bool:
+    """Whether a PKG-INFO without requirements means that there are none."""
+    numbers = re.match(r"(\d+)\.(\d+)$", raw.get("metadata_version", ""))
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < _OPEN_FIELDS_ARE_STATED:
+        return False
+    return "requires-dist" not in {field.lower() for field in raw.get("dynamic", [])}
+
+
+def _text(files: Mapping[str, bytes], name: str) -> str:
+    try:
+        return files.get(name, b"").decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"Its {name} is no text: {error}") from error
+
+
+def _requires_txt(text: str) -> tuple[list[str], list[str]]:
+    """The requirements and the extras of setuptools' requires.txt: lines, below ``[extra:marker]`` as far as they hold.
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    lines, extras = [], []
+    extra = marker = ""
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if line.startswith("#"):
+            continue
+        if not line.startswith("["):
+            lines.append(_line(line, marker, extra))
+            continue
+        if not line.endswith("]"):
+            raise ValueError(f"Its {REQUIRES} has a section without an end: {line!r}")
+        extra, _, marker = (part.strip() for part in line[1:-1].partition(":"))
+        if extra:
+            extra = re.sub(r"[^A-Za-z0-9._-]+", "_", extra)
+            extras.append(extra)
+    return lines, list(dict.fromkeys(extras))
+
+
+def _before_build(text: str) -> tuple[list[str], list[str]] | None:
+    """The requirements and the extras that [project] states; ``None``: it leaves them to the build.
+
+    Raises:
+        ValueError: the text is no TOML, or not of that form.
+    """
+    project = _loads(text).get("project")
+    if not isinstance(project, dict):
+        return None
+    open_fields = project.get("dynamic", [])
+    main, optional = project.get("dependencies", []), project.get("optional-dependencies", {})
+    if not isinstance(optional, dict) or not all(_are_texts(item) for item in (open_fields, main, *optional.values())):
+        raise ValueError(f"Its {PYPROJECT} states dependencies in [project] in another form than lists of texts.")
+    if any(field in open_fields for field in _BEFORE_BUILD):
+        return None
+    lines = [*main, *(_line(line, "", extra) for extra, texts in optional.items() for line in texts)]
+    return lines, list(optional)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _line(line: str, marker: str, extra: str) -> str:
+    """A requirement that holds under a marker and an extra, beside its own marker."""
+    markers = [marker, f"extra == '{extra}'" if extra else ""]
+    if not any(markers):
+        return line
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:
+        pass  # uv will say what is wrong with it
+    else:
+        if requirement.marker is not None:
+            markers.insert(0, str(requirement.marker))
+            requirement.marker = None
+            line = str(requirement)
+    stated = [item for item in markers if item]
+    return f"{line} ; {stated[0] if len(stated) == 1 else ' and '.join(f'({item})' for item in stated)}"
 
 
 def _for_cuda(lines: Sequence[str], cuda_major: str | None) -> tuple[list[str], list[str]]:
@@ -114,20 +229,13 @@ def _for_cuda(lines: Sequence[str], cuda_major: str | None) -> tuple[list[str], 
     return requires, rewritten
 
 
-def _build_requires(name: str, version: str, pyproject: bytes | None) -> tuple[str, ...]:
-    try:
-        return build_requires(None if pyproject is None else pyproject.decode())
-    except ValueError as error:
-        raise _bad(name, version, f"Its pyproject.toml cannot be read: {error}") from error
-
-
 def build_requires(pyproject: str | None) -> tuple[str, ...]:
     """What a project must have installed to be built, as PEP 508 lines (PEP 518); ``None``: it has no pyproject.toml.
 
     Raises:
         ValueError: the text is no TOML, or not of that form.
     """
-    lines = tomlread.loads(pyproject or "").get("build-system", {})
+    lines = _loads(pyproject or "").get("build-system", {})
     if isinstance(lines, dict):
         lines = lines.get("requires", list(DEFAULT_BUILD_REQUIRES))
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
@@ -135,32 +243,57 @@ def build_requires(pyproject: str | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def top_files(name: str, content: bytes, wanted: Sequence[str] = METADATA_FILES) -> dict[str, bytes]:
-    """The files directly below the one top folder of an sdist.
+def _loads(pyproject: str) -> dict[str, Any]:
+    try:
+        return tomlread.loads(pyproject)
+    except ValueError as error:
+        raise ValueError(f"Its {PYPROJECT} cannot be read: {error}") from error
+
+
+def declaring_files(name: str, content: bytes) -> dict[str, bytes]:
+    """Those of METADATA_FILES that an sdist has: from its one top folder, and from its egg-info wherever that is.
 
     Raises:
         CheckRefusedError: it is no archive.
     """
     found: dict[str, bytes] = {}
+    # By folder: below src/, say. Another package's is none of this sdist's.
+    eggs: dict[str, bytes | None] = {}
     try:
-        if content[:2] == b"PK":
-            with zipfile.ZipFile(io.BytesIO(content)) as archive:
-                for member in archive.namelist():
-                    parts = member.split("/")
-                    if len(parts) == 2 and parts[1] in wanted:
-                        found[parts[1]] = archive.read(member)
-            return found
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:*") as tar:
-            for entry in tar:
-                parts = entry.name.split("/")
-                if entry.isfile() and len(parts) == 2 and parts[1] in wanted:
-                    stream = tar.extractfile(entry)
-                    found[parts[1]] = stream.read() if stream else b""
-                    if len(found) == len(wanted):
-                        break
+        for path, read in _members(content):
+            folder, _, file = path.rpartition("/")
+            if file in (PKG_INFO, PYPROJECT) and folder and "/" not in folder:
+                found[file] = read()
+            elif _is_egg_info(folder, name):
+                eggs[folder] = read() if file == REQUIRES else eggs.get(folder)
     except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
         raise _bad(name, "", f"It is no archive: {error}") from error
+    if eggs:
+        found[EGG_INFO] = b""
+        if (requires := eggs[min(eggs, key=lambda folder: folder.count("/"))]) is not None:
+            found[REQUIRES] = requires
     return found
+
+
+def _is_egg_info(folder: str, name: str) -> bool:
+    top, _, last = folder.rpartition("/")
+    stem = last.removesuffix(".egg-info")
+    return bool(top) and stem != last and canonicalize_name(stem) == canonicalize_name(name)
+
+
+def _members(content: bytes) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """The files of a .zip or .tar.gz, each with what reads it for as long as it is the last one."""
+    if content[:2] == b"PK":
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            yield from ((member, partial(archive.read, member)) for member in archive.namelist())
+        return
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:*") as tar:
+        yield from ((entry.name, partial(_extracted, tar, entry)) for entry in tar if entry.isfile())
+
+
+def _extracted(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+    stream = tar.extractfile(entry)
+    return stream.read() if stream else b""
 
 
 def _bad(name: str, version: str, why: str) -> CheckRefusedError:
@@ -271,11 +404,11 @@ def _metadata_files(
 
     def extract(entry: Path) -> None:
         content, _ = fetch_sdist(package, folder, site, store)
-        for name, text in top_files(package["name"], content).items():
+        for name, text in declaring_files(package["name"], content).items():
             (entry / name).write_bytes(text)
 
     if not digest:
         content, digest = fetch_sdist(package, folder, site, store)
-        return top_files(package["name"], content), digest
-    kept = store.get_or_build("sdist-metadata", digest, extract).path
+        return declaring_files(package["name"], content), digest
+    kept = store.get_or_build(_KIND, digest, extract).path
     return {name: (kept / name).read_bytes() for name in METADATA_FILES if (kept / name).is_file()}, digest

@@ -30,6 +30,7 @@ from envbuild.sync.imports import (
     try_imports,
 )
 from envbuild.sync.install import NO_WHEELS, PhaseRun, install
+from envbuild.sync.machine import refuse_other_machine
 from envbuild.sync.place import Place
 from envbuild.sync.provided import refuse_without_base
 
@@ -95,7 +96,8 @@ def sync(
             empty.
         BuildError: a package does not install.
         CheckRefusedError: a module does not import.
-        MachineError: the lock's base brings packages, which are not on this machine.
+        MachineError: the lock's base brings packages, which are not on this machine; or this machine has another
+            architecture or an older glibc than the base.
     """
     if "main" not in phases or any(phase not in PHASE_FILES for phase in phases):
         raise UsageError(
@@ -105,6 +107,14 @@ def sync(
         )
     record = lock.lock
     refuse_without_base(record)
+    base = record.base
+    refuse_other_machine(
+        base.platform,
+        base.glibc,
+        what=f"the lock of stack {record.stack} on base {base.name} cannot be installed on this machine",
+        fix="Install it on a machine like the base, build the image (`envbuild image`), which has the base itself, or "
+        "lock the stack on a base like this machine: --base NAME",
+    )
     source = locked_torch(site, record)
     environment = environment_of_uv()
     into = into.absolute()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import platform
-import re
 from dataclasses import dataclass, field
 
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.models import MACHINES, Base
+from envbuild.catalog.models import Base
 from envbuild.catalog.site import Site
-from envbuild.core.errors import MachineError
 from envbuild.core.files import remove_tree
 from envbuild.core.progress import Reporter
 from envbuild.lock.checks import CheckFinding
@@ -17,6 +14,7 @@ from envbuild.lock.record import LockDirectory
 from envbuild.store.local import LocalStore
 from envbuild.sync.imports import FIX, Imports
 from envbuild.sync.local import sync
+from envbuild.sync.machine import refuse_other_machine
 
 CODE = "import"
 PHASES = ("main",)
@@ -32,27 +30,15 @@ def require_machine(base: Base, machine: str | None = None, glibc: str | None = 
     Raises:
         MachineError: it does not; says what does.
     """
-    machine = platform.machine() if machine is None else machine
-    glibc = platform.libc_ver()[1] if glibc is None else glibc
-    wanted = MACHINES[base.platform]
-    if machine != wanted:
-        problem = f"The base is for {wanted}; this machine is {machine}."
-    elif not glibc or _numbers(glibc) < _numbers(base.glibc):
-        problem = (
-            f"The base has glibc {base.glibc}; this machine has {glibc or 'none'}, and wheels may need the newer one."
-        )
-    else:
-        return
-    raise MachineError(
-        "the lock cannot be verified on this machine",
-        why=problem,
+    refuse_other_machine(
+        base.platform,
+        base.glibc,
+        what="the lock cannot be verified on this machine",
         fix="Run --verify where the base's wheels run, lock without it, or build the image (`envbuild image`), which "
         "imports the modules inside the base itself.",
+        machine=machine,
+        glibc=glibc,
     )
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version)]
 
 
 @dataclass

@@ -5,6 +5,7 @@ import zipfile
 
 import pytest
 from helpers.simple_index import make_sdist
+from packaging.requirements import Requirement
 
 from envbuild.catalog.site import Site, load_site
 from envbuild.core.digests import sha256_bytes
@@ -79,6 +80,138 @@ def test_only_the_top_pkg_info_counts(tmp_path):
     assert found.requires_dist == ("a",)
 
 
+REQUIRES = """\
+torch
+packaging>=20 ; python_version > "3"
+
+[:python_version < "3.11"]
+tomli
+old ; os_name == "posix"
+
+# a comment
+[dev]
+pytest
+url @ https://example.invalid/url.zip
+[dev:python_version < "3.12"]
+black[jupyter]>=2
+[Causal conv]
+causal-conv1d
+[empty]
+"""
+EGG = "kernels.egg-info"
+STATIC = "[project]\nname = 'kernels'\ndependencies = ['a>=1']\n"
+OPTIONAL = STATIC + "[project.optional-dependencies]\nmore = ['b', \"c ; os_name == 'posix'\"]\n"
+
+
+@pytest.mark.parametrize("folder", [EGG, f"src/{EGG}", "Kernels.egg-info"])
+def test_old_metadata_without_requirements_has_them_in_its_egg_info(tmp_path, folder):
+    files = {
+        f"{folder}/PKG-INFO": "Name: wrong\n",
+        f"{folder}/requires.txt": REQUIRES,
+        f"deep/er/{EGG}/requires.txt": "",
+    }
+    found = read(tmp_path, metadata="2.1", files=files, extras=("dev", "stated"), pyproject=STATIC)
+    assert found.requires_dist == (
+        "torch",
+        'packaging>=20 ; python_version > "3"',
+        'tomli ; python_version < "3.11"',
+        'old ; (os_name == "posix") and (python_version < "3.11")',
+        "pytest ; extra == 'dev'",
+        "url @ https://example.invalid/url.zip ; extra == 'dev'",
+        "black[jupyter]>=2 ; (python_version < \"3.12\") and (extra == 'dev')",
+        "causal-conv1d ; extra == 'Causal_conv'",
+    )
+    assert all(Requirement(line) for line in found.requires_dist)
+    assert found.provides_extra == ("dev", "stated", "Causal_conv", "empty")
+
+
+def test_requirements_of_an_egg_info_may_name_another_cuda(tmp_path):
+    found = read(tmp_path, metadata="2.1", files={f"{EGG}/requires.txt": "[core]\nte-cu12==2\n"})
+    assert found.requires_dist == ("te-cu13==2 ; extra == 'core'",)
+
+
+def test_requirements_that_pkg_info_states_win_whatever_the_metadata(tmp_path):
+    files = {f"{EGG}/requires.txt": "other\n[wrong]\n"}
+    for metadata in ("1.2", "2.1", "2.2", "2.4"):
+        found = read(tmp_path, metadata=metadata, files=files, requires=("a",), extras=("more",), pyproject=STATIC)
+        assert (found.requires_dist, found.provides_extra) == (("a",), ("more",))
+
+
+@pytest.mark.parametrize("metadata", ["2.2", "2.4", "3.0"])
+def test_new_metadata_without_requirements_has_none(tmp_path, metadata):
+    found = read(tmp_path, metadata=metadata, files={f"{EGG}/requires.txt": "other\n"}, pyproject=STATIC)
+    assert found.requires_dist == ()
+
+
+def test_new_metadata_that_leaves_its_requirements_open_is_like_old(tmp_path):
+    found = read(tmp_path, metadata="2.2\nDynamic: Requires-Dist", files={f"{EGG}/requires.txt": "other\n"})
+    assert found.requires_dist == ("other",)
+    assert read(tmp_path, metadata="2.2\nDynamic: License", pyproject=STATIC).requires_dist == ()
+
+
+def test_an_egg_info_without_requirements_means_none(tmp_path):
+    found = read(tmp_path, metadata="2.1", files={f"{EGG}/SOURCES.txt": "setup.py\n"}, pyproject=STATIC)
+    assert (found.requires_dist, found.provides_extra) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("pyproject", "requires", "extras"),
+    [
+        (STATIC, ("a>=1",), ()),
+        (OPTIONAL, ("a>=1", "b ; extra == 'more'", "c ; (os_name == \"posix\") and (extra == 'more')"), ("more",)),
+        ("[project]\nname = 'kernels'\ndynamic = ['version']\n", (), ()),
+    ],
+)
+def test_old_metadata_without_an_egg_info_has_them_in_pyproject(tmp_path, pyproject, requires, extras):
+    files = {"setup.py": "", "other.egg-info/requires.txt": "wrong\n"}
+    found = read(tmp_path, metadata="2.1", files=files, pyproject=pyproject)
+    assert (found.requires_dist, found.provides_extra) == (requires, extras)
+
+
+@pytest.mark.parametrize("metadata", ["1.0", "2.1", "", "new", "2.2\nDynamic: requires-dist"])
+@pytest.mark.parametrize(
+    "pyproject",
+    [
+        None,
+        '[build-system]\nrequires = ["setuptools"]\n',
+        "[project]\nname = 'kernels'\ndynamic = ['dependencies']\n",
+        "[project]\nname = 'kernels'\ndependencies = ['a']\ndynamic = ['optional-dependencies']\n",
+    ],
+)
+def test_requirements_that_only_a_build_would_tell_are_refused(tmp_path, metadata, pyproject):
+    with pytest.raises(CheckRefusedError, match=r"sdist of kernels 1\.0 cannot be used") as caught:
+        read(tmp_path, metadata=metadata, files={"setup.py": "", "egg-info/requires.txt": "a\n"}, pyproject=pyproject)
+    assert "What it requires is not known" in caught.value.why
+    assert "choose another version" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("files", "pyproject", "why"),
+    [
+        ({f"{EGG}/requires.txt": "[dev\nblack\n"}, None, "a section without an end: '[dev'"),
+        ({f"{EGG}/requires.txt": "[dev:\nblack\n"}, None, "a section without an end"),
+        ({}, "project = 1\n", "What it requires is not known"),
+        ({}, "[project]\ndependencies = 'a'\n", "another form than lists"),
+        ({}, "[project]\ndependencies = [1]\n", "another form than lists"),
+        ({}, "[project]\noptional-dependencies = ['a']\n", "another form than lists"),
+        ({}, "[project]\ndynamic = 'dependencies'\n", "another form than lists"),
+        ({}, "[", "pyproject.toml cannot be read"),
+    ],
+)
+def test_statements_that_cannot_be_read_are_refused(tmp_path, files, pyproject, why):
+    with pytest.raises(CheckRefusedError) as caught:
+        read(tmp_path, metadata="2.1", files=files, pyproject=pyproject)
+    assert why in caught.value.why
+
+
+def test_an_egg_info_of_a_zip_counts(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("kernels-1.0/PKG-INFO", "Metadata-Version: 2.1\nName: kernels\nVersion: 1.0\n")
+        archive.writestr(f"kernels-1.0/{EGG}/", "")
+        archive.writestr(f"kernels-1.0/{EGG}/requires.txt", "a\n")
+    assert read_sdist("kernels", "1.0", (tmp_path / "a.zip").read_bytes(), "13").requires_dist == ("a",)
+
+
 @pytest.mark.parametrize("text", [None, "", "[project]\nname = 'x'\n", "[build-system]\nbuild-backend = 'x'\n"])
 def test_default_build_requirements(text):
     assert build_requires(text) == DEFAULT_BUILD_REQUIRES
@@ -121,16 +254,29 @@ def test_fetch_verifies_and_keeps(tmp_path, site, store):
     assert fetch_sdist(entry, tmp_path, site, store)[0] == content
 
 
-def test_metadata_is_read_from_an_sdist_once(tmp_path, site, store):
-    path = make_sdist(tmp_path, "kernels", "1.0", requires=("torch>=2",))
-    locked = {"kernels": package({"url": path.as_uri(), "hash": sha256_bytes(path.read_bytes())})}
+@pytest.mark.parametrize(
+    ("sdist", "requires"),
+    [
+        ({"requires": ("torch>=2",)}, ("torch>=2",)),
+        ({"metadata": "2.1", "files": {f"{EGG}/requires.txt": "torch>=2\n"}}, ("torch>=2",)),
+        ({"metadata": "2.1", "files": {f"{EGG}/SOURCES.txt": ""}}, ()),
+        ({"metadata": "2.1", "pyproject": STATIC}, ("a>=1",)),
+    ],
+)
+def test_metadata_is_read_from_an_sdist_once(tmp_path, site, store, sdist, requires):
+    path = make_sdist(tmp_path, "kernels", "1.0", **sdist)
+    digest = sha256_bytes(path.read_bytes())
+    locked = {"kernels": package({"url": path.as_uri(), "hash": digest})}
+    # What an earlier envbuild kept of it has no egg-info, and does not count.
+    text = "Metadata-Version: 2.2\nName: kernels\nVersion: 1.0\nRequires-Dist: earlier\n"
+    store.get_or_build("sdist-metadata", digest, lambda entry: (entry / "PKG-INFO").write_text(text))
 
     def read_it():
         return compile_metadata(["kernels"], locked, tmp_path, "13", site, store, lambda line: None)
 
     first = read_it()
-    assert first[0].requires_dist == ("torch>=2",)
-    assert first[0].sdist_digest == sha256_bytes(path.read_bytes())
+    assert first[0].requires_dist == requires
+    assert first[0].sdist_digest == digest
     path.unlink()
     shutil.rmtree(store.root / "files")
     assert read_it() == first

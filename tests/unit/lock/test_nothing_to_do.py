@@ -91,3 +91,28 @@ def test_branch_that_moved_is_asked_for(project, monkeypatch):
         assert asked == ["asked"]
 
     assert unprivileged(look) == 0
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request(torch_build="cu130"),
+        Request(torch_build="index"),
+        Request(pins={"torch": "2.12.0"}),
+        Request(pins={"torch": "2.12.1"}),
+        Request(as_of="2026-01-02"),
+        Request(as_of="now"),
+        Request(allow=("glibc",)),
+        Request(allow=("driver", "glibc")),
+    ],
+)
+def test_everything_that_the_command_line_adds_is_an_input(tmp_path, request_):
+    write_base(tmp_path)
+    write_stack(tmp_path, "s", {"torch": {"version": "==2.13.0"}})
+    selection = Selection(Catalog.open(tmp_path), "s", BASE, "cpu")
+    plain = inputs_digest(selection, Request())
+    assert inputs_digest(selection, request_) not in (plain, inputs_digest(selection, Request(allow=("sm-floor",))))
+    # The base's own build, asked for by name, is the same build; the order of codes decides nothing.
+    assert inputs_digest(selection, Request(torch_build="cpu")) == plain
+    other = Request(allow=tuple(reversed(request_.allow)) * 2)
+    assert inputs_digest(selection, other) == inputs_digest(selection, Request(allow=request_.allow))

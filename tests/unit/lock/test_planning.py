@@ -5,16 +5,23 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.fake_git import TIP, FakeRepositories, FakeRepository
+from helpers.stack_files import BASE, write_base, write_stack
 
+from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.models import Stack
+from envbuild.catalog.site import load_site
 from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.core.progress import SilentReporter
 from envbuild.lock import planning
 from envbuild.lock.components import choose_anchor, parse_pins
 from envbuild.lock.git import CommitKind
 from envbuild.lock.planning import Request, git_build_requires
+from envbuild.lock.workplace import Workplace
+from envbuild.store.local import LocalStore
 
-NEMO = "https://x/nemo"
+NEMO, DEP = "https://x/nemo", "https://x/dep"
 MOMENT = datetime(2025, 1, 2, 3, tzinfo=timezone.utc)  # of every commit of a fake repository
+RELEASED = datetime(2025, 1, 16, 3, tzinfo=timezone.utc)  # with the margin of a stack that names none
 
 
 def selection(as_of="now", *, anchor="nemo", **component):
@@ -69,6 +76,30 @@ def test_a_pinned_anchor_leads_its_own_date(pin, kind, asked):
     # The stack's own date was for the stack's own anchor.
     bound, found = moments(selection("2025-01-02"), kind=kind, nemo=pin)
     assert (bound, found.asked) == (None, asked)
+
+
+@pytest.mark.parametrize(
+    ("as_of", "pins", "bound"),
+    [
+        (None, {}, None),
+        (None, {"nemo": "v1"}, RELEASED),
+        ("release", {}, RELEASED),
+        ("now", {"nemo": "v1"}, None),
+        ("2025-05-05", {"nemo": "v1"}, date(2025, 5, 5)),
+    ],
+)
+def test_branches_of_companions_are_as_of_the_moment_of_the_anchor(tmp_path, as_of, pins, bound):
+    write_base(tmp_path)
+    components = {"nemo": {"git": NEMO, "ref": "main"}, "dep": {"git": DEP, "ref": "main"}}
+    write_stack(tmp_path, "s", components, anchor="nemo", as_of="now")
+    chosen = Selection(Catalog.open(tmp_path), "s", BASE, "cpu")
+    dep = FakeRepository(DEP)
+    repositories = FakeRepositories(FakeRepository(NEMO, kind=CommitKind.TAG if pins else CommitKind.BRANCH), dep)
+    reporter = SilentReporter()
+    site, store = load_site({"HOME": str(tmp_path)}), LocalStore(tmp_path / "store", reporter)
+    work = Workplace(folder=tmp_path, log=tmp_path / "log", site=site, store=store, reporter=reporter)
+    planning._decide(chosen, Request(pins=pins, as_of=as_of), repositories, work)
+    assert dep.resolved == [("main", bound)]
 
 
 def test_as_of_a_commit_needs_an_anchor_with_a_repository():

@@ -10,6 +10,7 @@ from envbuild.catalog.models import Component, Stack
 from envbuild.core import tomlread
 from envbuild.core.errors import ConfigurationError
 from envbuild.lock.components import Chosen, Origin
+from envbuild.lock.metadata import CompileMetadata
 from envbuild.lock.project import Project, render_project, requirement_of, torch_specifier
 from envbuild.lock.torch_builds import TorchSource
 
@@ -68,6 +69,22 @@ def chosen(name: str, spec: Component, **changes: object) -> Chosen:
 )
 def test_render_project_golden(golden, changes):
     assert render(**changes) == (GOLDEN / f"{golden}.toml").read_text()
+
+
+def test_metadata_of_the_compile_phase_is_of_one_version():
+    # uv takes metadata without a version for every version, also for one that requires something else.
+    metadata = CompileMetadata(
+        name="flash-attn", version="2.8.3", sdist_digest="sha256:aa", requires_dist=("torch", "x ; extra == 'more'"),
+        provides_extra=("more",), build_requires=(), rewritten=(),
+    )  # fmt: skip
+    assert tomlread.loads(render(metadata=(metadata,)))["tool"]["uv"]["dependency-metadata"] == [
+        {
+            "name": "flash-attn",
+            "version": "2.8.3",
+            "requires-dist": ["torch", "x ; extra == 'more'"],
+            "provides-extra": ["more"],
+        }
+    ]
 
 
 def test_find_links_place_is_not_written():

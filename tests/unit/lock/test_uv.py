@@ -123,6 +123,22 @@ def test_a_configuration_of_uv_that_it_cannot_read_is_the_users_to_correct(uv, t
     assert "no-such-key" in caught.value.why
 
 
+def test_uv_fetches_with_plain_git_and_without_large_files(tmp_path):
+    """What uv gives to the git that it starts, in which a user's own settings hold: seen by a git on its PATH."""
+    git = tmp_path / "bin/git"
+    git.parent.mkdir()
+    git.write_text(f"#!/bin/sh\nenv > {tmp_path}/seen\nexit 1\n")
+    git.chmod(0o755)
+    env = {**os.environ, "PATH": f"{git.parent}:{os.environ['PATH']}", "UV_CACHE_DIR": str(tmp_path / "cache")}
+    env |= {"UV_NO_GITHUB_FAST_PATH": "", "GIT_LFS_SKIP_SMUDGE": "0"}
+    arguments = ["pip", "install", "--offline", "--dry-run", "--target", tmp_path / "x", f"p @ git+file://{tmp_path}/p"]
+    with pytest.raises(EnvbuildError):
+        run_uv(arguments, what="try", log=tmp_path / "log", cwd=tmp_path, env=env)
+    seen = (tmp_path / "seen").read_text().splitlines()
+    for line in ("UV_NO_GITHUB_FAST_PATH=1", "GIT_LFS_SKIP_SMUDGE=1", "GIT_TERMINAL_PROMPT=0"):
+        assert line in seen
+
+
 def test_credentials_do_not_reach_the_log(uv, tmp_path):
     with closed_port() as port, pytest.raises(NetworkError) as caught:
         uv('"some-package"', arguments=("--default-index", f"http://me:secret@127.0.0.1:{port}/simple"))

@@ -1,14 +1,15 @@
 """Syncing a lock into a folder of this machine: what is refused before anything is touched."""
 
 import os
+import platform
 from pathlib import Path
 
 import pytest
 from helpers.locks import make_lock
 
-from envbuild.catalog.models import Target
+from envbuild.catalog.models import MACHINES, Target
 from envbuild.catalog.site import load_site
-from envbuild.core.errors import UsageError
+from envbuild.core.errors import MachineError, UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.record import read_lock
 from envbuild.lock.torch_builds import locked_torch
@@ -20,7 +21,9 @@ from envbuild.sync.local import sync
 
 @pytest.fixture
 def lock(tmp_path):
-    make_lock(tmp_path / "lock")
+    here = next(name for name, machine in MACHINES.items() if machine == platform.machine())
+    made = make_lock(tmp_path / "lock")
+    make_lock(tmp_path / "lock", base=made.base.model_copy(update={"platform": here, "glibc": "2.17"}))
     return read_lock(tmp_path / "lock")
 
 
@@ -112,6 +115,31 @@ def test_modules_are_imported_for_the_targets_gpus_and_with_nothing_that_others_
     assert variables["TORCH_EXTENSIONS_DIR"] != "/somewhere"
     assert "PYTHONPATH" not in variables
     assert Path(calls["probe"]).is_file()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"glibc": "99.0"}, "The base has glibc 99.0; this machine has "),
+        (
+            {"platform": "linux/amd64" if platform.machine() == "aarch64" else "linux/arm64"},
+            f"this machine is {platform.machine()}",
+        ),
+    ],
+)
+def test_a_machine_that_cannot_run_what_is_locked_is_refused_before_anything_is_touched(
+    lock, tmp_path, calls, changes, why
+):
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv/pyvenv.cfg").write_text("")
+    changed = lock.lock.model_copy(update={"base": lock.lock.base.model_copy(update=changes)})
+    with pytest.raises(
+        MachineError, match="stack mcore on base debian12 cannot be installed on this machine"
+    ) as caught:
+        run(type(lock)(lock.path, changed), tmp_path)
+    assert why in caught.value.why
+    assert "envbuild image" in caught.value.fix
+    assert (calls, (tmp_path / "venv/pyvenv.cfg").is_file()) == ({}, True)
 
 
 @pytest.mark.parametrize("phases", [("git",), ("main", "wheels"), ("",)])

@@ -1,0 +1,42 @@
+"""Whether what is locked for a base runs on this machine."""
+
+from __future__ import annotations
+
+import platform
+import re
+
+from envbuild.catalog.models import MACHINES
+from envbuild.core.errors import MachineError
+
+
+def refuse_other_machine(
+    base_platform: str, base_glibc: str, *, what: str, fix: str, machine: str | None = None, glibc: str | None = None
+) -> None:
+    """Refuse a machine of another architecture, or with an older glibc; its Python is looked for by uv.
+
+    Args:
+        base_platform: the base's, such as ``linux/amd64``.
+        what: what the error says that failed.
+        fix: what the error says to do.
+        machine: this machine's, in uname's words.
+        glibc: this machine's version; empty for another C library.
+
+    Raises:
+        MachineError: this machine is refused.
+    """
+    machine = platform.machine() if machine is None else machine
+    glibc = platform.libc_ver()[1] if glibc is None else glibc
+    wanted = MACHINES[base_platform]
+    if machine != wanted:
+        problem = f"The base is for {wanted}; this machine is {machine}."
+    elif not glibc or _numbers(glibc) < _numbers(base_glibc):
+        problem = (
+            f"The base has glibc {base_glibc}; this machine has {glibc or 'none'}, and wheels may need the newer one."
+        )
+    else:
+        return
+    raise MachineError(what, why=problem, fix=fix)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
