@@ -401,14 +401,22 @@ def _metadata_files(
     An sdist has thousands of files: reading through it costs most of a lock that has everything else at hand.
     """
     digest = str(package.get("sdist", {}).get("hash", ""))
-
-    def extract(entry: Path) -> None:
-        content, _ = fetch_sdist(package, folder, site, store)
-        for name, text in declaring_files(package["name"], content).items():
-            (entry / name).write_bytes(text)
-
     if not digest:
         content, digest = fetch_sdist(package, folder, site, store)
         return declaring_files(package["name"], content), digest
+
+    def content_of() -> bytes:
+        return fetch_sdist(package, folder, site, store)[0]
+
+    return kept_declarations(package["name"], digest, content_of, store), digest
+
+
+def kept_declarations(name: str, digest: str, content_of: Callable[[], bytes], store: LocalStore) -> dict[str, bytes]:
+    """:func:`declaring_files` of the sdist with a digest, whose content is asked for only once."""
+
+    def extract(entry: Path) -> None:
+        for file, text in declaring_files(name, content_of()).items():
+            (entry / file).write_bytes(text)
+
     kept = store.get_or_build(_KIND, digest, extract).path
-    return {name: (kept / name).read_bytes() for name in METADATA_FILES if (kept / name).is_file()}, digest
+    return {file: (kept / file).read_bytes() for file in METADATA_FILES if (kept / file).is_file()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
@@ -11,7 +10,7 @@ from envbuild.catalog.models import Base
 from envbuild.catalog.site import Site
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import Reporter
-from envbuild.lock.metadata import FILE, METADATA_FILES, build_requires, fetch_sdist, top_files
+from envbuild.lock.metadata import FILE, PYPROJECT, build_requires, fetch_sdist, kept_declarations
 from envbuild.lock.releases import look_up
 from envbuild.lock.workplace import Workplace
 from envbuild.store.local import LocalStore
@@ -56,15 +55,9 @@ class Sources:
 
     def build_requires(self, name: str, version: str, digest: str) -> tuple[str, ...]:
         """What the sdist declares to be built with, as PEP 508 lines (PEP 518)."""
-
-        def extract(entry: Path) -> None:
-            for file, text in top_files(name, self.sdist(name, version, digest)).items():
-                (entry / file).write_bytes(text)
-
-        # The same entries as the ones that locking makes.
-        kept = self.store.get_or_build("sdist-metadata", digest, extract).path / METADATA_FILES[1]
+        files = kept_declarations(name, digest, lambda: self.sdist(name, version, digest), self.store)
         try:
-            return build_requires(kept.read_text() if kept.is_file() else None)
+            return build_requires(files[PYPROJECT].decode() if PYPROJECT in files else None)
         except ValueError as error:
             raise CheckRefusedError(
                 f"the sdist of {name} {version} cannot be built",
