@@ -35,6 +35,9 @@ def write(etc: Path, subuid: str | None, subgid: str | None) -> None:
 def test_account_with_ranges(etc, text):
     write(etc, text, text)
     subids.require(etc)
+    (etc / "subgid").unlink()
+    with pytest.raises(MachineError, match="has no subordinate IDs"):
+        subids.require(etc)
 
 
 @pytest.mark.parametrize(
