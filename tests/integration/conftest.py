@@ -41,8 +41,8 @@ def index() -> Iterator[SimpleIndex]:
 
 
 @pytest.fixture
-def wheel(index: SimpleIndex, tmp_path: Path) -> Callable[..., None]:
-    """Uploads a wheel of a few bytes."""
+def wheel(index: SimpleIndex, tmp_path: Path) -> Callable[..., Path]:
+    """Uploads a wheel of a few bytes, and says where it is here."""
 
     def upload(
         name: str,
@@ -52,8 +52,10 @@ def wheel(index: SimpleIndex, tmp_path: Path) -> Callable[..., None]:
         tags: str = ANY,
         requires: tuple[str, ...] = (),
         **more: Any,
-    ) -> None:
-        index.add(make_wheel(tmp_path / "wheels", name, version, tags, requires, **more), uploaded)
+    ) -> Path:
+        path = make_wheel(tmp_path / "wheels", name, version, tags, requires, **more)
+        index.add(path, uploaded)
+        return path
 
     return upload
 

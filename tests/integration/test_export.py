@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import urllib.parse
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,15 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from helpers.git_repos import History
-from helpers.simple_index import SimpleIndex, make_sdist, simple_index
-from helpers.stack_files import BASE, GPU_BASE, write_base, write_stack, write_target
+from helpers.lock_runs import ANY, OLD
+from helpers.simple_index import SimpleIndex, make_sdist
+from helpers.stack_files import BASE, GPU_BASE, write_stack
 from helpers.wheels import make_wheel, served, write_index
 from packaging.pylock import Pylock
 
 from envbuild.core import tomlread
 from envbuild.lock.uv import uv_program
 
-ANY = "py3-none-any"
-OLD = "2025-01-01T00:00:00Z"
 TORCH_TAGS = "cp311-cp311-manylinux_2_28_x86_64"
 REMOTE = "https://git.example.invalid/tools/gitlib"
 # Builds a wheel of one module, and only where `dep` is installed already, as extensions of torch do.
@@ -47,46 +46,15 @@ PYPROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-p
 
 
 @pytest.fixture
-def index() -> Iterator[SimpleIndex]:
-    with simple_index() as running:
-        yield running
-
-
-@pytest.fixture
-def wheel(index: SimpleIndex, tmp_path: Path) -> Callable[..., Path]:
-    def upload(
-        name: str, version: str, uploaded: str = OLD, *, tags: str = ANY, requires: tuple[str, ...] = ()
-    ) -> Path:
-        path = make_wheel(tmp_path / "wheels", name, version, tags, requires)
-        index.add(path, uploaded)
-        return path
-
-    return upload
-
-
-@pytest.fixture
-def own(tool: Any, tmp_path: Path, index: SimpleIndex) -> Any:
-    """The tool in a project with bases of its own, this index as its only one, and git's URLs rewritten."""
-    project = tmp_path / "project"
-    write_base(project)
-    write_base(project, GPU_BASE, cuda="13.0", glibc="2.35")
-    write_target(project, "gpu", sm=("90",))
+def own(own: Any, tmp_path: Path) -> Any:
+    """With this index alone, whatever pip's files say, and with git's URLs rewritten."""
     settings = tmp_path / "gitconfig"
     settings.write_text(
         f'[url "file://{tmp_path}/served/"]\n\tinsteadOf = https://git.example.invalid/\n'
         '[protocol "file"]\n\tallow = always\n'
     )
-    runner = type(tool)(project, tmp_path / "cache")
-    runner.env = {"UV_DEFAULT_INDEX": index.url, "UV_CACHE_DIR": str(tmp_path / "uv"), "UV_PYTHON_DOWNLOADS": "never"}
-    runner.env |= {
-        "UV_FIND_LINKS": "",
-        "PIP_FIND_LINKS": "",
-        "PIP_CONFIG_FILE": "/dev/null",
-        "NO_PROXY": "127.0.0.1",
-        "no_proxy": "127.0.0.1",
-    }
-    runner.env |= {"GIT_CONFIG_GLOBAL": str(settings), "GIT_CONFIG_NOSYSTEM": "1"}
-    return runner
+    own.env |= {"PIP_CONFIG_FILE": "/dev/null", "GIT_CONFIG_GLOBAL": str(settings), "GIT_CONFIG_NOSYSTEM": "1"}
+    return own
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from helpers.lock_runs import error, result
 from helpers.wheels import make_wheel, served, write_index
 
 from envbuild.catalog.catalog import Selection
@@ -84,18 +85,6 @@ def tiny(own: Any, torch_wheel: Path) -> Any:
     """The same, with the wheel's folder as the only place of torch builds."""
     own.env = {**NO_PLACES, "UV_FIND_LINKS": str(torch_wheel.parent)}
     return own
-
-
-def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(done.stdout)
-    return value
-
-
-def error(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert "Traceback" not in done.stderr
-    value: dict[str, Any] = json.loads(done.stdout)["error"]
-    assert value["fix"]
-    return value
 
 
 def lock_of(tool: Any, stack: str) -> Path:

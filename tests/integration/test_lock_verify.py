@@ -5,46 +5,26 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.simple_index import SimpleIndex, make_sdist, simple_index
+from helpers.lock_runs import OLD
+from helpers.simple_index import SimpleIndex, make_sdist
 from helpers.stack_files import BASE, write_base, write_stack
-from helpers.wheels import make_wheel
 
 from envbuild.lock.record import read_lock
 
-ANY = "py3-none-any"
-OLD = "2025-01-01T00:00:00Z"
 BROKEN = "raise ImportError(f'no symbol in {__file__}')\n"
 
 
 @pytest.fixture
-def index() -> Iterator[SimpleIndex]:
-    with simple_index() as running:
-        yield running
-
-
-@pytest.fixture
-def wheel(index: SimpleIndex, tmp_path: Path) -> Callable[..., None]:
-    def upload(name: str, version: str, *, module: str = "", requires: tuple[str, ...] = ()) -> None:
-        index.add(make_wheel(tmp_path / "wheels", name, version, ANY, requires, module=module), OLD)
-
-    return upload
-
-
-@pytest.fixture
-def own(tool: Any, tmp_path: Path, index: SimpleIndex) -> Any:
-    """The tool in a project with a base of its own and a stack of `lib`, and this index as its only one."""
-    project = tmp_path / "project"
-    write_base(project, glibc="2.17")
-    write_stack(project, "s", {"lib": {"modules": ["lib"]}}, as_of="2025-02-01")
-    runner = type(tool)(project, tmp_path / "cache")
-    runner.env = {"UV_DEFAULT_INDEX": index.url, "UV_CACHE_DIR": str(tmp_path / "uv"), "UV_PYTHON_DOWNLOADS": "never"}
-    runner.env |= {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": "", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    return runner
+def own(own: Any) -> Any:
+    """With a base that this machine can stand in for, and a stack of `lib`."""
+    write_base(own.project, glibc="2.17")
+    write_stack(own.project, "s", {"lib": {"modules": ["lib"]}}, as_of="2025-02-01")
+    return own
 
 
 def verify(tool: Any, *arguments: str, status: int = 0) -> dict[str, Any]:

@@ -159,8 +159,6 @@ def _mmdebstrap(archive: Path, base: Base, name: str, sources: apt.Sources, log:
         words += [find_tool("unshare", "util-linux"), "--mount", "--propagation", "private"]
         words += ["--pid", "--fork", "--kill-child", "--mount-proc"]
         environment["TMPDIR"] = str(archive.parent)
-    else:
-        find_tool("newuidmap", "uidmap")
     words += [find_tool("mmdebstrap", "mmdebstrap"), "--mode=root" if as_root else "--mode=unshare"]
     words += ["--variant=minbase", "--format=tar", f"--architectures={ARCHITECTURES[base.platform]}"]
     words += ["--include=" + ",".join(base.archive.packages), '--aptopt=Acquire::Languages "none"']

@@ -7,6 +7,7 @@ them. An image is their OCI layout, made of hard links, and the .sqsh packed fro
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from envbuild.core.errors import ConfigurationError, MachineError
 from envbuild.core.files import write_atomic
 from envbuild.core.process import find_tool
 from envbuild.core.progress import Reporter
-from envbuild.image import gzips
+from envbuild.image import gzips, subids
 from envbuild.image.bases import MadeBase, base_key, find_base, make_base
 from envbuild.image.environment import PLAIN_ENVIRONMENT, VENV, MadeEnvironment, make_environment
 from envbuild.image.layers import LayerWriter
@@ -85,7 +86,10 @@ def build_image(
     if not refresh_base and (found := _find(selection, lock, store, formats, wheels)):
         return found
     _check_tools(formats)
-    if find_base(selection.base, store) is None:
+    there = find_base(selection.base, store)
+    if os.geteuid() and (refresh_base or there is None):
+        subids.require()
+    if there is None:
         locked_torch(site, lock.lock)  # where nobody has it, better say so before a minute goes into the base
     # A base is a directory that sandboxes run in: a refresh waits until nobody does, before it takes the old one away.
     in_use = store.root / "locks" / f"in-use-{short(base_key(selection.base))}.lock"
