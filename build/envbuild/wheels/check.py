@@ -49,7 +49,7 @@ for name in modules:
         found["modules"][name] = ["import", str(error), ""]
     except Exception as error:
         found["modules"][name] = ["other", f"{type(error).__name__}: {error}", ""]
-print("\\n" + json.dumps(found))
+print("\\n@found " + json.dumps(found))
 """
 
 
@@ -176,7 +176,8 @@ def _load(
         error=CheckRefusedError,
         fix="It was not kept. It ended the interpreter that loaded it, or did not come back.",
     )
-    found = json.loads(finished.output.strip().splitlines()[-1])
+    # Libraries may print, also when the interpreter ends.
+    found = json.loads(finished.output.rpartition("\n@found ")[2].splitlines()[0])
     problems = [f"{name} does not load: {why}" for name, why in found["libraries"].items() if not _of_driver(why)]
     unknown: dict[str, str] = {}
     for name, (kind, why, missing) in found["modules"].items():
