@@ -198,7 +198,8 @@ def _load(
 
 def is_foreign(why: str, beginnings: Sequence[str]) -> bool:
     """Whether a library did not load for want of a symbol that another package's library brings."""
-    match = re.search(r"undefined symbol: (\w+)", why)
+    # A C++ function outside namespaces is _Z, the length of its name, and its name (Itanium C++ ABI, "Mangling").
+    match = re.search(r"undefined symbol: (?:_Z\d+)?(\w+)", why)
     return match is not None and match[1].startswith(tuple(beginnings))
 
 

@@ -86,6 +86,8 @@ def test_libraries_that_somebody_must_bring(name):
     ("why", "beginnings", "foreign"),
     [
         ("/x/te.so: undefined symbol: nvte_cublas_gemm", ("nvte_",), True),
+        ("/x/te.so: undefined symbol: _Z14nvte_unpermutePvS_", ("nvte_",), True),
+        ("/x/te.so: undefined symbol: _ZTIN18transformer_engine4BaseE", ("_ZTIN18transformer_engine",), True),
         ("/x/te.so: undefined symbol: nvte_cublas_gemm", (), False),
         ("/x/te.so: undefined symbol: _ZN3c105ErrorC2E", ("nvte_",), False),
         ("libnvte_x.so: cannot open shared object file", ("nvte_",), False),
