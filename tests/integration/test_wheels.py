@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import subprocess
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,26 @@ def test_an_image_takes_the_wheel_where_the_base_has_no_compiler(own: Any, index
     assert told["record"]["wheels"] == {"kernels": wheel["record"]["digest"]}
     assert told["record"]["packages"]["kernels"] == "1.0"
     assert told["record"]["not_checked"] == {}
+    assert in_image(told) == Architectures.of(["90"])
     again = json.loads(own.run("image", *select).stdout)
     assert (again["built"], again["record"]) == (False, told["record"])
     assert compiled(tmp_path) == 1
+
+    # Another wheel of the same name, version and file name: no cache may give out the first one.
+    write_target(own.project, "gpu", sm=("80",))
+    wheels(own)
+    assert in_image(json.loads(own.run("image", *select).stdout)) == Architectures.of(["80"])
+
+
+def in_image(told: dict[str, Any]) -> Architectures:
+    """What the extension in an image is compiled for."""
+    for layer in Path(told["path"], "oci/blobs/sha256").iterdir():
+        if layer.read_bytes()[:2] != b"\x1f\x8b":
+            continue
+        with tarfile.open(layer) as tar:
+            for member in tar:
+                if Path(member.name).name.startswith("kernels.cpython"):
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    return read_binary(member.name, content.read()).architectures
+    pytest.fail("the extension is not in the image")

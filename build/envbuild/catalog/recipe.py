@@ -34,6 +34,10 @@ class WheelRecipe(Model):
     build_requirements: tuple[PackageName, ...] = Field(
         default=(), description="what its build uses beyond what its pyproject.toml declares; phase main must have it"
     )
+    foreign_symbols: tuple[Annotated[str, StringConstraints(pattern=r"^\w+$")], ...] = Field(
+        default=(),
+        description="how names of symbols begin that a library of another package of phase compile brings",
+    )
     job_memory_gib: Annotated[float, Field(gt=0, le=64)] = Field(
         default=4, description="memory of one compiler process at its peak, in GiB"
     )

@@ -116,9 +116,10 @@ def make_environment(
                 tree=staged / "tree",
                 logs=logs,
                 bwrap=sandbox.probe(),
-                wheels={name: item.wheel for name, item in wheels.items()},
+                wheels={_seen(item): item.wheel for item in wheels.values()},
             )
-            packages, imports = _fill(bench, selection, snapshot(lock, staged / "lock"), site, reporter)
+            built = {name: _seen(item) for name, item in wheels.items()}
+            packages, imports = _fill(bench, selection, snapshot(lock, staged / "lock"), site, built, reporter)
             place = PREFIX.lstrip("/")
             with (
                 reporter.step("write the layer of the environment"),
@@ -140,8 +141,18 @@ def make_environment(
     return MadeEnvironment(path=entry.path, record=record, built=entry.built)
 
 
+def _seen(item: Built) -> str:
+    """Where a wheel is seen while the environment is made: a path of its own, since uv's cache goes by paths."""
+    return f"{BUILT}/{short(item.record.digest)}/{item.wheel.name}"
+
+
 def _fill(
-    bench: _Bench, selection: Selection, lock: LockDirectory, site: Site, reporter: Reporter
+    bench: _Bench,
+    selection: Selection,
+    lock: LockDirectory,
+    site: Site,
+    built: Mapping[str, str],
+    reporter: Reporter,
 ) -> tuple[dict[str, str], Imports]:
     """Make the environment on the bench; returns its packages, and what the import check found."""
     python = selection.base.python
@@ -158,8 +169,7 @@ def _fill(
         disk=bench.tree,
         logs=bench.logs,
     )
-    seen = {name: f"{BUILT}/{file.name}" for name, file in bench.wheels.items()}
-    install(lock, place, access.uv_args, reporter, wheels=seen)
+    install(lock, place, access.uv_args, reporter, wheels=built)
     venv = bench.tree / "venv"
     site_packages = venv / "lib" / f"python{python.version}" / "site-packages"
     with reporter.step("compare with the lock, compile to bytecode"):
@@ -174,7 +184,11 @@ def _fill(
 
 @dataclass(frozen=True, kw_only=True)
 class _Bench:
-    """Where an environment is made: folders of this machine, and ways to run things in the base."""
+    """Where an environment is made: folders of this machine, and ways to run things in the base.
+
+    Attributes:
+        wheels: built wheels by the path at which they are seen in the base.
+    """
 
     base: MadeBase
     workshop: Path
@@ -194,7 +208,7 @@ class _Bench:
                 Bind(source=uv_program().resolve(), target=f"{INSIDE}/uv"),
                 Bind(source=lock.resolve(), target=f"{INSIDE}/lock"),
                 *access.binds,
-                *(Bind(source=file.resolve(), target=f"{BUILT}/{file.name}") for file in self.wheels.values()),
+                *(Bind(source=file.resolve(), target=target) for target, file in self.wheels.items()),
             ),
             # A link and no second mount, across which uv could not hard-link.
             links=((PREFIX, f"{seen_workshop}/{self.tree.relative_to(self.workshop)}"),),

@@ -49,7 +49,7 @@ for name in modules:
         found["modules"][name] = ["import", str(error), ""]
     except Exception as error:
         found["modules"][name] = ["other", f"{type(error).__name__}: {error}", ""]
-print("\\n" + json.dumps(found))
+print("\\n@found " + json.dumps(found))
 """
 
 
@@ -58,7 +58,8 @@ class Checked:
     """What a wheel was found to be.
 
     Attributes:
-        imported: modules that imported; ``not_imported``: those of which nothing is known yet, and why.
+        imported: modules that imported.
+        not_imported: modules and libraries of which nothing is known yet, and why.
     """
 
     architectures: Architectures
@@ -176,9 +177,15 @@ def _load(
         error=CheckRefusedError,
         fix="It was not kept. It ended the interpreter that loaded it, or did not come back.",
     )
-    found = json.loads(finished.output.strip().splitlines()[-1])
-    problems = [f"{name} does not load: {why}" for name, why in found["libraries"].items() if not _of_driver(why)]
+    # Libraries may print, also when the interpreter ends.
+    found = json.loads(finished.output.rpartition("\n@found ")[2].splitlines()[0])
+    problems: list[str] = []
     unknown: dict[str, str] = {}
+    for name, why in found["libraries"].items():
+        if _of_driver(why) or is_foreign(why, plan.recipe.foreign_symbols):
+            unknown[name] = why
+        else:
+            problems.append(f"{name} does not load: {why}")
     for name, (kind, why, missing) in found["modules"].items():
         # Another package of the compile phase, which is not installed here; the import check of `sync` has it.
         elsewhere = kind == "missing" and not (scratch / missing.split(".")[0]).exists()
@@ -187,6 +194,13 @@ def _load(
         else:
             problems.append(f"module {name} does not import: {why}")
     return _Loaded(problems, unknown)
+
+
+def is_foreign(why: str, beginnings: Sequence[str]) -> bool:
+    """Whether a library did not load for want of a symbol that another package's library brings."""
+    # A C++ function outside namespaces is _Z, the length of its name, and its name (Itanium C++ ABI, "Mangling").
+    match = re.search(r"undefined symbol: (?:_Z\d+)?(\w+)", why)
+    return match is not None and match[1].startswith(tuple(beginnings))
 
 
 def _of_driver(why: str) -> bool:

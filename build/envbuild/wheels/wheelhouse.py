@@ -40,7 +40,7 @@ class WheelRecord(Model):
     libraries: tuple[str, ...] = Field(description="shared libraries it needs")
     glibc: str = Field(description="newest glibc symbols it uses")
     imported: tuple[str, ...] = Field(description="modules that imported when it was checked")
-    not_imported: dict[str, str] = Field(description="modules that could not be imported there, and why")
+    not_imported: dict[str, str] = Field(description="modules and libraries that could not be loaded there, and why")
     build_seconds: float = Field(description="wall time of the build")
     jobs: int = Field(description="compilers at once")
 

@@ -6,7 +6,7 @@ from unit.wheels.plans import plan
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.check import OF_THE_SYSTEM, _wrong_content, check_wheel
+from envbuild.wheels.check import OF_THE_SYSTEM, _wrong_content, check_wheel, is_foreign
 from envbuild.wheels.elf import Binary
 
 
@@ -80,3 +80,18 @@ def test_libraries_of_every_system(name):
 @pytest.mark.parametrize("name", ["libcudart.so.13", "libcudnn.so.9", "libc10.so", "libmpi.so.40"])
 def test_libraries_that_somebody_must_bring(name):
     assert not OF_THE_SYSTEM.match(name)
+
+
+@pytest.mark.parametrize(
+    ("why", "beginnings", "foreign"),
+    [
+        ("/x/te.so: undefined symbol: nvte_cublas_gemm", ("nvte_",), True),
+        ("/x/te.so: undefined symbol: _Z14nvte_unpermutePvS_", ("nvte_",), True),
+        ("/x/te.so: undefined symbol: _ZTIN18transformer_engine4BaseE", ("_ZTIN18transformer_engine",), True),
+        ("/x/te.so: undefined symbol: nvte_cublas_gemm", (), False),
+        ("/x/te.so: undefined symbol: _ZN3c105ErrorC2E", ("nvte_",), False),
+        ("libnvte_x.so: cannot open shared object file", ("nvte_",), False),
+    ],
+)
+def test_only_declared_symbols_are_foreign(why, beginnings, foreign):
+    assert is_foreign(why, beginnings) is foreign
