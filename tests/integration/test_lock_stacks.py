@@ -62,7 +62,7 @@ def test_lock_follows_the_branch(nemo: Any, upstream: Upstream) -> None:
     moved = f"branch main moved from {upstream.commits['n2'][:12]} to {new[:12]}"
     refused = error(nemo.run("lock", "--check", "--json", status=5))
     assert moved in refused["why"]
-    told = result(nemo.run("lock", "--diff", "--json"))
+    (told,) = result(nemo.run("lock", "--diff", "--json"))["locks"]
     because = f"requirements/manifest.json of nemo-toolkit {new[:12]}"
     instead = f"asked for {upstream.commits['m3']} instead of {upstream.commits['m2']}"
     assert {(change["name"], change["why"]) for change in told["changes"]} == {
