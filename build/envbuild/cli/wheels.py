@@ -16,7 +16,7 @@ from envbuild.wheels.key import difference
 from envbuild.wheels.making import make_wheels
 from envbuild.wheels.planning import WheelPlan, choose, cuda_of, plan_wheels
 from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolchain import Toolchain, find_toolchain
+from envbuild.wheels.toolkit import Asked, Toolkit, choose_toolkit
 from envbuild.wheels.wheelhouse import Built, Wheelhouse
 
 
@@ -25,6 +25,13 @@ from envbuild.wheels.wheelhouse import Built, Wheelhouse
 @click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")
 @click.option("--package", "packages", multiple=True, metavar="NAME", help="Build this one only; may be repeated.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Compilers at once; default: as cores and memory allow.")
+@click.option(
+    "--toolkit",
+    type=click.Choice([item.value for item in Asked]),
+    default=Asked.AUTO.value,
+    show_default=True,
+    help="Whose CUDA toolkit: this machine's, the package index's, or the index's where this machine's does not fit.",
+)
 @click.option("--explain", is_flag=True, help="Print the parts of each build key; build nothing.")
 @click.option("--against", metavar="KEY", help="With --explain: the parts that differ from the wheel of this key.")
 @output_options
@@ -38,6 +45,7 @@ def command(
     name: str | None,
     packages: tuple[str, ...],
     jobs: int | None,
+    toolkit: str,
     explain: bool,
     against: str | None,
 ) -> None:
@@ -55,13 +63,13 @@ def command(
     if not names:
         session.done({"wheels": []}, f"nothing to build: the lock of {lock.lock.stack} has no package that is compiled")
         return
-    toolchain = find_toolchain(cuda_of(lock, selection.target))
     sources = Sources(base=selection.base, site=session.site, store=session.store, reporter=session.reporter)
-    plans = plan_wheels(lock, names, selection.target, session.catalog, toolchain, sources)
+    chosen = choose_toolkit(Asked(toolkit), lock, cuda_of(lock, selection.target), sources)
+    plans = plan_wheels(lock, names, selection.target, session.catalog, chosen.compilers, sources)
     if explain:
         _explain(session, plans, against)
         return
-    made = _make(session, lock, plans, toolchain, sources, jobs)
+    made = _make(session, lock, plans, chosen, sources, jobs)
     session.done({"wheels": [_as_json(item) for item in made]}, *[_line(item) for item in made])
 
 
@@ -69,14 +77,14 @@ def _make(
     session: Session,
     lock: LockDirectory,
     plans: tuple[WheelPlan, ...],
-    toolchain: Toolchain,
+    toolkit: Toolkit,
     sources: Sources,
     jobs: int | None,
 ) -> tuple[Built, ...]:
     return make_wheels(
         plans,
         environment=lambda: build_environment(lock, session.site, session.store, session.reporter),
-        toolchain=toolchain,
+        toolchain=toolkit.toolchain,
         sources=sources,
         store=session.store,
         reporter=session.reporter,

@@ -145,6 +145,7 @@ def _variables(plan: WheelPlan, bench: Bench) -> dict[str, str]:
         "CUDA_PATH": str(home),
         "PYTORCH_NVCC": str(home / "bin" / "nvcc"),
         "CUDAHOSTCXX": compilers["CXX"],
+        "NVCC_CCBIN": compilers["CXX"],
     }
     limits = {"MAX_JOBS": str(bench.jobs), "NVTE_BUILD_MAX_JOBS": str(bench.jobs), "UV_PYTHON_DOWNLOADS": "never"}
     fixed = {"LANG": "C.UTF-8", "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH, "PYTHONHASHSEED": "0"}

@@ -22,7 +22,7 @@ def make_wheels(
     plans: Sequence[WheelPlan],
     *,
     environment: Callable[[], Path],
-    toolchain: Toolchain,
+    toolchain: Callable[[], Toolchain],
     sources: Sources,
     store: LocalStore,
     reporter: Reporter,
@@ -32,6 +32,7 @@ def make_wheels(
 
     Args:
         environment: gives the virtual environment with the lock's phase main; asked for only when something is built.
+        toolchain: gives the compilers, in the same way.
         jobs: compilers at once; without it as many as cores and memory allow.
 
     Raises:
@@ -57,7 +58,7 @@ class _Maker:
         self,
         plan: WheelPlan,
         environment: Callable[[], Path],
-        toolchain: Toolchain,
+        toolchain: Callable[[], Toolchain],
         sources: Sources,
         store: LocalStore,
         reporter: Reporter,
@@ -82,7 +83,7 @@ class _Maker:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             remove_tree(self._log)
         with self._store.staging("wheel-build") as folder:
-            bench = Bench(environment=environment, toolchain=self._toolchain, folder=folder, log=self._log, jobs=jobs)
+            bench = Bench(environment=environment, toolchain=self._toolchain(), folder=folder, log=self._log, jobs=jobs)
             title = f"build {plan.name} for {plan.asked.text()}, {jobs} at once"
             with self._reporter.step(title):
                 started = time.monotonic()
