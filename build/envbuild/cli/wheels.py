@@ -9,14 +9,14 @@ from envbuild.cli.common import Session, output_options, selection_options, show
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.locking import find_lock
-from envbuild.lock.record import LockDirectory
 from envbuild.sync.build_environment import build_environment
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.key import difference
-from envbuild.wheels.making import make_wheels
+from envbuild.wheels.limits import choose_limits
+from envbuild.wheels.making import Workshop, make_wheels
 from envbuild.wheels.planning import WheelPlan, choose, cuda_of, plan_wheels
 from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolkit import Asked, Toolkit, choose_toolkit
+from envbuild.wheels.toolkit import Asked, choose_toolkit
 from envbuild.wheels.wheelhouse import Built, Wheelhouse
 
 
@@ -25,6 +25,12 @@ from envbuild.wheels.wheelhouse import Built, Wheelhouse
 @click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")
 @click.option("--package", "packages", multiple=True, metavar="NAME", help="Build this one only; may be repeated.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Compilers at once; default: as cores and memory allow.")
+@click.option(
+    "--memory",
+    "memory_gib",
+    type=click.IntRange(min=1),
+    help="GiB that compilers may take together; default: what is free.",
+)
 @click.option(
     "--toolkit",
     type=click.Choice([item.value for item in Asked]),
@@ -45,6 +51,7 @@ def command(
     name: str | None,
     packages: tuple[str, ...],
     jobs: int | None,
+    memory_gib: int | None,
     toolkit: str,
     explain: bool,
     against: str | None,
@@ -69,27 +76,15 @@ def command(
     if explain:
         _explain(session, plans, against)
         return
-    made = _make(session, lock, plans, chosen, sources, jobs)
-    session.done({"wheels": [_as_json(item) for item in made]}, *[_line(item) for item in made])
-
-
-def _make(
-    session: Session,
-    lock: LockDirectory,
-    plans: tuple[WheelPlan, ...],
-    toolkit: Toolkit,
-    sources: Sources,
-    jobs: int | None,
-) -> tuple[Built, ...]:
-    return make_wheels(
-        plans,
-        environment=lambda: build_environment(lock, session.site, session.store, session.reporter),
-        toolchain=toolkit.toolchain,
+    workshop = Workshop(
+        toolchain=chosen.toolchain,
         sources=sources,
         store=session.store,
         reporter=session.reporter,
-        jobs=jobs,
+        limits=choose_limits(jobs, memory_gib),
     )
+    made = make_wheels(plans, lambda: build_environment(lock, session.site, session.store, session.reporter), workshop)
+    session.done({"wheels": [_as_json(item) for item in made]}, *[_line(item) for item in made])
 
 
 def _explain(session: Session, plans: tuple[WheelPlan, ...], against: str | None) -> None:
