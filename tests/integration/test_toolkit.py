@@ -162,6 +162,11 @@ def test_a_wheel_is_built_where_there_is_no_toolkit(own: Any, tmp_path: Path, in
     assert (second["built"], second["record"]["sm"]) == (True, ["80"])
     assert second["record"]["parts"]["toolkit_packages"] == parts["toolkit_packages"]
 
+    shutil.rmtree(own.cache / KIND)
+    (again,) = json.loads(own.run("wheels", *SELECT, "--toolkit", "index", "--json").stdout)["wheels"]
+    assert (again["built"], again["record"]) == (False, second["record"])
+    assert not (own.cache / KIND).exists(), "a wheel that is there needs no compilers"
+
 
 @pytest.fixture(params=["system", "index"])
 def choice(request: pytest.FixtureRequest, own: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
