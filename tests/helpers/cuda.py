@@ -2,50 +2,59 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from helpers.locks import DIGEST, make_lock
 from helpers.simple_index import make_sdist
 
-from envbuild.core import locks
+from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.data import data_root
+from envbuild.catalog.site import load_site
 from envbuild.core.errors import MachineError
-from envbuild.lock.uv import uv_program
+from envbuild.core.progress import Reporter, SilentReporter
+from envbuild.lock.record import Inputs, LockDirectory, LockedBase, LockedTorch
+from envbuild.store.local import LocalStore
+from envbuild.wheels.sources import Sources
 from envbuild.wheels.toolchain import Toolchain, find_toolchain
+from envbuild.wheels.toolkit import Asked, choose_toolkit
 
 CUDA = "13.0"
-# Everything that compiling a kernel takes: the compiler, its internals, headers, the runtime.
-PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
+# A day on which the index had all of CUDA 13.0.
+AS_OF = "2026-05-16T00:00:00Z"
 
 
 def toolkit(folder: Path) -> Toolchain:
-    """A toolkit of version :data:`CUDA`; installed into ``folder`` where this machine has none."""
+    """A toolkit of version :data:`CUDA`; installed below ``folder`` where this machine has none."""
     try:
         return find_toolchain(CUDA)
     except MachineError:
-        with locks.exclusive(folder.with_suffix(".lock")):
-            if not folder.is_dir():
-                _install(folder)
-        return find_toolchain(CUDA, {**os.environ, "CUDA_HOME": str(folder)})
+        return choose_toolkit(Asked.INDEX, bare_lock(folder / "lock"), CUDA, sources(folder / "store")).toolchain()
 
 
-def _install(folder: Path) -> None:
-    """The packages laid out as a toolkit, the libraries in lib64."""
-    staged = folder.with_suffix(".staged")
-    shutil.rmtree(staged, ignore_errors=True)
-    command = [uv_program(), "pip", "install", "-q", "--target", staged, "--python", sys.executable]
-    subprocess.run([*command, *(f"{name}=={CUDA}.*" for name in PACKAGES)], check=True)
-    home = staged / "nvidia" / f"cu{CUDA.partition('.')[0]}"
-    (home / "lib64").symlink_to("lib")
-    for library in (home / "lib").glob("lib*.so.*"):
-        plain = library.with_name(library.name.partition(".so")[0] + ".so")
-        if not plain.exists():
-            plain.symlink_to(library.name)
-    home.rename(folder)
+def bare_lock(folder: Path, main: str = "# nothing\n", cuda: str = CUDA, as_of: str = AS_OF) -> LockDirectory:
+    """A lock for a base with CUDA, without torch, whose phase main is this requirements file."""
+    base = LockedBase(
+        name="debian12-cu130",
+        definition_digest=DIGEST,
+        distribution="debian",
+        release="12",
+        platform="linux/amd64",
+        glibc="2.36",
+        python="3.11",
+        cuda=cuda,
+    )
+    torch = LockedTorch(version="", build="index", found_in="package-index")
+    inputs = Inputs(digest=DIGEST, stack_digest=DIGEST, base_digest=DIGEST, torch_build="index", uv="0", as_of=as_of)
+    return LockDirectory(folder, make_lock(folder, main, base=base, torch=torch, inputs=inputs))
+
+
+def sources(store: Path, reporter: Reporter | None = None) -> Sources:
+    """Where packages come from: the index that uv uses, and a store of the test's own."""
+    told = reporter or SilentReporter()
+    base = Catalog.open(data_root()).base("debian12-cu130")
+    return Sources(base=base, site=load_site(), store=LocalStore(store, told), reporter=told)
 
 
 KERNEL = """\

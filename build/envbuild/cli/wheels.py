@@ -16,7 +16,7 @@ from envbuild.wheels.limits import choose_limits
 from envbuild.wheels.making import Workshop, make_wheels
 from envbuild.wheels.planning import WheelPlan, choose, cuda_of, plan_wheels
 from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolchain import find_toolchain
+from envbuild.wheels.toolkit import Asked, choose_toolkit
 from envbuild.wheels.wheelhouse import Built, Wheelhouse
 
 
@@ -30,6 +30,13 @@ from envbuild.wheels.wheelhouse import Built, Wheelhouse
     "memory_gib",
     type=click.IntRange(min=1),
     help="GiB that compilers may take together; default: what is free.",
+)
+@click.option(
+    "--toolkit",
+    type=click.Choice([item.value for item in Asked]),
+    default=Asked.AUTO.value,
+    show_default=True,
+    help="Whose CUDA toolkit: this machine's, the package index's, or the index's where this machine's does not fit.",
 )
 @click.option("--explain", is_flag=True, help="Print the parts of each build key; build nothing.")
 @click.option("--against", metavar="KEY", help="With --explain: the parts that differ from the wheel of this key.")
@@ -45,6 +52,7 @@ def command(
     packages: tuple[str, ...],
     jobs: int | None,
     memory_gib: int | None,
+    toolkit: str,
     explain: bool,
     against: str | None,
 ) -> None:
@@ -62,14 +70,14 @@ def command(
     if not names:
         session.done({"wheels": []}, f"nothing to build: the lock of {lock.lock.stack} has no package that is compiled")
         return
-    toolchain = find_toolchain(cuda_of(lock, selection.target))
     sources = Sources(base=selection.base, site=session.site, store=session.store, reporter=session.reporter)
-    plans = plan_wheels(lock, names, selection.target, session.catalog, toolchain, sources)
+    chosen = choose_toolkit(Asked(toolkit), lock, cuda_of(lock, selection.target), sources)
+    plans = plan_wheels(lock, names, selection.target, session.catalog, chosen.compilers, sources)
     if explain:
         _explain(session, plans, against)
         return
     workshop = Workshop(
-        toolchain=toolchain,
+        toolchain=chosen.toolchain,
         sources=sources,
         store=session.store,
         reporter=session.reporter,

@@ -138,6 +138,7 @@ def _variables(plan: WheelPlan, bench: Bench, fronts: Fronts) -> dict[str, str]:
         "CUDA_PATH": str(home),
         "PYTORCH_NVCC": str(home / "bin" / "nvcc"),
         "CUDAHOSTCXX": compilers["CXX"],
+        "NVCC_CCBIN": compilers["CXX"],
     }
     # As many as there are in all: those of other packages may be fewer just then, and each waits its turn.
     jobs = str(bench.turns.limits.jobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -13,7 +14,7 @@ from envbuild.wheels import nvcc_front
 # Raised when a wheel made from the same parts would come out differently.
 FORMAT = 2
 # What a machine brings; a wheel that differs in nothing else from what is wanted fits the lock and the target.
-OF_THE_MACHINE = frozenset({"cuda_toolkit", "host_compiler", "nvcc_front"})
+OF_THE_MACHINE = frozenset({"toolkit", "toolkit_packages", "cuda_toolkit", "host_compiler", "nvcc_front"})
 
 
 class TorchPart(Model):
@@ -34,6 +35,10 @@ class Parts(Model):
     platform: str = Field(description="'linux/amd64', ...")
     python: str = Field(description="the ABI: 'cp310', ...")
     torch: TorchPart
+    toolkit: Literal["system", "index"] = Field(default="system", description="whose CUDA toolkit it is")
+    toolkit_packages: dict[str, str] = Field(
+        default_factory=dict, description="the index's packages that the toolkit is made of, and their versions"
+    )
     cuda_toolkit: str = Field(description="version of nvcc, '13.0.88'")
     host_compiler: str = Field(description="'g++ 12.2.0'")
     header_packages: dict[str, str] = Field(description="packages whose headers are included, and their versions")

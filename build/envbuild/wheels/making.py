@@ -30,9 +30,13 @@ UNFINISHED = "wheel-builds"
 
 @dataclass(frozen=True, kw_only=True)
 class Workshop:
-    """What all builds of a call share."""
+    """What all builds of a call share.
 
-    toolchain: Toolchain
+    Attributes:
+        toolchain: gives the compilers; asked for only when something is built.
+    """
+
+    toolchain: Callable[[], Toolchain]
     sources: Sources
     store: LocalStore
     reporter: Reporter
@@ -65,7 +69,7 @@ def _there(item: Built | None) -> Built:
 def _build_all(
     plans: Sequence[WheelPlan], environment: Path, workshop: Workshop, wheelhouse: Wheelhouse
 ) -> dict[str, Built]:
-    limits = workshop.limits
+    limits, toolchain = workshop.limits, workshop.toolchain()
     which = plans[0].name if len(plans) == 1 else f"{len(plans)} wheels"
     title = f"build {which} for {plans[0].asked.text()}, {limits.jobs} at once in {limits.memory_gib} GiB"
     board = _Board(workshop.reporter)
@@ -74,7 +78,7 @@ def _build_all(
         with interruptible(pool):
             running: dict[str, Future[Built]] = {}
             for plan in plans:
-                maker = _Maker(plan, environment, workshop, turns, board)
+                maker = _Maker(plan, environment, toolchain, workshop, turns, board)
                 running[plan.parts.key] = pool.submit(_kept, maker, plan, wheelhouse, workshop.reporter)
             # All of them, before the first error is raised.
             failures = [future.exception() for future in running.values()]
@@ -113,9 +117,18 @@ class _Board:
 class _Maker:
     """Fills the entry of one wheel."""
 
-    def __init__(self, plan: WheelPlan, environment: Path, workshop: Workshop, turns: Path, board: _Board) -> None:
+    def __init__(
+        self,
+        plan: WheelPlan,
+        environment: Path,
+        toolchain: Toolchain,
+        workshop: Workshop,
+        turns: Path,
+        board: _Board,
+    ) -> None:
         self._plan = plan
         self._environment = environment
+        self._toolchain = toolchain
         self._workshop = workshop
         self._turns = turns
         self._board = board
@@ -129,9 +142,7 @@ class _Maker:
             remove_tree(log)
         limits = self._workshop.limits
         turns = Turns(folder=self._turns, limits=limits, takes=limits.share(plan.recipe.job_memory_gib))
-        bench = Bench(
-            environment=self._environment, toolchain=self._workshop.toolchain, folder=folder, log=log, turns=turns
-        )
+        bench = Bench(environment=self._environment, toolchain=self._toolchain, folder=folder, log=log, turns=turns)
         self._tell("unpacking")
         archive = self._workshop.sources.archive(plan.parts)
         started = time.monotonic()

@@ -138,6 +138,8 @@ def _plan(
         platform=lock.lock.base.platform,
         python="cp" + lock.lock.base.python.replace(".", ""),
         torch=_torch(lock, main),
+        toolkit=compilers.source,
+        toolkit_packages=dict(compilers.packages),
         cuda_toolkit=compilers.cuda,
         host_compiler=compilers.host,
         header_packages={package: main[package].version for package in header_names if package in main},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
@@ -36,23 +38,23 @@ class Sources:
         kept = self.store.find("files", digest)
         if kept is not None:
             return (kept / FILE).read_bytes()
-        with self.reporter.step(f"download the sdist of {name} {version}"), self.store.staging("sdist") as folder:
-            work = Workplace(
-                folder=folder,
-                log=self.store.root / "logs" / "wheels" / "sdists.log",
-                site=self.site,
-                store=self.store,
-                reporter=self.reporter,
-            )
+        with self.reporter.step(f"download the sdist of {name} {version}"), self.workplace("sdists") as work:
             found = look_up({name: f"=={version}"}, self.base, {}, f"find {name} {version}", work)
             package = found[canonicalize_name(name)]
             stated = str(package.get("sdist", {}).get("hash", ""))
             if stated and stated != digest:
                 raise _other(name, version, digest, stated)
-            content, came = fetch_sdist(package, folder, self.site, self.store)
+            content, came = fetch_sdist(package, work.folder, self.site, self.store)
         if came != digest:
             raise _other(name, version, digest, came)
         return content
+
+    @contextlib.contextmanager
+    def workplace(self, label: str) -> Iterator[Workplace]:
+        """A place to ask the index from, with the log ``<label>.log``; gone when the block is left."""
+        log = self.store.root / "logs" / "wheels" / f"{label}.log"
+        with self.store.staging(label) as folder:
+            yield Workplace(folder=folder, log=log, site=self.site, store=self.store, reporter=self.reporter)
 
     def archive(self, parts: Parts) -> bytes:
         """The sources of a wheel, as an archive with one folder on top."""

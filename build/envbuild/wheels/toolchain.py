@@ -1,4 +1,7 @@
-"""The compilers of this machine: a CUDA toolkit that fits the lock's CUDA, and a host compiler."""
+"""The compilers of this machine: a CUDA toolkit that fits the lock's CUDA, and a host compiler.
+
+Inside a container the toolkit of its image is the machine's own: found by the same variables and places.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from envbuild.core.errors import MachineError
 from envbuild.core.process import run
+from envbuild.wheels.host_compiler import find_host_compiler, refuse_too_new
 
 HOME_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 USUAL_HOME = Path("/usr/local/cuda")
+# The index's packages of older CUDAs (nvidia-cuda-nvcc-cu12 12.6.85, 12.8.93 and 12.9.86) have ptxas and no nvcc.
+FIRST_INDEX_MAJOR = 13
 _RELEASE = re.compile(r"release (\d+\.\d+), V(\d+\.\d+\.\d+)")
-LATER = "Toolkits from the package index (nvidia-cuda-nvcc) are not taken by themselves yet."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +31,14 @@ class Compilers:
     Attributes:
         cuda: the toolkit's, such as ``13.0.88``.
         host: name and version, such as ``g++ 12.2.0``.
+        source: this machine's toolkit, or one of the package index.
+        packages: the versions of the index's packages that the toolkit is made of.
     """
 
     cuda: str
     host: str
+    source: Literal["system", "index"] = "system"
+    packages: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,26 +60,71 @@ class Toolchain(Compilers):
         return self.home / "bin" / "nvcc"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Toolkits:
+    """What a look at this machine's toolkits found.
+
+    Attributes:
+        home: the first that fits; ``version`` is its own. None: none fits.
+        others: the others that were met until then, a line each.
+    """
+
+    home: Path | None
+    version: str
+    others: tuple[str, ...]
+
+    def told(self) -> str:
+        """The others, for people."""
+        return "Found:\n" + ("\n".join(f"  {line}" for line in self.others) or "  no toolkit at all")
+
+
+def look_for_toolkit(cuda: str, environ: Mapping[str, str] = os.environ) -> Toolkits:
+    """The first toolkit of this machine whose version is ``cuda`` (major.minor).
+
+    Looks at CUDA_HOME, CUDA_PATH, the nvcc on PATH, and /usr/local/cuda.
+    """
+    others: list[str] = []
+    for where, home in _homes(environ):
+        version = cuda_version(home)
+        if version and version.rpartition(".")[0] == cuda:
+            return Toolkits(home=home, version=version, others=tuple(others))
+        others.append(f"{where}: {home}: {f'CUDA {version}' if version else 'no nvcc that runs'}")
+    return Toolkits(home=None, version="", others=tuple(others))
+
+
 def find_toolchain(cuda: str, environ: Mapping[str, str] = os.environ) -> Toolchain:
     """The first toolkit of this machine whose version is ``cuda`` (major.minor), and the host compiler.
 
-    Looks at CUDA_HOME, CUDA_PATH, the nvcc on PATH, and /usr/local/cuda.
+    Raises:
+        MachineError: there is none, or no C++ compiler that goes with it; names what was found and what to do.
+    """
+    found = look_for_toolkit(cuda, environ)
+    if found.home is None:
+        raise no_toolkit(cuda, found)
+    return toolchain_at(found.home, found.version, environ)
+
+
+def toolchain_at(home: Path, version: str, environ: Mapping[str, str] = os.environ) -> Toolchain:
+    """The toolkit in a folder, with the host compiler.
 
     Raises:
-        MachineError: there is none, or no C++ compiler; names what was found and what to do.
+        MachineError: there is no host compiler, or nvcc refuses it.
     """
-    seen: list[str] = []
-    for where, home in _homes(environ):
-        version = _cuda_version(home)
-        if version and version.rpartition(".")[0] == cuda:
-            cc, cxx, host = _host_compiler(environ)
-            return Toolchain(home=home, cuda=version, cc=cc, cxx=cxx, host=host)
-        seen.append(f"{where}: {home}: {f'CUDA {version}' if version else 'no nvcc that runs'}")
-    raise MachineError(
+    host = find_host_compiler(environ)
+    refuse_too_new(host, home, version)
+    return Toolchain(home=home, cuda=version, cc=host.cc, cxx=host.cxx, host=host.version)
+
+
+def no_toolkit(cuda: str, found: Toolkits) -> MachineError:
+    """The error for a machine without a toolkit of version ``cuda``."""
+    major = cuda.partition(".")[0]
+    other = "Or take the package index's own, which needs no root: --toolkit index"
+    if int(major) < FIRST_INDEX_MAJOR:
+        other = f"The package index has none of CUDA {major}: its nvidia-cuda-nvcc-cu{major} is without nvcc."
+    return MachineError(
         f"there is no CUDA toolkit {cuda} on this machine",
-        why="The lock's torch is made for that CUDA, and what is compiled against it must be too. Found:\n"
-        + ("\n".join(f"  {line}" for line in seen) or "  no toolkit at all"),
-        fix=f"Install the CUDA toolkit {cuda} and point CUDA_HOME at it. {LATER}",
+        why=f"The lock's torch is made for that CUDA, and what is compiled against it must be too. {found.told()}",
+        fix=f"Install the CUDA toolkit {cuda} and point CUDA_HOME at it. {other}",
     )
 
 
@@ -93,25 +148,10 @@ def _top(nvcc: Path) -> Path:
     return Path(match[1].strip()).resolve() if match else nvcc.resolve().parent.parent
 
 
-def _cuda_version(home: Path) -> str:
+def cuda_version(home: Path) -> str:
+    """The version of the toolkit in a folder, as its nvcc says it; empty where none runs."""
     nvcc = home / "bin" / "nvcc"
     if not nvcc.is_file() or not os.access(nvcc, os.X_OK):
         return ""
     match = _RELEASE.search(run([nvcc, "--version"], what="ask nvcc for its version", check=False).output)
     return match[2] if match else ""
-
-
-def _host_compiler(environ: Mapping[str, str]) -> tuple[Path, Path, str]:
-    names = {"CC": environ.get("CC") or "gcc", "CXX": environ.get("CXX") or "g++"}
-    paths = {}
-    for variable, name in names.items():
-        found = shutil.which(name, path=environ.get("PATH"))
-        if found is None:
-            raise MachineError(
-                f"the compiler {name} is not on this machine",
-                why=f"nvcc and the packages need a host compiler; {variable} names another one.",
-                fix="Install one: apt-get install gcc g++",
-            )
-        paths[variable] = Path(found)
-    asked = run([paths["CXX"], "-dumpfullversion", "-dumpversion"], what="ask the C++ compiler for its version")
-    return paths["CC"], paths["CXX"], f"{Path(names['CXX']).name} {asked.output.strip()}"

@@ -31,6 +31,8 @@ CHANGES = {
     "platform": "linux/arm64",
     "python": "cp312",
     "torch": TORCH.model_copy(update={"files": "sha256:bb"}),
+    "toolkit": "index",
+    "toolkit_packages": {"nvidia-nvvm": "13.0.88"},
     "cuda_toolkit": "13.0.90",
     "host_compiler": "g++ 13.1.0",
     "header_packages": {"nvidia-cudnn-cu13": "9.20.0"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from unit.wheels.plans import SDIST, compile_lock
 
@@ -36,10 +38,10 @@ def write_recipe(folder, text: str) -> Catalog:
     return Catalog.open(folder)
 
 
-def planned(lock, target=GPU, catalog=None, declared=("setuptools", "torch", "ninja>=1")):
+def planned(lock, target=GPU, catalog=None, declared=("setuptools", "torch", "ninja>=1"), compilers=COMPILERS):
     sources = Declared(*declared)
     catalog = catalog or Catalog.open(data_root())
-    return plan_wheels(lock, ["causal-conv1d"], target, catalog, COMPILERS, sources)[0], sources
+    return plan_wheels(lock, ["causal-conv1d"], target, catalog, compilers, sources)[0], sources
 
 
 def test_what_comes_as_a_wheel_is_not_built(tmp_path):
@@ -62,6 +64,17 @@ def test_the_parts_come_from_lock_target_recipe_and_compilers(tmp_path):
     assert parts.build_requirements == {"ninja": "1.13.0", "setuptools": "80.1"}
     assert parts.header_packages == {"nvidia-cudnn-cu13": "9.19.0.56"}
     assert parts.variables == {"CAUSAL_CONV1D_FORCE_BUILD": "TRUE"}
+
+
+def test_whose_toolkit_it_is_is_in_the_key(tmp_path):
+    lock = compile_lock(tmp_path)
+    system, _ = planned(lock)
+    assert (system.parts.toolkit, system.parts.toolkit_packages) == ("system", {})
+    packages = {"nvidia-cuda-nvcc": "13.0.88"}
+    index, _ = planned(lock, compilers=dataclasses.replace(COMPILERS, source="index", packages=packages))
+    assert (index.parts.toolkit, index.parts.toolkit_packages) == ("index", packages)
+    assert index.parts.key != system.parts.key
+    assert index.parts.fits(system.parts)
 
 
 def test_recipes_are_filled_in(tmp_path):

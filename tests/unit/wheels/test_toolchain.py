@@ -6,6 +6,7 @@ import pytest
 
 from envbuild.core.errors import MachineError
 from envbuild.wheels import toolchain
+from envbuild.wheels.host_compiler import RULES as RULES_PLACES
 from envbuild.wheels.toolchain import find_toolchain
 
 
@@ -23,6 +24,17 @@ def toolkit(home: Path, version: str) -> Path:
         f'[ "$1" = --dryrun ] && echo "#$ TOP={home}" || echo "Cuda compilation tools, release {release}, V{version}"',
     )
     return home
+
+
+# Of nvcc 13.0's include/crt/host_config.h, the conditions in its words.
+RULES = """\
+#if defined(__GNUC__)
+#if __GNUC__ > 15
+#error -- unsupported GNU version! gcc versions later than 15 are not supported!
+#endif
+#if (__clang_major__ >= 21) || (__clang_major__ < 3)
+#error -- unsupported clang version! clang version must be less than 21 and greater than 3.2 .
+"""
 
 
 @pytest.fixture
@@ -57,7 +69,26 @@ def test_a_toolkit_of_another_version_is_refused(machine, tmp_path):
         find_toolchain("13.0", {**machine, "CUDA_HOME": str(home)})
     assert f"CUDA_HOME: {home}: CUDA 13.1.10" in refused.value.why
     assert "CUDA_HOME" in refused.value.fix
-    assert "nvidia-cuda-nvcc" in refused.value.fix
+    assert "--toolkit index" in refused.value.fix
+
+
+def test_the_index_is_not_named_where_it_has_no_nvcc(machine):
+    with pytest.raises(MachineError, match=r"no CUDA toolkit 12\.6") as refused:
+        find_toolchain("12.6", machine)
+    assert "--toolkit" not in refused.value.fix
+    assert "nvidia-cuda-nvcc-cu12 is without nvcc" in refused.value.fix
+
+
+def test_the_toolkit_of_a_base_image_is_the_machines_own(machine, tmp_path):
+    """As NVIDIA's images have it: /usr/local/cuda is a link to the version, its headers and libraries are links too."""
+    home = toolkit(tmp_path / "cuda-13.0", "13.0.88")
+    (home / "targets/x86_64-linux/include/crt").mkdir(parents=True)
+    (home / "targets/x86_64-linux/include/crt/host_config.h").write_text(RULES)
+    (home / "include").symlink_to("targets/x86_64-linux/include")
+    (tmp_path / "usual").symlink_to("cuda-13.0")
+    for environ in ({}, {"CUDA_HOME": str(tmp_path / "usual")}, {"PATH": f"{machine['PATH']}:{tmp_path}/usual/bin"}):
+        found = find_toolchain("13.0", machine | environ)
+        assert (found.home.resolve(), found.source, found.packages) == (home, "system", {})
 
 
 def test_no_toolkit_at_all(machine):
@@ -78,3 +109,47 @@ def test_no_host_compiler(machine, tmp_path):
     with pytest.raises(MachineError, match="compiler clang\\+\\+ is not") as refused:
         find_toolchain("13.0", {**machine, "CUDA_HOME": str(home), "CXX": "clang++"})
     assert "apt-get install" in refused.value.fix
+
+
+def compiler(path: Path, macros: dict[str, int]) -> Path:
+    """A compiler that says so of itself."""
+    lines = "\n".join(f"#define {name} {value}" for name, value in macros.items())
+    return program(path, f'case "$1" in -dM) cat <<END\n{lines}\nEND\n;; *) echo 99.1.0;; esac')
+
+
+GCC_15, GCC_16 = {"__GNUC__": 15}, {"__GNUC__": 16}
+CLANG_20, CLANG_21 = ({"__GNUC__": 4, "__clang_major__": version} for version in (20, 21))
+
+
+@pytest.mark.parametrize("place", RULES_PLACES)
+@pytest.mark.parametrize(
+    ("macros", "newest", "way_out"),
+    [
+        (GCC_15, None, ""),
+        (GCC_16, 15, "apt-get install g++-15, and name it: CC=gcc-15 CXX=g++-15"),
+        (CLANG_20, None, ""),
+        (CLANG_21, 20, "apt-get install clang-20, and name it: CC=clang-20 CXX=clang++-20"),
+        ({}, None, ""),
+    ],
+)
+def test_a_host_compiler_that_is_too_new_is_refused_before_anything_is_built(
+    machine, tmp_path, place, macros, newest, way_out
+):
+    home = toolkit(tmp_path / "cuda", "13.0.88")
+    rules = home / place.replace("*", "x86_64-linux")
+    rules.parent.mkdir(parents=True)
+    rules.write_text(RULES)
+    environ = {**machine, "CUDA_HOME": str(home), "CXX": str(compiler(tmp_path / "bin/c++", macros))}
+    if newest is None:
+        assert find_toolchain("13.0", environ).host == "c++ 99.1.0"
+        return
+    with pytest.raises(MachineError, match=r"the host compiler c\+\+ 99.1.0 is too new for CUDA 13.0.88") as refused:
+        find_toolchain("13.0", environ)
+    assert f"that its nvcc takes is {newest}" in refused.value.why
+    assert way_out in refused.value.fix
+
+
+def test_a_toolkit_without_that_header_is_taken(machine, tmp_path):
+    home = toolkit(tmp_path / "cuda", "13.0.88")
+    environ = {**machine, "CUDA_HOME": str(home), "CXX": str(compiler(tmp_path / "bin/c++", GCC_16))}
+    assert find_toolchain("13.0", environ).home == home

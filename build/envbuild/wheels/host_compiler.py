@@ -1,0 +1,92 @@
+"""The host compiler: it compiles what is not for the GPU, and nvcc takes versions up to some newest one only."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.core.errors import MachineError
+from envbuild.core.process import run
+
+# Where a toolkit has the header with nvcc's own rules; the second place is that of conda's packages.
+RULES = ("include/crt/host_config.h", "targets/*/include/crt/host_config.h")
+# The conditions before its "#error -- unsupported GNU version!" and "unsupported clang version!".
+_NEWEST_GCC = re.compile(r"^#if __GNUC__ > (\d+)\s*$", re.MULTILINE)
+_FIRST_CLANG_TOO_NEW = re.compile(r"unsupported clang version! clang version must be less than (\d+)")
+_MACROS = re.compile(r"^#define (__GNUC__|__clang_major__) (\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCompiler:
+    """A C and a C++ compiler; ``version`` is the name and version of the latter, such as ``g++ 12.2.0``."""
+
+    cc: Path
+    cxx: Path
+    version: str
+
+
+def find_host_compiler(environ: Mapping[str, str] = os.environ) -> HostCompiler:
+    """The compilers that CC and CXX name, else gcc and g++.
+
+    Raises:
+        MachineError: one is not there.
+    """
+    names = {"CC": environ.get("CC") or "gcc", "CXX": environ.get("CXX") or "g++"}
+    paths = {}
+    for variable, name in names.items():
+        found = shutil.which(name, path=environ.get("PATH"))
+        if found is None:
+            raise MachineError(
+                f"the compiler {name} is not on this machine",
+                why=f"nvcc and the packages need a host compiler; {variable} names another one.",
+                fix="Install one: apt-get install gcc g++",
+            )
+        paths[variable] = Path(found)
+    asked = run([paths["CXX"], "-dumpfullversion", "-dumpversion"], what="ask the C++ compiler for its version")
+    version = f"{Path(names['CXX']).name} {asked.output.strip()}"
+    return HostCompiler(cc=paths["CC"], cxx=paths["CXX"], version=version)
+
+
+def refuse_too_new(host: HostCompiler, home: Path, cuda: str) -> None:
+    """Refuse a host compiler that the nvcc in ``home`` refuses, before anything is built.
+
+    Raises:
+        MachineError: it is newer than the newest that nvcc takes.
+    """
+    rules = next(_rules(home), None)
+    if rules is None:
+        return  # nvcc itself says what is wrong with its headers
+    text = rules.read_text(errors="replace")
+    asked = run([host.cxx, "-dM", "-E", "-x", "c++", "/dev/null"], what="ask the C++ compiler what it is", check=False)
+    macros = {name: int(value) for name, value in _MACROS.findall(asked.output)}
+    # clang has gcc's macro too, with the 4 of the gcc that it resembles.
+    clang = "__clang_major__" in macros
+    major = macros.get("__clang_major__" if clang else "__GNUC__", 0)
+    newest = _newest_clang(text) if clang else _newest_gcc(text)
+    if newest is None or major <= newest:
+        return
+    c, cpp, package = ("clang", "clang++", "clang") if clang else ("gcc", "g++", "g++")
+    raise MachineError(
+        f"the host compiler {host.version} is too new for CUDA {cuda}",
+        why=f"The newest {c} that its nvcc takes is {newest} ({rules}).",
+        fix=f"Install an older one beside it, apt-get install {package}-{newest}, and name it: "
+        f"CC={c}-{newest} CXX={cpp}-{newest}\nWithout root one of conda-forge does: CC and CXX take paths.",
+    )
+
+
+def _rules(home: Path) -> Iterator[Path]:
+    return (path for pattern in RULES for path in sorted(home.glob(pattern)) if path.is_file())
+
+
+def _newest_gcc(rules: str) -> int | None:
+    found = _NEWEST_GCC.search(rules)
+    return int(found[1]) if found else None
+
+
+def _newest_clang(rules: str) -> int | None:
+    found = _FIRST_CLANG_TOO_NEW.search(rules)
+    return int(found[1]) - 1 if found else None
