@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
+from envbuild.catalog.models import Target
 from envbuild.cli.command import Group
 from envbuild.cli.common import Session, output_options, selection_options, shown
 from envbuild.core.digests import Json, short
@@ -15,6 +18,7 @@ from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.key import difference
 from envbuild.wheels.making import make_wheels
 from envbuild.wheels.planning import WheelPlan, choose, cuda_of, plan_wheels
+from envbuild.wheels.prebuilt import check_prebuilt, site_packages_of
 from envbuild.wheels.sources import Sources
 from envbuild.wheels.toolchain import Toolchain, find_toolchain
 from envbuild.wheels.wheelhouse import Built, Wheelhouse
@@ -61,21 +65,28 @@ def command(
     if explain:
         _explain(session, plans, against)
         return
-    made = _make(session, lock, plans, toolchain, sources, jobs)
+    made = _make(session, lock, selection.target, plans, toolchain, sources, jobs)
     session.done({"wheels": [_as_json(item) for item in made]}, *[_line(item) for item in made])
 
 
 def _make(
     session: Session,
     lock: LockDirectory,
+    target: Target,
     plans: tuple[WheelPlan, ...],
     toolchain: Toolchain,
     sources: Sources,
     jobs: int | None,
 ) -> tuple[Built, ...]:
+    def environment() -> Path:
+        """Phase main; hours of compiling are for nothing where its own GPU code does not run on the target."""
+        made = build_environment(lock, session.site, session.store, session.reporter)
+        check_prebuilt(site_packages_of(made), target.sm, session.store, session.reporter)
+        return made
+
     return make_wheels(
         plans,
-        environment=lambda: build_environment(lock, session.site, session.store, session.reporter),
+        environment=environment,
         toolchain=toolchain,
         sources=sources,
         store=session.store,
@@ -139,6 +150,9 @@ def show_command(session: Session, key: str) -> None:
         _line(item),
         f"  digest = {record.digest}",
         f"  glibc = {record.glibc}",
+        f"  libstdc++ = {record.libstdcxx}",
+        f"  policy = {record.policy or 'none'}",
+        *[f"  not manylinux: {why}" for why in record.not_manylinux],
         f"  libraries = {' '.join(record.libraries)}",
         f"  imported = {' '.join(record.imported)}",
         *[f"  not imported: {module}: {why}" for module, why in record.not_imported.items()],

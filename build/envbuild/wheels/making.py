@@ -90,10 +90,11 @@ class _Maker:
                 seconds = time.monotonic() - started
             with self._reporter.step(f"check {wheel.name}"):
                 checked = check_wheel(wheel, plan, environment, folder / "unpacked", self._log)
-            fill(entry, wheel, _record(plan, wheel, checked, seconds, jobs), self._log)
+            fill(entry, checked.wheel, _record(plan, checked, seconds, jobs), self._log)
 
 
-def _record(plan: WheelPlan, wheel: Path, checked: Checked, seconds: float, jobs: int) -> WheelRecord:
+def _record(plan: WheelPlan, checked: Checked, seconds: float, jobs: int) -> WheelRecord:
+    wheel = checked.wheel
     return WheelRecord(
         key=plan.parts.key,
         parts=plan.parts,
@@ -104,6 +105,9 @@ def _record(plan: WheelPlan, wheel: Path, checked: Checked, seconds: float, jobs
         ptx=checked.architectures.ptx,
         libraries=checked.libraries,
         glibc=checked.glibc,
+        libstdcxx=checked.libstdcxx,
+        policy=checked.tag.policy,
+        not_manylinux=checked.tag.against,
         imported=checked.imported,
         not_imported=dict(checked.not_imported),
         build_seconds=round(seconds, 1),
