@@ -86,7 +86,8 @@ class InstalledCode(Model):
     packages: tuple[PackageCode, ...]
 
 
-# Without them nothing runs; the pattern is over canonical names.
+# Without them nothing runs; the pattern is over canonical names. Of others nobody knows what is needed without them:
+# torch 2.7 requires nvidia-cusparselt-cu12 0.6.3, which has nothing for sm_75, and works on sm_75 but for what uses it.
 REQUIRED = re.compile(r"^(torch|nvidia-nccl(-cu\d+)?|transformer-engine-cu\d+)$")
 
 
@@ -105,18 +106,20 @@ def check_prebuilt(
         sm: the target's SMs; without any (a target without GPUs) nothing is read.
 
     Raises:
-        CheckRefusedError: a package without which nothing runs lacks code for an SM of the target, or another has code
-            for none of them.
+        CheckRefusedError: a package without which nothing runs lacks code for an SM of the target.
     """
     if not sm:
         return ()
     found = installed_code(site_packages, store, reporter).packages
     refused = []
     for item in found:
+        lacking = lacks(item, sm)
         if item.unknown:
             reporter.note(f"GPU code of {item.package} {item.version}: nothing is known: {item.unknown}")
-        elif (lacking := lacks(item, sm)) and (REQUIRED.match(item.package) or len(lacking) == len(sm)):
+        elif lacking and REQUIRED.match(item.package):
             refused.append(_words(item, lacking))
+        elif lacking:
+            reporter.note(f"GPU code of {_words(item, lacking)}")
         elif files := files_without(item, sm):
             reporter.note(
                 f"GPU code of {item.package} {item.version}: not for every SM of the target: {', '.join(files)}"

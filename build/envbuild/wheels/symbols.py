@@ -26,16 +26,22 @@ if TYPE_CHECKING:
 _SYMBOL = struct.Struct("<IBBHQQ")
 _LOCAL, _WEAK = 0, 2
 _HIDDEN = (1, 2)
-# Its namespaces anywhere in a mangled name, where the length of a word precedes it; and its C names.
-_OF_TORCH = re.compile(r"^_Z.*?(?<!\d)(?:3c10|2at|5torch|6caffe2)|^(?:aoti_torch|torch)_|^THP[A-Z]")
+# Its namespaces where a nested name begins (Itanium C++ ABI, "Mangling"; a function may well be called `at`), and its
+# C names.
+_OF_TORCH = re.compile(r"^_Z.*?N[rVK]*[RO]?(?:3c10|2at|5torch|6caffe2)(?!E)|^(?:aoti_torch|torch)_|^THP[A-Z]")
 
 
 @dataclass(frozen=True)
 class Symbols:
-    """What a file brings to others, and what it must find in others. Weak ones may be missing."""
+    """What a file brings to others, and what it must find in others. Weak ones may be missing.
+
+    Attributes:
+        versioned: those of the undefined ones that have a version, which says whose they are.
+    """
 
     exported: frozenset[str] = frozenset()
     undefined: frozenset[str] = frozenset()
+    versioned: frozenset[str] = frozenset()
 
 
 def read_symbols(elf: ELFFile) -> Symbols:
@@ -44,8 +50,10 @@ def read_symbols(elf: ELFFile) -> Symbols:
     if table is None or texts is None or elf.elfclass != 64:
         return Symbols()
     text: bytes = texts.data()
-    exported, undefined = set(), set()
-    for at, info, other, section, _, _ in _SYMBOL.iter_unpack(table.data()):
+    versions = elf.get_section_by_name(".gnu.version")
+    numbers = versions.data() if versions is not None else b""
+    exported, undefined, versioned = set(), set(), set()
+    for number, (at, info, other, section, _, _) in enumerate(_SYMBOL.iter_unpack(table.data())):
         bind = info >> 4
         name = text[at : text.index(b"\0", at)]
         if section:
@@ -53,7 +61,10 @@ def read_symbols(elf: ELFFile) -> Symbols:
                 exported.add(name)
         elif bind not in (_LOCAL, _WEAK):
             undefined.add(name)
-    return Symbols(frozenset(map(_text, exported)), frozenset(map(_text, undefined)))
+            # One for each symbol; 0 and 1 are none.
+            if int.from_bytes(numbers[2 * number : 2 * number + 2], "little") > 1:
+                versioned.add(name)
+    return Symbols(*(frozenset(map(_text, names)) for names in (exported, undefined, versioned)))
 
 
 def _text(name: bytes) -> str:
@@ -73,7 +84,7 @@ def missing_of_torch(
     wanted = {
         item.name: {
             name
-            for name in item.symbols.undefined - own
+            for name in item.symbols.undefined - item.symbols.versioned - own
             if _OF_TORCH.search(name) and not is_foreign_symbol(name, foreign)
         }
         for item in binaries
