@@ -26,9 +26,10 @@ PTX_KIND, SASS_KIND = 1, 2
 # Bits of an entry's flags: sm_90a, sm_100f.
 SPECIFIC, FAMILY = 1 << 20, 1 << 21
 # Every file that nvcc links has an entry without a kernel for whatever it was told, or sm_75 (sm_52 of CUDA 12) where
-# it was told nothing: cuFFT, whose kernels are elsewhere, has that and nothing more. Unpacked, nvcc 13.0's are 1456 to
-# 2520 bytes, and its smallest kernels 2856; PTX without a kernel is 57 bytes, and with one 89 (a test compiles both).
-KERNEL_BYTES = {SASS_KIND: 2600, PTX_KIND: 64}
+# it was told nothing: cuFFT, whose kernels are elsewhere, has that and nothing more. Unpacked and without a kernel,
+# nvcc 13.0's are up to 1736 bytes, and 2744 from sm_100 on; its smallest kernels 2688, and 4888. PTX without
+# a kernel is 57 bytes, and with one 89 (a test compiles both).
+KERNEL_BYTES, KERNEL_BYTES_SM_100, KERNEL_BYTES_PTX = 2000, 3600, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,11 @@ class Entry:
     @property
     def has_kernels(self) -> bool:
         """Whether it is large enough to hold a kernel."""
-        return self.plain_bytes >= KERNEL_BYTES.get(self.kind, 0)
+        if self.kind == PTX_KIND:
+            return self.plain_bytes >= KERNEL_BYTES_PTX
+        if self.kind == SASS_KIND:
+            return self.plain_bytes >= (KERNEL_BYTES if int(self.sm.rstrip("af")) < 100 else KERNEL_BYTES_SM_100)
+        return False  # code for the linker, say, runs nowhere by itself
 
 
 def fatbin(data: bytes | memoryview, name: str) -> Architectures:

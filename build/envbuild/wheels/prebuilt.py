@@ -81,7 +81,9 @@ class PackageCode(Model):
 
 
 class InstalledCode(Model):
-    """The packages of an environment that have GPU code, or whose GPU code cannot be read, and torch."""
+    """The packages of an environment that have GPU code, or whose GPU code cannot be read, and those that
+    nothing runs without.
+    """
 
     packages: tuple[PackageCode, ...]
 
@@ -224,8 +226,7 @@ def _code_in(elf: ELFFile, data: mmap.mmap, name: str) -> FileCode | None:
             for entry in entries(part, name):
                 if entry.has_kernels:
                     size += entry.size_bytes
-                    # Other kinds (code for the linker, say) run nowhere by themselves.
-                    sm.setdefault(entry.kind, []).append(entry.sm)
+                    sm[entry.kind].append(entry.sm)
     if not size:
         return None
     found = Architectures.of(sm[SASS_KIND], sm[PTX_KIND])
