@@ -171,15 +171,25 @@ def good_library(environment: Path, folder: Path) -> Path:
     return shared(folder / "k.so", INT, site_packages(environment) / "torch/lib/libc10.so")
 
 
+def packed(member: zipfile.ZipInfo) -> tuple[Any, ...]:
+    return member.filename, member.date_time, member.external_attr, member.create_system, member.compress_type
+
+
 def test_the_true_tag_is_given_and_the_wheel_stays_one(environment: Path, tmp_path: Path) -> None:
-    wheel = made(tmp_path, {"causal_conv1d/k.so": good_library(environment, tmp_path)})
+    plain = made(tmp_path, {"causal_conv1d/k.so": good_library(environment, tmp_path)})
+    wheel = tmp_path / plain.name
+    with zipfile.ZipFile(plain) as archive, zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in archive.namelist():
+            member = zipfile.ZipInfo(name, (1999, 12, 31, 23, 59, 58))
+            member.external_attr, member.compress_type = 0o100755 << 16, zipfile.ZIP_DEFLATED
+            new.writestr(member, archive.read(name))
     found = checked(wheel, environment, tmp_path)
     # libc10.so is the environment's; of the system there is nothing but what every x86-64 Linux has.
     assert (found.tag.policy, found.tag.against) == ("manylinux_2_5", ())
     assert found.wheel.name == f"causal_conv1d-1.7.0-{HERE}-{HERE}-manylinux_2_5_x86_64.whl"
     with zipfile.ZipFile(found.wheel) as archive, zipfile.ZipFile(wheel) as before:
         assert archive.testzip() is None
-        assert archive.namelist() == before.namelist()
+        assert [packed(item) for item in archive.infolist()] == [packed(item) for item in before.infolist()]
         about = archive.read("causal_conv1d-1.7.0.dist-info/WHEEL").decode()
         assert [line for line in about.splitlines() if line.startswith("Tag")] == [
             f"Tag: {HERE}-{HERE}-manylinux_2_5_x86_64"

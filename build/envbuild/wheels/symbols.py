@@ -33,15 +33,10 @@ _OF_TORCH = re.compile(r"^_Z.*?N[rVK]*[RO]?(?:3c10|2at|5torch|6caffe2)(?!E)|^(?:
 
 @dataclass(frozen=True)
 class Symbols:
-    """What a file brings to others, and what it must find in others. Weak ones may be missing.
-
-    Attributes:
-        versioned: those of the undefined ones that have a version, which says whose they are.
-    """
+    """What a file brings to others, and what it must find in others. Weak ones may be missing."""
 
     exported: frozenset[str] = frozenset()
     undefined: frozenset[str] = frozenset()
-    versioned: frozenset[str] = frozenset()
 
 
 def read_symbols(elf: ELFFile) -> Symbols:
@@ -50,10 +45,8 @@ def read_symbols(elf: ELFFile) -> Symbols:
     if table is None or texts is None or elf.elfclass != 64:
         return Symbols()
     text: bytes = texts.data()
-    versions = elf.get_section_by_name(".gnu.version")
-    numbers = versions.data() if versions is not None else b""
-    exported, undefined, versioned = set(), set(), set()
-    for number, (at, info, other, section, _, _) in enumerate(_SYMBOL.iter_unpack(table.data())):
+    exported, undefined = set(), set()
+    for at, info, other, section, _, _ in _SYMBOL.iter_unpack(table.data()):
         bind = info >> 4
         name = text[at : text.index(b"\0", at)]
         if section:
@@ -61,10 +54,7 @@ def read_symbols(elf: ELFFile) -> Symbols:
                 exported.add(name)
         elif bind not in (_LOCAL, _WEAK):
             undefined.add(name)
-            # One for each symbol; 0 and 1 are none.
-            if int.from_bytes(numbers[2 * number : 2 * number + 2], "little") > 1:
-                versioned.add(name)
-    return Symbols(*(frozenset(map(_text, names)) for names in (exported, undefined, versioned)))
+    return Symbols(frozenset(map(_text, exported)), frozenset(map(_text, undefined)))
 
 
 def _text(name: bytes) -> str:
@@ -84,7 +74,7 @@ def missing_of_torch(
     wanted = {
         item.name: {
             name
-            for name in item.symbols.undefined - item.symbols.versioned - own
+            for name in item.symbols.undefined - own
             if _OF_TORCH.search(name) and not is_foreign_symbol(name, foreign)
         }
         for item in binaries
