@@ -6,8 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from helpers.simple_index import make_sdist
 
@@ -94,14 +95,23 @@ PYPROJECT = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setupto
 
 
 def make_kernels(
-    folder: Path, sm: Sequence[str] = ("75", "80", "90", "100"), *, before: str = "", link: str = ""
+    folder: Path,
+    sm: Sequence[str] = ("75", "80", "90", "100"),
+    *,
+    name: str = "kernels",
+    before: str = "",
+    link: str = "",
+    files: Mapping[str, str] = MappingProxyType({}),
 ) -> Path:
     """The sdist of ``kernels`` 1.0: a CUDA extension whose setup.py compiles for all of ``sm``.
 
     Args:
+        name: another name for the package and its module.
         before: a statement that its build runs first.
         link: more arguments of its compiler, as Python source.
+        files: more files, by their names.
     """
     setup = SETUP.format(sm=list(sm), before=before or "pass", link=link)
-    files = {"setup.py": setup, "kernel.cu": KERNEL, "module.cpp": MODULE}
-    return make_sdist(folder, "kernels", "1.0", pyproject=PYPROJECT, files=files)
+    own = {"setup.py": setup, "kernel.cu": KERNEL, "module.cpp": MODULE}
+    texts = {file: text.replace("kernels", name) for file, text in own.items()}
+    return make_sdist(folder, name, "1.0", pyproject=PYPROJECT, files={**texts, **files})

@@ -83,8 +83,14 @@ def wheels(own: Any, *arguments: str, status: int = 0) -> dict[str, Any]:
 
 
 def nothing_is_kept(own: Any) -> bool:
+    """Whether there is no wheel, and nothing half done but what a build goes on from."""
     staging = own.cache / "staging"
     return not [*(own.cache / "wheels").glob("*")] and not (staging.is_dir() and [*staging.iterdir()])
+
+
+def unfinished(own: Any) -> list[Path]:
+    """The builds that have not come to their end."""
+    return [*(own.cache / "wheel-builds").glob("*")]
 
 
 def test_one_architecture_is_built_once(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
@@ -107,6 +113,7 @@ def test_one_architecture_is_built_once(own: Any, index: SimpleIndex, tmp_path: 
     assert time.monotonic() - started < 10
     assert (second["built"], second["record"]) == (False, record)
     assert compiled(tmp_path) == 1, "the second run starts no compiler"
+    assert unfinished(own) == []
 
     assert json.loads(own.run("wheels", "verify", "--json").stdout) == {"verified": 1}
     (listed,) = json.loads(own.run("wheels", "list", "--json").stdout)["wheels"]
@@ -194,6 +201,106 @@ def test_a_build_that_is_stopped_leaves_nothing(own: Any, index: SimpleIndex, tm
     assert process.returncode == 130
     wait_until(lambda: not alive(int(marker.read_text())))
     assert nothing_is_kept(own)
+
+
+# Compiles by ninja, as torch's extensions do: the kernel, and something that waits to be let go.
+NINJA = """\
+import sys; base = os.path.join("build", "temp.linux"); os.makedirs(base, exist_ok=True)
+        rules = "rule compile\\n command = " + " ".join([nvcc, *GENCODE, "-c ../../kernel.cu -o $out"]) + "\\n"
+        rules += "rule wait\\n command = while [ ! -e {gate} ]; do sleep 0.1; done; touch $out\\n"
+        rules += "build kernel.o: compile ../../kernel.cu\\nbuild gate: wait kernel.o\\n"
+        open(os.path.join(base, "build.ninja"), "w").write(rules)
+        subprocess.run([os.path.join(os.path.dirname(sys.executable), "ninja"), "-v"], cwd=base, check=True)
+        extension.sources[0] = os.path.join(base, "kernel.o")"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_build_that_was_ended_goes_on_where_it_was(
+    own: Any, index: SimpleIndex, tmp_path: Path, number: signal.Signals
+) -> None:
+    file = own.project / "envs/stacks/k.toml"
+    ninja = '\n[requirements.ninja]\nversion = ">=1.11"\nreason = "the build of kernels runs it"\n'
+    file.write_text(file.read_text() + ninja)
+    gate = tmp_path / "gate"
+    locked(own, index, tmp_path, before=NINJA.format(gate=gate), link="'-Xcompiler', '-fPIC'")
+    process = own.start("wheels", *SELECT)
+    wait_until(lambda: [*own.cache.glob("wheel-builds/*/source/*/build/temp.linux/kernel.o")] != [], seconds=60)
+    time.sleep(0.5)  # ninja writes down what it has finished
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    (folder,) = unfinished(own)
+    assert compiled(tmp_path) == 1
+    gate.touch()
+    (wheel,) = wheels(own)["wheels"]
+    assert (wheel["built"], wheel["record"]["sm"]) == (True, ["90"])
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert sum("-c ../../kernel.cu" in line for line in calls) == 1, "the object file was there already"
+    assert not folder.exists()
+
+
+def test_packages_are_built_at_once_behind_one_queue(
+    own: Any, index: SimpleIndex, tmp_path: Path, counted: Path
+) -> None:
+    nvcc = counted / "bin/nvcc"
+    real = nvcc.read_text().splitlines()[-1].split()[1]
+    work = f'echo begin >> {tmp_path}/times; sleep 1; {real} "$@"; echo end >> {tmp_path}/times'
+    nvcc.write_text(f'#!/bin/sh\ncase "$*" in *kernel.cu*) {work} ;; *) exec {real} "$@" ;; esac\n')
+    file = own.project / "envs/stacks/k.toml"
+    more = '\n[components.others]\nversion = "==1.0"\nphase = "compile"\nmodules = ["others"]\n'
+    file.write_text(file.read_text() + more)
+    index.add(make_kernels(tmp_path, name="others"), OLD)
+    locked(own, index, tmp_path)
+    seen = {}
+    for jobs in ("1", "2"):
+        (tmp_path / "times").unlink(missing_ok=True)
+        shutil.rmtree(own.cache / "wheels", ignore_errors=True)
+        done = own.run("wheels", *SELECT, "--jobs", jobs, "--memory", "64", "--json")
+        assert {item["record"]["parts"]["package"] for item in json.loads(done.stdout)["wheels"]} == {
+            "kernels",
+            "others",
+        }
+        seen[jobs] = (tmp_path / "times").read_text().split()
+    assert seen["1"] == ["begin", "end", "begin", "end"]
+    assert seen["2"] == ["begin", "begin", "end", "end"]
+
+
+def test_one_that_fails_leaves_the_others_to_be_kept(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    file = own.project / "envs/stacks/k.toml"
+    more = '\n[components.broken]\nversion = "==1.0"\nphase = "compile"\nmodules = ["broken"]\n'
+    file.write_text(file.read_text() + more)
+    index.add(make_kernels(tmp_path, name="broken", before="raise SystemExit('no luck')"), OLD)
+    locked(own, index, tmp_path)
+    done = own.run("wheels", *SELECT, "--json", status=6)
+    assert json.loads(done.stdout)["error"]["what"].startswith("the wheel of broken 1.0 does not build")
+    (kept,) = json.loads(own.run("wheels", "list", "--json").stdout)["wheels"]
+    assert kept["record"]["parts"]["package"] == "kernels"
+
+
+def test_a_patch_of_the_recipe_is_applied_and_is_part_of_the_key(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    locked(own, index, tmp_path)
+    (plain,) = wheels(own, "--explain")["keys"]
+    patches = own.project / "envs/wheels/patches"
+    patches.mkdir(parents=True)
+    patch = "--- a/kernel.cu\n+++ b/kernel.cu\n@@ -2,1 +2,1 @@\n"
+    (patches / "answer.patch").write_text(
+        patch + '-extern "C" int answer() { return 42; }\n+extern "C" int answer() { return 43; }\n'
+    )
+    recipe = 'summary = "changed"\n\n[[patches]]\nfile = "answer.patch"\nversions = "<2"\nreason = "a test"\n'
+    (own.project / "envs/wheels/kernels.toml").write_text(recipe)
+    (wheel,) = wheels(own)["wheels"]
+    assert wheel["record"]["key"] != plain["key"]
+    own.run("sync", *SELECT, "--into", "venv")
+    told = subprocess.run(
+        [own.project / "venv/bin/python", "-c", "import kernels; print(kernels.answer())"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert told.stdout == "43\n"
+
+    (patches / "answer.patch").write_text(patch + "-nothing like it\n+else\n")
+    error = wheels(own, status=5)["error"]
+    assert error["what"] == "the patch answer.patch does not apply to kernels 1.0"
+    (patches / "answer.patch").unlink()
+    assert wheels(own, status=3)["error"]["what"] == "there is no patch answer.patch"
 
 
 def test_a_damaged_wheel_is_found_and_built_again(own: Any, index: SimpleIndex, tmp_path: Path) -> None:

@@ -160,6 +160,23 @@ class Catalog:
             return WheelRecipe(summary=f"{package}: no recipe, built as most packages are")
         return self._load("wheels", package, WheelRecipe)
 
+    def patch(self, file: str) -> bytes:
+        """A change to a package's sources, which a recipe names.
+
+        Raises:
+            ConfigurationError: there is no such file.
+        """
+        for folder in self.folders:
+            path = folder / "wheels" / "patches" / file
+            if _is_there(path):
+                with machine_errors(path, doing="read"):
+                    return path.read_bytes()
+        raise ConfigurationError(
+            f"there is no patch {file}",
+            why=f"A recipe in envs/wheels/ names it. Looked for in: {', '.join(str(f) for f in self.folders)}.",
+            fix="Put it into envs/wheels/patches/, in the form of `git diff`, or correct its name.",
+        )
+
     def any(self, kind: str, name: str) -> BaseModel:
         """The definition ``name`` of whichever kind."""
         return self._load(kind, name, KINDS[kind])

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from envbuild.catalog.fields import Model, PackageName, VariableName
+from envbuild.catalog.fields import Model, PackageName, Specifier, VariableName
 
 
 class BuildVariable(Model):
@@ -16,6 +16,16 @@ class BuildVariable(Model):
         min_length=1,
         description="{sm} becomes the target's SM list as '90;100a', {sm_dotted} the same as '9.0;10.0a'",
     )
+    reason: str = Field(min_length=1, description="why the build needs it, with the evidence")
+
+
+class Patch(Model):
+    """A change to a package's sources before they are built, in the form of ``git diff``."""
+
+    file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*\.patch$")] = Field(
+        description="its name in envs/wheels/patches/"
+    )
+    versions: Specifier = Field(description="the versions of the package that it is for")
     reason: str = Field(min_length=1, description="why the build needs it, with the evidence")
 
 
@@ -34,6 +44,7 @@ class WheelRecipe(Model):
     build_requirements: tuple[PackageName, ...] = Field(
         default=(), description="what its build uses beyond what its pyproject.toml declares; phase main must have it"
     )
+    patches: tuple[Patch, ...] = Field(default=(), description="changes to its sources, in the order of the list")
     foreign_symbols: tuple[Annotated[str, StringConstraints(pattern=r"^\w+$")], ...] = Field(
         default=(),
         description="how names of symbols begin that a library of another package of phase compile brings",

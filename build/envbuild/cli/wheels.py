@@ -16,11 +16,12 @@ from envbuild.lock.record import LockDirectory
 from envbuild.sync.build_environment import build_environment
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.key import difference
-from envbuild.wheels.making import make_wheels
+from envbuild.wheels.limits import choose_limits
+from envbuild.wheels.making import Workshop, make_wheels
 from envbuild.wheels.planning import WheelPlan, choose, cuda_of, plan_wheels
 from envbuild.wheels.prebuilt import check_prebuilt, site_packages_of
 from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolchain import Toolchain, find_toolchain
+from envbuild.wheels.toolchain import find_toolchain
 from envbuild.wheels.wheelhouse import Built, Wheelhouse
 
 
@@ -29,6 +30,12 @@ from envbuild.wheels.wheelhouse import Built, Wheelhouse
 @click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")
 @click.option("--package", "packages", multiple=True, metavar="NAME", help="Build this one only; may be repeated.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Compilers at once; default: as cores and memory allow.")
+@click.option(
+    "--memory",
+    "memory_gib",
+    type=click.IntRange(min=1),
+    help="GiB that compilers may take together; default: what is free.",
+)
 @click.option("--explain", is_flag=True, help="Print the parts of each build key; build nothing.")
 @click.option("--against", metavar="KEY", help="With --explain: the parts that differ from the wheel of this key.")
 @output_options
@@ -42,6 +49,7 @@ def command(
     name: str | None,
     packages: tuple[str, ...],
     jobs: int | None,
+    memory_gib: int | None,
     explain: bool,
     against: str | None,
 ) -> None:
@@ -65,34 +73,22 @@ def command(
     if explain:
         _explain(session, plans, against)
         return
-    made = _make(session, lock, selection.target, plans, toolchain, sources, jobs)
-    session.done({"wheels": [_as_json(item) for item in made]}, *[_line(item) for item in made])
-
-
-def _make(
-    session: Session,
-    lock: LockDirectory,
-    target: Target,
-    plans: tuple[WheelPlan, ...],
-    toolchain: Toolchain,
-    sources: Sources,
-    jobs: int | None,
-) -> tuple[Built, ...]:
-    def environment() -> Path:
-        """Phase main; hours of compiling are for nothing where its own GPU code does not run on the target."""
-        made = build_environment(lock, session.site, session.store, session.reporter)
-        check_prebuilt(site_packages_of(made), target.sm, session.store, session.reporter)
-        return made
-
-    return make_wheels(
-        plans,
-        environment=environment,
+    workshop = Workshop(
         toolchain=toolchain,
         sources=sources,
         store=session.store,
         reporter=session.reporter,
-        jobs=jobs,
+        limits=choose_limits(jobs, memory_gib),
     )
+    made = make_wheels(plans, lambda: _environment(session, lock, selection.target), workshop)
+    session.done({"wheels": [_as_json(item) for item in made]}, *[_line(item) for item in made])
+
+
+def _environment(session: Session, lock: LockDirectory, target: Target) -> Path:
+    """Phase main; hours of compiling are for nothing where its own GPU code does not run on the target."""
+    made = build_environment(lock, session.site, session.store, session.reporter)
+    check_prebuilt(site_packages_of(made), target.sm, session.store, session.reporter)
+    return made
 
 
 def _explain(session: Session, plans: tuple[WheelPlan, ...], against: str | None) -> None:

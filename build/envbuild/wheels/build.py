@@ -1,31 +1,27 @@
-"""Builds one wheel: the locked sdist, unpacked afresh, against phase main, with no variable that is not declared."""
+"""Builds one wheel: the locked sources, against phase main, with no variable that is not declared."""
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import shlex
-import sys
-import tarfile
-import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core.errors import BuildError, CheckRefusedError, MachineError, disk_full
-from envbuild.core.files import machine_errors
+from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import describe_status, ran_out_of_space, run, tail
-from envbuild.core.progress import Reporter
 from envbuild.lock.uv import uv_program
-from envbuild.wheels import nvcc_front
+from envbuild.wheels.fronts import Fronts, Turns, make_fronts
 from envbuild.wheels.planning import WheelPlan
 from envbuild.wheels.toolchain import Toolchain
+from envbuild.wheels.unpacking import SOURCE_DATE_EPOCH, apply_patches, unpack
 
-# 1980-01-02, the first day that every time zone's zip files can have.
-SOURCE_DATE_EPOCH = "315619200"
 # ninja's counter of finished steps.
 _COUNTER = re.compile(r"^\[(\d+)/(\d+)\]")
 _KILLED = re.compile(r"died due to signal 9|Killed signal terminated|\bKilled\b")
+# What a build that was ended leaves for the next one: sources with their object files.
+KEPT = "source"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +30,15 @@ class Bench:
 
     Attributes:
         environment: the virtual environment with the lock's phase main.
-        folder: a private scratch folder.
-        jobs: compilers at once.
+        folder: the build's own; one that was ended before its end goes on in the same folder.
+        turns: the queue of compilers.
     """
 
     environment: Path
     toolchain: Toolchain
     folder: Path
     log: Path
-    jobs: int
+    turns: Turns
 
     @property
     def python(self) -> Path:
@@ -50,21 +46,29 @@ class Bench:
         return self.environment / "bin" / "python"
 
 
-def build_wheel(plan: WheelPlan, sdist: bytes, bench: Bench, reporter: Reporter) -> Path:
+def build_wheel(plan: WheelPlan, archive: bytes, bench: Bench, progress: Callable[[str], None]) -> Path:
     """Build the wheel of a plan and return its path, inside the bench's folder.
+
+    Args:
+        archive: the package's sources, as a tar or zip archive.
+        progress: told how far it is, such as ``3 of 28 files``.
 
     Raises:
         BuildError: it does not build, or takes longer than its recipe allows.
-        CheckRefusedError: the sdist is no archive, or headers are not in the environment.
+        CheckRefusedError: the sources are no archive, a patch does not apply, or headers are not in the environment.
         MachineError: the disk is full, or Python's headers are missing.
     """
-    source = _unpacked(plan, sdist, bench.folder / "source")
-    environment = _variables(plan, bench)
+    _clear(bench.folder)
+    source = unpack(plan.name, archive, bench.folder / KEPT)
+    apply_patches(plan.name, source, plan.patches)
+    fronts = make_fronts(bench.toolchain, plan.asked, bench.turns, bench.folder / "fronts")
+    environment = _variables(plan, bench, fronts)
     out = bench.folder / "out"
+    progress("building")
 
-    def progress(line: str) -> None:
-        match = _COUNTER.match(line)
-        reporter.update(f"{match[1]} of {match[2]} files" if match else line)
+    def show(line: str) -> None:
+        if match := _COUNTER.match(line):
+            progress(f"{match[1]} of {match[2]} files")
 
     finished = run(
         [
@@ -76,9 +80,10 @@ def build_wheel(plan: WheelPlan, sdist: bytes, bench: Bench, reporter: Reporter)
         env=environment,
         cwd=bench.folder,
         timeout_seconds=plan.recipe.time_limit_minutes * 60,
-        on_line=progress,
+        on_line=show,
         check=False,
-        fix=f"Raise time_limit_minutes in envs/wheels/{plan.parts.package}.toml, or build where there are more cores.",
+        fix=f"Raise time_limit_minutes in envs/wheels/{plan.parts.package}.toml, or build where there are more cores. "
+        "What was compiled is kept: the next run goes on from there.",
     )
     if finished.status != 0:
         if ran_out_of_space(finished.output, bench.folder):
@@ -95,12 +100,22 @@ def build_wheel(plan: WheelPlan, sdist: bytes, bench: Bench, reporter: Reporter)
     return wheels[0]
 
 
+def _clear(folder: Path) -> None:
+    """Make the build's folder, or empty it but for what the build goes on from."""
+    with machine_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            if path.name != KEPT:
+                remove_tree(path)
+
+
 def _failed(plan: WheelPlan, bench: Bench, status: int, output: str) -> BuildError:
     memory = bool(_KILLED.search(output))
+    jobs = bench.turns.limits.jobs_for(bench.turns.takes)
     return BuildError(
         f"the wheel of {plan.name} does not build: uv {describe_status(status)}",
         why=("A compiler was killed, most likely because memory ran out.\n" if memory else "") + tail(output),
-        fix=f"Run it with fewer compilers at once: --jobs {max(1, bench.jobs // 2)}"
+        fix=f"Run it with fewer compilers at once: --jobs {max(1, jobs // 2)}. What was compiled is kept."
         if memory
         else "The lines above are the build's own; the whole of it is in the log. Compilers and flags are those of "
         f"--explain; what the package needs beyond that belongs into envs/wheels/{plan.parts.package}.toml.",
@@ -108,34 +123,12 @@ def _failed(plan: WheelPlan, bench: Bench, status: int, output: str) -> BuildErr
     )
 
 
-def _unpacked(plan: WheelPlan, sdist: bytes, folder: Path) -> Path:
-    """The one top folder of an sdist, unpacked."""
-    try:
-        with machine_errors(folder):
-            if sdist[:2] == b"PK":
-                with zipfile.ZipFile(io.BytesIO(sdist)) as archive:
-                    archive.extractall(folder)  # noqa: S202 - zipfile keeps members below the folder
-            else:
-                with tarfile.open(fileobj=io.BytesIO(sdist), mode="r:*") as tar:
-                    tar.extractall(folder, filter="data")
-        tops = [path for path in folder.iterdir() if path.is_dir()]
-        if len(tops) != 1:
-            raise ValueError(f"it has {len(tops)} folders on top instead of one")
-        return tops[0]
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError) as error:
-        raise CheckRefusedError(
-            f"the sdist of {plan.name} cannot be unpacked",
-            why=str(error),
-            fix="Choose another version of the component and lock again.",
-        ) from error
-
-
-def _variables(plan: WheelPlan, bench: Bench) -> dict[str, str]:
+def _variables(plan: WheelPlan, bench: Bench, fronts: Fronts) -> dict[str, str]:
     """The whole environment of a build: what is not declared is not there."""
-    home = cuda_look_alike(plan, bench.toolchain, bench.folder / "cuda")
     for name in ("home", "tmp"):
         (bench.folder / name).mkdir(exist_ok=True)
-    compilers = {"CC": str(bench.toolchain.cc), "CXX": str(bench.toolchain.cxx)}
+    home = fronts.cuda_home
+    compilers = {"CC": str(fronts.cc), "CXX": str(fronts.cxx)}
     places = {
         "PATH": f"{bench.environment}/bin:{home}/bin:{os.environ.get('PATH', os.defpath)}",
         "HOME": str(bench.folder / "home"),
@@ -146,8 +139,10 @@ def _variables(plan: WheelPlan, bench: Bench) -> dict[str, str]:
         "PYTORCH_NVCC": str(home / "bin" / "nvcc"),
         "CUDAHOSTCXX": compilers["CXX"],
     }
-    limits = {"MAX_JOBS": str(bench.jobs), "NVTE_BUILD_MAX_JOBS": str(bench.jobs), "UV_PYTHON_DOWNLOADS": "never"}
-    fixed = {"LANG": "C.UTF-8", "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH, "PYTHONHASHSEED": "0"}
+    # As many as there are in all: those of other packages may be fewer just then, and each waits its turn.
+    jobs = str(bench.turns.limits.jobs)
+    limits = {"MAX_JOBS": jobs, "NVTE_BUILD_MAX_JOBS": jobs, "UV_PYTHON_DOWNLOADS": "never"}
+    fixed = {"LANG": "C.UTF-8", "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH), "PYTHONHASHSEED": "0"}
     torch = {"TORCH_CUDA_ARCH_LIST": plan.asked.torch_list()}
     if headers := _headers(plan, bench):
         places["CPATH"] = ":".join(headers)
@@ -174,46 +169,3 @@ def _headers(plan: WheelPlan, bench: Bench) -> list[str]:
             fix=f"Install them: apt-get install {python}-dev",
         )
     return [str(folder) for folder in folders]
-
-
-def cuda_look_alike(plan: WheelPlan, toolchain: Toolchain, folder: Path) -> Path:
-    """A folder like the toolkit's, whose ``bin/nvcc`` compiles for the plan's architectures only."""
-    wanted = plan.asked
-    with machine_errors(folder):
-        (folder / "bin").mkdir(parents=True)
-        for part in toolchain.home.iterdir():
-            if part.name != "bin":
-                (folder / part.name).symlink_to(part)
-        for program in (toolchain.home / "bin").iterdir():
-            if program.name != "nvcc":
-                (folder / "bin" / program.name).symlink_to(program)
-        front = folder / "nvcc_front.py"
-        front.write_bytes(Path(nvcc_front.__file__).read_bytes())
-        command = [sys.executable, "-I", "-S", str(front), "--nvcc", str(toolchain.nvcc)]
-        command += ["--sm", ",".join(wanted.sass), "--ptx", ",".join(wanted.ptx), "--"]
-        nvcc = folder / "bin" / "nvcc"
-        nvcc.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
-        nvcc.chmod(0o755)
-    return folder
-
-
-def jobs_for(job_memory_gib: float, cores: int, memory_bytes: int) -> int:
-    """Compilers at once: as many as there are cores and room in memory, at least one."""
-    return max(1, min(cores, int(memory_bytes / (job_memory_gib * 2**30))))
-
-
-def machine_limits(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
-    """Cores that this process may use, and memory in bytes that is free for it: proc(5), cgroup v2's memory.max."""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
-    free = int(match[1]) * 1024 if match else 2**32
-    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
-    if limit is not None and used is not None:
-        free = min(free, limit - used)
-    return len(os.sched_getaffinity(0)), free
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None

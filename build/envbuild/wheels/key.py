@@ -11,7 +11,7 @@ from envbuild.core.digests import Json, digest_of, sha256_file
 from envbuild.wheels import nvcc_front
 
 # Raised when a wheel made from the same parts would come out differently.
-FORMAT = 1
+FORMAT = 2
 # What a machine brings; a wheel that differs in nothing else from what is wanted fits the lock and the target.
 OF_THE_MACHINE = frozenset({"cuda_toolkit", "host_compiler", "nvcc_front"})
 
@@ -29,7 +29,8 @@ class Parts(Model):
 
     package: str
     version: str
-    sdist: str = Field(description="sha256 of the sdist")
+    sdist: str = Field(default="", description="sha256 of the sdist")
+    commit: str = Field(default="", description="the commit, of a package that comes from git")
     platform: str = Field(description="'linux/amd64', ...")
     python: str = Field(description="the ABI: 'cp310', ...")
     torch: TorchPart
@@ -47,8 +48,8 @@ class Parts(Model):
 
     @property
     def key(self) -> str:
-        """``sha256:<hex>`` over all parts."""
-        return digest_of({"format": FORMAT, "parts": self.model_dump(mode="json")})
+        """``sha256:<hex>`` over all parts; those at their defaults do not count, so that a new one changes no key."""
+        return digest_of({"format": FORMAT, "parts": self.model_dump(mode="json", exclude_defaults=True)})
 
     def flat(self) -> dict[str, str]:
         """The parts as lines for people: ``torch.version`` -> ``2.11.0``."""

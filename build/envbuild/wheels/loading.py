@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.files import machine_errors
+from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import run
 from envbuild.wheels.planning import WheelPlan
 from envbuild.wheels.symbols import is_foreign_symbol
@@ -64,7 +64,9 @@ def load(wheel: Path, libraries: Sequence[str], plan: WheelPlan, environment: Pa
     Raises:
         CheckRefusedError: the interpreter did not live to tell.
     """
+    # A build that goes on may have been checked before.
     with machine_errors(scratch), zipfile.ZipFile(wheel) as archive:
+        remove_tree(scratch)
         archive.extractall(scratch)
     job = json.dumps([str(scratch), list(libraries), list(plan.modules)])
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_", "VIRTUAL_ENV"))}

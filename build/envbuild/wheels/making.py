@@ -1,96 +1,155 @@
-"""Builds the wheels that are not in the wheelhouse yet, checks them, and keeps them."""
+"""Builds the wheels that are not in the wheelhouse yet, all at once behind one queue, checks them, and keeps them."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core.digests import sha256_file, short
+from envbuild.core.errors import EnvbuildError
 from envbuild.core.files import machine_errors, remove_tree
+from envbuild.core.process import interruptible
 from envbuild.core.progress import Reporter
 from envbuild.store.local import LocalStore
-from envbuild.wheels.build import Bench, build_wheel, jobs_for, machine_limits
+from envbuild.wheels.build import Bench, build_wheel
 from envbuild.wheels.check import Checked, check_wheel
+from envbuild.wheels.fronts import Turns
+from envbuild.wheels.limits import Limits
 from envbuild.wheels.planning import WheelPlan
 from envbuild.wheels.sources import Sources
 from envbuild.wheels.toolchain import Toolchain
 from envbuild.wheels.wheelhouse import Built, Wheelhouse, WheelRecord, fill
 
+# Builds that have not come to their end, by key: sources and object files.
+UNFINISHED = "wheel-builds"
 
-def make_wheels(
-    plans: Sequence[WheelPlan],
-    *,
-    environment: Callable[[], Path],
-    toolchain: Toolchain,
-    sources: Sources,
-    store: LocalStore,
-    reporter: Reporter,
-    jobs: int | None = None,
-) -> tuple[Built, ...]:
-    """The wheels of ``plans``, one after the other; what is in the wheelhouse is taken from there.
+
+@dataclass(frozen=True, kw_only=True)
+class Workshop:
+    """What all builds of a call share."""
+
+    toolchain: Toolchain
+    sources: Sources
+    store: LocalStore
+    reporter: Reporter
+    limits: Limits
+
+
+def make_wheels(plans: Sequence[WheelPlan], environment: Callable[[], Path], workshop: Workshop) -> tuple[Built, ...]:
+    """The wheels of ``plans``; what is in the wheelhouse is taken from there, the rest is built at the same time.
 
     Args:
         environment: gives the virtual environment with the lock's phase main; asked for only when something is built.
-        jobs: compilers at once; without it as many as cores and memory allow.
 
     Raises:
-        BuildError: a wheel does not build; those built before it are kept.
+        BuildError: a wheel does not build; the others are built to their end and kept.
         CheckRefusedError: a wheel is not what was asked for, and was not kept.
     """
-    wheelhouse = Wheelhouse(store)
-    made = []
-    for plan in plans:
-        found = wheelhouse.find(plan.parts.key)
-        if found is None:
-            log = store.root / "logs" / "wheels" / f"{plan.parts.package}-{short(plan.parts.key)}.log"
-            maker = _Maker(plan, environment, toolchain, sources, store, reporter, jobs, log)
-            found = wheelhouse.get_or_build(plan.parts.key, maker)
-        made.append(found)
-    return tuple(made)
+    wheelhouse = Wheelhouse(workshop.store)
+    found = {plan.parts.key: wheelhouse.find(plan.parts.key) for plan in plans}
+    missing = [plan for plan in plans if found[plan.parts.key] is None]
+    made = _build_all(missing, environment(), workshop, wheelhouse) if missing else {}
+    return tuple(made.get(plan.parts.key) or _there(found[plan.parts.key]) for plan in plans)
+
+
+def _there(item: Built | None) -> Built:
+    if item is None:
+        raise KeyError("a plan is neither found nor made")
+    return item
+
+
+def _build_all(
+    plans: Sequence[WheelPlan], environment: Path, workshop: Workshop, wheelhouse: Wheelhouse
+) -> dict[str, Built]:
+    limits = workshop.limits
+    which = plans[0].name if len(plans) == 1 else f"{len(plans)} wheels"
+    title = f"build {which} for {plans[0].asked.text()}, {limits.jobs} at once in {limits.memory_gib} GiB"
+    board = _Board(workshop.reporter)
+    with workshop.store.staging("compilers") as turns, workshop.reporter.step(title):
+        pool = ThreadPoolExecutor(len(plans))
+        with interruptible(pool):
+            running: dict[str, Future[Built]] = {}
+            for plan in plans:
+                maker = _Maker(plan, environment, workshop, turns, board)
+                running[plan.parts.key] = pool.submit(_kept, maker, plan, wheelhouse, workshop.reporter)
+            # All of them, before the first error is raised.
+            failures = [future.exception() for future in running.values()]
+    for failure in failures:
+        if failure is not None:
+            raise failure
+    return {key: future.result() for key, future in running.items()}
+
+
+def _kept(maker: _Maker, plan: WheelPlan, wheelhouse: Wheelhouse, reporter: Reporter) -> Built:
+    try:
+        return wheelhouse.get_or_build(plan.parts.key, maker)
+    except EnvbuildError as error:
+        reporter.note(f"{plan.name}: {error.what}")
+        raise
+    finally:
+        maker.leave()
+
+
+class _Board:
+    """What is going on in several builds, as one line."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._lock = threading.Lock()
+        self._texts: dict[str, str] = {}
+
+    def told(self, name: str, text: str) -> None:
+        """A build is at ``text`` now; nothing when it is over."""
+        with self._lock:
+            self._texts[name] = text
+            shown = [f"{package}: {doing}" for package, doing in self._texts.items() if doing]
+            self._reporter.update("; ".join(shown))
 
 
 class _Maker:
     """Fills the entry of one wheel."""
 
-    def __init__(
-        self,
-        plan: WheelPlan,
-        environment: Callable[[], Path],
-        toolchain: Toolchain,
-        sources: Sources,
-        store: LocalStore,
-        reporter: Reporter,
-        jobs: int | None,
-        log: Path,
-    ) -> None:
+    def __init__(self, plan: WheelPlan, environment: Path, workshop: Workshop, turns: Path, board: _Board) -> None:
         self._plan = plan
         self._environment = environment
-        self._toolchain = toolchain
-        self._sources = sources
-        self._store = store
-        self._reporter = reporter
-        self._jobs = jobs
-        self._log = log
+        self._workshop = workshop
+        self._turns = turns
+        self._board = board
 
     def __call__(self, entry: Path) -> None:
-        plan, parts = self._plan, self._plan.parts
-        environment = self._environment()
-        sdist = self._sources.sdist(parts.package, parts.version, parts.sdist)
-        jobs = self._jobs or jobs_for(plan.recipe.job_memory_gib, *machine_limits())
-        with machine_errors(self._log):
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            remove_tree(self._log)
-        with self._store.staging("wheel-build") as folder:
-            bench = Bench(environment=environment, toolchain=self._toolchain, folder=folder, log=self._log, jobs=jobs)
-            title = f"build {plan.name} for {plan.asked.text()}, {jobs} at once"
-            with self._reporter.step(title):
-                started = time.monotonic()
-                wheel = build_wheel(plan, sdist, bench, self._reporter)
-                seconds = time.monotonic() - started
-            with self._reporter.step(f"check {wheel.name}"):
-                checked = check_wheel(wheel, plan, environment, folder / "unpacked", self._log)
-            fill(entry, checked.wheel, _record(plan, checked, seconds, jobs), self._log)
+        plan, store = self._plan, self._workshop.store
+        folder = store.path_of(UNFINISHED, plan.parts.key)
+        log = store.root / "logs" / "wheels" / f"{plan.parts.package}-{short(plan.parts.key)}.log"
+        with machine_errors(log):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            remove_tree(log)
+        limits = self._workshop.limits
+        turns = Turns(folder=self._turns, limits=limits, takes=limits.share(plan.recipe.job_memory_gib))
+        bench = Bench(
+            environment=self._environment, toolchain=self._workshop.toolchain, folder=folder, log=log, turns=turns
+        )
+        self._tell("unpacking")
+        archive = self._workshop.sources.archive(plan.parts)
+        started = time.monotonic()
+        wheel = build_wheel(plan, archive, bench, self._tell)
+        seconds = time.monotonic() - started
+        self._tell(f"checking {wheel.name}")
+        checked = check_wheel(wheel, plan, self._environment, folder / "unpacked", log)
+        fill(entry, checked.wheel, _record(plan, checked, seconds, limits.jobs), log)
+        with machine_errors(folder):
+            remove_tree(folder)
+        self._workshop.reporter.note(f"{plan.name}: built and checked in {time.monotonic() - started:.0f} s")
+
+    def leave(self) -> None:
+        """The build is over, one way or another."""
+        self._tell("")
+
+    def _tell(self, text: str) -> None:
+        self._board.told(self._plan.parts.package, text)
 
 
 def _record(plan: WheelPlan, checked: Checked, seconds: float, jobs: int) -> WheelRecord:

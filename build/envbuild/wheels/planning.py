@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Catalog
@@ -31,11 +33,13 @@ class WheelPlan:
 
     Attributes:
         modules: modules that must import in the finished environment.
+        patches: names and contents of the changes to its sources, in their order.
     """
 
     parts: Parts
     recipe: WheelRecipe
     modules: tuple[str, ...]
+    patches: tuple[tuple[str, bytes], ...] = ()
 
     @property
     def name(self) -> str:
@@ -108,7 +112,7 @@ def plan_wheels(
         NetworkError: an sdist that is not in the store cannot be downloaded.
     """
     main = locked_content(lock, ("main",))
-    return tuple(_plan(lock, main, name, target, catalog.wheel_recipe(name), compilers, sources) for name in names)
+    return tuple(_plan(lock, main, name, target, catalog, compilers, sources) for name in names)
 
 
 def _plan(
@@ -116,11 +120,13 @@ def _plan(
     main: Content,
     name: str,
     target: Target,
-    recipe: WheelRecipe,
+    catalog: Catalog,
     compilers: Compilers,
     sources: Sources,
 ) -> WheelPlan:
     component = lock.lock.components[name]
+    recipe = catalog.wheel_recipe(name)
+    patches = _patches(recipe, component.version, catalog)
     wanted = Architectures.for_target(target)
     major = cuda_of(lock, target).partition(".")[0]
     texts = {"{sm_dotted}": wanted.torch_list(), "{sm}": ";".join(wanted.sass), "{cuda_major}": major}
@@ -142,8 +148,16 @@ def _plan(
         build_requirements=_requirements(lock, main, name, recipe, sources),
         variables={variable: _filled(item.value, texts) for variable, item in sorted(recipe.variables.items())},
         nvcc_front=front_digest(),
+        patches=tuple(f"sha256:{sha256(content).hexdigest()}" for _, content in patches),
     )
-    return WheelPlan(parts=parts, recipe=recipe, modules=component.modules)
+    return WheelPlan(parts=parts, recipe=recipe, modules=component.modules, patches=patches)
+
+
+def _patches(recipe: WheelRecipe, version: str, catalog: Catalog) -> tuple[tuple[str, bytes], ...]:
+    wanted = [
+        patch.file for patch in recipe.patches if SpecifierSet(patch.versions).contains(version, prereleases=True)
+    ]
+    return tuple((file, catalog.patch(file)) for file in wanted)
 
 
 def _filled(text: str, texts: dict[str, str]) -> str:

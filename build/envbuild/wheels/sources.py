@@ -14,6 +14,7 @@ from envbuild.lock.metadata import FILE, PYPROJECT, build_requires, fetch_sdist,
 from envbuild.lock.releases import look_up
 from envbuild.lock.workplace import Workplace
 from envbuild.store.local import LocalStore
+from envbuild.wheels.key import Parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,10 @@ class Sources:
         if came != digest:
             raise _other(name, version, digest, came)
         return content
+
+    def archive(self, parts: Parts) -> bytes:
+        """The sources of a wheel, as an archive with one folder on top."""
+        return self.sdist(parts.package, parts.version, parts.sdist)
 
     def build_requires(self, name: str, version: str, digest: str) -> tuple[str, ...]:
         """What the sdist declares to be built with, as PEP 508 lines (PEP 518)."""

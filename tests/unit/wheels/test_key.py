@@ -27,6 +27,7 @@ PARTS = Parts(
 )
 CHANGES = {
     "sdist": "sha256:03",
+    "commit": "0" * 40,
     "platform": "linux/arm64",
     "python": "cp312",
     "torch": TORCH.model_copy(update={"files": "sha256:bb"}),

@@ -1,0 +1,91 @@
+"""A package's sources in a folder: unpacked, changed by the recipe's patches, as often as a build begins."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from envbuild.core.errors import CheckRefusedError
+from envbuild.core.files import machine_errors, remove_tree
+from envbuild.core.process import find_tool, run
+
+# 1980-01-02, the first day that every time zone's zip files can have.
+SOURCE_DATE_EPOCH = 315619200
+# What setuptools makes again from object files, which are in build/temp.*.
+MADE_AGAIN = ("*/build/lib*", "*/build/bdist*")
+
+
+def unpack(name: str, archive: bytes, folder: Path) -> Path:
+    """The one top folder of an sdist, its files as they were before any build.
+
+    Object files of a build that was ended stay. Sources keep the times of the archive, so that a build finds up to
+    date what it had finished.
+
+    Raises:
+        CheckRefusedError: it is no archive, or has no single folder on top.
+    """
+    try:
+        with machine_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for stale in [path for pattern in MADE_AGAIN for path in folder.glob(pattern)]:
+                remove_tree(stale)
+            if archive[:2] == b"PK":
+                _unpack_zip(archive, folder)
+            else:
+                with tarfile.open(fileobj=io.BytesIO(archive), mode="r:*") as tar:
+                    tar.extractall(folder, filter="data")
+        tops = [path for path in folder.iterdir() if path.is_dir()]
+        if len(tops) != 1:
+            raise ValueError(f"it has {len(tops)} folders on top instead of one")
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError) as error:
+        raise CheckRefusedError(
+            f"the sdist of {name} cannot be unpacked",
+            why=str(error),
+            fix="Choose another version of the component and lock again.",
+        ) from error
+    return tops[0]
+
+
+def _unpack_zip(archive: bytes, folder: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        for member in opened.infolist():
+            path = Path(opened.extract(member, folder))
+            os.utime(path, (SOURCE_DATE_EPOCH, SOURCE_DATE_EPOCH))
+
+
+def apply_patches(name: str, source: Path, patches: Sequence[tuple[str, bytes]]) -> None:
+    """Apply patches, name and content each, in their order.
+
+    Raises:
+        CheckRefusedError: one does not apply.
+        MachineError: git is not installed.
+    """
+    for file, content in patches:
+        done = run(
+            [find_tool("git", "git"), "apply", "--whitespace=nowarn", "-"],
+            what=f"apply {file} to {name}",
+            # A folder of a repository of somebody else's is not looked for above this one.
+            env={**os.environ, "GIT_CEILING_DIRECTORIES": str(source.parent)},
+            cwd=source,
+            stdin=content,
+            check=False,
+        )
+        if done.status != 0:
+            raise CheckRefusedError(
+                f"the patch {file} does not apply to {name}",
+                why=done.output.strip(),
+                fix="Correct it in envs/wheels/patches/, or the versions that the package's recipe names it for.",
+            )
+    for path in _changed(patches, source):
+        os.utime(path, (SOURCE_DATE_EPOCH, SOURCE_DATE_EPOCH))
+
+
+def _changed(patches: Sequence[tuple[str, bytes]], source: Path) -> list[Path]:
+    """The files that patches change, as their ``+++ b/...`` lines name them."""
+    lines = [line for _, content in patches for line in content.decode().splitlines()]
+    names = [line.partition("/")[2].partition("\t")[0] for line in lines if line.startswith("+++ b/")]
+    return [source / name for name in names if (source / name).exists()]

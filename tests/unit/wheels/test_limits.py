@@ -1,0 +1,33 @@
+"""Compilers at once: cores, free memory, what a recipe says of one compiler."""
+
+import os
+
+import pytest
+
+from envbuild.wheels.limits import GIB, Limits, choose_limits, machine_limits
+
+
+@pytest.mark.parametrize(
+    ("gib", "cores", "memory", "jobs"),
+    [(4, 16, 128, 16), (4, 16, 16, 4), (3, 8, 8, 2), (4, 8, 1, 1), (0.5, 1, 64, 1), (2.5, 8, 9, 3)],
+)
+def test_jobs_fit_into_cores_and_memory(gib, cores, memory, jobs):
+    limits = Limits(jobs=cores, memory_gib=memory)
+    assert limits.jobs_for(gib) == jobs
+    assert limits.share(gib) <= memory
+
+
+def test_the_memory_of_a_control_group_counts(tmp_path):
+    (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable:    8388608 kB\n")
+    assert machine_limits(tmp_path / "meminfo", tmp_path)[1] == 8 * GIB
+    (tmp_path / "memory.max").write_text(f"{6 * GIB}\n")
+    (tmp_path / "memory.current").write_text(f"{2 * GIB}\n")
+    assert machine_limits(tmp_path / "meminfo", tmp_path)[1] == 4 * GIB
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine_limits(tmp_path / "meminfo", tmp_path) == (len(os.sched_getaffinity(0)), 8 * GIB)
+
+
+def test_what_was_asked_for_comes_before_what_the_machine_has():
+    assert choose_limits(3, 5) == Limits(jobs=3, memory_gib=5)
+    assert choose_limits().jobs == len(os.sched_getaffinity(0))
+    assert choose_limits(1).memory_gib >= 1

@@ -1,0 +1,78 @@
+"""A package's sources: unpacked over an ended build, and patched."""
+
+import io
+import zipfile
+
+import pytest
+from helpers.simple_index import make_sdist
+
+from envbuild.core.errors import CheckRefusedError
+from envbuild.wheels.unpacking import apply_patches, unpack
+
+PATCH = b"""\
+Why it is needed.
+
+--- a/setup.py
++++ b/setup.py
+@@ -1,2 +1,2 @@
+-answer = 41
++answer = 42
+ done = True
+"""
+
+
+def sdist(tmp_path, text="answer = 41\ndone = True\n") -> bytes:
+    return make_sdist(tmp_path, "thing", "1.0", files={"setup.py": text}).read_bytes()
+
+
+def test_object_files_stay_and_all_else_is_as_it_was(tmp_path):
+    archive = sdist(tmp_path)
+    source = unpack("thing 1.0", archive, tmp_path / "s")
+    times = (source / "setup.py").stat().st_mtime_ns
+    for name in ("build/temp.linux/a.o", "build/lib.linux/thing.so", "build/bdist.linux/wheel/x"):
+        (source / name).parent.mkdir(parents=True)
+        (source / name).write_text("made")
+    (source / "setup.py").write_text("changed by the build")
+    assert unpack("thing 1.0", archive, tmp_path / "s") == source
+    assert (source / "setup.py").read_text() == "answer = 41\ndone = True\n"
+    assert (source / "setup.py").stat().st_mtime_ns == times
+    assert (source / "build/temp.linux/a.o").read_text() == "made"
+    assert not (source / "build/lib.linux").exists()
+    assert not (source / "build/bdist.linux").exists()
+
+
+def test_a_zip_file_has_one_time_however_often_it_is_unpacked(tmp_path):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("thing-1.0/setup.py", "answer = 41\n")
+    source = unpack("thing 1.0", content.getvalue(), tmp_path / "s")
+    assert (source / "setup.py").stat().st_mtime == 315619200
+
+
+@pytest.mark.parametrize(("names", "said"), [(["a/x", "b/x"], "2 folders on top"), (["x"], "0 folders on top")])
+def test_an_archive_without_one_folder_on_top_is_refused(tmp_path, names, said):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name in names:
+            archive.writestr(name, "")
+    with pytest.raises(CheckRefusedError) as refused:
+        unpack("thing 1.0", content.getvalue(), tmp_path / "s")
+    assert said in refused.value.why
+
+
+def test_patches_change_the_sources_and_leave_their_times_the_same(tmp_path):
+    archive = sdist(tmp_path)
+    times = []
+    for _ in range(2):
+        source = unpack("thing 1.0", archive, tmp_path / "s")
+        apply_patches("thing 1.0", source, [("a.patch", PATCH)])
+        assert (source / "setup.py").read_text() == "answer = 42\ndone = True\n"
+        times.append((source / "setup.py").stat().st_mtime_ns)
+    assert times[0] == times[1]
+
+
+def test_a_patch_that_does_not_apply_is_named(tmp_path):
+    source = unpack("thing 1.0", sdist(tmp_path, "something = 'else'\n"), tmp_path / "s")
+    with pytest.raises(CheckRefusedError, match=r"the patch a\.patch does not apply to thing 1\.0") as refused:
+        apply_patches("thing 1.0", source, [("a.patch", PATCH)])
+    assert "setup.py" in refused.value.why
