@@ -126,7 +126,7 @@ def test_the_main_file_counts(place: Place, compiled: Callable[..., bytes]) -> N
 
 
 def test_other_packages_are_told_and_not_refused(place: Place, compiled: Callable[..., bytes]) -> None:
-    """torch 2.7 requires a cuSPARSELt that has nothing for sm_75, and works there."""
+    """As torch 2.7.0, which has code for sm_75 and requires a cuSPARSELt that has none."""
     place.install("torch", "2.7.0", {TORCH: compiled("75", "80")})
     place.install("nvidia-cusparselt-cu12", "0.6.3", {"cusparselt/lib/libcusparseLt.so.0": compiled("80")})
     assert place.check("75")["nvidia-cusparselt-cu12"]["files_lacking"] == ["cusparselt/lib/libcusparseLt.so.0"]

@@ -2,8 +2,8 @@
 
 PEP 600: a wheel tagged ``manylinux_2_34`` runs on every mainstream distribution whose glibc is 2.34 or newer. What that
 allows of the other system libraries (libstdc++, libgcc, ...) is written down in auditwheel's policies, which PyPI's own
-tools use. A base is such a distribution: what the policy of its glibc allows, it has. So Debian 12 (glibc 2.36) gives
-GLIBCXX_3.4.30, Ubuntu 24.04 (2.39) GLIBCXX_3.4.33, and those are what their libstdc++ have.
+tools use. A base is such a distribution: what the policy of its glibc allows, it has. So a base with glibc 2.36
+has GLIBCXX_3.4.30, as Debian 12 really does, and one with 2.39 GLIBCXX_3.4.33.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ class InstalledCode(Model):
     packages: tuple[PackageCode, ...]
 
 
-# Without them nothing runs; the pattern is over canonical names. Of others nobody knows what is needed without them:
-# torch 2.7 requires nvidia-cusparselt-cu12 0.6.3, which has nothing for sm_75, and works on sm_75 but for what uses it.
+# Without them nothing runs; the pattern is over canonical names. Of others nobody knows what is needed of them: torch
+# 2.7.0 has code for sm_75, and requires nvidia-cusparselt-cu12 0.6.3, which has none.
 REQUIRED = re.compile(r"^(torch|nvidia-nccl(-cu\d+)?|transformer-engine-cu\d+)$")
 
 
