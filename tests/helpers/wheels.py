@@ -23,31 +23,32 @@ def make_wheel(
     *,
     extras: tuple[str, ...] = (),
     module: str = "",
-    sources: Mapping[str, str] | None = None,
+    sources: Mapping[str, str | bytes] | None = None,
 ) -> Path:
-    """A wheel with the metadata given, one module, which is empty or has this source, and more source files."""
+    """A wheel with the metadata given, one module, which is empty or has this source, and more files."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {line}\n" for line in requires)
     metadata += "".join(f"Provides-Extra: {extra}\n" for extra in extras)
-    files = {
+    files: dict[str, str | bytes] = {
         f"{name}/__init__.py": module,
         **(sources or {}),
         f"{info}/METADATA": metadata,
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: {tags}\n",
     }
-    rows = [f"{file},sha256={_record_digest(text)},{len(text)}" for file, text in files.items()]
-    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""])
+    contents = {file: text if isinstance(text, bytes) else text.encode() for file, text in files.items()}
+    rows = [f"{file},sha256={_record_digest(content)},{len(content)}" for file, content in contents.items()]
+    contents[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
     wheel = folder / f"{name}-{version}-{tags}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        for file, text in files.items():
-            archive.writestr(zipfile.ZipInfo(file, (1980, 1, 1, 0, 0, 0)), text)
+        for file, content in contents.items():
+            archive.writestr(zipfile.ZipInfo(file, (1980, 1, 1, 0, 0, 0)), content)
     return wheel
 
 
-def _record_digest(text: str) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+def _record_digest(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 def write_index(root: Path, project: str, wheels: list[Path]) -> Path:

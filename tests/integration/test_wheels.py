@@ -100,6 +100,9 @@ def test_one_architecture_is_built_once(own: Any, index: SimpleIndex, tmp_path: 
     assert first["built"] is True
     assert (record["sm"], record["ptx"], record["imported"]) == (["90"], [], ["kernels"])
     assert record["parts"]["cuda_toolkit"].startswith("13.0.")
+    assert record["policy"].startswith("manylinux_2_")
+    assert record["file"].endswith(f"-{record['policy']}_x86_64.whl")
+    assert Path(first["path"]).name == record["file"]
     assert compiled(tmp_path) == 1
     calls = (tmp_path / "calls").read_text()
     assert "-gencode=arch=compute_90,code=sm_90" in calls

@@ -14,6 +14,7 @@ from envbuild.core.digests import Json, short
 from envbuild.lock.locking import find_lock
 from envbuild.sync.install import WHEELS_PHASE
 from envbuild.sync.local import sync
+from envbuild.wheels.prebuilt import PackageCode
 
 
 @click.command("sync", cls=Command)
@@ -43,6 +44,7 @@ def command(
         logs=logs,
         reporter=session.reporter,
         wheels={package: str(item.wheel) for package, item in taken.items()},
+        store=session.store,
     )
     wheels: dict[str, Json] = {package: item.record.key for package, item in taken.items()}
     session.done(
@@ -60,6 +62,7 @@ def command(
             ],
             "wheels": wheels,
             "imported": list(result.imported),
+            "gpu_code": [item.as_json(selection.target.sm) for item in result.gpu_code],
             "environment": dict(result.environment),
             "not_checked": [dataclasses.asdict(item) for item in result.not_checked],
         },
@@ -68,9 +71,15 @@ def command(
             for item in result.phases
         ],
         *[f"from the wheelhouse: {package} {short(item.record.key)}" for package, item in taken.items()],
+        *([_gpu_code(result.gpu_code, selection.target.sm)] if result.gpu_code else []),
         f"imported: {', '.join(result.imported) or 'nothing'}",
         *[f"not checked: {item.module} ({item.component}): {item.reason}" for item in result.not_checked],
         *(["set where it is used:"] if result.environment else []),
         *[f"  export {name}={shlex.quote(value)}" for name, value in result.environment.items()],
         shown(into),
     )
+
+
+def _gpu_code(found: tuple[PackageCode, ...], sm: tuple[str, ...]) -> str:
+    known = [f"{item.package} {item.version}" for item in found if not item.unknown]
+    return f"GPU code for {', '.join(f'sm_{one}' for one in sm)}: {', '.join(known)}"

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
+from envbuild.catalog.models import Target
 from envbuild.cli.command import Group
 from envbuild.cli.common import Session, output_options, selection_options, shown
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.locking import find_lock
+from envbuild.lock.record import LockDirectory
 from envbuild.sync.build_environment import build_environment
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.key import difference
 from envbuild.wheels.limits import choose_limits
 from envbuild.wheels.making import Workshop, make_wheels
 from envbuild.wheels.planning import WheelPlan, choose, cuda_of, plan_wheels
+from envbuild.wheels.prebuilt import check_prebuilt, site_packages_of
 from envbuild.wheels.sources import Sources
 from envbuild.wheels.toolkit import Asked, choose_toolkit
 from envbuild.wheels.wheelhouse import Built, Wheelhouse
@@ -83,8 +88,15 @@ def command(
         reporter=session.reporter,
         limits=choose_limits(jobs, memory_gib),
     )
-    made = make_wheels(plans, lambda: build_environment(lock, session.site, session.store, session.reporter), workshop)
+    made = make_wheels(plans, lambda: _environment(session, lock, selection.target), workshop)
     session.done({"wheels": [_as_json(item) for item in made]}, *[_line(item) for item in made])
+
+
+def _environment(session: Session, lock: LockDirectory, target: Target) -> Path:
+    """Phase main; hours of compiling are for nothing where its own GPU code does not run on the target."""
+    made = build_environment(lock, session.site, session.store, session.reporter)
+    check_prebuilt(site_packages_of(made), target.sm, session.store, session.reporter)
+    return made
 
 
 def _explain(session: Session, plans: tuple[WheelPlan, ...], against: str | None) -> None:
@@ -142,6 +154,9 @@ def show_command(session: Session, key: str) -> None:
         _line(item),
         f"  digest = {record.digest}",
         f"  glibc = {record.glibc}",
+        f"  libstdc++ = {record.libstdcxx}",
+        f"  policy = {record.policy or 'none'}",
+        *[f"  not manylinux: {why}" for why in record.not_manylinux],
         f"  libraries = {' '.join(record.libraries)}",
         f"  imported = {' '.join(record.imported)}",
         *[f"  not imported: {module}: {why}" for module, why in record.not_imported.items()],

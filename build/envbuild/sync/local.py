@@ -19,6 +19,7 @@ from envbuild.lock.content import locked_content
 from envbuild.lock.record import PHASE_FILES, LockDirectory
 from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import git_environment, uv_program
+from envbuild.store.local import LocalStore
 from envbuild.sync.imports import (
     PROBE,
     Absent,
@@ -33,6 +34,7 @@ from envbuild.sync.install import NO_WHEELS, PhaseRun, install
 from envbuild.sync.machine import refuse_other_machine
 from envbuild.sync.place import Place
 from envbuild.sync.provided import refuse_without_base
+from envbuild.wheels.prebuilt import PackageCode, check_prebuilt, site_packages_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,7 @@ class Synced:
         not_checked: modules of which nothing is known: of phases that were not installed, or not importable here.
         failed: modules that do not import; only where they were not to be refused.
         environment: variables that must be set where the environment is used; the import check had them.
+        gpu_code: the installed packages with GPU code; none where it was not looked at.
     """
 
     phases: tuple[PhaseRun, ...]
@@ -50,6 +53,7 @@ class Synced:
     not_checked: tuple[NotChecked, ...]
     environment: Mapping[str, str]
     failed: tuple[NotImported, ...] = ()
+    gpu_code: tuple[PackageCode, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ def sync(
     reporter: Reporter,
     refuse: bool = True,
     wheels: Mapping[str, str] = NO_WHEELS,
+    store: LocalStore | None = None,
 ) -> Synced:
     """Make the environment ``into`` anew, install ``phases`` of the lock, and import every module they bring.
 
@@ -90,12 +95,13 @@ def sync(
         target: the hardware that the environment is for, which need not be this machine's.
         refuse: refuse an environment with a module that does not import.
         wheels: paths of verified wheels of phase compile, by package; these are not built.
+        store: keeps what was found of the installed GPU code; without it that is not looked at.
 
     Raises:
         UsageError: ``phases`` names none of the lock's, or leaves out ``main``; or ``into`` is no environment and not
             empty.
         BuildError: a package does not install.
-        CheckRefusedError: a module does not import.
+        CheckRefusedError: a module does not import, or the installed GPU code does not run on the target.
         MachineError: the lock's base brings packages, which are not on this machine; or this machine has another
             architecture or an older glibc than the base.
     """
@@ -129,6 +135,7 @@ def sync(
         logs=logs,
     )
     done = install(lock, place, source.uv_args(), reporter, phases=phases, wheels=wheels)
+    gpu_code = check_prebuilt(site_packages_of(into), target.sm, store, reporter) if store else ()
     plain = {key: value for key, value in environment.items() if not key.startswith("PYTHON")}
     variables = record.variables(str(into))
     found = _import(lock, place, phases, plain | check_environment(target) | variables, reporter)
@@ -140,6 +147,7 @@ def sync(
         not_checked=found.not_checked,
         environment=variables,
         failed=found.failed,
+        gpu_code=gpu_code,
     )
 
 

@@ -8,20 +8,44 @@ from dataclasses import dataclass
 
 from envbuild.catalog.models import Target
 
+# Whose machine code is for them alone: Xavier, Orin, Thor (once 10.1).
+JETSON = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)})
 _SM = re.compile(r"^(?P<major>\d+)(?P<minor>\d)(?P<suffix>[af]?)$")
 
 
 def dotted(sm: str) -> str:
     """``90`` as ``9.0``, ``100a`` as ``10.0a``: torch's spelling."""
-    match = _SM.match(sm)
-    if match is None:
-        raise ValueError(f"{sm!r} is no SM version")
-    return f"{match['major']}.{match['minor']}{match['suffix']}"
+    major, minor, suffix = _numbers(sm)
+    return f"{major}.{minor}{suffix}"
 
 
 def order(sm: str) -> tuple[int, str]:
     """Sorts SM versions by age: 90, 90a, 100."""
     return int(sm.rstrip("af")), sm
+
+
+def _numbers(sm: str) -> tuple[int, int, str]:
+    match = _SM.match(sm)
+    if match is None:
+        raise ValueError(f"{sm!r} is no SM version")
+    return int(match["major"]), int(match["minor"]), match["suffix"]
+
+
+def _executes(code: str, sm: str) -> bool:
+    """Whether machine code runs on a GPU; a target's suffix says what is compiled for it, and is no other GPU."""
+    (major, minor, suffix), (gpu_major, gpu_minor, _) = _numbers(code), _numbers(sm)
+    if suffix == "a" or not JETSON.isdisjoint({(major, minor), (gpu_major, gpu_minor)}):
+        return (major, minor) == (gpu_major, gpu_minor)
+    return major == gpu_major and minor <= gpu_minor
+
+
+def _compiles(code: str, sm: str) -> bool:
+    (major, minor, suffix), (gpu_major, gpu_minor, _) = _numbers(code), _numbers(sm)
+    if suffix == "a":
+        return (major, minor) == (gpu_major, gpu_minor)
+    if suffix == "f":
+        return major == gpu_major and minor <= gpu_minor
+    return (major, minor) <= (gpu_major, gpu_minor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +73,17 @@ class Architectures:
     def text(self) -> str:
         """For people: ``sm_90, PTX 90``."""
         return ", ".join([*(f"sm_{sm}" for sm in self.sass), *(f"PTX {sm}" for sm in self.ptx)]) or "no GPU code"
+
+    def runs_on(self, sm: str) -> bool:
+        """Whether some of it runs on GPUs of an SM: as it is, or compiled by the driver.
+
+        After NVIDIA's CUDA Programming Guide: "Binary Compatibility" and "PTX Compatibility" of its chapter on the CUDA
+        platform, and "Feature Set Compiler Targets" of its appendix on compute capabilities. Machine code runs on the
+        same major version with the same or a newer minor one, of Jetson's GPUs on its own only; PTX is compiled for the
+        same SM or a newer one. With ``a`` both are for the very SM, with ``f`` for the same major version (a family)
+        with the same or a newer minor one.
+        """
+        return any(_executes(code, sm) for code in self.sass) or any(_compiles(code, sm) for code in self.ptx)
 
     def __add__(self, other: Architectures) -> Architectures:
         return Architectures.of(self.sass + other.sass, self.ptx + other.ptx)

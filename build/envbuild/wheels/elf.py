@@ -1,9 +1,6 @@
-"""What compiled files really contain: GPU architectures, needed libraries, the glibc they ask for.
+"""What compiled files really contain: GPU architectures, needed libraries, versions and symbols they ask for.
 
-GPU code lies in the sections ``.nv_fatbin`` and ``__nv_relfatbin``: containers, each with one entry for each
-architecture. NVIDIA does not document the form; the fields used here were read from what nvcc 13.0 writes and compared
-with ``cuobjdump --list-elf --list-ptx`` of 13.4 (a test compiles and compares). Anything else in there is refused: a
-wheel whose content is not understood is not kept.
+A file that is not understood is refused: a wheel whose content is not known is not kept.
 """
 
 from __future__ import annotations
@@ -11,28 +8,25 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.sections import NoteSection
 
-from envbuild.core.errors import CheckRefusedError
 from envbuild.wheels.architectures import Architectures
+from envbuild.wheels.fatbin import SECTIONS, fatbin, not_understood
+from envbuild.wheels.symbols import Symbols, read_symbols
 
-SECTIONS = (".nv_fatbin", "__nv_relfatbin")
-MAGIC = 0xBA55ED50
-# magic, version, length of this header, length of the entries after it
-_CONTAINER = struct.Struct("<IHHQ")
-# kind, version, length of this header, length of the code after it (padded)
-_ENTRY = struct.Struct("<HHIQ")
-SM_OFFSET, FLAGS_OFFSET = 28, 40
-PTX_KIND, SASS_KIND = 1, 2
-# Bits of an entry's flags: sm_90a, sm_100f.
-SPECIFIC, FAMILY = 1 << 20, 1 << 21
+ELF_MAGIC = b"\x7fELF"
+# pyelftools' names of machines, in uname's words. Bare GPU code (a cubin) is an ELF file too.
+MACHINE_NAMES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64", "EM_CUDA": ""}
+# Bits of GNU_PROPERTY_X86_ISA_1_NEEDED (x86-64 psABI): what every processor has, then v2, v3, v4.
+_ISA_LEVELS = {2: "x86-64-v2", 4: "x86-64-v3", 8: "x86-64-v4"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +35,29 @@ class Binary:
 
     Attributes:
         libraries: the sonames it needs.
-        glibc: the newest glibc version whose symbols it uses, such as ``2.34``; empty without any.
+        versions: versions of symbols that it needs, by the soname that has them: ``libc.so.6`` -> ``GLIBC_2.34``.
+        machine: as uname says it; empty for GPU code.
+        processor: what it asks of processors beyond what all of the machine have; empty for nothing.
     """
 
     name: str
     architectures: Architectures
     libraries: tuple[str, ...]
-    glibc: str
+    versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    machine: str = "x86_64"
+    processor: str = ""
+    symbols: Symbols = field(default_factory=Symbols)
+
+    @property
+    def glibc(self) -> str:
+        """The newest glibc version whose symbols it uses, such as ``2.34``; empty without any."""
+        return self.newest("GLIBC")
+
+    def newest(self, prefix: str) -> str:
+        """The newest version of symbols with a prefix, such as ``3.4.30`` for ``GLIBCXX``; empty without any."""
+        names = [name for names in self.versions.values() for name in names]
+        numbers = [name.removeprefix(f"{prefix}_") for name in names if name.startswith(f"{prefix}_")]
+        return max((number for number in numbers if version_key(number)), key=version_key, default="")
 
 
 def read_binary(name: str, content: bytes) -> Binary:
@@ -58,50 +68,22 @@ def read_binary(name: str, content: bytes) -> Binary:
     """
     try:
         elf = ELFFile(io.BytesIO(content))
-        sections = [elf.get_section_by_name(section) for section in SECTIONS]
         found = Architectures()
-        for section in sections:
+        for section in map(elf.get_section_by_name, SECTIONS):
             if section is not None:
                 found += fatbin(section.data(), name)
-        return Binary(name=name, architectures=found, libraries=_libraries(elf), glibc=_glibc(elf))
+        machine = str(elf["e_machine"])
+        return Binary(
+            name=name,
+            architectures=found,
+            libraries=_libraries(elf),
+            versions=_versions(elf),
+            machine=MACHINE_NAMES.get(machine, machine),
+            processor=_processor(elf),
+            symbols=read_symbols(elf),
+        )
     except (ELFError, struct.error) as error:
-        raise _refused(name, f"It is no ELF file that can be read: {error}") from error
-
-
-def fatbin(data: bytes, name: str) -> Architectures:
-    """The architectures in a section of fat binaries.
-
-    Raises:
-        CheckRefusedError: its form is not known.
-    """
-    sass: list[str] = []
-    ptx: list[str] = []
-    for kind, sm in _entries(data, name):
-        if kind not in (PTX_KIND, SASS_KIND):
-            raise _refused(name, f"Its GPU code has an entry of the unknown kind {kind} for sm_{sm}.")
-        (sass if kind == SASS_KIND else ptx).append(sm)
-    return Architectures.of(sass, ptx)
-
-
-def _entries(data: bytes, name: str) -> Iterator[tuple[int, str]]:
-    at = 0
-    while at + _CONTAINER.size <= len(data):
-        magic, _, header, length = _CONTAINER.unpack_from(data, at)
-        if magic == 0:
-            at += 4  # padding between containers
-            continue
-        end = at + header + length
-        if magic != MAGIC or header < _CONTAINER.size or end > len(data):
-            raise _refused(name, f"Its GPU code is of an unknown form at byte {at} (magic {magic:#x}).")
-        at += header
-        while at < end:
-            kind, _, header, length = _ENTRY.unpack_from(data, at)
-            (sm,) = struct.unpack_from("<I", data, at + SM_OFFSET)
-            (flags,) = struct.unpack_from("<Q", data, at + FLAGS_OFFSET)
-            if header < FLAGS_OFFSET + 8 or at + header + length > end:
-                raise _refused(name, f"Its GPU code has an entry of an unknown form at byte {at}.")
-            yield kind, f"{sm}{'a' if flags & SPECIFIC else 'f' if flags & FAMILY else ''}"
-            at += header + length
+        raise not_understood(name, f"It is no ELF file that can be read: {error}") from error
 
 
 def _libraries(elf: ELFFile) -> tuple[str, ...]:
@@ -111,17 +93,30 @@ def _libraries(elf: ELFFile) -> tuple[str, ...]:
     return tuple(sorted(str(getattr(tag, "needed", "")) for tag in dynamic.iter_tags("DT_NEEDED")))
 
 
-def _glibc(elf: ELFFile) -> str:
-    versions = elf.get_section_by_name(".gnu.version_r")
-    if not isinstance(versions, GNUVerNeedSection):
+def _versions(elf: ELFFile) -> dict[str, tuple[str, ...]]:
+    section = elf.get_section_by_name(".gnu.version_r")
+    if not isinstance(section, GNUVerNeedSection):
+        return {}
+    return {
+        str(needed.name): tuple(str(version.name) for version in versions)
+        for needed, versions in section.iter_versions()
+    }
+
+
+def _processor(elf: ELFFile) -> str:
+    properties = elf.get_section_by_name(".note.gnu.property")
+    if not isinstance(properties, NoteSection):
         return ""
-    names = [str(needed.name) for _, entries in versions.iter_versions() for needed in entries]
-    numbers = [name.removeprefix("GLIBC_") for name in names if name.startswith("GLIBC_2.")]
-    return max(numbers, key=version_key, default="")
+    for note in properties.iter_notes():
+        for item in note["n_desc"] if note["n_type"] == "NT_GNU_PROPERTY_TYPE_0" else ():
+            if item.pr_type == "GNU_PROPERTY_X86_ISA_1_NEEDED":
+                levels = [name for bit, name in _ISA_LEVELS.items() if item.pr_data & bit]
+                return levels[-1] if levels else ""
+    return ""
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    """Sorts version numbers such as ``2.4`` and ``2.34``."""
+    """Sorts version numbers such as ``2.4`` and ``2.34``; empty for words."""
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
@@ -136,17 +131,8 @@ def read_wheel(wheel: Path) -> tuple[Binary, ...]:
             found = []
             for name in sorted(archive.namelist()):
                 with archive.open(name) as stream:
-                    if stream.read(4) == b"\x7fELF":
+                    if stream.read(4) == ELF_MAGIC:
                         found.append(read_binary(name, archive.read(name)))
             return tuple(found)
     except (zipfile.BadZipFile, OSError, EOFError) as error:
-        raise _refused(wheel.name, f"It is no wheel that can be read: {error}") from error
-
-
-def _refused(name: str, why: str) -> CheckRefusedError:
-    return CheckRefusedError(
-        f"{name} cannot be kept: what it contains is not understood",
-        why=why,
-        fix="Build it again; if it stays, the compiler is newer than what envbuild knows: take the CUDA toolkit of the "
-        "lock's CUDA version, or a newer envbuild.",
-    )
+        raise not_understood(wheel.name, f"It is no wheel that can be read: {error}") from error

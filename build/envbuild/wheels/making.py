@@ -150,7 +150,7 @@ class _Maker:
         seconds = time.monotonic() - started
         self._tell(f"checking {wheel.name}")
         checked = check_wheel(wheel, plan, self._environment, folder / "unpacked", log)
-        fill(entry, wheel, _record(plan, wheel, checked, seconds, limits.jobs), log)
+        fill(entry, checked.wheel, _record(plan, checked, seconds, limits.jobs), log)
         with machine_errors(folder):
             remove_tree(folder)
         self._workshop.reporter.note(f"{plan.name}: built and checked in {time.monotonic() - started:.0f} s")
@@ -163,7 +163,8 @@ class _Maker:
         self._board.told(self._plan.parts.package, text)
 
 
-def _record(plan: WheelPlan, wheel: Path, checked: Checked, seconds: float, jobs: int) -> WheelRecord:
+def _record(plan: WheelPlan, checked: Checked, seconds: float, jobs: int) -> WheelRecord:
+    wheel = checked.wheel
     return WheelRecord(
         key=plan.parts.key,
         parts=plan.parts,
@@ -174,6 +175,9 @@ def _record(plan: WheelPlan, wheel: Path, checked: Checked, seconds: float, jobs
         ptx=checked.architectures.ptx,
         libraries=checked.libraries,
         glibc=checked.glibc,
+        libstdcxx=checked.libstdcxx,
+        policy=checked.tag.policy,
+        not_manylinux=checked.tag.against,
         imported=checked.imported,
         not_imported=dict(checked.not_imported),
         build_seconds=round(seconds, 1),

@@ -6,8 +6,9 @@ from unit.wheels.plans import plan
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.check import OF_THE_SYSTEM, _wrong_content, check_wheel, is_foreign
+from envbuild.wheels.check import _everywhere, _wrong_content, check_wheel
 from envbuild.wheels.elf import Binary
+from envbuild.wheels.loading import is_foreign
 
 
 def binary(**changes) -> Binary:
@@ -15,11 +16,13 @@ def binary(**changes) -> Binary:
         "name": "k.so",
         "architectures": Architectures.of(["90"]),
         "libraries": ("libc.so.6", "libtorch.so"),
-        "glibc": "2.34",
+        "versions": {"libc.so.6": ("GLIBC_2.34",), "libstdc++.so.6": ("GLIBCXX_3.4.30", "CXXABI_1.3.13")},
     }
     return Binary(**{**fields, **changes})
 
 
+OF_BASE = ", and a base with glibc 2.35 has"
+OF_POLICY = " (PEP 600, manylinux_2_35)."
 PROVIDED = frozenset({"libtorch.so"})
 
 
@@ -34,7 +37,23 @@ def test_what_was_asked_for_is_right():
         ({"architectures": Architectures.of(["90a"])}, "It contains sm_90a; asked for was sm_90."),
         ({"architectures": Architectures.of(["90"], ["90"])}, "It contains sm_90, PTX 90; asked for was sm_90."),
         ({"architectures": Architectures()}, "It contains no GPU code; asked for was sm_90."),
-        ({"glibc": "2.36"}, "k.so needs glibc 2.36, and the base has 2.35."),
+        (
+            {"versions": {"libc.so.6": ("GLIBC_2.4", "GLIBC_2.36")}},
+            "k.so needs GLIBC_2.36 of libc.so.6, and the base has glibc 2.35.",
+        ),
+        (
+            {"versions": {"libstdc++.so.6": ("GLIBCXX_3.4.31",)}},
+            f"k.so needs GLIBCXX_3.4.31 of libstdc++.so.6{OF_BASE} GLIBCXX up to 3.4.30{OF_POLICY}",
+        ),
+        (
+            {"versions": {"libgcc_s.so.1": ("GCC_13.0.0",)}},
+            f"k.so needs GCC_13.0.0 of libgcc_s.so.1{OF_BASE} GCC up to 12.0.0{OF_POLICY}",
+        ),
+        (
+            {"versions": {"libc.so.6": ("GLIBC_PRIVATE",)}},
+            f"k.so needs GLIBC_PRIVATE of libc.so.6{OF_BASE} GLIBC up to 2.35{OF_POLICY}",
+        ),
+        ({"machine": "aarch64"}, "k.so is for aarch64, not x86_64."),
         ({"libraries": ("libnope.so.1",)}, "k.so needs libnope.so.1, which the locked environment does not have."),
     ],
 )
@@ -74,12 +93,12 @@ def test_a_wheel_with_another_name_or_tag_is_refused(tmp_path, name, version, ta
 
 @pytest.mark.parametrize("name", ["libc.so.6", "libstdc++.so.6", "ld-linux-x86-64.so.2", "libcuda.so.1"])
 def test_libraries_of_every_system(name):
-    assert OF_THE_SYSTEM.match(name)
+    assert _everywhere(name)
 
 
 @pytest.mark.parametrize("name", ["libcudart.so.13", "libcudnn.so.9", "libc10.so", "libmpi.so.40"])
 def test_libraries_that_somebody_must_bring(name):
-    assert not OF_THE_SYSTEM.match(name)
+    assert not _everywhere(name)
 
 
 @pytest.mark.parametrize(

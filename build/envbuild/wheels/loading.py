@@ -1,0 +1,110 @@
+"""Loads what a wheel contains beside the locked torch: every library with all symbols bound, then the modules."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.core.errors import CheckRefusedError
+from envbuild.core.files import machine_errors, remove_tree
+from envbuild.core.process import run
+from envbuild.wheels.planning import WheelPlan
+from envbuild.wheels.symbols import is_foreign_symbol
+
+LOAD_SECONDS = 600
+# Loads every library with all its symbols bound, after torch where there is one, then imports modules.
+_PROBE = """
+import ctypes, importlib, json, os, sys
+folder, libraries, modules = json.loads(sys.argv[1])
+sys.path.insert(0, folder)
+try:
+    import torch
+except ModuleNotFoundError:
+    pass
+found = {"libraries": {}, "modules": {}}
+for name in libraries:
+    try:
+        ctypes.CDLL(os.path.join(folder, name), mode=os.RTLD_NOW)
+    except OSError as error:
+        found["libraries"][name] = str(error)
+for name in modules:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        found["modules"][name] = ["missing", str(error), error.name or ""]
+    except ImportError as error:
+        found["modules"][name] = ["import", str(error), ""]
+    except Exception as error:
+        found["modules"][name] = ["other", f"{type(error).__name__}: {error}", ""]
+print("\\n@found " + json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What loading found.
+
+    Attributes:
+        problems: what is wrong, in words.
+        unknown: modules and libraries of which nothing is known here, and why.
+    """
+
+    problems: tuple[str, ...]
+    unknown: Mapping[str, str]
+
+
+def load(wheel: Path, libraries: Sequence[str], plan: WheelPlan, environment: Path, scratch: Path, log: Path) -> Loaded:
+    """Unpack a wheel into ``scratch`` and load its libraries and modules with the environment's Python.
+
+    Raises:
+        CheckRefusedError: the interpreter did not live to tell.
+    """
+    # A build that goes on may have been checked before.
+    with machine_errors(scratch), zipfile.ZipFile(wheel) as archive:
+        remove_tree(scratch)
+        archive.extractall(scratch)
+    job = json.dumps([str(scratch), list(libraries), list(plan.modules)])
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_", "VIRTUAL_ENV"))}
+    finished = run(
+        [environment / "bin" / "python", "-I", "-c", _PROBE, job],
+        what=f"load what {plan.name} contains",
+        log=log,
+        env=kept,
+        cwd=scratch,
+        timeout_seconds=LOAD_SECONDS,
+        error=CheckRefusedError,
+        fix="It was not kept. It ended the interpreter that loaded it, or did not come back.",
+    )
+    # Libraries may print, also when the interpreter ends.
+    found = json.loads(finished.output.rpartition("\n@found ")[2].splitlines()[0])
+    problems: list[str] = []
+    unknown: dict[str, str] = {}
+    for name, why in found["libraries"].items():
+        if _of_driver(why) or is_foreign(why, plan.recipe.foreign_symbols):
+            unknown[name] = why
+        else:
+            problems.append(f"{name} does not load: {why}")
+    for name, (kind, why, missing) in found["modules"].items():
+        # Another package of the compile phase, which is not installed here; the import check of `sync` has it.
+        elsewhere = kind == "missing" and not (scratch / missing.split(".")[0]).exists()
+        if elsewhere or kind == "other" or _of_driver(why):
+            unknown[name] = why
+        else:
+            problems.append(f"module {name} does not import: {why}")
+    return Loaded(tuple(problems), unknown)
+
+
+def is_foreign(why: str, beginnings: Sequence[str]) -> bool:
+    """Whether a library did not load for want of a symbol that another package's library brings."""
+    match = re.search(r"undefined symbol: (\w+)", why)
+    return match is not None and is_foreign_symbol(match[1], beginnings)
+
+
+def _of_driver(why: str) -> bool:
+    """Whether a library is missing that only a machine with NVIDIA's driver has."""
+    return bool(re.search(r"lib(cuda|nvidia-ml)\.so\.1: cannot open shared object file", why))
