@@ -90,13 +90,20 @@ def load(wheel: Path, libraries: Sequence[str], plan: WheelPlan, environment: Pa
         else:
             problems.append(f"{name} does not load: {why}")
     for name, (kind, why, missing) in found["modules"].items():
-        # Another package of the compile phase, which is not installed here; the import check of `sync` has it.
-        elsewhere = kind == "missing" and not (scratch / missing.split(".")[0]).exists()
-        if elsewhere or kind == "other" or _of_driver(why):
+        if (kind == "missing" and is_elsewhere(missing, scratch)) or kind == "other" or _of_driver(why):
             unknown[name] = why
         else:
             problems.append(f"module {name} does not import: {why}")
     return Loaded(tuple(problems), unknown)
+
+
+def is_elsewhere(module: str, unpacked: Path) -> bool:
+    """Whether a missing module is of another package of the compile phase, which the import check of `sync` has.
+
+    A folder of the wheel without an ``__init__.py`` is another package's too, into which it puts its files.
+    """
+    top = unpacked / module.partition(".")[0]
+    return not (top / "__init__.py").is_file() and not top.with_suffix(".py").is_file()
 
 
 def is_foreign(why: str, beginnings: Sequence[str]) -> bool:

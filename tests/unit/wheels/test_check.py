@@ -8,7 +8,7 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.check import _everywhere, _wrong_content, check_wheel
 from envbuild.wheels.elf import Binary
-from envbuild.wheels.loading import is_foreign
+from envbuild.wheels.loading import is_elsewhere, is_foreign
 
 
 def binary(**changes) -> Binary:
@@ -114,3 +114,19 @@ def test_libraries_that_somebody_must_bring(name):
 )
 def test_only_declared_symbols_are_foreign(why, beginnings, foreign):
     assert is_foreign(why, beginnings) is foreign
+
+
+@pytest.mark.parametrize(
+    ("files", "module", "elsewhere"),
+    [
+        ((), "other", True),
+        (("own/__init__.py",), "own.gone", False),
+        (("own.py",), "own.gone", False),
+        (("shared/lib/x.so",), "shared.pytorch", True),
+    ],
+)
+def test_whose_a_missing_module_is(tmp_path, files, module, elsewhere):
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    assert is_elsewhere(module, tmp_path) is elsewhere
