@@ -365,6 +365,20 @@ def test_sync_takes_the_wheel_and_compiles_nothing(own: Any, index: SimpleIndex,
     assert told["wheels"] == {}
 
 
+def test_sync_without_building_leaves_out_what_was_never_built(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    locked(own, index, tmp_path)
+    select = (*SELECT, "--into", "venv", "--no-build", "--json")
+    told = json.loads(own.run("sync", *select).stdout)
+    assert told["never_built"] == ["kernels"]
+    missing = {"module": "kernels", "component": "kernels", "reason": "locked, never built"}
+    assert told["not_checked"] == [missing]
+    assert [item["packages"] for item in told["phases"] if item["phase"] == "compile"] == [0]
+    assert compiled(tmp_path) == 0
+    wheels(own)
+    told = json.loads(own.run("sync", *select).stdout)
+    assert (told["never_built"], "kernels" in told["imported"]) == ([], True)
+
+
 def test_sync_takes_no_wheel_of_another_architecture_and_no_damaged_one(
     own: Any, index: SimpleIndex, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from envbuild.core.digests import Json, short
 from envbuild.lock.locking import find_lock
 from envbuild.sync.install import WHEELS_PHASE
 from envbuild.sync.local import sync
+from envbuild.wheels.planning import buildable
 from envbuild.wheels.prebuilt import PackageCode
 
 
@@ -22,9 +23,17 @@ from envbuild.wheels.prebuilt import PackageCode
 @click.option("--into", required=True, type=Place(file_okay=False), help="The environment.")
 @click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")
 @phases_option("What to install; main comes first.")
+@click.option("--no-build", is_flag=True, help="Leave out what would have to be compiled: take wheels only.")
 @output_options
 def command(
-    session: Session, stack: str, base: str | None, target: str | None, into: Path, name: str | None, phases: str
+    session: Session,
+    stack: str,
+    base: str | None,
+    target: str | None,
+    into: Path,
+    name: str | None,
+    phases: str,
+    no_build: bool,
 ) -> None:
     """Install a lock into a virtual environment on this machine, phase by phase, and import its modules.
 
@@ -35,6 +44,7 @@ def command(
     logs = session.store.root / "logs" / "sync"
     chosen = parse_phases(phases)
     taken = session.built_wheels(lock, selection) if WHEELS_PHASE in chosen else {}
+    unbuilt = frozenset(buildable(lock)) - set(taken) if no_build else frozenset()
     result = sync(
         lock,
         into,
@@ -44,6 +54,7 @@ def command(
         logs=logs,
         reporter=session.reporter,
         wheels={package: str(item.wheel) for package, item in taken.items()},
+        leave_out=unbuilt,
         store=session.store,
     )
     wheels: dict[str, Json] = {package: item.record.key for package, item in taken.items()}
@@ -61,6 +72,7 @@ def command(
                 for item in result.phases
             ],
             "wheels": wheels,
+            "never_built": [*sorted(unbuilt)],
             "imported": list(result.imported),
             "gpu_code": [item.as_json(selection.target.sm) for item in result.gpu_code],
             "environment": dict(result.environment),
@@ -71,6 +83,7 @@ def command(
             for item in result.phases
         ],
         *[f"from the wheelhouse: {package} {short(item.record.key)}" for package, item in taken.items()],
+        *[f"locked, never built: {package}" for package in sorted(unbuilt)],
         *([_gpu_code(result.gpu_code, selection.target.sm)] if result.gpu_code else []),
         f"imported: {', '.join(result.imported) or 'nothing'}",
         *[f"not checked: {item.module} ({item.component}): {item.reason}" for item in result.not_checked],

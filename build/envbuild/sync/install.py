@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from packaging.utils import canonicalize_name
+
 from envbuild.core.errors import BuildError, EnvbuildError, MachineError, NetworkError, disk_full
+from envbuild.core.files import write_atomic
 from envbuild.core.process import Finished, describe_status, ran_out_of_space, tail
 from envbuild.core.progress import Reporter
 from envbuild.lock.record import PHASE_FILES, LockDirectory
@@ -42,6 +45,7 @@ def install(
     *,
     phases: Sequence[str] = tuple(PHASE_FILES),
     wheels: Mapping[str, str] = NO_WHEELS,
+    leave_out: Collection[str] = (),
 ) -> tuple[PhaseRun, ...]:
     """Make the environment of ``place`` and install the lock into it.
 
@@ -49,6 +53,7 @@ def install(
         source_args: what uv needs to find torch's build (``TorchSource.uv_args`` as seen from the place).
         wheels: wheels of packages of phase compile that were built before, as seen from the place; their digests
             were verified. Those packages are not built.
+        leave_out: packages that are not installed; for a place that sees this machine's files.
 
     Raises:
         BuildError: uv could not install a phase (a hash that differs, a wheel that does not build, ...).
@@ -63,18 +68,35 @@ def install(
         file = lock.file(phase)
         if file is None or phase not in phases:
             continue
-        count = lock.lock.phases[phase].packages
+        path, count = f"{place.lock}/{file.name}", lock.lock.phases[phase].packages
+        if leave_out:
+            path, count = _without(file, leave_out, place.logs)
         title = f"install phase {phase}: {count} packages"
         if phase == WHEELS_PHASE and wheels:
             title += f", {len(wheels)} from the wheelhouse"
         with reporter.step(title):
             if phase == WHEELS_PHASE and wheels:
                 _install_wheels(lock, place, wheels)
-            finished = _install_phase(lock, place, phase, file.name, source_args)
+            finished = _install_phase(lock, place, phase, path, source_args)
         done.append(
             PhaseRun(phase=phase, packages=count, seconds=finished.seconds, log=_log(place, f"install-{phase}"))
         )
     return tuple(done)
+
+
+def _without(file: Path, leave_out: Collection[str], folder: Path) -> tuple[str, int]:
+    """A copy of a requirements file without some packages, and how many it has."""
+    kept: list[str] = []
+    count, keep = 0, True
+    for line in file.read_text().splitlines(keepends=True):
+        if line[:1].strip() and not line.startswith("#"):
+            keep = canonicalize_name(line.partition("==")[0].partition(" @")[0]) not in leave_out
+            count += keep
+        if keep:
+            kept.append(line)
+    path = folder / f"installed-{file.name}"
+    write_atomic(path, "".join(kept))
+    return str(path), count
 
 
 def _install_wheels(lock: LockDirectory, place: Place, wheels: Mapping[str, str]) -> None:
@@ -90,7 +112,7 @@ def _install_phase(lock: LockDirectory, place: Place, phase: str, file: str, sou
         arguments.append("--require-hashes")
     if phase in SHARED_BUILD_PHASES:
         arguments.append("--no-build-isolation")
-    arguments += ["--requirements", f"{place.lock}/{file}"]
+    arguments += ["--requirements", file]
     name = f"install-{phase}"
     what = f"install phase {phase} of stack {lock.lock.stack}"
     # Versions and hashes are fixed, so what uv's cache has is as good as what an index would say; asking it costs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +35,8 @@ from envbuild.sync.machine import refuse_other_machine
 from envbuild.sync.place import Place
 from envbuild.sync.provided import refuse_without_base
 from envbuild.wheels.prebuilt import PackageCode, check_prebuilt, site_packages_of
+
+NEVER_BUILT = "locked, never built"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,7 @@ def sync(
     reporter: Reporter,
     refuse: bool = True,
     wheels: Mapping[str, str] = NO_WHEELS,
+    leave_out: Collection[str] = (),
     store: LocalStore | None = None,
 ) -> Synced:
     """Make the environment ``into`` anew, install ``phases`` of the lock, and import every module they bring.
@@ -95,6 +98,7 @@ def sync(
         target: the hardware that the environment is for, which need not be this machine's.
         refuse: refuse an environment with a module that does not import.
         wheels: paths of verified wheels of phase compile, by package; these are not built.
+        leave_out: packages of phase compile that are not installed, since nobody has built them.
         store: keeps what was found of the installed GPU code; without it that is not looked at.
 
     Raises:
@@ -134,11 +138,11 @@ def sync(
         disk=into,
         logs=logs,
     )
-    done = install(lock, place, source.uv_args(), reporter, phases=phases, wheels=wheels)
+    done = install(lock, place, source.uv_args(), reporter, phases=phases, wheels=wheels, leave_out=leave_out)
     gpu_code = check_prebuilt(site_packages_of(into), target.sm, store, reporter) if store else ()
     plain = {key: value for key, value in environment.items() if not key.startswith("PYTHON")}
     variables = record.variables(str(into))
-    found = _import(lock, place, phases, plain | check_environment(target) | variables, reporter)
+    found = _import(lock, place, phases, plain | check_environment(target) | variables, reporter, leave_out)
     if refuse:
         found.refuse_failed()
     return Synced(
@@ -158,16 +162,21 @@ def environment_of_uv() -> dict[str, str]:
 
 
 def _import(
-    lock: LockDirectory, place: Place, phases: Sequence[str], environment: dict[str, str], reporter: Reporter
+    lock: LockDirectory,
+    place: Place,
+    phases: Sequence[str],
+    environment: dict[str, str],
+    reporter: Reporter,
+    leave_out: Collection[str],
 ) -> Imports:
-    """Import the modules of ``phases``; those of the other phases are not checked."""
+    """Import the modules of ``phases``; those of the other phases, and of what was left out, are not checked."""
     phase_of = {name: "git" if item.commit else item.phase.value for name, item in lock.lock.components.items()}
     modules = modules_of(lock.lock)
-    left_out = {name: names for name, names in modules.items() if phase_of[name] not in phases}
+    left_out = {name: names for name, names in modules.items() if phase_of[name] not in phases or name in leave_out}
     absent_phases = tuple(phase for phase in PHASE_FILES if phase not in phases and lock.file(phase))
     absent = Absent(
         phases=absent_phases,
-        packages=frozenset(locked_content(lock, absent_phases)),
+        packages=frozenset([*locked_content(lock, absent_phases), *leave_out]),
         modules=frozenset(module for names in left_out.values() for module in names),
     )
     with tempfile.TemporaryDirectory(prefix="envbuild-import-") as scratch:
@@ -177,7 +186,11 @@ def _import(
         here, probe = Here(variables, None), str(data_root() / PROBE)
         found = try_imports(present, place.venv_python, here, place.logs, reporter, probe=probe, absent=absent)
     skipped = tuple(
-        NotChecked(module=module, component=name, reason=f"phase {phase_of[name]} is not installed")
+        NotChecked(
+            module=module,
+            component=name,
+            reason=NEVER_BUILT if name in leave_out else f"phase {phase_of[name]} is not installed",
+        )
         for name, names in left_out.items()
         for module in names
     )

@@ -82,9 +82,9 @@ def _build_all(
                 running[plan.parts.key] = pool.submit(_kept, maker, plan, wheelhouse, workshop.reporter)
             # All of them, before the first error is raised.
             failures = [future.exception() for future in running.values()]
-    for failure in failures:
-        if failure is not None:
-            raise failure
+        for failure in failures:
+            if failure is not None:
+                raise failure
     return {key: future.result() for key, future in running.items()}
 
 
