@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.lock_runs import OLD, error, files_of, lock_of, result
 from helpers.simple_index import SimpleIndex, make_sdist
-from helpers.stack_files import BASE, write_base, write_stack, write_vendor_base
+from helpers.stack_files import BASE, GPU_BASE, write_base, write_stack, write_vendor_base
 
 from envbuild.catalog.models import PythonSource
 
@@ -109,3 +109,24 @@ def test_where_the_python_comes_from_is_recorded(own: Any, wheel: Callable[..., 
     written = files_of(own, "s")["stack.lock.toml"]
     assert ('python_source = "' in written) is (source != "base")
     own.run("lock", "--check")
+
+
+def test_a_component_for_gpus_is_in_the_locks_of_bases_with_cuda_alone(own: Any, wheel: Callable[..., None]) -> None:
+    for name in ("lib", "kernels"):
+        wheel(name, "1.0")
+
+    def write(kernels: dict[str, Any] | None) -> None:
+        builds = [{"target": "cpu", "bases": [BASE]}, {"target": "gpu", "bases": [GPU_BASE]}]
+        components = {"lib": {"uses": ["kernels"] if kernels else []}, **({"kernels": kernels} if kernels else {})}
+        write_stack(own.project, "s", components, builds=builds)
+
+    write(None)
+    own.run(*LOCK, "--base", BASE)
+    before = files_of(own, "s", BASE)
+    write({"device": "cuda", "modules": ["kernels"]})
+    assert result(own.run(*LOCK, "--base", BASE))["built"] is False
+    assert files_of(own, "s", BASE) == before
+    assert result(own.run(*LOCK, "--base", GPU_BASE))["components"] == {"lib": "1.0", "kernels": "1.0"}
+    own.run("lock", "--check")
+    told = error(own.run(*LOCK, "--base", BASE, "--pin", "kernels=1.0", status=2))
+    assert "stack s has kernels on bases with CUDA only" in told["what"]

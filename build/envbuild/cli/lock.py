@@ -122,7 +122,7 @@ def command(
         return
     pins = _with_nemo(nemo, pins)
     selection = session.select_to_lock(stack, target, base)
-    parse_refs(selection.stack_name, selection.stack, pins)
+    parse_refs(selection.stack_name, selection.stack, pins, session.catalog.stack(selection.stack_name))
     request = Request(pins=foreign_pins(selection.stack, pins), as_of=as_of, torch_build=torch_build, allow=allow)
     kept = variant_name(selection.stack_name, selection.stack, request.pins, name)
     if diff:

@@ -9,7 +9,7 @@ from enum import Enum
 
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.models import Base, Component, Phase, Stack
+from envbuild.catalog.models import Base, Component, Device, Phase, Stack
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import Reporter
 from envbuild.lock.git import Commit, GitRepository
@@ -72,8 +72,11 @@ class Repositories:
         return self._open[url]
 
 
-def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str]) -> dict[str, Ref]:
+def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str], whole: Stack | None = None) -> dict[str, Ref]:
     """The pins of a command line, by component.
+
+    Args:
+        whole: the stack with what it has on other bases only, to say so of a pin.
 
     Raises:
         UsageError: a pin names no component of the stack.
@@ -85,6 +88,9 @@ def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str]) -> dict[
     for raw, text in texts.items():
         name = known.get(canonicalize_name(raw))
         if name is None:
+            elsewhere = whole.every_component() if whole is not None else {}
+            if other := next((key for key in elsewhere if canonicalize_name(key) == canonicalize_name(raw)), None):
+                raise _not_on_this_base(stack_name, other, elsewhere[other])
             raise UsageError(
                 f"stack {stack_name} has no component {raw!r} to pin",
                 why=f"Its components: {', '.join(every)}.",
@@ -98,6 +104,15 @@ def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str]) -> dict[
                 fix=f"Add git = URL there, or pin a version: --pin {name}=VERSION",
             )
     return pins
+
+
+def _not_on_this_base(stack_name: str, name: str, spec: Component) -> UsageError:
+    with_or_without = "with" if spec.device is Device.CUDA else "without"
+    return UsageError(
+        f"stack {stack_name} has {name} on bases {with_or_without} CUDA only, so here is nothing to pin",
+        why=f'[components.{name}] of the stack has device = "{spec.device.value if spec.device else ""}".',
+        fix="Leave the pin out, or choose another base (`envbuild list stacks`, `envbuild list bases`).",
+    )
 
 
 def choose_anchor(
