@@ -49,6 +49,12 @@ class Component(Model):
     version: Specifier = Field(default="", description="which versions may be taken, as a PEP 440 specifier")
     git: str | None = Field(default=None, description="the component's repository, for refs and upstream's own pins")
     ref: str | None = Field(default=None, description="branch, tag or commit to take instead of a release")
+    release_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a file of the repository that holds the version: of a commit that upstream pins, the release of "
+        "that version is taken, since only a build would tell what the commit requires",
+    )
     extras: tuple[Extra, ...] = Field(
         default=(), description="extras of the package; {cuda_major} becomes the major version of the base's CUDA"
     )

@@ -223,6 +223,7 @@ def _record(
         driver=plan.led.driver,
         driver_because=plan.led.because,
         allowed=tuple(f"{finding.code}: {finding.what}" for finding in allowed),
+        left_out=plan.left_out,
         rewritten=tuple(line for item in project.metadata for line in item.rewritten),
     )
 
