@@ -218,7 +218,8 @@ def check_provided(lock: Checked) -> Iterable[CheckFinding]:
             continue
         yield CheckFinding(
             code="base-provides",
-            what=f"the base brings {name} {lock.version(name)}, which no lock replaces, and the stack asks for {name}{specifier}",
+            what=f"the base brings {name} {lock.version(name)}, which no lock replaces, and the stack asks for "
+            f"{name}{specifier}",
             fix="Choose a base that brings such a version, or relax the stack's.",
         )
 

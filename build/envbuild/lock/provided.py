@@ -1,8 +1,8 @@
 """What locked packages declare about the packages that the base brings.
 
-What a base provides is excluded from the resolution, and then uv says nothing of who needs it, in which version. So uv is
-asked again, with a wheel of nothing but its name and version in the place of each: first who needs them, then whether
-each accepts that version.
+What a base provides is excluded from the resolution, and then uv says nothing of who needs it, in which version. So uv
+is asked again, with a wheel of nothing but its name and version in the place of each: first who needs them, then
+whether each accepts that version.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import tomlkit
 from packaging.requirements import InvalidRequirement, Requirement
@@ -41,8 +42,8 @@ def against_provided(plan: Plan, resolution: Resolution, work: Workplace) -> tup
             for need in needs:
                 if why := contradiction(plan, resolution, [need], work, _WHAT, wheels):
                     version = provided_version(base, need.name) or ""
-                    declared = f"{need.name}{declared_range(why, need.name, version)}"
-                    found.append(_finding(base, need.name, f"{need.title} declares {declared}", str(need.package["name"])))
+                    who = f"{need.title} declares {need.name}{declared_range(why, need.name, version)}"
+                    found.append(_finding(base, need.name, who, str(need.package["name"])))
     return tuple(found)
 
 
@@ -86,7 +87,7 @@ def _stand_ins(base: Base, folder: Path) -> dict[str, str]:
 
 def _with_stand_ins(
     plan: Plan, resolution: Resolution, wheels: Mapping[str, str], work: Workplace
-) -> list[Mapping[str, object]]:
+) -> list[Mapping[str, Any]]:
     """The locked packages with what they need of the base, whatever version they ask for."""
     document = tomlkit.parse(render_project(plan.project, pins=resolution.pins, source=plan.torch)).unwrap()
     settings = document["tool"]["uv"]
