@@ -71,7 +71,7 @@ def _finding(base: Base, name: str, who: str, whose: str) -> CheckFinding:
 
 def _stand_ins(base: Base, folder: Path) -> dict[str, str]:
     """A wheel for each package that the base brings, as requirements by name."""
-    found = {}
+    found: dict[str, str] = {}
     with machine_errors(folder):
         folder.mkdir(exist_ok=True)
         for name in base.provides:
