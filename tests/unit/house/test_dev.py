@@ -79,7 +79,7 @@ def test_demo_without_torchs_cpu_build_leaves_the_lock_of_the_checkout_alone(tmp
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked[-3:] == [
         f"torch-index: lock {stack} --torch-build index",
-        f"torch-index: image {stack} --format oci,sqsh ",
+        f"torch-index: image {stack} --format oci,sqsh",
         f"torch-index: certify {stack}",
     ]
     assert {line.split(":")[0] for line in asked[:-3]} == {"checkout"}
