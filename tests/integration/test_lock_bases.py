@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.lock_runs import OLD, error, files_of, lock_of, result
 from helpers.simple_index import SimpleIndex, make_sdist
-from helpers.stack_files import BASE, write_base, write_stack, write_vendor_base
+from helpers.stack_files import BASE, GPU_BASE, write_base, write_stack, write_vendor_base
 
 from envbuild.catalog.models import PythonSource
 
@@ -109,3 +109,61 @@ def test_where_the_python_comes_from_is_recorded(own: Any, wheel: Callable[..., 
     written = files_of(own, "s")["stack.lock.toml"]
     assert ('python_source = "' in written) is (source != "base")
     own.run("lock", "--check")
+
+
+def test_a_component_for_gpus_is_in_the_locks_of_bases_with_cuda_alone(own: Any, wheel: Callable[..., None]) -> None:
+    for name in ("lib", "kernels"):
+        wheel(name, "1.0")
+
+    def write(kernels: dict[str, Any] | None) -> None:
+        builds = [{"target": "cpu", "bases": [BASE]}, {"target": "gpu", "bases": [GPU_BASE]}]
+        components = {"lib": {"uses": ["kernels"] if kernels else []}, **({"kernels": kernels} if kernels else {})}
+        write_stack(own.project, "s", components, builds=builds)
+
+    write(None)
+    own.run(*LOCK, "--base", BASE)
+    before = files_of(own, "s", BASE)
+    write({"device": "cuda", "modules": ["kernels"]})
+    assert result(own.run(*LOCK, "--base", BASE))["built"] is False
+    assert files_of(own, "s", BASE) == before
+    assert result(own.run(*LOCK, "--base", GPU_BASE))["components"] == {"lib": "1.0", "kernels": "1.0"}
+    own.run("lock", "--check")
+    told = error(own.run(*LOCK, "--base", BASE, "--pin", "kernels=1.0", status=2))
+    assert "stack s has kernels on bases with CUDA only" in told["what"]
+
+
+def test_what_packages_declare_about_what_the_base_brings_is_checked(
+    vendor: Any, wheel: Callable[..., None], index: SimpleIndex, tmp_path: Path
+) -> None:
+    wheel("lib", "2.0", requires=("torch>=2.10", "triton>=3", "dep>=2"))
+    wheel("dep", "2.0", requires=("triton<3.4", "torchvision>=0.24"))
+    # Only what is taken of it counts, and an override does not hide it.
+    wheel("other", "1.0", requires=("torch>=2.9", "triton>=9 ; extra == 'more'", "dep<2"), extras=("more",))
+    pyproject = '[build-system]\nrequires = ["torchvision>=0.25", "triton>=3.4"]\nbuild-backend = "none"\n'
+    index.add(make_sdist(tmp_path, "kernels", "1.0", requires=("torch<2.8",), pyproject=pyproject), OLD)
+    overrides = {"dep": {"version": ">=2", "against": ["other"], "reason": "r"}}
+
+    def write(**components: Any) -> None:
+        write_stack(vendor.project, "s", components, target="gpu", base=VENDOR, overrides=overrides)
+
+    write(lib={}, other={}, kernels={"phase": "compile"})
+    told = error(vendor.run(*LOCK, status=5))
+    brings = "[base-provides] the base brings"
+    torch = f"{brings} torch 2.9.0a0+50eac81.nv25.9, which no lock replaces, and"
+    build = "a build of the compile phase requires torchvision>=0.25"
+    assert [line for line in told["why"].splitlines() if line.startswith("[")] == [
+        f"{brings} torchvision 0.24.0a0, which no lock replaces, and {build}",
+        f"{brings} triton 3.4.0, which no lock replaces, and dep 2.0 declares triton<3.4",
+        f"{torch} kernels 1.0 declares torch<2.8",
+        f"{torch} lib 2.0 declares torch>=2.10",
+    ]
+    assert "Choose a base that brings such a version, or another version of lib." in told["why"]
+    vendor.run(*LOCK, "--allow", "base-provides")
+    assert len(lock_of(vendor, "s", VENDOR).allowed) == 4
+    write(other={"extras": ["more"]})
+    told = error(vendor.run(*LOCK, status=5))
+    assert "and other 1.0 declares triton>=9" in told["why"]
+    overrides["dep"] |= {"version": "<2"}
+    write(other={})
+    vendor.run(*LOCK)
+    assert lock_of(vendor, "s", VENDOR).allowed == ()

@@ -12,7 +12,17 @@ from helpers.git_repos import History, Submodule
 from helpers.lock_runs import FILES, error, result
 from helpers.lock_runs import lock_of as _lock_of
 from helpers.stack_files import BASE, write_stack
-from helpers.upstreams import BRIDGE_URL, MCORE_URL, NEMO_URL, SETUPTOOLS, Upstream, made, manifest, project_files
+from helpers.upstreams import (
+    BRIDGE_URL,
+    MCORE_URL,
+    NEMO_URL,
+    PUBLIC,
+    SETUPTOOLS,
+    Upstream,
+    made,
+    manifest,
+    project_files,
+)
 
 from envbuild.lock.record import Lock, read_lock
 
@@ -48,6 +58,43 @@ def test_lock_nemo_main_pins_the_branch_and_its_companion_by_commit(nemo: Any, u
     assert components["packaging"].because == "the stack's file"
     assert components["packaging"].version == "24.2"
     assert str(upstream.folder) not in "".join(text_of(nemo, file) for file in FILES)
+
+
+def test_what_upstream_names_and_the_stack_lacks_is_noted_and_recorded(nemo: Any, upstream: Upstream) -> None:
+    told = nemo.run("lock").stderr
+    text = f"apex {'0' * 40} (requirements/manifest.json of nemo-toolkit {upstream.commits['n2'][:12]})"
+    assert f"note: no component of stack nemo, and so not in the lock: {text}" in told
+    assert lock_of(nemo).left_out == (text,)
+    # Nothing that is in the lock follows from it.
+    assert "apex" not in "".join(text_of(nemo, file) for file in FILES if file != "stack.lock.toml")
+
+
+def test_of_a_commit_that_upstream_pins_the_release_is_taken(nemo: Any, upstream: Upstream) -> None:
+    history = History(made(upstream.folder / "NVIDIA/TransformerEngine"))
+    commit = history.commit("main", "2025-02-01T00:00:00Z", {"VERSION": "23.1.0\n", "setup.py": "raise SystemExit"})
+    kernels = f"{PUBLIC}/NVIDIA/TransformerEngine"
+    core = project_files("megatron-core", "0.14.0", "megatron.core")
+    core["pyproject.toml"] += f'[tool.uv.sources]\npackaging = {{ git = "{kernels}", rev = "{commit}" }}\n'
+    here = upstream.megatron.commit("main", "2025-04-01T00:00:00Z", core)
+    files = project_files("nemo-toolkit", "2.3.0", "nemo")
+    files["requirements/manifest.json"] = manifest(here)
+    upstream.nemo.commit("main", "2025-04-01T00:00:00Z", files)
+    components: dict[str, Any] = {
+        "nemo-toolkit": {"git": NEMO_URL, "ref": "main"},
+        "megatron-core": {"git": MCORE_URL},
+        "packaging": {"git": kernels, "release_file": "VERSION"},
+    }
+    write_stack(
+        nemo.project, "nemo", components, anchor="nemo-toolkit", as_of="now", requirements={"setuptools": SETUPTOOLS}
+    )
+    nemo.run("lock")
+    component = lock_of(nemo).components["packaging"]
+    assert (component.asked, component.version, component.commit) == (commit, "23.1", None)
+    assert component.because == (
+        f"pyproject.toml [tool.uv.sources] of megatron-core {here[:12]}; VERSION at that commit says 23.1.0, "
+        "so a release of that"
+    )
+    assert "packaging==23.1" in text_of(nemo, "main.txt")
 
 
 def test_lock_follows_the_branch(nemo: Any, upstream: Upstream) -> None:
@@ -118,6 +165,10 @@ def test_drift_between_two_commits_is_found(nemo: Any, upstream: Upstream) -> No
     here = upstream.megatron.commit("main", "2025-04-01T00:00:00Z", core)
     files = project_files("nemo-toolkit", "2.3.0", "nemo", ("packaging==24.2",))
     files["nemo/__init__.py"] = "from nemo.strategy import setup\n"
+    # setup.py builds the one and not the other.
+    core["setup.py"] = "setup(ext_modules=[Extension('megatron.core.helpers_cpp', sources=[])])\n"
+    here = upstream.megatron.commit("main", "2025-04-02T00:00:00Z", core)
+    files["nemo/helpers.py"] = "from megatron.core import helpers_cpp\nfrom megatron.core import other_cpp\n"
     files["nemo/strategy.py"] = (
         "from megatron.core.optimizer import get_optimizer\n\n\ndef setup():\n    return get_optimizer(1, cond=None)\n"
     )
@@ -126,6 +177,8 @@ def test_drift_between_two_commits_is_found(nemo: Any, upstream: Upstream) -> No
     assert "[api-drift] nemo-toolkit" in refused["why"]
     assert "nemo/strategy.py:5" in refused["why"]
     assert "megatron/training" not in refused["why"]
+    assert "helpers_cpp" not in refused["why"]
+    assert "nemo/helpers.py:2: megatron.core has no 'other_cpp'" in refused["why"]
     nemo.run("lock", "--allow", "api-drift")
     assert lock_of(nemo).allowed[0].startswith("api-drift: ")
 

@@ -131,3 +131,36 @@ def test_diff_and_check_without_a_stack_are_about_every_lock(stack: Any, wheel: 
     assert len(result(stack.run("lock", "--check", "--stack", "s", "--json"))["checked"]) == 2
     assert len(result(stack.run("lock", "--check", "--name", "x", "--json"))["checked"]) == 1
     assert lock_of(stack, "x", BASE).components["lib"].version == "1.0"
+
+
+@pytest.mark.parametrize("words", [("--as-of", "2025-04-01"), ("--torch-build", "cu130"), ("--allow", "glibc")])
+def test_words_of_a_command_line_replace_no_lock_that_was_made_without(stack: Any, words: tuple[str, ...]) -> None:
+    stack.run(*LOCK)
+    before = files_of(stack, "s")
+    told = error(stack.run(*LOCK, *words, "--upgrade", "--json", status=2))
+    assert told["what"].startswith(f"{' '.join(words)} would make another lock of s on {BASE} than the one that is")
+    assert "was made without" in told["why"]
+    assert "--name s." in told["fix"]
+    assert files_of(stack, "s") == before
+    # To another place, and where it is named to this one too.
+    stack.run(*LOCK, *words, "--name", "x")
+    stack.run(*LOCK, *words, "--out", "elsewhere")
+    assert files_of(stack, "s") == before
+    stack.run(*LOCK, *words, "--name", "s")
+    assert files_of(stack, "s") != before
+    # That one is made again by the same words, not by others, and by none.
+    assert result(stack.run(*LOCK, *words, "--json"))["built"] is False
+    told = error(stack.run(*LOCK, "--allow", "forks", "--json", status=2))
+    assert f"was made with {' '.join(words)}" in told["why"]
+    stack.run(*LOCK)
+    assert lock_of(stack, "s").inputs.allow == ()
+
+
+def test_words_that_say_what_holds_anyway_replace_a_lock(stack: Any) -> None:
+    stack.run(*LOCK)
+    stack.run(*LOCK, "--torch-build", "cpu", "--as-of", "now")
+
+
+def test_words_make_the_first_lock_in_a_place(stack: Any) -> None:
+    stack.run(*LOCK, "--allow", "glibc")
+    assert lock_of(stack, "s").inputs.allow == ("glibc",)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from envbuild.catalog.fields import Model, Name, PackageName
+from envbuild.catalog.fields import Device, Model, Name, PackageName
 from envbuild.core.errors import CheckRefusedError
 
 
@@ -76,6 +76,11 @@ class Base(Model):
         default_factory=dict, description="packages that the base brings and no lock may replace, with their versions"
     )
     obtain: Annotated[Mmdebstrap | OciImage, Field(discriminator="method")]
+
+    @property
+    def device(self) -> Device:
+        """Which device the environment's packages are for."""
+        return Device.CPU if self.cuda is None else Device.CUDA
 
     @property
     def archive(self) -> Mmdebstrap:

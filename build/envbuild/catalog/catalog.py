@@ -210,7 +210,8 @@ class Selection:
 
     @cached_property
     def stack(self) -> Stack:
-        return self.catalog.stack(self.stack_name)
+        """The stack as it is on the base: what it has for another device only is no part of it."""
+        return self.catalog.stack(self.stack_name).on(self.base.device)
 
     @cached_property
     def base(self) -> Base:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from envbuild.catalog.fields import (
     DATE,
+    Device,
     Extra,
     MisplacedError,
     Model,
@@ -47,10 +49,20 @@ class Component(Model):
     version: Specifier = Field(default="", description="which versions may be taken, as a PEP 440 specifier")
     git: str | None = Field(default=None, description="the component's repository, for refs and upstream's own pins")
     ref: str | None = Field(default=None, description="branch, tag or commit to take instead of a release")
+    release_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a file of the repository that holds the version: of a commit that upstream pins, the release of "
+        "that version is taken, since only a build would tell what the commit requires",
+    )
     extras: tuple[Extra, ...] = Field(
         default=(), description="extras of the package; {cuda_major} becomes the major version of the base's CUDA"
     )
     phase: Phase = Phase.MAIN
+    device: Device | None = Field(
+        default=None,
+        description="'cuda': left out of the stack on bases without CUDA; 'cpu': on those with CUDA",
+    )
     modules: tuple[Module, ...] = Field(default=(), description="modules that must import in the finished environment")
     uses: tuple[PackageName, ...] = Field(
         default=(), description="components whose API it calls: a lock is refused where they lack what it asks for"
@@ -144,6 +156,12 @@ class Builds(Model):
         return self
 
 
+def _using(spec: Component, gone: Collection[str]) -> Component:
+    """A component without its word on those that are not there."""
+    used = tuple(name for name in spec.uses if name not in gone)
+    return spec if used == spec.uses else spec.model_copy(update={"uses": used})
+
+
 class Stack(Model):
     """Which components at which versions, for which targets and bases (``envs/stacks/*.toml``)."""
 
@@ -187,6 +205,19 @@ class Stack(Model):
         return self
 
     @model_validator(mode="after")
+    def _what_leads_is_on_every_base(self) -> Stack:
+        takeover = self.takeover
+        leading = [("components", self.components, self.anchor)]
+        leading += [("takeover", takeover.components, takeover.lead)] if takeover is not None else []
+        for place, components, name in leading:
+            if name is not None and components[name].device is not None:
+                keys = ("components",) if place == "components" else ("takeover", "components")
+                raise MisplacedError((*keys, name, "device"), f"{name} decides the companions, and so on every base")
+        if all(spec.device is not None for spec in self.components.values()):
+            raise MisplacedError(("components",), "each has a device, so that none may be left on a base")
+        return self
+
+    @model_validator(mode="after")
     def _each_target_has_one_entry(self) -> Stack:
         targets = tuple(entry.target for entry in self.builds)
         for position, target in enumerate(targets):
@@ -212,6 +243,21 @@ class Stack(Model):
     def every_component(self) -> dict[str, Component]:
         """The components, and those that only a takeover brings."""
         return {**(self.takeover.components if self.takeover else {}), **self.components}
+
+    def on(self, device: Device) -> Stack:
+        """The stack as it is on bases for a device: without the components that are for another one."""
+
+        def there(components: dict[str, Component]) -> dict[str, Component]:
+            return {name: spec for name, spec in components.items() if spec.device in (None, device)}
+
+        own, takeover = there(self.components), self.takeover
+        brought = there(takeover.components) if takeover is not None else {}
+        gone = self.every_component().keys() - own.keys() - brought.keys()
+        found: dict[str, object] = {"components": {name: _using(spec, gone) for name, spec in own.items()}}
+        if takeover is not None:
+            brought = {name: _using(spec, gone) for name, spec in brought.items()}
+            found["takeover"] = takeover.model_copy(update={"components": brought})
+        return self.model_copy(update=found)
 
     def taken_over(self) -> Stack:
         """The stack as it is once its takeover holds.

@@ -24,11 +24,11 @@ from envbuild.lock.locking import (
     foreign_pins,
     lock_path,
     lock_stack,
-    request_of,
     resolved,
     shipped_lock,
     variant_name,
 )
+from envbuild.lock.place import request_of
 from envbuild.lock.planning import Request
 from envbuild.lock.project import cuda_major
 from envbuild.lock.record import RECORD_FILE, read_lock
@@ -65,7 +65,11 @@ def parse_pins(context: click.Context, parameter: click.Parameter, values: tuple
     help="Take this branch, tag, commit, version or specifier; may be repeated.",
 )
 @click.option("--as-of", metavar="WHEN", help="Take nothing newer: a date, a commit of the anchor, 'release' or 'now'.")
-@click.option("--name", metavar="NAME", help="Write to lockfiles/NAME/BASE: pins never overwrite the stack's own lock.")
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="Write to lockfiles/NAME/BASE: no word of a command line replaces a lock that was made without it.",
+)
 @click.option("--out", type=Place(file_okay=False), help="Write the lock to this directory.")
 @click.option(
     "--torch-build",
@@ -122,7 +126,7 @@ def command(
         return
     pins = _with_nemo(nemo, pins)
     selection = session.select_to_lock(stack, target, base)
-    parse_refs(selection.stack_name, selection.stack, pins)
+    parse_refs(selection.stack_name, selection.stack, pins, session.catalog.stack(selection.stack_name))
     request = Request(pins=foreign_pins(selection.stack, pins), as_of=as_of, torch_build=torch_build, allow=allow)
     kept = variant_name(selection.stack_name, selection.stack, request.pins, name)
     if diff:
@@ -131,7 +135,7 @@ def command(
         session.done(changes[0], *changes[1])
         return
     try:
-        _lock(session, selection, request, out or kept, upgrade=upgrade, verify=verify)
+        _lock(session, selection, request, out or kept, named=bool(name or out), upgrade=upgrade, verify=verify)
     except CheckRefusedError as error:
         other = _of_another_cuda(selection) if base is None and error.codes == {"cuda-mixed"} else None
         if other is None:
@@ -140,7 +144,7 @@ def command(
             f"its packages are of another CUDA than base {selection.base_name} has: taking {other.base_name}, which "
             f"stack {other.stack_name} names too"
         )
-        _lock(session, other, request, out or kept, upgrade=upgrade, verify=verify)
+        _lock(session, other, request, out or kept, named=bool(name or out), upgrade=upgrade, verify=verify)
 
 
 def _with_nemo(nemo: str | None, pins: dict[str, str]) -> dict[str, str]:
@@ -165,7 +169,14 @@ def _consistent(torch_build: str | None, *, check: bool, diff: bool, verify: boo
 
 
 def _lock(
-    session: Session, selection: Selection, request: Request, where: Path | str, *, upgrade: bool, verify: bool
+    session: Session,
+    selection: Selection,
+    request: Request,
+    where: Path | str,
+    *,
+    named: bool,
+    upgrade: bool,
+    verify: bool,
 ) -> None:
     """Lock, and say what came of it; ``where`` is a folder, or the name of a lock."""
     verifier = Verifier(selection, session.site, session.store, session.reporter) if verify else None
@@ -180,6 +191,7 @@ def _lock(
         reporter=session.reporter,
         upgrade=upgrade,
         accept=verifier,
+        named=named,
     )
     _show(session, result, verifier.imports if verifier else None)
 

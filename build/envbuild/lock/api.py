@@ -163,7 +163,8 @@ class _Sources:
         ]
         texts = repository.read_files(item.commit, files)
         content = {file: text.encode() for file, text in texts.items() if text is not None}
-        return SourceTree.from_files(canonicalize_name(item.name), item.commit.sha[:12], content)
+        setup = repository.read_file(item.commit, "setup.py") or ""
+        return SourceTree.from_files(canonicalize_name(item.name), item.commit.sha[:12], content, setup)
 
 
 def _findings(sources: _Sources, name: str, used: str, store: LocalStore) -> list[Finding]:

@@ -213,15 +213,25 @@ def _sm_problem(sm: str, cuda: str) -> str | None:
 def check_provided(lock: Checked) -> Iterable[CheckFinding]:
     """What the base brings is what the stack asks for."""
     for name, specifier in lock.asked.items():
-        version = lock.base.provides.get(name)
-        # A vendor's 2.9.0a0+50eac81 is its build of 2.9.0.
-        if version is None or SpecifierSet(specifier).contains(Version(version).base_version, prereleases=True):
+        version = provided_version(lock.base, name)
+        if version is None or SpecifierSet(specifier).contains(version, prereleases=True):
             continue
         yield CheckFinding(
             code="base-provides",
-            what=f"the base brings {name} {version}, which no lock replaces, and the stack asks for {name}{specifier}",
+            what=f"the base brings {name} {lock.version(name)}, which no lock replaces, and the stack asks for "
+            f"{name}{specifier}",
             fix="Choose a base that brings such a version, or relax the stack's.",
         )
+
+
+def provided_version(base: Base, name: str) -> str | None:
+    """The release that a package of the base counts as; None for what it does not bring.
+
+    A vendor's 2.9.0a0+50eac81 is its build of 2.9.0.
+    """
+    brought = {canonicalize_name(key): version for key, version in base.provides.items()}
+    version = brought.get(canonicalize_name(name))
+    return None if version is None else Version(version).base_version
 
 
 def check_conflicts(lock: Checked) -> Iterable[CheckFinding]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from enum import Enum
 
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
-from envbuild.catalog.models import Base, Component, Phase, Stack
+from envbuild.catalog.models import Base, Component, Device, Phase, Stack
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import Reporter
 from envbuild.lock.git import Commit, GitRepository
 from envbuild.lock.refs import GitRef, Ref, parse_ref
-from envbuild.lock.upstream import Companion, companions, overrides
+from envbuild.lock.upstream import Companion, companions, holds_on, overrides, sources
 from envbuild.store.local import LocalStore
 
 
@@ -72,8 +74,11 @@ class Repositories:
         return self._open[url]
 
 
-def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str]) -> dict[str, Ref]:
+def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str], whole: Stack | None = None) -> dict[str, Ref]:
     """The pins of a command line, by component.
+
+    Args:
+        whole: the stack with what it has on other bases only, to say so of a pin.
 
     Raises:
         UsageError: a pin names no component of the stack.
@@ -85,6 +90,9 @@ def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str]) -> dict[
     for raw, text in texts.items():
         name = known.get(canonicalize_name(raw))
         if name is None:
+            elsewhere = whole.every_component() if whole is not None else {}
+            if other := next((key for key in elsewhere if canonicalize_name(key) == canonicalize_name(raw)), None):
+                raise _not_on_this_base(stack_name, other, elsewhere[other])
             raise UsageError(
                 f"stack {stack_name} has no component {raw!r} to pin",
                 why=f"Its components: {', '.join(every)}.",
@@ -98,6 +106,15 @@ def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str]) -> dict[
                 fix=f"Add git = URL there, or pin a version: --pin {name}=VERSION",
             )
     return pins
+
+
+def _not_on_this_base(stack_name: str, name: str, spec: Component) -> UsageError:
+    with_or_without = "with" if spec.device is Device.CUDA else "without"
+    return UsageError(
+        f"stack {stack_name} has {name} on bases {with_or_without} CUDA only, so here is nothing to pin",
+        why=f'[components.{name}] of the stack has device = "{spec.device.value if spec.device else ""}".',
+        fix="Leave the pin out, or choose another base (`envbuild list stacks`, `envbuild list bases`).",
+    )
 
 
 def choose_anchor(
@@ -148,11 +165,16 @@ def choose(
     leads: Sequence[Lead],
     repositories: Repositories,
     as_of: date | datetime | None,
+    base: Base | None = None,
 ) -> dict[str, Chosen]:
     """Every component, decided: a pin wins; then what the stack says; then what belongs to the leads.
 
+    What the leads say nothing of, a component from git before it in the stack may (Megatron-LM pins a Transformer
+    Engine).
+
     Args:
         leads: components that are decided already; of two that name a companion, the first wins.
+        base: for whose platform and Python pins must be meant; None: all count.
     """
     decided = {item.chosen.name: item.chosen for item in leads}
     chosen: dict[str, Chosen] = {}
@@ -163,13 +185,40 @@ def choose(
             continue
         pin = pins.get(name)
         if pin is None and not spec.version and spec.ref is None:
-            found = (item for item in leads if canonicalize_name(name) in item.companions)
+            others = (_sources(item, repositories, base) for item in chosen.values() if item.name not in decided)
+            found = (item for item in itertools.chain(leads, others) if canonicalize_name(name) in item.companions)
             if (item := next(found, None)) is not None:
                 companion = item.companions[canonicalize_name(name)]
                 chosen[name] = _companion(name, spec, companion, item, repositories, as_of)
                 continue
         chosen[name] = own_choice(name, spec, pin, repositories, as_of)
     return chosen
+
+
+def _sources(chosen: Chosen, repositories: Repositories, base: Base | None) -> Lead:
+    """A decided component, and the commits that its own pyproject.toml takes others from."""
+    if chosen.commit is None or chosen.git is None:
+        return Lead(chosen=chosen, companions={})
+    found = sources(repositories.at(chosen.git), chosen.commit)
+    named = {item.package: item for item in reversed(found) if base is None or holds_on(item.marker, base)}
+    return Lead(chosen=chosen, companions=named)
+
+
+def left_out(leads: Sequence[Lead], chosen: Mapping[str, Chosen]) -> tuple[str, ...]:
+    """What belongs to the leads and is no part of the stack, in words; versions forced on others are not among it."""
+    names = {canonicalize_name(name) for name in chosen}
+    told: dict[str, str] = {}
+    for item in leads:
+        # A repository may hold several packages, of which the stack need not know all.
+        there = {(part.git, part.ref) for part in item.companions.values() if part.ref and part.package in names}
+        for companion in item.companions.values():
+            if companion.package in names or (companion.git, companion.ref) in there:
+                continue
+            if companion.ref is not None or item.origin is Origin.TABLE:
+                told.setdefault(
+                    companion.package, f"{companion.package} {companion.pinned} ({item.because(companion)})"
+                )
+    return tuple(told.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,8 +278,7 @@ def _companion(
     as_of: date | datetime | None,
 ) -> Chosen:
     because = by.because(companion)
-    asked = companion.ref or companion.specifier or "any release"
-    chosen = Chosen(name=name, spec=spec, asked=asked, origin=by.origin, because=because)
+    chosen = Chosen(name=name, spec=spec, asked=companion.pinned, origin=by.origin, because=because)
     if companion.ref is None:
         return replace(chosen, specifier=companion.specifier or "")
     git = companion.git or spec.git  # upstream may pin a commit of a fork
@@ -241,4 +289,33 @@ def _companion(
             fix=f"Add git = URL to [components.{name}] of the stack, or pin a version: --pin {name}=VERSION",
         )
     commit = repositories.at(git).resolve(GitRef(companion.ref), as_of)
-    return replace(chosen, git=git, commit=commit)
+    if spec.release_file is None:
+        return replace(chosen, git=git, commit=commit)
+    version = _version_in(spec.release_file, repositories.at(git), commit, name)
+    return replace(
+        chosen,
+        specifier=releases_like(version),
+        because=f"{because}; {spec.release_file} at that commit says {version}, so a release of that",
+    )
+
+
+def _version_in(file: str, repository: GitRepository, commit: Commit, name: str) -> Version:
+    text = (repository.read_file(commit, file) or "").strip()
+    try:
+        return Version(text)
+    except InvalidVersion as error:
+        raise ConfigurationError(
+            f"which release of {name} belongs to commit {commit.sha[:12]} of {repository.url} is not known",
+            why=f"{file} holds the version ([components.{name}], release_file), and "
+            + (f"says {text[:60]!r} there." if text else "is not there."),
+            fix=f"Say which: --pin {name}=VERSION, or correct release_file in the stack's file.",
+        ) from error
+
+
+def releases_like(version: Version) -> str:
+    """The releases that a commit of this version is nearest to: those of its minor version.
+
+    Of one that was not released when the commit was made (2.8.0.dev0), the newest up to it: it may not be there yet.
+    """
+    minor = f"{version.major}.{version.minor}"
+    return f"<{version.major}.{version.minor + 1}" if version.is_devrelease else f"=={minor}.*"

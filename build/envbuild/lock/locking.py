@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +17,15 @@ from envbuild.catalog.site import Site
 from envbuild.core import locks
 from envbuild.core.digests import Json, digest_of, sha256_bytes, short
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError, ResolutionError, UsageError
-from envbuild.core.files import machine_errors, remove_tree, replace_tree
+from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
 from envbuild.lock import asof, record
 from envbuild.lock.blame import explain_pins
 from envbuild.lock.checks import CheckFinding, refuse
 from envbuild.lock.components import Repositories
+from envbuild.lock.place import publish, refuse_to_replace, refuse_what_is_no_lock, request_of, tidy
 from envbuild.lock.planning import Request, make_plan
-from envbuild.lock.record import PHASE_FILES, Lock, LockDirectory, read_lock
+from envbuild.lock.record import Lock, LockDirectory, read_lock
 from envbuild.lock.refs import GIT_PREFIX, GitRef
 from envbuild.lock.workplace import Workplace
 from envbuild.lock.writing import write_lock
@@ -186,14 +186,6 @@ def _companions(selection: Selection) -> dict[str, Json]:
     return {"companions": found} if found else {}
 
 
-def request_of(lock: Lock) -> Request:
-    """What the command line said when the lock was made."""
-    inputs = lock.inputs
-    return Request(
-        pins=inputs.pins, as_of=inputs.as_of_request, torch_build=inputs.torch_build_request, allow=inputs.allow
-    )
-
-
 def is_older(lock: Lock, selection: Selection) -> bool:
     """Whether the stack, the base, the conflicts or the companions are others than when the lock was made."""
     return lock.inputs.digest != inputs_digest(selection, request_of(lock))
@@ -210,6 +202,7 @@ def lock_stack(
     upgrade: bool = False,
     offline: bool = False,
     accept: Accept | None = None,
+    named: bool = True,
 ) -> LockResult:
     """Lock a stack on a base, unless its lock is there already and nothing that decides it changed.
 
@@ -219,8 +212,11 @@ def lock_stack(
         offline: ask no git server; a branch is where it was when the lock was made.
         accept: tries a lock before it is published, and also one that is there already; what it finds refuses the
             lock unless the request lets it pass.
+        named: the user named the place; otherwise no lock is replaced by one that is made in another way than the
+            stack's file and the base say.
 
     Raises:
+        UsageError: the lock that is there was made in another way, and ``path`` was not named.
         CheckRefusedError: ``accept`` found something; the lock that was there stays.
         ResolutionError: the stack does not resolve.
         NetworkError: an index, a repository, or the place of torch's build cannot be reached.
@@ -228,7 +224,9 @@ def lock_stack(
     inputs = inputs_digest(selection, request)
     title = f"stack {selection.stack_name} on {selection.base_name}"
     repositories = Repositories(store, reporter, offline=offline)
-    _refuse_what_is_no_lock(path)
+    refuse_what_is_no_lock(path)
+    if not named:
+        refuse_to_replace(path, selection, request)
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(_writing(path, store, reporter))
@@ -239,7 +237,7 @@ def lock_stack(
             if found is None or not _is_up_to_date(found, inputs, repositories, reporter, offline=offline):
                 raise
             return LockResult(found, built=False)
-        _tidy(path)
+        tidy(path)
         current = _current(path, upgrade=upgrade)
         there = None if upgrade else current
         if there is not None and _is_up_to_date(there, inputs, repositories, reporter, offline=offline):
@@ -251,7 +249,7 @@ def lock_stack(
         ) as folder:
             if accept is not None:
                 _note_allowed(folder, refuse(accept(read_lock(folder)), request.allow, title))
-            _publish(folder, path)
+            publish(folder, path)
     return LockResult(read_lock(path), built=True)
 
 
@@ -362,46 +360,3 @@ def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -
         if now.sha != item.commit:
             moved.append(f"{name}: branch {item.asked} moved from {item.commit[:12]} to {now.sha[:12]}")
     return moved
-
-
-def _refuse_what_is_no_lock(path: Path) -> None:
-    """A lock directory is replaced as a whole: whatever else is in the folder would be lost.
-
-    Raises:
-        UsageError: the folder holds something else than a lock's files.
-    """
-    own = {record.RECORD_FILE, record.PROJECT_FILE, "uv.lock", *PHASE_FILES.values()}
-    with machine_errors(path):
-        others = sorted({item.name for item in path.iterdir()} - own) if path.is_dir() else []
-    if others:
-        raise UsageError(
-            f"{path} is no folder for a lock",
-            why=f"It would be replaced as a whole, and holds {', '.join(others[:5])}{', ...' if others[5:] else ''}.",
-            fix="Name another folder, or move these files away.",
-        )
-
-
-def _tidy(path: Path) -> None:
-    """Remove what a killed process left beside the lock; the old lock comes back if the new one had not come."""
-    with machine_errors(path):
-        for leftover in [*path.parent.glob(f".{path.name}.old.*"), *path.parent.glob(f".{path.name}.new.*")]:
-            old = leftover / path.name
-            if old.is_dir() and not path.exists():
-                old.rename(path)
-            remove_tree(leftover)
-
-
-def _publish(work: Path, path: Path) -> None:
-    """Copy the finished files beside the lock and swap the directories."""
-    with machine_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with machine_errors(path):
-        staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new."))
-    try:
-        with machine_errors(path):
-            staged.chmod(0o755)
-            for name in (record.RECORD_FILE, "pyproject.toml", "uv.lock", *PHASE_FILES.values()):
-                (staged / name).write_bytes((work / name).read_bytes())
-        replace_tree(staged, path)
-    finally:
-        remove_tree(staged)

@@ -20,7 +20,16 @@ from envbuild.core.process import beside
 from envbuild.lock import asof
 from envbuild.lock.api import read_ahead
 from envbuild.lock.asof import AsOf
-from envbuild.lock.components import Chosen, Forced, Repositories, choose, choose_anchor, parse_pins, upstream_overrides
+from envbuild.lock.components import (
+    Chosen,
+    Forced,
+    Repositories,
+    choose,
+    choose_anchor,
+    left_out,
+    parse_pins,
+    upstream_overrides,
+)
 from envbuild.lock.driver import Led, commit_without_llm, led
 from envbuild.lock.git import Commit, CommitKind
 from envbuild.lock.metadata import CompileMetadata, build_requires, compile_metadata
@@ -60,6 +69,7 @@ class Plan:
 
     Attributes:
         led: the stack as it holds for the anchor, and why.
+        left_out: what belongs to the anchor, or what leads in its place, and is no part of the stack.
         driver_problem: what the driver needs and a component from git does not have; empty: nothing.
         keep: versions of a lock made from the same inputs as of the same moment.
         api_read: done when the API check has read ahead.
@@ -72,6 +82,7 @@ class Plan:
     driver_problem: str
     torch: TorchSource
     upstream_overrides: Mapping[str, Forced]
+    left_out: tuple[str, ...]
     keep: Mapping[str, str]
     api_read: Future[None]
 
@@ -96,6 +107,9 @@ def make_plan(
     base = selection.base
     what, chosen, moment = _decide(selection, request, repositories, work)
     stack = what.stack
+    without = left_out(what.leads, chosen)
+    for text in without:
+        work.reporter.note(f"note: no component of stack {selection.stack_name}, and so not in the lock: {text}")
     build = request.torch_build or base.torch.build
     torch = TorchSource("package-index", None)
     if "torch" in chosen and "torch" not in base.provides:
@@ -132,6 +146,7 @@ def make_plan(
         driver_problem=commit_without_llm(chosen, what.driver, repositories),
         torch=torch,
         upstream_overrides=forced,
+        left_out=without,
         keep=keep,
         api_read=api_read,
     )
@@ -176,7 +191,7 @@ def _decide(
             selection.catalog, base, moment.text(), own_dates(stack), stack.undecided() - set(pins), work
         ),
     )
-    return what, choose(what.stack, pins, what.leads, repositories, bound), moment
+    return what, choose(what.stack, pins, what.leads, repositories, bound, base), moment
 
 
 def git_build_requires(chosen: Mapping[str, Chosen], repositories: Repositories) -> list[str]:

@@ -115,6 +115,9 @@ class Lock(Model):
     driver: Driver | None = Field(default=None, description="the training code of its certification cases")
     driver_because: str = Field(default="", description="why it is that driver")
     allowed: tuple[str, ...] = Field(default=(), description="findings of checks that the user let pass")
+    left_out: tuple[str, ...] = Field(
+        default=(), description="what upstream or a table of companions names, and is no component of the stack"
+    )
     rewritten: tuple[str, ...] = Field(default=(), description="requirements that named another CUDA than the base's")
 
     def variables(self, venv: str) -> dict[str, str]:

@@ -78,7 +78,7 @@ def torch_source(site: Site, version: str, build: str, python: str) -> TorchSour
         why="Tried:\n" + "\n".join(f"  {line}" for line in tried),
         fix="Name a place that has it: UV_FIND_LINKS, PIP_FIND_LINKS, ENVBUILD_TORCH_INDEX or [torch_builds] in the "
         "site configuration.\nOr take the package index's own build, made for CUDA and about 10 times the size: "
-        "--torch-build index",
+        "--torch-build index (with --name, where a lock with another build is there)",
     )
 
 

@@ -3,7 +3,8 @@
 Read at the component's commit, with git, without a checkout:
 
 - NeMo (through 2.6): ``requirements/manifest.json``, ``vcs-dependencies``;
-- Megatron-Bridge: the submodule ``3rdparty/Megatron-LM``, and ``[tool.uv] override-dependencies`` of pyproject.toml.
+- Megatron-Bridge: the submodule ``3rdparty/Megatron-LM``, and ``[tool.uv] override-dependencies`` of pyproject.toml;
+- Megatron-LM: ``[tool.uv.sources]`` of pyproject.toml.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
-from packaging.markers import Marker
+from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -25,8 +27,12 @@ MANIFEST = "requirements/manifest.json"
 SUBMODULE = "3rdparty/Megatron-LM"
 PYPROJECT = "pyproject.toml"
 LLM_COLLECTION = "nemo/collections/llm"
-# Upstream's names for repositories, and the packages that they are.
-PACKAGES = {"megatron-lm": "megatron-core", "transformer-engine": "transformer-engine", "mcore": "megatron-core"}
+# Upstream's names for repositories where they are others than those of the packages in them.
+PACKAGES = {
+    "megatron-lm": ("megatron-core",),
+    "mcore": ("megatron-core",),
+    "transformer-engine": ("transformer-engine", "transformer-engine-torch"),
+}
 _GIT_URL = re.compile(r"^git\+(?P<url>\w+://(?:[^@/]+@)?[^@/#]*/[^@#]*)@(?P<ref>[^@#]+)(?:#.*)?$")
 
 
@@ -46,6 +52,11 @@ class Companion:
     specifier: str | None = None
     marker: str = ""
 
+    @property
+    def pinned(self) -> str:
+        """What upstream takes of it, for people."""
+        return self.ref or self.specifier or "any release"
+
 
 def companions(repository: GitRepository, commit: Commit, base: Base | None = None) -> dict[str, Companion]:
     """Upstream's pins at a commit, by package; the first place that names a package wins.
@@ -61,6 +72,7 @@ def companions(repository: GitRepository, commit: Commit, base: Base | None = No
         *_manifest(repository, commit),
         *_submodule(repository, commit),
         *overrides(repository, commit),
+        *sources(repository, commit),
     ):
         if base is None or holds_on(companion.marker, base):
             found.setdefault(companion.package, companion)
@@ -106,9 +118,11 @@ def _manifest(repository: GitRepository, commit: Commit) -> list[Companion]:
     try:
         entries = json.loads(text)["vcs-dependencies"]
         return [
-            Companion(package=PACKAGES[name], where=MANIFEST, git=str(entry["repo"]), ref=str(entry["ref"]))
+            Companion(package=name, where=MANIFEST, git=str(entry["repo"]), ref=str(entry["ref"]))
             for raw, entry in entries.items()
-            if (name := canonicalize_name(raw)) in PACKAGES
+            # Of what no stack knows, a pin counts only where it is one.
+            if canonicalize_name(raw) in PACKAGES or "ref" in entry
+            for name in _packages(raw)
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _not_understood(repository, commit, MANIFEST, error) from error
@@ -128,14 +142,10 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
     Raises:
         ConfigurationError: the file is there and cannot be understood.
     """
-    text = repository.read_file(commit, PYPROJECT)
-    if text is None:
-        return []
     where = f"{PYPROJECT} [tool.uv] override-dependencies"
     try:
-        lines = tomlread.loads(text).get("tool", {}).get("uv", {}).get("override-dependencies", [])
-        requirements = [Requirement(line) for line in lines]
-    except (tomlread.TOMLDecodeError, InvalidRequirement, AttributeError, TypeError) as error:
+        requirements = [Requirement(line) for line in _uv_settings(repository, commit).get("override-dependencies", [])]
+    except (InvalidRequirement, TypeError) as error:
         raise _not_understood(repository, commit, PYPROJECT, error) from error
     found = []
     for requirement in requirements:
@@ -146,10 +156,52 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
         )
         if requirement.url:
             if match := _GIT_URL.match(requirement.url):
-                found.append(replace(pinned, git=match["url"], ref=match["ref"]))
+                found += [
+                    replace(pinned, package=name, git=match["url"], ref=match["ref"])
+                    for name in _packages(requirement.name)
+                ]
         elif requirement.specifier:
             found.append(replace(pinned, specifier=str(requirement.specifier)))
     return found
+
+
+def sources(repository: GitRepository, commit: Commit) -> list[Companion]:
+    """The commits and tags that ``[tool.uv.sources]`` of the pyproject.toml at a commit takes.
+
+    A branch there is no pin.
+
+    Raises:
+        ConfigurationError: the file is there and cannot be understood.
+    """
+    where = f"{PYPROJECT} [tool.uv.sources]"
+    found = []
+    try:
+        for raw, entries in _uv_settings(repository, commit).get("sources", {}).items():
+            for entry in entries if isinstance(entries, list) else [entries]:
+                ref = entry.get("rev") or entry.get("tag")
+                if "git" in entry and ref:
+                    pinned = Companion(package="", where=where, git=str(entry["git"]), ref=str(ref))
+                    marker = str(Marker(entry["marker"])) if "marker" in entry else ""
+                    found += [replace(pinned, package=name, marker=marker) for name in _packages(raw)]
+    except (AttributeError, InvalidMarker) as error:
+        raise _not_understood(repository, commit, PYPROJECT, error) from error
+    return found
+
+
+def _packages(name: str) -> tuple[str, ...]:
+    """The packages that a repository of upstream's name holds."""
+    canonical = canonicalize_name(name)
+    return PACKAGES.get(canonical, (canonical,))
+
+
+def _uv_settings(repository: GitRepository, commit: Commit) -> dict[str, Any]:
+    text = repository.read_file(commit, PYPROJECT)
+    try:
+        settings = tomlread.loads(text or "").get("tool", {}).get("uv", {})
+        settings.items()
+    except (tomlread.TOMLDecodeError, AttributeError) as error:
+        raise _not_understood(repository, commit, PYPROJECT, error) from error
+    return dict(settings)
 
 
 def _not_understood(repository: GitRepository, commit: Commit, file: str, error: Exception) -> ConfigurationError:

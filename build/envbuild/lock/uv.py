@@ -64,6 +64,8 @@ _OVER_THE_PROJECT = frozenset(
         "UV_WORKING_DIRECTORY",
     ]
 )
+# Beside these, what changes how pinned and hashed requirements are installed.
+_OVER_WHAT_IS_LOCKED = _OVER_THE_PROJECT | {"UV_NO_VERIFY_HASHES", "UV_REQUIRE_HASHES", "UV_SYSTEM_PYTHON"}
 # The same in a uv.toml; what is left says where packages are and how they are reached.
 _DECIDING_KEYS = frozenset(
     [
@@ -97,6 +99,8 @@ _DECIDING_KEYS = frozenset(
         "upgrade-package",
     ]
 )
+# What of the table [pip] says where packages are, too.
+_PLACES_OF_PIP = frozenset(["extra-index-url", "find-links", "index-strategy", "index-url", "keyring-provider"])
 # One unknown [tool.uv] key is only a warning, after which uv drops other settings too.
 _DROPPED_SETTINGS = re.compile(r"Failed to parse `.*pyproject\.toml` during settings discovery|unknown field")
 KNOW_THE_KEYS = "Use the uv that envbuild pins: another one does not know a key of [tool.uv] that envbuild writes."
@@ -205,10 +209,8 @@ def _project_counts(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """
     kept = {name: value for name, value in environment.items() if name not in _OVER_THE_PROJECT}
     named, none = environment.get("UV_CONFIG_FILE"), environment.get("UV_NO_CONFIG")
-    home = Path(kept.get("XDG_CONFIG_HOME") or Path(kept.get("HOME") or "~").expanduser() / ".config")
-    own = Path(named).expanduser().absolute() if named else home / "uv/uv.toml"
-    systems = [Path(name) / "uv/uv.toml" for name in (kept.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")]
-    system = next((path for path in (*systems, Path("/etc/uv/uv.toml")) if path.is_file()), None)
+    home = _settings_folder(kept)
+    own, system = _settings_files(environment)
     if not named and not none and not any(_decides(path) for path in (own, system) if path):
         yield kept
         return
@@ -222,10 +224,71 @@ def _project_counts(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
         yield {**kept, "XDG_CONFIG_HOME": f"{name}/home", "XDG_CONFIG_DIRS": f"{name}/system"}
 
 
-def _decides(path: Path) -> bool:
+def _settings_folder(environment: Mapping[str, str]) -> Path:
+    return Path(environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME") or "~").expanduser() / ".config")
+
+
+def _settings_files(environment: Mapping[str, str]) -> tuple[Path, Path | None]:
+    """The user's uv.toml, or the one that is named in its place, and the system's."""
+    named = environment.get("UV_CONFIG_FILE")
+    own = Path(named).expanduser().absolute() if named else _settings_folder(environment) / "uv/uv.toml"
+    systems = [Path(name) / "uv/uv.toml" for name in (environment.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")]
+    return own, next((path for path in (*systems, Path("/etc/uv/uv.toml")) if path.is_file()), None)
+
+
+@contextlib.contextmanager
+def installing_uv() -> Iterator[dict[str, str]]:
+    """The variables of a uv that installs what was locked, so that nothing on this machine changes what that is.
+
+    The user's and the system's uv.toml say where packages are and how they are reached. What they and uv's variables
+    say beyond that is left out, and so is all of a pyproject.toml in the current directory.
+    """
+    environment = _environment(None)
+    kept = {name: value for name, value in environment.items() if name not in {*_OVER_WHAT_IS_LOCKED, "PYTHONPATH"}}
+    own, system = _settings_files(environment)
+    named, none = environment.get("UV_CONFIG_FILE"), environment.get("UV_NO_CONFIG")
+    # A file that is named and is not there is for uv to refuse.
+    files = [path for path in (own, None if named else system) if path and (named or path.is_file()) and not none]
+    if not files:
+        yield {**kept, "UV_NO_CONFIG": "1"}
+    elif len(files) == 1 and not _decides(files[0], ("pip",)):
+        yield {**kept, "UV_CONFIG_FILE": str(files[0])}
+    else:
+        with tempfile.TemporaryDirectory(prefix="envbuild-uv-") as name:
+            merged, places = Path(name) / "uv.toml", _places(files)
+            with machine_errors(merged):
+                merged.write_text(tomlkit.dumps(places))
+            yield {**kept, "UV_CONFIG_FILE": str(merged)}
+
+
+def _places(files: Sequence[Path]) -> dict[str, object]:
+    """What uv.toml files say of where packages are; of two, the first wins, and lists are joined, as uv does.
+
+    Raises:
+        ConfigurationError: one cannot be read.
+    """
+    found: dict[str, object] = {}
+    for file in files:
+        try:
+            settings = tomlread.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"uv's own configuration {file} cannot be read", why=str(error), fix="Correct the file."
+            ) from error
+        pip = {key: value for key, value in settings.pop("pip", {}).items() if key in _PLACES_OF_PIP}
+        for key, value in {**settings, **({"pip": pip} if pip else {})}.items():
+            before = found.get(key)
+            if isinstance(before, list) and isinstance(value, list):
+                found[key] = [*before, *value]
+            elif key not in _DECIDING_KEYS:
+                found.setdefault(key, value)
+    return found
+
+
+def _decides(path: Path, more: Sequence[str] = ()) -> bool:
     """Whether a uv.toml has a key that would change locks."""
     try:
-        return bool(_DECIDING_KEYS & tomlread.loads(path.read_text()).keys())
+        return bool({*_DECIDING_KEYS, *more} & tomlread.loads(path.read_text()).keys())
     except (OSError, ValueError):
         return False  # uv says what is wrong with it
 

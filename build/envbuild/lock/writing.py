@@ -21,6 +21,7 @@ from envbuild.lock.git import CommitKind
 from envbuild.lock.overridden import Overridden, against_declarations
 from envbuild.lock.planning import Plan
 from envbuild.lock.project import render_project
+from envbuild.lock.provided import against_provided
 from envbuild.lock.record import PHASE_FILES, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
 from envbuild.lock.resolve import Resolution, export, resolve, with_local_hashes
 from envbuild.lock.torch_builds import TorchSource
@@ -118,7 +119,12 @@ def _check(
         ignored_settings=resolution.ignored_settings or _other_moment(plan, resolution),
     )
     drift = check_api(plan.project.chosen, packages, selection.base, work, repositories)
-    findings = [*run_checks(checked), *(item.finding() for item in overridden if not item.meant), *drift]
+    findings = [
+        *run_checks(checked),
+        *against_provided(plan, resolution, work),
+        *(item.finding() for item in overridden if not item.meant),
+        *drift,
+    ]
     return refuse(findings, plan.request.allow, f"stack {selection.stack_name} on {selection.base_name}")
 
 
@@ -223,6 +229,7 @@ def _record(
         driver=plan.led.driver,
         driver_because=plan.led.because,
         allowed=tuple(f"{finding.code}: {finding.what}" for finding in allowed),
+        left_out=plan.left_out,
         rewritten=tuple(line for item in project.metadata for line in item.rewritten),
     )
 

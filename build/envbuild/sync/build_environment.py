@@ -11,11 +11,9 @@ from envbuild.core.files import machine_errors, remove_tree, write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.lock.record import LockDirectory
 from envbuild.lock.torch_builds import locked_torch
-from envbuild.lock.uv import uv_program
 from envbuild.store.local import LocalStore
 from envbuild.sync.install import install
-from envbuild.sync.local import Here, environment_of_uv
-from envbuild.sync.place import Place
+from envbuild.sync.local import place_here
 from envbuild.sync.provided import refuse_without_base
 
 KIND = "build-environments"
@@ -52,13 +50,6 @@ def build_environment(lock: LockDirectory, site: Site, store: LocalStore, report
 
 
 def _install(lock: LockDirectory, venv: Path, site: Site, logs: Path, reporter: Reporter) -> None:
-    place = Place(
-        uv=str(uv_program()),
-        lock=str(lock.path.absolute()),
-        python=lock.lock.base.python,
-        venv=str(venv),
-        run=Here(environment_of_uv(), reporter),
-        disk=venv.parent,
-        logs=logs,
-    )
-    install(lock, place, locked_torch(site, lock.lock).uv_args(), reporter, phases=PHASES)
+    source = locked_torch(site, lock.lock)
+    with place_here(lock, venv, venv.parent, logs, reporter) as place:
+        install(lock, place, source.uv_args(), reporter, phases=PHASES)

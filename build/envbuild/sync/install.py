@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from packaging.utils import canonicalize_name
 
-from envbuild.core.errors import BuildError, EnvbuildError, MachineError, NetworkError, disk_full
+from envbuild.core.errors import BuildError, ConfigurationError, EnvbuildError, MachineError, NetworkError, disk_full
 from envbuild.core.files import write_atomic
 from envbuild.core.process import Finished, describe_status, ran_out_of_space, tail
 from envbuild.core.progress import Reporter
@@ -137,7 +137,7 @@ def _failure(place: Place, finished: Finished, what: str, log: Path) -> Envbuild
     if ran_out_of_space(finished.output, place.disk):
         return disk_full(place.disk)
     error = failure(finished, what, log)
-    if isinstance(error, NetworkError | MachineError):
+    if isinstance(error, ConfigurationError | NetworkError | MachineError):
         return error
     return BuildError(
         f"cannot {what}: uv {describe_status(finished.status)}",

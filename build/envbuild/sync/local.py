@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from envbuild.core.progress import Reporter
 from envbuild.lock.content import locked_content
 from envbuild.lock.record import PHASE_FILES, LockDirectory
 from envbuild.lock.torch_builds import locked_torch
-from envbuild.lock.uv import git_environment, uv_program
+from envbuild.lock.uv import installing_uv, uv_program
 from envbuild.store.local import LocalStore
 from envbuild.sync.imports import (
     PROBE,
@@ -126,21 +127,12 @@ def sync(
         "lock the stack on a base like this machine: --base NAME",
     )
     source = locked_torch(site, record)
-    environment = environment_of_uv()
     into = into.absolute()
     _make_room(into)
-    place = Place(
-        uv=str(uv_program()),
-        lock=str(lock.path.absolute()),
-        python=record.base.python,
-        venv=str(into),
-        run=Here(environment, reporter),
-        disk=into,
-        logs=logs,
-    )
-    done = install(lock, place, source.uv_args(), reporter, phases=phases, wheels=wheels, leave_out=leave_out)
+    with place_here(lock, into, into, logs, reporter) as place:
+        done = install(lock, place, source.uv_args(), reporter, phases=phases, wheels=wheels, leave_out=leave_out)
     gpu_code = check_prebuilt(site_packages_of(into), target.sm, store, reporter) if store else ()
-    plain = {key: value for key, value in environment.items() if not key.startswith("PYTHON")}
+    plain = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV" and not key.startswith("PYTHON")}
     variables = record.variables(str(into))
     found = _import(lock, place, phases, plain | check_environment(target) | variables, reporter, leave_out)
     if refuse:
@@ -155,10 +147,19 @@ def sync(
     )
 
 
-def environment_of_uv() -> dict[str, str]:
-    """The variables that uv gets when it installs on this machine."""
-    kept = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
-    return kept | git_environment()
+@contextlib.contextmanager
+def place_here(lock: LockDirectory, venv: Path, disk: Path, logs: Path, reporter: Reporter) -> Iterator[Place]:
+    """An environment on this machine, for as long as it is being installed."""
+    with installing_uv() as environment:
+        yield Place(
+            uv=str(uv_program()),
+            lock=str(lock.path.absolute()),
+            python=lock.lock.base.python,
+            venv=str(venv),
+            run=Here(environment, reporter),
+            disk=disk,
+            logs=logs,
+        )
 
 
 def _import(

@@ -8,6 +8,7 @@ from helpers.processes import unprivileged
 
 from envbuild.catalog.catalog import Catalog, Machine, definition_digest, select
 from envbuild.catalog.data import data_root
+from envbuild.catalog.models import Device
 from envbuild.core.errors import ConfigurationError, MachineError, UsageError
 
 DEBIAN12 = Machine(distribution="debian", release="12")
@@ -112,7 +113,7 @@ def test_select_default_base_of_the_stack(tmp_path):
 def test_select_gives_the_definitions(catalog):
     selection = select(catalog, "mcore", "cpu", "ubuntu2204", DEBIAN12)
     assert (selection.stack, selection.base, selection.target) == (
-        catalog.stack("mcore"),
+        catalog.stack("mcore").on(Device.CPU),
         catalog.base("ubuntu2204"),
         catalog.target("cpu"),
     )

@@ -53,3 +53,56 @@ def test_text_without_known_failures():
 def test_match_as_json():
     (match,) = match_text(NINJA)
     assert match.as_json() == {"id": "BR03", "cause": match.cause, "fix": match.fix, "source": match.source}
+
+
+# ---- LK01: no wheel for this glibc. uv names the tag of the machine also where glibc has no part in it.
+
+
+NO_WHEELS = (
+    "Because {who} no wheels with a matching platform tag (e.g., `manylinux_2_36_x86_64`) and you require lib, we can "
+    "conclude that your requirements are unsatisfiable.\n\nhint: Wheels are available for `{named}` (v1.1) on the "
+    "following platforms: {tags}\n"
+)
+ONLY_HAS = (
+    "error: Distribution `lib==1.1 @ registry+https://index.example/simple` can't be installed because it doesn't have "
+    "a source distribution or wheel for the current platform\n\nhint: You're on Linux (`manylinux_2_36_x86_64`), but "
+    "`lib` (v1.1) only has wheels for the following platforms: {tags}; consider adding \"sys_platform == 'linux'\"\n"
+)
+NEWER, FOR_ARM = "`manylinux_2_39_x86_64`", "`manylinux_2_39_aarch64`"
+
+
+def no_wheels(tags, who="all versions of lib have", named="lib"):
+    return NO_WHEELS.format(who=who, named=named, tags=tags)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        no_wheels(NEWER),
+        no_wheels(f"{FOR_ARM}, {NEWER}"),
+        no_wheels(f"{NEWER}, `win_amd64`", who="lib==1.1 has"),
+        no_wheels(NEWER, who="lib{sys_platform != 'darwin'}>=1.0 has"),
+        ONLY_HAS.format(tags=NEWER),
+        ONLY_HAS.format(tags=f"{FOR_ARM}, {NEWER}"),
+    ],
+)
+def test_wheels_for_a_newer_glibc_are_known(text):
+    assert [match.id for match in match_text(text)] == ["LK01"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        no_wheels("`win_amd64`"),
+        no_wheels("`macosx_11_0_arm64`, `win_amd64`"),
+        no_wheels(FOR_ARM),
+        no_wheels("`musllinux_1_2_x86_64`"),
+        no_wheels(NEWER, named="other"),  # the hint is about another package
+        no_wheels(NEWER).partition("\n")[0],  # nothing says which wheels there are
+        ONLY_HAS.format(tags="`win_amd64`"),
+        ONLY_HAS.format(tags=FOR_ARM),
+        "Because all versions of lib have no `sys_platform == 'linux'`-compatible wheels, we can conclude",
+    ],
+)
+def test_wheels_for_other_platforms_are_no_matter_of_glibc(text):
+    assert match_text(text) == []

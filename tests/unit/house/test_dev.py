@@ -44,3 +44,42 @@ def test_dev_never_removes_a_package_of_the_machine(asked, word):
     assert words[0] == "install"
     assert "--no-remove" in words
     assert "python3-venv" in words
+
+
+# Where torch's CPU build cannot be reached: what is asked for is written down, with the folder it was asked in.
+ENVBUILD = """\
+echo "$(basename "$PWD"): $*" >>"$ASKED"
+case "$*" in
+image*) [ -e lock-with-index ] || { echo "take --torch-build index"; exit 10; } ;;
+*"--torch-build index") touch lock-with-index ;;
+esac
+"""
+
+
+def test_demo_without_torchs_cpu_build_leaves_the_lock_of_the_checkout_alone(tmp_path):
+    checkout, programs = tmp_path / "checkout", tmp_path / "bin"
+    for folder in (checkout / "build", checkout / ".venv/bin", programs):
+        folder.mkdir(parents=True)
+    for name in ("dev", "pyproject.toml", "build/requirements-dev.txt"):
+        shutil.copy(data_root() / name, checkout / name)
+    for program, text in (
+        (programs / "dpkg-query", "echo install ok installed"),
+        (checkout / ".venv/bin/envbuild", ENVBUILD),
+    ):
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "ASKED": str(tmp_path / "asked")}
+    state = 'printf "%s\\n" "$PWD" python3 | cat - build/requirements-dev.txt pyproject.toml | cksum'
+    known = subprocess.run(["sh", "-c", state], cwd=checkout, capture_output=True, text=True, check=True).stdout
+    (checkout / ".venv/.state").write_text(known.rstrip("\n"))
+    done = subprocess.run(["sh", checkout / "dev", "demo"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "10 times the size, in out/torch-index" in done.stderr
+    stack = "--stack mcore --target cpu"
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[-3:] == [
+        f"torch-index: lock {stack} --torch-build index",
+        f"torch-index: image {stack} --format oci,sqsh",
+        f"torch-index: certify {stack}",
+    ]
+    assert {line.split(":")[0] for line in asked[:-3]} == {"checkout"}

@@ -5,12 +5,24 @@ from datetime import date
 
 import pytest
 from helpers.fake_git import TIP, FakeRepositories, FakeRepository
+from packaging.version import Version
 
 from envbuild.catalog.models import Stack
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.components import Origin, choose, choose_anchor, lead, parse_pins, upstream_overrides
+from envbuild.lock.components import (
+    Lead,
+    Origin,
+    choose,
+    choose_anchor,
+    lead,
+    left_out,
+    parse_pins,
+    releases_like,
+    upstream_overrides,
+)
 from envbuild.lock.refs import GitRef, SpecifierRef, VersionRef
+from envbuild.lock.upstream import Companion
 
 NEMO, MCORE = "https://x/nemo", "https://x/mcore"
 SHA = "b" * 40
@@ -129,3 +141,107 @@ def test_upstreams_commit_is_in_the_repository_that_upstream_names():
     """It may be a fork, and then the stack's own repository does not have the commit."""
     fork = stack_of(**{"nemo-toolkit": {"git": NEMO, "ref": "main"}, "megatron-core": {"git": "https://x/other"}})
     assert chosen(fork)["megatron-core"].git == MCORE
+
+
+# ---- of a commit that upstream pins, its release
+
+
+TE = "https://x/te"
+VERSION_FILE = "build_tools/VERSION.txt"
+RELEASED = {"git": TE, "release_file": VERSION_FILE}
+WITH_RELEASES = stack_of(
+    **{
+        "nemo-toolkit": {"git": NEMO, "ref": "main"},
+        "megatron-core": {"git": MCORE},
+        "transformer-engine": RELEASED,
+        "transformer-engine-torch": RELEASED,
+    }
+)
+
+
+def with_version(text, *others):
+    """Upstream, whose manifest pins a commit of Transformer Engine that says this version."""
+    files = {} if text is None else {VERSION_FILE: text}
+    found = upstream()
+    found.all[TE] = FakeRepository(TE, files)
+    found.all.update({repository.url: repository for repository in others})
+    return found
+
+
+def test_of_a_pinned_commit_the_release_of_its_version_is_taken():
+    found = chosen(WITH_RELEASES, repositories=with_version("2.7.0\n"))
+    for name in ("transformer-engine", "transformer-engine-torch"):
+        item = found[name]
+        assert (item.commit, item.git, item.specifier, item.asked) == (None, None, "==2.7.*", "v2")
+        assert item.because == (
+            f"requirements/manifest.json of nemo-toolkit {TIP[:12]}; {VERSION_FILE} at that commit says 2.7.0, "
+            "so a release of that"
+        )
+
+
+@pytest.mark.parametrize(
+    ("version", "specifier"),
+    [("2.7.0", "==2.7.*"), ("2.18.0+e7c550c5", "==2.18.*"), ("2.8.0.dev0", "<2.9"), ("3.0.0rc1", "==3.0.*")],
+)
+def test_releases_that_a_commit_is_nearest_to(version, specifier):
+    assert releases_like(Version(version)) == specifier
+
+
+@pytest.mark.parametrize(("text", "why"), [(None, "is not there"), ("two", "says 'two' there")])
+def test_a_commit_that_does_not_say_its_version_is_refused(text, why):
+    with pytest.raises(ConfigurationError, match="which release of transformer-engine belongs to commit") as caught:
+        chosen(WITH_RELEASES, repositories=with_version(text))
+    assert why in caught.value.why
+    assert "--pin transformer-engine=VERSION" in caught.value.fix
+
+
+def test_a_commit_that_the_user_pins_is_that_commit():
+    item = chosen(WITH_RELEASES, {"transformer-engine": SHA}, with_version("2.7.0"))["transformer-engine"]
+    assert (item.commit.sha, item.specifier) == (SHA, "")
+
+
+def test_megatrons_own_sources_count_where_the_leads_say_nothing():
+    sources = f'[tool.uv.sources]\ntransformer-engine = {{ git = "{TE}", rev = "{SHA}" }}\n'
+    megatron = FakeRepository(MCORE, {"pyproject.toml": sources})
+    entries = {"megatron-lm": {"repo": MCORE, "ref": SHA}}
+    nemo = FakeRepository(NEMO, {"requirements/manifest.json": json.dumps({"vcs-dependencies": entries})})
+    repositories = FakeRepositories(nemo, megatron, FakeRepository(TE, {VERSION_FILE: "2.18.0"}))
+    item = chosen(WITH_RELEASES, repositories=repositories)["transformer-engine"]
+    assert item.specifier == "==2.18.*"
+    assert item.because.startswith(f"pyproject.toml [tool.uv.sources] of megatron-core {SHA[:12]}; ")
+    # What the leads say comes first.
+    both = with_version("2.7.0", megatron)
+    assert chosen(WITH_RELEASES, repositories=both)["transformer-engine"].specifier == "==2.7.*"
+    # A release of megatron-core has no such file.
+    pinned = chosen(WITH_RELEASES, {"megatron-core": "0.16.1"}, repositories)
+    assert pinned["transformer-engine"].origin is Origin.STACK
+
+
+# ---- what belongs to the leads and is not in the stack
+
+
+def test_what_upstream_names_and_the_stack_lacks_is_told():
+    repositories = upstream()
+    stack = stack_of(**{"nemo-toolkit": {"git": NEMO, "ref": "main"}, "megatron-core": {"git": MCORE}})
+    refs = parse_pins("s", stack, {})
+    leads = [lead(choose_anchor(stack, refs, repositories, None), repositories, SilentReporter())]
+    found = choose(stack, refs, leads, repositories, None)
+    where = f"(requirements/manifest.json of nemo-toolkit {TIP[:12]})"
+    assert left_out(leads, found) == (f"transformer-engine v2 {where}", f"transformer-engine-torch v2 {where}")
+    # Where one package of a repository is a component, the others are its affair.
+    whole = choose(STACK, parse_pins("s", STACK, {}), leads, repositories, None)
+    assert left_out(leads, whole) == ()
+
+
+def test_versions_that_are_forced_are_not_left_out_and_a_tables_are():
+    text = "[tool.uv]\noverride-dependencies = ['other>=2', 'from-git @ git+https://x/g@v1']\n"
+    repositories = FakeRepositories(FakeRepository(NEMO, {"pyproject.toml": text}))
+    found = chosen(repositories=repositories)
+    own = lead(found["nemo-toolkit"], repositories, SilentReporter())
+    assert [line.split(" (")[0] for line in left_out([own], found)] == ["from-git v1"]
+    table = Lead(
+        chosen=found["dep"],
+        companions={"kernels": Companion(package="kernels", where="envs/companions/dep.toml", specifier="<3")},
+        origin=Origin.TABLE,
+    )
+    assert left_out([table], found) == ("kernels <3 (envs/companions/dep.toml for dep >=1)",)

@@ -8,7 +8,7 @@ from helpers.locks import MAIN, make_lock
 from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
-from envbuild.lock.locking import _tidy
+from envbuild.lock.place import tidy
 from envbuild.lock.record import LockedComponent, LockedTorch, content_digest, read_lock, read_pins
 
 
@@ -206,7 +206,7 @@ def test_tidy_brings_back_the_lock_of_a_process_killed_between_two_renames(path)
     path.rename(old / path.name)
     (path.parent / ".debian12.new.def").mkdir()
     make_lock(path.parent / "debian12.other")
-    _tidy(path)
+    tidy(path)
     assert read_lock(path).lock.stack == "mcore"
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["debian12", "debian12.other"]
 
@@ -214,6 +214,6 @@ def test_tidy_brings_back_the_lock_of_a_process_killed_between_two_renames(path)
 def test_tidy_keeps_the_new_lock(path):
     make_lock(path)
     make_lock(path.parent / ".debian12.old.abc" / "debian12", stack="old")
-    _tidy(path)
+    tidy(path)
     assert read_lock(path).lock.stack == "mcore"
     assert [entry.name for entry in path.parent.iterdir()] == ["debian12"]

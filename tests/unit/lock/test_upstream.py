@@ -1,10 +1,12 @@
 """Upstream's own pins, from trees shaped like NeMo's and Megatron-Bridge's."""
 
 import json
+from pathlib import Path
 
 import pytest
 from helpers.fake_git import TIP, FakeRepository
 
+from envbuild.catalog.catalog import Catalog
 from envbuild.core.errors import ConfigurationError
 from envbuild.lock.refs import GitRef
 from envbuild.lock.upstream import Companion, companions, has_llm_collection
@@ -39,7 +41,34 @@ def test_manifest_of_nemo():
     where = "requirements/manifest.json"
     assert found({where: manifest(**entries)}) == {
         "megatron-core": Companion(package="megatron-core", where=where, git="https://x/m", ref=SHA),
-        "transformer-engine": Companion(package="transformer-engine", where=where, git="https://x/te", ref="v2.2"),
+        # One repository, two packages.
+        **{
+            name: Companion(package=name, where=where, git="https://x/te", ref="v2.2")
+            for name in ("transformer-engine", "transformer-engine-torch")
+        },
+    }
+
+
+def test_manifest_names_also_what_no_stack_knows():
+    pins = found({"requirements/manifest.json": manifest(**{"trt-llm": {"repo": "https://x/trt", "ref": SHA}})})
+    assert {name: pin.pinned for name, pin in pins.items()} == {"trt-llm": SHA}
+
+
+def test_sources_of_megatron():
+    text = f'''[tool.uv.sources]
+Transformer_Engine = {{ git = "https://x/te.git", rev = "{SHA}" }}
+tagged = [{{ git = "https://x/t", tag = "v1", marker = "sys_platform == 'linux'" }}]
+moving = {{ git = "https://x/m", branch = "main" }}
+elsewhere = {{ git = "https://x/e", rev = "v1", marker = "sys_platform == 'win32'" }}
+megatron-core = {{ path = "3rdparty/Megatron-LM" }}
+'''
+    repository = FakeRepository("https://x/r", {"pyproject.toml": text})
+    base = Catalog.open(Path("/nonexistent")).base("debian12")
+    pins = companions(repository, repository.resolve(GitRef("main")), base)
+    assert {name: (pin.git, pin.ref, pin.where) for name, pin in pins.items()} == {
+        "transformer-engine": ("https://x/te.git", SHA, "pyproject.toml [tool.uv.sources]"),
+        "transformer-engine-torch": ("https://x/te.git", SHA, "pyproject.toml [tool.uv.sources]"),
+        "tagged": ("https://x/t", "v1", "pyproject.toml [tool.uv.sources]"),
     }
 
 
@@ -90,7 +119,18 @@ def test_overrides_of_versions():
     assert pins["foo-bar"].specifier in {">=1,<2", "<2,>=1"}
 
 
-@pytest.mark.parametrize("text", ["[", "tool = 1\n", "[tool.uv]\noverride-dependencies = ['>>']\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        "tool = 1\n",
+        "[tool.uv]\noverride-dependencies = ['>>']\n",
+        "[tool.uv]\noverride-dependencies = [1]\n",
+        "[tool.uv]\nsources = 1\n",
+        "[tool.uv.sources]\nte = 1\n",
+        "[tool.uv.sources]\nte = { git = 'https://x/te', rev = 'v1', marker = 'so?' }\n",
+    ],
+)
 def test_pyproject_of_another_form_is_refused(text):
     with pytest.raises(ConfigurationError, match=r"pyproject\.toml of https://x/r"):
         found({"pyproject.toml": text})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.parser import BytesHeaderParser
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -17,6 +18,7 @@ from envbuild.core.errors import CheckRefusedError
 # Not part of what a distribution offers, although some wheels install them as top-level packages.
 _NOT_THE_PACKAGE = frozenset({"tests", "test", "examples", "scripts", "docs", "benchmarks", "tools", "3rdparty"})
 _COMPILED = (".so", ".pyd")
+_EXTENSION = re.compile(r"""Extension\(\s*(?:name\s*=\s*)?["']([\w.]+)["']""")
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,14 @@ class SourceTree:
         return cls._of(canonicalize_name(name), version, content, names)
 
     @classmethod
-    def from_files(cls, name: str, version: str, content: Mapping[str, bytes]) -> SourceTree:
-        """From the content of files by their paths in a source tree, in the flat or the ``src`` layout."""
-        return cls._of(name, version, content, ())
+    def from_files(cls, name: str, version: str, content: Mapping[str, bytes], setup: str = "") -> SourceTree:
+        """From the content of files by their paths in a source tree, in the flat or the ``src`` layout.
+
+        Args:
+            setup: the text of setup.py, whose extension modules are there once the tree is built.
+        """
+        tree = cls._of(name, version, content, ())
+        return replace(tree, compiled=frozenset(_EXTENSION.findall(setup)))
 
     @classmethod
     def _of(cls, name: str, version: str, content: Mapping[str, bytes], names: Iterable[str]) -> SourceTree:

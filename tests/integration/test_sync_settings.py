@@ -1,0 +1,125 @@
+"""What this machine says to uv beside where packages are changes nothing of what is installed from a lock."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+from helpers.lock_runs import OLD, error, result
+from helpers.simple_index import SimpleIndex, make_sdist
+from helpers.stack_files import write_stack
+
+SYNC = ("sync", "--stack", "s", "--into", "venv", "--json")
+BACKEND = """\
+import zipfile
+
+INFO = "kernels-1.0.dist-info"
+FILES = {
+    "kernels.py": "",
+    f"{INFO}/METADATA": "Metadata-Version: 2.1\\nName: kernels\\nVersion: 1.0\\n",
+    f"{INFO}/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+    f"{INFO}/RECORD": "",
+}
+
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    with zipfile.ZipFile(f"{folder}/kernels-1.0-py3-none-any.whl", "w") as archive:
+        for name, text in FILES.items():
+            archive.writestr(name, text)
+    return "kernels-1.0-py3-none-any.whl"
+"""
+INSTALL = """\
+import sys
+from pathlib import Path
+from envbuild.catalog.site import load_site
+from envbuild.core.progress import SilentReporter
+from envbuild.lock.record import read_lock
+from envbuild.sync import build_environment
+
+lock, venv, logs = map(Path, sys.argv[1:])
+build_environment._install(read_lock(lock), venv, load_site(), logs, SilentReporter())
+"""
+SETTINGS = {"constraint-dependencies": ["dep<1"], "no-build": True, "pip": {"no-binary": ["lib"], "no-deps": False}}
+EVERYTHING = {"lib-1.0", "dep-1.0", "kernels-1.0"}
+
+
+@pytest.fixture
+def locked(own: Any, wheel: Callable[..., None], index: SimpleIndex, tmp_path: Path) -> Any:
+    """Stack `s` of a wheel and of an sdist in phase compile, locked; uv's cache has nothing of it."""
+    wheel("lib", "1.0", requires=("dep",))
+    wheel("dep", "1.0")
+    pyproject = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    index.add(make_sdist(tmp_path, "kernels", "1.0", pyproject=pyproject, files={"backend.py": BACKEND}), OLD)
+    components = {"lib": {"modules": ["lib"]}, "kernels": {"phase": "compile", "modules": ["kernels"]}}
+    write_stack(own.project, "s", components)
+    own.run("lock", "--stack", "s")
+    own.env["UV_CACHE_DIR"] = str(tmp_path / "another")
+    return own
+
+
+def installed(own: Any) -> set[str]:
+    assert result(own.run(*SYNC))["imported"] == ["lib", "kernels"]
+    listed = (own.project / "venv/lib/python3.11/site-packages").glob("*.dist-info")
+    return {path.name.removesuffix(".dist-info") for path in listed}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("UV_CONSTRAINT", "{file}"),
+        ("UV_OVERRIDE", "{file}"),
+        ("UV_BUILD_CONSTRAINT", "{file}"),
+        ("UV_EXCLUDE_NEWER", "2000-01-01"),
+        ("UV_NO_BINARY", "1"),
+        ("UV_NO_BUILD", "1"),
+        ("UV_PYTHON", "3.12"),
+    ],
+)
+def test_variables_of_uv_change_nothing_of_what_is_installed(
+    locked: Any, tmp_path: Path, name: str, value: str
+) -> None:
+    (tmp_path / "others.txt").write_text("dep<1\nlib<1\n")
+    locked.env[name] = value.replace("{file}", str(tmp_path / "others.txt"))
+    assert installed(locked) == EVERYTHING
+
+
+def test_a_pyproject_of_the_current_directory_changes_nothing_of_what_is_installed(locked: Any) -> None:
+    text = tomlkit.dumps({"project": {"name": "mine", "version": "0"}, "tool": {"uv": SETTINGS}})
+    (locked.project / "pyproject.toml").write_text(text)
+    assert installed(locked) == EVERYTHING
+
+
+@pytest.mark.parametrize("where", ["user", "system", "both", "named"])
+def test_a_uv_toml_says_where_packages_are_and_no_more(locked: Any, tmp_path: Path, where: str) -> None:
+    places = {"index": [{"url": locked.env.pop("UV_DEFAULT_INDEX"), "default": True}]}
+    locked.env |= dict.fromkeys(("XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"), str(tmp_path / "none"))
+    variables = {"user": "XDG_CONFIG_HOME", "system": "XDG_CONFIG_DIRS", "named": "UV_CONFIG_FILE"}
+    parts = {where: {**SETTINGS, **places}} if where != "both" else {"user": SETTINGS, "system": places}
+    for part, settings in parts.items():
+        file = tmp_path / part / "uv/uv.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text(tomlkit.dumps(settings))
+        locked.env[variables[part]] = str(file if part == "named" else tmp_path / part)
+    assert installed(locked) == EVERYTHING
+
+
+def test_a_uv_toml_that_cannot_be_read_is_named(locked: Any, tmp_path: Path) -> None:
+    (tmp_path / "uv.toml").write_text("pip = {")
+    locked.env["UV_CONFIG_FILE"] = str(tmp_path / "uv.toml")
+    told = error(locked.run(*SYNC, status=3))
+    assert str(tmp_path / "uv.toml") in told["what"] + told["why"]
+
+
+def test_environments_that_wheels_are_built_in_are_not_disturbed_either(locked: Any, tmp_path: Path) -> None:
+    (tmp_path / "others.txt").write_text("dep<1\n")
+    locked.env["UV_CONSTRAINT"] = str(tmp_path / "others.txt")
+    venv = tmp_path / "build-venv"
+    arguments = [str(locked.project / "lockfiles/s/small"), str(venv), str(tmp_path / "logs")]
+    command = [*locked.command()[:1], "-c", INSTALL, *arguments]
+    done = subprocess.run(command, env=locked.environment(), cwd=locked.project, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list(venv.glob("lib/*/site-packages/dep-1.0.dist-info"))
