@@ -9,7 +9,7 @@ from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.record import LockDirectory
-from envbuild.sync.install import install
+from envbuild.sync.install import _without, install
 from envbuild.sync.place import Place
 
 
@@ -134,3 +134,13 @@ def test_install_failure_keeps_what_uv_said(tmp_path):
         run_install(lock_with(tmp_path, main=1, compile=0, git=0), tmp_path, recorder)
     assert "Hash mismatch" in caught.value.why
     assert caught.value.log == tmp_path / "logs/install-main.log"
+
+
+def test_packages_that_are_left_out_take_their_hashes_with_them(tmp_path):
+    file = tmp_path / "compile.txt"
+    file.write_text(
+        "# a note\none==1.0 \\\n    --hash=sha256:aa\nTwo_x==2 ; x\n    --hash=sha256:bb\nthree @ git+https://x\n"
+    )
+    path, count = _without(file, {"two-x", "three"}, tmp_path / "logs")
+    assert (Path(path).read_text(), count) == ("# a note\none==1.0 \\\n    --hash=sha256:aa\n", 1)
+    assert Path(path).name == "installed-compile.txt"

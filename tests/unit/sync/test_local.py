@@ -32,9 +32,9 @@ def calls(monkeypatch, tmp_path):
     """What would be installed and imported; torch's build is in a folder."""
     made: dict = {}
 
-    def install(lock, place, source_args, reporter, *, phases, wheels):
+    def install(lock, place, source_args, reporter, *, phases, wheels, leave_out):
         made["install"] = (place.venv, list(source_args), list(phases))
-        assert wheels == {}
+        assert (wheels, leave_out) == ({}, ())
         return tuple(PhaseRun(phase=phase, packages=1, seconds=0.1, log=tmp_path) for phase in phases)
 
     def check(modules, python, run, logs, reporter, *, probe, absent):
