@@ -92,7 +92,8 @@ DYNAMIC = '[project]\nname = "kernels"\ndynamic = ["version"]\ndependencies = []
     [
         {"pyproject.toml": f'{DYNAMIC}[tool.setuptools.dynamic]\nversion = {{ attr = "kernels.info.VERSION" }}\n',
          "kernels/info.py": 'VERSION = "1.2"\n'},
-        {"pyproject.toml": f'{DYNAMIC}[tool.setuptools.dynamic]\nversion = {{ file = "VERSION" }}\n', "VERSION": "1.2\n"},
+        {"pyproject.toml": f'{DYNAMIC}[tool.setuptools.dynamic]\nversion = {{ file = "VERSION" }}\n',
+         "VERSION": "1.2\n"},
         {"pyproject.toml": DYNAMIC, "kernels/__init__.py": '__version__ = "1.2"\n'},
         {"pyproject.toml": DYNAMIC, "src/kernels/__init__.py": '__version__ = "1.2"\n'},
         {"pyproject.toml": DYNAMIC, "setup.cfg": "[metadata]\nversion = attr: kernels.__version__\n",
