@@ -380,3 +380,48 @@ def test_sync_refuses_a_lock_changed_by_hand(nemo: Any) -> None:
     main.write_text(main.read_text().replace("24.2", "24.0"))
     error(nemo.run("sync", "--into", "venv", "--json", status=5))
     assert not (nemo.project / "venv").exists()
+
+
+# ---- the compile phase, from git
+
+
+KERNELS_URL = f"{PUBLIC}/x/kernels"
+# What builds it must be in the environment: a build while locking would end here.
+KERNELS = {
+    "pyproject.toml": '[build-system]\nrequires = ["setuptools", "packaging"]\n'
+    'build-backend = "setuptools.build_meta"\n',
+    "setup.py": "import packaging\nfrom setuptools import setup\n\n"
+    'assert packaging.__version__ == "24.2"\n'
+    'setup(name="kernels", version="1.5", packages=["kernels"], install_requires=["iniconfig<2"])\n',
+    "kernels/__init__.py": "",
+}
+
+
+def test_a_component_of_the_compile_phase_from_git(nemo: Any, upstream: Upstream) -> None:
+    history = History(made(upstream.folder / "x/kernels"))
+    commit = history.commit("main", "2025-03-01T00:00:00Z", KERNELS)
+    components: dict[str, Any] = {
+        "packaging": {"version": "==24.2"},
+        "kernels": {"git": KERNELS_URL, "ref": "main", "phase": "compile", "modules": ["kernels"]},
+    }
+    write_stack(nemo.project, "nemo", components, requirements={"setuptools": SETUPTOOLS})
+    locked = result(nemo.run("lock", "--json"))
+    assert locked["packages"] == {"main": 2, "compile": 1, "git": 1}
+    assert f"kernels @ git+{KERNELS_URL}@{commit}" in text_of(nemo, "git.txt")
+    assert "iniconfig==1" in text_of(nemo, "compile.txt")
+    component = lock_of(nemo).components["kernels"]
+    assert (component.phase, component.version, component.sdist) == ("compile", "1.5", None)
+    assert (component.git, component.commit, component.follows) == (KERNELS_URL, commit, True)
+    assert result(nemo.run("lock", "--json"))["built"] is False
+    nemo.run("lock", "--check")
+    # Built against what is installed, without isolation.
+    done = result(nemo.run("sync", "--into", "venv", "--json"))
+    assert done["imported"] == ["kernels"]
+    assert [phase["phase"] for phase in done["phases"]] == ["main", "compile", "git"]
+    # Whose requirements only a build would tell, is no part of a lock.
+    setup = KERNELS["setup.py"].replace('["iniconfig<2"]', "needed()")
+    history.commit("main", "2025-04-01T00:00:00Z", {**KERNELS, "setup.py": setup})
+    told = error(nemo.run("lock", "--json", status=5))
+    assert "requires is not known before a build" in told["what"]
+    assert "setup.py computes them" in told["why"]
+    assert "--pin kernels=VERSION" in told["fix"]

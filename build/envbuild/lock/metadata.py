@@ -99,7 +99,7 @@ def _understood(
         needed = build_requires(_text(files, PYPROJECT))
     except ValueError as error:
         raise _bad(name, version, str(error)) from error
-    requires, rewritten = _for_cuda(lines, cuda_major)
+    requires, rewritten = for_cuda(lines, cuda_major)
     return CompileMetadata(
         name=canonicalize_name(name),
         version=version,
@@ -123,7 +123,7 @@ def _declared(raw: RawMetadata, files: Mapping[str, bytes]) -> tuple[list[str], 
     lines, extras = raw.get("requires_dist", []), raw.get("provides_extra", [])
     if lines or _holds(raw):
         return lines, extras
-    found = _requires_txt(_text(files, REQUIRES)) if EGG_INFO in files else _before_build(_text(files, PYPROJECT))
+    found = _requires_txt(_text(files, REQUIRES)) if EGG_INFO in files else before_build(_text(files, PYPROJECT))
     if found is None:
         raise ValueError(
             f"What it requires is not known: its PKG-INFO (metadata {raw.get('metadata_version', 'without version')}) "
@@ -159,7 +159,7 @@ def _requires_txt(text: str) -> tuple[list[str], list[str]]:
         if line.startswith("#"):
             continue
         if not line.startswith("["):
-            lines.append(_line(line, marker, extra))
+            lines.append(marked_line(line, marker, extra))
             continue
         if not line.endswith("]"):
             raise ValueError(f"Its {REQUIRES} has a section without an end: {line!r}")
@@ -170,13 +170,13 @@ def _requires_txt(text: str) -> tuple[list[str], list[str]]:
     return lines, list(dict.fromkeys(extras))
 
 
-def _before_build(text: str) -> tuple[list[str], list[str]] | None:
+def before_build(text: str) -> tuple[list[str], list[str]] | None:
     """The requirements and the extras that [project] states; ``None``: it leaves them to the build.
 
     Raises:
         ValueError: the text is no TOML, or not of that form.
     """
-    project = _loads(text).get("project")
+    project = read_pyproject(text).get("project")
     if not isinstance(project, dict):
         return None
     open_fields = project.get("dynamic", [])
@@ -185,7 +185,7 @@ def _before_build(text: str) -> tuple[list[str], list[str]] | None:
         raise ValueError(f"Its {PYPROJECT} states dependencies in [project] in another form than lists of texts.")
     if any(field in open_fields for field in _BEFORE_BUILD):
         return None
-    lines = [*main, *(_line(line, "", extra) for extra, texts in optional.items() for line in texts)]
+    lines = [*main, *(marked_line(line, "", extra) for extra, texts in optional.items() for line in texts)]
     return lines, list(optional)
 
 
@@ -193,7 +193,7 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _line(line: str, marker: str, extra: str) -> str:
+def marked_line(line: str, marker: str, extra: str) -> str:
     """A requirement that holds under a marker and an extra, beside its own marker."""
     markers = [marker, f"extra == '{extra}'" if extra else ""]
     if not any(markers):
@@ -211,7 +211,8 @@ def _line(line: str, marker: str, extra: str) -> str:
     return f"{line} ; {stated[0] if len(stated) == 1 else ' and '.join(f'({item})' for item in stated)}"
 
 
-def _for_cuda(lines: Sequence[str], cuda_major: str | None) -> tuple[list[str], list[str]]:
+def for_cuda(lines: Sequence[str], cuda_major: str | None) -> tuple[list[str], list[str]]:
+    """Requirements with the names of a base's CUDA in them, and what was rewritten, as ``old -> new``."""
     requires, rewritten = [], []
     for line in lines:
         try:
@@ -235,7 +236,7 @@ def build_requires(pyproject: str | None) -> tuple[str, ...]:
     Raises:
         ValueError: the text is no TOML, or not of that form.
     """
-    lines = _loads(pyproject or "").get("build-system", {})
+    lines = read_pyproject(pyproject or "").get("build-system", {})
     if isinstance(lines, dict):
         lines = lines.get("requires", list(DEFAULT_BUILD_REQUIRES))
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
@@ -243,7 +244,12 @@ def build_requires(pyproject: str | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _loads(pyproject: str) -> dict[str, Any]:
+def read_pyproject(pyproject: str) -> dict[str, Any]:
+    """A pyproject.toml as a dictionary.
+
+    Raises:
+        ValueError: it is no TOML.
+    """
     try:
         return tomlread.loads(pyproject)
     except ValueError as error:

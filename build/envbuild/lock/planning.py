@@ -39,6 +39,7 @@ from envbuild.lock.refs import GitRef, Ref, VersionRef, parse_ref
 from envbuild.lock.releases import Releases, likely, look_up, uploaded_at
 from envbuild.lock.resolve import lock_arguments
 from envbuild.lock.torch_builds import TorchSource, torch_source
+from envbuild.lock.tree_metadata import metadata_of_commit
 from envbuild.lock.uv import uv_meanwhile
 from envbuild.lock.workplace import Workplace
 
@@ -134,7 +135,7 @@ def make_plan(
         keep = {name: version for name, version in previous.packages().items() if name not in from_git}
     api_read = beside(lambda: read_ahead(project, keep, work, repositories))
     with _filling_uvs_cache(project, keep, torch, work):
-        metadata = _metadata(project, keep, base_cuda=cuda_major(base), work=work)
+        metadata = _metadata(project, keep, repositories, work)
     lines = dict.fromkeys(
         [*(line for item in metadata for line in item.build_requires), *git_build_requires(chosen, repositories)]
     )
@@ -330,11 +331,17 @@ def own_dates(stack: Stack) -> dict[str, str]:
 
 
 def _metadata(
-    project: Project, keep: Mapping[str, str], *, base_cuda: str | None, work: Workplace
+    project: Project, keep: Mapping[str, str], repositories: Repositories, work: Workplace
 ) -> tuple[CompileMetadata, ...]:
-    compiled = [name for name, item in project.chosen.items() if item.phase is Phase.COMPILE and item.commit is None]
+    compiled = {name: item for name, item in project.chosen.items() if item.phase is Phase.COMPILE}
+    released = [name for name, item in compiled.items() if item.commit is None]
+    cuda = cuda_major(project.base)
     if not compiled:
         return ()
     with work.reporter.step(f"read what {len(compiled)} packages of the compile phase declare"):
-        locked = likely(project, compiled, keep, "find the sdists of the compile phase", work)
-        return compile_metadata(compiled, locked, work.folder, base_cuda, work.site, work.store, work.reporter.update)
+        found = [metadata_of_commit(item, repositories, cuda) for item in compiled.values() if item.commit is not None]
+        if released:
+            locked = likely(project, released, keep, "find the sdists of the compile phase", work)
+            report = work.reporter.update
+            found += compile_metadata(released, locked, work.folder, cuda, work.site, work.store, report)
+    return tuple(found)

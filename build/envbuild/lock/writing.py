@@ -247,7 +247,7 @@ def _component(item: Chosen, version: str, plan: Plan) -> LockedComponent:
         phase=item.phase,
         because=item.because,
         modules=item.spec.modules,
-        sdist=metadata.sdist_digest if metadata else None,
+        sdist=(metadata.sdist_digest or None) if metadata else None,
     )
     if item.commit is None:
         return bare

@@ -128,6 +128,5 @@ def test_finding_comes_back_from_json_as_it_was():
         why="w",
         at=Moment.FUNCTION,
         lost=("x", "y"),
-        since="1",
     )
     assert read_finding({**asdict(finding), "lost": ["x", "y"], "kind": "missing-name"}) == finding

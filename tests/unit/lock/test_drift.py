@@ -20,10 +20,10 @@ def provider(files: dict[str, str], version: str = "2.0", compiled: frozenset[st
     return tree(PROVIDER, version, {"lib/core/__init__.py": "", **files}, compiled)
 
 
-def drift(code: str | dict[str, str], files: dict[str, str], version: str = "2.0", **options: object) -> list[Finding]:
+def drift(code: str | dict[str, str], files: dict[str, str], version: str = "2.0") -> list[Finding]:
     """Findings of a consumer: the text of app/main.py, or all its files."""
     consumer = {"app/main.py": code} if isinstance(code, str) else code
-    return find_drift(tree("app", "1.0", consumer), provider(files, version), **options)  # type: ignore[arg-type]
+    return find_drift(tree("app", "1.0", consumer), provider(files, version))
 
 
 def kinds(findings: list[Finding]) -> list[tuple[str, str]]:
@@ -270,12 +270,3 @@ def test_what_cannot_be_parsed_is_said_and_unknown():
         ("lib/core/ops.py", "not-read"),
     }
     assert not any(finding.is_error() for finding in findings)
-
-
-def test_since_names_the_first_version_that_fails():
-    have, lack = {"lib/core/ops.py": "def f(a, b): ..."}, {"lib/core/ops.py": "def f(a): ..."}
-    code = "from lib.core.ops import f\nf(1, b=2)\nf(1, c=3)"
-    older = [provider(have, "1.8"), provider(lack, "1.10"), provider(have, "1.9")]
-    findings = drift(code, lack, "2.0", older=older)
-    assert [(finding.line, finding.since) for finding in findings] == [(2, "1.10"), (3, "1.8")]
-    assert drift(code, lack)[0].since is None

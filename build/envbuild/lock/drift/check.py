@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-
-from packaging.version import Version
+from collections.abc import Sequence
 
 from envbuild.lock.drift.classes import Classes
 from envbuild.lock.drift.findings import Finding, FindingKind, Moment, Severity
@@ -20,29 +17,16 @@ from envbuild.lock.drift.walker import Walker
 _LEFT_OUT = frozenset({"tests", "test", "examples", "scripts"})
 
 
-def find_drift(
-    consumer: SourceTree,
-    provider: SourceTree,
-    *,
-    entries: Sequence[str] = (),
-    older: Iterable[SourceTree] = (),
-) -> list[Finding]:
+def find_drift(consumer: SourceTree, provider: SourceTree) -> list[Finding]:
     """Compare what ``consumer`` imports and calls with what ``provider`` has, by reading both.
-
-    Args:
-        entries: modules and packages of the consumer that are used; what they do not import and use, at any depth, is
-            reported as not reached. Without any, all modules count.
-        older: earlier versions of the provider, to say since when each thing has been failing.
 
     Returns:
         The findings by file and line. Only those for which :meth:`Finding.is_error` holds are a reason to refuse.
     """
     with no_collection():
         findings = _compare(consumer, provider)
-    if not findings:
-        return []
     findings.sort(key=lambda finding: (finding.file, finding.line))
-    return _dated(mark_reached(findings, consumer, entries), consumer, provider, older)
+    return mark_reached(findings, consumer)
 
 
 def _compare(consumer: SourceTree, provider: SourceTree) -> list[Finding]:
@@ -104,20 +88,3 @@ def _not_read(tables: Tables) -> list[Finding]:
         )
         for module, reason in sorted(tables.unreadable.items())
     ]
-
-
-def _dated(
-    findings: list[Finding], consumer: SourceTree, provider: SourceTree, older: Iterable[SourceTree]
-) -> list[Finding]:
-    """Say of each finding which of the versions is the first that has it."""
-    trees = sorted(older, key=lambda tree: Version(tree.version), reverse=True)
-    since = {_key(finding): provider.version for finding in findings}
-    failing = set(since)
-    for tree in trees:
-        failing &= {_key(finding) for finding in find_drift(consumer, tree)}
-        since.update(dict.fromkeys(failing, tree.version))
-    return [replace(finding, since=since[_key(finding)] if trees else None) for finding in findings]
-
-
-def _key(finding: Finding) -> tuple[object, ...]:
-    return (finding.kind, finding.file, finding.line, finding.name)

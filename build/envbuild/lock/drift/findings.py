@@ -46,10 +46,8 @@ class Finding:
         why: the reason for the severity.
         at: whether importing the module is enough to run the line.
         within: the class and function it is in, such as ``Strategy.setup``; empty at module level.
-        reached: False when the consumer never names that function, or no entry module imports the file.
+        reached: False when the consumer never names that function.
         lost: names that a guarded import leaves undefined or false: the features that go with it.
-        since: the oldest of the older provider versions that were compared in which this fails as well, or the
-            provider's own version when all of them were fine; None when none was compared.
     """
 
     kind: FindingKind
@@ -65,7 +63,6 @@ class Finding:
     within: str = ""
     reached: bool = True
     lost: tuple[str, ...] = ()
-    since: str | None = None
 
     def is_error(self) -> bool:
         """Whether this finding alone is a reason to refuse the lock."""
