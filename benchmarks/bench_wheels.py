@@ -146,7 +146,7 @@ class Shop:
             log=self.work / f"one-{plan.parts.package}.log",
             turns=Turns(folder=turns, limits=self.limits, takes=self.limits.share(plan.recipe.job_memory_gib)),
         )
-        archive = self.sources.archive(plan.parts)
+        archive = self.sources.archive(plan.origin)
         with measuring() as measured:
             wheel = build_wheel(plan, archive, bench, self.reporter.update)
         return _result(wheel, measured)
@@ -154,7 +154,7 @@ class Shop:
     def stock(self, plan: WheelPlan) -> dict[str, Any]:
         """As users build it, with its own list of architectures."""
         folder = self.work / f"stock-{plan.parts.package}"
-        source = unpack(plan.name, self.sources.archive(plan.parts), folder / "source")
+        source = unpack(plan.name, self.sources.archive(plan.origin), folder / "source")
         home = self.toolchain.home
         # What makes it compile at all, instead of taking a wheel of somebody else's.
         forced = {name: value for name, value in plan.parts.variables.items() if name.endswith("FORCE_BUILD")}

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from conftest import shared_folder
 from helpers.cuda import make_kernels, toolkit
+from helpers.git_repos import History, Submodule
 from helpers.lock_runs import OLD
 from helpers.processes import alive, wait_until
 from helpers.simple_index import SimpleIndex
 from helpers.stack_files import GPU_BASE, write_base, write_stack, write_target
+from helpers.upstreams import PUBLIC, made
 
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.elf import read_binary
@@ -301,6 +303,50 @@ def test_a_patch_of_the_recipe_is_applied_and_is_part_of_the_key(own: Any, index
     assert error["what"] == "the patch answer.patch does not apply to kernels 1.0"
     (patches / "answer.patch").unlink()
     assert wheels(own, status=3)["error"]["what"] == "there is no patch answer.patch"
+
+
+def test_a_package_from_git_is_built_from_its_commit_with_submodules(
+    own: Any, index: SimpleIndex, tmp_path: Path
+) -> None:
+    sdist = make_kernels(tmp_path, before="extension.sources[0] = 'third/kernel.cu'")
+    with tarfile.open(sdist) as tar:
+        texts = {}
+        for member in tar:
+            content = tar.extractfile(member)
+            texts[member.name.partition("/")[2]] = content.read().decode() if content else ""
+    third = History(made(tmp_path / "git/x/third"))
+    texts.pop("PKG-INFO")
+    inside = third.commit("main", "2025-01-01T00:00:00Z", {"kernel.cu": texts.pop("kernel.cu")})
+    modules = '[submodule "third"]\n\tpath = third\n\turl = ../third\n'
+    files = {**texts, ".gitmodules": modules, "third": Submodule(inside)}
+    commit = History(made(tmp_path / "git/x/kernels")).commit("main", "2025-02-01T00:00:00Z", files)
+    settings = tmp_path / "gitconfig"
+    rewritten = f'[url "file://{tmp_path}/git/"]\n\tinsteadOf = {PUBLIC}/\n[protocol "file"]\n\tallow = always\n'
+    settings.write_text(rewritten)
+    own.env |= {"GIT_CONFIG_GLOBAL": str(settings), "GIT_CONFIG_NOSYSTEM": "1"}
+    components = {
+        "setuptools": {"version": ">=70,<81", "modules": ["setuptools"]},
+        "kernels": {"git": f"{PUBLIC}/x/kernels", "ref": "main", "phase": "compile", "modules": ["kernels"]},
+    }
+    write_stack(own.project, "k", components, target="gpu", base=GPU_BASE, as_of="2025-06-01")
+    own.run("lock", "--stack", "k")
+    (wheel,) = wheels(own)["wheels"]
+    parts = wheel["record"]["parts"]
+    assert (parts["commit"], parts["sdist"], wheel["record"]["sm"]) == (commit, "", ["90"])
+    assert compiled(tmp_path) == 1
+    told = json.loads(own.run("sync", *SELECT, "--into", "venv", "--json").stdout)
+    assert told["wheels"] == {"kernels": wheel["record"]["key"]}
+    assert "kernels" in told["imported"]
+    assert compiled(tmp_path) == 1
+
+    # Built again from what is kept: no repository is asked.
+    shutil.rmtree(own.cache / "wheels")
+    shutil.rmtree(tmp_path / "git")
+    assert wheels(own)["wheels"][0]["built"] is True
+    shutil.rmtree(own.cache / "wheels")
+    shutil.rmtree(own.cache / "git-trees")
+    error = wheels(own, status=10)["error"]
+    assert error["what"] == f"cannot fetch the sources of kernels at {commit[:12]}"
 
 
 def test_a_damaged_wheel_is_found_and_built_again(own: Any, index: SimpleIndex, tmp_path: Path) -> None:

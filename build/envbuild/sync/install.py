@@ -22,6 +22,7 @@ UV_OPTIONS = ("--color", "never")
 HASHED_PHASES = ("main", "compile")
 # The phase whose packages the wheelhouse may have.
 WHEELS_PHASE = "compile"
+GIT_PHASE = "git"
 NO_WHEELS: Mapping[str, str] = MappingProxyType({})
 # These build against the torch that the main phase installed.
 SHARED_BUILD_PHASES = ("compile", "git")
@@ -68,20 +69,52 @@ def install(
         file = lock.file(phase)
         if file is None or phase not in phases:
             continue
-        path, count = f"{place.lock}/{file.name}", lock.lock.phases[phase].packages
-        if leave_out:
-            path, count = _without(file, leave_out, place.logs)
-        title = f"install phase {phase}: {count} packages"
-        if phase == WHEELS_PHASE and wheels:
-            title += f", {len(wheels)} from the wheelhouse"
-        with reporter.step(title):
-            if phase == WHEELS_PHASE and wheels:
-                _install_wheels(lock, place, wheels)
-            finished = _install_phase(lock, place, phase, path, source_args)
+        ready = {name: path for name, path in wheels.items() if _phase_of(lock, name) == phase}
+        title = f"install phase {phase}: {lock.lock.phases[phase].packages} packages"
+        with reporter.step(title + (f", {len(ready)} from the wheelhouse" if ready else "")):
+            if ready:
+                _install_wheels(lock, place, ready)
+            finished, count = _install_rest(lock, place, phase, file, source_args, {*leave_out, *ready}, leave_out)
         done.append(
             PhaseRun(phase=phase, packages=count, seconds=finished.seconds, log=_log(place, f"install-{phase}"))
         )
     return tuple(done)
+
+
+def _phase_of(lock: LockDirectory, package: str) -> str:
+    """The phase that installs a package which may be built: that of commits, or that of sdists."""
+    component = lock.lock.components.get(package)
+    return GIT_PHASE if component and component.commit else WHEELS_PHASE
+
+
+def _install_rest(
+    lock: LockDirectory,
+    place: Place,
+    phase: str,
+    file: Path,
+    source_args: Sequence[str],
+    done: Collection[str],
+    leave_out: Collection[str],
+) -> tuple[Finished, int]:
+    """Install what is not there yet of a phase; also how many packages of it there are then."""
+    packages = lock.lock.phases[phase].packages
+    if phase == GIT_PHASE and done:
+        # uv would build them: to it a wheel is another source than the commit.
+        lines = [line for line in map(str.strip, file.read_text().splitlines()) if line and not line.startswith("#")]
+        wanted = [line for line in lines if _name(line) not in done]
+        left = packages - sum(_name(line) in leave_out for line in lines)
+        if not wanted:
+            return Finished(argv=(), status=0, output="", seconds=0.0), left
+        return _install_phase(lock, place, phase, wanted, source_args), left
+    if leave_out:
+        path, count = _without(file, leave_out, place.logs)
+        return _install_phase(lock, place, phase, ["--requirements", path], source_args), count
+    return _install_phase(lock, place, phase, ["--requirements", f"{place.lock}/{file.name}"], source_args), packages
+
+
+def _name(line: str) -> str:
+    """The package that a line of requirements pins."""
+    return canonicalize_name(line.partition("==")[0].partition(" @")[0].strip())
 
 
 def _without(file: Path, leave_out: Collection[str], folder: Path) -> tuple[str, int]:
@@ -90,7 +123,7 @@ def _without(file: Path, leave_out: Collection[str], folder: Path) -> tuple[str,
     count, keep = 0, True
     for line in file.read_text().splitlines(keepends=True):
         if line[:1].strip() and not line.startswith("#"):
-            keep = canonicalize_name(line.partition("==")[0].partition(" @")[0]) not in leave_out
+            keep = _name(line) not in leave_out
             count += keep
         if keep:
             kept.append(line)
@@ -106,13 +139,15 @@ def _install_wheels(lock: LockDirectory, place: Place, wheels: Mapping[str, str]
     _uv(place, [*arguments, *(wheels[name] for name in sorted(wheels))], what, "install-wheels")
 
 
-def _install_phase(lock: LockDirectory, place: Place, phase: str, file: str, source_args: Sequence[str]) -> Finished:
+def _install_phase(
+    lock: LockDirectory, place: Place, phase: str, wanted: Sequence[str], source_args: Sequence[str]
+) -> Finished:
     arguments = ["pip", "install", "--python", place.venv_python, "--no-deps", *source_args]
     if phase in HASHED_PHASES:
         arguments.append("--require-hashes")
     if phase in SHARED_BUILD_PHASES:
         arguments.append("--no-build-isolation")
-    arguments += ["--requirements", file]
+    arguments += wanted
     name = f"install-{phase}"
     what = f"install phase {phase} of stack {lock.lock.stack}"
     # Versions and hashes are fixed, so what uv's cache has is as good as what an index would say; asking it costs

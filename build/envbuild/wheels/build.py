@@ -145,6 +145,9 @@ def _variables(plan: WheelPlan, bench: Bench, fronts: Fronts) -> dict[str, str]:
     limits = {"MAX_JOBS": jobs, "NVTE_BUILD_MAX_JOBS": jobs, "UV_PYTHON_DOWNLOADS": "never"}
     fixed = {"LANG": "C.UTF-8", "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH), "PYTHONHASHSEED": "0"}
     torch = {"TORCH_CUDA_ARCH_LIST": plan.asked.torch_list()}
+    if plan.origin.commit:
+        # An archive has no history to take a version from (setuptools-scm's own variable for that).
+        fixed["SETUPTOOLS_SCM_PRETEND_VERSION"] = plan.parts.version
     if headers := _headers(plan, bench):
         places["CPATH"] = ":".join(headers)
     return {**fixed, **places, **compilers, **limits, **torch, **plan.parts.variables}

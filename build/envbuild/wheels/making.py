@@ -144,7 +144,7 @@ class _Maker:
         turns = Turns(folder=self._turns, limits=limits, takes=limits.share(plan.recipe.job_memory_gib))
         bench = Bench(environment=self._environment, toolchain=self._toolchain, folder=folder, log=log, turns=turns)
         self._tell("unpacking")
-        archive = self._workshop.sources.archive(plan.parts)
+        archive = self._workshop.sources.archive(plan.origin)
         started = time.monotonic()
         wheel = build_wheel(plan, archive, bench, self._tell)
         seconds = time.monotonic() - started

@@ -18,7 +18,7 @@ from envbuild.lock.content import Content, locked_content
 from envbuild.lock.record import LockDirectory
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.key import Parts, TorchPart, front_digest
-from envbuild.wheels.sources import Sources
+from envbuild.wheels.sources import Origin, Sources
 from envbuild.wheels.toolchain import Compilers
 
 # What builds of torch extensions use whether they declare it or not.
@@ -32,11 +32,13 @@ class WheelPlan:
     """A wheel that a lock needs on a target.
 
     Attributes:
+        origin: what it is built from.
         modules: modules that must import in the finished environment.
         patches: names and contents of the changes to its sources, in their order.
     """
 
     parts: Parts
+    origin: Origin
     recipe: WheelRecipe
     modules: tuple[str, ...]
     patches: tuple[tuple[str, bytes], ...] = ()
@@ -57,10 +59,15 @@ class WheelPlan:
         return self.asked if self.recipe.gpu_code else Architectures()
 
 
-def buildable(lock: LockDirectory) -> dict[str, str]:
-    """The packages of the compile phase that are built from an sdist, with its digest."""
-    items = lock.lock.components.items()
-    return {name: item.sdist for name, item in items if item.phase is Phase.COMPILE and item.sdist and not item.commit}
+def buildable(lock: LockDirectory) -> dict[str, Origin]:
+    """The packages of the compile phase that are built here, and from what: those that come as wheels are not."""
+    found = {}
+    for name, item in lock.lock.components.items():
+        if item.phase is Phase.COMPILE and item.commit and item.git:
+            found[name] = Origin(package=name, version=item.version, git=item.git, commit=item.commit)
+        elif item.phase is Phase.COMPILE and item.sdist:
+            found[name] = Origin(package=name, version=item.version, sdist=item.sdist)
+    return found
 
 
 def choose(lock: LockDirectory, asked: Sequence[str]) -> tuple[str, ...]:
@@ -75,7 +82,7 @@ def choose(lock: LockDirectory, asked: Sequence[str]) -> tuple[str, ...]:
         if name not in known:
             raise UsageError(
                 f"{name} is not built for the lock of stack {lock.lock.stack} on {lock.lock.base.name}",
-                why=f"Packages of its compile phase that come as sdists: {', '.join(known) or 'none'}.",
+                why=f"Packages of its compile phase that are built here: {', '.join(known) or 'none'}.",
                 fix="Name one of these with --package, or none to build them all.",
             )
     return tuple(dict.fromkeys(names)) or tuple(known)
@@ -124,7 +131,7 @@ def _plan(
     compilers: Compilers,
     sources: Sources,
 ) -> WheelPlan:
-    component = lock.lock.components[name]
+    component, origin = lock.lock.components[name], buildable(lock)[name]
     recipe = catalog.wheel_recipe(name)
     patches = _patches(recipe, component.version, catalog)
     wanted = Architectures.for_target(target)
@@ -134,7 +141,8 @@ def _plan(
     parts = Parts(
         package=name,
         version=component.version,
-        sdist=buildable(lock)[name],
+        sdist=origin.sdist,
+        commit=origin.commit,
         platform=lock.lock.base.platform,
         python="cp" + lock.lock.base.python.replace(".", ""),
         torch=_torch(lock, main),
@@ -147,12 +155,12 @@ def _plan(
         sm=wanted.sass,
         ptx=wanted.ptx,
         glibc=lock.lock.base.glibc,
-        build_requirements=_requirements(lock, main, name, recipe, sources),
+        build_requirements=_requirements(lock, main, origin, recipe, sources),
         variables={variable: _filled(item.value, texts) for variable, item in sorted(recipe.variables.items())},
         nvcc_front=front_digest(),
         patches=tuple(f"sha256:{sha256(content).hexdigest()}" for _, content in patches),
     )
-    return WheelPlan(parts=parts, recipe=recipe, modules=component.modules, patches=patches)
+    return WheelPlan(parts=parts, origin=origin, recipe=recipe, modules=component.modules, patches=patches)
 
 
 def _patches(recipe: WheelRecipe, version: str, catalog: Catalog) -> tuple[tuple[str, bytes], ...]:
@@ -175,11 +183,11 @@ def _torch(lock: LockDirectory, main: Content) -> TorchPart:
 
 
 def _requirements(
-    lock: LockDirectory, main: Content, name: str, recipe: WheelRecipe, sources: Sources
+    lock: LockDirectory, main: Content, origin: Origin, recipe: WheelRecipe, sources: Sources
 ) -> dict[str, str]:
     """What a build uses with its locked version; torch is a part of its own."""
     declared = []
-    for line in sources.build_requires(name, lock.lock.components[name].version, buildable(lock)[name]):
+    for line in sources.build_requires(origin):
         try:
             declared.append(canonicalize_name(Requirement(line).name))
         except InvalidRequirement:  # noqa: PERF203 - few lines, and one that is bad says nothing of the others
@@ -187,8 +195,9 @@ def _requirements(
     needed = {*recipe.build_requirements}
     if missing := sorted(needed - set(main)):
         raise CheckRefusedError(
-            f"{name} cannot be built from the lock of stack {lock.lock.stack}",
-            why=f"Its recipe (envs/wheels/{name}.toml) needs {', '.join(missing)}, and phase main does not have it.",
+            f"{origin.package} cannot be built from the lock of stack {lock.lock.stack}",
+            why=f"Its recipe (envs/wheels/{origin.package}.toml) needs {', '.join(missing)}, "
+            "and phase main does not have it.",
             fix="Add it under [requirements] of the stack's file and lock again.",
         )
     names = {*declared, *needed, *USUAL_REQUIREMENTS} - {"torch"}

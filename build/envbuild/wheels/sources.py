@@ -1,4 +1,4 @@
-"""The sdists of a lock: found by name and version, taken only with the digest that the lock states."""
+"""The sources of a lock's compiled packages: sdists with the digest that the lock states, and commits."""
 
 from __future__ import annotations
 
@@ -10,18 +10,35 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Base
 from envbuild.catalog.site import Site
+from envbuild.core.digests import digest_of
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import Reporter
 from envbuild.lock.metadata import FILE, PYPROJECT, build_requires, fetch_sdist, kept_declarations
 from envbuild.lock.releases import look_up
 from envbuild.lock.workplace import Workplace
 from envbuild.store.local import LocalStore
-from envbuild.wheels.key import Parts
+from envbuild.wheels.commits import archive_of_commit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What a package is built from.
+
+    Attributes:
+        sdist: its digest; empty for a commit.
+        git: the repository; empty for an sdist.
+    """
+
+    package: str
+    version: str
+    sdist: str = ""
+    git: str = ""
+    commit: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """Where sdists come from: the store, else the package index that uv uses."""
+    """Where sources come from: the store, else the package index that uv uses, or git."""
 
     base: Base
     site: Site
@@ -56,19 +73,27 @@ class Sources:
         with self.store.staging(label) as folder:
             yield Workplace(folder=folder, log=log, site=self.site, store=self.store, reporter=self.reporter)
 
-    def archive(self, parts: Parts) -> bytes:
-        """The sources of a wheel, as an archive with one folder on top."""
-        return self.sdist(parts.package, parts.version, parts.sdist)
+    def archive(self, origin: Origin) -> bytes:
+        """The sources, as an archive with one folder on top.
 
-    def build_requires(self, name: str, version: str, digest: str) -> tuple[str, ...]:
-        """What the sdist declares to be built with, as PEP 508 lines (PEP 518)."""
-        files = kept_declarations(name, digest, lambda: self.sdist(name, version, digest), self.store)
+        Raises:
+            CheckRefusedError: the index has another file of that name and version.
+            NetworkError: they cannot be fetched.
+        """
+        if origin.commit:
+            return archive_of_commit(origin.package, origin.git, origin.commit, self.store, self.reporter)
+        return self.sdist(origin.package, origin.version, origin.sdist)
+
+    def build_requires(self, origin: Origin) -> tuple[str, ...]:
+        """What the sources declare to be built with, as PEP 508 lines (PEP 518)."""
+        identity = digest_of({"commit": origin.commit}) if origin.commit else origin.sdist
+        files = kept_declarations(origin.package, identity, lambda: self.archive(origin), self.store)
         try:
             return build_requires(files[PYPROJECT].decode() if PYPROJECT in files else None)
         except ValueError as error:
             raise CheckRefusedError(
-                f"the sdist of {name} {version} cannot be built",
-                why=f"Its pyproject.toml cannot be read: {error}",
+                f"the sources of {origin.package} {origin.version} cannot be built",
+                why=f"Their pyproject.toml cannot be read: {error}",
                 fix="Choose another version of the component and lock again.",
             ) from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Catalog
@@ -12,7 +14,7 @@ from envbuild.lock.record import LockDirectory
 from envbuild.wheels.elf import version_key
 from envbuild.wheels.key import Parts
 from envbuild.wheels.planning import buildable, plan_wheels
-from envbuild.wheels.sources import Sources
+from envbuild.wheels.sources import Origin, Sources
 from envbuild.wheels.toolchain import Compilers, find_toolchain
 from envbuild.wheels.wheelhouse import Built, Wheelhouse
 
@@ -28,7 +30,7 @@ def fitting_wheels(
     """
     wheelhouse = Wheelhouse(sources.store)
     known = buildable(lock)
-    here = [item for item in wheelhouse.all() if known.get(item.record.parts.package) == item.record.parts.sdist]
+    here = [item for item in wheelhouse.all() if _is_of(item.record.parts, known)]
     cuda = lock.lock.base.cuda
     if not here or cuda is None or target.device is not Device.CUDA:
         return {}
@@ -47,6 +49,12 @@ def fitting_wheels(
             found[plan.parts.package] = item
             break
     return found
+
+
+def _is_of(parts: Parts, known: Mapping[str, Origin]) -> bool:
+    """Whether a wheel was built from the sources that a lock has for its package."""
+    origin = known.get(parts.package)
+    return origin is not None and (origin.sdist, origin.commit) == (parts.sdist, parts.commit)
 
 
 def _fits(parts: Parts, wanted: Parts, cuda: str) -> bool:

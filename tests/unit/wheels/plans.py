@@ -11,6 +11,7 @@ from unit.wheels.test_key import PARTS
 from envbuild.catalog.models import Phase, WheelRecipe
 from envbuild.lock.record import LockDirectory, LockedBase, LockedComponent
 from envbuild.wheels.planning import WheelPlan
+from envbuild.wheels.sources import Origin
 
 MAIN = """\
 ninja==1.13.0 \\
@@ -28,7 +29,8 @@ SDIST = "sha256:" + "5" * 64
 def plan(recipe: dict[str, Any] | None = None, **changes: Any) -> WheelPlan:
     """The plan of causal-conv1d 1.7.0 for sm_90, with other parts or another recipe."""
     made = WheelRecipe.model_validate({"summary": "a test's own", **(recipe or {})})
-    return WheelPlan(parts=PARTS.model_copy(update=changes), recipe=made, modules=("causal_conv1d",))
+    origin = Origin(package="causal-conv1d", version="1.7.0", sdist=SDIST)
+    return WheelPlan(parts=PARTS.model_copy(update=changes), origin=origin, recipe=made, modules=("causal_conv1d",))
 
 
 def compile_lock(path: Path, *, cuda: str | None = "13.0", glibc: str = "2.35") -> LockDirectory:

@@ -12,6 +12,7 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Target
 from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.wheels.planning import buildable, choose, cuda_of, plan_wheels
+from envbuild.wheels.sources import Origin
 from envbuild.wheels.toolchain import Compilers
 
 COMPILERS = Compilers(cuda="13.0.88", host="g++ 12.2.0")
@@ -19,15 +20,18 @@ GPU = Target.model_validate({"summary": "g", "device": "cuda", "sm": ["90", "100
 CPU = Target.model_validate({"summary": "c", "device": "cpu", "platform": "linux/amd64"})
 
 
+ORIGIN = Origin(package="causal-conv1d", version="1.7.0", sdist=SDIST)
+
+
 class Declared:
     """What an sdist declares to be built with, and who asked."""
 
     def __init__(self, *lines: str) -> None:
         self.lines = lines
-        self.asked: list[tuple[str, ...]] = []
+        self.asked: list[Origin] = []
 
-    def build_requires(self, *asked: str) -> tuple[str, ...]:
-        self.asked.append(asked)
+    def build_requires(self, origin: Origin) -> tuple[str, ...]:
+        self.asked.append(origin)
         return self.lines
 
 
@@ -46,7 +50,7 @@ def planned(lock, target=GPU, catalog=None, declared=("setuptools", "torch", "ni
 
 def test_what_comes_as_a_wheel_is_not_built(tmp_path):
     lock = compile_lock(tmp_path)
-    assert buildable(lock) == {"causal-conv1d": SDIST}
+    assert buildable(lock) == {"causal-conv1d": ORIGIN}
     assert choose(lock, []) == ("causal-conv1d",)
     assert choose(lock, ["Causal_Conv1d", "causal-conv1d"]) == ("causal-conv1d",)
     with pytest.raises(UsageError, match="prebuilt is not built") as refused:
@@ -57,7 +61,7 @@ def test_what_comes_as_a_wheel_is_not_built(tmp_path):
 def test_the_parts_come_from_lock_target_recipe_and_compilers(tmp_path):
     plan, sources = planned(compile_lock(tmp_path))
     parts = plan.parts
-    assert sources.asked == [("causal-conv1d", "1.7.0", SDIST)]
+    assert sources.asked == [plan.origin] == [ORIGIN]
     assert (parts.sdist, parts.python, parts.glibc, parts.platform) == (SDIST, "cp310", "2.35", "linux/amd64")
     assert (parts.sm, parts.ptx) == (("90", "100a"), ())
     assert (parts.cuda_toolkit, parts.host_compiler) == ("13.0.88", "g++ 12.2.0")

@@ -9,7 +9,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.lock.metadata import FILE
 from envbuild.store.local import LocalStore
 from envbuild.wheels import sources as module
-from envbuild.wheels.sources import Sources
+from envbuild.wheels.sources import Origin, Sources
 
 
 @pytest.fixture
@@ -34,17 +34,19 @@ def test_what_the_store_has_is_not_looked_for(sources, tmp_path, monkeypatch):
     content = sdist(tmp_path, '[build-system]\nrequires = ["ninja", "torch"]\n')
     digest = put(sources, content)
     assert sources.sdist("k", "1.0", digest) == content
-    assert sources.build_requires("k", "1.0", digest) == ("ninja", "torch")
+    assert sources.build_requires(Origin(package="k", version="1.0", sdist=digest)) == ("ninja", "torch")
 
 
 def test_an_sdist_without_pyproject_has_the_usual_requirements(sources, tmp_path):
-    assert sources.build_requires("k", "1.0", put(sources, sdist(tmp_path))) == ("setuptools>=40.8.0",)
+    assert sources.build_requires(Origin(package="k", version="1.0", sdist=put(sources, sdist(tmp_path)))) == (
+        "setuptools>=40.8.0",
+    )
 
 
 def test_a_pyproject_that_cannot_be_read_is_explained(sources, tmp_path):
     digest = put(sources, sdist(tmp_path, "[build-system\n"))
     with pytest.raises(CheckRefusedError, match="cannot be built") as refused:
-        sources.build_requires("k", "1.0", digest)
+        sources.build_requires(Origin(package="k", version="1.0", sdist=digest))
     assert "pyproject.toml cannot be read" in refused.value.why
 
 
