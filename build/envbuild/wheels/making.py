@@ -27,18 +27,20 @@ def make_wheels(
     store: LocalStore,
     reporter: Reporter,
     jobs: int | None = None,
+    wheelhouse: Wheelhouse | None = None,
 ) -> tuple[Built, ...]:
     """The wheels of ``plans``, one after the other; what is in the wheelhouse is taken from there.
 
     Args:
         environment: gives the virtual environment with the lock's phase main; asked for only when something is built.
         jobs: compilers at once; without it as many as cores and memory allow.
+        wheelhouse: the store's, with what is beside it.
 
     Raises:
         BuildError: a wheel does not build; those built before it are kept.
         CheckRefusedError: a wheel is not what was asked for, and was not kept.
     """
-    wheelhouse = Wheelhouse(store)
+    wheelhouse = wheelhouse or Wheelhouse(store)
     made = []
     for plan in plans:
         found = wheelhouse.find(plan.parts.key)
