@@ -105,6 +105,13 @@ def choose_stores(known: Mapping[str, StoreSettings], text: str, mode: str, said
     )
 
 
-def stores_in_force(known: Mapping[str, StoreSettings], environ: Mapping[str, str]) -> tuple[Store, ...]:
-    """The stores of the configuration file, or what ENVBUILD_STORE and ENVBUILD_STORE_MODE make of them."""
-    return choose_stores(known, environ.get(VARIABLE, "").strip(), environ.get(MODE_VARIABLE, "").strip(), VARIABLE)
+def stores_in_force(
+    known: Mapping[str, StoreSettings], environ: Mapping[str, str], mode: str = ""
+) -> tuple[Store, ...]:
+    """The stores of the configuration file, or what ENVBUILD_STORE and ENVBUILD_STORE_MODE make of them.
+
+    Args:
+        mode: in the place of the variable's and the file's.
+    """
+    mode = mode or environ.get(MODE_VARIABLE, "").strip()
+    return choose_stores(known, environ.get(VARIABLE, "").strip(), mode, VARIABLE)

@@ -22,6 +22,8 @@ from envbuild.store.backend import BLOBS, ENTRIES, SHELVES, Blob, Offer
 if TYPE_CHECKING:
     from obstore.store import GCSStore, S3Store
 
+# S3 takes no parts of an upload below 5 MiB, and no more than 10 000 of them.
+LEAST_PART_BYTES, PARTS = 8 << 20, 9000
 CHUNK_BYTES = 4 << 20
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 RETRIES = 5
@@ -88,11 +90,13 @@ class Objects:
                 self._look()
                 return False
 
-    def upload(self, file: Path, digest: str, size_bytes: int) -> None:  # noqa: ARG002
+    def upload(self, file: Path, digest: str, size_bytes: int) -> None:
         import obstore
 
+        part = max(LEAST_PART_BYTES, size_bytes // PARTS + 1)
+
         with self._errors(f"write {digest}"):
-            obstore.put(self._store, _blob(digest), file, chunk_size=CHUNK_BYTES)
+            obstore.put(self._store, _blob(digest), file, chunk_size=part)
 
     def download(self, digest: str, size_bytes: int, to: Path) -> bool:
         import obstore

@@ -27,7 +27,7 @@ DOCUMENT_TYPE = "application/vnd.envbuild.entry.v1+json"
 FILE_TYPE = "application/octet-stream"
 TITLE = "org.opencontainers.image.title"
 DOCUMENT_BYTES = 16 << 20
-SETTLE_SECONDS = 0.3
+SETTLE_SECONDS = 0.5
 # A registry that keeps tags as they are answers one of these to a second manifest.
 CONFLICT = (409, 412)
 _SHELVED = re.compile(r"([^.-]+)\.(.+)\.([0-9a-f]{64})")

@@ -106,7 +106,7 @@ class Registry:
                 try:
                     if response.status not in (200, 206):
                         break
-                    if response.status == 200:
+                    if response.status == 200 and start:  # it does not know of ranges
                         out.seek(0)
                         out.truncate()
                     _receive(response, out, size_bytes)
