@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -62,7 +63,7 @@ class Wheelhouse:
 
         def made(folder: Path) -> None:
             build(folder)
-            sign_off(folder, self._lock, {str(self._store.root): "STORE", str(Path.home()): "~"})
+            sign_off(folder, self._lock, self._places())
 
         entry = self._store.get_or_build(KIND, key, made)
         found = dataclasses.replace(self._read(entry.path), built=entry.built)
@@ -70,6 +71,11 @@ class Wheelhouse:
             return found
         pushed = self.sharing.push_built(found)
         return dataclasses.replace(self._read(entry.path), built=True, pushed=pushed)
+
+    def _places(self) -> dict[str, str]:
+        """Folders of this machine, and what stands for each in a log that others read."""
+        places = {str(Path.home()): "~", str(self._store.root): "STORE"}
+        return {**places, sys.prefix: "ENVBUILD"} if sys.prefix != sys.base_prefix else places
 
     def take(self, item: Built) -> Built:
         """Note that a wheel was used now: the time of its folder, which `prune` goes by."""

@@ -210,7 +210,7 @@ def forged_parts(folder: Path, remote: Remote) -> None:
 
 def another_wheel(folder: Path, remote: Remote) -> None:
     (wheel,) = folder.glob("*.whl")
-    wheel.write_bytes(wheel.read_bytes() + b"more")
+    wheel.write_bytes(wheel.read_bytes()[:-1] + b"?")
     put(remote, PARTS.key, folder)
 
 
