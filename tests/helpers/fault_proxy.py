@@ -44,12 +44,16 @@ class Fault:
 
 @dataclass
 class FaultProxy:
-    """Where it is, what it spoils, and what it was asked."""
+    """Where it is, what it spoils, and what it was asked.
+
+    Attributes:
+        translate: makes the headers that the server gets out of those that came.
+    """
 
     address: str = ""
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
-    statuses: list[int] = field(default_factory=list)
+    translate: Callable[[dict[str, str]], dict[str, str]] = dict
 
     @property
     def host(self) -> str:
@@ -104,7 +108,7 @@ def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
                 fault.hold()
             server = http.client.HTTPConnection(target, timeout=30)
             # Host as it came, so that the server's own addresses lead here.
-            server.request(self.command, self.path, body=body, headers=dict(self.headers))
+            server.request(self.command, self.path, body=body, headers=proxy.translate(dict(self.headers)))
             came = server.getresponse()
             content = came.read()
             headers = {name: value for name, value in came.getheaders() if name.lower() != "transfer-encoding"}
@@ -126,7 +130,6 @@ def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
                 self.answer(status, headers, content)
 
         def answer(self, status: int, headers: Mapping[str, str], body: bytes, cut_after: int | None = None) -> None:
-            proxy.statuses.append(status)
             self.send_response_only(status)
             length = next((value for name, value in headers.items() if name.lower() == "content-length"), "0")
             for name, value in headers.items():

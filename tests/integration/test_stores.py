@@ -38,7 +38,7 @@ from envbuild.store.remote import Pushed, Remote
 KEY, OTHER_KEY = sha256_bytes(b"one"), sha256_bytes(b"other")
 SHELF = ("sdist", "fit")
 BIG = os.urandom(3_000_000)
-SECRETS = (S3_KEYS["AWS_SECRET_ACCESS_KEY"], PASSWORD, "YWxpOm9wZW4gc2VzYW1l")
+SECRETS = (S3_KEYS["AWS_SECRET_ACCESS_KEY"], "open-sesame-gs", PASSWORD, "YWxpOm9wZW4gc2VzYW1l")
 
 
 @pytest.fixture(scope="session")
@@ -74,6 +74,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # The same number of tries, in less time.
     monkeypatch.setattr(registry, "BACKOFF_SECONDS", 0.02)
     monkeypatch.setattr(objects, "RETRIES", 3)
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "open-sesame-gs")
 
 
 @dataclass
@@ -88,12 +89,12 @@ class Place:
         return open_remote(self.url, endpoint=self.endpoint, **changes)  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=["oci", "s3", "file"])
+@pytest.fixture(params=["oci", "s3", "gs", "file"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     yield from _place(request.param, request, tmp_path)
 
 
-@pytest.fixture(params=["oci", "s3"])
+@pytest.fixture(params=["oci", "s3", "gs"])
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """Only what speaks HTTP."""
     yield from _place(request.param, request, tmp_path)
@@ -120,7 +121,15 @@ def _place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
         if kind == "oci":
             yield Place(f"oci://{proxy.host}/team/{own}", proxy=proxy)
         else:
-            yield Place(f"s3://{BUCKET}/{own}", proxy.address, proxy)
+            if kind == "gs":
+                proxy.translate = as_s3
+            yield Place(f"{kind}://{BUCKET}/{own}", proxy.address, proxy)
+
+
+def as_s3(headers: dict[str, str]) -> dict[str, str]:
+    """Google's XML API is S3's but for the condition of a put and the credentials."""
+    told = {"x-goog-if-generation-match": ("If-None-Match", "*")}
+    return dict(told.get(name.lower(), (name, value)) for name, value in headers.items())
 
 
 def entry(folder: Path, text: str = "content", big: bytes = BIG) -> Path:
@@ -432,7 +441,7 @@ def test_a_registry_with_a_password(closed_registry: str, tmp_path: Path, monkey
         push(open_remote(url, environ={**os.environ, **wrong}), made)
     told(refused.value, "401", f"as {USER}", str(tmp_path / "wrong/config.json"))
 
-    right = write_docker_config(tmp_path / "right", {"auths": {host: {"auth": SECRETS[2]}}})
+    right = write_docker_config(tmp_path / "right", {"auths": {host: {"auth": SECRETS[-1]}}})
     assert push(open_remote(url, environ={**os.environ, **right}), made) is Pushed.NEW
 
     asked = tmp_path / "asked"
@@ -442,6 +451,31 @@ def test_a_registry_with_a_password(closed_registry: str, tmp_path: Path, monkey
     remote = open_remote(url, environ={**os.environ, **helped, "PATH": path})
     fetched(remote, tmp_path / "got")
     assert asked.read_text() == host
+
+
+@pytest.mark.parametrize("profile", ["", "team"])
+def test_keys_and_region_of_awss_own_files(
+    s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
+) -> None:
+    for name in S3_KEYS:
+        monkeypatch.delenv(name)
+    (tmp_path / ".aws").mkdir()
+    section = profile or "default"
+    keys = f"aws_access_key_id = AKIDFILE\naws_secret_access_key = {SECRETS[0]}\n"
+    (tmp_path / ".aws/credentials").write_text(f"[{section}]\n{keys}")
+    (tmp_path / ".aws/config").write_text(f"[{'profile ' if profile else ''}{section}]\nregion = eu-north-1\n")
+    if profile:
+        monkeypatch.setenv("AWS_PROFILE", profile)
+    with fault_proxy(s3_address) as proxy:
+        remote = open_remote(f"s3://{BUCKET}/files-{section}", endpoint=proxy.address)
+        assert remote.find("things", KEY) is None
+        ((_, _, headers), *_) = proxy.requests
+        assert "Credential=AKIDFILE/" in headers["authorization"]
+        assert "/eu-north-1/" in headers["authorization"]
+        proxy.add(status=403)
+        with pytest.raises(NetworkError) as refused:
+            remote.find("things", KEY)
+        told(refused.value, "403", f"profile {section}")
 
 
 def test_a_full_disk_here_is_one(place: Place, tmp_path: Path) -> None:

@@ -202,7 +202,9 @@ def open_objects(address: Address, endpoint: str | None, ca_bundle: Path | None,
             why=str(error),
             fix="Install envbuild with its dependencies again.",
         ) from error
-    url = endpoint or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or ""
+    url = endpoint or ""
+    if address.scheme == "s3":
+        url = url or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or ""
     client: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
         "read_timeout": timedelta(seconds=READ_SECONDS),
@@ -218,6 +220,7 @@ def open_objects(address: Address, endpoint: str | None, ca_bundle: Path | None,
     try:
         if address.scheme == "gs":
             account = environ.get("GOOGLE_APPLICATION_CREDENTIALS", "Google's default credentials")
+            options |= {"base_url": url} if url else {}
             store = GCSStore(address.host, **options)
         else:
             found, account = aws_settings(environ)
