@@ -9,13 +9,14 @@ from __future__ import annotations
 import configparser
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from envbuild.core.errors import EnvbuildError, MachineError, NetworkError
 from envbuild.core.files import machine_errors
+from envbuild.core.process import beside
 from envbuild.store.address import Address
 from envbuild.store.backend import BLOBS, ENTRIES, SHELVES, Blob, Offer
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 # S3 takes no parts of an upload below 5 MiB, and no more than 10 000 of them.
 LEAST_PART_BYTES, PARTS = 8 << 20, 9000
 CHUNK_BYTES = 4 << 20
+T = TypeVar("T")
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 RETRIES = 5
 RETRY_SECONDS = 120
@@ -46,30 +48,27 @@ class Objects:
 
         with self._errors(f"read {kind} {key}"):
             try:
-                return bytes(obstore.get(self._store, _entry(kind, key)).bytes())
+                return waited(lambda: bytes(obstore.get(self._store, _entry(kind, key)).bytes()))
             except FileNotFoundError:
                 self._look()
                 return None
 
     def create(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:  # noqa: ARG002
-        import obstore
         from obstore.exceptions import AlreadyExistsError
 
         with self._errors(f"write {kind} {key}"):
-            obstore.put(self._store, _mark(kind, key, shelf), b"")
+            self._put(_mark(kind, key, shelf), b"")
             try:
                 # HTTP's If-None-Match: *, which the server decides.
-                obstore.put(self._store, _entry(kind, key), document, mode="create", use_multipart=False)
+                self._put(_entry(kind, key), document, mode="create", use_multipart=False)
             except AlreadyExistsError:
                 return False
         return True
 
     def replace(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:  # noqa: ARG002
-        import obstore
-
         with self._errors(f"write {kind} {key}"):
-            obstore.put(self._store, _mark(kind, key, shelf), b"")
-            obstore.put(self._store, _entry(kind, key), document)
+            self._put(_mark(kind, key, shelf), b"")
+            self._put(_entry(kind, key), document)
 
     def keys(self, kind: str) -> list[str]:
         found = [path.rpartition("/")[2] for path in self._listed(f"{ENTRIES}/{kind}")]
@@ -85,40 +84,43 @@ class Objects:
 
         with self._errors(f"look for {digest}"):
             try:
-                return obstore.head(self._store, _blob(digest))["size"] == size_bytes
+                return waited(lambda: obstore.head(self._store, _blob(digest)))["size"] == size_bytes
             except FileNotFoundError:
                 self._look()
                 return False
 
     def upload(self, file: Path, digest: str, size_bytes: int) -> None:
-        import obstore
-
         part = max(LEAST_PART_BYTES, size_bytes // PARTS + 1)
 
         with self._errors(f"write {digest}"):
-            obstore.put(self._store, _blob(digest), file, chunk_size=part)
+            self._put(_blob(digest), file, chunk_size=part)
 
     def download(self, digest: str, size_bytes: int, to: Path) -> bool:
         import obstore
 
         with self._errors(f"read {digest}"):
             try:
-                found = obstore.get(self._store, _blob(digest))
+                found = waited(lambda: obstore.get(self._store, _blob(digest)))
             except FileNotFoundError:
                 self._look()
                 return False
             with machine_errors(to), to.open("wb") as out:
-                for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
+                chunks = iter(found.stream(min_chunk_size=CHUNK_BYTES))
+                while out.tell() <= size_bytes and (chunk := waited(lambda: next(chunks, None))) is not None:
                     out.write(chunk)
-                    if out.tell() > size_bytes:
-                        break
         return True
 
     def _listed(self, prefix: str) -> list[str]:
         import obstore
 
         with self._errors("list what it has"):
-            return [str(item["path"]) for page in obstore.list(self._store, prefix) for item in page]
+            listing = obstore.list(self._store, prefix)
+            return waited(lambda: [str(item["path"]) for page in listing for item in page])
+
+    def _put(self, path: str, content: bytes | Path, **how: Any) -> None:
+        import obstore
+
+        waited(lambda: obstore.put(self._store, path, content, **how))
 
     def _look(self) -> None:
         """What is not found may be missing with its whole bucket; listing an empty place is no error, that one is."""
@@ -169,6 +171,11 @@ class Objects:
             why=f"There is no bucket {self._address.host}.",
             fix="Correct the address, or make the bucket. ENVBUILD_STORE=off goes on without it.",
         )
+
+
+def waited(action: Callable[[], T]) -> T:
+    """The result of a call into obstore, which hears of no signal until it is done: Ctrl-C ends the waiting here."""
+    return beside(action).result()
 
 
 def _hex(digest: str) -> str:

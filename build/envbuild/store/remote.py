@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -13,6 +13,7 @@ from pydantic import JsonValue
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
+from envbuild.core.process import beside
 from envbuild.store.backend import Backend, Offer
 from envbuild.store.document import Document, describe, read_document, refused
 
@@ -133,9 +134,11 @@ class Remote:
     def documents(self, kind: str, keys: list[str]) -> dict[str, Document | CheckRefusedError]:
         """The documents of several entries, or why each cannot be taken; those that are not there are left out."""
 
-        def one(key: str) -> Document | CheckRefusedError | None:
-            found, problem = self._present(kind, key)
-            return found or problem
+        def read(share: list[str]) -> list[tuple[str, tuple[Document | None, CheckRefusedError | None]]]:
+            return [(key, self._present(kind, key)) for key in share]
 
-        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-            return {key: found for key, found in zip(keys, pool.map(one, keys), strict=True) if found is not None}
+        # Threads that nobody waits for: Ctrl-C ends the command though a store does not answer.
+        shares = [keys[start::REQUESTS_AT_ONCE] for start in range(min(REQUESTS_AT_ONCE, len(keys)))]
+        working = [beside(partial(read, share)) for share in shares]
+        found = dict(pair for work in working for pair in work.result())
+        return {key: entry for key in keys if (entry := found[key][0] or found[key][1]) is not None}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,12 @@ OTHER = PARTS.model_copy(update={"sm": ("80",)})
 @pytest.fixture(params=["oci", "s3", "file"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A configuration file with the store `ours` of one kind, and the proxy before it."""
+    yield from _place(request.param, tmp_path, tmp_path_factory)
+
+
+@pytest.fixture(params=["oci", "s3"])
+def served(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """What speaks HTTP."""
     yield from _place(request.param, tmp_path, tmp_path_factory)
 
 
@@ -196,6 +204,35 @@ def test_a_server_that_refuses_is_exit_code_10(bucket: Place, status: int) -> No
         error = asked(one, *arguments, status=10)["error"]
         assert str(status) in error["why"]
         assert "AKIDTEST" not in str(error)
+
+
+@pytest.mark.parametrize("arguments", [("push", KEY), ("list", "--store", "ours"), ("pull", "--all")])
+def test_ctrl_c_ends_a_command_whose_store_does_not_answer(served: Place, arguments: tuple[str, ...]) -> None:
+    one = served.machine("one")
+    first = kept(one)
+    asked(one, "push", KEY)
+    reached, over = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        reached.set()
+        over.wait(60)
+
+    served.proxy.add(path="manifests/wheels-" if served.url.startswith("oci") else "entries/wheels/", hold=hang)
+    process = one.start("wheels", *arguments)
+    try:
+        assert reached.wait(30)
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, noise = process.communicate(timeout=30)
+        assert time.monotonic() - started < 5
+        assert process.returncode == 130, out + noise
+        assert "Traceback" not in noise
+    finally:
+        over.set()
+        process.kill()
+    served.proxy.faults.clear()
+    assert first.wheel.is_file()
+    assert asked(one, "verify") == {"verified": 1}
 
 
 def test_prune_says_what_would_go_and_then_removes_it(bucket: Place) -> None:
