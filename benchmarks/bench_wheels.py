@@ -45,6 +45,7 @@ from envbuild.wheels.planning import WheelPlan, cuda_of, plan_wheels
 from envbuild.wheels.sources import Sources
 from envbuild.wheels.toolchain import find_toolchain
 from envbuild.wheels.unpacking import unpack
+from envbuild.wheels.wheelhouse import Wheelhouse
 
 RATIO_LIMIT = 4.0
 BUSY_LIMIT = 0.9
@@ -175,7 +176,12 @@ class Shop:
         """All of them by the queue, checked and kept; then once more, when nothing is to be built."""
         store = LocalStore(self.work / "together", self.reporter)
         workshop = Workshop(
-            toolchain=self.toolchain, sources=self.sources, store=store, reporter=self.reporter, limits=self.limits
+            toolchain=lambda: self.toolchain,
+            sources=self.sources,
+            wheelhouse=Wheelhouse(store),
+            store=store,
+            reporter=self.reporter,
+            limits=self.limits,
         )
         with measuring() as measured:
             made = make_wheels(self.plans, lambda: self.environment, workshop)

@@ -12,7 +12,9 @@ from pathlib import Path
 from pydantic import Field
 
 from envbuild.catalog import toml
+from envbuild.catalog.fields import Name
 from envbuild.catalog.models import Model
+from envbuild.catalog.stores import Store, StoreSettings, stores_in_force
 from envbuild.core.errors import ConfigurationError
 
 PUBLIC_TORCH_INDEX = "https://download.pytorch.org/whl/{build}"
@@ -39,6 +41,7 @@ class SiteFile(Model):
     ca_bundle: str | None = Field(default=None, description="PEM file that network access inside builds trusts")
     apt_mirror: str | None = Field(default=None, description="mirror for mmdebstrap instead of the machine's sources")
     torch_builds: TorchBuilds = TorchBuilds()
+    stores: dict[Name, StoreSettings] = Field(default={}, description="remote stores beside the local one, by name")
 
 
 class Site(Model):
@@ -49,6 +52,8 @@ class Site(Model):
     apt_mirror: str | None
     find_links: tuple[str, ...] = Field(description="from the file, uv's variable, pip's variable and pip's files")
     torch_index: str
+    known_stores: dict[str, StoreSettings] = Field(default={}, description="remote stores of the file")
+    stores: tuple[Store, ...] = Field(default=(), description="remote stores in force, in the order they are asked")
 
 
 def load_site(environ: Mapping[str, str] = os.environ) -> Site:
@@ -77,6 +82,8 @@ def load_site(environ: Mapping[str, str] = os.environ) -> Site:
         apt_mirror=_apt_mirror(file, environ),
         find_links=_find_links(file, home, environ),
         torch_index=environ.get("ENVBUILD_TORCH_INDEX") or file.torch_builds.index,
+        known_stores=file.stores,
+        stores=stores_in_force(file.stores, environ),
     )
 
 

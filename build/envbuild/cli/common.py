@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from envbuild.lock.record import PHASE_FILES, LockDirectory
 from envbuild.store.local import LocalStore
 
 if TYPE_CHECKING:
+    from envbuild.store.remote import Remote
     from envbuild.wheels.wheelhouse import Built
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -66,13 +68,35 @@ class Session:
         """The same for commands that need no target, since a lock belongs to a base."""
         return select_to_lock(self.catalog, stack, target, base, Machine.here())
 
+    def remotes(self, store: str = "", mode: str = "") -> tuple[Remote, ...]:
+        """The remote stores in force, or the one that an option names: by its name, its address, or ``off``."""
+        from envbuild.catalog.stores import choose_stores, stores_in_force
+
+        known = self.site.known_stores
+        chosen = choose_stores(known, store, mode, "--store") if store else stores_in_force(known, os.environ, mode)
+        if not chosen:
+            return ()
+        from envbuild.store.opening import open_remote
+
+        return tuple(
+            open_remote(
+                item.url,
+                name=item.name,
+                reads=item.reads,
+                writes=item.writes,
+                endpoint=item.endpoint,
+                ca_bundle=self.site.ca_bundle,
+            )
+            for item in chosen
+        )
+
     def built_wheels(self, lock: LockDirectory, selection: Selection) -> dict[str, Built]:
         """The wheels of the wheelhouse that are those of the lock for the selection's target, by package."""
         from envbuild.wheels.sources import Sources
         from envbuild.wheels.taking import fitting_wheels
 
         sources = Sources(base=selection.base, site=self.site, store=self.store, reporter=self.reporter)
-        return fitting_wheels(lock, selection.target, self.catalog, sources, self.reporter)
+        return fitting_wheels(lock, selection.target, self.catalog, sources, self.reporter, self.remotes())
 
     def done(self, result: dict[str, Json], *lines: str) -> None:
         """Print the result: the documented object on stdout with --json, else lines for people."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from envbuild.catalog.models import Target
 from envbuild.cli.command import Group
-from envbuild.cli.common import Session, output_options, selection_options, shown
+from envbuild.cli.common import Session, output_options, selection_options
+from envbuild.cli.stores import store_options
+from envbuild.cli.wheelhouse import COMMANDS, as_json, line
 from envbuild.core.digests import Json, short
-from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.locking import find_lock
 from envbuild.lock.record import LockDirectory
+from envbuild.store.remote import Remote
 from envbuild.sync.build_environment import build_environment
-from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.key import difference
 from envbuild.wheels.limits import choose_limits
 from envbuild.wheels.making import Workshop, make_wheels
@@ -22,7 +24,7 @@ from envbuild.wheels.planning import WheelPlan, choose, cuda_of, plan_wheels
 from envbuild.wheels.prebuilt import check_prebuilt, site_packages_of
 from envbuild.wheels.sources import Sources
 from envbuild.wheels.toolkit import Asked, choose_toolkit
-from envbuild.wheels.wheelhouse import Built, Wheelhouse
+from envbuild.wheels.wheelhouse import Wheelhouse
 
 
 @click.group("wheels", cls=Group, invoke_without_command=True)
@@ -45,6 +47,7 @@ from envbuild.wheels.wheelhouse import Built, Wheelhouse
 )
 @click.option("--explain", is_flag=True, help="Print the parts of each build key; build nothing.")
 @click.option("--against", metavar="KEY", help="With --explain: the parts that differ from the wheel of this key.")
+@store_options
 @output_options
 @click.pass_context
 def command(
@@ -60,10 +63,11 @@ def command(
     toolkit: str,
     explain: bool,
     against: str | None,
+    stores: Callable[[Session], tuple[Remote, ...]],
 ) -> None:
     """Build the compile-phase wheels of a lock for a target's architectures, and keep them in the wheelhouse.
 
-    What is there is not built again. `envbuild wheels list`, `show` and `verify` look at what is there.
+    What is there, or in a remote store that is read, is not built again. The commands look at what is there.
     """
     if context.invoked_subcommand is not None:
         return
@@ -84,12 +88,13 @@ def command(
     workshop = Workshop(
         toolchain=chosen.toolchain,
         sources=sources,
+        wheelhouse=Wheelhouse(session.store, stores(session), lock.lock.digest),
         store=session.store,
         reporter=session.reporter,
         limits=choose_limits(jobs, memory_gib),
     )
     made = make_wheels(plans, lambda: _environment(session, lock, selection.target), workshop)
-    session.done({"wheels": [_as_json(item) for item in made]}, *[_line(item) for item in made])
+    session.done({"wheels": [as_json(item) for item in made]}, *[line(item) for item in made])
 
 
 def _environment(session: Session, lock: LockDirectory, target: Target) -> Path:
@@ -118,63 +123,5 @@ def _explain(session: Session, plans: tuple[WheelPlan, ...], against: str | None
     session.done({"keys": told}, *lines)
 
 
-def _as_json(item: Built) -> dict[str, Json]:
-    return {
-        "built": item.built,
-        "path": str(item.wheel),
-        "record": item.record.model_dump(mode="json", by_alias=True),
-    }
-
-
-def _line(item: Built) -> str:
-    record = item.record
-    found = Architectures.of(record.sm, record.ptx).text()
-    state = f"built in {record.build_seconds:.0f} s" if item.built else "in the wheelhouse"
-    size = f"{record.size_bytes / 1e6:.1f} MB"
-    return f"{short(record.key)}  {record.file}  {found}  {size}  {state}  {shown(item.wheel)}"
-
-
-@command.command("list")
-@output_options
-def list_command(session: Session) -> None:
-    """List the wheels in the wheelhouse."""
-    found = list(Wheelhouse(session.store).all())
-    session.done({"wheels": [_as_json(item) for item in found]}, *[_line(item) for item in found])
-
-
-@command.command("show")
-@click.argument("key")
-@output_options
-def show_command(session: Session, key: str) -> None:
-    """Print the record of the wheel whose key begins with KEY: its parts, its content, where it is."""
-    item = Wheelhouse(session.store).by_prefix(key)
-    record = item.record
-    session.done(
-        _as_json(item),
-        _line(item),
-        f"  digest = {record.digest}",
-        f"  glibc = {record.glibc}",
-        f"  libstdc++ = {record.libstdcxx}",
-        f"  policy = {record.policy or 'none'}",
-        *[f"  not manylinux: {why}" for why in record.not_manylinux],
-        f"  libraries = {' '.join(record.libraries)}",
-        f"  imported = {' '.join(record.imported)}",
-        *[f"  not imported: {module}: {why}" for module, why in record.not_imported.items()],
-        *[f"  {name} = {value}" for name, value in record.parts.flat().items()],
-    )
-
-
-@command.command("verify")
-@output_options
-def verify_command(session: Session) -> None:
-    """Read every wheel again and compare it with its record."""
-    wheelhouse = Wheelhouse(session.store)
-    problems = wheelhouse.problems()
-    if problems:
-        raise CheckRefusedError(
-            f"{len(problems)} of the wheelhouse's entries are damaged",
-            why="\n".join(f"{short(name)}: {why}" for name, why in problems.items()),
-            fix="Run `envbuild wheels` again for them: a damaged entry is not used, and built anew.",
-        )
-    count = len(list(wheelhouse.all()))
-    session.done({"verified": count}, f"{count} wheels, all as they were kept")
+for _command in COMMANDS:
+    command.add_command(_command)

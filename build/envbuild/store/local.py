@@ -29,7 +29,7 @@ class LocalStore:
 
     def __init__(self, root: Path, reporter: Reporter) -> None:
         self.root = root
-        self._reporter = reporter
+        self.reporter = reporter
         self._told: set[Path] = set()
 
     def path_of(self, kind: str, key: str) -> Path:
@@ -45,7 +45,7 @@ class LocalStore:
         if problem:
             if path.is_dir() and path not in self._told:
                 self._told.add(path)
-                self._reporter.note(f"{kind} {short(key)} in the store was damaged ({problem}): it is made anew")
+                self.reporter.note(f"{kind} {short(key)} in the store was damaged ({problem}): it is made anew")
             return None
         return path
 
@@ -69,7 +69,7 @@ class LocalStore:
             return Entry(path=path, built=False)
         lock = self.root / "locks" / f"{kind}-{path.name}.lock"
         waiting = f"another envbuild is making {kind} {short(key)}: waiting for it"
-        with locks.exclusive(lock, on_wait=lambda: self._reporter.note(waiting)):
+        with locks.exclusive(lock, on_wait=lambda: self.reporter.note(waiting)):
             if not again and seals.broken(path) == "":
                 return Entry(path=path, built=False)
             with self.staging(kind) as staged:

@@ -34,10 +34,12 @@ class Workshop:
 
     Attributes:
         toolchain: gives the compilers; asked for only when something is built.
+        wheelhouse: the store's, with what is beside it.
     """
 
     toolchain: Callable[[], Toolchain]
     sources: Sources
+    wheelhouse: Wheelhouse
     store: LocalStore
     reporter: Reporter
     limits: Limits
@@ -53,10 +55,10 @@ def make_wheels(plans: Sequence[WheelPlan], environment: Callable[[], Path], wor
         BuildError: a wheel does not build; the others are built to their end and kept.
         CheckRefusedError: a wheel is not what was asked for, and was not kept.
     """
-    wheelhouse = Wheelhouse(workshop.store)
+    wheelhouse = workshop.wheelhouse
     found = {plan.parts.key: wheelhouse.find(plan.parts.key) for plan in plans}
     missing = [plan for plan in plans if found[plan.parts.key] is None]
-    made = _build_all(missing, environment(), workshop, wheelhouse) if missing else {}
+    made = _build_all(missing, environment(), workshop) if missing else {}
     return tuple(made.get(plan.parts.key) or _there(found[plan.parts.key]) for plan in plans)
 
 
@@ -66,9 +68,7 @@ def _there(item: Built | None) -> Built:
     return item
 
 
-def _build_all(
-    plans: Sequence[WheelPlan], environment: Path, workshop: Workshop, wheelhouse: Wheelhouse
-) -> dict[str, Built]:
+def _build_all(plans: Sequence[WheelPlan], environment: Path, workshop: Workshop) -> dict[str, Built]:
     limits, toolchain = workshop.limits, workshop.toolchain()
     which = plans[0].name if len(plans) == 1 else f"{len(plans)} wheels"
     title = f"build {which} for {plans[0].asked.text()}, {limits.jobs} at once in {limits.memory_gib} GiB"
@@ -79,7 +79,7 @@ def _build_all(
             running: dict[str, Future[Built]] = {}
             for plan in plans:
                 maker = _Maker(plan, environment, toolchain, workshop, turns, board)
-                running[plan.parts.key] = pool.submit(_kept, maker, plan, wheelhouse, workshop.reporter)
+                running[plan.parts.key] = pool.submit(_kept, maker, plan, workshop)
             # All of them, before the first error is raised.
             failures = [future.exception() for future in running.values()]
         for failure in failures:
@@ -88,11 +88,11 @@ def _build_all(
     return {key: future.result() for key, future in running.items()}
 
 
-def _kept(maker: _Maker, plan: WheelPlan, wheelhouse: Wheelhouse, reporter: Reporter) -> Built:
+def _kept(maker: _Maker, plan: WheelPlan, workshop: Workshop) -> Built:
     try:
-        return wheelhouse.get_or_build(plan.parts.key, maker)
+        return workshop.wheelhouse.get_or_build(plan.parts.key, maker)
     except EnvbuildError as error:
-        reporter.note(f"{plan.name}: {error.what}")
+        workshop.reporter.note(f"{plan.name}: {error.what}")
         raise
     finally:
         maker.leave()

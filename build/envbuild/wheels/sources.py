@@ -18,6 +18,7 @@ from envbuild.lock.releases import look_up
 from envbuild.lock.workplace import Workplace
 from envbuild.store.local import LocalStore
 from envbuild.wheels.commits import archive_of_commit
+from envbuild.wheels.key import Parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,10 @@ class Origin:
     sdist: str = ""
     git: str = ""
     commit: str = ""
+
+    def is_of(self, parts: Parts) -> bool:
+        """Whether a wheel with these parts was built from this."""
+        return (self.package, self.sdist, self.commit) == (parts.package, parts.sdist, parts.commit)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,6 +68,13 @@ def test_command_line_imports_no_rich_where_there_is_no_terminal(project):
     assert {"rich", "uv"}.isdisjoint(done.stderr.split())
 
 
+@pytest.mark.parametrize("arguments", [["wheels", "list"], ["wheels", "push", "--help"], ["sync", "--help"]])
+def test_what_needs_no_remote_store_imports_no_library_for_one(project, arguments):
+    code = "import sys; from envbuild.cli.main import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert {"obstore", "urllib3"}.isdisjoint(done.stderr.split())
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], []])
 def test_help_names_every_command_and_exit_code(arguments, capsys):
     assert run(arguments) == 0

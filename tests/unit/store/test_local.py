@@ -54,7 +54,7 @@ def test_damage_is_told_once_and_made_good(store):
         assert store.find("image", KEY) is None
         assert store.get_or_build("image", KEY, fill).built
         assert (entry.path / "file").read_text() == "content"
-        notes = store._reporter.notes
+        notes = store.reporter.notes
         assert [("file was changed" in note, "made anew" in note) for note in notes] == [(True, True)] * times
 
 
@@ -102,15 +102,15 @@ def test_two_processes_become_one_builder(store, tmp_path):
         wait_until(lambda: not started.exists())
         fill(folder)
 
-    store._reporter.note = lambda text: (store._reporter.notes.append(text), started.unlink())
+    store.reporter.note = lambda text: (store.reporter.notes.append(text), started.unlink())
     with forked(lambda: store.get_or_build("image", KEY, slowly)) as other:
         wait_until(started.exists)
         entry = store.get_or_build("image", KEY, lambda _: pytest.fail("built twice"))
         assert os.waitpid(other, 0)[1] == 0
     assert not entry.built
     assert (entry.path / "file").read_text() == "content"
-    assert len(store._reporter.notes) == 1
-    assert "another envbuild is making image" in store._reporter.notes[0]
+    assert len(store.reporter.notes) == 1
+    assert "another envbuild is making image" in store.reporter.notes[0]
 
 
 def test_waiting_process_builds_when_the_first_one_is_killed(store, tmp_path):
@@ -122,7 +122,7 @@ def test_waiting_process_builds_when_the_first_one_is_killed(store, tmp_path):
 
     with forked(lambda: store.get_or_build("image", KEY, never)) as other:
         wait_until(started.exists)
-        store._reporter.note = lambda _: os.kill(other, signal.SIGKILL)
+        store.reporter.note = lambda _: os.kill(other, signal.SIGKILL)
         assert store.get_or_build("image", KEY, fill).built
 
 

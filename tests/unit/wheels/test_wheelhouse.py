@@ -126,7 +126,7 @@ class Sources(Declared):
         self.store = store
 
 
-def taken(lock, store, monkeypatch, target=GPU, *, compilers=COMPILERS, notes=None) -> dict[str, Built]:
+def taken(lock, store, monkeypatch, target=GPU, *, compilers=COMPILERS, notes=None, remotes=()) -> dict[str, Built]:
     def find(cuda):
         if compilers is None:
             raise MachineError("there is no CUDA toolkit")
@@ -134,7 +134,7 @@ def taken(lock, store, monkeypatch, target=GPU, *, compilers=COMPILERS, notes=No
 
     monkeypatch.setattr(taking, "find_toolchain", find)
     catalog = Catalog.open(data_root())
-    return fitting_wheels(lock, target, catalog, Sources(store), notes or SilentReporter())  # type: ignore[arg-type]
+    return fitting_wheels(lock, target, catalog, Sources(store), notes or SilentReporter(), remotes)  # type: ignore[arg-type]
 
 
 def test_the_wheel_with_the_very_key_comes_first(store, tmp_path, monkeypatch):

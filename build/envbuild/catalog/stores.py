@@ -1,0 +1,117 @@
+"""Remote stores of a site, and which of them are in force: the file's, a variable's, or the command line's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from envbuild.catalog.fields import Model
+from envbuild.core.errors import ConfigurationError
+from envbuild.store.address import parse_address
+
+OFF = "off"
+VARIABLE, MODE_VARIABLE = "ENVBUILD_STORE", "ENVBUILD_STORE_MODE"
+
+
+class StoreMode(str, Enum):
+    """What a remote store is used for."""
+
+    READ = "read"
+    WRITE = "write"
+    READ_WRITE = "read-write"
+
+
+def _address(text: str) -> str:
+    try:
+        return str(parse_address(text))
+    except ConfigurationError as error:
+        raise ValueError(f"{error.what}. {error.why}") from error
+
+
+def _endpoint(text: str) -> str:
+    if "@" in text:
+        raise ValueError("an endpoint holds no user name and no password; credentials come from AWS_* or ~/.aws")
+    return text
+
+
+class StoreSettings(Model):
+    """A remote store beside the local one."""
+
+    url: Annotated[str, AfterValidator(_address)] = Field(
+        description="oci://HOST/REPOSITORY, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or file:///DIRECTORY"
+    )
+    mode: StoreMode = Field(
+        default=StoreMode.READ, description="whether it is read, written (what is built here), or both"
+    )
+    endpoint: Annotated[str, StringConstraints(pattern=r"^https?://\S+$"), AfterValidator(_endpoint)] | None = Field(
+        default=None, description="of an S3 service that is not Amazon's; default: AWS_ENDPOINT_URL"
+    )
+
+
+class Store(StoreSettings):
+    """A remote store in force."""
+
+    name: str = Field(description="of the configuration file, else its address")
+
+    @property
+    def reads(self) -> bool:
+        """Whether entries that are not here are looked for there."""
+        return self.mode is not StoreMode.WRITE
+
+    @property
+    def writes(self) -> bool:
+        """Whether what is made here is put there."""
+        return self.mode is not StoreMode.READ
+
+
+def choose_stores(known: Mapping[str, StoreSettings], text: str, mode: str, said_by: str) -> tuple[Store, ...]:
+    """The stores that ``text`` means: all those known when empty, none for ``off``, else one by name or address.
+
+    Args:
+        mode: in the place of theirs; empty for theirs.
+        said_by: the option or variable, for errors.
+
+    Raises:
+        ConfigurationError: it is no name, no address, or no mode.
+    """
+    if mode and mode not in [item.value for item in StoreMode]:
+        raise ConfigurationError(
+            f"{mode!r} is no mode of a store",
+            why=f"{MODE_VARIABLE} is one of {', '.join(item.value for item in StoreMode)}.",
+            fix="Correct it, or unset it.",
+        )
+    if text == OFF:
+        return ()
+    if not text:
+        chosen = dict(known)
+    elif text in known:
+        chosen = {text: known[text]}
+    elif "://" in text:
+        address = str(parse_address(text))
+        same = next((item for item in known.items() if item[1].url == address), None)
+        chosen = dict([same or (address, StoreSettings(url=address))])
+    else:
+        raise ConfigurationError(
+            f"there is no store {text!r}",
+            why=f"{said_by} names it. The configuration file has: {', '.join(known) or 'none'}.",
+            fix=f"Name one of these, an address (oci://..., s3://..., gs://..., file:///...), or {OFF!r} for none.",
+        )
+    return tuple(
+        Store(name=name, url=item.url, mode=StoreMode(mode) if mode else item.mode, endpoint=item.endpoint)
+        for name, item in chosen.items()
+    )
+
+
+def stores_in_force(
+    known: Mapping[str, StoreSettings], environ: Mapping[str, str], mode: str = ""
+) -> tuple[Store, ...]:
+    """The stores of the configuration file, or what ENVBUILD_STORE and ENVBUILD_STORE_MODE make of them.
+
+    Args:
+        mode: in the place of the variable's and the file's.
+    """
+    mode = mode or environ.get(MODE_VARIABLE, "").strip()
+    return choose_stores(known, environ.get(VARIABLE, "").strip(), mode, VARIABLE)

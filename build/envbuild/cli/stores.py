@@ -1,0 +1,58 @@
+"""The options about remote stores, and the stores they mean."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from envbuild.catalog.stores import StoreMode
+from envbuild.cli.common import Session
+from envbuild.core.errors import UsageError
+from envbuild.store.remote import Remote
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def store_option(text: str) -> Callable[[F], F]:
+    """Add ``--store``."""
+    return click.option("--store", "store", metavar="STORE", default="", help=text)
+
+
+def store_options(function: F) -> F:
+    """Add ``--store`` and ``--store-mode``; the command receives them as one function that opens the stores."""
+
+    @store_option("A remote store: its name in the configuration, or its address; 'off' for none.")
+    @click.option(
+        "--store-mode",
+        type=click.Choice([item.value for item in StoreMode]),
+        default=None,
+        help="Whether remote stores are read, written, or both; default: as configured, else read.",
+    )
+    @functools.wraps(function)
+    def wrapper(*args: Any, store: str, store_mode: str | None, **kwargs: Any) -> Any:
+        def opened(session: Session) -> tuple[Remote, ...]:
+            return session.remotes(store, store_mode or "")
+
+        return function(*args, stores=opened, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
+
+
+def one_store(session: Session, store: str) -> Remote:
+    """The store that a command is about: the one named, or the only one that is configured.
+
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    found = session.remotes(store)
+    if len(found) != 1:
+        names = ", ".join(item.name for item in found)
+        raise UsageError(
+            "which remote store is meant is not clear" if found else "there is no remote store",
+            why=f"Configured are: {names}." if found else "None is configured, or it is switched off.",
+            fix="Name one with --store: a name of the configuration file, or an address such as s3://BUCKET/PREFIX.",
+        )
+    return found[0]

@@ -1,0 +1,295 @@
+"""``envbuild wheels list|show|verify|prune|push|pull``: what is in the wheelhouse, here and in remote stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from envbuild.cli.command import Command
+from envbuild.cli.common import Session, output_options, shown
+from envbuild.cli.stores import one_store, store_option
+from envbuild.core.digests import Json, short
+from envbuild.core.errors import CheckRefusedError, UsageError
+from envbuild.wheels.architectures import Architectures
+from envbuild.wheels.entry import KIND, Built, WheelRecord
+from envbuild.wheels.wheelhouse import Wheelhouse, key_by_prefix
+
+if TYPE_CHECKING:
+    from envbuild.store.document import Document
+    from envbuild.store.remote import Remote
+
+THERE = "Look into this remote store instead: its name in the configuration, or its address."
+
+
+def as_json(item: Built) -> dict[str, Json]:
+    """A wheel as ``--json`` has it."""
+    provenance = item.provenance()
+    return {
+        "built": item.built,
+        "fetched": item.fetched,
+        "pushed": dict(item.pushed),
+        "path": str(item.wheel),
+        "record": item.record.model_dump(mode="json", by_alias=True),
+        "provenance": provenance.model_dump(mode="json", by_alias=True) if provenance else None,
+    }
+
+
+def line(item: Built) -> str:
+    """A wheel as people read it."""
+    if item.built:
+        state = f"built in {item.record.build_seconds:.0f} s"
+    else:
+        state = f"fetched from {item.fetched}" if item.fetched else "in the wheelhouse"
+    state += "".join(f", {place}: {what}" for place, what in item.pushed.items())
+    return f"{_what(item.record)}  {state}  {shown(item.wheel)}"
+
+
+def _what(record: WheelRecord) -> str:
+    found = Architectures.of(record.sm, record.ptx).text()
+    return f"{short(record.key)}  {record.file}  {found}  {record.size_bytes / 1e6:.1f} MB"
+
+
+def _details(record: WheelRecord) -> list[str]:
+    return [
+        f"  digest = {record.digest}",
+        f"  glibc = {record.glibc}",
+        f"  libstdc++ = {record.libstdcxx}",
+        f"  policy = {record.policy or 'none'}",
+        *[f"  not manylinux: {why}" for why in record.not_manylinux],
+        f"  libraries = {' '.join(record.libraries)}",
+        f"  imported = {' '.join(record.imported)}",
+        *[f"  not imported: {module}: {why}" for module, why in record.not_imported.items()],
+        *[f"  {name} = {value}" for name, value in record.parts.flat().items()],
+    ]
+
+
+@click.command("list", cls=Command)
+@store_option(THERE)
+@output_options
+def list_command(session: Session, store: str) -> None:
+    """List the wheels in the wheelhouse."""
+    if not store:
+        found = list(Wheelhouse(session.store).all())
+        session.done({"wheels": [as_json(item) for item in found]}, *[line(item) for item in found])
+        return
+    remote = one_store(session, store)
+    there, bad = _records(remote, remote.keys(KIND))
+    session.done(
+        {
+            "store": remote.address,
+            "wheels": [_remote_json(record) for record in there.values()],
+            "refused": dict(bad),
+        },
+        *[_what(record) for record in there.values()],
+        *[f"{short(key)}  refused: {why}" for key, why in bad.items()],
+    )
+
+
+def _remote_json(record: WheelRecord) -> dict[str, Json]:
+    return {"record": record.model_dump(mode="json", by_alias=True)}
+
+
+def _records(remote: Remote, keys: list[str]) -> tuple[dict[str, WheelRecord], dict[str, str]]:
+    """The records of a store's wheels, by package, and why the others cannot be read."""
+    from envbuild.wheels.sharing import record_of
+
+    good, bad = {}, {}
+    for key, document in remote.documents(KIND, keys).items():
+        if isinstance(document, CheckRefusedError):
+            bad[key] = document.why
+        elif (record := record_of(document)) is None or record.key != key:
+            bad[key] = "Its record is none of a wheel with this key."
+        else:
+            good[key] = record
+    return dict(sorted(good.items(), key=lambda item: (item[1].parts.package, item[1].parts.version, item[0]))), bad
+
+
+@click.command("show", cls=Command)
+@click.argument("key")
+@store_option(THERE)
+@output_options
+def show_command(session: Session, key: str, store: str) -> None:
+    """Print the record of the wheel whose key begins with KEY: its parts, its content, who built it, where it is."""
+    if store:
+        remote = one_store(session, store)
+        there, _ = _records(remote, _matching(remote, key))
+        record = there[key_by_prefix(key, {name: item.file for name, item in there.items()})]
+        session.done({"store": remote.address, **_remote_json(record)}, _what(record), *_details(record))
+        return
+    item = Wheelhouse(session.store).by_prefix(key)
+    provenance = item.provenance()
+    made = provenance.model_dump(exclude={"schema_", "toolchain"}) if provenance else {}
+    lines = [f"  {name} = {value}" for name, value in made.items()]
+    session.done(as_json(item), line(item), *lines, *_details(item.record))
+
+
+def _matching(remote: Remote, text: str) -> list[str]:
+    """The keys that begin with ``text``; all where none does, for the error that names them."""
+    keys = remote.keys(KIND)
+    return [key for key in keys if key.removeprefix("sha256:").startswith(text.removeprefix("sha256:"))] or keys
+
+
+@click.command("verify", cls=Command)
+@store_option(THERE)
+@output_options
+def verify_command(session: Session, store: str) -> None:
+    """Read every wheel again and compare it with its record."""
+    if store:
+        remote = one_store(session, store)
+        keys = remote.keys(KIND)
+        problems = _remote_problems(session, remote, keys)
+        where, count = f"the store {remote.address}", len(keys)
+        fix = "They are not taken. With a good wheel here: envbuild wheels push KEY --store STORE --replace"
+    else:
+        wheelhouse = Wheelhouse(session.store)
+        problems = wheelhouse.problems()
+        where, count = "the wheelhouse", len(wheelhouse.entries())
+        fix = "Run `envbuild wheels` again for them: a damaged entry is not used, and built anew."
+    if problems:
+        raise CheckRefusedError(
+            f"{len(problems)} of {count} entries of {where} are damaged",
+            why="\n".join(f"{short(name)}: {why}" for name, why in problems.items()),
+            fix=fix,
+        )
+    session.done({"verified": count}, f"{count} wheels in {where}, all as they were kept")
+
+
+def _remote_problems(session: Session, remote: Remote, keys: list[str]) -> dict[str, str]:
+    sharing = Wheelhouse(session.store, [remote]).sharing
+    problems = {}
+    for key, document in remote.documents(KIND, keys).items():
+        why = document.why if isinstance(document, CheckRefusedError) else sharing.damage(remote, document)
+        if why:
+            problems[key] = why
+    return problems
+
+
+@click.command("push", cls=Command)
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.option("--all", "everything", is_flag=True, help="Push every wheel of the wheelhouse.")
+@click.option("--replace", is_flag=True, help="Put a good wheel in the place of a damaged one. A good one stays.")
+@store_option("The remote store: its name in the configuration, or its address; default: the only one configured.")
+@output_options
+def push_command(session: Session, keys: tuple[str, ...], everything: bool, replace: bool, store: str) -> None:
+    """Push wheels to a remote store. What is there stays: the first wheel of a key is the one."""
+    _one_of(keys, everything)
+    wheelhouse = Wheelhouse(session.store)
+    items = list(wheelhouse.all()) if everything else [wheelhouse.by_prefix(key) for key in keys]
+    remote = one_store(session, store)
+    done: dict[str, str] = {}
+    for item in items:
+        if problem := wheelhouse.problem(item):
+            raise CheckRefusedError(
+                f"the wheel {short(item.record.key)} is damaged and is not pushed",
+                why=f"{problem}. Pushed before it: {len(done)}.",
+                fix="Run `envbuild wheels` again for it: a damaged entry is not used, and built anew.",
+            )
+        done[item.record.key] = wheelhouse.sharing.push(remote, item, replace=replace).value
+    names = {item.record.key: item.record.file for item in items}
+    session.done({"store": remote.address, "pushed": dict(done)}, *_told(done, names), _total(done, remote))
+
+
+@click.command("pull", cls=Command)
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.option("--all", "everything", is_flag=True, help="Pull every wheel of the store.")
+@store_option("The remote store: its name in the configuration, or its address; default: the only one configured.")
+@output_options
+def pull_command(session: Session, keys: tuple[str, ...], everything: bool, store: str) -> None:
+    """Pull wheels from a remote store into the wheelhouse; each is checked before it is kept."""
+    _one_of(keys, everything)
+    remote = one_store(session, store)
+    there = remote.keys(KIND)
+    if not everything:
+        names = dict.fromkeys(there, remote.address)
+        there = [key_by_prefix(key, names) for key in keys]
+    documents = remote.documents(KIND, there)
+    wheelhouse = Wheelhouse(session.store, [remote])
+    done = {key: _pull(wheelhouse, remote, session, key, document) for key, document in documents.items()}
+    refused = {key: what for key, what in done.items() if what not in (PULLED, HERE)}
+    if refused:
+        raise CheckRefusedError(
+            f"{len(refused)} of {len(done)} wheels of the store {remote.address} are refused",
+            why="\n".join(f"{short(key)}: {why}" for key, why in refused.items()),
+            fix="They were not taken; the others were. With a good wheel here: envbuild wheels push KEY --replace",
+        )
+    names = {item.record.key: item.record.file for item in wheelhouse.all()}
+    session.done({"store": remote.address, "pulled": dict(done)}, *_told(done, names), _total(done, remote))
+
+
+PULLED, HERE = "pulled", "here already"
+
+
+def _pull(
+    wheelhouse: Wheelhouse, remote: Remote, session: Session, key: str, document: Document | CheckRefusedError
+) -> str:
+    """What became of a wheel: it was pulled, was here, or why it is refused."""
+    if isinstance(document, CheckRefusedError):
+        return document.why
+    try:
+        entry = session.store.get_or_build(KIND, key, lambda folder: wheelhouse.sharing.take(remote, document, folder))
+    except CheckRefusedError as error:
+        return error.why
+    return PULLED if entry.built else HERE
+
+
+def _one_of(keys: tuple[str, ...], everything: bool) -> None:
+    if bool(keys) == everything:
+        raise UsageError(
+            "which wheels are meant is not clear",
+            why="Keys and --all belong not together." if keys else "Neither a key nor --all was given.",
+            fix="Name wheels by the beginning of their keys (`envbuild wheels list`), or take --all.",
+        )
+
+
+def _told(done: Mapping[str, str], names: Mapping[str, str]) -> list[str]:
+    return [f"{short(key)}  {names.get(key, '')}  {what}" for key, what in done.items()]
+
+
+def _total(done: Mapping[str, str], remote: Remote) -> str:
+    return f"{len(done)} wheels, {remote.address}"
+
+
+@click.command("prune", cls=Command)
+@click.option("--dry-run", is_flag=True, help="Say what would go and how much it is; remove nothing.")
+@click.option(
+    "--unused-days",
+    type=click.FloatRange(min=0),
+    default=30,
+    show_default=True,
+    metavar="DAYS",
+    help="Remove what nothing used for so long; 0 for everything.",
+)
+@click.option("--force", is_flag=True, help="Remove also what a lock under lockfiles/ needs.")
+@output_options
+def prune_command(session: Session, dry_run: bool, unused_days: float, force: bool) -> None:
+    """Remove local wheels that were not used for a while, damaged ones, and abandoned builds.
+
+    What a lock needs stays: the project's locks and those that come with envbuild. Remote stores are not touched.
+    """
+    from envbuild.catalog.data import data_root
+    from envbuild.lock.record import read_lock
+    from envbuild.lock.review import committed
+    from envbuild.wheels.pruning import plan_pruning, remove
+
+    folders = dict.fromkeys(path.resolve() for root in (session.project, data_root()) for path in committed(root))
+    lock_directories = [] if force else [read_lock(path) for path in folders]
+    plan = plan_pruning(session.store, lock_directories, unused_days=unused_days, force=force)
+    gone = plan.old if dry_run else remove(session.store, plan.old)
+    size = sum(item.size_bytes for item in gone)
+    word = "would be removed" if dry_run else "removed"
+    session.done(
+        {
+            "dry_run": dry_run,
+            "removed": [item.as_json() for item in gone],
+            "needed": [item.as_json() for item in plan.needed],
+            "size_bytes": size,
+        },
+        *[f"{word}: {item.name}  {item.size_bytes / 1e6:.1f} MB  {item.why}" for item in gone],
+        *[f"stays, a lock needs it: {item.name}  {item.size_bytes / 1e6:.1f} MB  {item.why}" for item in plan.needed],
+        f"{word}: {len(gone)} of the wheelhouse's entries and builds, {size / 1e6:.1f} MB",
+    )
+
+
+COMMANDS = (list_command, show_command, verify_command, prune_command, push_command, pull_command)

@@ -1,0 +1,64 @@
+"""What a remote store must be able to do: keep files by digest, and one small document for each entry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+ENTRIES, SHELVES, BLOBS = "entries", "shelves", "blobs/sha256"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blob:
+    """A file by what is in it.
+
+    Attributes:
+        name: what the file is called in its entry.
+        digest: ``sha256:<hex>``.
+    """
+
+    name: str
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, order=True)
+class Offer:
+    """An entry as a listing has it: its key, and the shelf that it was looked for on."""
+
+    key: str
+    shelf: tuple[str, ...]
+
+
+class Backend(Protocol):
+    """A place for entries. An entry is there when its document is; what a document names was put there before it.
+
+    All methods raise NetworkError when the place cannot be reached or refuses, and MachineError when a local file
+    cannot be written.
+    """
+
+    def read(self, kind: str, key: str) -> bytes | None:
+        """The document of an entry; None when there is no such entry."""
+
+    def create(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:
+        """Put the document of an entry there, unless there is one: False, and the one that is there stays."""
+
+    def replace(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:
+        """Put the document of an entry in the place of a damaged one."""
+
+    def keys(self, kind: str) -> list[str]:
+        """The keys of all entries."""
+
+    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[Offer]:
+        """The entries on a shelf and on those inside it; some of them may not be there any more."""
+
+    def has(self, digest: str, size_bytes: int) -> bool:
+        """Whether a file of this digest and size is there."""
+
+    def upload(self, file: Path, digest: str, size_bytes: int) -> None:
+        """Put a file there, under its digest."""
+
+    def download(self, digest: str, size_bytes: int, to: Path) -> bool:
+        """Write what is kept under a digest to a local file, unchecked; False when there is nothing."""

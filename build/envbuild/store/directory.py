@@ -1,0 +1,154 @@
+"""A remote store in a directory of a shared file system: a file appears there whole, by a link or a rename."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from envbuild.core.errors import NetworkError
+from envbuild.core.files import machine_errors
+from envbuild.store.backend import BLOBS, ENTRIES, SHELVES, Blob, Offer
+
+# File systems without hard links say one of these.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class Directory:
+    """Entries under ``entries/``, their files under ``blobs/sha256/``, empty files on ``shelves/`` to look for them."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def read(self, kind: str, key: str) -> bytes | None:
+        with self._errors("read"):
+            try:
+                return self._entry(kind, key).read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def create(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:  # noqa: ARG002
+        self._shelve(kind, key, shelf)
+        with self._errors("write"), self._written(document) as temporary:
+            final = self._entry(kind, key)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(temporary, final)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                return _created(final, document)
+        return True
+
+    def replace(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:  # noqa: ARG002
+        self._shelve(kind, key, shelf)
+        with self._errors("write"), self._written(document) as temporary:
+            temporary.replace(self._entry(kind, key))
+
+    def keys(self, kind: str) -> list[str]:
+        with self._errors("read"):
+            return [f"sha256:{path.stem}" for path in self._listed(self._root / ENTRIES / kind) if path.suffix]
+
+    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[Offer]:
+        top = self._root / SHELVES / kind
+        with self._errors("read"):
+            files = [path.relative_to(top) for path in top.joinpath(*shelf).rglob("*") if path.is_file()]
+        return [Offer(f"sha256:{path.name}", path.parts[:-1]) for path in files]
+
+    def has(self, digest: str, size_bytes: int) -> bool:
+        with self._errors("read"):
+            try:
+                return self._blob(digest).stat().st_size == size_bytes
+            except FileNotFoundError:
+                return False
+
+    def upload(self, file: Path, digest: str, size_bytes: int) -> None:  # noqa: ARG002
+        with self._errors("write"), self._temporary() as temporary:
+            shutil.copyfile(file, temporary)
+            _sync(temporary)
+            final = self._blob(digest)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            temporary.replace(final)
+
+    def download(self, digest: str, size_bytes: int, to: Path) -> bool:  # noqa: ARG002
+        with self._errors("read"):
+            try:
+                source = self._blob(digest).open("rb")
+            except FileNotFoundError:
+                return False
+        with source, machine_errors(to), to.open("wb") as out:
+            shutil.copyfileobj(source, out, 1 << 20)
+        return True
+
+    def _shelve(self, kind: str, key: str, shelf: tuple[str, ...]) -> None:
+        with self._errors("write"):
+            mark = self._root.joinpath(SHELVES, kind, *shelf, _hex(key))
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+
+    def _entry(self, kind: str, key: str) -> Path:
+        return self._root / ENTRIES / kind / f"{_hex(key)}.json"
+
+    def _blob(self, digest: str) -> Path:
+        return self._root / BLOBS / _hex(digest)
+
+    def _listed(self, folder: Path) -> list[Path]:
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+
+    @contextlib.contextmanager
+    def _temporary(self) -> Iterator[Path]:
+        """A file name on the store's disk that is nobody else's, here or on another machine."""
+        area = self._root / "incoming"
+        area.mkdir(exist_ok=True)
+        temporary = area / f"{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _written(self, content: bytes) -> Iterator[Path]:
+        with self._temporary() as temporary:
+            temporary.write_bytes(content)
+            _sync(temporary)
+            yield temporary
+
+    @contextlib.contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        """The directory itself must be there: a share that is not mounted is no empty store."""
+        with machine_errors(self._root, doing):
+            if not self._root.is_dir():
+                raise NetworkError(
+                    f"the store file://{self._root} cannot be reached",
+                    why="There is no such directory.",
+                    fix="Mount the file system it is on, or make the directory; ENVBUILD_STORE=off goes on without it.",
+                )
+            yield
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def _created(path: Path, content: bytes) -> bool:
+    """Write a file that is not there yet, where links are not possible."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return False
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return True

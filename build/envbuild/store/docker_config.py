@@ -1,0 +1,145 @@
+"""Credentials of registries, where docker and podman keep them: their configuration files and credential helpers."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from envbuild.core.errors import MachineError
+from envbuild.core.process import run
+
+HELPER_SECONDS = 60
+# What a helper says when it has nothing (docker-credential-helpers, "credentials/error.go").
+NOTHING = "credentials not found in native keychain"
+TOKEN_USER = "<token>"  # noqa: S105 - the name that says that a token follows
+DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credentials:
+    """A user name and a secret for a registry.
+
+    Attributes:
+        identity_token: the secret is a token to get others with (OAuth2), and no password.
+        source: where they were found.
+    """
+
+    user: str
+    secret: str = field(repr=False)
+    identity_token: bool = False
+    source: str
+
+
+def credentials_for(host: str, environ: Mapping[str, str]) -> Credentials | None:
+    """The credentials of a registry; None when nobody states them.
+
+    Raises:
+        MachineError: a configuration file is no JSON, or a credential helper fails.
+    """
+    names: tuple[str, ...] = (host, f"https://{host}", f"http://{host}", f"https://{host}/v1/", f"https://{host}/v2/")
+    if host in DOCKER_HUB:
+        names = ("https://index.docker.io/v1/", *DOCKER_HUB)
+    for path in _files(environ):
+        config = _read(path)
+        if config is not None and (found := _in(config, path, names, environ)) is not None:
+            return found
+    return None
+
+
+def _files(environ: Mapping[str, str]) -> Iterator[Path]:
+    """containers-auth.json(5) and docker's own file."""
+    if named := environ.get("REGISTRY_AUTH_FILE"):
+        yield Path(named)
+    if named := environ.get("DOCKER_CONFIG"):
+        yield Path(named) / "config.json"
+    else:
+        yield Path(environ.get("HOME") or "~").expanduser() / ".docker/config.json"
+    if named := environ.get("XDG_RUNTIME_DIR"):
+        yield Path(named) / "containers/auth.json"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise MachineError(
+            f"the registry credentials in {path} cannot be read",
+            why=error.strerror or "" if isinstance(error, OSError) else "It is no JSON.",
+            fix="Correct the file, or make it anew with `docker login` or `podman login`.",
+        ) from error
+    return found if isinstance(found, dict) else {}
+
+
+def _in(
+    config: Mapping[str, Any], path: Path, names: tuple[str, ...], environ: Mapping[str, str]
+) -> Credentials | None:
+    helpers, auths = config.get("credHelpers") or {}, config.get("auths") or {}
+    for name in names:
+        if helper := helpers.get(name):
+            return _ask(str(helper), name, path, environ)
+    for name in names:
+        if isinstance(entry := auths.get(name), dict) and (found := _decoded(entry, path)) is not None:
+            return found
+    if config.get("credsStore"):
+        return _ask(str(config["credsStore"]), names[0], path, environ)
+    return None
+
+
+def _decoded(entry: Mapping[str, Any], path: Path) -> Credentials | None:
+    if token := entry.get("identitytoken"):
+        return Credentials(user=TOKEN_USER, secret=str(token), identity_token=True, source=str(path))
+    try:
+        user, _, secret = base64.b64decode(str(entry.get("auth") or "")).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError) as error:
+        raise MachineError(
+            f"the registry credentials in {path} cannot be read",
+            why="An auth in it is no base64.",
+            fix="Make the file anew with `docker login` or `podman login`.",
+        ) from error
+    user, secret = str(entry.get("username") or user), str(entry.get("password") or secret.rstrip("\0"))
+    return Credentials(user=user, secret=secret, source=str(path)) if user else None
+
+
+def _ask(helper: str, name: str, path: Path, environ: Mapping[str, str]) -> Credentials | None:
+    """What a credential helper says; its output is shown to nobody."""
+    program = shutil.which(f"docker-credential-{helper}", path=environ.get("PATH", os.defpath))
+    if program is None:
+        raise MachineError(
+            f"the credential helper docker-credential-{helper} is not installed",
+            why=f"{path} names it for {name}, and it is not on PATH.",
+            fix="Install it, or take it out of the file and use `docker login`.",
+        )
+    asked = run(
+        [program, "get"],
+        what=f"ask {Path(program).name} for the credentials of {name}",
+        stdin=name.encode(),
+        env=dict(environ),
+        timeout_seconds=HELPER_SECONDS,
+        check=False,
+        error=MachineError,
+    )
+    if asked.status != 0 and NOTHING in asked.output:
+        return None
+    try:
+        if asked.status != 0:
+            raise ValueError("it failed")
+        said = json.loads(asked.output)
+        user, secret = str(said["Username"]), str(said["Secret"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise MachineError(
+            f"the credential helper {Path(program).name} has no credentials for {name}",
+            why=f"It ended with status {asked.status}; what it printed may be secret and is not shown.",
+            fix=f"Run it by hand: echo {name} | {Path(program).name} get",
+        ) from error
+    return Credentials(
+        user=user, secret=secret, identity_token=user == TOKEN_USER, source=f"the helper {Path(program).name}"
+    )

@@ -1,0 +1,101 @@
+"""The document of an entry in a remote store: which files it has, under which key, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
+
+from envbuild.core.digests import sha256_file, short
+from envbuild.core.errors import CheckRefusedError, InternalError
+from envbuild.store.backend import Blob
+from envbuild.store.seals import SEAL_FILE
+
+SCHEMA = "envbuild.entry/1"
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+def _inside(name: str) -> str:
+    """A file name that leads to no place outside its entry."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or str(path) != name or "\0" in name or name in (".", SEAL_FILE):
+        raise ValueError(f"{name!r} is no name of a file inside an entry")
+    return name
+
+
+class EntryFile(BaseModel):
+    """A file of an entry."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, AfterValidator(_inside)] = Field(min_length=1, max_length=1024)
+    digest: Digest
+    size_bytes: int = Field(ge=0)
+
+
+class Document(BaseModel):
+    """All that a remote store says of an entry."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_: Literal["envbuild.entry/1"] = Field(alias="schema", default="envbuild.entry/1")
+    kind: str
+    key: Digest
+    shelf: tuple[str, ...] = Field(description="what it can be looked for by, from the wide to the narrow")
+    files: tuple[EntryFile, ...] = Field(min_length=1)
+    record: JsonValue = Field(description="the entry's own record, to be read without its files")
+
+    def as_bytes(self) -> bytes:
+        """The document as it is kept."""
+        return (self.model_dump_json(by_alias=True, indent=1) + "\n").encode()
+
+    def blobs(self) -> tuple[Blob, ...]:
+        """The files as a backend keeps them."""
+        return tuple(Blob(name=file.name, digest=file.digest, size_bytes=file.size_bytes) for file in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files together."""
+        return sum(file.size_bytes for file in self.files)
+
+
+def describe(kind: str, key: str, shelf: tuple[str, ...], folder: Path, record: JsonValue) -> Document:
+    """The document of a local entry."""
+    files = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            raise InternalError(f"the store entry has a symbolic link: {name}")
+        if path.is_file() and name != SEAL_FILE:
+            files.append(EntryFile(name=name, digest=sha256_file(path), size_bytes=path.stat().st_size))
+    return Document(kind=kind, key=key, shelf=shelf, files=tuple(files), record=record)
+
+
+def read_document(raw: bytes, kind: str, key: str, where: str) -> Document:
+    """Read the document that a store has under a kind and key.
+
+    Raises:
+        CheckRefusedError: it is damaged, or belongs to another entry.
+    """
+    try:
+        found = Document.model_validate_json(raw)
+        names = [file.name for file in found.files]
+        if len(set(names)) != len(names):
+            raise ValueError("a file is in it twice")
+    except (ValidationError, ValueError) as error:
+        reason = str(error).splitlines()
+        raise refused(kind, key, where, f"Its document cannot be read: {' '.join(reason[:3])[:300]}") from error
+    if (found.kind, found.key) != (kind, key):
+        raise refused(kind, key, where, f"It is {found.kind} {short(found.key)}, kept under another name.")
+    return found
+
+
+def refused(kind: str, key: str, where: str, why: str) -> CheckRefusedError:
+    """The error for an entry of a remote store that is not what it should be."""
+    return CheckRefusedError(
+        f"{kind} {short(key)} of the store {where} is refused",
+        why=why,
+        fix=f"It was not taken. With a good one here, `envbuild {kind} push {short(key)} --store {where} --replace` "
+        "puts that in its place; otherwise it has to be removed there.",
+    )

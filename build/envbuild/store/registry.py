@@ -1,0 +1,312 @@
+"""Speaks with an OCI registry: requests, credentials, retries, transfers that are resumed or started again.
+
+On urllib3, which has the pool, the redirects and a retry policy that knows Retry-After; oras-py was looked at and left
+out, since it neither goes on after a cut connection nor checks what it downloads, and brings requests and jsonschema.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from envbuild import __version__
+from envbuild.core.errors import EnvbuildError, NetworkError
+from envbuild.core.files import machine_errors
+from envbuild.store.address import Address, is_loopback
+from envbuild.store.docker_config import Credentials, credentials_for
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse, PoolManager
+    from urllib3.util import Retry
+
+CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
+RETRIES = 5
+BACKOFF_SECONDS, LONGEST_WAIT_SECONDS = 0.2, 30
+TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
+CHUNK_BYTES = 1 << 20
+MESSAGE_CHARACTERS = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Registry:
+    """The repository at an address. Threads may share it."""
+
+    def __init__(self, address: Address, ca_bundle: Path | None, environ: Mapping[str, str]) -> None:
+        from urllib3.util import Retry, Timeout
+
+        self._address = address
+        self._environ = environ
+        self._ca_bundle = ca_bundle
+        self._top = f"{'http' if address.is_loopback else 'https'}://{address.host}/v2/{address.path}/"
+        self._timeout = Timeout(connect=CONNECT_SECONDS, read=READ_SECONDS)
+        self._retries = Retry(
+            total=RETRIES,
+            backoff_factor=BACKOFF_SECONDS,
+            backoff_max=LONGEST_WAIT_SECONDS,
+            retry_after_max=LONGEST_WAIT_SECONDS,
+            status_forcelist=TRANSIENT,
+            allowed_methods=None,
+            raise_on_status=False,
+        )
+        self._lock = threading.Lock()
+        self._pools: dict[str, PoolManager] = {}
+        self._authorization = ""
+        self._asked_for: Credentials | None = None
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        accept: tuple[int, ...],
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> Answer:
+        """Send a request about the repository, and again where that may help.
+
+        Raises:
+            NetworkError: there is no answer, or one whose status is not in ``accept``.
+        """
+        with self._errors(method, path):
+            response = self._send(method, self._top + path, headers or {}, body, self._retries)
+            answer = Answer(status=response.status, headers=response.headers, body=response.data)
+        if answer.status not in accept:
+            raise self._refused(method, path, answer.status, answer.body)
+        return answer
+
+    def download(self, path: str, size_bytes: int, to: Path) -> bool:
+        """Write what is at a path to a file, going on where a connection was cut; False when nothing is there.
+
+        Not more than one chunk beyond ``size_bytes`` is taken. What came is for the caller to check.
+        """
+        from urllib3.exceptions import HTTPError
+
+        retries = self._retries
+        with self._errors("GET", path), machine_errors(to), to.open("wb") as out:
+            while True:
+                start = out.tell()
+                headers = {"Range": f"bytes={start}-"} if start else {}
+                response = self._send("GET", self._top + path, headers, None, self._retries, stream=True)
+                try:
+                    if response.status not in (200, 206):
+                        break
+                    if response.status == 200 and start:  # it does not know of ranges
+                        out.seek(0)
+                        out.truncate()
+                    _receive(response, out, size_bytes)
+                    break
+                except HTTPError as error:
+                    # Each piece that came makes the rest smaller: only tries without any are counted.
+                    retries = self._retries if out.tell() > start else retries
+                    retries = retries.increment("GET", path, error=error)
+                    retries.sleep()
+                finally:
+                    response.close()
+        if response.status not in (200, 206, 404):
+            raise self._refused("GET", path, response.status, b"")
+        return response.status != 404
+
+    def upload(self, path: str, query: Mapping[str, str], file: Path, size_bytes: int) -> None:
+        """Send a file to the upload that a request to ``path`` opens; a transfer that was cut is started again."""
+        from urllib3.exceptions import HTTPError
+
+        retries = self._retries
+        # Of the transfer itself: what it is sent to may be gone after a failure.
+        once = self._retries.new(total=None, connect=0, read=0, status=0, other=0, redirect=5)
+        with self._errors("PUT", path):
+            while True:
+                opened = self.ask("POST", path, accept=(202,), headers={"Content-Length": "0"})
+                place = urllib.parse.urljoin(self._top + path, opened.headers.get("Location", ""))
+                place += ("&" if "?" in place else "?") + urllib.parse.urlencode(query)
+                headers = {"Content-Length": str(size_bytes), "Content-Type": "application/octet-stream"}
+                failure: HTTPError | None = None
+                response: BaseHTTPResponse | None = None
+                with file.open("rb") as body:
+                    try:
+                        response = self._send("PUT", place, headers, body, once)
+                        if response.status == 201:
+                            return
+                        if response.status not in TRANSIENT | {404}:
+                            raise self._refused("PUT", path, response.status, response.data)
+                    except HTTPError as error:
+                        failure = error
+                retries = retries.increment("PUT", path, response=response, error=failure)
+                retries.sleep(response)
+
+    def _send(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | IO[bytes] | None,
+        retries: Retry,
+        *,
+        stream: bool = False,
+    ) -> BaseHTTPResponse:
+        """One request, sent again with credentials when the registry asks for them."""
+        sent = {"User-Agent": f"envbuild/{__version__}", **headers}
+        own = self._is_own(url)
+        for last in (False, True):
+            with self._lock:
+                if own and self._authorization:
+                    sent["Authorization"] = self._authorization
+            response = self._pool(url).request(
+                method,
+                url,
+                body=body,
+                headers=sent,
+                retries=retries,
+                timeout=self._timeout,
+                preload_content=not stream,
+                decode_content=False,
+            )
+            if response.status != 401 or last or not own:
+                break
+            response.drain_conn()
+            self._authorize(response.headers.get("WWW-Authenticate", ""), sent.get("Authorization", ""))
+            if body is not None and not isinstance(body, bytes):
+                body.seek(0)
+        return response
+
+    def _is_own(self, url: str) -> bool:
+        """Whether credentials may go there: only to the registry itself."""
+        return urllib.parse.urlsplit(url)[:2] == urllib.parse.urlsplit(self._top)[:2]
+
+    def _pool(self, url: str) -> PoolManager:
+        from urllib3 import PoolManager, ProxyManager
+
+        parts = urllib.parse.urlsplit(url)
+        proxy = "" if urllib.request.proxy_bypass(parts.netloc) else urllib.request.getproxies().get(parts.scheme, "")
+        with self._lock:
+            if proxy not in self._pools:
+                # What cannot be reached through TLS that is trusted, is not reached.
+                trust = str(self._ca_bundle) if self._ca_bundle else None
+                self._pools[proxy] = (
+                    ProxyManager(proxy, maxsize=8, ca_certs=trust) if proxy else PoolManager(maxsize=8, ca_certs=trust)
+                )
+            return self._pools[proxy]
+
+    def _authorize(self, challenge: str, refused: str) -> None:
+        """Find what the registry's challenge asks for (RFC 7235; the distribution project's token specification)."""
+        scheme, _, rest = challenge.partition(" ")
+        asked = urllib.request.parse_keqv_list(urllib.request.parse_http_list(rest)) if "=" in rest else {}
+        credentials = credentials_for(self._address.host, self._environ)
+        with self._lock:
+            self._asked_for = credentials
+        if scheme.lower() == "bearer" and asked.get("realm"):
+            found = f"Bearer {self._token(asked, credentials)}"
+        elif scheme.lower() == "basic" and credentials is not None:
+            found = _basic(credentials)
+        else:
+            found = ""
+        # The same again would be refused again.
+        with self._lock:
+            self._authorization = "" if found == refused else found
+
+    def _token(self, asked: Mapping[str, str], credentials: Credentials | None) -> str:
+        realm = urllib.parse.urlsplit(asked["realm"])
+        if realm.scheme != "https" and not (realm.scheme == "http" and is_loopback(realm.hostname or "")):
+            raise NetworkError(
+                f"the store {self._address} asks for credentials at a place without TLS",
+                why=f"Its tokens come from {realm.scheme}://{realm.netloc}.",
+                fix="Nothing was sent there. Have the registry's administrators name a place with https.",
+            )
+        fields = {name: asked[name] for name in ("service", "scope") if asked.get(name)}
+        url, headers, method, body = realm.geturl(), {}, "GET", None
+        if credentials is not None and credentials.identity_token:
+            fields |= {"grant_type": "refresh_token", "client_id": "envbuild", "refresh_token": credentials.secret}
+            method, body = "POST", urllib.parse.urlencode(fields).encode()
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        else:
+            url += ("&" if realm.query else "?") + urllib.parse.urlencode(fields)
+            headers |= {"Authorization": _basic(credentials)} if credentials else {}
+        response = self._pool(url).request(
+            method, url, body=body, headers=headers, retries=self._retries, timeout=self._timeout
+        )
+        if response.status != 200:
+            raise self._refused("GET", "its token", response.status, response.data)
+        with contextlib.suppress(ValueError, AttributeError):
+            found = json.loads(response.data)
+            if token := found.get("token") or found.get("access_token"):
+                return str(token)
+        raise NetworkError(
+            f"the store {self._address} gives no token",
+            why=f"The answer of {realm.netloc} has none in it.",
+            fix="Its administrators have to look at it; ENVBUILD_STORE=off goes on without it.",
+        )
+
+    @contextlib.contextmanager
+    def _errors(self, method: str, path: str) -> Iterator[None]:
+        from urllib3.exceptions import HTTPError
+
+        try:
+            yield
+        except EnvbuildError:
+            raise
+        except HTTPError as error:
+            cause = getattr(error, "reason", None) or error
+            # Without the object's address, which urllib3's texts begin with.
+            said = re.sub(r"<[^>]*object at 0x[0-9a-f]+>:? ?", "", str(cause))[:MESSAGE_CHARACTERS]
+            raise NetworkError(
+                f"the store {self._address} cannot be reached",
+                why=f"{method} {path}: {said}; tried {RETRIES + 1} times.",
+                fix="Check the address, the network and the proxy. Run the same command again: what was transferred "
+                "whole is kept. ENVBUILD_STORE=off goes on without it.",
+            ) from error
+
+    def _refused(self, method: str, path: str, status: int, body: bytes) -> NetworkError:
+        account = f"as {self._asked_for.user} (from {self._asked_for.source})" if self._asked_for else "without a name"
+        host = self._address.host
+        login = f"Log in: docker login {host} (or podman, skopeo, oras: their files are read)."
+        fixes = {
+            401: login if self._asked_for is None else f"The credentials are refused; {login[0].lower()}{login[1:]}",
+            403: f"Give the account the right to this repository, or use another one. {login}",
+            404: "Correct the address of the repository; some registries want it made first.",
+            429: "It is overloaded, or its limit is used up: run the same command again later.",
+        }
+        tried = f", tried {RETRIES + 1} times" if status in TRANSIENT else ""
+        said = _message(body)
+        return NetworkError(
+            f"the store {self._address} refuses: status {status}",
+            why=f"{method} {path}, {account}{tried}." + (f" It says: {said}" if said else ""),
+            fix=f"{fixes.get(status, 'Run the same command again later.')} ENVBUILD_STORE=off goes on without it.",
+        )
+
+
+def _receive(response: BaseHTTPResponse, out: IO[bytes], size_bytes: int) -> None:
+    for chunk in response.stream(CHUNK_BYTES, decode_content=False):
+        out.write(chunk)
+        if out.tell() > size_bytes:
+            return
+
+
+def _basic(credentials: Credentials) -> str:
+    from urllib3.util import make_headers
+
+    return make_headers(basic_auth=f"{credentials.user}:{credentials.secret}")["authorization"]
+
+
+def _message(body: bytes) -> str:
+    """What a registry says of an error (OCI distribution-spec, "Error Codes"), on one line."""
+    try:
+        errors = json.loads(body)["errors"]
+        text = "; ".join(str(error.get("message") or error.get("code")) for error in errors)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text)[:MESSAGE_CHARACTERS]

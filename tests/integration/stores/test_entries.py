@@ -1,0 +1,192 @@
+"""What goes into a remote store and comes back: real registries, S3 services, directories."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from helpers.processes import wait_until
+from helpers.store_entries import BIG, KEY, OTHER_KEY, SHELF, Place, content, entry, fetched, push
+
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import CheckRefusedError
+from envbuild.store.opening import open_remote
+from envbuild.store.remote import Pushed
+
+pytestmark = pytest.mark.usefixtures("own_account")
+
+
+def test_what_was_pushed_is_fetched(place: Place, tmp_path: Path) -> None:
+    remote = place.open()
+    assert remote.find("things", KEY) is None
+    assert remote.keys("things") == []
+    assert remote.shelved("things", ()) == []
+    made = entry(tmp_path / "made")
+    assert push(remote, made) is Pushed.NEW
+    document = fetched(place.open(), tmp_path / "got")
+    assert content(tmp_path / "got") == {"small.txt": b"content", "inner/big.bin": BIG}
+    assert (document.key, document.record) == (KEY, {"about": "it"})
+    assert push(remote, made) is Pushed.SAME
+    assert push(remote, made, OTHER_KEY) is Pushed.NEW
+    assert remote.keys("things") == sorted([KEY, OTHER_KEY])
+    assert remote.keys("others") == []
+    assert [offer.key for offer in remote.shelved("things", ("sdist",))] == sorted([KEY, OTHER_KEY])
+    assert {offer.shelf for offer in remote.shelved("things", SHELF)} == {SHELF}
+    assert remote.shelved("things", ("sdi",)) == []
+    assert set(remote.documents("things", [KEY, OTHER_KEY, sha256_bytes(b"none")])) == {KEY, OTHER_KEY}
+
+
+def test_the_first_writer_wins(place: Place, tmp_path: Path) -> None:
+    first, second = entry(tmp_path / "first", "first"), entry(tmp_path / "second", "second")
+    assert push(place.open(), first) is Pushed.NEW
+    assert push(place.open(), second) is Pushed.OTHER
+    fetched(place.open(), tmp_path / "got")
+    assert (tmp_path / "got/small.txt").read_text() == "first"
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from envbuild.store.opening import open_remote
+url, endpoint, folder, key, start = sys.argv[1:]
+remote = open_remote(url, endpoint=endpoint or None)
+time.sleep(max(0.0, float(start) - time.time()))
+print(remote.push("things", key, ("sdist", "fit"), Path(folder), {"about": "it"}).value)
+"""
+
+
+def test_of_many_writers_at_once_one_wins_and_the_others_know(place: Place, tmp_path: Path) -> None:
+    """Processes of their own, as machines are."""
+    running = {}
+    start = str(time.time() + 3)
+    for name in ("one", "two", "three", "four"):
+        folder = entry(tmp_path / name, name, b"small")
+        command = [sys.executable, "-c", WRITER, place.url, place.endpoint or "", str(folder), KEY, start]
+        running[name] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    results = {name: process.communicate(timeout=60)[0].strip() for name, process in running.items()}
+    fetched(place.open(), tmp_path / "got")
+    winner = (tmp_path / "got/small.txt").read_text()
+    assert sorted(results.values()) == [*[Pushed.OTHER.value] * 3, Pushed.NEW.value]
+    assert results[winner] == Pushed.NEW.value
+    assert place.open().keys("things") == [KEY]
+
+
+def test_a_registry_where_two_come_within_the_moment_keeps_one(
+    oci: Place, registry_address: str, tmp_path: Path
+) -> None:
+    """The put of one is held back until the other has put: that one notices that its entry is not the one."""
+    behind = open_remote(oci.url.replace(oci.proxy.host, registry_address.removeprefix("http://")))
+    held = threading.Event()
+
+    def hold() -> None:
+        held.set()
+        wait_until(lambda: behind.find("things", KEY))
+
+    oci.proxy.add(method="PUT", path="manifests/things-", times=1, hold=hold)
+    results: dict[str, Pushed] = {}
+
+    def late() -> None:
+        results["late"] = push(oci.open(), entry(tmp_path / "late", "late"))
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    assert held.wait(10)
+    results["early"] = push(oci.open(), entry(tmp_path / "early", "early"))
+    thread.join()
+    assert results == {"late": Pushed.NEW, "early": Pushed.OTHER}
+    fetched(oci.open(), tmp_path / "got")
+    assert (tmp_path / "got/small.txt").read_text() == "late"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        pytest.param({"swap": os.urandom(len(BIG))}, "has another digest", id="swapped"),
+        pytest.param({"keep": 1000}, "has 1000 bytes instead of 3000000", id="truncated"),
+        pytest.param({"swap": BIG + b"more"}, "instead of 3000000", id="longer"),
+        pytest.param({"status": 404}, "inner/big.bin is missing there", id="missing"),
+    ],
+)
+def test_a_file_that_is_another_is_refused(served: Place, tmp_path: Path, spoil: dict[str, object], said: str) -> None:
+    push(served.open(), entry(tmp_path / "made"))
+    served.proxy.add(method="GET", path=sha256_bytes(BIG).removeprefix("sha256:"), **spoil)
+    with pytest.raises(CheckRefusedError) as refused:
+        fetched(served.open(), tmp_path / "got")
+    assert said in refused.value.why
+    assert "--replace" in refused.value.fix
+
+
+def test_a_damaged_file_of_a_directory_is_refused_and_replaced(tmp_path: Path) -> None:
+    (tmp_path / "share").mkdir()
+    remote = open_remote(f"file://{tmp_path}/share")
+    made = entry(tmp_path / "made")
+    push(remote, made)
+    blob = tmp_path / "share/blobs/sha256" / sha256_bytes(BIG).removeprefix("sha256:")
+    blob.write_bytes(BIG[:-1] + b"?")
+    with pytest.raises(CheckRefusedError, match="is refused"):
+        fetched(remote, tmp_path / "got")
+    assert push(remote, made) is Pushed.SAME
+    assert push(remote, made, replace=lambda document: document is not None) is Pushed.REPLACED
+    fetched(remote, tmp_path / "again")
+
+
+def test_the_document_of_another_entry_is_refused(place: Place, tmp_path: Path) -> None:
+    """Key A's entry, put under key B by hand."""
+    remote = place.open()
+    push(remote, entry(tmp_path / "made"))
+    document = remote.backend.read("things", KEY)
+    found = remote.find("things", KEY)
+    assert document is not None
+    assert found is not None
+    assert remote.backend.create("things", OTHER_KEY, SHELF, document, found.blobs())
+    with pytest.raises(CheckRefusedError) as refused:
+        remote.find("things", OTHER_KEY)
+    assert "kept under another name" in refused.value.why
+    (problem,) = remote.documents("things", [OTHER_KEY]).values()
+    assert isinstance(problem, CheckRefusedError)
+    with pytest.raises(CheckRefusedError):
+        push(remote, tmp_path / "made", OTHER_KEY)
+    assert push(remote, tmp_path / "made", OTHER_KEY, replace=lambda found: found is None) is Pushed.REPLACED
+    assert remote.find("things", OTHER_KEY) is not None
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"schema": "envbuild.entry/2"}',
+        json.dumps(
+            {
+                "schema": "envbuild.entry/1",
+                "kind": "things",
+                "key": KEY,
+                "shelf": [],
+                "record": {},
+                "files": [{"name": "../../escaped", "digest": KEY, "size_bytes": 1}],
+            }
+        ).encode(),
+    ],
+    ids=["empty", "no JSON", "no object", "a later schema", "a file outside"],
+)
+def test_a_document_that_is_none_is_refused(place: Place, raw: bytes) -> None:
+    remote = place.open()
+    remote.backend.create("things", KEY, SHELF, raw, ())
+    with pytest.raises(CheckRefusedError, match="is refused"):
+        remote.find("things", KEY)
+
+
+def test_a_large_file_comes_back_whole(s3: Place, tmp_path: Path) -> None:
+    """In parts, as obstore sends what is larger than a chunk."""
+    big = os.urandom(19 << 20)
+    push(s3.open(), entry(tmp_path / "made", big=big))
+    assert s3.proxy.count("PUT", "partNumber") > 1
+    fetched(s3.open(), tmp_path / "got")
+    assert (tmp_path / "got/inner/big.bin").read_bytes() == big

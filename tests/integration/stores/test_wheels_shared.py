@@ -1,0 +1,382 @@
+"""`envbuild wheels` with remote stores: real registries and S3 services, real builds with nvcc, two machines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Tool, shared_folder
+from helpers.fault_proxy import FaultProxy, fault_proxy
+from helpers.simple_index import SimpleIndex
+from helpers.stack_files import write_target
+from helpers.stores import (
+    BUCKET,
+    PASSWORD,
+    S3_KEYS,
+    USER,
+    docker_registry,
+    keep_wheel,
+    record_of,
+    registry_program,
+    s3_server,
+    write_docker_config,
+)
+from integration.test_wheels import SELECT, compiled, counted, cuda, locked, own, wheels
+from unit.wheels.test_key import PARTS
+
+from envbuild.core.progress import SilentReporter
+from envbuild.store.document import describe
+from envbuild.store.local import LocalStore
+from envbuild.store.opening import open_remote
+from envbuild.wheels.entry import KIND, Built, read_record, shelf_of
+
+# Fixtures that are used by name.
+__all__ = ["counted", "cuda", "own"]
+KEY = PARTS.key
+OTHER = PARTS.model_copy(update={"sm": ("80",)})
+
+
+@pytest.fixture(params=["oci", "s3", "file"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A configuration file with the store `ours` of one kind, and the proxy before it."""
+    yield from _place(request.param, tmp_path, tmp_path_factory)
+
+
+@pytest.fixture(params=["oci", "s3"])
+def served(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """What speaks HTTP."""
+    yield from _place(request.param, tmp_path, tmp_path_factory)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    yield from _place("s3", tmp_path, tmp_path_factory)
+
+
+def _place(kind: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if kind == "file":
+        (tmp_path / "share").mkdir()
+        yield Place(tmp_path, f"file://{tmp_path}/share")
+    elif kind == "oci":
+        program = registry_program(shared_folder(tmp_path_factory) / "docker-registry")
+        with docker_registry(program, tmp_path / "registry", password=True) as server, fault_proxy(server) as proxy:
+            yield Place(tmp_path, f"oci://{proxy.host}/team/wheels", proxy)
+    else:
+        with s3_server() as server, fault_proxy(server) as proxy:
+            yield Place(tmp_path, f"s3://{BUCKET}/wheels", proxy)
+
+
+class Place:
+    """Where the store is, and machines that are configured with it."""
+
+    def __init__(self, folder: Path, url: str, proxy: FaultProxy | None = None) -> None:
+        self.folder = folder
+        self.url = url
+        self.proxy = proxy or FaultProxy()
+        self.env = {**S3_KEYS, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+        if url.startswith("oci"):
+            auth = {"username": USER, "password": PASSWORD}
+            self.env |= write_docker_config(folder / "docker", {"auths": {self.proxy.host: auth}})
+
+    def variables(self, mode: str = "read-write") -> dict[str, str]:
+        """What configures a machine with it."""
+        file = self.folder / f"{mode}.toml"
+        endpoint = f'endpoint = "{self.proxy.address}"\n' if self.url.startswith("s3") else ""
+        file.write_text(f'[stores.ours]\nurl = "{self.url}"\nmode = "{mode}"\n{endpoint}')
+        return {**self.env, "ENVBUILD_CONFIG": str(file)}
+
+    def machine(self, name: str, mode: str = "read-write") -> Tool:
+        """A machine of its own: another cache, another project."""
+        project = self.folder / name
+        project.mkdir(exist_ok=True)
+        return Tool(project, self.folder / f"cache-{name}", self.variables(mode))
+
+
+def kept(machine: Tool, parts: Any = PARTS, module: str = "") -> Built:
+    return keep_wheel(LocalStore(machine.cache, SilentReporter()), parts, machine.project, module=module)
+
+
+def asked(machine: Tool, *arguments: str, status: int = 0) -> dict[str, Any]:
+    done = machine.run("wheels", *arguments, "--json", status=status)
+    assert "Traceback" not in done.stderr
+    assert PASSWORD not in done.stdout + done.stderr
+    assert S3_KEYS["AWS_SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def test_wheels_go_there_and_come_back(place: Place) -> None:
+    one, two = place.machine("one"), place.machine("two")
+    first, second = kept(one), kept(one, OTHER)
+    assert asked(one, "push", KEY[:15])["pushed"] == {KEY: "pushed"}
+    assert asked(one, "push", "--all")["pushed"] == {KEY: "there already", OTHER.key: "pushed"}
+
+    listed = asked(two, "list", "--store", "ours")
+    assert [item["record"]["key"] for item in listed["wheels"]] == sorted([KEY, OTHER.key])
+    assert (listed["store"], listed["refused"]) == (place.url, {})
+    assert asked(two, "list")["wheels"] == []
+    shown = asked(two, "show", KEY[7:20], "--store", "ours")
+    assert shown["record"] == json.loads(first.record.model_dump_json(by_alias=True))
+    assert asked(two, "verify", "--store", "ours") == {"verified": 2}
+
+    assert asked(two, "pull", OTHER.key)["pulled"] == {OTHER.key: "pulled"}
+    assert asked(two, "pull", "--all")["pulled"] == {KEY: "pulled", OTHER.key: "here already"}
+    assert asked(two, "verify") == {"verified": 2}
+    here = {item["record"]["key"]: item for item in asked(two, "list")["wheels"]}
+    assert Path(here[KEY]["path"]).read_bytes() == first.wheel.read_bytes()
+    provenance = second.provenance()
+    assert provenance is not None
+    assert here[OTHER.key]["provenance"] == json.loads(provenance.model_dump_json(by_alias=True))
+
+
+def test_another_wheel_of_the_key_stays_out(place: Place) -> None:
+    one, two = place.machine("one"), place.machine("two")
+    kept(one, module="one = 1\n")
+    kept(two, module="two = 2\n")
+    asked(one, "push", KEY)
+    assert asked(two, "push", KEY)["pushed"] == {KEY: "another one is there"}
+    assert asked(two, "push", KEY, "--replace")["pushed"] == {KEY: "another one is there"}, "it is a good one"
+    three = place.machine("three")
+    asked(three, "pull", KEY)
+    assert asked(three, "list")["wheels"][0]["record"]["digest"] == kept(one).record.digest
+
+
+def test_a_swapped_entry_is_found_refused_and_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Key A's content under key B, by hand."""
+    one, two = place.machine("one"), place.machine("two")
+    kept(one)
+    other = kept(one, OTHER)
+    asked(one, "push", OTHER.key)
+    for name, value in place.env.items():
+        monkeypatch.setenv(name, value)
+    remote = open_remote(place.url, endpoint=place.proxy.address)
+    record = json.loads(other.record.model_dump_json(by_alias=True))
+    document = describe(KIND, KEY, shelf_of(PARTS), other.path, record)
+    assert remote.backend.create(KIND, KEY, document.shelf, document.as_bytes(), document.blobs())
+
+    error = asked(two, "verify", "--store", "ours", status=5)["error"]
+    assert error["what"].startswith("1 of 2 entries of the store")
+    assert "it has another key" in error["why"]
+    assert KEY in asked(two, "list", "--store", "ours")["refused"]
+    refused = asked(two, "pull", "--all", status=5)["error"]
+    assert "1 of 2 wheels" in refused["what"]
+    assert [item["record"]["key"] for item in asked(two, "list")["wheels"]] == [OTHER.key], "the good one was taken"
+
+    assert asked(one, "push", KEY)["pushed"] == {KEY: "another one is there"}
+    assert asked(one, "push", KEY, "--replace")["pushed"] == {KEY: "replaced a damaged one"}
+    assert asked(two, "pull", KEY)["pulled"] == {KEY: "pulled"}
+    assert asked(two, "verify", "--store", "ours") == {"verified": 2}
+
+
+@pytest.mark.parametrize("arguments", [("push",), ("pull",), ("push", KEY, "--all"), ("pull", KEY, "--all")])
+def test_which_wheels_is_said_one_way(bucket: Place, arguments: tuple[str, ...]) -> None:
+    assert "which wheels are meant" in asked(bucket.machine("one"), *arguments, status=2)["error"]["what"]
+
+
+def test_which_store_is_said_where_it_is_not_clear(tmp_path: Path, bucket: Place) -> None:
+    one = bucket.machine("one")
+    kept(one)
+    assert "no remote store" in asked(Tool(one.project, one.cache), "push", KEY, status=2)["error"]["what"]
+    file = Path(one.env["ENVBUILD_CONFIG"])
+    file.write_text(file.read_text() + f'[stores.second]\nurl = "file://{tmp_path}/second"\n')
+    error = asked(one, "push", KEY, status=2)["error"]
+    assert "ours, second" in error["why"]
+    assert asked(one, "push", KEY, "--store", "second", status=10)["error"]["kind"] == "NetworkError"
+    assert asked(one, "push", KEY, "--store", "third", status=3)["error"]["kind"] == "ConfigurationError"
+    assert asked(one, "push", KEY, "--store", "ours")["pushed"] == {KEY: "pushed"}
+    assert "no wheel has" in asked(one, "pull", "zz", "--store", "ours", status=3)["error"]["what"]
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 503])
+def test_a_server_that_refuses_is_exit_code_10(bucket: Place, status: int) -> None:
+    one = bucket.machine("one")
+    kept(one)
+    bucket.proxy.add(status=status)
+    for arguments in (("push", KEY), ("pull", KEY), ("list", "--store", "ours")):
+        error = asked(one, *arguments, status=10)["error"]
+        assert str(status) in error["why"]
+        assert "AKIDTEST" not in str(error)
+
+
+@pytest.mark.parametrize("arguments", [("push", KEY), ("list", "--store", "ours"), ("pull", "--all")])
+def test_ctrl_c_ends_a_command_whose_store_does_not_answer(served: Place, arguments: tuple[str, ...]) -> None:
+    one = served.machine("one")
+    first = kept(one)
+    asked(one, "push", KEY)
+    reached, over = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        reached.set()
+        over.wait(60)
+
+    served.proxy.add(path="manifests/wheels-" if served.url.startswith("oci") else "entries/wheels/", hold=hang)
+    process = one.start("wheels", *arguments)
+    try:
+        assert reached.wait(30)
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, noise = process.communicate(timeout=30)
+        assert time.monotonic() - started < 5
+        assert process.returncode == 130, out + noise
+        assert "Traceback" not in noise
+    finally:
+        over.set()
+        process.kill()
+    served.proxy.faults.clear()
+    assert first.wheel.is_file()
+    assert asked(one, "verify") == {"verified": 1}
+
+
+def test_prune_says_what_would_go_and_then_removes_it(bucket: Place) -> None:
+    one = bucket.machine("one")
+    first, second = kept(one), kept(one, OTHER)
+    builds = one.cache / "wheel-builds" / ("1" * 64)
+    builds.mkdir(parents=True)
+    (builds / "kernel.o").write_bytes(b"x" * 5000)
+    said = asked(one, "prune", "--unused-days", "0", "--dry-run")
+    assert said["dry_run"] is True
+    assert {item["key"] for item in said["removed"]} == {KEY[7:], OTHER.key[7:], "1" * 64}
+    assert said["size_bytes"] > 5000
+    assert len(asked(one, "list")["wheels"]) == 2
+    assert asked(one, "prune")["removed"] == []
+    done = one.run("wheels", "prune", "--unused-days", "0").stdout
+    assert first.record.file in done
+    assert "removed: 3 of the wheelhouse's entries and builds" in done
+    assert asked(one, "list")["wheels"] == []
+    assert not builds.exists()
+    assert not second.path.exists()
+
+
+def test_a_second_machine_compiles_nothing(place: Place, own: Tool, index: SimpleIndex, tmp_path: Path) -> None:
+    """Built by one, pushed after its check, taken by another that has other compilers, too."""
+    own.env |= place.variables()
+    locked(own, index, tmp_path)
+    lock = json.loads(own.run("lock", "--stack", "k", "--json").stdout)
+    (built,) = wheels(own)["wheels"]
+    assert (built["built"], built["pushed"]) == (True, {place.url: "pushed"})
+    assert built["provenance"]["lock"] == lock["digest"]
+    log = (Path(built["path"]).parent / "build.log").read_text()
+    assert "STORE/staging/" in log
+    assert not [place for place in (str(own.cache), sys.prefix) if place in log]
+
+    one, own.cache = own.cache, tmp_path / "cache-two"
+    own.env |= place.variables("read")
+    (taken,) = wheels(own)["wheels"]
+    assert (taken["built"], taken["fetched"], taken["pushed"]) == (False, place.url, {})
+    assert taken["record"] == built["record"]
+    (again,) = wheels(own)["wheels"]
+    assert again["fetched"] == ""
+    assert compiled(tmp_path) == 1
+
+    own.cache = tmp_path / "cache-three"
+    own.env |= {"CUDA_HOME": str(tmp_path / "no toolkit")}
+    told = json.loads(own.run("sync", *SELECT, "--into", "venv", "--json").stdout)
+    assert told["wheels"] == {"kernels": built["record"]["key"]}
+    assert compiled(tmp_path) == 1
+    assert one.is_dir()
+
+
+def test_two_machines_that_build_at_once_end_with_one_entry(
+    bucket: Place, own: Tool, index: SimpleIndex, tmp_path: Path
+) -> None:
+    own.env |= bucket.variables()
+    locked(own, index, tmp_path)
+    caches = [tmp_path / "cache-one", tmp_path / "cache-two"]
+    # Both have looked before one of them pushes.
+    both = _both_have_looked(bucket)
+    bucket.proxy.add(method="PUT", path="entries", hold=both)
+    running = []
+    for cache in caches:
+        own.cache = cache
+        running.append(own.start("wheels", *SELECT, "--json"))
+    told = []
+    for process in running:
+        out, noise = process.communicate()
+        assert process.returncode == 0, noise
+        told.append(json.loads(out)["wheels"][0])
+    assert compiled(tmp_path) == 2
+    assert sorted(item["pushed"][bucket.url] for item in told) == ["another one is there", "pushed"]
+    assert told[0]["record"] == told[1]["record"]
+    for cache in caches:
+        own.cache = cache
+        own.run("wheels", "verify")
+    assert asked(own, "verify", "--store", "ours") == {"verified": 1}
+
+
+def _both_have_looked(bucket: Place) -> Callable[[], None]:
+    barrier = threading.Barrier(2, timeout=300)
+
+    def wait() -> None:
+        barrier.wait()
+
+    return wait
+
+
+def test_a_push_that_fails_loses_no_build(bucket: Place, own: Tool, index: SimpleIndex, tmp_path: Path) -> None:
+    own.env |= bucket.variables()
+    locked(own, index, tmp_path)
+    fault = bucket.proxy.add(method="PUT", status=403)
+    done = own.run("wheels", *SELECT, "--json")
+    (built,) = json.loads(done.stdout)["wheels"]
+    key = built["record"]["key"]
+    assert built["built"] is True
+    assert built["pushed"][bucket.url].startswith("failed: ")
+    assert "warning: " in done.stderr
+    command = f"envbuild wheels push {key.removeprefix('sha256:')[:12]} --store ours"
+    assert command in done.stderr
+    bucket.proxy.faults.remove(fault)
+    own.run(*command.split()[1:])
+    assert asked(own, "verify", "--store", "ours") == {"verified": 1}
+    assert compiled(tmp_path) == 1
+
+
+def test_a_store_that_refuses_stops_before_the_build(
+    bucket: Place, own: Tool, index: SimpleIndex, tmp_path: Path
+) -> None:
+    own.env |= bucket.variables("read")
+    locked(own, index, tmp_path)
+    bucket.proxy.add(status=403)
+    error = wheels(own, status=10)["error"]
+    assert "ENVBUILD_STORE=off goes on without it" in error["fix"]
+    assert compiled(tmp_path) == 0
+    assert wheels(own, "--store", "off")["wheels"][0]["built"] is True
+    json.loads(own.run("sync", *SELECT, "--into", "venv", "--json", status=10).stdout)
+    own.env |= {"ENVBUILD_STORE": "off"}
+    own.run("sync", *SELECT, "--into", "venv")
+
+
+def test_a_wheel_for_another_sm_under_a_forged_record_is_not_taken(
+    bucket: Place, own: Tool, index: SimpleIndex, tmp_path: Path
+) -> None:
+    """The record is right in every digest and says what it should; what was compiled says otherwise."""
+    locked(own, index, tmp_path)
+    (right,) = wheels(own)["wheels"]
+    write_target(own.project, "gpu", sm=("80",))
+    (wrong,) = wheels(own)["wheels"]
+    write_target(own.project, "gpu", sm=("90",))
+    parts = read_record(Path(right["path"]).parent).parts
+    folder = tmp_path / "forged"
+    shutil.copytree(Path(wrong["path"]).parent, folder)
+    record = record_of(parts, folder / Path(wrong["path"]).name)
+    for sm in (("90",), ("80",)):
+        said = record.model_copy(update={"sm": sm})
+        (folder / "wheel.json").write_text(said.model_dump_json(by_alias=True))
+        remote = open_remote(f"file://{tmp_path / sm[0]}")
+        (tmp_path / sm[0]).mkdir()
+        content = json.loads(said.model_dump_json(by_alias=True))
+        remote.push(KIND, parts.key, shelf_of(parts), folder, content)
+        own.cache = tmp_path / f"cache-{sm[0]}"
+        before = compiled(tmp_path)
+        done = own.run("wheels", *SELECT, "--json", "--store", f"file://{tmp_path / sm[0]}")
+        assert json.loads(done.stdout)["wheels"][0]["built"] is True
+        assert "not taken" in done.stderr
+        assert "it contains sm_80, and its" in done.stderr
+        assert compiled(tmp_path) == before + 1

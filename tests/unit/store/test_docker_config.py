@@ -1,0 +1,123 @@
+"""Where registries' credentials are found, and that they are shown to nobody."""
+
+import base64
+import os
+
+import pytest
+from helpers.stores import write_docker_config, write_helper
+
+from envbuild.core.errors import MachineError
+from envbuild.store.docker_config import NOTHING, Credentials, credentials_for
+
+HOST = "registry.example.org:5000"
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+@pytest.fixture
+def environ(tmp_path) -> dict[str, str]:
+    """The variables of a user who is logged in nowhere."""
+    return {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+
+
+def found(environ, host=HOST) -> tuple[str, str] | None:
+    credentials = credentials_for(host, environ)
+    return None if credentials is None else (credentials.user, credentials.secret)
+
+
+def test_nobody_is_logged_in(environ):
+    assert found(environ) is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"auth": encoded("ali:open:sesame")}, ("ali", "open:sesame")),
+        ({"username": "ali", "password": "sesame"}, ("ali", "sesame")),
+        ({"auth": encoded("ali:sesame\0\0")}, ("ali", "sesame")),
+        ({"identitytoken": "t"}, ("<token>", "t")),
+        ({"auth": encoded("00000000:x"), "identitytoken": "t"}, ("<token>", "t")),
+        ({}, None),
+        ({"auth": ""}, None),
+    ],
+)
+def test_forms_of_an_entry(environ, tmp_path, entry, expected):
+    environ |= write_docker_config(tmp_path / "docker", {"auths": {HOST: entry}})
+    assert found(environ) == expected
+
+
+@pytest.mark.parametrize("name", [HOST, f"https://{HOST}", f"http://{HOST}", f"https://{HOST}/v1/"])
+def test_names_of_a_registry(environ, tmp_path, name):
+    environ |= write_docker_config(tmp_path / "docker", {"auths": {name: {"auth": encoded("a:b")}}})
+    assert found(environ) == ("a", "b")
+    assert found(environ, "registry.example.org") is None
+
+
+def test_docker_hub_has_a_name_of_its_own(environ, tmp_path):
+    auths = {"https://index.docker.io/v1/": {"auth": encoded("a:b")}}
+    environ |= write_docker_config(tmp_path / "docker", {"auths": auths})
+    assert found(environ, "docker.io") == ("a", "b")
+
+
+def test_places_in_order(environ, tmp_path):
+    write_docker_config(tmp_path / ".docker", {"auths": {HOST: {"auth": encoded("home:x")}}})
+    assert found(environ) == ("home", "x")
+    named = write_docker_config(tmp_path / "named", {"auths": {HOST: {"auth": encoded("named:x")}}})
+    assert found({**environ, **named}) == ("named", "x")
+    write_docker_config(tmp_path / "podman", {"auths": {HOST: {"auth": encoded("podman:x")}}})
+    file = tmp_path / "podman/config.json"
+    assert found({**environ, **named, "REGISTRY_AUTH_FILE": str(file)}) == ("podman", "x")
+    (tmp_path / "run/containers").mkdir(parents=True)
+    file.rename(tmp_path / "run/containers/auth.json")
+    (tmp_path / ".docker/config.json").unlink()
+    assert found({**environ, "XDG_RUNTIME_DIR": str(tmp_path / "run")}) == ("podman", "x")
+
+
+@pytest.mark.parametrize("key", ["credsStore", "credHelpers"])
+def test_a_helper_is_asked(environ, tmp_path, key):
+    environ["PATH"] = write_helper(
+        tmp_path / "bin", "safe", f'cat >{tmp_path}/asked; echo \'{{"Username": "ali", "Secret": "sesame"}}\''
+    )
+    value = "safe" if key == "credsStore" else {HOST: "safe"}
+    environ |= write_docker_config(tmp_path / "docker", {key: value, "auths": {HOST: {}}})
+    credentials = credentials_for(HOST, environ)
+    assert credentials == Credentials(user="ali", secret="sesame", source="the helper docker-credential-safe")
+    assert (tmp_path / "asked").read_text() == HOST
+    assert "sesame" not in repr(credentials)
+
+
+def test_a_helper_with_nothing_has_nothing(environ, tmp_path):
+    environ["PATH"] = write_helper(tmp_path / "bin", "safe", f"echo '{NOTHING}'; exit 1")
+    environ |= write_docker_config(tmp_path / "docker", {"credsStore": "safe"})
+    assert found(environ) is None
+
+
+@pytest.mark.parametrize("body", ["echo sesame-open; exit 1", "echo sesame-open", 'echo \'{"Secret": "sesame-open"}\''])
+def test_a_helper_that_fails_is_an_error_without_what_it_said(environ, tmp_path, body):
+    environ["PATH"] = write_helper(tmp_path / "bin", "safe", body)
+    environ |= write_docker_config(tmp_path / "docker", {"credHelpers": {HOST: "safe"}})
+    with pytest.raises(MachineError, match="docker-credential-safe has no credentials") as refused:
+        credentials_for(HOST, environ)
+    assert "sesame-open" not in str(refused.value.as_json())
+
+
+def test_a_helper_that_is_not_there_is_named(environ, tmp_path):
+    environ |= write_docker_config(tmp_path / "docker", {"credHelpers": {HOST: "absent"}})
+    with pytest.raises(MachineError, match="docker-credential-absent is not installed"):
+        credentials_for(HOST, environ)
+
+
+@pytest.mark.parametrize("text", ["{", "\xff"])
+def test_a_file_that_is_no_json_is_named(environ, tmp_path, text):
+    (tmp_path / ".docker").mkdir()
+    (tmp_path / ".docker/config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(MachineError, match=r"\.docker/config\.json cannot be read"):
+        credentials_for(HOST, environ)
+
+
+def test_an_auth_that_is_no_base64_is_named(environ, tmp_path):
+    environ |= write_docker_config(tmp_path / "docker", {"auths": {HOST: {"auth": "a"}}})
+    with pytest.raises(MachineError, match="cannot be read"):
+        credentials_for(HOST, environ)

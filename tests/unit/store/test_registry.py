@@ -1,0 +1,209 @@
+"""What a registry may ask for before it answers: tokens, other places; and where credentials do not go."""
+
+import base64
+import contextlib
+import http.server
+import json
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from helpers.stores import write_docker_config
+
+from envbuild.core.errors import NetworkError
+from envbuild.store import registry
+from envbuild.store.address import parse_address
+from envbuild.store.registry import Registry
+
+Reply = tuple[int, dict[str, str], bytes]
+
+
+@dataclass
+class Server:
+    """A server that answers as it is told."""
+
+    port: int = 0
+    cut_once: int = 0
+    answer: Callable[[str, str, dict[str, str], bytes], Reply] = lambda *_: (404, {}, b"")
+    asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[Server]:
+    state = Server()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_any(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            request = (self.command, self.path, dict(self.headers), body)
+            state.asked.append(request)
+            status, headers, content = state.answer(*request)
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            cut, state.cut_once = state.cut_once, 0
+            self.wfile.write(content[:cut] if cut else content)
+            self.close_connection = bool(cut)
+
+        do_GET = do_PUT = do_POST = do_any
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        state.port = server.server_port
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield state
+        finally:
+            server.shutdown()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def other() -> Iterator[Server]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(registry, "BACKOFF_SECONDS", 0.0)
+
+
+def login(tmp_path, server: Server, entry: dict[str, str]) -> dict[str, str]:
+    return {"HOME": str(tmp_path), **write_docker_config(tmp_path / "docker", {"auths": {server.host: entry}})}
+
+
+def opened(server: Server, environ: dict[str, str]) -> Registry:
+    return Registry(parse_address(f"oci://{server.host}/team/store"), None, environ)
+
+
+BASIC = base64.b64encode(b"ali:sesame").decode()
+
+
+def with_tokens(server: Server, tokens: Server) -> None:
+    """The registry wants a token for each scope, and says where tokens are."""
+
+    def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Reply:
+        scope = "repository:team/store:" + ("pull" if method == "GET" else "pull,push")
+        if headers.get("Authorization") != f"Bearer token-for-{scope}":
+            challenge = f'Bearer realm="http://{tokens.host}/token",service="tests",scope="{scope}"'
+            return 401, {"WWW-Authenticate": challenge}, b"{}"
+        return 200, {}, b"content"
+
+    def token(method: str, path: str, headers: dict[str, str], body: bytes) -> Reply:
+        query = urllib.parse.parse_qs(urllib.parse.urlsplit(path).query or body.decode())
+        if headers.get("Authorization") == f"Basic {BASIC}" or query.get("refresh_token") == ["identity"]:
+            return 200, {}, json.dumps({"token": f"token-for-{query['scope'][0]}"}).encode()
+        return 401, {}, b""
+
+    server.answer, tokens.answer = answer, token
+
+
+@pytest.mark.parametrize("entry", [{"auth": BASIC}, {"identitytoken": "identity"}], ids=["password", "identity token"])
+def test_a_token_is_got_for_each_scope(server, other, tmp_path, entry):
+    with_tokens(server, other)
+    asking = opened(server, login(tmp_path, server, entry))
+    assert asking.ask("GET", "manifests/a", accept=(200,)).body == b"content"
+    asking.ask("GET", "manifests/b", accept=(200,))
+    assert len(other.asked) == 1, "the token is kept"
+    asking.ask("PUT", "manifests/a", accept=(200,), body=b"x")
+    scopes = [
+        urllib.parse.parse_qs(urllib.parse.urlsplit(path).query or body.decode())["scope"][0]
+        for _, path, _, body in other.asked
+    ]
+    assert scopes == ["repository:team/store:pull", "repository:team/store:pull,push"]
+    assert not [headers for _, _, headers, _ in server.asked if BASIC in str(headers)], (
+        "passwords go to the token's place"
+    )
+
+
+def test_a_token_that_is_refused_is_a_network_error(server, other, tmp_path):
+    with_tokens(server, other)
+    asking = opened(server, login(tmp_path, server, {"auth": base64.b64encode(b"ali:wrong").decode()}))
+    with pytest.raises(NetworkError, match="status 401") as refused:
+        asking.ask("GET", "manifests/a", accept=(200,))
+    assert "as ali" in refused.value.why
+    assert "wrong" not in str(refused.value.as_json())
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"\xff"])
+def test_a_place_of_tokens_that_gives_none(server, other, tmp_path, body):
+    with_tokens(server, other)
+    other.answer = lambda *_: (200, {}, body)
+    with pytest.raises(NetworkError, match="gives no token"):
+        opened(server, login(tmp_path, server, {"auth": BASIC})).ask("GET", "manifests/a", accept=(200,))
+
+
+def test_credentials_do_not_go_to_a_place_without_tls(server, tmp_path):
+    challenge = 'Bearer realm="http://tokens.example.org/token",service="tests"'
+    server.answer = lambda *_: (401, {"WWW-Authenticate": challenge}, b"")
+    with pytest.raises(NetworkError, match="without TLS"):
+        opened(server, login(tmp_path, server, {"auth": BASIC})).ask("GET", "manifests/a", accept=(200,))
+
+
+def test_a_password_is_sent_when_it_is_asked_for_and_not_twice(server, tmp_path):
+    server.answer = lambda *_: (401, {"WWW-Authenticate": 'Basic realm="tests"'}, b"")
+    with pytest.raises(NetworkError, match="status 401"):
+        opened(server, login(tmp_path, server, {"auth": BASIC})).ask("GET", "manifests/a", accept=(200,))
+    assert [headers.get("Authorization") for _, _, headers, _ in server.asked] == [None, f"Basic {BASIC}"]
+
+
+def test_a_redirect_to_another_place_takes_no_credentials_along(server, other, tmp_path):
+    """As registries send to object stores."""
+
+    def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Reply:
+        if "Authorization" not in headers:
+            return 401, {"WWW-Authenticate": 'Basic realm="tests"'}, b""
+        return 307, {"Location": f"http://{other.host}/elsewhere"}, b""
+
+    server.answer = answer
+    other.answer = lambda *_: (200, {}, b"content")
+    to = tmp_path / "file"
+    assert opened(server, login(tmp_path, server, {"auth": BASIC})).download("blobs/x", 7, to)
+    assert to.read_bytes() == b"content"
+    ((_, path, headers, _),) = other.asked
+    assert path == "/elsewhere"
+    assert "Authorization" not in headers
+
+
+def test_a_server_without_ranges_sends_all_again(server, tmp_path):
+    """What was cut is asked for from where it was cut; where all comes again, it is not added."""
+    server.cut_once = 4
+    server.answer = lambda *_: (200, {}, b"content")
+    to = tmp_path / "file"
+    assert opened(server, {"HOME": str(tmp_path)}).download("blobs/x", 7, to)
+    assert to.read_bytes() == b"content"
+    assert [headers.get("Range") for _, _, headers, _ in server.asked] == [None, "bytes=4-"]
+
+
+def test_a_message_of_a_registry_is_one_line_of_text(server, tmp_path):
+    body = json.dumps({"errors": [{"code": "DENIED", "message": "no\x1b[31m\nway " + "x" * 1000}]}).encode()
+    server.answer = lambda *_: (403, {}, body)
+    with pytest.raises(NetworkError) as refused:
+        opened(server, {"HOME": str(tmp_path)}).ask("GET", "manifests/a", accept=(200,))
+    assert "It says: no [31m way x" in refused.value.why
+    assert len(refused.value.why) < 500
+
+
+def test_a_file_that_became_longer_there_is_not_taken_whole(server, tmp_path):
+    server.answer = lambda *_: (200, {}, b"x" * (5 << 20))
+    to = tmp_path / "file"
+    opened(server, {"HOME": str(tmp_path)}).download("blobs/x", 7, to)
+    assert 7 < to.stat().st_size <= registry.CHUNK_BYTES
