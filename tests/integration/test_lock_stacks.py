@@ -425,3 +425,30 @@ def test_a_component_of_the_compile_phase_from_git(nemo: Any, upstream: Upstream
     assert "requires is not known before a build" in told["what"]
     assert "setup.py computes them" in told["why"]
     assert "--pin kernels=VERSION" in told["fix"]
+
+
+# ---- a release that does not exist
+
+
+def test_a_release_that_is_not_there_names_near_ones_and_the_tag(nemo: Any, upstream: Upstream) -> None:
+    upstream.nemo.tag("v2.7.99", upstream.commits["n1"])
+    upstream.nemo.tag("v12.7.99", upstream.commits["n1"])
+    told = error(nemo.run("lock", "--nemo", "2.7.99", "--json", status=4))
+    assert told["what"] == "there is no release 2.7.99 of nemo-toolkit"
+    first, second, *_ = told["why"].splitlines()
+    assert first.startswith("Releases for the base's Python: 2.7.")
+    assert " (the newest before it), " in first
+    assert first.endswith(" (the newest of all).")
+    assert second == f"{NEMO_URL} has the tag v2.7.99."
+    assert told["fix"].startswith("Take the tag: --pin nemo-toolkit=v2.7.99. Or a release: ")
+    told = error(nemo.run("lock", "--nemo", "2.7.98", "--as-of", "2025-01-01", "--name", "x", "--json", status=4))
+    assert "tag" not in told["why"].splitlines()[1]
+    assert "--pin nemo-toolkit=VERSION" in told["fix"]
+
+
+def test_too_few_digits_of_a_commit_are_told(nemo: Any, upstream: Upstream) -> None:
+    told = error(nemo.run("lock", "--nemo", f"git:{upstream.commits['n1'][:6]}", "--json", status=3))
+    few = any(digit.isdecimal() for digit in upstream.commits["n1"][:6])
+    assert ("If a commit was meant, write at least 7 of its digits." in told["fix"]) is few
+    # A word is a word.
+    assert "digits" not in error(nemo.run("lock", "--nemo", "faced", "--json", status=3))["fix"]

@@ -164,3 +164,10 @@ def test_words_that_say_what_holds_anyway_replace_a_lock(stack: Any) -> None:
 def test_words_make_the_first_lock_in_a_place(stack: Any) -> None:
     stack.run(*LOCK, "--allow", "glibc")
     assert lock_of(stack, "s").inputs.allow == ("glibc",)
+
+
+def test_diff_with_a_place_without_a_lock_says_how_to_make_one_there(stack: Any) -> None:
+    told = error(stack.run(*LOCK, "--diff", "--out", "nowhere", "--json", status=3))
+    assert "envbuild lock --stack STACK --base BASE --out nowhere" in told["fix"]
+    told = error(stack.run(*LOCK, "--diff", "--json", status=3))
+    assert f"envbuild lock --stack s --base {BASE} --target TARGET" in told["fix"]

@@ -15,13 +15,15 @@ from pathlib import Path
 from envbuild.core.errors import ConfigurationError, InternalError, NetworkError
 from envbuild.core.progress import Reporter
 from envbuild.lock.mirror import Mirror, RemoteRefs
-from envbuild.lock.refs import GitRef
+from envbuild.lock.refs import SHORTEST_COMMIT_DIGITS, GitRef
 from envbuild.store.local import LocalStore
 
 NEAR_NAMES = 5
 SYMLINK_ROUNDS = 8
 _BRANCH, _TAG = "refs/heads/", "refs/tags/"
 _SYMLINK, _SUBMODULE = "120000", "160000"
+# Words are hex too, down from here.
+_TOO_SHORT = re.compile(rf"(?=.*\d)[0-9a-f]{{4,{SHORTEST_COMMIT_DIGITS - 1}}}", re.IGNORECASE)
 _ENTRY = re.compile(r"(\d{6}) (\w+) ([0-9a-f]{40})\t(.*)", re.DOTALL)
 
 
@@ -135,6 +137,15 @@ class GitRepository:
             tip = self._first_parent(tip, name, last_second(as_of))
         return self._commit(tip, kind, name)
 
+    def tags_of(self, version: str) -> list[str]:
+        """The tags that end with a version: ``v2.7.3``, ``core_v0.16.1``, ``2.7.3`` itself.
+
+        Raises:
+            NetworkError: the server cannot be reached.
+        """
+        ending = re.compile(rf"(?:.*[^0-9.])?{re.escape(version)}")
+        return [tag for tag in self._mirror.refs().tags if ending.fullmatch(tag)]
+
     def _named(self, name: str, refs: RemoteRefs) -> tuple[CommitKind, str]:
         """Which of the repository's names is meant; ``COMMIT`` for none."""
         branch, tag = name.removeprefix(_BRANCH), name.removeprefix(_TAG)
@@ -189,6 +200,8 @@ class GitRepository:
         fix = f"Near ones are: {', '.join(near)}." if near else "`git ls-remote` lists what there is."
         if name.isdecimal() and not GitRef(name).is_full_commit:
             fix += f" If a version was meant, write version:{name}."
+        if _TOO_SHORT.fullmatch(name):
+            fix += f" If a commit was meant, write at least {SHORTEST_COMMIT_DIGITS} of its digits."
         what = "commit" if GitRef(name).may_be_commit else "branch or tag"
         return ConfigurationError(
             f"{self.url} has no {what} {name!r}",

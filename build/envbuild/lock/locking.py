@@ -49,7 +49,7 @@ class LockResult:
 
 def lock_path(project_dir: Path, name: str, base: str) -> Path:
     """Where a lock is written: ``name`` is the stack's, or that of a variant of it."""
-    return project_dir / "lockfiles" / name / base
+    return project_dir / record.LOCKFILES / name / base
 
 
 def foreign_pins(stack: Stack, pins: Mapping[str, str]) -> dict[str, str]:

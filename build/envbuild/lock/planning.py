@@ -36,7 +36,7 @@ from envbuild.lock.metadata import CompileMetadata, build_requires, compile_meta
 from envbuild.lock.project import Project, cuda_major, render_project
 from envbuild.lock.record import PROJECT_FILE, LockDirectory
 from envbuild.lock.refs import GitRef, Ref, VersionRef, parse_ref
-from envbuild.lock.releases import Releases, likely, look_up, uploaded_at
+from envbuild.lock.releases import Releases, find_release, likely, uploaded_at
 from envbuild.lock.resolve import lock_arguments
 from envbuild.lock.torch_builds import TorchSource, torch_source
 from envbuild.lock.tree_metadata import metadata_of_commit
@@ -189,7 +189,7 @@ def _decide(
         base=base,
         reporter=work.reporter,
         releases=Releases(
-            selection.catalog, base, moment.text(), own_dates(stack), stack.undecided() - set(pins), work
+            selection.catalog, base, moment.text(), own_dates(stack), stack.undecided() - set(pins), work, repositories
         ),
     )
     return what, choose(what.stack, pins, what.leads, repositories, bound, base), moment
@@ -300,7 +300,7 @@ def _as_of(
         reason = f"the date of {selection.stack.anchor} {commit.sha[:12]}"
         return AsOf(asked=text, moment=commit.committed_at, reason=reason)
     title = f"{anchor.name} {anchor.commit.describe or anchor.commit.sha[:12]}" if anchor.commit else anchor.asked
-    released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection.base, work)
+    released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection.base, work, repositories)
     return asof.after_release(title, released, selection.stack.margin_days)
 
 
@@ -314,11 +314,10 @@ def _default_as_of(selection: Selection, pins: Mapping[str, Ref], anchor: Chosen
     return asof.RELEASE if isinstance(ref, VersionRef) or anchor.specifier.startswith("==") else asof.NOW
 
 
-def _uploaded(anchor: Chosen, base: Base, work: Workplace) -> datetime:
+def _uploaded(anchor: Chosen, base: Base, work: Workplace, repositories: Repositories) -> datetime:
     """When the anchor's release was uploaded to the index."""
     with work.reporter.step(f"find the date of {anchor.name} {anchor.specifier}"):
-        locked = look_up({anchor.name: anchor.specifier}, base, {}, f"find {anchor.name}", work)
-    return uploaded_at(locked[canonicalize_name(anchor.name)])
+        return uploaded_at(find_release(anchor, base, {}, work, repositories))
 
 
 def own_dates(stack: Stack) -> dict[str, str]:

@@ -21,6 +21,8 @@ from envbuild.core.files import machine_errors
 
 RECORD_FILE = "stack.lock.toml"
 PROJECT_FILE = "pyproject.toml"
+# The folder of a project with its locks: lockfiles/NAME/BASE.
+LOCKFILES = "lockfiles"
 PHASE_FILES: dict[str, str] = {"main": "main.txt", "compile": "compile.txt", "git": "git.txt"}
 SCHEMA: Literal["envbuild.lock/1"] = "envbuild.lock/1"
 
@@ -240,7 +242,7 @@ def read_lock(path: Path) -> LockDirectory:
         raise ConfigurationError(
             f"there is no lock in {path}",
             why=f"{record} does not exist.",
-            fix=f"Make it first: envbuild lock --stack {path.parent.name} --base {path.name} --target TARGET",
+            fix=f"Make it first: {_command_for(path)}",
         )
     lock = _read_record(record)
     problems = [*_changed_files(path, lock), *_changed_record(lock)]
@@ -249,6 +251,13 @@ def read_lock(path: Path) -> LockDirectory:
             f"the lock in {path} was changed after it was made", why="\n".join(problems), fix=_restore(path)
         )
     return LockDirectory(path, lock)
+
+
+def _command_for(path: Path) -> str:
+    """The command line that makes a lock there, as far as the place says."""
+    if path.absolute().parent.parent.name == LOCKFILES:
+        return f"envbuild lock --stack {path.absolute().parent.name} --base {path.name} --target TARGET"
+    return f"envbuild lock --stack STACK --base BASE --out {path}"
 
 
 def _restore(path: Path) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import re
 import tarfile
 import tempfile
 import zipfile
@@ -17,16 +19,19 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Base
-from envbuild.core.errors import CheckRefusedError, ConfigurationError
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.lock import asof
-from envbuild.lock.components import Chosen, Lead, Origin
+from envbuild.lock.components import Chosen, Lead, Origin, Repositories
 from envbuild.lock.metadata import fetch_file
 from envbuild.lock.project import Project, limits
+from envbuild.lock.refs import GIT_PREFIX, GitRef, parse_ref
 from envbuild.lock.resolve import resolve, seconds_of
 from envbuild.lock.torch_builds import TorchSource
 from envbuild.lock.upstream import Companion
 from envbuild.lock.workplace import Workplace
+
+_EXACT = re.compile(r"^==\s*([^*,\s]+)$")
 
 
 def look_up(
@@ -78,6 +83,67 @@ def likely(
     return look_up(wanted, project.base, settings, what, work)
 
 
+def find_release(
+    chosen: Chosen, base: Base, settings: Mapping[str, object], work: Workplace, repositories: Repositories
+) -> Mapping[str, Any]:
+    """The release that uv takes of a component by itself, as uv.lock's table.
+
+    Args:
+        settings: keys of ``[tool.uv]`` besides the base's limits.
+
+    Raises:
+        ResolutionError: there is none; says which are near, and whether a tag was meant.
+    """
+    try:
+        locked = look_up({chosen.name: chosen.specifier}, base, settings, f"find {chosen.name}", work)
+    except ResolutionError as error:
+        exact = _EXACT.match(chosen.specifier)
+        if exact is None or "there is no version of" not in error.why:
+            raise
+        raise _no_release(chosen, exact[1], base, settings, work, repositories, error) from error
+    return locked[canonicalize_name(chosen.name)]
+
+
+def _no_release(
+    chosen: Chosen,
+    version: str,
+    base: Base,
+    settings: Mapping[str, object],
+    work: Workplace,
+    repositories: Repositories,
+    error: ResolutionError,
+) -> ResolutionError:
+    found: dict[str, str] = {}
+    for words, specifier in (("the newest before it", f"<{version}"), ("the newest of all", "")):
+        with contextlib.suppress(ResolutionError):
+            near = look_up({chosen.name: specifier}, base, settings, f"find {chosen.name} {specifier}", work)
+            found.setdefault(str(near[canonicalize_name(chosen.name)]["version"]), words)
+    tags: list[str] = []
+    if chosen.spec.git is not None:
+        with contextlib.suppress(NetworkError):
+            tags = repositories.at(chosen.spec.git).tags_of(version)
+    newest = settings.get("exclude-newer")
+    told = ", ".join(f"{release} ({words})" for release, words in found.items())
+    why = f"Releases for the base's Python: {told}." if told else "It has no release for the base's Python."
+    fix = (
+        f"Pin one of these: --pin {chosen.name}=VERSION." if told else "Pin another component, or choose another base."
+    )
+    if tags:
+        why += f"\n{chosen.spec.git} has the tag{'s' if len(tags) > 1 else ''} {', '.join(tags)}."
+        tag = f"{GIT_PREFIX}{tags[0]}" if _is_version(tags[0]) else tags[0]
+        fix = f"Take the tag: --pin {chosen.name}={tag}. Or a release: {fix}"
+    return ResolutionError(
+        f"there is no release {version} of {chosen.name}" + (f" as of {newest}" if newest else ""),
+        why=f"{why}\n{error.why}",
+        fix=fix,
+        log=error.log,
+    )
+
+
+def _is_version(tag: str) -> bool:
+    return not isinstance(parse_ref(tag), GitRef)
+
+
 class Releases:
     """What is known of components that are releases: which one uv takes as of a moment, and what belongs to it.
 
@@ -86,21 +152,29 @@ class Releases:
     """
 
     def __init__(
-        self, catalog: Catalog, base: Base, as_of: str, dates: Mapping[str, str], undecided: set[str], work: Workplace
+        self,
+        catalog: Catalog,
+        base: Base,
+        as_of: str,
+        dates: Mapping[str, str],
+        undecided: set[str],
+        work: Workplace,
+        repositories: Repositories,
     ) -> None:
         self._catalog = catalog
         self._base = base
         self._settings = {"exclude-newer": as_of, "exclude-newer-package": dict(dates)}
         self._undecided = undecided
         self._work = work
+        self._repositories = repositories
         self._found: dict[str, Mapping[str, Any]] = {}
 
     def _package(self, chosen: Chosen) -> Mapping[str, Any]:
         if chosen.name not in self._found:
-            wanted = {chosen.name: chosen.specifier}
             with self._work.reporter.step(f"look at {chosen.name} {chosen.asked}"):
-                locked = look_up(wanted, self._base, self._settings, f"find {chosen.name}", self._work)
-            self._found[chosen.name] = locked[canonicalize_name(chosen.name)]
+                self._found[chosen.name] = find_release(
+                    chosen, self._base, self._settings, self._work, self._repositories
+                )
         return self._found[chosen.name]
 
     def has_folder(self, chosen: Chosen, folder: str) -> bool:

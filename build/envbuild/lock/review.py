@@ -14,7 +14,7 @@ from envbuild.core.progress import Reporter
 from envbuild.lock.components import Repositories
 from envbuild.lock.locking import LockResult, is_older, lock_path, lock_stack, moved_branches
 from envbuild.lock.planning import Request
-from envbuild.lock.record import RECORD_FILE, read_lock
+from envbuild.lock.record import LOCKFILES, RECORD_FILE, read_lock
 from envbuild.store.local import LocalStore
 
 # uv resolves on one thread for most of the time and waits for the index for the rest.
@@ -31,7 +31,7 @@ class Checked:
 
 def committed(project_dir: Path) -> list[Path]:
     """Every lock directory of a project."""
-    return sorted(path.parent for path in (project_dir / "lockfiles").glob(f"*/*/{RECORD_FILE}"))
+    return sorted(path.parent for path in (project_dir / LOCKFILES).glob(f"*/*/{RECORD_FILE}"))
 
 
 def stack_of(path: Path) -> str | None:
