@@ -240,6 +240,24 @@ def test_a_build_that_was_ended_goes_on_where_it_was(
     assert not folder.exists()
 
 
+def test_a_full_disk_is_named_and_the_next_run_goes_on(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    fill = "open('big', 'wb').write(bytes(4 << 20))"
+    locked(own, index, tmp_path, before=fill)
+    wheels(own, "--explain")  # the sdist is here
+    builds = own.cache / "wheel-builds"
+    builds.mkdir()
+    small = 'mount -t tmpfs -o size=1m tmpfs "$0" || exit 99; exec "$@"'
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", small, str(builds)]
+    command = [*namespace, *own.command("wheels", *SELECT, "--json")]
+    done = subprocess.run(command, cwd=own.project, env=own.environment(), capture_output=True, text=True)
+    assert done.returncode == 11, done.stdout + done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert "is full" in error["what"]
+    assert nothing_is_kept(own)
+    (wheel,) = wheels(own)["wheels"]
+    assert wheel["built"] is True
+
+
 def test_packages_are_built_at_once_behind_one_queue(
     own: Any, index: SimpleIndex, tmp_path: Path, counted: Path
 ) -> None:
