@@ -36,16 +36,16 @@ from envbuild.lock.uv import uv_program
 from envbuild.store.local import LocalStore
 from envbuild.sync.build_environment import build_environment
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.build import Bench, build_wheel
-from envbuild.wheels.elf import read_wheel
-from envbuild.wheels.fronts import Turns
-from envbuild.wheels.limits import GIB, choose_limits
-from envbuild.wheels.making import Workshop, make_wheels
+from envbuild.wheels.checking.elf import read_wheel
+from envbuild.wheels.compiling.build import Bench, build_wheel
+from envbuild.wheels.compiling.fronts import Turns
+from envbuild.wheels.compiling.limits import GIB, choose_limits
+from envbuild.wheels.compiling.making import Workshop, make_wheels
+from envbuild.wheels.compiling.unpacking import unpack
+from envbuild.wheels.keeping.wheelhouse import Wheelhouse
 from envbuild.wheels.planning import WheelPlan, cuda_of, plan_wheels
 from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolchain import find_toolchain
-from envbuild.wheels.unpacking import unpack
-from envbuild.wheels.wheelhouse import Wheelhouse
+from envbuild.wheels.toolkits.toolchain import find_toolchain
 
 RATIO_LIMIT = 4.0
 BUSY_LIMIT = 0.9

@@ -17,8 +17,8 @@ from envbuild.core.progress import Reporter, SilentReporter
 from envbuild.lock.record import Inputs, LockDirectory, LockedBase, LockedTorch
 from envbuild.store.local import LocalStore
 from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolchain import Toolchain, find_toolchain
-from envbuild.wheels.toolkit import Asked, choose_toolkit
+from envbuild.wheels.toolkits.toolchain import Toolchain, find_toolchain
+from envbuild.wheels.toolkits.toolkit import Asked, choose_toolkit
 
 CUDA = "13.0"
 # A day on which the index had all of CUDA 13.0.

@@ -20,9 +20,9 @@ from envbuild.core import locks
 from envbuild.core.digests import sha256_file
 from envbuild.store.local import LocalStore
 from envbuild.store.remote import Remote
-from envbuild.wheels.entry import Built, WheelRecord, fill
+from envbuild.wheels.keeping.entry import Built, WheelRecord, fill
+from envbuild.wheels.keeping.wheelhouse import Wheelhouse
 from envbuild.wheels.key import Parts
-from envbuild.wheels.wheelhouse import Wheelhouse
 
 BUCKET = "wheels"
 S3_KEYS = {"AWS_ACCESS_KEY_ID": "AKIDTEST", "AWS_SECRET_ACCESS_KEY": "open-sesame-s3", "AWS_REGION": "us-east-1"}

@@ -21,19 +21,19 @@ from helpers.stack_files import GPU_BASE, write_base, write_stack, write_target
 from helpers.wheels import make_wheel
 
 from envbuild.core.errors import BuildError, EnvbuildError, MachineError, NetworkError
-from envbuild.wheels import toolchain as machine
-from envbuild.wheels.elf import read_binary
-from envbuild.wheels.host_compiler import HostCompiler, refuse_too_new
-from envbuild.wheels.index_toolkit import COMPILER, COMPLETE, KIND, RUNTIME
-from envbuild.wheels.toolchain import Toolchain
-from envbuild.wheels.toolkit import Asked, Toolkit, choose_toolkit
+from envbuild.wheels.checking.elf import read_binary
+from envbuild.wheels.toolkits import toolchain as machine
+from envbuild.wheels.toolkits.host_compiler import HostCompiler, refuse_too_new
+from envbuild.wheels.toolkits.index_toolkit import COMPILER, COMPLETE, KIND, RUNTIME
+from envbuild.wheels.toolkits.toolchain import Toolchain
+from envbuild.wheels.toolkits.toolkit import Asked, Toolkit, choose_toolkit
 
 SELECT = ("--stack", "k", "--target", "gpu")
 LATE = "2026-08-01T00:00:00Z"
 # The command line on a machine whose usual place has no toolkit.
 WITHOUT_USUAL_HOME = """
 from pathlib import Path
-from envbuild.wheels import toolchain
+from envbuild.wheels.toolkits import toolchain
 toolchain.USUAL_HOME = Path("/nonexistent")
 from envbuild.cli.main import main
 main()

@@ -24,9 +24,9 @@ from unit.wheels.plans import plan
 from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.uv import uv_program
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.check import Checked, check_wheel
-from envbuild.wheels.elf import read_binary
-from envbuild.wheels.retag import retagged
+from envbuild.wheels.checking.check import Checked, check_wheel
+from envbuild.wheels.checking.elf import read_binary
+from envbuild.wheels.checking.retag import retagged
 
 HERE = f"cp3{sys.version_info.minor}"
 LINUX = f"{HERE}-{HERE}-linux_x86_64"

@@ -23,7 +23,7 @@ from envbuild.store.local import LocalStore
 
 if TYPE_CHECKING:
     from envbuild.store.remote import Remote
-    from envbuild.wheels.wheelhouse import Built
+    from envbuild.wheels.keeping.wheelhouse import Built
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STACK = "nemo"
@@ -92,8 +92,8 @@ class Session:
 
     def built_wheels(self, lock: LockDirectory, selection: Selection) -> dict[str, Built]:
         """The wheels of the wheelhouse that are those of the lock for the selection's target, by package."""
+        from envbuild.wheels.keeping.taking import fitting_wheels
         from envbuild.wheels.sources import Sources
-        from envbuild.wheels.taking import fitting_wheels
 
         sources = Sources(base=selection.base, site=self.site, store=self.store, reporter=self.reporter)
         return fitting_wheels(lock, selection.target, self.catalog, sources, self.reporter, self.remotes())

@@ -14,8 +14,8 @@ from envbuild.core.digests import Json, short
 from envbuild.lock.locking import find_lock
 from envbuild.sync.install import WHEELS_PHASE
 from envbuild.sync.local import sync
+from envbuild.wheels.checking.prebuilt import PackageCode
 from envbuild.wheels.planning import buildable
-from envbuild.wheels.prebuilt import PackageCode
 
 
 @click.command("sync", cls=Command)

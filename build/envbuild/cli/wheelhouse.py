@@ -13,8 +13,8 @@ from envbuild.cli.stores import one_store, store_option
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.entry import KIND, Built, WheelRecord
-from envbuild.wheels.wheelhouse import Wheelhouse, key_by_prefix
+from envbuild.wheels.keeping.entry import KIND, Built, WheelRecord
+from envbuild.wheels.keeping.wheelhouse import Wheelhouse, key_by_prefix
 
 if TYPE_CHECKING:
     from envbuild.store.document import Document
@@ -93,7 +93,7 @@ def _remote_json(record: WheelRecord) -> dict[str, Json]:
 
 def _records(remote: Remote, keys: list[str]) -> tuple[dict[str, WheelRecord], dict[str, str]]:
     """The records of a store's wheels, by package, and why the others cannot be read."""
-    from envbuild.wheels.sharing import record_of
+    from envbuild.wheels.keeping.sharing import record_of
 
     good, bad = {}, {}
     for key, document in remote.documents(KIND, keys).items():
@@ -271,7 +271,7 @@ def prune_command(session: Session, dry_run: bool, unused_days: float, force: bo
     from envbuild.catalog.data import data_root
     from envbuild.lock.record import read_lock
     from envbuild.lock.review import committed
-    from envbuild.wheels.pruning import plan_pruning, remove
+    from envbuild.wheels.keeping.pruning import plan_pruning, remove
 
     folders = dict.fromkeys(path.resolve() for root in (session.project, data_root()) for path in committed(root))
     lock_directories = [] if force else [read_lock(path) for path in folders]

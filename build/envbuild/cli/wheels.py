@@ -17,14 +17,14 @@ from envbuild.lock.locking import find_lock
 from envbuild.lock.record import LockDirectory
 from envbuild.store.remote import Remote
 from envbuild.sync.build_environment import build_environment
+from envbuild.wheels.checking.prebuilt import check_prebuilt, site_packages_of
+from envbuild.wheels.compiling.limits import choose_limits
+from envbuild.wheels.compiling.making import Workshop, make_wheels
+from envbuild.wheels.keeping.wheelhouse import Wheelhouse
 from envbuild.wheels.key import difference
-from envbuild.wheels.limits import choose_limits
-from envbuild.wheels.making import Workshop, make_wheels
 from envbuild.wheels.planning import WheelPlan, choose, cuda_of, plan_wheels
-from envbuild.wheels.prebuilt import check_prebuilt, site_packages_of
 from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolkit import Asked, choose_toolkit
-from envbuild.wheels.wheelhouse import Wheelhouse
+from envbuild.wheels.toolkits.toolkit import Asked, choose_toolkit
 
 
 @click.group("wheels", cls=Group, invoke_without_command=True)

@@ -29,7 +29,7 @@ from envbuild.store.local import LocalStore
 from envbuild.sync.imports import PROBE, Imports, check_environment, modules_of, try_imports
 from envbuild.sync.install import install
 from envbuild.sync.place import Place
-from envbuild.wheels.wheelhouse import NO_BUILT, Built, digests_of
+from envbuild.wheels.keeping.wheelhouse import NO_BUILT, Built, digests_of
 
 KIND = "environments"
 # Raised when an environment made from the same inputs would come out differently.

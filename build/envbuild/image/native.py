@@ -33,7 +33,7 @@ from envbuild.lock.record import LockDirectory
 from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import uv_version
 from envbuild.store.local import LocalStore
-from envbuild.wheels.wheelhouse import NO_BUILT, Built, digests_of
+from envbuild.wheels.keeping.wheelhouse import NO_BUILT, Built, digests_of
 
 KIND = "images"
 # Raised when an image made from the same inputs would come out differently.

@@ -35,7 +35,7 @@ from envbuild.sync.install import NO_WHEELS, PhaseRun, install
 from envbuild.sync.machine import refuse_other_machine
 from envbuild.sync.place import Place
 from envbuild.sync.provided import refuse_without_base
-from envbuild.wheels.prebuilt import PackageCode, check_prebuilt, site_packages_of
+from envbuild.wheels.checking.prebuilt import PackageCode, check_prebuilt, site_packages_of
 
 NEVER_BUILT = "locked, never built"
 

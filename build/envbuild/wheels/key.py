@@ -9,7 +9,7 @@ from pydantic import Field
 
 from envbuild.catalog.models import Model
 from envbuild.core.digests import Json, digest_of, sha256_file
-from envbuild.wheels import nvcc_front
+from envbuild.wheels.compiling import nvcc_front
 
 # Raised when a wheel made from the same parts would come out differently.
 FORMAT = 2

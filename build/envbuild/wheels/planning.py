@@ -19,7 +19,7 @@ from envbuild.lock.record import LockDirectory
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.key import Parts, TorchPart, front_digest
 from envbuild.wheels.sources import Origin, Sources
-from envbuild.wheels.toolchain import Compilers
+from envbuild.wheels.toolkits.toolchain import Compilers
 
 # What builds of torch extensions use whether they declare it or not.
 USUAL_REQUIREMENTS = ("ninja", "packaging", "pip", "pybind11", "setuptools", "wheel")

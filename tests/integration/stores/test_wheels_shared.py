@@ -36,7 +36,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.store.document import describe
 from envbuild.store.local import LocalStore
 from envbuild.store.opening import open_remote
-from envbuild.wheels.entry import KIND, Built, read_record, shelf_of
+from envbuild.wheels.keeping.entry import KIND, Built, read_record, shelf_of
 
 # Fixtures that are used by name.
 __all__ = ["counted", "cuda", "own"]

@@ -7,10 +7,10 @@ from helpers.simple_index import make_sdist
 from unit.wheels.plans import plan
 
 from envbuild.core.errors import BuildError, CheckRefusedError
-from envbuild.wheels.build import Bench, build_wheel
-from envbuild.wheels.fronts import Turns
-from envbuild.wheels.limits import Limits
-from envbuild.wheels.toolchain import Toolchain
+from envbuild.wheels.compiling.build import Bench, build_wheel
+from envbuild.wheels.compiling.fronts import Turns
+from envbuild.wheels.compiling.limits import Limits
+from envbuild.wheels.toolkits.toolchain import Toolchain
 
 
 def toolchain(folder: Path) -> Toolchain:
@@ -49,7 +49,7 @@ def test_missing_headers_are_named(tmp_path):
 
 
 def test_a_compiler_that_was_killed_is_explained(tmp_path):
-    from envbuild.wheels.build import _failed
+    from envbuild.wheels.compiling.build import _failed
 
     error = _failed(plan(), bench(tmp_path), 2, "nvcc error   : 'cicc' died due to signal 9 (Kill signal)")
     assert isinstance(error, BuildError)

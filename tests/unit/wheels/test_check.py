@@ -6,9 +6,9 @@ from unit.wheels.plans import plan
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.check import _everywhere, _wrong_content, check_wheel
-from envbuild.wheels.elf import Binary
-from envbuild.wheels.loading import is_elsewhere, is_foreign
+from envbuild.wheels.checking.check import _everywhere, _wrong_content, check_wheel
+from envbuild.wheels.checking.elf import Binary
+from envbuild.wheels.checking.loading import is_elsewhere, is_foreign
 
 
 def binary(**changes) -> Binary:

@@ -9,8 +9,8 @@ from helpers.cuda import bare_lock, sources
 from unit.wheels.test_toolchain import program, toolkit
 
 from envbuild.core.errors import MachineError
-from envbuild.wheels import toolchain
-from envbuild.wheels.toolkit import Asked, Toolkit, choose_toolkit
+from envbuild.wheels.toolkits import toolchain
+from envbuild.wheels.toolkits.toolkit import Asked, Toolkit, choose_toolkit
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.fronts import Turns, make_fronts
-from envbuild.wheels.limits import Limits
-from envbuild.wheels.queue_front import HELD, needs_turn, take_turn
-from envbuild.wheels.toolchain import Toolchain
+from envbuild.wheels.compiling.fronts import Turns, make_fronts
+from envbuild.wheels.compiling.limits import Limits
+from envbuild.wheels.compiling.queue_front import HELD, needs_turn, take_turn
+from envbuild.wheels.toolkits.toolchain import Toolchain
 
 SAY = '#!/bin/sh\nfor word; do echo "$word"; done\n'
 # Writes down when it begins and ends, and is busy in between.

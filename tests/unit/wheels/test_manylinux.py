@@ -3,9 +3,9 @@
 import pytest
 
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.elf import Binary
-from envbuild.wheels.manylinux import too_new, true_tag
-from envbuild.wheels.symbols import Symbols
+from envbuild.wheels.checking.elf import Binary
+from envbuild.wheels.checking.manylinux import too_new, true_tag
+from envbuild.wheels.checking.symbols import Symbols
 
 
 def binary(*versions: str, libraries: tuple[str, ...] = ("libc.so.6",), **more) -> Binary:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.wheels import nvcc_front
-from envbuild.wheels.nvcc_front import rewritten
+from envbuild.wheels.compiling import nvcc_front
+from envbuild.wheels.compiling.nvcc_front import rewritten
 
 ASKED = "-gencode=arch=compute_90,code=sm_90"
 PACKAGE = [

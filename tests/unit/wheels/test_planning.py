@@ -13,7 +13,7 @@ from envbuild.catalog.models import Target
 from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.wheels.planning import buildable, choose, cuda_of, plan_wheels
 from envbuild.wheels.sources import Origin
-from envbuild.wheels.toolchain import Compilers
+from envbuild.wheels.toolkits.toolchain import Compilers
 
 COMPILERS = Compilers(cuda="13.0.88", host="g++ 12.2.0")
 GPU = Target.model_validate({"summary": "g", "device": "cuda", "sm": ["90", "100a"], "platform": "linux/amd64"})

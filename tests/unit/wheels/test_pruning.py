@@ -12,8 +12,8 @@ from unit.wheels.test_wheelhouse import Notes, wanted
 
 from envbuild.core import locks
 from envbuild.store.local import LocalStore
-from envbuild.wheels.entry import Built
-from envbuild.wheels.pruning import BUILDS_KIND, Pruning, plan_pruning, remove
+from envbuild.wheels.keeping.entry import Built
+from envbuild.wheels.keeping.pruning import BUILDS_KIND, Pruning, plan_pruning, remove
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from envbuild.store.document import Document, describe
 from envbuild.store.local import LocalStore
 from envbuild.store.opening import open_remote
 from envbuild.store.remote import Pushed, Remote
-from envbuild.wheels.entry import KIND, PROVENANCE_FILE, RECORD_FILE, Built, read_record, shelf_of
+from envbuild.wheels.keeping.entry import KIND, PROVENANCE_FILE, RECORD_FILE, Built, read_record, shelf_of
+from envbuild.wheels.keeping.wheelhouse import Wheelhouse
 from envbuild.wheels.key import Parts
-from envbuild.wheels.wheelhouse import Wheelhouse
 
 
 class Machine:
@@ -338,7 +338,7 @@ def test_a_lock_takes_wheels_that_only_a_remote_store_has(machine, tmp_path, mon
 
 
 def test_a_lock_without_wheels_anywhere_plans_nothing(machine, tmp_path, monkeypatch):
-    from envbuild.wheels import taking
+    from envbuild.wheels.keeping import taking
 
     lock, two = compile_lock(tmp_path / "lock"), machine("two")
     machine("one").keep(PARTS.model_copy(update={"sdist": "sha256:" + "7" * 64}))

@@ -7,7 +7,7 @@ import pytest
 from helpers.simple_index import make_sdist
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.wheels.unpacking import apply_patches, unpack
+from envbuild.wheels.compiling.unpacking import apply_patches, unpack
 
 PATCH = b"""\
 Why it is needed.

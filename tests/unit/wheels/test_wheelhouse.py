@@ -15,11 +15,11 @@ from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineE
 from envbuild.core.progress import SilentReporter
 from envbuild.store import seals
 from envbuild.store.local import LocalStore
-from envbuild.wheels import taking
+from envbuild.wheels.keeping import taking
+from envbuild.wheels.keeping.taking import fitting_wheels
+from envbuild.wheels.keeping.wheelhouse import RECORD_FILE, Built, Wheelhouse, WheelRecord, fill
 from envbuild.wheels.key import Parts
 from envbuild.wheels.planning import plan_wheels
-from envbuild.wheels.taking import fitting_wheels
-from envbuild.wheels.wheelhouse import RECORD_FILE, Built, Wheelhouse, WheelRecord, fill
 
 
 class Notes(SilentReporter):

@@ -26,8 +26,8 @@ from envbuild.core.files import machine_errors, write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.store.local import LocalStore
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.elf import ELF_MAGIC
-from envbuild.wheels.fatbin import PTX_KIND, SASS_KIND, SECTIONS, entries
+from envbuild.wheels.checking.elf import ELF_MAGIC
+from envbuild.wheels.checking.fatbin import PTX_KIND, SASS_KIND, SECTIONS, entries
 
 KIND = "gpu-code"
 FILE = "gpu-code.json"

@@ -13,8 +13,8 @@ from pathlib import Path
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import run
+from envbuild.wheels.checking.symbols import is_foreign_symbol
 from envbuild.wheels.planning import WheelPlan
-from envbuild.wheels.symbols import is_foreign_symbol
 
 LOAD_SECONDS = 600
 # Loads every library with all its symbols bound, after torch where there is one, then imports modules.

@@ -14,7 +14,7 @@ from envbuild.store.backend import Offer
 from envbuild.store.document import Document, refused
 from envbuild.store.local import LocalStore
 from envbuild.store.remote import Pushed, Remote
-from envbuild.wheels.entry import KIND, Built, WheelRecord, check_entry, read_record, shelf_of
+from envbuild.wheels.keeping.entry import KIND, Built, WheelRecord, check_entry, read_record, shelf_of
 from envbuild.wheels.key import Parts
 
 

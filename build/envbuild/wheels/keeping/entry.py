@@ -24,7 +24,7 @@ from envbuild.core.files import machine_errors, write_atomic
 from envbuild.core.process import mask
 from envbuild.store.seals import SEAL_FILE
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.elf import read_wheel
+from envbuild.wheels.checking.elf import read_wheel
 from envbuild.wheels.key import OF_THE_MACHINE, Parts
 
 KIND = "wheels"

@@ -12,13 +12,13 @@ from envbuild.core.errors import MachineError
 from envbuild.core.progress import Reporter
 from envbuild.lock.record import LockDirectory
 from envbuild.store.remote import Remote
-from envbuild.wheels.elf import version_key
-from envbuild.wheels.entry import source_shelf
+from envbuild.wheels.checking.elf import version_key
+from envbuild.wheels.keeping.entry import source_shelf
+from envbuild.wheels.keeping.wheelhouse import Built, Wheelhouse
 from envbuild.wheels.key import Parts
 from envbuild.wheels.planning import WheelPlan, buildable, plan_wheels
 from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolchain import Compilers, find_toolchain
-from envbuild.wheels.wheelhouse import Built, Wheelhouse
+from envbuild.wheels.toolkits.toolchain import Compilers, find_toolchain
 
 
 def fitting_wheels(

@@ -15,7 +15,7 @@ from typing import Literal
 
 from envbuild.core.errors import MachineError
 from envbuild.core.process import run
-from envbuild.wheels.host_compiler import find_host_compiler, refuse_too_new
+from envbuild.wheels.toolkits.host_compiler import find_host_compiler, refuse_too_new
 
 HOME_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 USUAL_HOME = Path("/usr/local/cuda")

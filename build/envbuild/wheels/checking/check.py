@@ -14,13 +14,13 @@ from packaging.version import Version
 from envbuild.catalog.models import MACHINES
 from envbuild.core.errors import CheckRefusedError
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.elf import Binary, read_wheel, version_key
-from envbuild.wheels.loading import load
-from envbuild.wheels.manylinux import OF_THE_DRIVER, Tag, too_new, true_tag
+from envbuild.wheels.checking.elf import Binary, read_wheel, version_key
+from envbuild.wheels.checking.loading import load
+from envbuild.wheels.checking.manylinux import OF_THE_DRIVER, Tag, too_new, true_tag
+from envbuild.wheels.checking.prebuilt import site_packages_of
+from envbuild.wheels.checking.retag import retagged
+from envbuild.wheels.checking.symbols import missing_of_torch
 from envbuild.wheels.planning import WheelPlan
-from envbuild.wheels.prebuilt import site_packages_of
-from envbuild.wheels.retag import retagged
-from envbuild.wheels.symbols import missing_of_torch
 
 # On every glibc system that runs the base (PEP 600's policies allow them).
 OF_THE_SYSTEM = re.compile(r"^(ld-linux\S*|lib(c|m|dl|rt|pthread|util|resolv|stdc\+\+|gcc_s))\.so\.\d+$")

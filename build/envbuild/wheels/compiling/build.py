@@ -12,10 +12,10 @@ from envbuild.core.errors import BuildError, CheckRefusedError, MachineError, di
 from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import describe_status, ran_out_of_space, run, tail
 from envbuild.lock.uv import uv_program
-from envbuild.wheels.fronts import Fronts, Turns, make_fronts
+from envbuild.wheels.compiling.fronts import Fronts, Turns, make_fronts
+from envbuild.wheels.compiling.unpacking import SOURCE_DATE_EPOCH, apply_patches, unpack
 from envbuild.wheels.planning import WheelPlan
-from envbuild.wheels.toolchain import Toolchain
-from envbuild.wheels.unpacking import SOURCE_DATE_EPOCH, apply_patches, unpack
+from envbuild.wheels.toolkits.toolchain import Toolchain
 
 # ninja's counter of finished steps.
 _COUNTER = re.compile(r"^\[(\d+)/(\d+)\]")

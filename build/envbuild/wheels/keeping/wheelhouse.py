@@ -15,8 +15,8 @@ from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.store import seals
 from envbuild.store.local import LocalStore
 from envbuild.store.remote import Remote
-from envbuild.wheels.entry import KIND, RECORD_FILE, Built, WheelRecord, bad_entry, fill, read_record, sign_off
-from envbuild.wheels.sharing import Sharing
+from envbuild.wheels.keeping.entry import KIND, RECORD_FILE, Built, WheelRecord, bad_entry, fill, read_record, sign_off
+from envbuild.wheels.keeping.sharing import Sharing
 
 __all__ = ["KIND", "NO_BUILT", "RECORD_FILE", "Built", "WheelRecord", "Wheelhouse", "digests_of", "fill"]
 

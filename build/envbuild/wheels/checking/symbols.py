@@ -20,7 +20,7 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
 if TYPE_CHECKING:
-    from envbuild.wheels.elf import Binary
+    from envbuild.wheels.checking.elf import Binary
 
 # An entry of a 64-bit table of symbols (ELF-64 Object File Format, "Symbol Table").
 _SYMBOL = struct.Struct("<IBBHQQ")

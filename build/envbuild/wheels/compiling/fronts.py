@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core.files import machine_errors, remove_tree
-from envbuild.wheels import nvcc_front, queue_front
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.limits import Limits
-from envbuild.wheels.toolchain import Toolchain
+from envbuild.wheels.compiling import nvcc_front, queue_front
+from envbuild.wheels.compiling.limits import Limits
+from envbuild.wheels.toolkits.toolchain import Toolchain
 
 
 @dataclass(frozen=True, kw_only=True)

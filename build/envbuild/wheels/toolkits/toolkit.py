@@ -11,10 +11,10 @@ from enum import Enum
 
 from envbuild.core.errors import EnvbuildError, MachineError, NetworkError, ResolutionError
 from envbuild.lock.record import LockDirectory
-from envbuild.wheels.host_compiler import find_host_compiler
-from envbuild.wheels.index_toolkit import NVCC, install_toolkit, pinned_packages, specifiers
 from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolchain import (
+from envbuild.wheels.toolkits.host_compiler import find_host_compiler
+from envbuild.wheels.toolkits.index_toolkit import NVCC, install_toolkit, pinned_packages, specifiers
+from envbuild.wheels.toolkits.toolchain import (
     FIRST_INDEX_MAJOR,
     Compilers,
     Toolchain,

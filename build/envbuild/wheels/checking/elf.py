@@ -19,8 +19,8 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import NoteSection
 
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.fatbin import SECTIONS, fatbin, not_understood
-from envbuild.wheels.symbols import Symbols, read_symbols
+from envbuild.wheels.checking.fatbin import SECTIONS, fatbin, not_understood
+from envbuild.wheels.checking.symbols import Symbols, read_symbols
 
 ELF_MAGIC = b"\x7fELF"
 # pyelftools' names of machines, in uname's words. Bare GPU code (a cubin) is an ELF file too.

@@ -15,14 +15,14 @@ from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import interruptible
 from envbuild.core.progress import Reporter
 from envbuild.store.local import LocalStore
-from envbuild.wheels.build import Bench, build_wheel
-from envbuild.wheels.check import Checked, check_wheel
-from envbuild.wheels.fronts import Turns
-from envbuild.wheels.limits import Limits
+from envbuild.wheels.checking.check import Checked, check_wheel
+from envbuild.wheels.compiling.build import Bench, build_wheel
+from envbuild.wheels.compiling.fronts import Turns
+from envbuild.wheels.compiling.limits import Limits
+from envbuild.wheels.keeping.wheelhouse import Built, Wheelhouse, WheelRecord, fill
 from envbuild.wheels.planning import WheelPlan
 from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolchain import Toolchain
-from envbuild.wheels.wheelhouse import Built, Wheelhouse, WheelRecord, fill
+from envbuild.wheels.toolkits.toolchain import Toolchain
 
 # Builds that have not come to their end, by key: sources and object files.
 UNFINISHED = "wheel-builds"

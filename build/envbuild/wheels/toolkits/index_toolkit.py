@@ -22,7 +22,7 @@ from envbuild.lock.releases import look_up
 from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import run_uv
 from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolchain import cuda_version
+from envbuild.wheels.toolkits.toolchain import cuda_version
 
 LIST_KIND = "toolkit-lists"
 LIST_FILE = "packages.json"

@@ -15,7 +15,7 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.record import Lock, LockDirectory
 from envbuild.store import seals
 from envbuild.store.local import LocalStore
-from envbuild.wheels.entry import KIND, read_record
+from envbuild.wheels.keeping.entry import KIND, read_record
 from envbuild.wheels.key import Parts
 from envbuild.wheels.planning import buildable
 

@@ -1,0 +1,1 @@
+"""Compiles wheels: one queue of compilers, one architecture, builds that go on."""

@@ -1,0 +1,1 @@
+"""The wheelhouse: entries by build key, shared with remote stores, taken by installs, pruned."""
