@@ -397,7 +397,7 @@ def test_a_toolkit_of_another_cuda_is_refused(own: Any, index: SimpleIndex, tmp_
 
 def test_what_is_not_compiled_cannot_be_asked_for(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     error = wheels(locked(own, index, tmp_path), "--package", "setuptools", status=2)["error"]
-    assert "come as sdists: kernels" in error["why"]
+    assert "are built here: kernels" in error["why"]
 
 
 def test_architectures_are_read_as_nvcc_wrote_them(cuda: Toolchain, tmp_path: Path) -> None:
