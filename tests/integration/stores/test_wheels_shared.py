@@ -264,7 +264,7 @@ def test_a_second_machine_compiles_nothing(place: Place, own: Tool, index: Simpl
     assert (built["built"], built["pushed"]) == (True, {place.url: "pushed"})
     assert built["provenance"]["lock"] == lock["digest"]
     log = (Path(built["path"]).parent / "build.log").read_text()
-    assert "STORE/staging/" in log
+    assert "STORE/wheel-builds/" in log
     assert not [place for place in (str(own.cache), sys.prefix) if place in log]
 
     one, own.cache = own.cache, tmp_path / "cache-two"
