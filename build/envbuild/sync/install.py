@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from packaging.specifiers import SpecifierSet
+
 from envbuild.core.errors import BuildError, ConfigurationError, EnvbuildError, MachineError, NetworkError, disk_full
 from envbuild.core.process import Finished, describe_status, ran_out_of_space, tail
 from envbuild.core.progress import Reporter
+from envbuild.lock.content import locked_content
 from envbuild.lock.record import PHASE_FILES, LockDirectory
 from envbuild.lock.uv import failure
 from envbuild.sync.place import Place
@@ -20,6 +23,10 @@ HASHED_PHASES = ("main", "compile")
 # The phase whose packages the wheelhouse may have.
 WHEELS_PHASE = "compile"
 NO_WHEELS: Mapping[str, str] = MappingProxyType({})
+# Packages with files of the same names as one that they need, in other versions: uv installs both at once, and chance
+# decides which are there. NVIDIA's CUTLASS DSL for CUDA 13 before 4.6 is meant to lie over its base package, which is
+# for 12 (4.5.0: 178 files, 98 of them different; of twelve installs by uv ten had the files of 13 and two of the base).
+LATER = {"nvidia-cutlass-dsl-libs-cu13": "<4.6"}
 # These build against the torch that the main phase installed.
 SHARED_BUILD_PHASES = ("compile", "git")
 
@@ -71,6 +78,8 @@ def install(
             if phase == WHEELS_PHASE and wheels:
                 _install_wheels(lock, place, wheels)
             finished = _install_phase(lock, place, phase, file.name, source_args)
+            if again := _later(lock, phase):
+                _install_phase(lock, place, phase, file.name, source_args, again=again)
         done.append(
             PhaseRun(phase=phase, packages=count, seconds=finished.seconds, log=_log(place, f"install-{phase}"))
         )
@@ -84,14 +93,23 @@ def _install_wheels(lock: LockDirectory, place: Place, wheels: Mapping[str, str]
     _uv(place, [*arguments, *(wheels[name] for name in sorted(wheels))], what, "install-wheels")
 
 
-def _install_phase(lock: LockDirectory, place: Place, phase: str, file: str, source_args: Sequence[str]) -> Finished:
+def _later(lock: LockDirectory, phase: str) -> list[str]:
+    """The packages of a phase that must be installed again, over the others."""
+    content = locked_content(lock, (phase,))
+    return [name for name, range_ in LATER.items() if name in content and content[name].version in SpecifierSet(range_)]
+
+
+def _install_phase(
+    lock: LockDirectory, place: Place, phase: str, file: str, source_args: Sequence[str], *, again: Sequence[str] = ()
+) -> Finished:
     arguments = ["pip", "install", "--python", place.venv_python, "--no-deps", *source_args]
+    arguments += [word for name in again for word in ("--reinstall-package", name)]
     if phase in HASHED_PHASES:
         arguments.append("--require-hashes")
     if phase in SHARED_BUILD_PHASES:
         arguments.append("--no-build-isolation")
     arguments += ["--requirements", f"{place.lock}/{file}"]
-    name = f"install-{phase}"
+    name = f"install-{phase}{'-again' if again else ''}"
     what = f"install phase {phase} of stack {lock.lock.stack}"
     # Versions and hashes are fixed, so what uv's cache has is as good as what an index would say; asking it costs
     # seconds, and a network. uv notices what is missing before it installs anything.
