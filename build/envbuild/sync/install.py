@@ -25,7 +25,7 @@ WHEELS_PHASE = "compile"
 NO_WHEELS: Mapping[str, str] = MappingProxyType({})
 # Packages with files of the same names as one that they need, in other versions: uv installs both at once, and chance
 # decides which are there. NVIDIA's CUTLASS DSL for CUDA 13 before 4.6 is meant to lie over its base package, which is
-# for 12 (4.5.0: 178 files, 98 of them different; of twelve installs by uv ten had the files of 13 and two of the base).
+# for 12 (4.5.0: 178 files, 98 of them different; of four installs by uv three had those of 13, one those of the base).
 LATER = {"nvidia-cutlass-dsl-libs-cu13": "<4.6"}
 # These build against the torch that the main phase installed.
 SHARED_BUILD_PHASES = ("compile", "git")
