@@ -19,6 +19,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.lock import blame
 from envbuild.lock.locking import lock_stack
 from envbuild.lock.planning import Request
+from envbuild.lock.record import read_lock
 from envbuild.store.local import LocalStore
 
 
@@ -186,7 +187,7 @@ def test_transformer_engine_and_mamba_on_the_real_index(tool: Any, tmp_path: Pat
     assert "mamba-ssm 2.3.1 resolves with transformer-engine-torch 2.20.2." in told["why"]
     assert "transformer-engine-torch 2.19.0 resolves with mamba-ssm 2.3.2.post1." in told["why"]
     pins = ("transformer-engine-torch=2.20.2", "mamba-ssm=2.3.1", "packaging=25.0")
-    # It resolves, and no more: that Transformer Engine needs nvidia-cutlass-dsl, which brings libraries for CUDA 12.
-    assert "[cuda-mixed]" in error(own.run(*lock(*pins), status=5))["why"]
-    assert result(own.run(*lock(*pins), "--allow", "cuda-mixed"))["components"]["mamba-ssm"] == "2.3.1"
+    # That Transformer Engine needs nvidia-cutlass-dsl, whose libraries for CUDA 12 mix with nothing.
+    assert result(own.run(*lock(*pins)))["components"]["mamba-ssm"] == "2.3.1"
+    assert "nvidia-cutlass-dsl-libs-cu12" in read_lock(project / "lockfiles/x" / GPU_BASE).packages()
     assert os.listdir(project / "lockfiles") == ["x"]

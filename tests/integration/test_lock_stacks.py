@@ -81,7 +81,7 @@ def test_of_a_commit_that_upstream_pins_the_release_is_taken(nemo: Any, upstream
     upstream.nemo.commit("main", "2025-04-01T00:00:00Z", files)
     components: dict[str, Any] = {
         "nemo-toolkit": {"git": NEMO_URL, "ref": "main"},
-        "megatron-core": {"git": MCORE_URL},
+        "megatron-core": {"git": MCORE_URL, "uses": ["packaging"]},
         "packaging": {"git": kernels, "release_file": "VERSION"},
     }
     write_stack(

@@ -171,3 +171,12 @@ def test_diff_with_a_place_without_a_lock_says_how_to_make_one_there(stack: Any)
     assert "envbuild lock --stack STACK --base BASE --out nowhere" in told["fix"]
     told = error(stack.run(*LOCK, "--diff", "--json", status=3))
     assert f"envbuild lock --stack s --base {BASE} --target TARGET" in told["fix"]
+
+
+def test_pins_go_to_a_named_place(stack: Any) -> None:
+    components = {"lib": {}, "dep": {"version": ">=1"}}
+    write_stack(stack.project, "s", components, anchor="lib")
+    assert "pins need a name" in error(stack.run(*LOCK, "--pin", "dep=1.0", "--json", status=2))["what"]
+    locked = result(stack.run(*LOCK, "--pin", "dep=1.0", "--out", "elsewhere", "--json"))
+    assert (locked["components"]["dep"], Path(locked["path"]).name) == ("1.0", "elsewhere")
+    assert not (stack.project / "lockfiles").exists()

@@ -128,7 +128,7 @@ def command(
     selection = session.select_to_lock(stack, target, base)
     parse_refs(selection.stack_name, selection.stack, pins, session.catalog.stack(selection.stack_name))
     request = Request(pins=foreign_pins(selection.stack, pins), as_of=as_of, torch_build=torch_build, allow=allow)
-    kept = variant_name(selection.stack_name, selection.stack, request.pins, name)
+    kept = variant_name(selection.stack_name, selection.stack, {} if out else request.pins, name)
     if diff:
         path = out or _kept_or_shipped(session, lock_path(session.project, kept, selection.base_name))
         changes = _difference(session, selection, path, request)

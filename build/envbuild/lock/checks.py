@@ -55,6 +55,10 @@ _CUDA_VERSIONED = frozenset(
         "nvidia-cuda-runtime",
     ]
 )
+# NVIDIA's CUTLASS DSL, read in its wheels (4.6.0, 4.8.1): its libraries for CUDA 12 and 13 lie side by side, in
+# nvidia_cutlass_dsl/cu12 and /cu13, without a file in common. They need no CUDA library, and on import the newest that
+# the driver runs is loaded, and no other. Before 4.6 only the base package was for 12 (sync's LATER has the rest).
+_SIDE_BY_SIDE = re.compile(r"^nvidia-cutlass-dsl-libs-cu1[23]$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +161,8 @@ def check_cuda_mix(lock: Checked) -> Iterable[CheckFinding]:
     by_major: dict[str, list[str]] = {}
     for package in lock.packages:
         name, version = str(package["name"]), str(package.get("version", "0"))
+        if _SIDE_BY_SIDE.match(name):
+            continue
         if match := _CUDA_SUFFIX.search(name):
             by_major.setdefault(match[1], []).append(name)
         elif name in _CUDA_VERSIONED:

@@ -169,8 +169,8 @@ def choose(
 ) -> dict[str, Chosen]:
     """Every component, decided: a pin wins; then what the stack says; then what belongs to the leads.
 
-    What the leads say nothing of, a component from git before it in the stack may (Megatron-LM pins a Transformer
-    Engine).
+    What the leads say nothing of, a component from git before it in the stack may, which uses it (Megatron-LM pins a
+    Transformer Engine).
 
     Args:
         leads: components that are decided already; of two that name a companion, the first wins.
@@ -196,10 +196,17 @@ def choose(
 
 
 def _sources(chosen: Chosen, repositories: Repositories, base: Base | None) -> Lead:
-    """A decided component, and the commits that its own pyproject.toml takes others from."""
+    """A decided component, and the commits that its own pyproject.toml takes those from whose API it calls.
+
+    What else it takes from git belongs to its authors' own builds.
+    """
     if chosen.commit is None or chosen.git is None:
         return Lead(chosen=chosen, companions={})
     found = sources(repositories.at(chosen.git), chosen.commit)
+    used = {canonicalize_name(name) for name in chosen.spec.uses}
+    # A repository may hold several packages: with the one, its others.
+    places = {(item.git, item.ref) for item in found if item.package in used}
+    found = [item for item in found if (item.git, item.ref) in places]
     named = {item.package: item for item in reversed(found) if base is None or holds_on(item.marker, base)}
     return Lead(chosen=chosen, companions=named)
 

@@ -128,7 +128,7 @@ def _question(plan: Plan, resolution: Resolution, needs: Sequence[Need], instead
 def declared_range(why: str, name: str, version: str) -> str:
     """The declared range in uv's explanation, which names the bound that the version is beyond."""
     text = " ".join(why.split())
-    ranges = re.findall(rf"depends? on {re.escape(name)}(?:\{{[^}}]*\}})?([<>=!~][^\s]*?),?(?: |$)", text)
+    ranges = re.findall(rf"depends? on {re.escape(name)}(?:\{{[^}}]*\}})?([<>=!~][^\s]*?)[.,]?(?: |$)", text)
     found = [text for text in ranges if text != f"=={version}"]
     # uv lists a range with holes piece by piece.
     return found[0] if found and "one of:" not in text else " in another range"

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild.core.errors import BuildError, ConfigurationError, EnvbuildError, MachineError, NetworkError, disk_full
 from envbuild.core.files import write_atomic
 from envbuild.core.process import Finished, describe_status, ran_out_of_space, tail
 from envbuild.core.progress import Reporter
+from envbuild.lock.content import locked_content
 from envbuild.lock.record import PHASE_FILES, LockDirectory
 from envbuild.lock.uv import failure
 from envbuild.sync.place import Place
@@ -24,6 +26,10 @@ HASHED_PHASES = ("main", "compile")
 WHEELS_PHASE = "compile"
 GIT_PHASE = "git"
 NO_WHEELS: Mapping[str, str] = MappingProxyType({})
+# Packages with files of the same names as one that they need, in other versions: uv installs both at once, and chance
+# decides which are there. NVIDIA's CUTLASS DSL for CUDA 13 before 4.6 is meant to lie over its base package, which is
+# for 12 (4.5.0: 178 files, 98 of them different; of four installs by uv three had those of 13, one those of the base).
+LATER = {"nvidia-cutlass-dsl-libs-cu13": "<4.6"}
 # These build against the torch that the main phase installed.
 SHARED_BUILD_PHASES = ("compile", "git")
 
@@ -106,10 +112,13 @@ def _install_rest(
         if not wanted:
             return Finished(argv=(), status=0, output="", seconds=0.0), left
         return _install_phase(lock, place, phase, wanted, source_args), left
+    path = f"{place.lock}/{file.name}"
     if leave_out:
-        path, count = _without(file, leave_out, place.logs)
-        return _install_phase(lock, place, phase, ["--requirements", path], source_args), count
-    return _install_phase(lock, place, phase, ["--requirements", f"{place.lock}/{file.name}"], source_args), packages
+        path, packages = _without(file, leave_out, place.logs)
+    finished = _install_phase(lock, place, phase, ["--requirements", path], source_args)
+    if again := _later(lock, phase):
+        _install_phase(lock, place, phase, ["--requirements", path], source_args, again=again)
+    return finished, packages
 
 
 def _name(line: str) -> str:
@@ -139,16 +148,29 @@ def _install_wheels(lock: LockDirectory, place: Place, wheels: Mapping[str, str]
     _uv(place, [*arguments, *(wheels[name] for name in sorted(wheels))], what, "install-wheels")
 
 
+def _later(lock: LockDirectory, phase: str) -> list[str]:
+    """The packages of a phase that must be installed again, over the others."""
+    content = locked_content(lock, (phase,))
+    return [name for name, range_ in LATER.items() if name in content and content[name].version in SpecifierSet(range_)]
+
+
 def _install_phase(
-    lock: LockDirectory, place: Place, phase: str, wanted: Sequence[str], source_args: Sequence[str]
+    lock: LockDirectory,
+    place: Place,
+    phase: str,
+    wanted: Sequence[str],
+    source_args: Sequence[str],
+    *,
+    again: Sequence[str] = (),
 ) -> Finished:
     arguments = ["pip", "install", "--python", place.venv_python, "--no-deps", *source_args]
+    arguments += [word for name in again for word in ("--reinstall-package", name)]
     if phase in HASHED_PHASES:
         arguments.append("--require-hashes")
     if phase in SHARED_BUILD_PHASES:
         arguments.append("--no-build-isolation")
     arguments += wanted
-    name = f"install-{phase}"
+    name = f"install-{phase}{'-again' if again else ''}"
     what = f"install phase {phase} of stack {lock.lock.stack}"
     # Versions and hashes are fixed, so what uv's cache has is as good as what an index would say; asking it costs
     # seconds, and a network. uv notices what is missing before it installs anything.

@@ -110,6 +110,10 @@ def test_tags_of_another_machine():
         (("nvidia-cublas", "nvidia-cuda-runtime"), "13.0", "index", False),
         (("nvidia-cublas",), "12.8", "index", True),
         (("core-cuts", "accuracy-cu"), "13.0", "index", False),
+        (("nvidia-cutlass-dsl-libs-cu12", "nvidia-cutlass-dsl-libs-cu13", "core-cu13"), "13.0", "index", False),
+        (("nvidia-cutlass-dsl-libs-cu12",), "13.0", "index", False),
+        (("nvidia-cutlass-dsl-libs-cu12", "core-cu12"), "13.0", "index", True),
+        (("other-cutlass-dsl-libs-cu12",), "13.0", "index", True),
     ],
 )
 def test_one_cuda(names, cuda, build, refused):

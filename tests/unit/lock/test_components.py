@@ -7,7 +7,7 @@ import pytest
 from helpers.fake_git import TIP, FakeRepositories, FakeRepository
 from packaging.version import Version
 
-from envbuild.catalog.models import Stack
+from envbuild.catalog.models import Component, Stack
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.components import (
@@ -152,7 +152,7 @@ RELEASED = {"git": TE, "release_file": VERSION_FILE}
 WITH_RELEASES = stack_of(
     **{
         "nemo-toolkit": {"git": NEMO, "ref": "main"},
-        "megatron-core": {"git": MCORE},
+        "megatron-core": {"git": MCORE, "uses": ["transformer-engine"]},
         "transformer-engine": RELEASED,
         "transformer-engine-torch": RELEASED,
     }
@@ -209,6 +209,12 @@ def test_megatrons_own_sources_count_where_the_leads_say_nothing():
     item = chosen(WITH_RELEASES, repositories=repositories)["transformer-engine"]
     assert item.specifier == "==2.18.*"
     assert item.because.startswith(f"pyproject.toml [tool.uv.sources] of megatron-core {SHA[:12]}; ")
+    assert chosen(WITH_RELEASES, repositories=repositories)["transformer-engine-torch"].specifier == "==2.18.*"
+    # What it does not use is for its authors' own builds.
+    unused = WITH_RELEASES.model_copy(
+        update={"components": {**WITH_RELEASES.components, "megatron-core": Component(git=MCORE)}}
+    )
+    assert chosen(unused, repositories=repositories)["transformer-engine"].origin is Origin.STACK
     # What the leads say comes first.
     both = with_version("2.7.0", megatron)
     assert chosen(WITH_RELEASES, repositories=both)["transformer-engine"].specifier == "==2.7.*"

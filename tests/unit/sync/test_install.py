@@ -85,6 +85,18 @@ def test_install_leaves_out_empty_phases(tmp_path):
     assert len(recorder.commands) == 2
 
 
+@pytest.mark.parametrize(("version", "again"), [("4.5.0", True), ("4.6.0", False)])
+def test_what_lies_over_another_package_is_installed_again(tmp_path, version, again):
+    recorder = Recorder(cached=True)
+    lock = lock_with(tmp_path, main=2, compile=0, git=0)
+    with (tmp_path / "lock/main.txt").open("a") as file:
+        file.write(f"nvidia-cutlass-dsl-libs-base=={version}\nnvidia-cutlass-dsl-libs-cu13=={version}\n")
+    run_install(lock, tmp_path, recorder, ["--find-links", "/w"])
+    main = [*PHASES[0], "--offline"]
+    more = [*COMMON, "--reinstall-package", "nvidia-cutlass-dsl-libs-cu13", *main[len(COMMON) :]]
+    assert recorder.commands == [VENV, main, *([more] if again else [])]
+
+
 def test_install_takes_built_wheels_before_the_rest_of_their_phase(tmp_path):
     """uv leaves alone what is there in the pinned version, so nothing else of the phase changes."""
     recorder = Recorder(cached=True)
