@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tarfile
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,16 @@ def test_one_architecture_is_built_once(own: Any, index: SimpleIndex, tmp_path: 
     (key,) = wheels(own, "--explain", "--against", record["key"])["keys"]
     assert key["differs"] == {"sm": ["90", "100a"]}
     assert compiled(tmp_path) == 1
+
+
+def test_no_wheel_names_a_place_of_this_machine(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    said = 'extern "C" const char *place() { return __FILE__; }'
+    locked(own, index, tmp_path, before=f"open('kernel.cu', 'a').write({said!r})")
+    (wheel,) = wheels(own)["wheels"]
+    with zipfile.ZipFile(wheel["path"]) as archive:
+        (library,) = [archive.read(name) for name in archive.namelist() if name.endswith(".so")]
+    assert str(tmp_path).encode() not in library
+    assert b"kernel.cu\0" in library
 
 
 def test_ptx_where_the_target_asks_for_it(own: Any, index: SimpleIndex, tmp_path: Path) -> None:

@@ -43,9 +43,8 @@ def turns(folder: Path, jobs: int = 2, memory: int = 8, takes: int = 4) -> Turns
 
 def fronts(tmp_path: Path, program: str = SAY, **limits: int):
     wanted = Architectures.of(["90a"], ["90a"])
-    return make_fronts(
-        toolchain(tmp_path / "cuda 13", program), wanted, turns(tmp_path / "t", **limits), tmp_path / "f"
-    )
+    home = toolchain(tmp_path / "cuda 13", program)
+    return make_fronts(home, wanted, turns(tmp_path / "t", **limits), tmp_path / "f", {tmp_path / "s": "/build"})
 
 
 def test_the_look_alike_has_all_of_the_toolkit_and_another_nvcc(tmp_path):
@@ -60,7 +59,8 @@ def test_host_compilers_get_their_arguments_as_they_are(tmp_path):
     made = fronts(tmp_path)
     assert (made.cc.name, made.cxx.name) == ("gcc", "g++")
     done = subprocess.run([made.cxx, "-DX=a b", "-c", "a.cpp"], capture_output=True, text=True, env={})
-    assert done.stdout.splitlines() == ["-DX=a b", "-c", "a.cpp"]
+    places = [f"-ffile-prefix-map={tmp_path}/s=/build", f"-ffile-prefix-map={tmp_path}/cuda 13=/cuda"]
+    assert done.stdout.splitlines() == [*places, "-DX=a b", "-c", "a.cpp"]
 
 
 @pytest.mark.parametrize(

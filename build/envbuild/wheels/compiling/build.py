@@ -61,7 +61,8 @@ def build_wheel(plan: WheelPlan, archive: bytes, bench: Bench, progress: Callabl
     _clear(bench.folder)
     source = unpack(plan.name, archive, bench.folder / KEPT)
     apply_patches(plan.name, source, plan.patches)
-    fronts = make_fronts(bench.toolchain, plan.asked, bench.turns, bench.folder / "fronts")
+    places = {bench.folder: "/build", bench.environment: "/environment"}
+    fronts = make_fronts(bench.toolchain, plan.asked, bench.turns, bench.folder / "fronts", places)
     environment = _variables(plan, bench, fronts)
     out = bench.folder / "out"
     progress("building")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,11 +43,18 @@ class Fronts:
     cxx: Path
 
 
-def make_fronts(toolchain: Toolchain, wanted: Architectures, turns: Turns, folder: Path) -> Fronts:
+def make_fronts(
+    toolchain: Toolchain, wanted: Architectures, turns: Turns, folder: Path, places: Mapping[Path, str]
+) -> Fronts:
     """Fill a folder with a CUDA_HOME like the toolkit's and with host compilers; what was in it goes.
 
     The folder's path is in the commands of the build: the same one finds object files made before up to date.
+
+    Args:
+        places: folders of this machine, and what stands for each where a compiler writes down a file's name.
     """
+    # GCC manual, "Overall Options"; Clang has it, too. nvcc asks the host compiler to preprocess.
+    named = [f"-ffile-prefix-map={place}={name}" for place, name in {**places, toolchain.home: "/cuda"}.items()]
     with machine_errors(folder):
         remove_tree(folder)
         scripts = folder / "scripts"
@@ -60,7 +67,7 @@ def make_fronts(toolchain: Toolchain, wanted: Architectures, turns: Turns, folde
         compilers = {}
         for path in (toolchain.cc, toolchain.cxx):
             compilers[path] = host / path.name
-            _write(host / path.name, [*waiting, str(path)])
+            _write(host / path.name, [*waiting, str(path), *named])
         home = _cuda_home(toolchain.home, folder / "cuda")
         restricted = [sys.executable, "-I", "-S", str(scripts / "nvcc_front.py"), "--nvcc", str(toolchain.nvcc)]
         restricted += ["--sm", ",".join(wanted.sass), "--ptx", ",".join(wanted.ptx), "--"]
