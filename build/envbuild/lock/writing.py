@@ -51,7 +51,7 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace, r
         allowed = _check(selection, plan, resolution, overridden, work, repositories)
     with work.reporter.step("write the lock"):
         phases = _write_phases(plan, resolution, what, work)
-        _write_project(plan, _pins(plan, resolution), None, work)
+        _write(render_project(plan.project, pins=_pins(plan, resolution)), work)
         lock = _record(selection, plan, resolution, inputs, phases, allowed, overridden)
         with machine_errors(work.folder):
             pyproject = sha256_file(work.folder / record.PROJECT_FILE)
@@ -62,8 +62,8 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace, r
 def _resolve(plan: Plan, what: str, work: Workplace) -> Resolution:
     """Resolve, and once more with every version pinned, as the project that the lock holds."""
 
-    def once(pins: Mapping[str, str], source: TorchSource, *, from_cache: bool = False) -> Resolution:
-        _write_project(plan, pins, source, work)
+    def once(text: str, source: TorchSource, *, from_cache: bool = False) -> Resolution:
+        _write(text, work)
         return resolve(
             work.folder,
             source,
@@ -76,17 +76,20 @@ def _resolve(plan: Plan, what: str, work: Workplace) -> Resolution:
         )
 
     source = plan.torch
-    found = once(plan.keep, source)
+    text = render_project(plan.project, pins=plan.keep, source=source)
+    found = once(text, source)
     # 2.13.0 takes 2.13.0+cpu too, and rather, where the site's find-links have it.
     while source.kind == "package-index" and "+" in (build := found.pins.get("torch", "")):
         work.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
         source = replace(source, not_these=(*source.not_these, build))
-        found = once(plan.keep, source)
-    return once(_pins(plan, found), source, from_cache=True)
+        text = render_project(plan.project, pins=plan.keep, source=source)
+        found = once(text, source)
+    pinned = render_project(plan.project, pins=_pins(plan, found), source=source)
+    # Where every version was kept, this is what was resolved.
+    return found if pinned == text else once(pinned, source, from_cache=True)
 
 
-def _write_project(plan: Plan, pins: Mapping[str, str], source: TorchSource | None, work: Workplace) -> None:
-    text = render_project(plan.project, pins=pins, source=source)
+def _write(text: str, work: Workplace) -> None:
     with machine_errors(work.folder):
         (work.folder / record.PROJECT_FILE).write_text(text)
 
