@@ -9,10 +9,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from inspect import Signature
 
 from envbuild.lock.drift.decorating import Decorating, builds_own_class, decorating
 from envbuild.lock.drift.signatures import signature_of
+from envbuild.lock.drift.syntax import children, walk
 
 IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -89,10 +91,15 @@ class FunctionDefinition:
     name: str
     qualname: str
     scope: Scope
-    signature: Signature
+    arguments: ast.arguments
     decorators: tuple[ast.expr, ...]
     decorating: Decorating
     builds_own_class: bool
+
+    @cached_property
+    def signature(self) -> Signature:
+        """How it is called; of most functions nobody asks."""
+        return signature_of(self.arguments)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +202,7 @@ class _Collector:
 
     def _other(self, statement: ast.stmt) -> None:
         """Loops, with, match and whatever comes later: targets are opaque, blocks count as part of the scope."""
-        for node in ast.iter_child_nodes(statement):
+        for node in children(statement):
             if not isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
                 self._opaque_names(node)
         for case in getattr(statement, "cases", ()):
@@ -213,7 +220,7 @@ class _Collector:
     _expr = _return = _assert = _raise = _pass = _if = _while = _plain
 
     def _opaque_names(self, node: ast.AST) -> None:
-        for inner in ast.walk(node):
+        for inner in walk(node):
             if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):
                 self._bind(inner.id, OPAQUE)
             elif isinstance(inner, ast.MatchAs | ast.MatchStar) and inner.name:
@@ -293,7 +300,7 @@ class _Collector:
             name=node.name,
             qualname=f"{self.prefix}{node.name}",
             scope=self.scope,
-            signature=signature_of(node.args),
+            arguments=node.args,
             decorators=tuple(node.decorator_list),
             decorating=decorating(node),
             builds_own_class=builds_own_class(node),

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterable, Iterator
 from enum import Enum
 
+from envbuild.lock.drift.syntax import walk
+
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Decorators of other packages that leave the way a function is called alone. Anything not here is unknown.
@@ -116,10 +118,10 @@ def _passes_on(wrapper: FunctionNode, decorated: str) -> bool:
     args, kwargs = arguments.vararg.arg, arguments.kwarg.arg
     calls = [
         node
-        for node in ast.walk(wrapper)
+        for node in walk(wrapper)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == decorated
     ]
-    uses = [node for node in ast.walk(wrapper) if isinstance(node, ast.Name) and node.id in {args, kwargs}]
+    uses = [node for node in walk(wrapper) if isinstance(node, ast.Name) and node.id in {args, kwargs}]
     return bool(calls) and all(_is_forwarding(call, args, kwargs) for call in calls) and len(uses) == 2 * len(calls)
 
 

@@ -19,7 +19,7 @@ _NOT_THE_PACKAGE = frozenset({"tests", "test", "examples", "scripts", "docs", "b
 _COMPILED = (".so", ".pyd")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SourceTree:
     """The sources of a distribution.
 

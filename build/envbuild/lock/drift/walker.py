@@ -42,12 +42,13 @@ from envbuild.lock.drift.symbols import (
     Symbol,
     full_name,
 )
+from envbuild.lock.drift.syntax import children, walk
 
 # Configuration objects that take a function or class and arguments for it, like functools.partial.
 _DEFERRED = frozenset(
     f"{module}.{name}" for module in ("nemo_run", "fiddle", "fiddle._src.config") for name in ("Config", "Partial")
 )
-_LEAVES = ast.Name | ast.Constant | ast.expr_context | ast.operator | ast.cmpop | ast.boolop | ast.unaryop
+_LEAVES = ast.Name | ast.Constant
 _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
@@ -115,7 +116,7 @@ class Walker:
         if visit is not None:
             after: Place | None = visit(node, place)
             return after
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             self._node(child, place)
         return None if isinstance(node, ast.Return | ast.Raise | ast.Continue | ast.Break) else place
 
@@ -125,11 +126,11 @@ class Walker:
         elif isinstance(node, ast.expr):
             self._expression(node, place)
         else:
-            for child in ast.iter_child_nodes(node):
+            for child in children(node):
                 self._node(child, place)
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, place: Place) -> Place:
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             if isinstance(child, ast.expr):
                 self._expression(child, place)
         self._block(node.body, place)
@@ -312,7 +313,7 @@ class Walker:
                 self._check_call(node, place)
         if isinstance(node, _COMPREHENSIONS):
             place = replace(place, scope=_comprehension_scope(node, place.scope))
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             if not isinstance(child, _LEAVES):
                 self._node(child, place)
 
@@ -400,7 +401,7 @@ class Walker:
 def _comprehension_scope(node: _COMPREHENSIONS, parent: Scope) -> Scope:
     scope = Scope(parent.module, parent.package, "function", parent)
     for generator in node.generators:
-        for target in ast.walk(generator.target):
+        for target in walk(generator.target):
             if isinstance(target, ast.Name):
                 scope.add(target.id, OPAQUE)
     return scope
