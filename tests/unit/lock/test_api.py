@@ -82,7 +82,7 @@ def test_component_without_a_wheel_for_the_base_is_not_checked(packages, work):
 
 def test_a_pair_of_wheels_is_compared_once(packages, work, monkeypatch):
     first = check(packages, work)
-    monkeypatch.setattr(api, "find_drift", lambda *trees: pytest.fail("compared again"))
+    monkeypatch.setattr(api, "find_drift_apart", lambda *asked: pytest.fail("compared again"))
     assert check(packages, work) == first
 
 
@@ -96,14 +96,14 @@ def test_another_wheel_is_compared_anew(packages, work, tmp_path):
 def test_another_check_compares_anew(packages, work, monkeypatch):
     check(packages, work)
     monkeypatch.setattr(api, "_code_digest", lambda: "sha256:other")
-    monkeypatch.setattr(api, "find_drift", lambda *trees: [])
+    monkeypatch.setattr(api, "find_drift_apart", lambda wheels, pairs, folder: {pair: [] for pair in pairs})
     assert check(packages, work) == []
 
 
 def test_reading_ahead_leaves_the_answer_in_the_store(packages, work, monkeypatch):
     monkeypatch.setattr(api, "likely", lambda project, names, *rest: packages if names == ["app", "lib"] else {})
     api.read_ahead(SimpleNamespace(chosen=chosen(), base=BASE), {}, work, FakeRepositories())
-    monkeypatch.setattr(api, "find_drift", lambda *trees: pytest.fail("compared again"))
+    monkeypatch.setattr(api, "find_drift_apart", lambda *asked: pytest.fail("compared again"))
     assert len(check(packages, work)) == 1
 
 

@@ -13,7 +13,7 @@ from envbuild.lock.drift.findings import Finding, FindingKind, Moment, Severity
 from envbuild.lock.drift.reach import mark_reached
 from envbuild.lock.drift.sources import SourceTree
 from envbuild.lock.drift.symbols import ClassSymbol, ModuleSymbol, Reader, full_name
-from envbuild.lock.drift.tables import Patches, Tables, patches_of, no_collection
+from envbuild.lock.drift.tables import Patches, Tables, no_collection, patches_of
 from envbuild.lock.drift.walker import Walker
 
 # Parts of a distribution that training does not run.

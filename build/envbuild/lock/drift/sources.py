@@ -92,11 +92,6 @@ class SourceTree:
         return cls._of(canonicalize_name(name), version, content, names)
 
     @classmethod
-    def from_files(cls, name: str, version: str, content: Mapping[str, bytes]) -> SourceTree:
-        """From the content of files by their paths in a source tree, in the flat or the ``src`` layout."""
-        return cls._of(name, version, content, ())
-
-    @classmethod
     def _of(cls, name: str, version: str, content: Mapping[str, bytes], names: Iterable[str]) -> SourceTree:
         files = {_below_src(file): text for file, text in content.items()}
         compiled = frozenset(_dotted(_below_src(file)) for file in names if file.endswith(_COMPILED))
@@ -127,6 +122,14 @@ class SourceTree:
         packages = {_dotted(file) for file in self.files if PurePosixPath(file).name == "__init__.py"}
         regular = {*packages, *(module for module in self.modules if "." not in module)} - {"setup"}
         return frozenset(module for module in regular if not any(parent in regular for parent in parents(module)))
+
+
+def write_wheel(path: Path, name: str, version: str, content: Mapping[str, bytes]) -> None:
+    """Write the files of a source tree, in the flat or the ``src`` layout, as :meth:`SourceTree.from_wheel` reads them."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("_.dist-info/METADATA", f"Name: {name}\nVersion: {version}\n")
+        for file, text in content.items():
+            archive.writestr(file, text)
 
 
 def parents(module: str) -> Iterator[str]:
