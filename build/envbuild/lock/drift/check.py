@@ -57,7 +57,7 @@ def _compare(consumer: SourceTree, provider: SourceTree) -> list[Finding]:
     while read:
         # Trees are what takes memory: each goes when it has been walked.
         table, tree = read.pop()
-        findings.extend(Walker(reader, classes, table.name).walk(tree, table.scope))
+        findings.extend(Walker(reader, classes, table).walk(tree, table.scope))
     findings.extend(_not_read(tables))
     return findings
 

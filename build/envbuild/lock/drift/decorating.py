@@ -51,14 +51,16 @@ class Decorating(Enum):
     FACTORY = "@f(...) keeps the signature"
 
 
+def returns_name(node: FunctionNode) -> bool:
+    """Whether it ends with ``return name``; nearly every function does not, and is no decorator to be searched."""
+    last = node.body[-1]
+    return isinstance(last, ast.Return) and isinstance(last.value, ast.Name)
+
+
 def decorating(node: FunctionNode) -> Decorating:
     """Read from its body what a function does to the functions it decorates."""
-    match node.body[-1]:
-        case ast.Return(value=ast.Name()):
-            pass
-        case _:
-            # Nearly every function ends here, and need not be searched.
-            return Decorating.UNKNOWN
+    if not returns_name(node):
+        return Decorating.UNKNOWN
     if _keeps_signature(node):
         return Decorating.HARMLESS
     inner = {function.name: function for function in _own_functions(node)}

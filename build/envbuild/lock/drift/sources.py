@@ -125,7 +125,7 @@ class SourceTree:
 
 
 def write_wheel(path: Path, name: str, version: str, content: Mapping[str, bytes]) -> None:
-    """Write the files of a source tree, in the flat or the ``src`` layout, as :meth:`SourceTree.from_wheel` reads them."""
+    """Write the files of a source tree, in the flat or the ``src`` layout, so that it can be read as a wheel."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("_.dist-info/METADATA", f"Name: {name}\nVersion: {version}\n")
         for file, text in content.items():

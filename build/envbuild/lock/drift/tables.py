@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import gc
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from envbuild.lock.drift.bindings import (
 from envbuild.lock.drift.sources import SourceTree, parents
 from envbuild.lock.drift.syntax import walk
 
+# The statement, and not a word in a name.
+_GLOBAL = re.compile(rb"(?:^|[:;])[ \t]*global[ \t\\]", re.MULTILINE)
 # A module that does one of these may have names that no statement of it shows.
 _SELF_MADE = (b"globals()", b"sys.modules[", b"vars()", b"locals()[", b"exec(", b"setattr(sys.modules")
 
@@ -50,6 +53,7 @@ class ModuleTable:
 
     name: str
     scope: Scope
+    source: bytes
     dynamic: bool
     searches_elsewhere: bool
     exported: frozenset[str] | None
@@ -166,13 +170,14 @@ def _table(owner: SourceTree, module: str, tree: ast.Module) -> ModuleTable:
     source = owner.files[file]
     scope = Scope(module, package, "module", walrus=b":=" in source)
     collect(tree.body, scope)
-    if b"global" in source:
+    if _GLOBAL.search(source):
         for statement in every_statement(tree.body):
             if isinstance(statement, FunctionNode):
                 _add_globals(statement, scope)
     return ModuleTable(
         name=module,
         scope=scope,
+        source=source,
         dynamic="__getattr__" in scope.bindings or any(mark in source for mark in _SELF_MADE),
         searches_elsewhere=b"__path__" in source,
         exported=_exported(scope),

@@ -30,6 +30,7 @@ from envbuild.lock.drift.conditions import (
     suppressed,
 )
 from envbuild.lock.drift.findings import Finding, FindingKind, Moment, Severity
+from envbuild.lock.drift.relevance import Relevance
 from envbuild.lock.drift.signatures import Arguments, Misfit, arguments_of, misfits
 from envbuild.lock.drift.symbols import (
     ClassSymbol,
@@ -43,6 +44,7 @@ from envbuild.lock.drift.symbols import (
     full_name,
 )
 from envbuild.lock.drift.syntax import children, walk
+from envbuild.lock.drift.tables import ModuleTable
 
 # Configuration objects that take a function or class and arguments for it, like functools.partial.
 _DEFERRED = frozenset(
@@ -86,8 +88,10 @@ class Place:
 class Walker:
     """Finds drift in one module."""
 
-    def __init__(self, reader: Reader, classes: Classes, module: str) -> None:
+    def __init__(self, reader: Reader, classes: Classes, table: ModuleTable) -> None:
+        module = table.name
         self.reader = reader
+        self.relevance = Relevance(reader, classes, table.scope, table.source)
         self.classes = classes
         self.tables = reader.tables
         self.file = self.tables.file_of(module) or module
@@ -231,6 +235,8 @@ class Walker:
         for outside in [*node.decorator_list, *node.args.defaults, *node.args.kw_defaults]:
             if outside is not None:
                 self._expression(outside, place)
+        if place.function is None and not self.relevance.may_ask(node, place.owner):
+            return place
         prefix = f"{place.within}." if place.within else ""
         scope = function_scope(node, place.scope)
         inside = replace(
