@@ -61,5 +61,5 @@ class Relevance:
             case FunctionSymbol(definition=definition):
                 return self._reader.tables.provided(definition.scope.module)
             case ClassSymbol(definition=definition):
-                return bool(definition.bases) or self._reader.tables.provided(definition.scope.module)
+                return self._is_of_provider(definition)
         return True
