@@ -27,7 +27,6 @@ from envbuild.lock.components import Chosen, Repositories
 from envbuild.lock.drift import Finding, Pair, find_drift_apart, read_finding, write_wheel
 from envbuild.lock.metadata import fetch_file
 from envbuild.lock.project import Project
-from envbuild.lock.releases import likely
 from envbuild.lock.workplace import Workplace
 
 CODE = "api-drift"
@@ -72,26 +71,35 @@ def check_api(
                     )
 
 
-def read_ahead(project: Project, keep: Mapping[str, str], work: Workplace, repositories: Repositories) -> None:
-    """Compare the releases that the lock is going to take unless something else holds them back.
+def read_names(project: Project) -> list[str]:
+    """The components that the API check reads, where they are releases."""
+    return list(dict.fromkeys(name for pair in _released_pairs(project) for name in pair))
 
-    For a thread beside the resolution, which waits for the index most of the time: :func:`check_api` then finds the
-    answer in the store. Where this fails or guesses wrong, nothing is lost but its work.
-    """
-    work = replace(work, reporter=SilentReporter())
-    pairs = [
+
+def _released_pairs(project: Project) -> list[Pair]:
+    return [
         (name, used)
         for name, item in project.chosen.items()
         for used in item.spec.uses
         if used in project.chosen and item.commit is None and project.chosen[used].commit is None
     ]
-    if not pairs:
-        return
+
+
+def read_ahead(
+    project: Project, packages: Mapping[str, Mapping[str, Any]], work: Workplace, repositories: Repositories
+) -> None:
+    """Compare the releases that the lock is going to take unless something else holds them back.
+
+    For a thread beside the resolution, which waits for the index most of the time: :func:`check_api` then finds the
+    answer in the store. Where this fails or guesses wrong, nothing is lost but its work.
+
+    Args:
+        packages: the ``[[package]]`` tables of those releases by name.
+    """
+    work = replace(work, reporter=SilentReporter())
     with contextlib.suppress(EnvbuildError):
-        names = list(dict.fromkeys(name for pair in pairs for name in pair))
-        packages = likely(project, names, keep, "find what the API check reads", work)
         sources = _Sources(project.chosen, packages, project.base, work, repositories)
-        comparisons = _Comparisons(sources, pairs, work)
+        comparisons = _Comparisons(sources, _released_pairs(project), work)
         for pair in comparisons.pairs:
             comparisons.of(pair)
 

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date, datetime
-from pathlib import Path
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.models import Base, Component, Phase, Stack
 from envbuild.core.errors import ConfigurationError, ResolutionError, UsageError
-from envbuild.core.files import machine_errors
 from envbuild.core.process import beside
 from envbuild.lock import asof
-from envbuild.lock.api import read_ahead
+from envbuild.lock.ahead import Begun, begin, filling_uvs_cache
+from envbuild.lock.api import read_ahead, read_names
 from envbuild.lock.asof import AsOf
 from envbuild.lock.components import Chosen, Forced, Repositories, choose, choose_anchor, parse_pins, upstream_overrides
 from envbuild.lock.driver import Led, commit_without_llm, led
 from envbuild.lock.git import Commit, CommitKind
 from envbuild.lock.metadata import CompileMetadata, build_requires, compile_metadata
-from envbuild.lock.project import Project, cuda_major, render_project
-from envbuild.lock.record import PROJECT_FILE, LockDirectory
+from envbuild.lock.project import Project, cuda_major
+from envbuild.lock.record import LockDirectory
 from envbuild.lock.refs import GitRef, Ref, VersionRef, parse_ref
 from envbuild.lock.releases import Releases, likely, look_up, uploaded_at
-from envbuild.lock.resolve import lock_arguments
 from envbuild.lock.torch_builds import TorchSource, torch_source
-from envbuild.lock.uv import uv_meanwhile
 from envbuild.lock.workplace import Workplace
 
 # Build requirements that the environment has anyway, at the version that the stack says.
@@ -63,6 +60,7 @@ class Plan:
         driver_problem: what the driver needs and a component from git does not have; empty: nothing.
         keep: versions of a lock made from the same inputs as of the same moment.
         api_read: done when the API check has read ahead.
+        begun: a resolution that was begun with a guess of what the compile phase declares.
     """
 
     request: Request
@@ -74,6 +72,7 @@ class Plan:
     upstream_overrides: Mapping[str, Forced]
     keep: Mapping[str, str]
     api_read: Future[None]
+    begun: Begun | None = None
 
 
 def make_plan(
@@ -82,11 +81,13 @@ def make_plan(
     repositories: Repositories,
     work: Workplace,
     previous: LockDirectory | None = None,
+    like: LockDirectory | None = None,
 ) -> Plan:
     """Decide every component and the as-of moment, and read what the compile phase declares.
 
     Args:
         previous: a lock made from the same inputs, whose versions are kept if it is as of the same moment.
+        like: a lock whose compile phase may declare the same.
 
     Raises:
         ConfigurationError: a ref does not exist, or cannot be used.
@@ -118,9 +119,14 @@ def make_plan(
     if previous is not None and previous.lock.inputs.as_of == moment.text():
         from_git = {name for name, item in chosen.items() if item.commit is not None}
         keep = {name: version for name, version in previous.packages().items() if name not in from_git}
-    api_read = beside(lambda: read_ahead(project, keep, work, repositories))
-    with _filling_uvs_cache(project, keep, torch, work):
-        metadata = _metadata(project, keep, base_cuda=cuda_major(base), work=work)
+    what_for = f"resolve stack {selection.stack_name} on {selection.base_name}"
+    begun = begin(project, keep, torch, like, what_for, work)
+    files = beside(lambda: _files(project, keep, work))
+    api_read = beside(lambda: read_ahead(project, files.result(), work, repositories))
+    for other in (files, api_read):
+        work.ending.callback(other.stop)
+    with contextlib.nullcontext() if begun else filling_uvs_cache(project, keep, torch, work):
+        metadata = _metadata(project, keep, files, base_cuda=cuda_major(base), work=work)
     lines = dict.fromkeys(
         [*(line for item in metadata for line in item.build_requires), *git_build_requires(chosen, repositories)]
     )
@@ -134,23 +140,8 @@ def make_plan(
         upstream_overrides=forced,
         keep=keep,
         api_read=api_read,
+        begun=begun,
     )
-
-
-@contextlib.contextmanager
-def _filling_uvs_cache(
-    project: Project, keep: Mapping[str, str], torch: TorchSource, work: Workplace
-) -> Iterator[None]:
-    """Have uv resolve phase main for as long as the block reads sdists: it will ask the index for the same again."""
-    main = {name: item for name, item in project.chosen.items() if item.phase is Phase.MAIN}
-    if len(main) == len(project.chosen) or any(item.commit for item in main.values()):
-        yield  # nothing to read, or repositories to clone, of which half a clone is no use
-        return
-    with machine_errors(work.folder):
-        folder = Path(tempfile.mkdtemp(dir=work.folder, prefix="throw-away."))
-        (folder / PROJECT_FILE).write_text(render_project(replace(project, chosen=main), pins=keep, source=torch))
-    with uv_meanwhile(lock_arguments(torch), what="fill uv's cache", cwd=folder):
-        yield
 
 
 def _decide(
@@ -314,12 +305,31 @@ def own_dates(stack: Stack) -> dict[str, str]:
     }
 
 
+def _compiled(project: Project) -> list[str]:
+    return [name for name, item in project.chosen.items() if item.phase is Phase.COMPILE and item.commit is None]
+
+
+def _files(project: Project, keep: Mapping[str, str], work: Workplace) -> dict[str, Mapping[str, Any]]:
+    """The releases of which files are going to be read: sdists of the compile phase, wheels for the API check."""
+    names = list(dict.fromkeys([*_compiled(project), *read_names(project)]))
+    return likely(project, names, keep, "find the files to read", work) if names else {}
+
+
 def _metadata(
-    project: Project, keep: Mapping[str, str], *, base_cuda: str | None, work: Workplace
+    project: Project,
+    keep: Mapping[str, str],
+    files: Future[dict[str, Mapping[str, Any]]],
+    *,
+    base_cuda: str | None,
+    work: Workplace,
 ) -> tuple[CompileMetadata, ...]:
-    compiled = [name for name, item in project.chosen.items() if item.phase is Phase.COMPILE and item.commit is None]
+    compiled = _compiled(project)
     if not compiled:
         return ()
     with work.reporter.step(f"read what {len(compiled)} packages of the compile phase declare"):
-        locked = likely(project, compiled, keep, "find the sdists of the compile phase", work)
+        try:
+            locked = files.result()
+        except ResolutionError:
+            # Another component's fault, or one of these: without the others it is said what is wrong.
+            locked = likely(project, compiled, keep, "find the sdists of the compile phase", work)
         return compile_metadata(compiled, locked, work.folder, base_cuda, work.site, work.store, work.reporter.update)

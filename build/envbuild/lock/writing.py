@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes, sha256_file
+from envbuild.core.errors import EnvbuildError
 from envbuild.core.files import machine_errors
 from envbuild.lock import asof, record
 from envbuild.lock.api import check_api
@@ -44,7 +46,8 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace, r
 
     with work.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"):
         resolution = _resolve(plan, what, work)
-    plan.api_read.result()
+    with contextlib.suppress(EnvbuildError):
+        plan.api_read.result()
     with work.reporter.step("check the lock"):
         overridden = against_declarations(plan, resolution, work)
         allowed = _check(selection, plan, resolution, overridden, work, repositories)
@@ -76,7 +79,13 @@ def _resolve(plan: Plan, what: str, work: Workplace) -> Resolution:
 
     source = plan.torch
     text = render_project(plan.project, pins=plan.keep, source=source)
-    found = once(text, source)
+    if plan.begun is not None and plan.begun.text == text:
+        _write(text, work)
+        found = plan.begun.into(work.folder)
+    else:
+        if plan.begun is not None:
+            plan.begun.answer.stop()
+        found = once(text, source)
     # 2.13.0 takes 2.13.0+cpu too, and rather, where the site's find-links have it.
     while source.kind == "package-index" and "+" in (build := found.pins.get("torch", "")):
         work.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")

@@ -101,18 +101,19 @@ def test_another_check_compares_anew(packages, work, monkeypatch):
 
 
 def test_reading_ahead_leaves_the_answer_in_the_store(packages, work, monkeypatch):
-    monkeypatch.setattr(api, "likely", lambda project, names, *rest: packages if names == ["app", "lib"] else {})
-    api.read_ahead(SimpleNamespace(chosen=chosen(), base=BASE), {}, work, FakeRepositories())
+    project = SimpleNamespace(chosen=chosen(), base=BASE)
+    assert api.read_names(project) == ["app", "lib"]
+    api.read_ahead(project, packages, work, FakeRepositories())
     monkeypatch.setattr(api, "find_drift_apart", lambda *asked: pytest.fail("compared again"))
     assert len(check(packages, work)) == 1
 
 
-def test_reading_ahead_says_nothing_of_what_fails(work, monkeypatch):
+def test_reading_ahead_says_nothing_of_what_fails(packages, work, monkeypatch):
     def unreachable(*arguments):
         raise NetworkError("no index", why="w", fix="f")
 
-    monkeypatch.setattr(api, "likely", unreachable)
-    api.read_ahead(SimpleNamespace(chosen=chosen(), base=BASE), {}, work, FakeRepositories())
+    monkeypatch.setattr(api, "fetch_file", unreachable)
+    api.read_ahead(SimpleNamespace(chosen=chosen(), base=BASE), packages, work, FakeRepositories())
 
 
 def test_finding_comes_back_from_json_as_it_was():
