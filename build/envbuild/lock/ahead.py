@@ -6,10 +6,14 @@ What a guess is right about is at hand when it is asked for; a wrong guess costs
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Phase
 from envbuild.core import tomlread
@@ -25,6 +29,7 @@ from envbuild.lock.uv import uv_meanwhile
 from envbuild.lock.workplace import Workplace
 
 RESOLVED = "uv.lock"
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +103,35 @@ def _guess(project: Project, like: LockDirectory) -> Project | None:
             for table in document["tool"]["uv"].get("dependency-metadata", ())
         ),
     )
+
+
+def kept_files(
+    names: Sequence[str], keep: Mapping[str, str], previous: LockDirectory | None
+) -> dict[str, Mapping[str, Any]] | None:
+    """The releases that are kept, as the uv.lock beside their lock has them; None where it does not have them all.
+
+    That file is nobody's record: only what has a hash that the lock itself states is taken.
+    """
+    path = previous.path / RESOLVED if previous is not None else None
+    if previous is None or path is None or not path.is_file():
+        return None
+    with machine_errors(path):
+        try:
+            tables = {package["name"]: package for package in tomlread.loads(path.read_text())["package"]}
+        except (ValueError, KeyError, TypeError):
+            return None
+        phases = [file.read_text() for phase in previous.lock.phases if (file := previous.file(phase)) is not None]
+    stated = set(_HASH.findall("\n".join(phases)))
+    found: dict[str, Mapping[str, Any]] = {
+        name: tables.get(name, {}) for name in dict.fromkeys(map(canonicalize_name, names))
+    }
+    for name, package in found.items():
+        files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+        if package.get("version") != keep.get(name) or not files:
+            return None
+        if not all("url" in file and file.get("hash") in stated for file in files):
+            return None
+    return found
 
 
 @contextlib.contextmanager

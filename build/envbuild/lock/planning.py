@@ -13,10 +13,10 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.models import Base, Component, Phase, Stack
-from envbuild.core.errors import ConfigurationError, ResolutionError, UsageError
+from envbuild.core.errors import ConfigurationError, NetworkError, ResolutionError, UsageError
 from envbuild.core.process import beside
 from envbuild.lock import asof
-from envbuild.lock.ahead import Begun, begin, filling_uvs_cache
+from envbuild.lock.ahead import Begun, begin, filling_uvs_cache, kept_files
 from envbuild.lock.api import read_ahead, read_names
 from envbuild.lock.asof import AsOf
 from envbuild.lock.components import Chosen, Forced, Repositories, choose, choose_anchor, parse_pins, upstream_overrides
@@ -121,7 +121,7 @@ def make_plan(
         keep = {name: version for name, version in previous.packages().items() if name not in from_git}
     what_for = f"resolve stack {selection.stack_name} on {selection.base_name}"
     begun = begin(project, keep, torch, like, what_for, work)
-    files = beside(lambda: _files(project, keep, work))
+    files = beside(lambda: _files(project, keep, previous, work))
     api_read = beside(lambda: read_ahead(project, files.result(), work, repositories))
     for other in (files, api_read):
         work.ending.callback(other.stop)
@@ -309,10 +309,14 @@ def _compiled(project: Project) -> list[str]:
     return [name for name, item in project.chosen.items() if item.phase is Phase.COMPILE and item.commit is None]
 
 
-def _files(project: Project, keep: Mapping[str, str], work: Workplace) -> dict[str, Mapping[str, Any]]:
+def _files(
+    project: Project, keep: Mapping[str, str], previous: LockDirectory | None, work: Workplace
+) -> dict[str, Mapping[str, Any]]:
     """The releases of which files are going to be read: sdists of the compile phase, wheels for the API check."""
     names = list(dict.fromkeys([*_compiled(project), *read_names(project)]))
-    return likely(project, names, keep, "find the files to read", work) if names else {}
+    if not names:
+        return {}
+    return kept_files(names, keep, previous) or likely(project, names, keep, "find the files to read", work)
 
 
 def _metadata(
@@ -327,9 +331,13 @@ def _metadata(
     if not compiled:
         return ()
     with work.reporter.step(f"read what {len(compiled)} packages of the compile phase declare"):
+
+        def read(locked: Mapping[str, Mapping[str, Any]]) -> tuple[CompileMetadata, ...]:
+            update = work.reporter.update
+            return compile_metadata(compiled, locked, work.folder, base_cuda, work.site, work.store, update)
+
         try:
-            locked = files.result()
-        except ResolutionError:
-            # Another component's fault, or one of these: without the others it is said what is wrong.
-            locked = likely(project, compiled, keep, "find the sdists of the compile phase", work)
-        return compile_metadata(compiled, locked, work.folder, base_cuda, work.site, work.store, work.reporter.update)
+            return read(files.result())
+        except (NetworkError, ResolutionError):
+            # The index is another one by now, or another component is at fault: asked anew, for these alone.
+            return read(likely(project, compiled, keep, "find the sdists of the compile phase", work))

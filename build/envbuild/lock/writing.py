@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from packaging.utils import canonicalize_name
@@ -13,6 +14,7 @@ from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import EnvbuildError
 from envbuild.core.files import machine_errors
+from envbuild.core.process import interruptible
 from envbuild.lock import asof, record
 from envbuild.lock.api import check_api
 from envbuild.lock.checks import Checked, CheckFinding, refuse, run_checks
@@ -150,9 +152,12 @@ def _pins(plan: Plan, resolution: Resolution) -> dict[str, str]:
 def _write_phases(plan: Plan, resolution: Resolution, what: str, work: Workplace) -> dict[str, LockedPhase]:
     # A component of the compile phase is built there, also where one of phase main depends on it.
     late = {canonicalize_name(name) for name, item in plan.project.chosen.items() if item.phase is Phase.COMPILE}
-    main = [block for block in export(work.folder, None, what, work.log) if _key(block) not in late]
+    with interruptible(ThreadPoolExecutor(2)) as pool:
+        exported = pool.submit(export, work.folder, None, what, work.log)
+        with_compile = export(work.folder, "compile", what, work.log)
+    main = [block for block in exported.result() if _key(block) not in late]
     in_main = {_key(block) for block in main}
-    compiled = [block for block in export(work.folder, "compile", what, work.log) if _key(block) not in in_main]
+    compiled = [block for block in with_compile if _key(block) not in in_main]
     blocks = {
         "main": with_local_hashes([block for block in main if not _from_git(block)], resolution, plan.torch),
         "compile": with_local_hashes([block for block in compiled if not _from_git(block)], resolution, plan.torch),
