@@ -66,10 +66,12 @@ class SimpleIndex:
     Attributes:
         requested: the paths that were asked for.
         password: ``user:password`` without which it answers nothing but 401.
+        caching: what it says of keeping its answers.
     """
 
     address: str = ""
     password: str = ""
+    caching: str = "no-store"
     requested: list[str] = field(default_factory=list)
     _files: dict[str, _File] = field(default_factory=dict)
 
@@ -147,7 +149,7 @@ def simple_index() -> Iterator[SimpleIndex]:
             kind, body = found or ("text/plain", b"")
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
-            self.send_header("Cache-Control", "no-store")
+            self.send_header("Cache-Control", index.caching)
             self.end_headers()
             if self.command == "GET":
                 self.wfile.write(body)

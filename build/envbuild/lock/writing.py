@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes, sha256_file
-from envbuild.core.errors import EnvbuildError
+from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import interruptible
 from envbuild.lock import asof, record
@@ -94,9 +94,23 @@ def _resolve(plan: Plan, what: str, work: Workplace) -> Resolution:
         source = replace(source, not_these=(*source.not_these, build))
         text = render_project(plan.project, pins=plan.keep, source=source)
         found = once(text, source)
+    _refuse_other_sdists(plan, found)
     pinned = render_project(plan.project, pins=_pins(plan, found), source=source)
     # Where every version was kept, this is what was resolved.
     return found if pinned == text else once(pinned, source, from_cache=True)
+
+
+def _refuse_other_sdists(plan: Plan, resolution: Resolution) -> None:
+    """What was read of an sdist holds for the one that is locked."""
+    locked = {(package["name"], package.get("version")): package for package in resolution.uv_lock["package"]}
+    for item in plan.project.metadata:
+        digest = locked.get((item.name, item.version), {}).get("sdist", {}).get("hash", item.sdist_digest)
+        if digest != item.sdist_digest:
+            raise ResolutionError(
+                f"the index has another sdist of {item.name} {item.version} than a moment ago, or than the lock",
+                why=f"What it declares was read from {item.sdist_digest}; now the index states {digest}.",
+                fix="Run again. If it stays, the index replaces files of a release, which no lock can hold.",
+            )
 
 
 def _write(text: str, work: Workplace) -> None:
