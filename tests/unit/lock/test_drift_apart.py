@@ -33,6 +33,9 @@ BROKEN = [("unexpected-keyword", "breaks")]
         "from lib.core.ops import f\ng = f\ndef go():\n    def inner(): g(1, b=2)\n    return inner",
         "from functools import partial\nfrom lib.core.ops import f\np = partial(f, 1)\ndef go(): p(b=2)",
         "from lib import core\ndef go(): core.ops.f(1, b=2)",
+        "from lib.core.ops import f\ndef go():\n    'text'\n    @f(1, b=2)\n    def inner(): ...\n    return inner",
+        "from lib.core.ops import f\ndef go():\n    @f(1, b=2)\n    class A: ...",
+        "from lib.core.ops import f\ndef go(a=f(1, b=2)):\n    'text'",
     ],
 )
 def test_a_function_that_can_ask_is_walked(code):
@@ -46,7 +49,9 @@ def test_a_function_that_asks_through_another_module_of_the_consumer_is_walked()
 
 
 def test_a_function_that_cannot_ask_is_not_walked(monkeypatch):
-    code = "import os\nfrom lib.core.ops import f\nclass A: ...\ndef one(): os.g(A())\ndef two(): f(1)\n"
+    code = (
+        "import os\nfrom lib.core.ops import f\nclass A: ...\ndef one(a: f):\n    'f'\n    os.g(A())\ndef two(): f(1)\n"
+    )
     walked = []
     block = Walker._block
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import unicodedata
 
@@ -34,8 +35,13 @@ class Relevance:
         self._leads: dict[str, bool] = {}
 
     def may_ask(self, node: FunctionNode, owner: ClassDefinition | None) -> bool:
-        """Whether a function of the module, or a method of ``owner`` in it, can ask anything of the provider."""
-        text = b"\n".join(self._lines[node.lineno - 1 : node.end_lineno]).decode(errors="replace")
+        """Whether a function of the module, or a method of ``owner`` in it, can ask the provider anything in its body."""
+        body = node.body[1:] if _is_text(node.body[0]) else node.body
+        if not body:
+            return False
+        # Annotations of parameters ask nothing, and name classes without calling them. Decorators stand above a `def`.
+        first = min(item.lineno for item in (body[0], *getattr(body[0], "decorator_list", ())))
+        text = b"\n".join(self._lines[first - 1 : node.end_lineno]).decode(errors="replace")
         words = set(_WORD.findall(text if text.isascii() else unicodedata.normalize("NFKC", text)))
         if "import" in words or ("super" in words and owner is not None and self._is_of_provider(owner)):
             return True
@@ -63,3 +69,7 @@ class Relevance:
             case ClassSymbol(definition=definition):
                 return self._is_of_provider(definition)
         return True
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
