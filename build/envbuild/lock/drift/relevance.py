@@ -35,7 +35,7 @@ class Relevance:
         self._leads: dict[str, bool] = {}
 
     def may_ask(self, node: FunctionNode, owner: ClassDefinition | None) -> bool:
-        """Whether a function of the module, or a method of ``owner`` in it, can ask the provider anything in its body."""
+        """Whether a function of the module, or a method of ``owner`` in it, can ask the provider anything."""
         body = node.body[1:] if _is_text(node.body[0]) else node.body
         if not body:
             return False
