@@ -1,7 +1,10 @@
 """What `envbuild lock` costs over a bare `uv lock` of the project that it generates, with the same caches.
 
-Cold: every run has an empty uv cache and an empty store. Warm: all runs share one uv cache. The two take turns, so that
-both meet the same index and the same machine; the ratio is the median of the pairs' ratios. No-op: nothing changed.
+Cold: every run has an empty uv cache and an empty store. Warm: all runs share one uv cache. In both, the lock is there
+and is made again: every version is pinned for uv too. First: no lock is there, and uv gets the project without pins,
+which are what is to be found out; caches are empty. The two take turns, so that both meet the same index and the same
+machine; the ratio is the median of the pairs' ratios, with the smallest and the largest. Processor seconds are of all
+processes of a run: a busy machine changes them less than the time. No-op: nothing changed.
 `--all` locks every stack that can be locked from here, each of which is timed by itself in the same run.
 """
 
@@ -17,7 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+
+import tomlkit
 
 ENVBUILD = [sys.executable, "-m", "envbuild"]
 COLD_LIMIT = 1.15
@@ -38,7 +44,7 @@ class Bench:
         self.lock = self.project / "lockfiles" / stack / base
         self.uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or "uv"
 
-    def envbuild(self, *more: str, cache: str, status: tuple[int, ...] = (0,)) -> float:
+    def envbuild(self, *more: str, cache: str, status: tuple[int, ...] = (0,)) -> Run:
         env = {
             **os.environ,
             "ENVBUILD_CACHE_DIR": str(self.work / f"{cache}-store"),
@@ -46,12 +52,15 @@ class Bench:
         }
         return timed([*ENVBUILD, *(more or self.arguments)], self.project, env, status)
 
-    def bare(self, cache: str) -> float:
-        """Seconds of `uv lock` on a copy of the generated project."""
+    def bare(self, cache: str, *, pinned: bool = True) -> Run:
+        """`uv lock` on a copy of the generated project."""
         folder = self.work / "bare"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        shutil.copy(self.lock / "pyproject.toml", folder)
+        project = tomlkit.parse((self.lock / "pyproject.toml").read_text())
+        if not pinned:
+            del project["tool"]["uv"]["constraint-dependencies"]
+        (folder / "pyproject.toml").write_text(tomlkit.dumps(project))
         env = {**os.environ, "UV_CACHE_DIR": str(self.work / f"{cache}-uv")}
         return timed([self.uv, "lock", "--preview-features", "minimum-libc-version"], folder, env, (0,))
 
@@ -60,37 +69,57 @@ class Bench:
             shutil.rmtree(self.work / f"{cache}-{kind}", ignore_errors=True)
 
 
-def timed(command: list[str], cwd: Path, env: dict[str, str], statuses: tuple[int, ...]) -> float:
-    started = time.perf_counter()
+@dataclass(frozen=True)
+class Run:
+    """What a command took: wall time, and processor time of all its processes."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def timed(command: list[str], cwd: Path, env: dict[str, str], statuses: tuple[int, ...]) -> Run:
+    before, started = cpu_seconds(), time.perf_counter()
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     if done.returncode not in statuses:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return time.perf_counter() - started
+    return Run(time.perf_counter() - started, cpu_seconds() - before)
 
 
-def pairs(bench: Bench, count: int, *, cold: bool) -> list[tuple[float, float]]:
-    """(envbuild, uv) seconds."""
+def pairs(bench: Bench, count: int, kind: str) -> list[tuple[Run, Run]]:
+    """(envbuild, uv) of each pair."""
     found = []
     for number in range(count):
-        seconds = {}
+        runs = {}
         # Who goes first changes: the second finds the index's own caches filled.
         order = ("envbuild", "uv") if number % 2 else ("uv", "envbuild")
         for who in order:
-            cache = f"cold-{who}" if cold else "warm"
-            if cold:
+            cache = "warm" if kind == "warm" else f"cold-{who}"
+            if kind != "warm":
                 bench.forget(cache)
             if who == "uv":
-                seconds[who] = bench.bare(cache)
+                runs[who] = bench.bare(cache, pinned=kind != "first")
+            elif kind == "first":
+                out = bench.work / "first"
+                shutil.rmtree(out, ignore_errors=True)
+                runs[who] = bench.envbuild(*bench.arguments, "--out", str(out), cache=cache)
             else:
-                seconds[who] = bench.envbuild(*bench.arguments, "--upgrade", cache=cache)
-        found.append((seconds["envbuild"], seconds["uv"]))
+                runs[who] = bench.envbuild(*bench.arguments, "--upgrade", cache=cache)
+        found.append((runs["envbuild"], runs["uv"]))
     return found
 
 
-def show(title: str, measured: list[tuple[float, float]], limit: float) -> bool:
-    ratio = statistics.median(ours / peer for ours, peer in measured)
-    runs = ", ".join(f"{ours:.1f}/{peer:.1f}" for ours, peer in measured)
-    print(f"{title:5} envbuild lock / uv lock: {ratio:.2f} (at most {limit:g}); seconds {runs}")
+def show(title: str, measured: list[tuple[Run, Run]], limit: float) -> bool:
+    ratios = [ours.seconds / peer.seconds for ours, peer in measured]
+    ratio = statistics.median(ratios)
+    runs = ", ".join(f"{ours.seconds:.1f}/{peer.seconds:.1f}" for ours, peer in measured)
+    cpu = ", ".join(f"{ours.cpu_seconds:.1f}/{peer.cpu_seconds:.1f}" for ours, peer in measured)
+    print(f"{title:5} envbuild lock / uv lock: {ratio:.2f}, {min(ratios):.2f} to {max(ratios):.2f} (at most {limit:g})")
+    print(f"      seconds {runs}; processor seconds {cpu}")
     return ratio <= limit
 
 
@@ -101,8 +130,8 @@ def everything(bench: Bench) -> bool:
     singles = {}
     for path in made:
         words = ["lock", "--stack", path.parent.name, "--base", path.name, "--upgrade"]
-        singles[f"{path.parent.name}/{path.name}"] = bench.envbuild(*words, cache="warm")
-    together = bench.envbuild("lock", "--all", "--upgrade", cache="warm", status=(0, 3, 4, 5, 10))
+        singles[f"{path.parent.name}/{path.name}"] = bench.envbuild(*words, cache="warm").seconds
+    together = bench.envbuild("lock", "--all", "--upgrade", cache="warm", status=(0, 3, 4, 5, 10)).seconds
     slowest = max(singles, key=lambda name: singles[name])
     ratio = together / singles[slowest]
     print(
@@ -118,6 +147,7 @@ def main() -> int:
     parser.add_argument("--stack", default="nemo-2.7")
     parser.add_argument("--base", default="ubuntu2204-cu130")
     parser.add_argument("--cold", type=int, default=2, help="pairs with empty caches")
+    parser.add_argument("--first", type=int, default=2, help="pairs with empty caches where no lock is there")
     parser.add_argument("--warm", type=int, default=5, help="pairs with one cache")
     parser.add_argument("--all", action="store_true", help="measure `lock --all` too (minutes)")
     options = parser.parse_args()
@@ -125,14 +155,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="envbuild-bench-") as name:
         bench = Bench(Path(name), options.stack, options.base)
         bench.envbuild(cache="warm")
-        held.append(show("warm", pairs(bench, options.warm, cold=False), WARM_LIMIT))
+        if options.warm:
+            held.append(show("warm", pairs(bench, options.warm, "warm"), WARM_LIMIT))
         for words in ([], ["--check"]):
-            seconds = min(bench.envbuild(*bench.arguments, *words, cache="warm") for _ in range(5))
+            seconds = min(bench.envbuild(*bench.arguments, *words, cache="warm").seconds for _ in range(5))
             title = " ".join(["lock", *words])
             print(f"{title}, nothing changed: {seconds:.2f} s (at most {NO_OP_LIMIT_SECONDS:g})")
             held.append(seconds <= NO_OP_LIMIT_SECONDS)
         if options.cold:
-            held.append(show("cold", pairs(bench, options.cold, cold=True), COLD_LIMIT))
+            held.append(show("cold", pairs(bench, options.cold, "cold"), COLD_LIMIT))
+        if options.first:
+            held.append(show("first", pairs(bench, options.first, "first"), COLD_LIMIT))
         if options.all:
             held.append(everything(bench))
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024

@@ -10,6 +10,7 @@ import io
 import json
 import tarfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,10 +67,14 @@ class SimpleIndex:
     Attributes:
         requested: the paths that were asked for.
         password: ``user:password`` without which it answers nothing but 401.
+        caching: what it says of keeping its answers.
+        after: paths that it answers only once another one was asked for too.
     """
 
     address: str = ""
     password: str = ""
+    caching: str = "no-store"
+    after: dict[str, str] = field(default_factory=dict)
     requested: list[str] = field(default_factory=list)
     _files: dict[str, _File] = field(default_factory=dict)
 
@@ -112,6 +117,11 @@ class SimpleIndex:
     def answer(self, path: str) -> tuple[str, bytes] | None:
         """The content type and body for a path."""
         self.requested.append(path)
+        deadline = time.monotonic() + 20
+        while path in self.after and self.after[path] not in self.requested:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.05)
         match path.strip("/").split("/"):
             case ["simple", project] if (page := self.page(project)) is not None:
                 return JSON_TYPE, json.dumps(page).encode()
@@ -147,7 +157,7 @@ def simple_index() -> Iterator[SimpleIndex]:
             kind, body = found or ("text/plain", b"")
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
-            self.send_header("Cache-Control", "no-store")
+            self.send_header("Cache-Control", index.caching)
             self.end_headers()
             if self.command == "GET":
                 self.wfile.write(body)

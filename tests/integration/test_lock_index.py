@@ -159,6 +159,60 @@ def test_compile_phase_is_read_from_the_sdist_and_never_built(
     assert index.requested.count(f"/files/{sdist.name}") == count == 1
 
 
+def test_a_lock_made_again_resolves_once_beside_reading_the_sdist(
+    own: Any, index: SimpleIndex, wheel: Callable[..., None], tmp_path: Path
+) -> None:
+    write_stack(own.project, "s", {"kernels": {"phase": "compile"}}, target="gpu", base=GPU_BASE, as_of="2025-04-01")
+    index.add(make_sdist(tmp_path, "kernels", "1.0", requires=("dep",), pyproject=PYPROJECT), OLD)
+    for name in ("dep", "builder"):
+        wheel(name, "1.0")
+    own.run("lock", "--stack", "s")
+    before = files_of(own, "s", GPU_BASE)
+    for folder in ("another-uv", "another-store"):
+        own.env["UV_CACHE_DIR" if folder == "another-uv" else "ENVBUILD_CACHE_DIR"] = str(tmp_path / folder)
+    index.requested.clear()
+    # What only the compile phase needs is asked for before its sdist is there.
+    index.after["/files/kernels-1.0.tar.gz"] = "/simple/dep/"
+    own.run("lock", "--stack", "s", "--upgrade")
+    assert files_of(own, "s", GPU_BASE) == before
+    pages = [path for path in index.requested if path.startswith("/simple/")]
+    assert sorted(pages) == ["/simple/builder/", "/simple/dep/", "/simple/kernels/"]
+    assert index.requested.count("/files/kernels-1.0.tar.gz") == 1
+
+
+@pytest.mark.parametrize("as_of", ["2025-04-01", "now"])
+def test_an_sdist_that_was_replaced_is_read_anew(
+    own: Any, index: SimpleIndex, wheel: Callable[..., None], tmp_path: Path, as_of: str
+) -> None:
+    write_stack(own.project, "s", {"kernels": {"phase": "compile"}}, target="gpu", base=GPU_BASE, as_of=as_of)
+    for name in ("dep", "other", "builder", "cleaner"):
+        wheel(name, "1.0")
+    index.add(make_sdist(tmp_path / "old", "kernels", "1.0", requires=("dep",), pyproject=PYPROJECT), OLD)
+    own.run("lock", "--stack", "s")
+    pyproject = PYPROJECT.replace("builder", "cleaner")
+    index.add(make_sdist(tmp_path / "new", "kernels", "1.0", requires=("other",), pyproject=pyproject), OLD)
+    own.run("lock", "--stack", "s", "--upgrade")
+    files = files_of(own, "s", GPU_BASE)
+    assert "\nother==1.0" in files["compile.txt"]
+    assert "\ndep==" not in files["compile.txt"]
+    assert "\ncleaner==1.0" in files["main.txt"]
+    assert "builder" not in files["main.txt"]
+    sdist = lock_of(own, "s", GPU_BASE).components["kernels"].sdist
+    assert sdist is not None
+    assert sdist in files["compile.txt"]
+
+
+def test_a_release_with_several_wheels_is_resolved_from_the_index_once(
+    own: Any, index: SimpleIndex, wheel: Callable[..., None]
+) -> None:
+    index.caching = "no-cache"  # it may be kept, and is to be asked for again
+    write_stack(own.project, "s", {"lib": {}}, target="gpu", base=GPU_BASE)
+    for machine in ("aarch64", "x86_64"):
+        wheel("lib", "1.0", tags=f"py3-none-manylinux_2_28_{machine}")
+    own.run("lock", "--stack", "s")
+    assert index.requested.count("/simple/lib/") == 1
+
+
 @pytest.mark.parametrize("stated", [("kernels", "1.1"), ("other", "1.0")])
 def test_an_sdist_that_states_another_name_or_version_is_refused(
     own: Any, index: SimpleIndex, tmp_path: Path, stated: tuple[str, str]

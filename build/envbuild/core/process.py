@@ -136,11 +136,13 @@ def _started(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A running program; when the block is left by an exception, it is ended with all its children."""
     process: subprocess.Popen[bytes] | None = None
+    work: Beside[object] | None = getattr(_here, "work", None)
     try:
         with _signals_wait():
             process = _start(command, what, env, cwd, stdin)
             _running.add(process)
-        yield process
+        with work.runs(process) if work is not None else contextlib.nullcontext():
+            yield process
     except BaseException:
         if process is not None:
             kill_group(process)
@@ -323,11 +325,48 @@ def meanwhile(argv: Sequence[str | Path], *, what: str, env: Mapping[str, str], 
         kill_group(process)
 
 
-def beside(action: Callable[[], T]) -> Future[T]:
+class Beside(Future[T]):
+    """Work that goes on in a thread of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guard = threading.Lock()
+        self._programs: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+
+    @contextlib.contextmanager
+    def runs(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+        """Note a program of this work while the block runs."""
+        with self._guard:
+            self._programs.add(process)
+            stopped = self._stopped
+        try:
+            if stopped:
+                kill_group(process)
+            yield
+        finally:
+            with self._guard:
+                self._programs.discard(process)
+
+    def stop(self) -> None:
+        """End the program that it runs, and any that it starts later: what it does with that does not matter."""
+        with self._guard:
+            self._stopped = True
+            programs = list(self._programs)
+        for process in programs:
+            kill_group(process)
+
+
+# The work that a thread does.
+_here = threading.local()
+
+
+def beside(action: Callable[[], T]) -> Beside[T]:
     """Run something in a thread that nobody has to wait for: it ends with the process, if not before."""
-    future: Future[T] = Future()
+    future: Beside[T] = Beside()
 
     def work() -> None:
+        _here.work = future
         try:
             future.set_result(action())
         except BaseException as failure:  # noqa: BLE001 - whoever asks for the result gets it

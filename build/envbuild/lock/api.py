@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -23,12 +24,11 @@ from envbuild.core.progress import SilentReporter
 from envbuild.lock import drift
 from envbuild.lock.checks import CheckFinding, base_tags, tags_of, wheel_name
 from envbuild.lock.components import Chosen, Repositories
-from envbuild.lock.drift import Finding, SourceTree, find_drift, read_finding
+from envbuild.lock.drift import Finding, Pair, find_drift_apart, read_finding, write_wheel
+from envbuild.lock.drift.sources import extensions_of
 from envbuild.lock.metadata import fetch_file
 from envbuild.lock.project import Project
-from envbuild.lock.releases import likely
 from envbuild.lock.workplace import Workplace
-from envbuild.store.local import LocalStore
 
 CODE = "api-drift"
 
@@ -53,13 +53,15 @@ def check_api(
         packages: the ``[[package]]`` tables of uv.lock by name.
     """
     sources = _Sources(chosen, packages, base, work, repositories)
+    pairs = [(name, used) for name, item in chosen.items() for used in item.spec.uses]
+    comparisons = _Comparisons(sources, pairs, work)
     for name, item in chosen.items():
         for used in item.spec.uses:
             with work.reporter.step(f"check what {name} asks of {used}"):
                 if unread := [part for part in (name, used) if not sources.has(part)]:
                     work.reporter.note(f"  not checked: {' and '.join(unread)} cannot be read without being built")
                     continue
-                findings = _findings(sources, name, used, work.store)
+                findings = comparisons.of((name, used))
             for finding in findings:
                 if finding.is_error() and not _unused(finding.file, item.spec.unused):
                     yield CheckFinding(
@@ -70,32 +72,41 @@ def check_api(
                     )
 
 
-def read_ahead(project: Project, keep: Mapping[str, str], work: Workplace, repositories: Repositories) -> None:
-    """Compare the releases that the lock is going to take unless something else holds them back.
+def read_names(project: Project) -> list[str]:
+    """The components that the API check reads, where they are releases."""
+    return list(dict.fromkeys(name for pair in _released_pairs(project) for name in pair))
 
-    For a thread beside the resolution, which waits for the index most of the time: :func:`check_api` then finds the
-    answer in the store. Where this fails or guesses wrong, nothing is lost but its work.
-    """
-    work = replace(work, reporter=SilentReporter())
-    pairs = [
+
+def _released_pairs(project: Project) -> list[Pair]:
+    return [
         (name, used)
         for name, item in project.chosen.items()
         for used in item.spec.uses
         if used in project.chosen and item.commit is None and project.chosen[used].commit is None
     ]
-    if not pairs:
-        return
+
+
+def read_ahead(
+    project: Project, packages: Mapping[str, Mapping[str, Any]], work: Workplace, repositories: Repositories
+) -> None:
+    """Compare the releases that the lock is going to take unless something else holds them back.
+
+    For a thread beside the resolution, which waits for the index most of the time: :func:`check_api` then finds the
+    answer in the store. Where this fails or guesses wrong, nothing is lost but its work.
+
+    Args:
+        packages: the ``[[package]]`` tables of those releases by name.
+    """
+    work = replace(work, reporter=SilentReporter())
     with contextlib.suppress(EnvbuildError):
-        names = list(dict.fromkeys(name for pair in pairs for name in pair))
-        packages = likely(project, names, keep, "find what the API check reads", work)
         sources = _Sources(project.chosen, packages, project.base, work, repositories)
-        for name, used in pairs:
-            if sources.has(name) and sources.has(used):
-                _findings(sources, name, used, work.store)
+        comparisons = _Comparisons(sources, _released_pairs(project), work)
+        for pair in comparisons.pairs:
+            comparisons.of(pair)
 
 
 class _Sources:
-    """The sources of a lock's components, as far as they can be read; each is read once.
+    """The sources of a lock's components, as far as they can be read.
 
     In a wheel that the base can install, or in the repository at the component's commit.
     """
@@ -113,7 +124,6 @@ class _Sources:
         self._tags = base_tags(base)
         self._work = work
         self._repositories = repositories
-        self._trees: dict[str, SourceTree] = {}
 
     def has(self, name: str) -> bool:
         """Whether there is something to read."""
@@ -125,12 +135,12 @@ class _Sources:
             return f"{item.commit.sha} {' '.join(sorted(item.spec.modules))}"
         return str((self._wheel(name) or {}).get("hash", ""))
 
-    def tree(self, name: str) -> SourceTree:
-        """The sources of a component that :meth:`has` some."""
-        if name not in self._trees:
-            item = self._from_git(name)
-            self._trees[name] = self._unpacked(name) if item is None else self._at_commit(item)
-        return self._trees[name]
+    def wheels(self, names: Sequence[str]) -> dict[str, Path]:
+        """A wheel with the sources of each of the components, all of which :meth:`has`."""
+        found = {name: self._at_commit(item) for name in names if (item := self._from_git(name)) is not None}
+        others = [name for name in names if name not in found]
+        with ThreadPoolExecutor(max(1, len(others))) as pool:
+            return found | dict(zip(others, pool.map(self._downloaded, others), strict=True))
 
     def _from_git(self, name: str) -> Chosen | None:
         item = self._chosen.get(name)
@@ -141,16 +151,16 @@ class _Sources:
         wheels: list[Mapping[str, Any]] = self._packages.get(canonicalize_name(name), {}).get("wheels", [])
         return next((file for file in wheels if tags_of(wheel_name(file)) & self._tags), None)
 
-    def _unpacked(self, name: str) -> SourceTree:
+    def _downloaded(self, name: str) -> Path:
         file, work = self._wheel(name) or {}, self._work
         package = self._packages[canonicalize_name(name)]
         content, _ = fetch_file(file, f"{package['name']} {package['version']}", work.folder, work.site, work.store)
         path = Path(work.folder) / wheel_name(file)
         with machine_errors(path):
             path.write_bytes(content)
-        return SourceTree.from_wheel(path)
+        return path
 
-    def _at_commit(self, item: Chosen) -> SourceTree:
+    def _at_commit(self, item: Chosen) -> Path:
         """The Python files of the packages that a component's modules are in."""
         assert item.commit is not None  # noqa: S101 - for the type checker; _from_git saw to it
         assert item.git is not None  # noqa: S101
@@ -164,21 +174,52 @@ class _Sources:
         texts = repository.read_files(item.commit, files)
         content = {file: text.encode() for file, text in texts.items() if text is not None}
         setup = repository.read_file(item.commit, "setup.py") or ""
-        return SourceTree.from_files(canonicalize_name(item.name), item.commit.sha[:12], content, setup)
+        content |= {f"{module.replace('.', '/')}.so": b"" for module in extensions_of(setup)}
+        path = Path(self._work.folder) / f"{item.name}-{item.commit.sha}.whl"
+        with machine_errors(path):
+            write_wheel(path, item.name, item.commit.sha[:12], content)
+        return path
 
 
-def _findings(sources: _Sources, name: str, used: str, store: LocalStore) -> list[Finding]:
-    """What drift there is between two components, read once for each pair of contents."""
-    identities = [sources.identity(part) for part in (name, used)]
-    if not all(identities):
-        return find_drift(sources.tree(name), sources.tree(used))
+class _Comparisons:
+    """What drift there is between pairs of components, read once for each pair of contents.
 
-    def compare(entry: Path) -> None:
-        findings = find_drift(sources.tree(name), sources.tree(used))
-        (entry / FILE).write_bytes(canonical_json([asdict(finding) for finding in findings]))
+    Args:
+        pairs: those that will be asked for, if there is something to read: what is not known yet is read together.
+    """
 
-    entry = store.get_or_build(KIND, digest_of({"sources": (*identities,), "code": _code_digest()}), compare).path
-    return [read_finding(item) for item in json.loads((entry / FILE).read_bytes())]
+    def __init__(self, sources: _Sources, pairs: Iterable[Pair], work: Workplace) -> None:
+        self.pairs = [pair for pair in pairs if all(map(sources.has, pair))]
+        self._sources = sources
+        self._work = work
+        self._read: dict[Pair, list[Finding]] = {}
+
+    def of(self, pair: Pair) -> list[Finding]:
+        """The findings of a consumer and a provider."""
+        key = self._key(pair)
+        if key is None:
+            return self._compared(pair)
+
+        def compare(entry: Path) -> None:
+            (entry / FILE).write_bytes(canonical_json([asdict(finding) for finding in self._compared(pair)]))
+
+        entry = self._work.store.get_or_build(KIND, key, compare).path
+        return [read_finding(item) for item in json.loads((entry / FILE).read_bytes())]
+
+    def _key(self, pair: Pair) -> str | None:
+        identities = [self._sources.identity(part) for part in pair]
+        return digest_of({"sources": (*identities,), "code": _code_digest()}) if all(identities) else None
+
+    def _compared(self, pair: Pair) -> list[Finding]:
+        if pair not in self._read:
+            unknown = [other for other in self.pairs if other == pair or not self._is_kept(other)]
+            names = list(dict.fromkeys(name for other in unknown for name in other))
+            self._read |= find_drift_apart(self._sources.wheels(names), unknown, self._work.folder)
+        return self._read[pair]
+
+    def _is_kept(self, pair: Pair) -> bool:
+        key = self._key(pair)
+        return key is not None and self._work.store.find(KIND, key) is not None
 
 
 @cache

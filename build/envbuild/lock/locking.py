@@ -301,6 +301,7 @@ def resolved(
             does not say when it yanked one, so a new resolution could come out differently.
     """
     inputs = inputs_digest(selection, request)
+    like = previous or _shipped(selection)
     if previous is not None:
         made_from = previous.lock.inputs
         previous = previous if made_from.digest == inputs and made_from.as_of_asked != asof.NOW else None
@@ -309,15 +310,24 @@ def resolved(
         with machine_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text("")
-        work = Workplace(folder=folder, log=log, site=site, store=store, reporter=reporter)
-        try:
-            _write(selection, request, repositories, inputs, work, previous)
-        except ResolutionError:
-            if previous is None:
-                raise
-            reporter.note("the versions of the lock that is there do not resolve any more: resolving without them")
-            _write(selection, request, repositories, inputs, work, None)
+        with contextlib.ExitStack() as ending:
+            work = Workplace(folder=folder, log=log, site=site, store=store, reporter=reporter, ending=ending)
+            try:
+                _write(selection, request, repositories, inputs, work, previous, like)
+            except ResolutionError:
+                if previous is None:
+                    raise
+                reporter.note("the versions of the lock that is there do not resolve any more: resolving without them")
+                _write(selection, request, repositories, inputs, work, None, like)
         yield folder
+
+
+def _shipped(selection: Selection) -> LockDirectory | None:
+    """The stack's lock that comes with envbuild, as far as it can be read."""
+    path = shipped_lock(selection.stack_name, selection.base_name)
+    with contextlib.suppress(CheckRefusedError):
+        return read_lock(path) if path is not None else None
+    return None
 
 
 def _write(
@@ -327,8 +337,9 @@ def _write(
     inputs: str,
     work: Workplace,
     previous: LockDirectory | None,
+    like: LockDirectory | None,
 ) -> None:
-    plan = make_plan(selection, request, repositories, work, previous)
+    plan = make_plan(selection, request, repositories, work, previous, like)
     try:
         write_lock(selection, plan, inputs, work, repositories)
     except ResolutionError as error:

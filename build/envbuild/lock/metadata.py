@@ -19,9 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from packaging.metadata import RawMetadata, parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, canonicalize_version
 
@@ -32,6 +31,9 @@ from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionErro
 from envbuild.core.process import mask
 from envbuild.lock.credentials import request_for
 from envbuild.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from packaging.metadata import RawMetadata
 
 DOWNLOAD_SECONDS = 300
 DOWNLOADS_AT_ONCE = 4
@@ -90,6 +92,8 @@ def _understood(
 ) -> CompileMetadata:
     if PKG_INFO not in files:
         raise _bad(name, version, "It has no PKG-INFO.")
+    from packaging.metadata import parse_email  # not needed where nothing is to be read
+
     raw, _ = parse_email(files[PKG_INFO])
     stated = (canonicalize_name(raw.get("name", "")), canonicalize_version(raw.get("version", "")))
     if stated != (canonicalize_name(name), canonicalize_version(version)):

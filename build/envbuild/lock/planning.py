@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date, datetime
-from pathlib import Path
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.models import Base, Component, Phase, Stack
-from envbuild.core.errors import ConfigurationError, ResolutionError, UsageError
-from envbuild.core.files import machine_errors
+from envbuild.core.errors import ConfigurationError, NetworkError, ResolutionError, UsageError
 from envbuild.core.process import beside
 from envbuild.lock import asof
-from envbuild.lock.api import read_ahead
+from envbuild.lock.ahead import Begun, begin, filling_uvs_cache, kept_files
+from envbuild.lock.api import read_ahead, read_names
 from envbuild.lock.asof import AsOf
 from envbuild.lock.components import (
     Chosen,
@@ -33,14 +32,12 @@ from envbuild.lock.components import (
 from envbuild.lock.driver import Led, commit_without_llm, led
 from envbuild.lock.git import Commit, CommitKind
 from envbuild.lock.metadata import CompileMetadata, build_requires, compile_metadata
-from envbuild.lock.project import Project, cuda_major, render_project
-from envbuild.lock.record import PROJECT_FILE, LockDirectory
+from envbuild.lock.project import Project, cuda_major
+from envbuild.lock.record import LockDirectory
 from envbuild.lock.refs import GitRef, Ref, VersionRef, parse_ref
 from envbuild.lock.releases import Releases, find_release, likely, uploaded_at
-from envbuild.lock.resolve import lock_arguments
 from envbuild.lock.torch_builds import TorchSource, torch_source
 from envbuild.lock.tree_metadata import metadata_of_commit
-from envbuild.lock.uv import uv_meanwhile
 from envbuild.lock.workplace import Workplace
 
 # Build requirements that the environment has anyway, at the version that the stack says.
@@ -74,6 +71,7 @@ class Plan:
         driver_problem: what the driver needs and a component from git does not have; empty: nothing.
         keep: versions of a lock made from the same inputs as of the same moment.
         api_read: done when the API check has read ahead.
+        begun: a resolution that was begun with a guess of what the compile phase declares.
     """
 
     request: Request
@@ -86,6 +84,7 @@ class Plan:
     left_out: tuple[str, ...]
     keep: Mapping[str, str]
     api_read: Future[None]
+    begun: Begun | None = None
 
 
 def make_plan(
@@ -94,11 +93,13 @@ def make_plan(
     repositories: Repositories,
     work: Workplace,
     previous: LockDirectory | None = None,
+    like: LockDirectory | None = None,
 ) -> Plan:
     """Decide every component and the as-of moment, and read what the compile phase declares.
 
     Args:
         previous: a lock made from the same inputs, whose versions are kept if it is as of the same moment.
+        like: a lock whose compile phase may declare the same.
 
     Raises:
         ConfigurationError: a ref does not exist, or cannot be used.
@@ -133,9 +134,14 @@ def make_plan(
     if previous is not None and previous.lock.inputs.as_of == moment.text():
         from_git = {name for name, item in chosen.items() if item.commit is not None}
         keep = {name: version for name, version in previous.packages().items() if name not in from_git}
-    api_read = beside(lambda: read_ahead(project, keep, work, repositories))
-    with _filling_uvs_cache(project, keep, torch, work):
-        metadata = _metadata(project, keep, repositories, work)
+    what_for = f"resolve stack {selection.stack_name} on {selection.base_name}"
+    begun = begin(project, keep, torch, like, what_for, work)
+    files = beside(lambda: _files(project, keep, previous, work))
+    api_read = beside(lambda: read_ahead(project, files.result(), work, repositories))
+    for other in (files, api_read):
+        work.ending.callback(other.stop)
+    with contextlib.nullcontext() if begun else filling_uvs_cache(project, keep, torch, work):
+        metadata = _metadata(project, keep, files, repositories, work)
     lines = dict.fromkeys(
         [*(line for item in metadata for line in item.build_requires), *git_build_requires(chosen, repositories)]
     )
@@ -150,23 +156,8 @@ def make_plan(
         left_out=without,
         keep=keep,
         api_read=api_read,
+        begun=begun,
     )
-
-
-@contextlib.contextmanager
-def _filling_uvs_cache(
-    project: Project, keep: Mapping[str, str], torch: TorchSource, work: Workplace
-) -> Iterator[None]:
-    """Have uv resolve phase main for as long as the block reads sdists: it will ask the index for the same again."""
-    main = {name: item for name, item in project.chosen.items() if item.phase is Phase.MAIN}
-    if len(main) == len(project.chosen) or any(item.commit for item in main.values()):
-        yield  # nothing to read, or repositories to clone, of which half a clone is no use
-        return
-    with machine_errors(work.folder):
-        folder = Path(tempfile.mkdtemp(dir=work.folder, prefix="throw-away."))
-        (folder / PROJECT_FILE).write_text(render_project(replace(project, chosen=main), pins=keep, source=torch))
-    with uv_meanwhile(lock_arguments(torch), what="fill uv's cache", cwd=folder):
-        yield
 
 
 def _decide(
@@ -329,18 +320,43 @@ def own_dates(stack: Stack) -> dict[str, str]:
     }
 
 
+def _compiled(project: Project) -> list[str]:
+    return [name for name, item in project.chosen.items() if item.phase is Phase.COMPILE and item.commit is None]
+
+
+def _files(
+    project: Project, keep: Mapping[str, str], previous: LockDirectory | None, work: Workplace
+) -> dict[str, Mapping[str, Any]]:
+    """The releases of which files are going to be read: sdists of the compile phase, wheels for the API check."""
+    names = list(dict.fromkeys([*_compiled(project), *read_names(project)]))
+    if not names:
+        return {}
+    return kept_files(names, keep, previous) or likely(project, names, keep, "find the files to read", work)
+
+
 def _metadata(
-    project: Project, keep: Mapping[str, str], repositories: Repositories, work: Workplace
+    project: Project,
+    keep: Mapping[str, str],
+    files: Future[dict[str, Mapping[str, Any]]],
+    repositories: Repositories,
+    work: Workplace,
 ) -> tuple[CompileMetadata, ...]:
-    compiled = {name: item for name, item in project.chosen.items() if item.phase is Phase.COMPILE}
-    released = [name for name, item in compiled.items() if item.commit is None]
+    released = _compiled(project)
+    from_git = [item for item in project.chosen.values() if item.phase is Phase.COMPILE and item.commit is not None]
     cuda = cuda_major(project.base)
-    if not compiled:
+    if not released and not from_git:
         return ()
-    with work.reporter.step(f"read what {len(compiled)} packages of the compile phase declare"):
-        found = [metadata_of_commit(item, repositories, cuda) for item in compiled.values() if item.commit is not None]
-        if released:
-            locked = likely(project, released, keep, "find the sdists of the compile phase", work)
-            report = work.reporter.update
-            found += compile_metadata(released, locked, work.folder, cuda, work.site, work.store, report)
-    return tuple(found)
+    with work.reporter.step(f"read what {len(released) + len(from_git)} packages of the compile phase declare"):
+
+        def read(locked: Mapping[str, Mapping[str, Any]]) -> tuple[CompileMetadata, ...]:
+            update = work.reporter.update
+            return compile_metadata(released, locked, work.folder, cuda, work.site, work.store, update)
+
+        trees = tuple(metadata_of_commit(item, repositories, cuda) for item in from_git)
+        if not released:
+            return trees
+        try:
+            return trees + read(files.result())
+        except (NetworkError, ResolutionError):
+            # The index is another one by now, or another component is at fault: asked anew, for these alone.
+            return trees + read(likely(project, released, keep, "find the sdists of the compile phase", work))

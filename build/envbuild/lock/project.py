@@ -136,6 +136,11 @@ def render_project(
     return tomlkit.dumps(document)
 
 
+def main_lines(project: Project) -> list[str]:
+    """The requirements of phase main, as the project's pyproject.toml has them."""
+    return _requirements(project)[Phase.MAIN]
+
+
 def with_torch_index(text: str, source: TorchSource) -> str:
     """A lock's pyproject.toml with the index that has torch's build, which the lock itself does not name."""
     document = tomlkit.parse(text)

@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from envbuild.core import tomlread
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import InternalError, NetworkError, ResolutionError
+from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
 from envbuild.lock.torch_builds import TorchSource
 from envbuild.lock.uv import ignored_settings, run_uv
@@ -69,12 +70,20 @@ def resolve(
             settings_may_be_ignored=settings_may_be_ignored,
         )
 
+    if from_cache:
+        # By a uv.lock that is there uv prefers its wheels, and so asks for other metadata than the cache holds.
+        with machine_errors(project):
+            (project / "uv.lock").unlink(missing_ok=True)
     try:
         finished = lock(*(["--offline"] if from_cache else []))
     except (ResolutionError, NetworkError):
         if not from_cache:
             raise
         finished = lock()  # a cache that is switched off, or was emptied in between
+    return _read(project, finished)
+
+
+def _read(project: Path, finished: Finished) -> Resolution:
     content = tomlread.loads((project / "uv.lock").read_text())
     packages = [package for package in content["package"] if "virtual" not in package["source"]]
     names = [package["name"] for package in packages]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.catalog.site import Site
@@ -12,10 +13,15 @@ from envbuild.store.local import LocalStore
 
 @dataclass(frozen=True, kw_only=True)
 class Workplace:
-    """Where planning works: a folder for throw-away projects, its log, the site and the store."""
+    """Where planning works: a folder for throw-away projects, its log, the site and the store.
+
+    Attributes:
+        ending: what is to be ended before the folder goes.
+    """
 
     folder: Path
     log: Path
     site: Site
     store: LocalStore
     reporter: Reporter
+    ending: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)

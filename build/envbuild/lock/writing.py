@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from packaging.utils import canonicalize_name
@@ -11,7 +12,9 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes, sha256_file
+from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.core.files import machine_errors
+from envbuild.core.process import interruptible
 from envbuild.lock import asof, record
 from envbuild.lock.api import check_api
 from envbuild.lock.checks import Checked, CheckFinding, refuse, run_checks
@@ -46,13 +49,14 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace, r
 
     with work.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"):
         resolution = _resolve(plan, what, work)
-    plan.api_read.result()
+    with contextlib.suppress(EnvbuildError):
+        plan.api_read.result()
     with work.reporter.step("check the lock"):
         overridden = against_declarations(plan, resolution, work)
         allowed = _check(selection, plan, resolution, overridden, work, repositories)
     with work.reporter.step("write the lock"):
         phases = _write_phases(plan, resolution, what, work)
-        _write_project(plan, _pins(plan, resolution), None, work)
+        _write(render_project(plan.project, pins=_pins(plan, resolution)), work)
         lock = _record(selection, plan, resolution, inputs, phases, allowed, overridden)
         with machine_errors(work.folder):
             pyproject = sha256_file(work.folder / record.PROJECT_FILE)
@@ -63,8 +67,8 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace, r
 def _resolve(plan: Plan, what: str, work: Workplace) -> Resolution:
     """Resolve, and once more with every version pinned, as the project that the lock holds."""
 
-    def once(pins: Mapping[str, str], source: TorchSource, *, from_cache: bool = False) -> Resolution:
-        _write_project(plan, pins, source, work)
+    def once(text: str, source: TorchSource, *, from_cache: bool = False) -> Resolution:
+        _write(text, work)
         return resolve(
             work.folder,
             source,
@@ -77,17 +81,40 @@ def _resolve(plan: Plan, what: str, work: Workplace) -> Resolution:
         )
 
     source = plan.torch
-    found = once(plan.keep, source)
+    text = render_project(plan.project, pins=plan.keep, source=source)
+    if plan.begun is not None and plan.begun.text == text:
+        _write(text, work)
+        found = plan.begun.into(work.folder)
+    else:
+        if plan.begun is not None:
+            plan.begun.answer.stop()
+        found = once(text, source)
     # 2.13.0 takes 2.13.0+cpu too, and rather, where the site's find-links have it.
     while source.kind == "package-index" and "+" in (build := found.pins.get("torch", "")):
         work.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
         source = replace(source, not_these=(*source.not_these, build))
-        found = once(plan.keep, source)
-    return once(_pins(plan, found), source, from_cache=True)
+        text = render_project(plan.project, pins=plan.keep, source=source)
+        found = once(text, source)
+    _refuse_other_sdists(plan, found)
+    pinned = render_project(plan.project, pins=_pins(plan, found), source=source)
+    # Where every version was kept, this is what was resolved.
+    return found if pinned == text else once(pinned, source, from_cache=True)
 
 
-def _write_project(plan: Plan, pins: Mapping[str, str], source: TorchSource | None, work: Workplace) -> None:
-    text = render_project(plan.project, pins=pins, source=source)
+def _refuse_other_sdists(plan: Plan, resolution: Resolution) -> None:
+    """What was read of an sdist holds for the one that is locked."""
+    locked = {(package["name"], package.get("version")): package for package in resolution.uv_lock["package"]}
+    for item in plan.project.metadata:
+        digest = locked.get((item.name, item.version), {}).get("sdist", {}).get("hash", item.sdist_digest)
+        if digest != item.sdist_digest:
+            raise ResolutionError(
+                f"the index has another sdist of {item.name} {item.version} than a moment ago, or than the lock",
+                why=f"What it declares was read from {item.sdist_digest}; now the index states {digest}.",
+                fix="Run again. If it stays, the index replaces files of a release, which no lock can hold.",
+            )
+
+
+def _write(text: str, work: Workplace) -> None:
     with machine_errors(work.folder):
         (work.folder / record.PROJECT_FILE).write_text(text)
 
@@ -145,9 +172,12 @@ def _pins(plan: Plan, resolution: Resolution) -> dict[str, str]:
 def _write_phases(plan: Plan, resolution: Resolution, what: str, work: Workplace) -> dict[str, LockedPhase]:
     # A component of the compile phase is built there, also where one of phase main depends on it.
     late = {canonicalize_name(name) for name, item in plan.project.chosen.items() if item.phase is Phase.COMPILE}
-    main = [block for block in export(work.folder, None, what, work.log) if _key(block) not in late]
+    with interruptible(ThreadPoolExecutor(2)) as pool:
+        exported = pool.submit(export, work.folder, None, what, work.log)
+        with_compile = export(work.folder, "compile", what, work.log)
+    main = [block for block in exported.result() if _key(block) not in late]
     in_main = {_key(block) for block in main}
-    compiled = [block for block in export(work.folder, "compile", what, work.log) if _key(block) not in in_main]
+    compiled = [block for block in with_compile if _key(block) not in in_main]
     blocks = {
         "main": with_local_hashes([block for block in main if not _from_git(block)], resolution, plan.torch),
         "compile": with_local_hashes([block for block in compiled if not _from_git(block)], resolution, plan.torch),

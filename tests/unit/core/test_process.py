@@ -394,3 +394,26 @@ def test_beside_hands_on_what_comes_of_it():
 def test_beside_keeps_no_process_from_ending():
     code = "import time; from envbuild.core.process import beside; beside(lambda: time.sleep(30))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=10)
+
+
+def test_stopping_work_beside_ends_its_program_and_the_next_ones(tmp_path):
+    def work():
+        with pytest.raises(BuildError):
+            run(["sleep", "60"], what="sleep")
+        run(["sleep", "60"], what="sleep again")
+
+    started = time.monotonic()
+    begun = beside(work)
+    time.sleep(0.3)
+    begun.stop()
+    with pytest.raises(BuildError, match="cannot sleep again"):
+        begun.result(timeout=20)
+    assert time.monotonic() - started < 20
+
+
+def test_stopping_work_beside_leaves_other_programs_alone():
+    other = beside(lambda: run(["sleep", "1"], what="sleep").status)
+    begun = beside(lambda: run(["sleep", "60"], what="sleep"))
+    time.sleep(0.3)
+    begun.stop()
+    assert other.result(timeout=20) == 0

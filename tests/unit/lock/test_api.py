@@ -82,7 +82,7 @@ def test_component_without_a_wheel_for_the_base_is_not_checked(packages, work):
 
 def test_a_pair_of_wheels_is_compared_once(packages, work, monkeypatch):
     first = check(packages, work)
-    monkeypatch.setattr(api, "find_drift", lambda *trees: pytest.fail("compared again"))
+    monkeypatch.setattr(api, "find_drift_apart", lambda *asked: pytest.fail("compared again"))
     assert check(packages, work) == first
 
 
@@ -96,23 +96,24 @@ def test_another_wheel_is_compared_anew(packages, work, tmp_path):
 def test_another_check_compares_anew(packages, work, monkeypatch):
     check(packages, work)
     monkeypatch.setattr(api, "_code_digest", lambda: "sha256:other")
-    monkeypatch.setattr(api, "find_drift", lambda *trees: [])
+    monkeypatch.setattr(api, "find_drift_apart", lambda wheels, pairs, folder: {pair: [] for pair in pairs})
     assert check(packages, work) == []
 
 
 def test_reading_ahead_leaves_the_answer_in_the_store(packages, work, monkeypatch):
-    monkeypatch.setattr(api, "likely", lambda project, names, *rest: packages if names == ["app", "lib"] else {})
-    api.read_ahead(SimpleNamespace(chosen=chosen(), base=BASE), {}, work, FakeRepositories())
-    monkeypatch.setattr(api, "find_drift", lambda *trees: pytest.fail("compared again"))
+    project = SimpleNamespace(chosen=chosen(), base=BASE)
+    assert api.read_names(project) == ["app", "lib"]
+    api.read_ahead(project, packages, work, FakeRepositories())
+    monkeypatch.setattr(api, "find_drift_apart", lambda *asked: pytest.fail("compared again"))
     assert len(check(packages, work)) == 1
 
 
-def test_reading_ahead_says_nothing_of_what_fails(work, monkeypatch):
+def test_reading_ahead_says_nothing_of_what_fails(packages, work, monkeypatch):
     def unreachable(*arguments):
         raise NetworkError("no index", why="w", fix="f")
 
-    monkeypatch.setattr(api, "likely", unreachable)
-    api.read_ahead(SimpleNamespace(chosen=chosen(), base=BASE), {}, work, FakeRepositories())
+    monkeypatch.setattr(api, "fetch_file", unreachable)
+    api.read_ahead(SimpleNamespace(chosen=chosen(), base=BASE), packages, work, FakeRepositories())
 
 
 def test_finding_comes_back_from_json_as_it_was():

@@ -9,13 +9,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from inspect import Signature
 
-from envbuild.lock.drift.decorating import Decorating, builds_own_class, decorating
+from envbuild.lock.drift.decorating import Decorating, builds_own_class, decorating, returns_name
 from envbuild.lock.drift.signatures import signature_of
+from envbuild.lock.drift.syntax import children, walk
 
 IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+# Most statements: nothing is below them.
+_SIMPLE = (ast.Expr, ast.Assign, ast.Return, ast.Import, ast.ImportFrom, ast.AnnAssign, ast.AugAssign, ast.Raise)
 
 
 @dataclass(eq=False)
@@ -84,15 +88,29 @@ OPAQUE = Opaque()
 
 @dataclass(frozen=True, eq=False)
 class FunctionDefinition:
-    """A ``def``."""
+    """A ``def``.
+
+    Attributes:
+        returns_name: the whole of it, if it may be a decorator that keeps what it decorates: its last word is a name.
+    """
 
     name: str
     qualname: str
     scope: Scope
-    signature: Signature
+    arguments: ast.arguments
     decorators: tuple[ast.expr, ...]
-    decorating: Decorating
+    returns_name: FunctionNode | None
     builds_own_class: bool
+
+    @cached_property
+    def signature(self) -> Signature:
+        """How it is called; of most functions nobody asks."""
+        return signature_of(self.arguments)
+
+    @cached_property
+    def decorating(self) -> Decorating:
+        """What it does to a function that it decorates."""
+        return Decorating.UNKNOWN if self.returns_name is None else decorating(self.returns_name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,18 +177,21 @@ def function_scope(node: FunctionNode | ast.Lambda, parent: Scope, prefix: str =
 
 def every_statement(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """All statements below, those inside functions and classes too."""
-    for statement in statements:
+    waiting = list(statements)[::-1]
+    while waiting:
+        statement = waiting.pop()
         yield statement
-        for block in blocks_of(statement):
-            yield from every_statement(block)
+        for block in blocks_of(statement)[::-1]:
+            waiting += block[::-1]
 
 
-def blocks_of(statement: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
+def blocks_of(statement: ast.stmt) -> list[Sequence[ast.stmt]]:
     """The blocks of a compound statement."""
-    for part in ("body", "orelse", "finalbody"):
-        yield getattr(statement, part, None) or ()
-    for holder in [*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())]:
-        yield holder.body
+    if isinstance(statement, _SIMPLE):
+        return []
+    found = [block for part in ("body", "orelse", "finalbody") if (block := getattr(statement, part, None))]
+    holders = [*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())]
+    return [*found, *(holder.body for holder in holders)]
 
 
 class _Collector:
@@ -195,7 +216,7 @@ class _Collector:
 
     def _other(self, statement: ast.stmt) -> None:
         """Loops, with, match and whatever comes later: targets are opaque, blocks count as part of the scope."""
-        for node in ast.iter_child_nodes(statement):
+        for node in children(statement):
             if not isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
                 self._opaque_names(node)
         for case in getattr(statement, "cases", ()):
@@ -213,7 +234,7 @@ class _Collector:
     _expr = _return = _assert = _raise = _pass = _if = _while = _plain
 
     def _opaque_names(self, node: ast.AST) -> None:
-        for inner in ast.walk(node):
+        for inner in walk(node):
             if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):
                 self._bind(inner.id, OPAQUE)
             elif isinstance(inner, ast.MatchAs | ast.MatchStar) and inner.name:
@@ -293,9 +314,9 @@ class _Collector:
             name=node.name,
             qualname=f"{self.prefix}{node.name}",
             scope=self.scope,
-            signature=signature_of(node.args),
+            arguments=node.args,
             decorators=tuple(node.decorator_list),
-            decorating=decorating(node),
+            returns_name=node if returns_name(node) else None,
             builds_own_class=builds_own_class(node),
         )
 

@@ -10,7 +10,7 @@ from envbuild.lock.drift.findings import Finding, FindingKind, Moment, Severity
 from envbuild.lock.drift.reach import mark_reached
 from envbuild.lock.drift.sources import SourceTree
 from envbuild.lock.drift.symbols import ClassSymbol, ModuleSymbol, Reader, full_name
-from envbuild.lock.drift.tables import ModuleTable, Tables, no_collection
+from envbuild.lock.drift.tables import Patches, Tables, no_collection, patches_of
 from envbuild.lock.drift.walker import Walker
 
 # Parts of a distribution that training does not run.
@@ -31,39 +31,43 @@ def find_drift(consumer: SourceTree, provider: SourceTree) -> list[Finding]:
 
 def _compare(consumer: SourceTree, provider: SourceTree) -> list[Finding]:
     tables = Tables(consumer, provider)
-    modules = _modules_to_walk(tables)
-    for module in modules:
-        tables.keep_syntax(module)
     reader = Reader(tables)
-    read = [table for module in modules if (table := tables.table(module)) is not None]
-    _note_patches(reader, read)
+    # All of them before anything is looked up: a table and the syntax that is walked have to be of one reading.
+    read = [found for module in _modules_to_walk(tables) if (found := tables.with_syntax(module)) is not None]
+    _note_patches(reader, [patches_of(table, tree) for table, tree in read])
     classes = Classes(reader)
     findings: list[Finding] = []
-    for table in read:
-        tree = tables.take_syntax(table.name)
-        if tree is not None:
-            findings.extend(Walker(reader, classes, table.name).walk(tree, table.scope))
+    read.reverse()
+    while read:
+        # Trees are what takes memory: each goes when it has been walked.
+        table, tree = read.pop()
+        findings.extend(Walker(reader, classes, table).walk(tree, table.scope))
     findings.extend(_not_read(tables))
     return findings
 
 
 def _modules_to_walk(tables: Tables) -> list[str]:
     """The consumer's modules that name a package of the provider."""
-    words = {root.partition(".")[0] for root in tables.provider.roots}
-    named = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in sorted(words)).encode())
+    words = [word.encode() for word in sorted({root.partition(".")[0] for root in tables.provider.roots})]
+    named = re.compile(b"|".join(rb"\b" + re.escape(word) + rb"\b" for word in words))
+
+    def names_it(text: bytes) -> bool:
+        # Looking for a text is far quicker than for a pattern, and most files have none of them.
+        return any(word in text for word in words) and named.search(text) is not None
+
     return sorted(
         module
         for module, file in tables.consumer.modules.items()
-        if not _LEFT_OUT.intersection(file.split("/")[:-1]) and named.search(tables.consumer.files[file])
+        if not _LEFT_OUT.intersection(file.split("/")[:-1]) and names_it(tables.consumer.files[file])
     )
 
 
-def _note_patches(reader: Reader, tables: Sequence[ModuleTable]) -> None:
+def _note_patches(reader: Reader, modules: Sequence[Patches]) -> None:
     """What the consumer sets on modules and classes from outside is no longer what the provider defines."""
-    for table in tables:
-        reader.replaced.update(table.replaced)
-        for patch in table.patches:
-            for symbol in reader.evaluate(patch.target, table.patch_scope):
+    for module in modules:
+        reader.replaced.update(module.replaced)
+        for patch in module.patches:
+            for symbol in reader.evaluate(patch.target, module.scope):
                 if isinstance(symbol, ModuleSymbol):
                     reader.patched.add((symbol.name, patch.name))
                 elif isinstance(symbol, ClassSymbol):

@@ -14,6 +14,7 @@ from packaging.version import InvalidVersion, Version
 from envbuild.lock.drift.bindings import IMPORT_ERRORS, Assigned, Scope, caught_names
 from envbuild.lock.drift.sources import SourceTree
 from envbuild.lock.drift.symbols import ClassSymbol, FunctionSymbol, MemberSymbol, ModuleSymbol, Reader, Symbol
+from envbuild.lock.drift.syntax import walk
 
 CALL_ERRORS = frozenset({"TypeError", "Exception", "BaseException"})
 ATTRIBUTE_ERRORS = frozenset({"AttributeError", "Exception", "BaseException"})
@@ -116,7 +117,7 @@ class Conditions:
         return named and any("version" in word.split("_") for word in words)
 
     def _feature(self, test: ast.expr, scope: Scope) -> Verdict:
-        for node in ast.walk(test):
+        for node in walk(test):
             if isinstance(node, ast.Name) and self._holds_answer(node, scope):
                 return Verdict.ADAPTED
         return Verdict.ADAPTED if self._asks(test, scope) else Verdict.OPEN
@@ -135,7 +136,7 @@ class Conditions:
 
     def _asks(self, test: ast.expr, scope: Scope) -> bool:
         """Whether an expression looks at what the provider has: hasattr on it, or somebody's signature."""
-        for node in ast.walk(test):
+        for node in walk(test):
             if not isinstance(node, ast.Call):
                 continue
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
@@ -202,7 +203,7 @@ def _literal(node: ast.expr) -> str | None:
 
 def _words(node: ast.expr) -> Iterator[str]:
     """Every identifier and short text in an expression, in lower case."""
-    for inner in ast.walk(node):
+    for inner in walk(node):
         match inner:
             case ast.Name(id=word) | ast.Attribute(attr=word) | ast.Constant(value=str(word)):
                 yield word.lower()

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterable, Iterator
 from enum import Enum
 
+from envbuild.lock.drift.syntax import walk
+
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Decorators of other packages that leave the way a function is called alone. Anything not here is unknown.
@@ -49,14 +51,16 @@ class Decorating(Enum):
     FACTORY = "@f(...) keeps the signature"
 
 
+def returns_name(node: FunctionNode) -> bool:
+    """Whether it ends with ``return name``; nearly every function does not, and is no decorator to be searched."""
+    last = node.body[-1]
+    return isinstance(last, ast.Return) and isinstance(last.value, ast.Name)
+
+
 def decorating(node: FunctionNode) -> Decorating:
     """Read from its body what a function does to the functions it decorates."""
-    match node.body[-1]:
-        case ast.Return(value=ast.Name()):
-            pass
-        case _:
-            # Nearly every function ends here, and need not be searched.
-            return Decorating.UNKNOWN
+    if not returns_name(node):
+        return Decorating.UNKNOWN
     if _keeps_signature(node):
         return Decorating.HARMLESS
     inner = {function.name: function for function in _own_functions(node)}
@@ -116,10 +120,10 @@ def _passes_on(wrapper: FunctionNode, decorated: str) -> bool:
     args, kwargs = arguments.vararg.arg, arguments.kwarg.arg
     calls = [
         node
-        for node in ast.walk(wrapper)
+        for node in walk(wrapper)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == decorated
     ]
-    uses = [node for node in ast.walk(wrapper) if isinstance(node, ast.Name) and node.id in {args, kwargs}]
+    uses = [node for node in walk(wrapper) if isinstance(node, ast.Name) and node.id in {args, kwargs}]
     return bool(calls) and all(_is_forwarding(call, args, kwargs) for call in calls) and len(uses) == 2 * len(calls)
 
 

@@ -34,8 +34,9 @@ def _named(texts: Iterable[bytes], names: Iterable[str]) -> set[str]:
     for text in texts:
         if not rest:
             break
-        choice = "|".join(sorted(re.escape(name) for name in rest))
-        found = re.findall(rf"(?<!\bdef )(?<!\bclass )\b(?:{choice})\b".encode(), text)
-        used.update(name.decode() for name in found)
-        rest -= used
+        # Looking for a text is far quicker than for a pattern, and most files have none of them.
+        for name in [name for name in rest if name.encode() in text]:
+            if re.search(rf"(?<!\bdef )(?<!\bclass )\b{re.escape(name)}\b".encode(), text):
+                used.add(name)
+                rest.remove(name)
     return used

@@ -6,7 +6,7 @@ import re
 import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from email.parser import BytesHeaderParser
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -21,7 +21,7 @@ _COMPILED = (".so", ".pyd")
 _EXTENSION = re.compile(r"""Extension\(\s*(?:name\s*=\s*)?["']([\w.]+)["']""")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SourceTree:
     """The sources of a distribution.
 
@@ -94,16 +94,6 @@ class SourceTree:
         return cls._of(canonicalize_name(name), version, content, names)
 
     @classmethod
-    def from_files(cls, name: str, version: str, content: Mapping[str, bytes], setup: str = "") -> SourceTree:
-        """From the content of files by their paths in a source tree, in the flat or the ``src`` layout.
-
-        Args:
-            setup: the text of setup.py, whose extension modules are there once the tree is built.
-        """
-        tree = cls._of(name, version, content, ())
-        return replace(tree, compiled=frozenset(_EXTENSION.findall(setup)))
-
-    @classmethod
     def _of(cls, name: str, version: str, content: Mapping[str, bytes], names: Iterable[str]) -> SourceTree:
         files = {_below_src(file): text for file, text in content.items()}
         compiled = frozenset(_dotted(_below_src(file)) for file in names if file.endswith(_COMPILED))
@@ -134,6 +124,19 @@ class SourceTree:
         packages = {_dotted(file) for file in self.files if PurePosixPath(file).name == "__init__.py"}
         regular = {*packages, *(module for module in self.modules if "." not in module)} - {"setup"}
         return frozenset(module for module in regular if not any(parent in regular for parent in parents(module)))
+
+
+def extensions_of(setup: str) -> list[str]:
+    """The extension modules that a setup.py names: they are there once the tree is built."""
+    return _EXTENSION.findall(setup)
+
+
+def write_wheel(path: Path, name: str, version: str, content: Mapping[str, bytes]) -> None:
+    """Write the files of a source tree, in the flat or the ``src`` layout, so that it can be read as a wheel."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("_.dist-info/METADATA", f"Name: {name}\nVersion: {version}\n")
+        for file, text in content.items():
+            archive.writestr(file, text)
 
 
 def parents(module: str) -> Iterator[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import contextlib
 import gc
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 from envbuild.lock.drift.bindings import (
     Assigned,
@@ -23,7 +25,10 @@ from envbuild.lock.drift.bindings import (
     function_scope,
 )
 from envbuild.lock.drift.sources import SourceTree, parents
+from envbuild.lock.drift.syntax import walk
 
+# The statement, and not a word in a name.
+_GLOBAL = re.compile(rb"(?:^|[:;])[ \t]*global[ \t\\]", re.MULTILINE)
 # A module that does one of these may have names that no statement of it shows.
 _SELF_MADE = (b"globals()", b"sys.modules[", b"vars()", b"locals()[", b"exec(", b"setattr(sys.modules")
 
@@ -44,19 +49,41 @@ class ModuleTable:
         dynamic: it may have names that cannot be read here.
         searches_elsewhere: it changes where its submodules are looked for.
         exported: its ``__all__``; None when it has none, or a computed one.
-        patches: attributes it sets on other things.
-        patch_scope: the module's names and every import inside its functions, to find out what is patched.
-        replaced: modules it puts into ``sys.modules``.
     """
 
     name: str
     scope: Scope
+    source: bytes
     dynamic: bool
     searches_elsewhere: bool
     exported: frozenset[str] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Patches:
+    """What a module does to others.
+
+    Attributes:
+        patches: attributes it sets on other things.
+        scope: the module's names and every import inside its functions, to find out what is patched.
+        replaced: modules it puts into ``sys.modules``.
+    """
+
     patches: tuple[Patch, ...]
-    patch_scope: Scope
+    scope: Scope
     replaced: frozenset[str]
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """What reading a module gave: its names, or why it cannot be parsed."""
+
+    table: ModuleTable | None
+    reason: str = ""
+
+
+# By tree and module, for as long as the tree is there: a component is compared with more than one other.
+_READ: WeakKeyDictionary[SourceTree, dict[str, _Reading]] = WeakKeyDictionary()
 
 
 class Tables:
@@ -67,11 +94,6 @@ class Tables:
         self.provider = provider
         self.unreadable: dict[str, str] = {}
         self._tables: dict[str, ModuleTable | None] = {}
-        self._parsed: dict[str, ast.Module] = {}
-
-    @cached_property
-    def _files(self) -> Mapping[str, bytes]:
-        return {**self.consumer.files, **self.provider.files}
 
     @cached_property
     def _modules(self) -> Mapping[str, str]:
@@ -100,63 +122,81 @@ class Tables:
     def table(self, module: str) -> ModuleTable | None:
         """The names of a module; None when it has no source, or none that can be parsed."""
         if module not in self._tables:
-            tree = self._parse(module)
-            self._tables[module] = None if tree is None else self._read(module, tree)
+            self._tables[module] = self._read(module)
         return self._tables[module]
 
-    def take_syntax(self, module: str) -> ast.Module | None:
-        """The syntax tree of a module, which is then forgotten here: trees are what takes memory."""
-        tree = self._parse(module)
-        self._parsed.pop(module, None)
-        return tree
+    def with_syntax(self, module: str) -> tuple[ModuleTable, ast.Module] | None:
+        """The names of a module and the syntax tree that they are from; None when it cannot be parsed.
 
-    def keep_syntax(self, module: str) -> None:
-        """Parse a module whose tree will be asked for soon."""
-        tree = self._parse(module)
-        if tree is not None:
-            self._parsed[module] = tree
-
-    def _parse(self, module: str) -> ast.Module | None:
-        if module in self._parsed:
-            return self._parsed[module]
-        file = self._modules.get(module)
-        if file is None or module in self.unreadable:
-            return None
+        Trees are what takes memory: none is kept here.
+        """
+        owner = self._owner(module)
         try:
-            return parse(self._files[file])
+            tree = parse(owner.files[owner.modules[module]])
         except (SyntaxError, ValueError, RecursionError) as error:
             self.unreadable[module] = str(error)
+            self._tables[module] = None
             return None
+        table = _table(owner, module, tree)
+        _READ.setdefault(owner, {})[module] = _Reading(table)
+        self._tables[module] = table
+        return table, tree
 
-    def _read(self, module: str, tree: ast.Module) -> ModuleTable:
-        file = self._modules[module]
-        is_package = file.rpartition("/")[2] == "__init__.py"
-        package = module if is_package else module.rpartition(".")[0]
-        source = self._files[file]
-        scope = Scope(module, package, "module", walrus=b":=" in source)
-        collect(tree.body, scope)
-        patch_scope = Scope(module, package, "function", scope)
-        patch_scope.bindings.update({name: list(values) for name, values in scope.bindings.items()})
-        patches: list[Patch] = []
-        replaced: set[str] = set()
+    def _owner(self, module: str) -> SourceTree:
+        return self.provider if module in self.provider.modules else self.consumer
+
+    def _read(self, module: str) -> ModuleTable | None:
+        if module not in self._modules:
+            return None
+        owner = self._owner(module)
+        known = _READ.setdefault(owner, {})
+        if module not in known:
+            try:
+                tree = parse(owner.files[owner.modules[module]])
+            except (SyntaxError, ValueError, RecursionError) as error:
+                known[module] = _Reading(None, str(error))
+            else:
+                known[module] = _Reading(_table(owner, module, tree))
+        if known[module].table is None:
+            self.unreadable[module] = known[module].reason
+        return known[module].table
+
+
+def _table(owner: SourceTree, module: str, tree: ast.Module) -> ModuleTable:
+    """The names of a module of this syntax."""
+    file = owner.modules[module]
+    is_package = file.rpartition("/")[2] == "__init__.py"
+    package = module if is_package else module.rpartition(".")[0]
+    source = owner.files[file]
+    scope = Scope(module, package, "module", walrus=b":=" in source)
+    collect(tree.body, scope)
+    if _GLOBAL.search(source):
         for statement in every_statement(tree.body):
             if isinstance(statement, FunctionNode):
                 _add_globals(statement, scope)
-            elif isinstance(statement, ast.Import | ast.ImportFrom):
-                _add_import(statement, patch_scope)
-            else:
-                patches.extend(_patches(statement))
-                replaced.update(_replaced(statement))
-        return ModuleTable(
-            name=module,
-            scope=scope,
-            dynamic="__getattr__" in scope.bindings or any(mark in source for mark in _SELF_MADE),
-            searches_elsewhere=b"__path__" in source,
-            exported=_exported(scope),
-            patches=tuple(patches),
-            patch_scope=patch_scope,
-            replaced=frozenset(replaced),
-        )
+    return ModuleTable(
+        name=module,
+        scope=scope,
+        source=source,
+        dynamic="__getattr__" in scope.bindings or any(mark in source for mark in _SELF_MADE),
+        searches_elsewhere=b"__path__" in source,
+        exported=_exported(scope),
+    )
+
+
+def patches_of(table: ModuleTable, tree: ast.Module) -> Patches:
+    """What a module of this syntax does to others."""
+    scope = Scope(table.scope.module, table.scope.package, "function", table.scope)
+    scope.bindings.update({name: list(values) for name, values in table.scope.bindings.items()})
+    patches: list[Patch] = []
+    replaced: set[str] = set()
+    for statement in every_statement(tree.body):
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            _add_import(statement, scope)
+        else:
+            patches.extend(_patches(statement))
+            replaced.update(_replaced(statement))
+    return Patches(patches=tuple(patches), scope=scope, replaced=frozenset(replaced))
 
 
 def parse(source: bytes) -> ast.Module:
@@ -223,7 +263,7 @@ def _patches(statement: ast.stmt) -> Iterator[Patch]:
     match statement:
         case ast.Assign(targets=targets):
             for target in targets:
-                for node in ast.walk(target):
+                for node in () if isinstance(target, ast.Name) else walk(target):
                     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                         yield Patch(node.value, node.attr)
         case ast.AugAssign(target=ast.Attribute() as target) | ast.AnnAssign(target=ast.Attribute() as target):

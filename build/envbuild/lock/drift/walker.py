@@ -30,6 +30,7 @@ from envbuild.lock.drift.conditions import (
     suppressed,
 )
 from envbuild.lock.drift.findings import Finding, FindingKind, Moment, Severity
+from envbuild.lock.drift.relevance import Relevance
 from envbuild.lock.drift.signatures import Arguments, Misfit, arguments_of, misfits
 from envbuild.lock.drift.symbols import (
     ClassSymbol,
@@ -42,12 +43,14 @@ from envbuild.lock.drift.symbols import (
     Symbol,
     full_name,
 )
+from envbuild.lock.drift.syntax import children, walk
+from envbuild.lock.drift.tables import ModuleTable
 
 # Configuration objects that take a function or class and arguments for it, like functools.partial.
 _DEFERRED = frozenset(
     f"{module}.{name}" for module in ("nemo_run", "fiddle", "fiddle._src.config") for name in ("Config", "Partial")
 )
-_LEAVES = ast.Name | ast.Constant | ast.expr_context | ast.operator | ast.cmpop | ast.boolop | ast.unaryop
+_LEAVES = ast.Name | ast.Constant
 _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
@@ -85,8 +88,10 @@ class Place:
 class Walker:
     """Finds drift in one module."""
 
-    def __init__(self, reader: Reader, classes: Classes, module: str) -> None:
+    def __init__(self, reader: Reader, classes: Classes, table: ModuleTable) -> None:
+        module = table.name
         self.reader = reader
+        self.relevance = Relevance(reader, classes, table.scope, table.source)
         self.classes = classes
         self.tables = reader.tables
         self.file = self.tables.file_of(module) or module
@@ -115,7 +120,7 @@ class Walker:
         if visit is not None:
             after: Place | None = visit(node, place)
             return after
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             self._node(child, place)
         return None if isinstance(node, ast.Return | ast.Raise | ast.Continue | ast.Break) else place
 
@@ -125,11 +130,11 @@ class Walker:
         elif isinstance(node, ast.expr):
             self._expression(node, place)
         else:
-            for child in ast.iter_child_nodes(node):
+            for child in children(node):
                 self._node(child, place)
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, place: Place) -> Place:
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             if isinstance(child, ast.expr):
                 self._expression(child, place)
         self._block(node.body, place)
@@ -230,6 +235,8 @@ class Walker:
         for outside in [*node.decorator_list, *node.args.defaults, *node.args.kw_defaults]:
             if outside is not None:
                 self._expression(outside, place)
+        if place.function is None and not self.relevance.may_ask(node, place.owner):
+            return place
         prefix = f"{place.within}." if place.within else ""
         scope = function_scope(node, place.scope)
         inside = replace(
@@ -312,7 +319,7 @@ class Walker:
                 self._check_call(node, place)
         if isinstance(node, _COMPREHENSIONS):
             place = replace(place, scope=_comprehension_scope(node, place.scope))
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             if not isinstance(child, _LEAVES):
                 self._node(child, place)
 
@@ -400,7 +407,7 @@ class Walker:
 def _comprehension_scope(node: _COMPREHENSIONS, parent: Scope) -> Scope:
     scope = Scope(parent.module, parent.package, "function", parent)
     for generator in node.generators:
-        for target in ast.walk(generator.target):
+        for target in walk(generator.target):
             if isinstance(target, ast.Name):
                 scope.add(target.id, OPAQUE)
     return scope

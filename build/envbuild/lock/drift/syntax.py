@@ -1,0 +1,39 @@
+"""Walking syntax trees. ast.walk and ast.iter_child_nodes ask every node for every field, and took most of the time."""
+
+from __future__ import annotations
+
+import ast
+
+# Fields that hold no node, or one that holds nothing itself: an operator, or whether a name is read or written.
+_NO_NODES = frozenset(
+    {"arg", "asname", "attr", "ctx", "id", "kind", "level", "module", "op", "ops", "rest", "type_comment"}
+)
+
+
+_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {ast.Constant: ()}
+
+
+def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
+    if kind not in _FIELDS:
+        _FIELDS[kind] = tuple(name for name in kind._fields if name not in _NO_NODES)
+    return _FIELDS[kind]
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """The nodes right below one, in the order of its fields; operators and contexts are left out."""
+    found: list[ast.AST] = []
+    for name in _fields(node.__class__):
+        value = getattr(node, name, None)
+        if value.__class__ is list:
+            found += [item for item in value if isinstance(item, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
+
+
+def walk(node: ast.AST) -> list[ast.AST]:
+    """A node and all nodes below it, level by level; operators and contexts are left out."""
+    found = [node]
+    for item in found:  # it grows
+        found += children(item)
+    return found
