@@ -9,7 +9,6 @@ from dataclasses import replace
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection, definition_digest
-from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.files import machine_errors
 from envbuild.lock import asof, record
@@ -20,10 +19,11 @@ from envbuild.lock.driver import release_without_llm
 from envbuild.lock.git import CommitKind
 from envbuild.lock.overridden import Overridden, against_declarations
 from envbuild.lock.planning import Plan
-from envbuild.lock.project import render_project
+from envbuild.lock.project import render_project, with_takings
 from envbuild.lock.provided import against_provided
 from envbuild.lock.record import PHASE_FILES, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
 from envbuild.lock.resolve import Resolution, export, resolve, with_local_hashes
+from envbuild.lock.taking import settled
 from envbuild.lock.torch_builds import TorchSource
 from envbuild.lock.uv import uv_version
 from envbuild.lock.workplace import Workplace
@@ -45,7 +45,7 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace, r
     what = f"resolve stack {selection.stack_name} on {selection.base_name}"
 
     with work.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"):
-        resolution = _resolve(plan, what, work)
+        plan, resolution = _resolve(plan, what, work)
     plan.api_read.result()
     with work.reporter.step("check the lock"):
         overridden = against_declarations(plan, resolution, work)
@@ -60,8 +60,11 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace, r
             (work.folder / record.RECORD_FILE).write_text(record.render(lock))
 
 
-def _resolve(plan: Plan, what: str, work: Workplace) -> Resolution:
-    """Resolve, and once more with every version pinned, as the project that the lock holds."""
+def _resolve(plan: Plan, what: str, work: Workplace) -> tuple[Plan, Resolution]:
+    """Resolve, and once more with every version pinned, as the project that the lock holds.
+
+    Returns the plan too, without what its components would take from git and nothing asks for.
+    """
 
     def once(pins: Mapping[str, str], source: TorchSource, *, from_cache: bool = False) -> Resolution:
         _write_project(plan, pins, source, work)
@@ -83,7 +86,14 @@ def _resolve(plan: Plan, what: str, work: Workplace) -> Resolution:
         work.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
         source = replace(source, not_these=(*source.not_these, build))
         found = once(plan.keep, source)
-    return once(_pins(plan, found), source, from_cache=True)
+    while (takings := settled(plan.project.takings, found.uv_lock["package"])) != plan.project.takings:
+        for name in plan.project.takings.in_force.keys() - takings.in_force.keys() & set(plan.request.pins):
+            work.reporter.note(f"note: nothing takes {name}, so its pin decides nothing")
+        changed = takings.in_force != plan.project.takings.in_force
+        plan = replace(plan, project=with_takings(plan.project, takings))
+        if changed:
+            found = once(plan.keep, source)
+    return plan, once(_pins(plan, found), source, from_cache=True)
 
 
 def _write_project(plan: Plan, pins: Mapping[str, str], source: TorchSource | None, work: Workplace) -> None:
@@ -105,7 +115,7 @@ def _check(
     targets = {entry.target: selection.catalog.target(entry.target) for entry in selection.stack.builds}
     checked = Checked(
         packages=tuple(package for package in resolution.uv_lock["package"] if "virtual" not in package["source"]),
-        compiled=frozenset(name for name, item in plan.project.chosen.items() if item.phase is Phase.COMPILE),
+        compiled=frozenset(plan.project.compiled()),
         base=selection.base,
         targets=targets,
         conflicts=selection.catalog.conflicts(),
@@ -138,13 +148,13 @@ def _other_moment(plan: Plan, resolution: Resolution) -> str:
 
 def _pins(plan: Plan, resolution: Resolution) -> dict[str, str]:
     """Every version, but those of packages that a commit pins already."""
-    from_git = {name for name, item in plan.project.chosen.items() if item.commit is not None}
-    return {name: version for name, version in resolution.pins.items() if name not in from_git}
+    direct = plan.project.pinned_directly()
+    return {name: version for name, version in resolution.pins.items() if name not in direct}
 
 
 def _write_phases(plan: Plan, resolution: Resolution, what: str, work: Workplace) -> dict[str, LockedPhase]:
     # A component of the compile phase is built there, also where one of phase main depends on it.
-    late = {canonicalize_name(name) for name, item in plan.project.chosen.items() if item.phase is Phase.COMPILE}
+    late = {canonicalize_name(name) for name in plan.project.compiled()}
     main = [block for block in export(work.folder, None, what, work.log) if _key(block) not in late]
     in_main = {_key(block) for block in main}
     compiled = [block for block in export(work.folder, "compile", what, work.log) if _key(block) not in in_main]
@@ -187,6 +197,9 @@ def _record(
         name: _component(item, resolution.pins.get(name) or base.provides.get(name, ""), plan)
         for name, item in project.chosen.items()
     }
+    for name, taken in project.takings.in_force.items():
+        found = _component(taken.chosen, resolution.pins.get(name, ""), plan)
+        components[name] = found.model_copy(update={"transitive": True})
     base_digest = definition_digest(base)
     environment = {name: item.value for name, item in selection.stack.environment.items()}
     return Lock(
@@ -249,12 +262,15 @@ def _component(item: Chosen, version: str, plan: Plan) -> LockedComponent:
         modules=item.spec.modules,
         sdist=(metadata.sdist_digest or None) if metadata else None,
     )
+    if item.url:
+        return bare.model_copy(update={"url": item.url})
     if item.commit is None:
         return bare
     return bare.model_copy(
         update={
             "git": item.git,
             "commit": item.commit.sha,
+            "subdirectory": item.subdirectory or None,
             "committed_at": asof.timestamp(item.commit.committed_at),
             "ref_kind": item.commit.kind.value,
             "follows": item.commit.kind is CommitKind.BRANCH and plan.as_of.asked == asof.NOW,
