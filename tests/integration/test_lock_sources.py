@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.git_repos import History
-from helpers.lock_runs import error, lock_of, result
+from helpers.lock_runs import ANY, error, lock_of, result
 from helpers.stack_files import BASE, write_stack
 from helpers.upstreams import MCORE_URL, NEMO_URL, PUBLIC, SETUPTOOLS, Upstream, made, project_files
+from helpers.wheels import make_wheel, served
 
 OPTIM_URL = f"{PUBLIC}/x/Optim"
 STACK = {
@@ -48,9 +51,12 @@ def optim(upstream: Upstream) -> dict[str, str]:
     return {"v1": first, "main": history.commit("main", "2025-03-01T00:00:00Z", files)}
 
 
-def megatron(upstream: Upstream, source: str, *, needs: tuple[str, ...] = (), **extras: list[str]) -> str:
+def megatron(
+    upstream: Upstream, source: str, *, needs: tuple[str, ...] = (), groups: str = "", **extras: list[str]
+) -> str:
     """Megatron-LM's next commit, which takes the package so."""
     files = with_sources(project_files("megatron-core", "0.19.0", "megatron.core", needs), source, extras)
+    files["pyproject.toml"] += f"[dependency-groups]\n{groups}" if groups else ""
     return upstream.megatron.commit("main", "2025-04-01T00:00:00Z", files)
 
 
@@ -59,14 +65,22 @@ def asking(tool: Any, upstream: Upstream, *needs: str, stack: dict[str, Any] | N
     files = project_files("nemo-toolkit", "3.0", "nemo", needs)
     files = with_sources(files, sources) if sources else files
     write_stack(
-        tool.project, "nemo", stack or STACK, anchor="nemo-toolkit", as_of="now", requirements={"setuptools": SETUPTOOLS}
+        tool.project,
+        "nemo",
+        stack or STACK,
+        anchor="nemo-toolkit",
+        as_of="now",
+        requirements={"setuptools": SETUPTOOLS},
     )
     return upstream.nemo.commit("main", "2025-04-02T00:00:00Z", files)
 
 
 def test_what_an_extra_takes_from_git_is_locked_by_commit(nemo: Any, upstream: Upstream, optim: dict[str, str]) -> None:
     core = megatron(
-        upstream, f'envbuild_optim = {{ git = "{OPTIM_URL}", tag = "v1" }}\n', dev=["Envbuild.Optim"], other=["iniconfig"]
+        upstream,
+        f'envbuild_optim = {{ git = "{OPTIM_URL}", tag = "v1" }}\n',
+        dev=["Envbuild.Optim"],
+        other=["iniconfig"],
     )
     asking(nemo, upstream, "megatron-core[dev]")
     locked = result(nemo.run("lock", "--json"))
@@ -106,7 +120,10 @@ def test_a_branch_is_followed_and_as_of_holds(nemo: Any, upstream: Upstream, opt
     history = upstream.folder / "x/Optim"
     files = project_files("envbuild-optim", "3.0", "optim")
     new = History(history).commit("main", "2025-05-01T00:00:00Z", files)
-    assert f"moved from {optim['main'][:12]} to {new[:12]}" in error(nemo.run("lock", "--check", "--json", status=5))["why"]
+    assert (
+        f"moved from {optim['main'][:12]} to {new[:12]}"
+        in error(nemo.run("lock", "--check", "--json", status=5))["why"]
+    )
     nemo.run("lock", "--as-of", "2025-04-20", "--name", "april")
     component = lock_of(nemo, "april").components["envbuild-optim"]
     assert (component.commit, component.follows) == (optim["main"], False)
@@ -121,21 +138,22 @@ def test_what_nothing_asks_for_decides_nothing(nemo: Any, upstream: Upstream, op
         f'envbuild-group = {{ git = "{gone}", group = "test" }}\n'
         f'envbuild-mac = {{ git = "{gone}", marker = "sys_platform == \'darwin\'" }}\n'
         f'envbuild-undeclared = {{ git = "{gone}" }}\n',
-        needs=("envbuild-mac ; sys_platform == 'darwin'",),
-        dev=["iniconfig", "envbuild-gone"],
+        dev=["iniconfig", "envbuild-gone", "envbuild-mac ; sys_platform == 'darwin'"],
+        groups='test = ["envbuild-group"]\n',
     )
     # Another one asks for it, of the index.
     asking(nemo, upstream, "megatron-core", "iniconfig==2.0.0")
     told = nemo.run("lock").stderr
     assert "iniconfig==2.0.0" in text_of(nemo, "main.txt")
     assert "iniconfig" not in lock_of(nemo, "nemo").components
-    assert "no-sources-package" not in text_of(nemo, "pyproject.toml").replace("megatron", "").partition("iniconfig")[2]
+    assert OPTIM_URL not in text_of(nemo, "pyproject.toml")
     assert "envbuild-gone of pyproject.toml [tool.uv.sources]" in told
     assert "megatron-core[dev]" in told
     assert "envbuild-undeclared" not in told
-    # Where the extra is asked for, uv says that it is nowhere.
+    # Where the extra is asked for, its repository is missed.
     asking(nemo, upstream, "megatron-core[dev]")
-    error(nemo.run("lock", "--json", status=4))
+    told = error(nemo.run("lock", "--json", status=10))
+    assert gone in told["what"] + told["why"]
 
 
 def test_the_index_and_the_commit_of_one_package_are_one(nemo: Any, upstream: Upstream, optim: dict[str, str]) -> None:
@@ -222,7 +240,9 @@ def test_what_upstream_builds_in_the_environment_is_not_built_to_lock(
     commit = history.commit("main", "2025-01-01T00:00:00Z", files)
     source = f'envbuild-kernels = {{ git = "{PUBLIC}/x/kernels", rev = "main" }}\n'
     settings = '[tool.uv]\nno-build-isolation-package = ["envbuild_kernels"]\n'
-    core = with_sources(project_files("megatron-core", "0.19.0", "megatron.core"), source, {"dev": ["envbuild-kernels"]})
+    core = with_sources(
+        project_files("megatron-core", "0.19.0", "megatron.core"), source, {"dev": ["envbuild-kernels"]}
+    )
     core["pyproject.toml"] += settings
     upstream.megatron.commit("main", "2025-04-01T00:00:00Z", core)
     asking(nemo, upstream, "megatron-core[dev]")
@@ -235,9 +255,30 @@ def test_what_upstream_builds_in_the_environment_is_not_built_to_lock(
 
 
 def test_a_source_that_is_no_source_is_explained(nemo: Any, upstream: Upstream) -> None:
-    megatron(upstream, 'envbuild-optim = { git = 5 }\n', needs=("envbuild-optim",))
+    megatron(upstream, "envbuild-optim = { git = 5 }\n", needs=("envbuild-optim",))
     asking(nemo, upstream, "megatron-core")
     told = error(nemo.run("lock", "--json", status=3))
     assert "[tool.uv.sources]" in told["what"]
     assert "git is no text" in told["why"]
     assert "--pin megatron-core=REF" in told["fix"]
+
+
+def test_the_address_of_a_file_is_locked_with_its_hash(nemo: Any, upstream: Upstream, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "files", "filed", "1.5", ANY)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    with served(wheel.parent) as place:
+        url = f"{place}/{wheel.name}"
+        core = megatron(upstream, f'filed = {{ url = "{url}" }}\n', dev=["filed"])
+        asking(nemo, upstream, "megatron-core[dev]")
+        locked = result(nemo.run("lock", "--json"))
+        component = lock_of(nemo, "nemo").components["filed"]
+        assert (component.version, component.url, component.commit) == ("1.5", url, None)
+        assert component.because == f"pyproject.toml [tool.uv.sources] of megatron-core {core[:12]}"
+        lines = text_of(nemo, "main.txt").splitlines()
+        (at,) = [number for number, line in enumerate(lines) if line.startswith(f"filed @ {url}")]
+        assert f"--hash=sha256:{digest}" in lines[at + 1]
+        done = result(nemo.run("sync", "--into", "venv", "--json"))
+        assert done["phases"][0]["packages"] == locked["packages"]["main"]
+        assert "no change" in nemo.run("lock", "--diff").stdout
+        for kind in ("requirements", "pylock", "cyclonedx"):
+            assert "filed" in nemo.run("export", "--stack", "nemo", "--format", kind).stdout

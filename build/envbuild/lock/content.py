@@ -78,7 +78,8 @@ def of_pylock(text: str) -> dict[str, Package]:
     """The packages of a pylock.toml."""
     found: dict[str, Package] = {}
     for package in tomlread.loads(text).get("packages", []):
-        files = _files(package)
+        # An address is an archive there, whatever kind of file it is.
+        files = [*_files(package), *([package["archive"]] if "archive" in package else [])]
         found[canonicalize_name(package["name"])] = Package(
             version=package.get("version", ""),
             hashes=_hashes(f"sha256:{digest}" for file in files if (digest := file["hashes"].get("sha256"))),

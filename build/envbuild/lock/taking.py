@@ -84,6 +84,10 @@ class Takings:
             found.setdefault(item.name, item)
         return found
 
+    def only(self, names: Collection[str]) -> Takings:
+        """Nothing but these packages."""
+        return replace(self, candidates=tuple(item for item in self.candidates if item.name in names))
+
     def without(self, gone: Collection[str]) -> Takings:
         """Without what these components take, and what that takes in turn."""
         left = tuple(item for item in self.candidates if canonicalize_name(item.by.name) not in gone)
@@ -278,10 +282,15 @@ def settled(takings: Takings, packages: Sequence[Mapping[str, Any]]) -> Takings:
         ResolutionError: it takes a package that two of its packages want at different commits.
     """
     tables = {str(package["name"]): package for package in packages}
+    takeable = takings.in_force.keys()
     now = takings
     while True:
         force = now.in_force
-        asked = tuple(item for item in now.candidates if _is_asked(item, force, tables))
+        asked = tuple(
+            item
+            for item in now.candidates
+            if (item.by.name not in takeable or item.by.name in force) and _is_asked(item, force, tables)
+        )
         if asked == now.candidates:
             _refuse_two(asked)
             return now

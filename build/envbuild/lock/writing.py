@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.core.digests import sha256_bytes, sha256_file
+from envbuild.core.errors import ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.lock import asof, record
 from envbuild.lock.api import check_api
@@ -28,6 +29,8 @@ from envbuild.lock.torch_builds import TorchSource
 from envbuild.lock.uv import uv_version
 from envbuild.lock.workplace import Workplace
 
+# uv's words for what only the project itself may take from elsewhere than the index.
+_URL_REFUSED = re.compile(r"Package `([^`]+)`\s+was\s+included\s+as\s+a\s+URL\s+dependency")
 INSTALLS = {
     "main": "uv pip install --no-deps --require-hashes -r main.txt",
     "compile": "uv pip install --no-deps --require-hashes --no-build-isolation -r compile.txt",
@@ -65,35 +68,60 @@ def _resolve(plan: Plan, what: str, work: Workplace) -> tuple[Plan, Resolution]:
 
     Returns the plan too, without what its components would take from git and nothing asks for.
     """
-
-    def once(pins: Mapping[str, str], source: TorchSource, *, from_cache: bool = False) -> Resolution:
-        _write_project(plan, pins, source, work)
-        return resolve(
-            work.folder,
-            source,
-            what,
-            work.log,
-            work.reporter.update,
-            # They are for a check to refuse, or the user to allow.
-            settings_may_be_ignored=True,
-            from_cache=from_cache,
-        )
-
-    source = plan.torch
-    found = once(plan.keep, source)
+    try:
+        found = _once(plan, plan.keep, what, work)
+    except ResolutionError as error:
+        plan, found = _with_what_is_asked_for(plan, error, what, work)
     # 2.13.0 takes 2.13.0+cpu too, and rather, where the site's find-links have it.
-    while source.kind == "package-index" and "+" in (build := found.pins.get("torch", "")):
+    while plan.torch.kind == "package-index" and "+" in (build := found.pins.get("torch", "")):
         work.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
-        source = replace(source, not_these=(*source.not_these, build))
-        found = once(plan.keep, source)
+        plan = replace(plan, torch=replace(plan.torch, not_these=(*plan.torch.not_these, build)))
+        found = _once(plan, plan.keep, what, work)
     while (takings := settled(plan.project.takings, found.uv_lock["package"])) != plan.project.takings:
-        for name in plan.project.takings.in_force.keys() - takings.in_force.keys() & set(plan.request.pins):
-            work.reporter.note(f"note: nothing takes {name}, so its pin decides nothing")
-        changed = takings.in_force != plan.project.takings.in_force
+        before = plan.project.takings.in_force
         plan = replace(plan, project=with_takings(plan.project, takings))
-        if changed:
-            found = once(plan.keep, source)
-    return plan, once(_pins(plan, found), source, from_cache=True)
+        if takings.in_force != before:
+            found = _once(plan, plan.keep, what, work)
+    for name in sorted(plan.request.pins.keys() - plan.led.stack.every_component().keys()):
+        if canonicalize_name(name) not in plan.project.takings.in_force:
+            work.reporter.note(f"note: nothing in the lock takes {name} from git, so its pin decides nothing")
+    return plan, _once(plan, _pins(plan, found), what, work, from_cache=True)
+
+
+def _once(plan: Plan, pins: Mapping[str, str], what: str, work: Workplace, *, from_cache: bool = False) -> Resolution:
+    _write_project(plan, pins, plan.torch, work)
+    return resolve(
+        work.folder,
+        plan.torch,
+        what,
+        work.log,
+        work.reporter.update,
+        # They are for a check to refuse, or the user to allow.
+        settings_may_be_ignored=True,
+        from_cache=from_cache,
+    )
+
+
+def _with_what_is_asked_for(plan: Plan, error: ResolutionError, what: str, work: Workplace) -> tuple[Plan, Resolution]:
+    """Resolve with what components need from git for sure, and with what uv then asks for.
+
+    What an extra takes from git that nothing asks for would be in the way of a release of it that something needs.
+
+    Args:
+        error: why it does not resolve with all that may be taken.
+    """
+    every = plan.project.takings
+    asked = {item.name for item in every.candidates if item.required}
+    while (some := every.only(asked)).in_force != every.in_force:
+        trial = replace(plan, project=with_takings(plan.project, some))
+        try:
+            return trial, _once(trial, trial.keep, what, work)
+        except ResolutionError as other:
+            refused = {canonicalize_name(name) for name in _URL_REFUSED.findall(other.why)} & every.in_force.keys()
+            if refused <= asked:
+                raise
+            asked |= refused
+    raise error
 
 
 def _write_project(plan: Plan, pins: Mapping[str, str], source: TorchSource | None, work: Workplace) -> None:
