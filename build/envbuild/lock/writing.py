@@ -71,7 +71,11 @@ def _resolve(plan: Plan, what: str, work: Workplace) -> tuple[Plan, Resolution]:
     try:
         found = _once(plan, plan.keep, what, work)
     except ResolutionError as error:
-        plan, found = _with_what_is_asked_for(plan, error, what, work)
+        try:
+            plan, found = _with_what_is_asked_for(plan, error, what, work)
+        except ResolutionError as last:
+            _explain_refused(last)
+            raise
     # 2.13.0 takes 2.13.0+cpu too, and rather, where the site's find-links have it.
     while plan.torch.kind == "package-index" and "+" in (build := found.pins.get("torch", "")):
         work.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
@@ -86,6 +90,16 @@ def _resolve(plan: Plan, what: str, work: Workplace) -> tuple[Plan, Resolution]:
         if canonicalize_name(name) not in plan.project.takings.in_force:
             work.reporter.note(f"note: nothing in the lock takes {name} from git, so its pin decides nothing")
     return plan, _once(plan, _pins(plan, found), what, work, from_cache=True)
+
+
+def _explain_refused(error: ResolutionError) -> None:
+    """Say what to do about a package that uv refuses to take from elsewhere."""
+    if names := ", ".join(dict.fromkeys(_URL_REFUSED.findall(error.why))):
+        error.fix = (
+            f"Its authors take {names} from elsewhere ([tool.uv.sources]) in a way that is not followed: a path, a "
+            "member of a workspace, or what a note above says could not be had. Reach its repository, or make it a "
+            "component of the stack: [components.NAME] with git and ref, or with a version."
+        )
 
 
 def _once(plan: Plan, pins: Mapping[str, str], what: str, work: Workplace, *, from_cache: bool = False) -> Resolution:
