@@ -29,6 +29,9 @@ class FakeRepository:
         kind = CommitKind.COMMIT if ref.may_be_commit else self.kind
         return Commit(sha=sha, committed_at=datetime(2025, 1, 2, 3, tzinfo=timezone.utc), kind=kind, name=ref.name)
 
+    def default_branch(self) -> str:
+        return "main"
+
     def read_file(self, commit: Commit, path: str) -> str | None:
         return self.files.get(path)
 

@@ -189,7 +189,8 @@ class _Trials:
                     # uv would have to build what is older, to learn what it declares.
                     specifier = ",".join(filter(None, (specifier, f">={read[-1].version}")))
             chosen[name] = replace(item, specifier=specifier, commit=None, git=None)
-        return replace(project, chosen=chosen, metadata=tuple(metadata))
+        gone = {canonicalize_name(name) for name in relaxed}
+        return replace(project, chosen=chosen, metadata=tuple(metadata), takings=project.takings.without(gone))
 
     def _metadata(self, name: str, specifier: str) -> tuple[CompileMetadata, ...]:
         """What the newest versions of a compile-phase package declare, newest first; nothing for wheels."""

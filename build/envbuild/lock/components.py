@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from enum import Enum
@@ -37,6 +37,8 @@ class Chosen:
         asked: what was asked for, in the user's or the stack's words.
         specifier: the releases that may be taken; empty for any, and for a commit.
         because: where the decision comes from, for people: "pin", "requirements/manifest.json of nemo-toolkit 8cfedd7".
+        subdirectory: the folder of the repository that holds the package; empty for its top.
+        url: the file that is taken instead of a release or a commit.
     """
 
     name: str
@@ -47,6 +49,24 @@ class Chosen:
     specifier: str = ""
     git: str | None = None
     commit: Commit | None = None
+    subdirectory: str = ""
+    url: str = ""
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether a commit or an address says all, and no version is to be chosen."""
+        return self.commit is not None or bool(self.url)
+
+    @property
+    def wanted(self) -> str:
+        """What follows the name in a requirement: the specifier, or the commit or address."""
+        if self.url:
+            return f" @ {self.url}"
+        if self.commit is None:
+            return self.specifier
+        return f" @ git+{self.git}@{self.commit.sha}" + (
+            f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
+        )
 
     @property
     def phase(self) -> Phase:
@@ -75,13 +95,13 @@ class Repositories:
 
 
 def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str], whole: Stack | None = None) -> dict[str, Ref]:
-    """The pins of a command line, by component.
+    """The pins of a command line, by component; what is none may be a package that a component from git takes.
 
     Args:
         whole: the stack with what it has on other bases only, to say so of a pin.
 
     Raises:
-        UsageError: a pin names no component of the stack.
+        UsageError: a pin names no component of the stack, and none comes from git.
         ConfigurationError: a ref has no valid form, or names a commit of a component without a repository.
     """
     every = stack.every_component()
@@ -93,11 +113,11 @@ def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str], whole: S
             elsewhere = whole.every_component() if whole is not None else {}
             if other := next((key for key in elsewhere if canonicalize_name(key) == canonicalize_name(raw)), None):
                 raise _not_on_this_base(stack_name, other, elsewhere[other])
-            raise UsageError(
-                f"stack {stack_name} has no component {raw!r} to pin",
-                why=f"Its components: {', '.join(every)}.",
-                fix="Pin one of these, or hold another package back under [requirements] of the stack.",
-            )
+            if all(spec.git is None for spec in every.values()):
+                raise unknown_pin(stack_name, raw, every)
+            # What a component from git takes from git itself: known once its commit is.
+            pins[canonicalize_name(raw)] = parse_ref(text)
+            continue
         pins[name] = parse_ref(text)
         if isinstance(pins[name], GitRef) and every[name].git is None:
             raise ConfigurationError(
@@ -106,6 +126,15 @@ def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str], whole: S
                 fix=f"Add git = URL there, or pin a version: --pin {name}=VERSION",
             )
     return pins
+
+
+def unknown_pin(stack_name: str, name: str, known: Iterable[str]) -> UsageError:
+    """That there is nothing of this name to pin."""
+    return UsageError(
+        f"stack {stack_name} has no component {name!r} to pin",
+        why=f"Its components, and what those from git take from elsewhere: {', '.join(known)}.",
+        fix="Pin one of these, or hold another package back under [requirements] of the stack.",
+    )
 
 
 def _not_on_this_base(stack_name: str, name: str, spec: Component) -> UsageError:

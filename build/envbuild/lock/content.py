@@ -13,7 +13,7 @@ from envbuild.core import tomlread
 from envbuild.lock.record import LockDirectory
 
 _PINNED = re.compile(
-    r"^(?P<name>[A-Za-z0-9][\w.-]*)(\[[^]]*\])?\s*(==\s*(?P<version>[^\s;]+)|@\s*git\+\S+@(?P<commit>\w+))"
+    r"^(?P<name>[A-Za-z0-9][\w.-]*)(\[[^]]*\])?\s*(==\s*(?P<version>[^\s;]+)|@\s*git\+\S+@(?P<commit>\w+)|@\s*\w+://)"
 )
 _HASH = re.compile(r"--hash=(sha256:[0-9a-f]+)")
 
@@ -40,7 +40,8 @@ Content = Mapping[str, Package]
 
 def locked_content(lock: LockDirectory, phases: Collection[str]) -> dict[str, Package]:
     """The packages of some phases of a lock, by canonical name."""
-    commits = {canonicalize_name(name): item.version for name, item in lock.lock.components.items() if item.commit}
+    components = lock.lock.components.items()
+    direct = {canonicalize_name(name): item.version for name, item in components if item.commit or item.url}
     found: dict[str, Package] = {}
     for phase in phases:
         if (file := lock.file(phase)) is None:
@@ -50,7 +51,7 @@ def locked_content(lock: LockDirectory, phases: Collection[str]) -> dict[str, Pa
                 continue
             name = canonicalize_name(match["name"])
             found[name] = Package(
-                version=match["version"] or commits.get(name, ""),
+                version=match["version"] or direct.get(name, ""),
                 hashes=frozenset(_HASH.findall(block)),
                 commit=match["commit"],
             )
@@ -77,7 +78,8 @@ def of_pylock(text: str) -> dict[str, Package]:
     """The packages of a pylock.toml."""
     found: dict[str, Package] = {}
     for package in tomlread.loads(text).get("packages", []):
-        files = _files(package)
+        # An address is an archive there, whatever kind of file it is.
+        files = [*_files(package), *([package["archive"]] if "archive" in package else [])]
         found[canonicalize_name(package["name"])] = Package(
             version=package.get("version", ""),
             hashes=_hashes(f"sha256:{digest}" for file in files if (digest := file["hashes"].get("sha256"))),

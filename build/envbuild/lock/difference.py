@@ -72,10 +72,8 @@ def _shown(item: LockedComponent | None) -> str | None:
 
 
 def _why(before: LockedComponent | None, after: LockedComponent | None) -> str:
-    if before is None:
-        return f"new component: {after.because}" if after else ""
-    if after is None:
-        return "no component of the stack any more"
+    if before is None or after is None:
+        return _come_or_gone(before, after)
     if before.asked != after.asked or before.because != after.because:
         return f"asked for {after.asked} instead of {before.asked}: {after.because}"
     if after.ref_kind == "branch":
@@ -83,6 +81,14 @@ def _why(before: LockedComponent | None, after: LockedComponent | None) -> str:
     if after.commit:
         return f"{after.ref_kind} {after.asked} is another commit now"
     return f"{after.asked} allows a release that the as-of moment lets in"
+
+
+def _come_or_gone(before: LockedComponent | None, after: LockedComponent | None) -> str:
+    if after is not None:
+        return f"taken from there: {after.because}" if after.transitive else f"new component: {after.because}"
+    if before is not None and before.transitive:
+        return f"was taken from there: {before.because}"
+    return "no component of the stack any more"
 
 
 def needed_by(lock: LockDirectory) -> dict[str, tuple[str, ...]]:

@@ -137,6 +137,21 @@ class GitRepository:
             tip = self._first_parent(tip, name, last_second(as_of))
         return self._commit(tip, kind, name)
 
+    def default_branch(self) -> str:
+        """The branch that a clone without a word takes.
+
+        Raises:
+            ConfigurationError: the repository has none.
+            NetworkError: the server cannot be reached.
+        """
+        if (branch := self._mirror.default_branch()) is None:
+            raise ConfigurationError(
+                f"{self.url} has no default branch",
+                why="Its HEAD names no branch, or one that does not exist.",
+                fix="Name a branch, tag or commit of it.",
+            )
+        return branch
+
     def tags_of(self, version: str) -> list[str]:
         """The tags that end with a version: ``v2.7.3``, ``core_v0.16.1``, ``2.7.3`` itself.
 

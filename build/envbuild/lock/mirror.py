@@ -68,6 +68,7 @@ LEFTOVERS = ("*.lock", "refs/**/*.lock", "objects/**/*.lock", "objects/**/tmp_*"
 BATCH = 500
 
 _LISTED = re.compile(r"^([0-9a-f]{40})\trefs/(heads|tags)/(.+?)(\^\{\})?$", re.MULTILINE)
+_DEFAULT_BRANCH = re.compile(r"^ref: refs/heads/(.+)\tHEAD$", re.MULTILINE)
 _PROGRESS = re.compile(r"\d+% \(\d+/\d+\)|^remote: (Enumerating|Counting|Compressing|Total)\b")
 # git has no status of its own for it; the words are those of upload-pack since partial clones exist.
 _FILTER_REFUSED = re.compile(r"filter '.*' not supported")
@@ -174,6 +175,19 @@ class Mirror:
                 listing = {"branches": self._refs.branches, "tags": self._refs.tags}
                 write_atomic(self.path / LISTING, json.dumps(listing))
         return self._refs
+
+    def default_branch(self) -> str | None:
+        """The branch that HEAD of the repository names; None: none.
+
+        Raises:
+            NetworkError: the server cannot be reached, or may not be asked.
+        """
+        what = f"ask which is the default branch of {self.url}"
+        if self.offline:
+            raise self._offline(what, "That is not kept.")
+        answer = self._talk(["ls-remote", "--symref", REMOTE, "HEAD"], what, seconds=self._answer_seconds)
+        found = _DEFAULT_BRANCH.search(answer.output)
+        return found[1] if found else None
 
     def last_refs(self) -> RemoteRefs | None:
         """The branches and tags seen last, without asking; None when nobody ever asked."""

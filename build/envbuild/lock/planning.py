@@ -27,15 +27,17 @@ from envbuild.lock.components import (
     choose_anchor,
     left_out,
     parse_pins,
+    unknown_pin,
     upstream_overrides,
 )
 from envbuild.lock.driver import Led, commit_without_llm, led
 from envbuild.lock.git import Commit, CommitKind
 from envbuild.lock.metadata import CompileMetadata, build_requires, compile_metadata
-from envbuild.lock.project import Project, cuda_major
+from envbuild.lock.project import Project, cuda_major, extras_of
 from envbuild.lock.record import LockDirectory
 from envbuild.lock.refs import GitRef, Ref, VersionRef, parse_ref
 from envbuild.lock.releases import Releases, find_release, likely, uploaded_at
+from envbuild.lock.taking import Taker, Takings, marked
 from envbuild.lock.torch_builds import TorchSource, torch_source
 from envbuild.lock.tree_metadata import metadata_of_commit
 from envbuild.lock.workplace import Workplace
@@ -107,7 +109,7 @@ def make_plan(
         NetworkError: a repository or an index cannot be reached.
     """
     base = selection.base
-    what, chosen, moment = _decide(selection, request, repositories, work)
+    what, chosen, moment, takings = _decide(selection, request, repositories, work)
     stack = what.stack
     without = left_out(what.leads, chosen)
     for text in without:
@@ -129,11 +131,12 @@ def make_plan(
             **{name: item.texts for name, item in forced.items()},
             **{name: (item.version,) for name, item in stack.overrides.items()},
         },
+        takings=takings,
     )
     keep: dict[str, str] = {}
     if previous is not None and previous.lock.inputs.as_of == moment.text():
-        from_git = {name for name, item in chosen.items() if item.commit is not None}
-        keep = {name: version for name, version in previous.packages().items() if name not in from_git}
+        direct = project.pinned_directly()
+        keep = {name: version for name, version in previous.packages().items() if name not in direct}
     what_for = f"resolve stack {selection.stack_name} on {selection.base_name}"
     begun = begin(project, keep, torch, like, what_for, work)
     files = beside(lambda: _files(project, keep, previous, work))
@@ -162,7 +165,7 @@ def make_plan(
 
 def _decide(
     selection: Selection, request: Request, repositories: Repositories, work: Workplace
-) -> tuple[Led, dict[str, Chosen], AsOf]:
+) -> tuple[Led, dict[str, Chosen], AsOf, Takings]:
     """The stack as it holds for its anchor, every component of it, and the as-of moment."""
     stack, base = selection.stack, selection.base
     pins = parse_pins(selection.stack_name, stack, request.pins)
@@ -183,7 +186,37 @@ def _decide(
             selection.catalog, base, moment.text(), own_dates(stack), stack.undecided() - set(pins), work, repositories
         ),
     )
-    return what, choose(what.stack, pins, what.leads, repositories, bound, base), moment
+    chosen = choose(what.stack, pins, what.leads, repositories, bound, base)
+    takings = _takings(selection, what, chosen, pins, repositories, bound, work)
+    return what, marked(chosen, takings), moment, takings
+
+
+def _takings(
+    selection: Selection,
+    what: Led,
+    chosen: Mapping[str, Chosen],
+    pins: Mapping[str, Ref],
+    repositories: Repositories,
+    bound: date | datetime | None,
+    work: Workplace,
+) -> Takings:
+    """What the components from git take from elsewhere themselves, and the pins of it."""
+    stack, base = selection.stack, selection.base
+    others = {name: pin for name, pin in pins.items() if name not in stack.every_component()}
+    forced = upstream_overrides(what.leads, chosen, repositories)
+    takings = Taker(
+        base=base,
+        repositories=repositories,
+        reporter=work.reporter,
+        extras={name: extras_of(item, base) for name, item in chosen.items()},
+        ruled={canonicalize_name(name) for name in (*stack.overrides, *forced, *base.provides)},
+        pins=others,
+        as_of=bound,
+        cuda_major=cuda_major(base),
+    ).take(chosen)
+    if unknown := others.keys() - takings.in_force.keys():
+        raise unknown_pin(selection.stack_name, min(unknown), [*stack.every_component(), *takings.in_force])
+    return takings
 
 
 def git_build_requires(chosen: Mapping[str, Chosen], repositories: Repositories) -> list[str]:
@@ -207,17 +240,7 @@ def git_build_requires(chosen: Mapping[str, Chosen], repositories: Repositories)
 def _with_metadata(project: Project, metadata: tuple[CompileMetadata, ...], lines: tuple[str, ...]) -> Project:
     named = {canonicalize_name(name) for name in (*project.chosen, *project.requirements)} | _ALREADY_THERE
     needed = tuple(line for line in lines if canonicalize_name(_name_of(line)) not in named)
-    return Project(
-        name=project.name,
-        base=project.base,
-        torch_build=project.torch_build,
-        as_of=project.as_of,
-        chosen=project.chosen,
-        requirements=project.requirements,
-        build_requires=needed,
-        overrides=project.overrides,
-        metadata=metadata,
-    )
+    return replace(project, build_requires=needed, metadata=metadata)
 
 
 def _name_of(line: str) -> str:
@@ -342,7 +365,8 @@ def _metadata(
     work: Workplace,
 ) -> tuple[CompileMetadata, ...]:
     released = _compiled(project)
-    from_git = [item for item in project.chosen.values() if item.phase is Phase.COMPILE and item.commit is not None]
+    every = [*project.chosen.values(), *(item.chosen for item in project.takings.in_force.values())]
+    from_git = [item for item in every if item.phase is Phase.COMPILE and item.commit is not None]
     cuda = cuda_major(project.base)
     if not released and not from_git:
         return ()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import tomlkit
+from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import MACHINES, Base, Phase
 from envbuild.core.errors import ConfigurationError
 from envbuild.lock.asof import end_of, parse_date, timestamp
 from envbuild.lock.components import Chosen
 from envbuild.lock.metadata import CompileMetadata
+from envbuild.lock.taking import Takings
 from envbuild.lock.torch_builds import PACKAGE_INDEX_BUILD, TorchSource
 
 _EXACT = re.compile(r"^==\s*[0-9][0-9a-z.]*$")
@@ -29,6 +31,7 @@ class Project:
         build_requires: PEP 508 lines of what the compile phase needs to be installed already.
         overrides: what replaces what packages declare: specifiers by package, each with its marker if it has one
             (``>=2 ; python_version < '3.12'``).
+        takings: what components take from git or an address themselves.
     """
 
     name: str
@@ -40,6 +43,23 @@ class Project:
     build_requires: tuple[str, ...] = ()
     overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     metadata: tuple[CompileMetadata, ...] = ()
+    takings: Takings = field(default_factory=Takings)
+
+    def pinned_directly(self) -> frozenset[str]:
+        """The packages that a commit or an address pins, so that no version needs to."""
+        every = {**self.chosen, **{name: item.chosen for name, item in self.takings.in_force.items()}}
+        return frozenset(canonicalize_name(name) for name, item in every.items() if item.is_direct)
+
+    def compiled(self) -> list[str]:
+        """The packages of phase compile, as far as they are named."""
+        taken = {name: item.chosen for name, item in self.takings.in_force.items()}
+        return [name for name, item in {**self.chosen, **taken}.items() if item.phase is Phase.COMPILE]
+
+
+def with_takings(project: Project, takings: Takings) -> Project:
+    """The project with less that is taken, and without the metadata of what went."""
+    gone = project.takings.in_force.keys() - takings.in_force.keys()
+    return replace(project, takings=takings, metadata=tuple(item for item in project.metadata if item.name not in gone))
 
 
 def requirement_of(name: str, version: str, extras: tuple[str, ...] = ()) -> str:
@@ -112,7 +132,7 @@ def render_project(
     }
     uv: dict[str, object] = {"package": False, **limits(base), "exclude-newer": project.as_of}
     uv |= _dates(project)
-    if compiled := [name for name, item in project.chosen.items() if item.phase is Phase.COMPILE]:
+    if compiled := project.compiled():
         uv["no-build-isolation-package"] = _lines(compiled)
     if project.overrides:
         uv["override-dependencies"] = _lines(
@@ -122,6 +142,7 @@ def render_project(
         # The base brings them: they must not be installed again, and uv must not look for them.
         uv["exclude-dependencies"] = _lines(sorted(base.provides))
     constraints = [f"{package}=={version}" for package, version in sorted((pins or {}).items())]
+    constraints += [f"{name}{item.chosen.wanted}" for name, item in sorted(project.takings.in_force.items())]
     constraints += [f"torch!={version}" for version in (source.not_these if source else ())]
     if constraints:
         uv["constraint-dependencies"] = _lines(constraints)
@@ -157,15 +178,20 @@ def _requirements(project: Project) -> dict[Phase, list[str]]:
     for name, item in project.chosen.items():
         if name in project.base.provides:
             continue
-        version = item.specifier
-        if item.commit is not None:
-            version = f" @ git+{item.git}@{item.commit.sha}"
-        elif name == "torch":
+        version = item.wanted
+        if name == "torch" and not item.is_direct:
             version = torch_specifier(version, project.torch_build)
         phases[item.phase].append(requirement_of(name, version, extras_of(item, project.base)))
     phases[Phase.MAIN] += [requirement_of(name, version) for name, version in project.requirements.items()]
     phases[Phase.MAIN] += project.build_requires
+    named = {_name(line) for lines in phases.values() for line in lines} | {"torch"}
+    needed = dict.fromkeys(line for item in project.takings.in_force.values() for line in item.build_requires)
+    phases[Phase.MAIN] += [line for line in needed if _name(line) not in named]
     return phases
+
+
+def _name(line: str) -> str:
+    return canonicalize_name(re.split(r"[^A-Za-z0-9._-]", line.strip(), maxsplit=1)[0])
 
 
 def _dates(project: Project) -> dict[str, object]:
@@ -188,7 +214,8 @@ def _unsourced(project: Project, source: TorchSource | None) -> list[str]:
     if all(item.commit is None for item in project.chosen.values()):
         return []
     from_index = source is not None and source.kind == "torch-index"
-    return [name for name in project.chosen if not (name == "torch" and from_index)]
+    names = [*project.chosen, *project.takings.in_force]
+    return [name for name in names if not (name == "torch" and from_index)]
 
 
 def _metadata(project: Project) -> tomlkit.items.AoT:

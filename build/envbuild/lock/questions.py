@@ -95,14 +95,15 @@ def contradiction(
 
 def _question(plan: Plan, resolution: Resolution, needs: Sequence[Need], instead: Mapping[str, str]) -> str:
     """The project that resolves if these packages accept the versions: no overrides, and nothing else."""
-    chosen = {name: item for name, item in plan.project.chosen.items() if item.commit is not None}
+    taken = {name: item.chosen for name, item in plan.project.takings.in_force.items()}
+    chosen = {name: item for name, item in {**plan.project.chosen, **taken}.items() if item.is_direct}
     document = tomlkit.parse(render_project(plan.project, pins=resolution.pins, source=plan.torch)).unwrap()
 
     def line(name: str, version: str, extras: tuple[str, ...] = ()) -> str:
         item = chosen.get(name)
         return requirement_of(
             name,
-            f"=={version}" if item is None or item.commit is None else f" @ git+{item.git}@{item.commit.sha}",
+            f"=={version}" if item is None else item.wanted,
             extras,
         )
 

@@ -42,6 +42,11 @@ class LockedComponent(Model):
     commit: str | None = None
     committed_at: str | None = None
     ref_kind: Literal["branch", "tag", "commit"] | None = None
+    url: str | None = Field(default=None, description="the file that is taken, where another component names one")
+    subdirectory: str | None = Field(default=None, description="the folder of the repository that holds it")
+    transitive: bool = Field(
+        default=False, description="no component of the stack: one from git takes it from there, as `because` says"
+    )
     follows: bool = Field(default=False, description="locked at a branch's tip: the lock is old once the branch moves")
 
 
@@ -146,7 +151,9 @@ class LockDirectory:
     def packages(self) -> dict[str, str]:
         """Every locked package and its version, by name, over all phases."""
         found: dict[str, str] = {
-            canonicalize_name(name): item.version for name, item in self.lock.components.items() if item.commit
+            canonicalize_name(name): item.version
+            for name, item in self.lock.components.items()
+            if item.commit or item.url
         }
         for phase in self.lock.phases:
             if file := self.file(phase):

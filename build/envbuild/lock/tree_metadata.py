@@ -65,6 +65,19 @@ def metadata_of_commit(item: Chosen, repositories: Repositories, cuda_major: str
     )
 
 
+def declared_by(item: Chosen, repositories: Repositories) -> Declared | None:
+    """What a component requires at its commit, as PEP 508 lines, and its extras; None: only a build would tell."""
+    try:
+        return _Tree(item, repositories).declared()
+    except (ValueError, SyntaxError, configparser.Error):
+        return None
+
+
+def text_of(item: Chosen, repositories: Repositories, path: str = PYPROJECT) -> str | None:
+    """A file of a component at its commit; None when there is none."""
+    return _Tree(item, repositories).text(path)
+
+
 def _refused(item: Chosen, why: str) -> CheckRefusedError:
     return CheckRefusedError(
         f"what {item.at()} requires is not known before a build",
@@ -87,7 +100,8 @@ class _Tree:
         if path not in self._texts:
             assert self.item.git is not None  # noqa: S101 - for the type checker; only components from git come here
             assert self.item.commit is not None  # noqa: S101
-            self._texts[path] = self.repositories.at(self.item.git).read_file(self.item.commit, path)
+            place = f"{self.item.subdirectory}/{path}" if self.item.subdirectory else path
+            self._texts[path] = self.repositories.at(self.item.git).read_file(self.item.commit, place)
         return self._texts[path]
 
     @cached_property

@@ -14,18 +14,19 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from packaging.markers import InvalidMarker, Marker
+from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import MACHINES, Base
-from envbuild.core import tomlread
 from envbuild.core.errors import ConfigurationError
 from envbuild.lock.git import Commit, GitRepository
+from envbuild.lock.uv_sources import read_sources, uv_settings
 
 MANIFEST = "requirements/manifest.json"
 SUBMODULE = "3rdparty/Megatron-LM"
 PYPROJECT = "pyproject.toml"
+SOURCES = f"{PYPROJECT} [tool.uv.sources]"
 LLM_COLLECTION = "nemo/collections/llm"
 # Upstream's names for repositories where they are others than those of the packages in them.
 PACKAGES = {
@@ -79,13 +80,13 @@ def companions(repository: GitRepository, commit: Commit, base: Base | None = No
     return found
 
 
-def holds_on(marker: str, base: Base) -> bool:
-    """Whether a PEP 508 marker (empty: none) holds for a base's platform and Python."""
+def holds_on(marker: str, base: Base, extra: str = "") -> bool:
+    """Whether a PEP 508 marker (empty: none) holds for a base's platform and Python, and for an extra."""
     if not marker:
         return True
     python = base.python.version
     environment = {
-        "extra": "",
+        "extra": extra,
         "implementation_name": "cpython",
         "implementation_version": f"{python}.0",
         "os_name": "posix",
@@ -125,7 +126,7 @@ def _manifest(repository: GitRepository, commit: Commit) -> list[Companion]:
             for name in _packages(raw)
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _not_understood(repository, commit, MANIFEST, error) from error
+        raise not_understood(repository, commit, MANIFEST, error) from error
 
 
 def _submodule(repository: GitRepository, commit: Commit) -> list[Companion]:
@@ -146,7 +147,7 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
     try:
         requirements = [Requirement(line) for line in _uv_settings(repository, commit).get("override-dependencies", [])]
     except (InvalidRequirement, TypeError) as error:
-        raise _not_understood(repository, commit, PYPROJECT, error) from error
+        raise not_understood(repository, commit, PYPROJECT, error) from error
     found = []
     for requirement in requirements:
         if requirement.marker and "never" in str(requirement.marker):
@@ -173,19 +174,16 @@ def sources(repository: GitRepository, commit: Commit) -> list[Companion]:
     Raises:
         ConfigurationError: the file is there and cannot be understood.
     """
-    where = f"{PYPROJECT} [tool.uv.sources]"
-    found = []
     try:
-        for raw, entries in _uv_settings(repository, commit).get("sources", {}).items():
-            for entry in entries if isinstance(entries, list) else [entries]:
-                ref = entry.get("rev") or entry.get("tag")
-                if "git" in entry and ref:
-                    pinned = Companion(package="", where=where, git=str(entry["git"]), ref=str(ref))
-                    marker = str(Marker(entry["marker"])) if "marker" in entry else ""
-                    found += [replace(pinned, package=name, marker=marker) for name in _packages(raw)]
-    except (AttributeError, InvalidMarker) as error:
-        raise _not_understood(repository, commit, PYPROJECT, error) from error
-    return found
+        entries = read_sources(_uv_settings(repository, commit))
+    except ValueError as error:
+        raise not_understood(repository, commit, PYPROJECT, error) from error
+    return [
+        Companion(package=name, where=SOURCES, git=entry.git, ref=entry.ref, marker=entry.marker)
+        for entry in entries
+        if entry.ref_kind in ("rev", "tag")
+        for name in _packages(entry.package)
+    ]
 
 
 def _packages(name: str) -> tuple[str, ...]:
@@ -195,18 +193,18 @@ def _packages(name: str) -> tuple[str, ...]:
 
 
 def _uv_settings(repository: GitRepository, commit: Commit) -> dict[str, Any]:
-    text = repository.read_file(commit, PYPROJECT)
     try:
-        settings = tomlread.loads(text or "").get("tool", {}).get("uv", {})
-        settings.items()
-    except (tomlread.TOMLDecodeError, AttributeError) as error:
-        raise _not_understood(repository, commit, PYPROJECT, error) from error
-    return dict(settings)
+        return uv_settings(repository.read_file(commit, PYPROJECT))
+    except ValueError as error:
+        raise not_understood(repository, commit, PYPROJECT, error) from error
 
 
-def _not_understood(repository: GitRepository, commit: Commit, file: str, error: Exception) -> ConfigurationError:
+def not_understood(
+    repository: GitRepository, commit: Commit, file: str, error: Exception, fix: str = ""
+) -> ConfigurationError:
+    """That a file of upstream's at a commit has another form than this reads."""
     return ConfigurationError(
         f"cannot understand {file} of {repository.url} at {commit.sha[:12]}",
         why=f"{type(error).__name__}: {error}",
-        fix="Upstream changed the file's form. Pin the companions yourself: --pin megatron-core=REF.",
+        fix=fix or "Upstream changed the file's form. Pin the companions yourself: --pin megatron-core=REF.",
     )

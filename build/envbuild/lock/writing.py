@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection, definition_digest
-from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.core.files import machine_errors
@@ -23,14 +23,16 @@ from envbuild.lock.driver import release_without_llm
 from envbuild.lock.git import CommitKind
 from envbuild.lock.overridden import Overridden, against_declarations
 from envbuild.lock.planning import Plan
-from envbuild.lock.project import render_project
+from envbuild.lock.project import render_project, with_takings
 from envbuild.lock.provided import against_provided
 from envbuild.lock.record import PHASE_FILES, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
 from envbuild.lock.resolve import Resolution, export, resolve, with_local_hashes
-from envbuild.lock.torch_builds import TorchSource
+from envbuild.lock.taking import settled
 from envbuild.lock.uv import uv_version
 from envbuild.lock.workplace import Workplace
 
+# uv's words for what only the project itself may take from elsewhere than the index.
+_URL_REFUSED = re.compile(r"Package `([^`]+)`\s+was\s+included\s+as\s+a\s+URL\s+dependency")
 INSTALLS = {
     "main": "uv pip install --no-deps --require-hashes -r main.txt",
     "compile": "uv pip install --no-deps --require-hashes --no-build-isolation -r compile.txt",
@@ -48,7 +50,7 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace, r
     what = f"resolve stack {selection.stack_name} on {selection.base_name}"
 
     with work.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"):
-        resolution = _resolve(plan, what, work)
+        plan, resolution = _resolve(plan, what, work)
     with contextlib.suppress(EnvbuildError):
         plan.api_read.result()
     with work.reporter.step("check the lock"):
@@ -64,41 +66,98 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace, r
             (work.folder / record.RECORD_FILE).write_text(record.render(lock))
 
 
-def _resolve(plan: Plan, what: str, work: Workplace) -> Resolution:
-    """Resolve, and once more with every version pinned, as the project that the lock holds."""
+def _resolve(plan: Plan, what: str, work: Workplace) -> tuple[Plan, Resolution]:
+    """Resolve, and once more with every version pinned, as the project that the lock holds.
 
-    def once(text: str, source: TorchSource, *, from_cache: bool = False) -> Resolution:
-        _write(text, work)
-        return resolve(
-            work.folder,
-            source,
-            what,
-            work.log,
-            work.reporter.update,
-            # They are for a check to refuse, or the user to allow.
-            settings_may_be_ignored=True,
-            from_cache=from_cache,
-        )
+    Returns the plan too, without what its components would take from git and nothing asks for.
+    """
+    try:
+        found = _first(plan, what, work)
+    except ResolutionError as error:
+        try:
+            plan, found = _with_what_is_asked_for(plan, error, what, work)
+        except ResolutionError as last:
+            _explain_refused(last)
+            raise
+    # 2.13.0 takes 2.13.0+cpu too, and rather, where the site's find-links have it.
+    while plan.torch.kind == "package-index" and "+" in (build := found.pins.get("torch", "")):
+        work.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
+        plan = replace(plan, torch=replace(plan.torch, not_these=(*plan.torch.not_these, build)))
+        found = _once(plan, plan.keep, what, work)
+    while (takings := settled(plan.project.takings, found.uv_lock["package"])) != plan.project.takings:
+        before = plan.project.takings.in_force
+        plan = replace(plan, project=with_takings(plan.project, takings))
+        if takings.in_force != before:
+            found = _once(plan, plan.keep, what, work)
+    for name in sorted(plan.request.pins.keys() - plan.led.stack.every_component().keys()):
+        if canonicalize_name(name) not in plan.project.takings.in_force:
+            work.reporter.note(f"note: nothing in the lock takes {name} from git, so its pin decides nothing")
+    _refuse_other_sdists(plan, found)
+    pins = _pins(plan, found)
+    if _text(plan, pins) == _text(plan, plan.keep):
+        return plan, found  # every version was kept: this is what was resolved
+    return plan, _once(plan, pins, what, work, from_cache=True)
 
-    source = plan.torch
-    text = render_project(plan.project, pins=plan.keep, source=source)
+
+def _text(plan: Plan, pins: Mapping[str, str]) -> str:
+    return render_project(plan.project, pins=pins, source=plan.torch)
+
+
+def _first(plan: Plan, what: str, work: Workplace) -> Resolution:
+    """Resolve; what was begun ahead is taken if it is the very same project."""
+    text = _text(plan, plan.keep)
     if plan.begun is not None and plan.begun.text == text:
         _write(text, work)
-        found = plan.begun.into(work.folder)
-    else:
-        if plan.begun is not None:
-            plan.begun.answer.stop()
-        found = once(text, source)
-    # 2.13.0 takes 2.13.0+cpu too, and rather, where the site's find-links have it.
-    while source.kind == "package-index" and "+" in (build := found.pins.get("torch", "")):
-        work.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
-        source = replace(source, not_these=(*source.not_these, build))
-        text = render_project(plan.project, pins=plan.keep, source=source)
-        found = once(text, source)
-    _refuse_other_sdists(plan, found)
-    pinned = render_project(plan.project, pins=_pins(plan, found), source=source)
-    # Where every version was kept, this is what was resolved.
-    return found if pinned == text else once(pinned, source, from_cache=True)
+        return plan.begun.into(work.folder)
+    if plan.begun is not None:
+        plan.begun.answer.stop()
+    return _once(plan, plan.keep, what, work)
+
+
+def _explain_refused(error: ResolutionError) -> None:
+    """Say what to do about a package that uv refuses to take from elsewhere."""
+    if names := ", ".join(dict.fromkeys(_URL_REFUSED.findall(error.why))):
+        error.fix = (
+            f"Its authors take {names} from elsewhere ([tool.uv.sources]) in a way that is not followed: a path, a "
+            "member of a workspace, or what a note above says could not be had. Reach its repository, or make it a "
+            "component of the stack: [components.NAME] with git and ref, or with a version."
+        )
+
+
+def _once(plan: Plan, pins: Mapping[str, str], what: str, work: Workplace, *, from_cache: bool = False) -> Resolution:
+    _write(_text(plan, pins), work)
+    return resolve(
+        work.folder,
+        plan.torch,
+        what,
+        work.log,
+        work.reporter.update,
+        # They are for a check to refuse, or the user to allow.
+        settings_may_be_ignored=True,
+        from_cache=from_cache,
+    )
+
+
+def _with_what_is_asked_for(plan: Plan, error: ResolutionError, what: str, work: Workplace) -> tuple[Plan, Resolution]:
+    """Resolve with what components need from git for sure, and with what uv then asks for.
+
+    What an extra takes from git that nothing asks for would be in the way of a release of it that something needs.
+
+    Args:
+        error: why it does not resolve with all that may be taken.
+    """
+    every = plan.project.takings
+    asked = {item.name for item in every.candidates if item.required}
+    while (some := every.only(asked)).in_force != every.in_force:
+        trial = replace(plan, project=with_takings(plan.project, some))
+        try:
+            return trial, _once(trial, trial.keep, what, work)
+        except ResolutionError as other:
+            refused = {canonicalize_name(name) for name in _URL_REFUSED.findall(other.why)} & every.in_force.keys()
+            if refused <= asked:
+                raise
+            asked |= refused
+    raise error
 
 
 def _refuse_other_sdists(plan: Plan, resolution: Resolution) -> None:
@@ -132,7 +191,7 @@ def _check(
     targets = {entry.target: selection.catalog.target(entry.target) for entry in selection.stack.builds}
     checked = Checked(
         packages=tuple(package for package in resolution.uv_lock["package"] if "virtual" not in package["source"]),
-        compiled=frozenset(name for name, item in plan.project.chosen.items() if item.phase is Phase.COMPILE),
+        compiled=frozenset(plan.project.compiled()),
         base=selection.base,
         targets=targets,
         conflicts=selection.catalog.conflicts(),
@@ -165,13 +224,13 @@ def _other_moment(plan: Plan, resolution: Resolution) -> str:
 
 def _pins(plan: Plan, resolution: Resolution) -> dict[str, str]:
     """Every version, but those of packages that a commit pins already."""
-    from_git = {name for name, item in plan.project.chosen.items() if item.commit is not None}
-    return {name: version for name, version in resolution.pins.items() if name not in from_git}
+    direct = plan.project.pinned_directly()
+    return {name: version for name, version in resolution.pins.items() if name not in direct}
 
 
 def _write_phases(plan: Plan, resolution: Resolution, what: str, work: Workplace) -> dict[str, LockedPhase]:
     # A component of the compile phase is built there, also where one of phase main depends on it.
-    late = {canonicalize_name(name) for name, item in plan.project.chosen.items() if item.phase is Phase.COMPILE}
+    late = {canonicalize_name(name) for name in plan.project.compiled()}
     with interruptible(ThreadPoolExecutor(2)) as pool:
         exported = pool.submit(export, work.folder, None, what, work.log)
         with_compile = export(work.folder, "compile", what, work.log)
@@ -217,6 +276,9 @@ def _record(
         name: _component(item, resolution.pins.get(name) or base.provides.get(name, ""), plan)
         for name, item in project.chosen.items()
     }
+    for name, taken in project.takings.in_force.items():
+        found = _component(taken.chosen, resolution.pins.get(name, ""), plan)
+        components[name] = found.model_copy(update={"transitive": True})
     base_digest = definition_digest(base)
     environment = {name: item.value for name, item in selection.stack.environment.items()}
     return Lock(
@@ -279,12 +341,15 @@ def _component(item: Chosen, version: str, plan: Plan) -> LockedComponent:
         modules=item.spec.modules,
         sdist=(metadata.sdist_digest or None) if metadata else None,
     )
+    if item.url:
+        return bare.model_copy(update={"url": item.url})
     if item.commit is None:
         return bare
     return bare.model_copy(
         update={
             "git": item.git,
             "commit": item.commit.sha,
+            "subdirectory": item.subdirectory or None,
             "committed_at": asof.timestamp(item.commit.committed_at),
             "ref_kind": item.commit.kind.value,
             "follows": item.commit.kind is CommitKind.BRANCH and plan.as_of.asked == asof.NOW,

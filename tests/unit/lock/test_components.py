@@ -115,9 +115,14 @@ def test_pins_are_parsed():
 
 
 def test_a_pin_of_something_else_is_refused():
+    released = stack_of(**{"nemo-toolkit": {}, "megatron-core": {}})
     with pytest.raises(UsageError, match="stack s has no component 'flash-attn' to pin") as caught:
-        parse_pins("s", STACK, {"flash-attn": "2"})
+        parse_pins("s", released, {"flash-attn": "2"})
     assert "nemo-toolkit, megatron-core" in caught.value.why
+
+
+def test_a_pin_of_what_a_component_from_git_may_take_is_kept():
+    assert parse_pins("s", STACK, {"Flash.Attn": "v2"}) == {"flash-attn": GitRef("v2")}
 
 
 def test_a_git_pin_of_a_component_without_repository_is_refused():

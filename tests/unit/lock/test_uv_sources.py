@@ -1,0 +1,79 @@
+"""Where [tool.uv.sources] takes packages from."""
+
+import pytest
+
+from envbuild.lock.refs import GitRef
+from envbuild.lock.uv_sources import Source, built_without_isolation, read_sources, uv_settings
+
+
+def read(text):
+    return read_sources(uv_settings(f"[tool.uv.sources]\n{text}"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "ref", "words"),
+    [
+        ("", None, "the default branch of https://x/r"),
+        (', rev = "nv_dev"', GitRef("nv_dev"), "nv_dev of https://x/r"),
+        (', tag = "v1"', GitRef("refs/tags/v1"), "v1 of https://x/r"),
+        (', branch = "v1"', GitRef("refs/heads/v1"), "v1 of https://x/r"),
+    ],
+)
+def test_a_repository(keys, ref, words):
+    (found,) = read(f'My_Package = {{ git = "https://x/r"{keys} }}')
+    assert (found.package, found.git, found.git_ref, found.words) == ("my-package", "https://x/r", ref, words)
+
+
+def test_an_address_and_conditions():
+    text = """
+a = { url = "https://x/a.whl" }
+b = [
+  { git = "https://x/b", subdirectory = "python", marker = "sys_platform == 'linux'" },
+  { git = "https://x/b", extra = "Cu_13" },
+  { git = "https://x/b", group = "test" },
+]
+"""
+    assert read(text) == (
+        Source(package="a", url="https://x/a.whl"),
+        Source(package="b", git="https://x/b", subdirectory="python", marker='sys_platform == "linux"'),
+        Source(package="b", git="https://x/b", extra="cu-13"),
+        Source(package="b", git="https://x/b", group="test"),
+    )
+
+
+def test_what_is_no_place_elsewhere_is_left_alone():
+    assert read('a = { index = "pytorch" }\nb = { path = "../b" }\nc = { workspace = true }') == ()
+    assert read_sources(uv_settings(None)) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a = 5", "a is no table and no list of tables: 5"),
+        ("a = [5]", "a is no table and no list of tables: 5"),
+        ("a = { git = 5 }", "a: git is no text, or empty: 5"),
+        ('a = { git = "https://x/r", rev = "" }', "a: rev is no text, or empty: ''"),
+        ('a = { git = "https://x/r", rev = "b", tag = "c" }', "a has both rev and tag"),
+        ('a = { git = "https://x/r", marker = "linux" }', "a: 'linux' is no marker"),
+    ],
+)
+def test_another_form_is_named(text, why):
+    with pytest.raises(ValueError, match=r"\[tool\.uv\.sources\]") as caught:
+        read(text)
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["[tool]\nuv = 5", "tool = 5", "[tool.uv]\nsources = 5", "[tool.uv", "[[tool.uv.sources]]\na = 1"]
+)
+def test_no_settings(text):
+    with pytest.raises(ValueError, match=r"."):
+        read_sources(uv_settings(text))
+
+
+def test_what_upstream_builds_in_the_environment():
+    settings = uv_settings('[tool.uv]\nno-build-isolation-package = ["Mamba_SSM"]')
+    assert built_without_isolation(settings) == {"mamba-ssm"}
+    assert built_without_isolation({}) == frozenset()
+    with pytest.raises(ValueError, match="no list of texts"):
+        built_without_isolation({"no-build-isolation-package": "all"})
