@@ -14,6 +14,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.lock import writing
 from envbuild.lock.ahead import Begun, kept_files
 from envbuild.lock.resolve import Resolution
+from envbuild.lock.taking import Takings
 from envbuild.lock.torch_builds import TorchSource
 
 HASHES = {name: sha256_bytes(name.encode()) for name in ("wheel", "sdist", "other")}
@@ -85,9 +86,13 @@ def resolving(tmp_path, monkeypatch):
     work = SimpleNamespace(folder=tmp_path, log=tmp_path / "log", reporter=SilentReporter())
 
     def run(begun):
-        project = SimpleNamespace(metadata=(), chosen={})
-        plan = SimpleNamespace(torch=TorchSource("find-links", "x"), keep={}, begun=begun, project=project)
-        return asked, writing._resolve(plan, "resolve", work)
+        project = SimpleNamespace(metadata=(), chosen={}, takings=Takings(), pinned_directly=set)
+        request = SimpleNamespace(pins={})
+        plan = SimpleNamespace(
+            torch=TorchSource("find-links", "x"), keep={}, begun=begun, project=project, request=request
+        )
+        plan.led = SimpleNamespace(stack=SimpleNamespace(every_component=dict))
+        return asked, writing._resolve(plan, "resolve", work)[1]
 
     return run
 
