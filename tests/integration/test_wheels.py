@@ -176,6 +176,14 @@ def test_two_at_once_build_once(own: Any, index: SimpleIndex, tmp_path: Path) ->
             id="it needs a library that is not there",
         ),
         pytest.param(
+            {
+                "before": "text = open('module.cpp').read(); open('module.cpp', 'w').write('#include <unistd.h>\\n' + "
+                "text.replace('{ return PyModule', '{ _exit(0); return PyModule'))"
+            },
+            "ended the interpreter that loaded it",
+            id="it ends the interpreter",
+        ),
+        pytest.param(
             {"before": "open('kernel.cu', 'a').write('int gone(); int use() { return gone(); }')"},
             "undefined symbol",
             id="a symbol is nowhere",
@@ -376,6 +384,17 @@ def test_a_package_from_git_is_built_from_its_commit_with_submodules(
     shutil.rmtree(own.cache / "git-trees")
     error = wheels(own, status=10)["error"]
     assert error["what"] == f"cannot fetch the sources of kernels at {commit[:12]}"
+
+
+def test_nothing_of_a_build_outlives_a_killed_envbuild(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    wait = f"open({str(marker)!r}, 'w').write(str(os.getpid())); __import__('time').sleep(300)"
+    locked(own, index, tmp_path, before=wait)
+    process = own.start("wheels", *SELECT)
+    wait_until(lambda: marker.exists() and marker.read_text(), seconds=60)
+    process.kill()
+    process.communicate(timeout=30)
+    wait_until(lambda: not alive(int(marker.read_text())))
 
 
 def test_a_damaged_wheel_is_found_and_built_again(own: Any, index: SimpleIndex, tmp_path: Path) -> None:

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from envbuild.catalog.fields import Model, PackageName, Specifier, VariableName
+
+# What every build gets from envbuild itself.
+RESERVED = frozenset(("PATH", "HOME", "TMPDIR", "CC", "CXX", "CUDA_HOME", "CUDA_PATH", "PYTORCH_NVCC", "NVCC_CCBIN"))
+RESERVED |= {"CUDAHOSTCXX", "CPATH", "MAX_JOBS", "TORCH_CUDA_ARCH_LIST", "SOURCE_DATE_EPOCH", "UV_CACHE_DIR"}
+_PLACEHOLDER = re.compile(r"\{(\w*)\}?")
+PLACEHOLDERS = ("sm", "sm_dotted", "cuda_major")
+
+
+def _value(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it holds control characters, which no variable can have")
+    for name in _PLACEHOLDER.findall(text):
+        if f"{{{name}}}" not in text or name not in PLACEHOLDERS:
+            known = ", ".join(f"{{{known}}}" for known in PLACEHOLDERS)
+            raise ValueError(f"{{{name}}} is no placeholder; there are {known}")
+    return text
+
+
+def _reserved(variables: dict[str, BuildVariable]) -> dict[str, BuildVariable]:
+    if taken := sorted(RESERVED & variables.keys()):
+        raise ValueError(f"{', '.join(taken)} is set by envbuild for every build, and no recipe's to set")
+    return variables
 
 
 class BuildVariable(Model):
     """A variable that is set while a wheel is built."""
 
-    value: str = Field(
+    value: Annotated[str, AfterValidator(_value)] = Field(
         min_length=1,
         description="{sm} becomes the target's SM list as '90;100a', {sm_dotted} the same as '9.0;10.0a'",
     )
@@ -34,7 +57,7 @@ class WheelRecipe(Model):
 
     summary: str
     gpu_code: bool = Field(default=True, description="whether it has CUDA sources: then its wheel must show them")
-    variables: dict[VariableName, BuildVariable] = Field(default_factory=dict)
+    variables: Annotated[dict[VariableName, BuildVariable], AfterValidator(_reserved)] = Field(default_factory=dict)
     headers: tuple[
         Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]|\{cuda_major\})*$")], ...
     ] = Field(

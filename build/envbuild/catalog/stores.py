@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
 from envbuild.catalog.fields import Model
 from envbuild.core.errors import ConfigurationError
@@ -92,7 +92,7 @@ def choose_stores(known: Mapping[str, StoreSettings], text: str, mode: str, said
     elif "://" in text:
         address = str(parse_address(text))
         same = next((item for item in known.items() if item[1].url == address), None)
-        chosen = dict([same or (address, StoreSettings(url=address))])
+        chosen = dict([same or (address, _unnamed(address))])
     else:
         raise ConfigurationError(
             f"there is no store {text!r}",
@@ -103,6 +103,17 @@ def choose_stores(known: Mapping[str, StoreSettings], text: str, mode: str, said
         Store(name=name, url=item.url, mode=StoreMode(mode) if mode else item.mode, endpoint=item.endpoint)
         for name, item in chosen.items()
     )
+
+
+def _unnamed(address: str) -> StoreSettings:
+    try:
+        return StoreSettings(url=address)
+    except ValidationError as error:
+        raise ConfigurationError(
+            f"{address} cannot be the address of a store",
+            why="; ".join(str(item["msg"]) for item in error.errors()),
+            fix="Write it without blanks, control characters and percent escapes.",
+        ) from error
 
 
 def stores_in_force(

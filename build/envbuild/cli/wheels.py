@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from envbuild.catalog.models import Target
 from envbuild.cli.command import Group
@@ -70,6 +71,9 @@ def command(
     What is there, or in a remote store that is read, is not built again. The commands look at what is there.
     """
     if context.invoked_subcommand is not None:
+        given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            raise click.UsageError(f"options of `wheels {context.invoked_subcommand}` come after its name")
         return
     if against and not explain:
         raise click.UsageError("--against belongs to --explain")

@@ -32,6 +32,7 @@ from envbuild.core.files import machine_errors, space_is_low
 T = TypeVar("T")
 
 KILL_GRACE_SECONDS = 3.0
+POLL_SECONDS = 0.5
 TAIL_LINES = 30
 # util-linux; without this a program outlives a killed envbuild and goes on writing into a staging directory.
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
@@ -79,6 +80,7 @@ def run(
     error: type[EnvbuildError] = BuildError,
     fix: str = "",
     working_on: Path | None = None,
+    whole: bool = False,
 ) -> Finished:
     """Run a program to its end and return what it printed (stdout and stderr together).
 
@@ -89,6 +91,8 @@ def run(
         on_line: called with each line of output as it comes, without its newline.
         stdin: bytes to feed, or a file descriptor to read from; /dev/null when None.
         check: raise ``error`` on a non-zero exit status.
+        whole: its children end with it, and all of them when this process dies, however it dies; who took itself out of
+            its process group is not waited for.
         working_on: the place the program writes to; if its disk is full the error says so instead.
 
     Raises:
@@ -107,8 +111,8 @@ def run(
                 sink.write(f"$ {mask(shlex.join(command))}\n".encode())
         feed = stdin if isinstance(stdin, bytes) else b""
         try:
-            with _started(command, what, env, cwd, stdin) as process:
-                output = _drain(process, _Output(sink, on_line), feed, started, timeout_seconds)
+            with _started(command, what, env, cwd, stdin) as process, _watched(process, whole=whole):
+                output = _drain(process, _Output(sink, on_line), feed, started, timeout_seconds, whole=whole)
         except subprocess.TimeoutExpired as expired:
             raise error(
                 f"cannot {what}: {Path(command[0]).name} ran longer than {timeout_seconds:.0f} s",
@@ -243,16 +247,46 @@ class _Output:
         return b"".join(self._chunks).decode(errors="replace")
 
 
+@contextlib.contextmanager
+def _watched(process: subprocess.Popen[bytes], *, whole: bool) -> Iterator[None]:
+    """End a program's whole group with the block, and when this process dies in it: then a pipe closes.
+
+    The kernel's own way (PR_SET_PDEATHSIG) reaches the program alone, and none of its children.
+    """
+    if not whole:
+        yield
+        return
+    script = 'read -r line || kill -s KILL -- "-$1"'
+    watcher = subprocess.Popen(
+        ["/bin/sh", "-c", script, "sh", str(process.pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            watcher.communicate(b"\n")
+
+
 def _drain(
-    process: subprocess.Popen[bytes], output: _Output, stdin: bytes, started: float, timeout_seconds: float | None
+    process: subprocess.Popen[bytes],
+    output: _Output,
+    stdin: bytes,
+    started: float,
+    timeout_seconds: float | None,
+    *,
+    whole: bool = False,
 ) -> str:
     """Feed ``stdin`` and read all output until the program ends."""
     if process.stdout is None:
         raise InternalError("a program was started without a pipe for its output")
     feed = memoryview(stdin)
-
-    def left() -> float | None:
-        return None if timeout_seconds is None else timeout_seconds - (time.monotonic() - started)
+    limit = _Limit(process, started, timeout_seconds)
 
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
@@ -260,10 +294,11 @@ def _drain(
             os.set_blocking(process.stdin.fileno(), False)
             selector.register(process.stdin, selectors.EVENT_WRITE)
         while selector.get_map():
-            remaining = left()
-            if remaining is not None and remaining <= 0:
-                raise subprocess.TimeoutExpired(process.args, timeout_seconds or 0.0)
-            ready = [key.fileobj for key, _ in selector.select(timeout=remaining)]
+            ready = [
+                key.fileobj for key, _ in selector.select(timeout=limit.left(at_most=POLL_SECONDS if whole else None))
+            ]
+            if _is_over(process, ready, whole=whole):
+                break
             if process.stdin is not None and process.stdin in ready:
                 feed = _feed(process.stdin, feed)
                 if not feed:
@@ -275,9 +310,35 @@ def _drain(
                     output.add(chunk)
                 else:
                     selector.unregister(process.stdout)
-    remaining = left()
-    process.wait(timeout=None if remaining is None else max(0.1, remaining))
+    limit.wait()
     return output.end()
+
+
+class _Limit:
+    """The time that a program may take."""
+
+    def __init__(self, process: subprocess.Popen[bytes], started: float, seconds: float | None) -> None:
+        self._process = process
+        self._seconds = seconds
+        self._end = started + (seconds or 0.0)
+
+    def left(self, at_most: float | None = None) -> float | None:
+        """Seconds that are left, none for no limit; TimeoutExpired when none are."""
+        if self._seconds is None:
+            return at_most
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise subprocess.TimeoutExpired(self._process.args, self._seconds)
+        return left if at_most is None else min(left, at_most)
+
+    def wait(self) -> None:
+        """Wait for the end of a program whose output has ended: nearly always that is now."""
+        self._process.wait(timeout=None if self._seconds is None else max(0.1, self._end - time.monotonic()))
+
+
+def _is_over(process: subprocess.Popen[bytes], ready: Sequence[object], *, whole: bool) -> bool:
+    """Whether only what a program left behind still holds its output open."""
+    return whole and not ready and process.poll() is not None
 
 
 def _feed(pipe: IO[bytes], data: memoryview) -> memoryview:

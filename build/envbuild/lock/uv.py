@@ -104,7 +104,8 @@ _PLACES_OF_PIP = frozenset(["extra-index-url", "find-links", "index-strategy", "
 # One unknown [tool.uv] key is only a warning, after which uv drops other settings too.
 _DROPPED_SETTINGS = re.compile(r"Failed to parse `.*pyproject\.toml` during settings discovery|unknown field")
 KNOW_THE_KEYS = "Use the uv that envbuild pins: another one does not know a key of [tool.uv] that envbuild writes."
-_BAD_CONFIGURATION = re.compile(r"^\s*error: Failed to parse: `?.*\.toml", re.MULTILINE)
+# A long path comes on a line of its own.
+_BAD_CONFIGURATION = re.compile(r"^\s*error: Failed to parse:\s+`?.*\.toml", re.MULTILINE)
 
 
 _PLAIN = ("--no-progress", "--color", "never")

@@ -48,6 +48,7 @@ class Parts(Model):
     glibc: str = Field(description="the newest glibc that the wheel may ask for: the base's")
     build_requirements: dict[str, str] = Field(description="what the build uses, and the locked versions")
     variables: dict[str, str] = Field(description="the declared variables of the build")
+    gpu_code: bool = Field(default=True, description="whether it has CUDA sources, whose code its wheel must show")
     nvcc_front: str = Field(description="digest of the script that stands before nvcc")
     patches: tuple[str, ...] = Field(default=(), description="digests of patches, in order")
 

@@ -157,6 +157,7 @@ def _plan(
         glibc=lock.lock.base.glibc,
         build_requirements=_requirements(lock, main, origin, recipe, sources),
         variables={variable: _filled(item.value, texts) for variable, item in sorted(recipe.variables.items())},
+        gpu_code=recipe.gpu_code,
         nvcc_front=front_digest(),
         patches=tuple(f"sha256:{sha256(content).hexdigest()}" for _, content in patches),
     )

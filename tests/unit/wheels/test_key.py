@@ -43,6 +43,7 @@ CHANGES = {
     "build_requirements": {"ninja": "1.13.0", "setuptools": "81"},
     "variables": {"FORCE": "FALSE"},
     "nvcc_front": "sha256:04",
+    "gpu_code": False,
     "patches": ("sha256:05",),
     "package": "mamba-ssm",
     "version": "1.7.1",

@@ -50,10 +50,14 @@ def test_suffixes_are_architectures_of_their_own():
     assert rewritten(given, ["90a"]) == ["a.cu", "-gencode=arch=compute_90a,code=sm_90a"]
 
 
-def test_of_several_asked_for_the_package_keeps_its_choice():
-    """A source of its own for each architecture must not be compiled for the others."""
-    assert rewritten([*PACKAGE, "a.cu"], ["80", "90"]) == ["a.cu", ASKED]
-    assert rewritten(["-arch=sm_75", "a.cu"], ["80", "90"]) == ["a.cu", "-gencode=arch=compute_80,code=sm_80", ASKED]
+def test_of_several_asked_for_none_is_missing_where_a_package_names_several():
+    eighty = "-gencode=arch=compute_80,code=sm_80"
+    assert rewritten([*PACKAGE, "a.cu"], ["80", "90"]) == ["a.cu", ASKED, eighty]
+    assert rewritten(["-arch=sm_75", "a.cu"], ["80", "90"]) == ["a.cu", eighty, ASKED]
+
+
+def test_a_source_of_one_architecture_alone_keeps_it():
+    assert rewritten([ASKED, "a.cu"], ["80", "90"]) == ["a.cu", ASKED]
 
 
 @pytest.mark.parametrize("given", [PACKAGE, [], ["-gencode=arch=compute_90,code=[sm_90,compute_90]"]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ def check_wheel(wheel: Path, plan: WheelPlan, environment: Path, scratch: Path, 
     Raises:
         CheckRefusedError: it is not what was asked for; names everything that is wrong.
     """
-    problems = list(_wrong_name(wheel, plan))
+    problems = [*_wrong_name(wheel, plan), *_wrong_members(wheel)]
     binaries = read_wheel(wheel)
     site_packages = site_packages_of(environment)
     provided = _provided(site_packages)
@@ -94,6 +95,18 @@ def check_wheel(wheel: Path, plan: WheelPlan, environment: Path, scratch: Path, 
 def _plain(wheel: Path) -> Tag:
     """The tag that a wheel without compiled files has already."""
     return Tag(platform=wheel.stem.rpartition("-")[2], against=("it has no compiled files",))
+
+
+def _wrong_members(wheel: Path) -> Iterable[str]:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError) as error:
+        yield f"It is no wheel that can be read: {error}"
+        return
+    for name in names:
+        if name.startswith("/") or ".." in name.split("/"):
+            yield f"{name} would be written outside of the environment."
 
 
 def _wrong_name(wheel: Path, plan: WheelPlan) -> Iterable[str]:

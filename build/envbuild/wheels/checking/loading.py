@@ -12,7 +12,7 @@ from pathlib import Path
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, remove_tree
-from envbuild.core.process import run
+from envbuild.core.process import run, tail
 from envbuild.wheels.checking.symbols import is_foreign_symbol
 from envbuild.wheels.planning import WheelPlan
 
@@ -81,7 +81,11 @@ def load(wheel: Path, libraries: Sequence[str], plan: WheelPlan, environment: Pa
         fix="It was not kept. It ended the interpreter that loaded it, or did not come back.",
     )
     # Libraries may print, also when the interpreter ends.
-    found = json.loads(finished.output.rpartition("\n@found ")[2].splitlines()[0])
+    _, mark, told = finished.output.rpartition("\n@found ")
+    if not mark:
+        why = f"a module or a library of it ended the interpreter that loaded it: {tail(finished.output) or 'silently'}"
+        return Loaded((why,), {})
+    found = json.loads(told.splitlines()[0])
     problems: list[str] = []
     unknown: dict[str, str] = {}
     for name, why in found["libraries"].items():

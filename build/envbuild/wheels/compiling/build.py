@@ -83,6 +83,7 @@ def build_wheel(plan: WheelPlan, archive: bytes, bench: Bench, progress: Callabl
         timeout_seconds=plan.recipe.time_limit_minutes * 60,
         on_line=show,
         check=False,
+        whole=True,
         fix=f"Raise time_limit_minutes in envs/wheels/{plan.parts.package}.toml, or build where there are more cores. "
         "What was compiled is kept: the next run goes on from there.",
     )

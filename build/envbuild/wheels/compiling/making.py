@@ -71,7 +71,8 @@ def _there(item: Built | None) -> Built:
 def _build_all(plans: Sequence[WheelPlan], environment: Path, workshop: Workshop) -> dict[str, Built]:
     limits, toolchain = workshop.limits, workshop.toolchain()
     which = plans[0].name if len(plans) == 1 else f"{len(plans)} wheels"
-    title = f"build {which} for {plans[0].asked.text()}, {limits.jobs} at once in {limits.memory_gib} GiB"
+    most = max(limits.jobs_for(plan.recipe.job_memory_gib) for plan in plans)
+    title = f"build {which} for {plans[0].asked.text()}, {most} at once in {limits.memory_gib} GiB"
     board = _Board(workshop.reporter)
     with workshop.store.staging("compilers") as turns, workshop.reporter.step(title):
         pool = ThreadPoolExecutor(len(plans))
@@ -150,7 +151,7 @@ class _Maker:
         seconds = time.monotonic() - started
         self._tell(f"checking {wheel.name}")
         checked = check_wheel(wheel, plan, self._environment, folder / "unpacked", log)
-        fill(entry, checked.wheel, _record(plan, checked, seconds, limits.jobs), log)
+        fill(entry, checked.wheel, _record(plan, checked, seconds, limits.jobs_for(plan.recipe.job_memory_gib)), log)
         with machine_errors(folder):
             remove_tree(folder)
         self._workshop.reporter.note(f"{plan.name}: built and checked in {time.monotonic() - started:.0f} s")

@@ -5,7 +5,8 @@ any Python from 3.8 on::
 
     python nvcc_front.py --nvcc /usr/local/cuda/bin/nvcc --sm 90,100a [--ptx 100a] -- <nvcc's own arguments>
 
-``-gencode`` pairs of architectures that were not asked for are dropped; when none is left, those asked for are added.
+``-gencode`` pairs of architectures that were not asked for are dropped. Those asked for and not named are added where
+several were named, or none is left: a source that is compiled for one architecture alone keeps it.
 ``-arch`` and ``-code`` always give way to them, since each stands for machine code and PTX of its own choice.
 Its digest is part of the build key. Source of the options: NVIDIA CUDA Compiler Driver, "GPU Code Generation".
 """
@@ -30,18 +31,23 @@ def rewritten(arguments: Sequence[str], sm: Sequence[str], ptx: Sequence[str] = 
     """The arguments of an nvcc command with the architectures ``sm`` (and PTX for ``ptx``), and no others."""
     wanted = [*(f"sm_{name}" for name in sm), *(f"compute_{name}" for name in ptx)]
     rest: list[str] = []
+    named = 0
     pairs: list[tuple[str, list[str]]] = []
     for option, value in _options(list(_expanded(arguments))):
         if option in PAIRS:
             virtual, codes = _pair(value)
+            named += 1
             if kept := [code for code in codes if code in wanted]:
                 pairs.append((virtual, _with_ptx(kept, wanted)))
         elif option not in CHOICES:
             rest.append(value)
     if QUESTIONS.intersection(rest) or not any(_is_input(word) for word in rest):
         return list(arguments)
-    if not any(code.startswith("sm_") for _, codes in pairs for code in codes):
-        pairs = [(f"compute_{name}", _with_ptx([f"sm_{name}"], wanted)) for name in sm]
+    there = {code for _, codes in pairs for code in codes}
+    # A source of its own for one architecture must not be compiled for the others.
+    if named > 1 or not any(code.startswith("sm_") for code in there):
+        pairs = [pair for pair in pairs if any(code.startswith("sm_") for code in pair[1])]
+        pairs += [(f"compute_{name}", _with_ptx([f"sm_{name}"], wanted)) for name in sm if f"sm_{name}" not in there]
     for virtual, codes in pairs:
         code = codes[0] if len(codes) == 1 else "[" + ",".join(codes) + "]"
         rest.append(f"-gencode=arch={virtual},code={code}")

@@ -26,7 +26,14 @@ class HostCompiler:
 
     cc: Path
     cxx: Path
+    cc_version: str
     version: str
+
+    @property
+    def both(self) -> str:
+        """Names and versions; the C++ compiler's alone where both are of one version, as they are nearly always."""
+        same = self.cc_version.split()[-1] == self.version.split()[-1]
+        return self.version if same else f"{self.cc_version}, {self.version}"
 
 
 def find_host_compiler(environ: Mapping[str, str] = os.environ) -> HostCompiler:
@@ -42,13 +49,26 @@ def find_host_compiler(environ: Mapping[str, str] = os.environ) -> HostCompiler:
         if found is None:
             raise MachineError(
                 f"the compiler {name} is not on this machine",
-                why=f"nvcc and the packages need a host compiler; {variable} names another one.",
+                why=f"nvcc and the packages need a host compiler; {variable} names another one: a program alone, "
+                "without arguments.",
                 fix="Install one: apt-get install gcc g++",
             )
         paths[variable] = Path(found)
-    asked = run([paths["CXX"], "-dumpfullversion", "-dumpversion"], what="ask the C++ compiler for its version")
-    version = f"{Path(names['CXX']).name} {asked.output.strip()}"
-    return HostCompiler(cc=paths["CC"], cxx=paths["CXX"], version=version)
+    versions = {name: f"{Path(names[name]).name} {_version(name, path)}" for name, path in paths.items()}
+    return HostCompiler(cc=paths["CC"], cxx=paths["CXX"], cc_version=versions["CC"], version=versions["CXX"])
+
+
+def _version(variable: str, compiler: Path) -> str:
+    command: list[str | Path] = [compiler, "-dumpfullversion", "-dumpversion"]
+    asked = run(command, what=f"ask {compiler} for its version", check=False, error=MachineError)
+    found = asked.output.strip()
+    if asked.status != 0 or not re.fullmatch(r"\d+(\.\d+)*", found):
+        raise MachineError(
+            f"{compiler} is no compiler that can be used",
+            why=f"{variable} names it, and asked with -dumpversion it does not say one: {found[:200] or 'nothing'}",
+            fix=f"Point {variable} at gcc or clang, or unset it.",
+        )
+    return found
 
 
 def refuse_too_new(host: HostCompiler, home: Path, cuda: str) -> None:

@@ -112,7 +112,7 @@ def toolchain_at(home: Path, version: str, environ: Mapping[str, str] = os.envir
     """
     host = find_host_compiler(environ)
     refuse_too_new(host, home, version)
-    return Toolchain(home=home, cuda=version, cc=host.cc, cxx=host.cxx, host=host.version)
+    return Toolchain(home=home, cuda=version, cc=host.cc, cxx=host.cxx, host=host.both)
 
 
 def no_toolkit(cuda: str, found: Toolkits) -> MachineError:

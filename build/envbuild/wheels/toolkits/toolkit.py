@@ -77,7 +77,7 @@ def _of_the_index(
     except (NetworkError, ResolutionError) as error:
         raise _not_had(error, lock, cuda, found) from error
     versions = {package.name: package.version for package in packages}
-    compilers = Compilers(cuda=versions[NVCC], host=host.version, source="index", packages=versions)
+    compilers = Compilers(cuda=versions[NVCC], host=host.both, source="index", packages=versions)
     if asked is Asked.AUTO:
         sources.reporter.note(f"no CUDA toolkit {cuda} on this machine: taking {NVCC} {compilers.cuda} of the index")
 
