@@ -106,7 +106,7 @@ def test_host_compilers_are_refused_as_nvcc_itself_does(real: Toolchain, tmp_pat
         said = f"-U__GNUC__,-D__GNUC__={version}"
         done = subprocess.run([real.nvcc, "-E", "-Xcompiler", said, source], capture_output=True, text=True)
         assert ("unsupported GNU version" in done.stderr) is bool(done.returncode)
-        host = HostCompiler(cc=real.cc, cxx=cxx, version=cxx.name)
+        host = HostCompiler(cc_version="gcc 12.2.0", cc=real.cc, cxx=cxx, version=cxx.name)
         try:
             refuse_too_new(host, real.home, real.cuda)
         except MachineError:
