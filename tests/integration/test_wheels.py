@@ -425,6 +425,12 @@ def test_a_toolkit_of_another_cuda_is_refused(own: Any, index: SimpleIndex, tmp_
     assert error["what"] == "there is no CUDA toolkit 11.8 on this machine"
 
 
+def test_options_before_a_command_are_not_ignored(own: Any) -> None:
+    done = own.run("wheels", "--stack", "k", "list", status=2)
+    assert "options of `wheels list` come after its name" in done.stderr
+    own.run("wheels", "list")
+
+
 def test_what_is_not_compiled_cannot_be_asked_for(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     error = wheels(locked(own, index, tmp_path), "--package", "setuptools", status=2)["error"]
     assert "are built here: kernels" in error["why"]

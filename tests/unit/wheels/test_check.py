@@ -1,12 +1,14 @@
 """The check of a wheel: its name, its tags, what its files need; all without a compiler."""
 
+import zipfile
+
 import pytest
 from helpers.wheels import make_wheel
 from unit.wheels.plans import plan
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.checking.check import _everywhere, _wrong_content, check_wheel
+from envbuild.wheels.checking.check import _everywhere, _wrong_content, _wrong_members, check_wheel
 from envbuild.wheels.checking.elf import Binary
 from envbuild.wheels.checking.loading import is_elsewhere, is_foreign
 
@@ -130,3 +132,11 @@ def test_whose_a_missing_module_is(tmp_path, files, module, elsewhere):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     assert is_elsewhere(module, tmp_path) is elsewhere
+
+
+@pytest.mark.parametrize("name", ["../slip", "own/../../slip", "/etc/slip"])
+def test_a_wheel_that_would_write_outside_of_the_environment_is_refused(tmp_path, name):
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as archive:
+        archive.writestr("own/..still/inside", "")
+        archive.writestr(name, "")
+    assert list(_wrong_members(tmp_path / "a.whl")) == [f"{name} would be written outside of the environment."]

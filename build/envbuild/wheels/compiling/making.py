@@ -19,13 +19,11 @@ from envbuild.wheels.checking.check import Checked, check_wheel
 from envbuild.wheels.compiling.build import Bench, build_wheel
 from envbuild.wheels.compiling.fronts import Turns
 from envbuild.wheels.compiling.limits import Limits
+from envbuild.wheels.keeping.entry import BUILDS_KIND
 from envbuild.wheels.keeping.wheelhouse import Built, Wheelhouse, WheelRecord, fill
 from envbuild.wheels.planning import WheelPlan
 from envbuild.wheels.sources import Sources
 from envbuild.wheels.toolkits.toolchain import Toolchain
-
-# Builds that have not come to their end, by key: sources and object files.
-UNFINISHED = "wheel-builds"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +134,7 @@ class _Maker:
 
     def __call__(self, entry: Path) -> None:
         plan, store = self._plan, self._workshop.store
-        folder = store.path_of(UNFINISHED, plan.parts.key)
+        folder = store.path_of(BUILDS_KIND, plan.parts.key)
         log = store.root / "logs" / "wheels" / f"{plan.parts.package}-{short(plan.parts.key)}.log"
         with machine_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)

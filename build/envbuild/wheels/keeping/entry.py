@@ -28,6 +28,8 @@ from envbuild.wheels.checking.elf import read_wheel
 from envbuild.wheels.key import OF_THE_MACHINE, Parts
 
 KIND = "wheels"
+# Builds that have not come to their end, by key: sources and object files.
+BUILDS_KIND = "wheel-builds"
 RECORD_FILE = "wheel.json"
 LOG_FILE = "build.log"
 PROVENANCE_FILE = "provenance.json"

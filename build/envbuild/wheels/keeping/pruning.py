@@ -15,11 +15,10 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.record import Lock, LockDirectory
 from envbuild.store import seals
 from envbuild.store.local import LocalStore
-from envbuild.wheels.keeping.entry import KIND, read_record
+from envbuild.wheels.keeping.entry import BUILDS_KIND, KIND, read_record
 from envbuild.wheels.key import Parts
 from envbuild.wheels.planning import buildable
 
-BUILDS_KIND = "wheel-builds"
 DAY_SECONDS = 86400.0
 
 
