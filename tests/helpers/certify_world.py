@@ -17,6 +17,7 @@ from envbuild.certify.certifying import Certification, certify
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
+from envbuild.image.layers import Layer
 from envbuild.image.oci import RunConfig, make_oci, write_layout
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE, PlacedImage, image_path
 from envbuild.image.record import RECORD_FILE, LayerRecord, dump
@@ -83,7 +84,7 @@ def place_image(out_dir: Path, lock: LockDirectory) -> PlacedImage:
         name="base", digest=sha256_file(layer_file), diff_id="sha256:2", size_bytes=7, unpacked_bytes=7, entries=1
     )
     image = make_oci(RunConfig(), "linux/amd64", [layer], 1)
-    write_layout(path / OCI_DIR, image, [(layer, layer_file)], tag="mcore")
+    write_layout(path / OCI_DIR, image, [Layer(layer, layer_file)], tag="mcore")
     layer_file.unlink()
     (path / SQSH_FILE).write_bytes(b"a squashfs")
     assert RECORD.sqsh is not None

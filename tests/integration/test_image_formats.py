@@ -13,7 +13,7 @@ import pytest
 
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import BuildError, CheckRefusedError
-from envbuild.image.layers import LayerWriter, walk
+from envbuild.image.layers import Layer, LayerWriter, walk
 from envbuild.image.oci import RunConfig, make_oci, write_layout
 from envbuild.image.squashfs import write_sqsh
 
@@ -63,7 +63,7 @@ def layers(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> list:
         base.add_tree(tree)
     with LayerWriter(folder / "top.tar.gz", EPOCH + 5) as top:
         top.add_bytes("odd/plain", b"replaced", 0o755)
-    return [(base.record("base"), folder / "base.tar.gz"), (top.record("top"), folder / "top.tar.gz")]
+    return [Layer(base.record("base"), folder / "base.tar.gz"), Layer(top.record("top"), folder / "top.tar.gz")]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from envbuild.core.files import remove_tree, write_atomic
 from envbuild.core.process import Finished, describe_status, find_tool, ran_out_of_space, run, tail
 from envbuild.core.progress import Reporter
 from envbuild.image import apt, gzips
-from envbuild.image.layers import LayerWriter, Owner
+from envbuild.image.layers import Layer, LayerWriter, Owner
 from envbuild.image.record import RECORD_FILE, BaseRecord, dump, load
 from envbuild.image.tars import read_members
 from envbuild.store.local import LocalStore
@@ -56,9 +56,14 @@ class MadeBase:
         return self.path / ROOTFS
 
     @property
-    def layer(self) -> Path:
-        """The layer's file."""
-        return self.path / LAYER_FILE
+    def layers(self) -> tuple[Layer, ...]:
+        """Its layers, lowest first."""
+        return (Layer(self.record.layer, self.path / LAYER_FILE),)
+
+    @property
+    def digest(self) -> str:
+        """The digest by which what is built on it knows the base: that of the tar of its root file system."""
+        return self.record.layer.diff_id
 
 
 @cache

@@ -19,7 +19,7 @@ from envbuild.core.progress import Reporter
 from envbuild.core.sandbox import Bind, Sandbox
 from envbuild.image import gzips, network
 from envbuild.image.bases import MadeBase
-from envbuild.image.layers import LayerWriter, plain_mode
+from envbuild.image.layers import Layer, LayerWriter, plain_mode
 from envbuild.image.record import RECORD_FILE, EnvironmentRecord, dump, load
 from envbuild.image.tidy import check_against, distributions, tidy
 from envbuild.lock.record import LockDirectory, snapshot
@@ -54,9 +54,9 @@ class MadeEnvironment:
     built: bool
 
     @property
-    def layer(self) -> Path:
-        """The layer's file."""
-        return self.path / LAYER_FILE
+    def layers(self) -> tuple[Layer, ...]:
+        """Its layers, lowest first."""
+        return (Layer(self.record.layer, self.path / LAYER_FILE),)
 
 
 def environment_key(lock: LockDirectory, base_digest: str, wheels: Mapping[str, Built] = NO_BUILT) -> str:
@@ -101,7 +101,7 @@ def make_environment(
         CheckRefusedError: what is installed is not what is locked, or does not import.
         NetworkError: an index cannot be reached.
     """
-    key = environment_key(lock, base.record.layer.diff_id, wheels)
+    key = environment_key(lock, base.digest, wheels)
 
     def build(folder: Path) -> None:
         logs = store.root / "logs" / f"environment-{short(key)}"

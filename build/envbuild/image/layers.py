@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Owner = tuple[int, int]
+
+
+class Layer(NamedTuple):
+    """A layer: what is known about it, and its file."""
+
+    record: LayerRecord
+    file: Path
 
 
 def root_owns(name: str) -> Owner:  # noqa: ARG001 - an owner rule sees the name

@@ -24,7 +24,7 @@ from envbuild.core.progress import Reporter
 from envbuild.image import gzips, subids
 from envbuild.image.bases import MadeBase, base_key, find_base, make_base
 from envbuild.image.environment import PLAIN_ENVIRONMENT, VENV, MadeEnvironment, make_environment
-from envbuild.image.layers import LayerWriter
+from envbuild.image.layers import Layer, LayerWriter
 from envbuild.image.oci import RunConfig, make_oci, write_layout
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE
 from envbuild.image.record import RECORD_FILE, ImageRecord, LayerRecord, SqshRecord, dump
@@ -100,7 +100,7 @@ def build_image(
     with locks.shared(in_use, on_wait=lambda: reporter.note(waiting)):
         base = make_base(selection, site, store, reporter)
         environment = make_environment(selection, lock, base, site, store, reporter, wheels)
-        key = image_key(selection, lock, base.record.layer.diff_id, formats, wheels)
+        key = image_key(selection, lock, base.digest, formats, wheels)
         parts = _Parts(selection=selection, lock=lock, base=base, environment=environment, wheels=wheels)
 
         def build(folder: Path) -> None:
@@ -160,7 +160,7 @@ def _find(
     wanted = [("oci", "sqsh")] if "sqsh" in formats else [("oci", "sqsh"), ("oci",)]
     for candidate in wanted:
         try:
-            key = image_key(selection, lock, base.record.layer.diff_id, candidate, wheels)
+            key = image_key(selection, lock, base.digest, candidate, wheels)
         except MachineError:
             if "sqsh" in formats:
                 raise
@@ -197,18 +197,14 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Report
     log.unlink(missing_ok=True)
     with reporter.step("write the OCI layout"):
         file = folder.parent / "configuration.tar.gz"
-        layers = [
-            (base.record.layer, base.layer),
-            (environment.record.layer, environment.layer),
-            (write_configuration(file, parts), file),
-        ]
+        layers = [*base.layers, *environment.layers, Layer(write_configuration(file, parts), file)]
         config = run_config(parts)
-        image = make_oci(config, parts.selection.base.platform, [layer for layer, _ in layers], epoch)
+        image = make_oci(config, parts.selection.base.platform, [layer.record for layer in layers], epoch)
         write_layout(folder / OCI_DIR, image, layers, tag=lock.stack)
     sqsh: SqshRecord | None = None
     if with_sqsh:
         with reporter.step("pack the .sqsh"):
-            files = [path for _, path in layers]
+            files = [layer.file for layer in layers]
             sqsh = write_sqsh(folder / SQSH_FILE, files, config, f"oci:{image.digest}", epoch, log)
     record = ImageRecord(
         schema="envbuild.image/1",
@@ -220,11 +216,11 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Report
         source_date_epoch=epoch,
         oci_digest=image.digest,
         config_digest=image.config_digest,
-        layers=tuple(layer for layer, _ in layers),
+        layers=tuple(layer.record for layer in layers),
         sqsh=sqsh,
         python=f"{VENV}/bin/python",
         environment=config.environment,
-        base_digest=base.record.layer.diff_id,
+        base_digest=base.digest,
         base_made_by=base.record.made_by,
         base_packages=base.record.packages,
         packages=environment.record.packages,
@@ -251,7 +247,7 @@ def run_config(parts: _Parts) -> RunConfig:
             ("org.opencontainers.image.title", f"{lock.stack} on {selection.base_name} for {selection.target_name}"),
             ("envbuild.stack", lock.stack),
             ("envbuild.base", selection.base_name),
-            ("envbuild.base.digest", parts.base.record.layer.diff_id),
+            ("envbuild.base.digest", parts.base.digest),
             ("envbuild.target", selection.target_name),
             ("envbuild.lock", lock.digest),
         ),
@@ -265,7 +261,7 @@ def write_configuration(file: Path, parts: _Parts) -> LayerRecord:
         "schema": "envbuild.fingerprint/1",
         "stack": lock.stack,
         "base": parts.selection.base_name,
-        "base_digest": parts.base.record.layer.diff_id,
+        "base_digest": parts.base.digest,
         "target": parts.selection.target_name,
         "lock_digest": lock.digest,
         "python": f"{VENV}/bin/python",

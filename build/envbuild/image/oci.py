@@ -10,6 +10,7 @@ from pathlib import Path
 
 from envbuild.core.digests import Json, canonical_json, sha256_bytes
 from envbuild.core.files import link_or_copy, write_atomic
+from envbuild.image.layers import Layer
 from envbuild.image.record import LayerRecord
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
@@ -83,11 +84,11 @@ def make_oci(run_config: RunConfig, platform: str, layers: Sequence[LayerRecord]
     return OciImage(config=config_bytes, manifest=canonical_json(manifest))
 
 
-def write_layout(folder: Path, image: OciImage, layers: Sequence[tuple[LayerRecord, Path]], tag: str) -> None:
+def write_layout(folder: Path, image: OciImage, layers: Sequence[Layer], tag: str) -> None:
     """Write an image as an OCI layout: blobs by digest (layers as hard links), ``index.json``, ``oci-layout``."""
     blobs = folder / "blobs/sha256"
-    for layer, file in layers:
-        link_or_copy(file, blobs / layer.digest.removeprefix("sha256:"))
+    for layer in layers:
+        link_or_copy(layer.file, blobs / layer.record.digest.removeprefix("sha256:"))
     for data in (image.config, image.manifest):
         write_atomic(blobs / sha256_bytes(data).removeprefix("sha256:"), data)
     config = json.loads(image.config)

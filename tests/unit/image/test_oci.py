@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+from envbuild.image.layers import Layer
 from envbuild.image.oci import RunConfig, make_oci, write_layout
 from envbuild.image.record import LayerRecord
 
@@ -18,7 +19,7 @@ def layer(tmp_path, name, content=b"layer"):
     record = LayerRecord(
         name=name, digest=digest, diff_id="sha256:d" + name, size_bytes=file.stat().st_size, unpacked_bytes=1, entries=1
     )
-    return record, file
+    return Layer(record, file)
 
 
 def test_layout_has_a_blob_for_every_digest_it_names(tmp_path):
@@ -46,7 +47,7 @@ def test_layout_has_a_blob_for_every_digest_it_names(tmp_path):
 def test_layout_shares_layers_with_the_store(tmp_path):
     record, file = layer(tmp_path, "base")
     image = make_oci(CONFIG, "linux/amd64", [record], epoch=0)
-    write_layout(tmp_path / "oci", image, [(record, file)], tag="x")
+    write_layout(tmp_path / "oci", image, [Layer(record, file)], tag="x")
     assert (tmp_path / "oci/blobs/sha256" / record.digest.removeprefix("sha256:")).samefile(file)
 
 
