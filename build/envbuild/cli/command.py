@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import click
+from click.core import ParameterSource
 
 from envbuild.cli.output import put
 
@@ -32,6 +33,21 @@ class Group(click.Group):
         if option is not None:
             option.callback = _show_help
         return option
+
+
+def hands_over(context: click.Context) -> bool:
+    """Whether a command of a group was named, to which the group's own work then gives way.
+
+    Raises:
+        UsageError: options stand before its name, where they would mean the group's own work.
+    """
+    if context.invoked_subcommand is None:
+        return False
+    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        group = context.info_name
+        raise click.UsageError(f"options of `{group} {context.invoked_subcommand}` come after its name", context)
+    return True
 
 
 def _show_help(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from envbuild.cli.command import Command
+from envbuild.cli.command import Group, hands_over
 from envbuild.cli.common import Session, out_dir_option, output_options, selection_options, shown
 from envbuild.core.digests import short
 from envbuild.image.native import build_image
@@ -24,13 +24,15 @@ def parse_formats(context: click.Context, parameter: click.Parameter, value: str
     return tuple(name for name in FORMATS if name in asked)
 
 
-@click.command("image", cls=Command)
+@click.group("image", cls=Group, invoke_without_command=True)
 @selection_options
 @click.option("--format", "formats", callback=parse_formats, default="oci,sqsh", show_default=True, metavar="LIST")
 @click.option("--refresh-base", is_flag=True, help="Make the base anew from the distribution's packages of now.")
 @out_dir_option
 @output_options
+@click.pass_context
 def command(
+    context: click.Context,
     session: Session,
     stack: str,
     base: str | None,
@@ -43,6 +45,8 @@ def command(
 
     The same lock and base give the same digests. Does nothing when the image is there.
     """
+    if hands_over(context):
+        return
     selection = session.select(stack, target, base)
     lock = find_lock(session.project, selection)
     current = not is_older(lock.lock, selection)

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
 from envbuild.catalog.models import Target
-from envbuild.cli.command import Group
+from envbuild.cli.command import Group, hands_over
 from envbuild.cli.common import Session, output_options, selection_options
 from envbuild.cli.stores import store_options
 from envbuild.cli.wheelhouse import COMMANDS, as_json, line
@@ -70,10 +69,7 @@ def command(
 
     What is there, or in a remote store that is read, is not built again. The commands look at what is there.
     """
-    if context.invoked_subcommand is not None:
-        given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-        if given:
-            raise click.UsageError(f"options of `wheels {context.invoked_subcommand}` come after its name")
+    if hands_over(context):
         return
     if against and not explain:
         raise click.UsageError("--against belongs to --explain")
