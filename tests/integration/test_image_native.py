@@ -114,6 +114,23 @@ def test_image_says_whether_its_lock_is_current(mini: Tool, image: Any, tmp_path
     assert digests(after) == digests(image)
 
 
+def test_lock_of_a_name_has_an_image_of_its_own(mini: Tool, image: Any, tmp_path: Path) -> None:
+    other = Tool(tmp_path / "p", mini.cache)
+    for folder in ("envs", "lockfiles"):
+        shutil.copytree(mini.project / folder, other.project / folder)
+    other.run("lock", "--stack", NAME, "--target", "cpu", "--pin", "packaging=24.2", "--name", "try1")
+    named = image_of(other, "--name", "try1")
+    base = named["record"]["base"]
+    assert named["built"] is True
+    assert Path(named["path"]) == other.project / "out" / "images" / f"try1-{base}-cpu"
+    assert (named["record"]["stack"], named["record"]["packages"]["packaging"]) == (NAME, "24.2")
+    own = image_of(other)
+    assert Path(own["path"]) == other.project / "out" / "images" / f"{NAME}-{base}-cpu"
+    assert digests(own) == digests(image) != digests(named)
+    again = image_of(other, "--name", "try1")
+    assert (again["built"], again["placed"]) == (False, False)
+
+
 def image_logs(store: Path) -> dict[Path, int]:
     """When each log of a build was written; tests beside these write those of locks."""
     logs = [path for path in (store / "logs").rglob("*.log") if not path.name.startswith(("lock-", "git"))]

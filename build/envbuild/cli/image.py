@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 
 from envbuild.cli.command import Group, hands_over
-from envbuild.cli.common import Session, out_dir_option, output_options, selection_options, shown
+from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options, shown
 from envbuild.core.digests import short
 from envbuild.image.native import build_image
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE, place
 from envbuild.lock.locking import find_lock, is_older
+from envbuild.lock.place import lock_command
 
 FORMATS = ("oci", "sqsh")
 
@@ -26,6 +27,7 @@ def parse_formats(context: click.Context, parameter: click.Parameter, value: str
 
 @click.group("image", cls=Group, invoke_without_command=True)
 @selection_options
+@name_option
 @click.option("--format", "formats", callback=parse_formats, default="oci,sqsh", show_default=True, metavar="LIST")
 @click.option("--refresh-base", is_flag=True, help="Make the base anew from the distribution's packages of now.")
 @out_dir_option
@@ -37,6 +39,7 @@ def command(
     stack: str,
     base: str | None,
     target: str | None,
+    name: str | None,
     formats: tuple[str, ...],
     refresh_base: bool,
     out_dir: Path,
@@ -48,10 +51,10 @@ def command(
     if hands_over(context):
         return
     selection = session.select(stack, target, base)
-    lock = find_lock(session.project, selection)
+    lock = find_lock(session.project, selection, name)
     current = not is_older(lock.lock, selection)
     if not current:
-        session.reporter.note("note: the lock is older than its stack, base or uv; `envbuild lock` would renew it")
+        session.reporter.note(f"note: the lock is older than its stack or base; `{lock_command(lock)}` would renew it")
     built = build_image(
         selection,
         lock,
@@ -62,7 +65,7 @@ def command(
         refresh_base=refresh_base,
         wheels=session.built_wheels(lock, selection),
     )
-    image, placed = place(built.path, out_dir, built.record)
+    image, placed = place(built.path, out_dir, built.record, name)
     record = image.record
     if not built.built and not placed:
         state = "nothing to do: the image is there"

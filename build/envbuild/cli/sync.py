@@ -9,7 +9,16 @@ from pathlib import Path
 import click
 
 from envbuild.cli.command import Command
-from envbuild.cli.common import Place, Session, output_options, parse_phases, phases_option, selection_options, shown
+from envbuild.cli.common import (
+    Place,
+    Session,
+    name_option,
+    output_options,
+    parse_phases,
+    phases_option,
+    selection_options,
+    shown,
+)
 from envbuild.core.digests import Json, short
 from envbuild.lock.locking import find_lock
 from envbuild.sync.install import WHEELS_PHASE
@@ -21,7 +30,7 @@ from envbuild.wheels.planning import buildable
 @click.command("sync", cls=Command)
 @selection_options
 @click.option("--into", required=True, type=Place(file_okay=False), help="The environment.")
-@click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")
+@name_option
 @phases_option("What to install; main comes first.")
 @click.option("--no-build", is_flag=True, help="Leave out what would have to be compiled: take wheels only.")
 @output_options

@@ -1,4 +1,4 @@
-"""Images where people look for them: ``out/images/<stack>-<base>-<target>/``, linked from the store."""
+"""Images where people look for them: ``out/images/<lock>-<base>-<target>/``, linked from the store."""
 
 from __future__ import annotations
 
@@ -23,10 +23,26 @@ OUT_DIR = Path("out")
 
 @dataclass(frozen=True)
 class PlacedImage:
-    """An image in an output directory: ``oci/`` (an OCI layout), ``image.sqsh``, and the record of both."""
+    """An image in an output directory: ``oci/`` (an OCI layout), ``image.sqsh``, and the record of both.
+
+    Attributes:
+        lock_name: of the lock that it was asked for by; that of the stack where it is the stack's own.
+    """
 
     path: Path
     record: ImageRecord
+    lock_name: str
+
+    @property
+    def name(self) -> str:
+        """What it is called where it was put, and in certificates."""
+        return image_name(self.lock_name, self.record.base, self.record.target)
+
+    @property
+    def command(self) -> str:
+        """The command that puts it there."""
+        record = self.record
+        return _image_command(self.path.parent.parent, record.stack, record.base, record.target, self.lock_name)
 
     def sqsh(self) -> Path:
         """The .sqsh file.
@@ -39,45 +55,59 @@ class PlacedImage:
             raise ConfigurationError(
                 f"there is no .sqsh in {self.path}",
                 why="The image was built without one." if self.record.sqsh_digest is None else f"{file} is gone.",
-                fix=f"Build it: {_command(self)} --format oci,sqsh",
+                fix=f"Build it: {self.command} --format oci,sqsh",
             )
         return file
 
 
-def image_path(out_dir: Path, stack: str, base: str, target: str) -> Path:
-    """Where the image of a stack on a base for a target is put."""
-    return out_dir / "images" / f"{stack}-{base}-{target}"
+def image_name(lock_name: str, base: str, target: str) -> str:
+    """What the image of a lock on a base for a target is called; a lock has its stack's name, or one of its own."""
+    return f"{lock_name}-{base}-{target}"
 
 
-def find_image(out_dir: Path, stack: str, base: str, target: str) -> PlacedImage:
+def image_path(out_dir: Path, lock_name: str, base: str, target: str) -> Path:
+    """Where the image of a lock on a base for a target is put."""
+    return out_dir / "images" / image_name(lock_name, base, target)
+
+
+def find_image(out_dir: Path, stack: str, base: str, target: str, lock_name: str | None = None) -> PlacedImage:
     """The image that was put into an output directory.
+
+    Args:
+        lock_name: of a lock that is not the stack's own (``envbuild lock --name``).
 
     Raises:
         ConfigurationError: there is none; says how to make it.
     """
-    path = image_path(out_dir, stack, base, target)
+    lock_name = lock_name or stack
+    path = image_path(out_dir, lock_name, base, target)
     record = path / RECORD_FILE
     if not record.is_file():
+        named = "" if lock_name == stack else f", lock {lock_name}"
         raise ConfigurationError(
-            f"there is no image of stack {stack} on base {base} for target {target}",
+            f"there is no image of stack {stack} on base {base} for target {target}{named}",
             why=f"{record} does not exist.",
-            fix=f"Build it first: {_image_command(out_dir, stack, base, target)} --format oci,sqsh",
+            fix=f"Build it first: {_image_command(out_dir, stack, base, target, lock_name)} --format oci,sqsh",
         )
-    return PlacedImage(path, ImageRecord.load(record))
+    return PlacedImage(path, ImageRecord.load(record), lock_name)
 
 
-def place(entry: Path, out_dir: Path, record: ImageRecord) -> tuple[PlacedImage, bool]:
+def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None = None) -> tuple[PlacedImage, bool]:
     """Put a store entry into ``out_dir``; returns it and whether anything had to be done.
 
     Files are hard links where the disk allows it, so an image is kept once.
+
+    Args:
+        lock_name: see :func:`find_image`. The same image may be there under several.
     """
-    path = image_path(out_dir, record.stack, record.base, record.target)
+    path = image_path(out_dir, lock_name or record.stack, record.base, record.target)
+    image = PlacedImage(path, record, lock_name or record.stack)
     if _is_placed(entry, path):
-        return PlacedImage(path, record), False
+        return image, False
     # One at a time: whoever comes second would sweep away what the first is putting together.
     with locks.exclusive(path.with_name(f".{path.name}.lock")):
         if _is_placed(entry, path):
-            return PlacedImage(path, record), False
+            return image, False
         for leftover in [*path.parent.glob(f".{path.name}.new.*"), *path.parent.glob(f".{path.name}.old.*")]:
             remove_tree(leftover)
         with machine_errors(path):
@@ -89,7 +119,7 @@ def place(entry: Path, out_dir: Path, record: ImageRecord) -> tuple[PlacedImage,
             replace_tree(staged, path)
         finally:
             remove_tree(staged)
-    return PlacedImage(path, record), True
+    return image, True
 
 
 def _files(entry: Path) -> list[Path]:
@@ -144,16 +174,12 @@ def verify(image: PlacedImage) -> None:
 
 def _not_built(image: PlacedImage, why: str) -> CheckRefusedError:
     return CheckRefusedError(
-        f"the image in {image.path} is not the one that was built", why=why, fix=f"Put it right: {_command(image)}"
+        f"the image in {image.path} is not the one that was built", why=why, fix=f"Put it right: {image.command}"
     )
 
 
-def _command(image: PlacedImage) -> str:
-    record = image.record
-    return _image_command(image.path.parent.parent, record.stack, record.base, record.target)
-
-
-def _image_command(out_dir: Path, stack: str, base: str, target: str) -> str:
+def _image_command(out_dir: Path, stack: str, base: str, target: str, lock_name: str) -> str:
     """The command that puts an image into ``out_dir``."""
     words = ["envbuild", "image", "--stack", stack, "--base", base, "--target", target]
+    words += [] if lock_name == stack else ["--name", lock_name]
     return shlex.join(words if out_dir == OUT_DIR else [*words, "--out-dir", str(out_dir)])
