@@ -21,7 +21,7 @@ from envbuild.core.errors import ConfigurationError, MachineError
 from envbuild.core.files import write_atomic
 from envbuild.core.process import find_tool
 from envbuild.core.progress import Reporter
-from envbuild.image import gzips, subids
+from envbuild.image import gzips, requirements, subids
 from envbuild.image.bases import MadeBase, base_key, find_base, make_base
 from envbuild.image.environment import PLAIN_ENVIRONMENT, VENV, MadeEnvironment, make_environment
 from envbuild.image.layers import Layer, LayerWriter
@@ -108,7 +108,13 @@ def build_image(
             _assemble(folder, key, parts, log, reporter, with_sqsh="sqsh" in formats)
 
         entry = store.get_or_build(KIND, key, build)
-    return BuiltImage(path=entry.path, record=ImageRecord.load(entry.path / RECORD_FILE), built=entry.built)
+    return _for_target(selection, entry.path, built=entry.built)
+
+
+def _for_target(selection: Selection, path: Path, *, built: bool) -> BuiltImage:
+    """An image of the store, which may have been built for another target of the same hardware."""
+    record = ImageRecord.load(path / RECORD_FILE)
+    return BuiltImage(path=path, record=record.model_copy(update={"target": selection.target_name}), built=built)
 
 
 def image_key(
@@ -123,7 +129,7 @@ def image_key(
         "format": FORMAT,
         "stack": selection.stack_name,
         "base": [selection.base_name, base_digest],
-        "target": [selection.target_name, definition_digest(selection.target)],
+        "target": requirements.what_decides(selection.target),
         "lock": [lock.lock.digest, lock.lock.source_date_epoch],
         "uv": uv_version(),
         "gzip": gzips.ENCODER,
@@ -166,7 +172,7 @@ def _find(
                 raise
             continue  # no mksquashfs here, and no .sqsh is asked for
         if path := store.find(KIND, key):
-            return BuiltImage(path=path, record=ImageRecord.load(path / RECORD_FILE), built=False)
+            return _for_target(selection, path, built=False)
     return None
 
 
@@ -235,21 +241,24 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Report
 def run_config(parts: _Parts) -> RunConfig:
     """How containers of the image start."""
     selection, lock = parts.selection, parts.lock.lock
+    hardware = requirements.in_words(selection.target)
+    required = requirements.variables(selection.target, selection.base.cuda)
     return RunConfig(
         environment=(
             f"PATH={VENV}/bin:/usr/local/sbin:/usr/local/bin:{PLAIN_ENVIRONMENT['PATH']}",
             f"VIRTUAL_ENV={VENV}",
             f"LANG={PLAIN_ENVIRONMENT['LANG']}",
-            *(f"{name}={value}" for name, value in lock.variables(VENV).items()),
+            *(f"{name}={value}" for name, value in {**required, **lock.variables(VENV)}.items()),
         ),
         command=COMMAND,
         labels=(
-            ("org.opencontainers.image.title", f"{lock.stack} on {selection.base_name} for {selection.target_name}"),
+            ("org.opencontainers.image.title", f"{lock.stack} on {selection.base_name} for {hardware}"),
             ("envbuild.stack", lock.stack),
             ("envbuild.base", selection.base_name),
             ("envbuild.base.digest", parts.base.digest),
-            ("envbuild.target", selection.target_name),
+            ("envbuild.hardware", hardware),
             ("envbuild.lock", lock.digest),
+            *requirements.labels(required).items(),
         ),
     )
 
@@ -262,7 +271,7 @@ def write_configuration(file: Path, parts: _Parts) -> LayerRecord:
         "stack": lock.stack,
         "base": parts.selection.base_name,
         "base_digest": parts.base.digest,
-        "target": parts.selection.target_name,
+        "target": requirements.what_decides(parts.selection.target),
         "lock_digest": lock.digest,
         "python": f"{VENV}/bin/python",
         "packages": dict(parts.environment.record.packages),

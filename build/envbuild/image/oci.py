@@ -16,6 +16,7 @@ from envbuild.image.record import LayerRecord
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
+INDEX_FILE = "index.json"
 REF_NAME = "org.opencontainers.image.ref.name"
 
 
@@ -104,5 +105,16 @@ def write_layout(folder: Path, image: OciImage, layers: Sequence[Layer], tag: st
             }
         ],
     }
-    write_atomic(folder / "index.json", canonical_json(index))
+    write_atomic(folder / INDEX_FILE, canonical_json(index))
     write_atomic(folder / "oci-layout", canonical_json({"imageLayoutVersion": "1.0.0"}))
+
+
+def retagged(index: bytes, tag: str) -> bytes:
+    """The ``index.json`` of a layout with one image, which has another tag in it.
+
+    One image a layout: skopeo, umoci and podman ask for a tag as soon as there are two, be they the same image.
+    """
+    value = json.loads(index)
+    for described in value["manifests"]:
+        described["annotations"] = {**described.get("annotations", {}), REF_NAME: tag}
+    return canonical_json(value)

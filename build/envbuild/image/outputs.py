@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core import locks
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
-from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree
-from envbuild.image.record import RECORD_FILE, ImageRecord
-from envbuild.store.seals import ALWAYS_READ_BYTES
+from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree, write_atomic
+from envbuild.image.oci import INDEX_FILE, retagged
+from envbuild.image.record import RECORD_FILE, ImageRecord, dump
+from envbuild.store.seals import ALWAYS_READ_BYTES, SEAL_FILE, seal_with
 
 OCI_DIR = "oci"
 SQSH_FILE = "image.sqsh"
@@ -95,18 +97,20 @@ def find_image(out_dir: Path, stack: str, base: str, target: str, lock_name: str
 def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None = None) -> tuple[PlacedImage, bool]:
     """Put a store entry into ``out_dir``; returns it and whether anything had to be done.
 
-    Files are hard links where the disk allows it, so an image is kept once.
+    Files are hard links where the disk allows it, so an image is kept once, however many targets have it. Its tag and
+    the target in its record are those of the place.
 
     Args:
         lock_name: see :func:`find_image`. The same image may be there under several.
     """
     path = image_path(out_dir, lock_name or record.stack, record.base, record.target)
     image = PlacedImage(path, record, lock_name or record.stack)
-    if _is_placed(entry, path):
+    own = _own_files(entry, record, path.name)
+    if _is_placed(entry, own, path):
         return image, False
     # One at a time: whoever comes second would sweep away what the first is putting together.
     with locks.exclusive(path.with_name(f".{path.name}.lock")):
-        if _is_placed(entry, path):
+        if _is_placed(entry, own, path):
             return image, False
         for leftover in [*path.parent.glob(f".{path.name}.new.*"), *path.parent.glob(f".{path.name}.old.*")]:
             remove_tree(leftover)
@@ -114,23 +118,38 @@ def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None
             staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new."))
         try:
             staged.chmod(0o755)
-            for source in _files(entry):
+            for source in _shared_files(entry, own):
                 link_or_copy(source, staged / source.relative_to(entry))
+            for name, data in own.items():
+                write_atomic(staged / name, data)
             replace_tree(staged, path)
         finally:
             remove_tree(staged)
     return image, True
 
 
-def _files(entry: Path) -> list[Path]:
-    return sorted(path for path in entry.rglob("*") if path.is_file())
+def _own_files(entry: Path, record: ImageRecord, tag: str) -> dict[str, bytes]:
+    """The files of a placed image that are not the store's: they name the target."""
+    index = f"{OCI_DIR}/{INDEX_FILE}"
+    own = {RECORD_FILE: dump(record)}
+    with machine_errors(entry, "read"):
+        if (entry / index).is_file():
+            own[index] = retagged((entry / index).read_bytes(), tag)
+        return {**own, SEAL_FILE: seal_with(entry, own)}
 
 
-def _is_placed(entry: Path, path: Path) -> bool:
+def _shared_files(entry: Path, own: Mapping[str, bytes]) -> list[Path]:
+    files = sorted(path for path in entry.rglob("*") if path.is_file())
+    return [path for path in files if path.relative_to(entry).as_posix() not in own]
+
+
+def _is_placed(entry: Path, own: Mapping[str, bytes], path: Path) -> bool:
     """Whether ``path`` holds the entry: every file there is the entry's own, or has its size and time."""
     try:
-        return all(_same(source, path / source.relative_to(entry)) for source in _files(entry))
-    except FileNotFoundError:
+        return all((path / name).read_bytes() == data for name, data in own.items()) and all(
+            _same(source, path / source.relative_to(entry)) for source in _shared_files(entry, own)
+        )
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

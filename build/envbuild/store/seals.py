@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from envbuild.core.digests import sha256_file
+from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import InternalError
 
 SEAL_FILE = ".sealed.json"
@@ -30,6 +31,13 @@ def seal(entry: Path) -> None:
         os.utime(file, (SEALED_SECONDS, SEALED_SECONDS))
         listed[file.relative_to(entry).as_posix()] = [file.stat().st_size, sha256_file(file)]
     (entry / SEAL_FILE).write_text(json.dumps(listed, indent=1, sort_keys=True) + "\n")
+
+
+def seal_with(entry: Path, files: Mapping[str, bytes]) -> bytes:
+    """The seal of a copy of a sealed entry in which some files are others: the bytes for its :data:`SEAL_FILE`."""
+    listed = json.loads((entry / SEAL_FILE).read_bytes())
+    listed |= {name: [len(data), sha256_bytes(data)] for name, data in files.items()}
+    return (json.dumps(listed, indent=1, sort_keys=True) + "\n").encode()
 
 
 def broken(entry: Path) -> str:

@@ -2,6 +2,7 @@
 
 import subprocess
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,20 +96,33 @@ def test_key_changes_with_whatever_decides_the_bytes(lock, monkeypatch):
     assert len(set(keys)) == len(keys)
 
 
-def test_key_changes_with_the_target_by_name_and_by_definition(lock, tmp_path):
-    """The target's name is in the image, and its architectures decide what is compiled."""
-    text = Catalog.open(data_root()).path("targets", "cpu").read_text()
+def test_key_changes_with_the_hardware_and_not_with_the_targets_name(lock, tmp_path):
+    """Two targets whose images would be the same have one."""
     own = tmp_path / "envs" / "targets"
     own.mkdir(parents=True)
-    (own / "cpu2.toml").write_text(text)
+    text = Catalog.open(data_root()).path("targets", "h100").read_text()
+    (own / "h100-like.toml").write_text(text.replace("summary = ", 'summary = "another"  # '))
+    (own / "older.toml").write_text(text.replace('"90"', '"80"'))
+    (own / "fleet.toml").write_text(text + 'driver = "580.95.05"\n')
     catalog = Catalog.open(tmp_path)
-    keys = [
-        image_key(Selection(catalog, "mcore", "debian12", name), lock, BASE_DIGEST, BOTH) for name in ("cpu", "cpu2")
-    ]
-    assert keys[0] == image_key(SELECTION, lock, BASE_DIGEST, BOTH)
-    (own / "cpu.toml").write_text(text.replace("summary = ", 'summary = "another"  # '))
-    keys.append(image_key(Selection(Catalog.open(tmp_path), "mcore", "debian12", "cpu"), lock, BASE_DIGEST, BOTH))
-    assert len(set(keys)) == 3
+    key = {
+        name: image_key(Selection(catalog, "mcore", "debian12-cu130", name), lock, BASE_DIGEST, BOTH)
+        for name in ("h100", "h200", "h100-like", "older", "fleet", "cpu")
+    }
+    assert key["h100"] == key["h200"] == key["h100-like"]
+    assert len({key[name] for name in ("h100", "older", "fleet", "cpu")}) == 4
+
+
+def test_image_of_another_target_with_the_same_hardware_is_taken(lock, store, site, tmp_path):
+    put_base(store)
+    entry = put_image(store, lock, BOTH)
+    own = tmp_path / "envs" / "targets"
+    own.mkdir(parents=True)
+    (own / "cpu2.toml").write_text(Catalog.open(data_root()).path("targets", "cpu").read_text())
+    other = Selection(Catalog.open(tmp_path), "mcore", "debian12", "cpu2")
+    built = build_image(other, lock, site, store, SilentReporter())
+    assert (built.path, built.built, built.record.target) == (entry.path, False, "cpu2")
+    assert build_image(SELECTION, lock, site, store, SilentReporter()).record.target == "cpu"
 
 
 def test_key_without_sqsh_does_not_depend_on_mksquashfs(lock, monkeypatch):
@@ -194,6 +208,16 @@ def test_the_stacks_variables_are_in_every_place_that_a_container_reads(lock, tm
     script = f"PATH=/bin; {profile(with_variable, tmp_path)}\nprintenv CUDA_HOME"
     shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, env={})
     assert shown.stdout == f"{value}\n"
+
+
+def test_image_for_gpus_says_what_it_needs_where_runtimes_and_enroot_look(lock):
+    on_gpus = Selection(SELECTION.catalog, "mcore", "debian12-cu130", "h200")
+    config = run_config(replace(parts_of(lock), selection=on_gpus))
+    assert "NVIDIA_REQUIRE_CUDA=cuda>=13.0" in config.environment
+    assert b"\nNVIDIA_REQUIRE_ARCH=arch>=9.0,arch<10.0\n" in enroot.files(config, "oci:x")["etc/environment"]
+    labels = dict(config.labels)
+    assert labels["envbuild.require.cuda"] == "cuda>=13.0"
+    assert not any("h200" in value for value in labels.values())
 
 
 def test_an_image_of_a_stack_without_variables_is_what_it_was(lock, tmp_path):
