@@ -1,7 +1,8 @@
 """Compiles an environment to bytecode: the same bytes on every machine, whatever its number of processors.
 
-Run inside a base with the base's own Python: python -S -s compile_tree.py DIRECTORY PROCESSES
-with PYTHONHASHSEED=0 in the environment, which -I would ignore.
+Run inside a base with the base's own Python: python -S -s compile_tree.py DIRECTORY PROCESSES [missing]
+with PYTHONHASHSEED=0 in the environment, which -I would ignore. With "missing" folders are left alone in which every
+source has its bytecode.
 
 A .pyc depends on more than its source: marshal writes a reference where an object is shared, and what is shared
 depends on which strings the compiling process has interned before. So every folder is compiled by a process forked
@@ -9,7 +10,9 @@ from this one, whose state is the same each time, and its files in the order of 
 not checked again (PEP 552) do not depend on the files' times, and an image does not change.
 """
 
+import importlib.util
 import os
+import pathlib
 import py_compile
 import sys
 
@@ -27,13 +30,18 @@ def compile_folder(folder, names):
             print(path, flush=True)
 
 
-def folders_of(tree):
+def is_complete(folder, names):
+    """Whether every source of a folder has its bytecode."""
+    return all(pathlib.Path(importlib.util.cache_from_source(f"{folder}/{name}")).exists() for name in names)
+
+
+def folders_of(tree, *, missing):
     """Every folder below ``tree`` with Python sources, and their names, in a fixed order; the largest first."""
     found = []
     for folder, below, files in os.walk(tree):
         below.sort()
         names = sorted(name for name in files if name.endswith(".py"))
-        if names:
+        if names and not (missing and is_complete(folder, names)):
             size = sum(os.lstat(f"{folder}/{name}").st_size for name in names)
             found.append((-size, folder, names))
     found.sort()
@@ -44,7 +52,7 @@ def main():
     """Fork a process for each folder, as many at once as asked."""
     tree, limit = sys.argv[1], int(sys.argv[2])
     running, failed = set(), False
-    pending = folders_of(tree)
+    pending = folders_of(tree, missing=sys.argv[3:] == ["missing"])
     pending.reverse()
     while pending or running:
         if pending and len(running) < limit:

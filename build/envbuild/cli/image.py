@@ -9,16 +9,18 @@ import click
 from envbuild.cli.command import Group, hands_over
 from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options, shown
 from envbuild.core.digests import short
-from envbuild.image.native import build_image
+from envbuild.image.docker.builder import Job, dockerfile_of, image_tag
+from envbuild.image.docker.choosing import Asked, Builder, make_image
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE, place
 from envbuild.lock.locking import find_lock, is_older
 from envbuild.lock.place import lock_command
 
-FORMATS = ("oci", "sqsh")
+FORMATS = ("docker", "oci", "sqsh")
+BUILDERS = ("auto", "native", "docker")
 
 
 def parse_formats(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:  # noqa: ARG001
-    """``oci,sqsh`` as a tuple in a fixed order."""
+    """``sqsh,oci`` as a tuple in a fixed order."""
     asked = [word.strip() for word in value.split(",") if word.strip()]
     if not asked or any(word not in FORMATS for word in asked):
         raise click.BadParameter(f"{value!r}: name one or more of {', '.join(FORMATS)}, separated by commas")
@@ -29,6 +31,10 @@ def parse_formats(context: click.Context, parameter: click.Parameter, value: str
 @selection_options
 @name_option
 @click.option("--format", "formats", callback=parse_formats, default="oci,sqsh", show_default=True, metavar="LIST")
+@click.option(
+    "--builder", type=click.Choice(BUILDERS), default="auto", show_default=True, help="What puts it together."
+)
+@click.option("--print-dockerfile", is_flag=True, help="Print what the docker builder would build, and build nothing.")
 @click.option("--refresh-base", is_flag=True, help="Make the base anew from the distribution's packages of now.")
 @out_dir_option
 @output_options
@@ -41,12 +47,15 @@ def command(
     target: str | None,
     name: str | None,
     formats: tuple[str, ...],
+    builder: Builder,
+    print_dockerfile: bool,
     refresh_base: bool,
     out_dir: Path,
 ) -> None:
-    """Build the image of a lock for a target, without a docker daemon or a registry: OCI layout and enroot .sqsh.
+    """Build the image of a lock for a target: OCI layout, enroot .sqsh, and in a docker daemon.
 
-    The same lock and base give the same digests. Does nothing when the image is there.
+    The native builder needs no daemon and no registry, and gives the same digests for the same lock and base. Does
+    nothing when the image is there.
     """
     if hands_over(context):
         return
@@ -55,26 +64,34 @@ def command(
     current = not is_older(lock.lock, selection)
     if not current:
         session.reporter.note(f"note: the lock is older than its stack or base; `{lock_command(lock)}` would renew it")
-    built = build_image(
-        selection,
-        lock,
-        session.site,
-        session.store,
-        session.reporter,
-        formats=formats,
-        refresh_base=refresh_base,
+    job = Job(
+        selection=selection,
+        lock=lock,
+        site=session.site,
+        store=session.store,
+        reporter=session.reporter,
+        catalog=session.catalog,
         wheels=session.built_wheels(lock, selection),
     )
+    if print_dockerfile:
+        text = dockerfile_of(job)
+        session.done({"dockerfile": text}, text.rstrip("\n"))
+        return
+    tag = image_tag(name or selection.stack_name, selection.base_name, selection.target_name)
+    made = make_image(job, Asked(builder=builder, formats=formats, tag=tag, refresh_base=refresh_base))
+    built = made.image
     image, placed = place(built.path, out_dir, built.record, name)
     record = image.record
-    if not built.built and not placed:
+    if not built.built and not placed and not made.loaded:
         state = "nothing to do: the image is there"
     else:
-        state = "built" if built.built else "put in place from the store"
+        state = f"built ({record.builder})" if built.built else "put in place from the store"
     lines = [f"{state}: {record.stack} on {record.base} for {record.target}, lock {short(record.lock_digest)}"]
     lines.append(f"{shown(image.path / OCI_DIR)}  {record.oci_digest}")
     if record.sqsh_digest:
         lines.append(f"{shown(image.path / SQSH_FILE)}  {record.sqsh_digest}")
+    if made.engine:
+        lines.append(f"{tag}  {record.config_digest} in {made.engine}")
     lines += [f"from the wheelhouse: {package} {short(digest)}" for package, digest in record.wheels.items()]
     lines += [f"not checked: {module}: {reason}" for module, reason in record.not_checked.items()]
     session.done(
@@ -83,6 +100,7 @@ def command(
             "placed": placed,
             "path": str(image.path.resolve()),
             "lock_is_current": current,
+            "docker": {"tag": tag, "image_id": record.config_digest, "loaded": made.loaded} if made.engine else None,
             "record": record.model_dump(mode="json", by_alias=True),
         },
         *lines,

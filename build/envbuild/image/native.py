@@ -6,9 +6,10 @@ them. An image is their OCI layout, made of hard links, and the .sqsh packed fro
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,23 +83,16 @@ def build_image(
         NetworkError: the package archive or an index cannot be reached.
     """
     _ = selection.base.archive  # refuses a base that is not made from a distribution's packages
-    _check_lock(selection, lock)
+    check_lock(selection, lock)
     if not refresh_base and (found := _find(selection, lock, store, formats, wheels)):
         return found
-    _check_tools(formats)
+    check_tools(formats)
     there = find_base(selection.base, store)
     if os.geteuid() and (refresh_base or there is None):
         subids.require()
     if there is None:
         locked_torch(site, lock.lock)  # where nobody has it, better say so before a minute goes into the base
-    # A base is a directory that sandboxes run in: a refresh waits until nobody does, before it takes the old one away.
-    in_use = store.root / "locks" / f"in-use-{short(base_key(selection.base))}.lock"
-    waiting = f"another envbuild works with base {selection.base_name}: waiting for it"
-    if refresh_base:
-        with locks.exclusive(in_use, on_wait=lambda: reporter.note(waiting)):
-            make_base(selection, site, store, reporter, refresh=True)
-    with locks.shared(in_use, on_wait=lambda: reporter.note(waiting)):
-        base = make_base(selection, site, store, reporter)
+    with held_base(selection, site, store, reporter, refresh=refresh_base) as base:
         environment = make_environment(selection, lock, base, site, store, reporter, wheels)
         key = image_key(selection, lock, base.digest, formats, wheels)
         parts = _Parts(selection=selection, lock=lock, base=base, environment=environment, wheels=wheels)
@@ -109,6 +103,23 @@ def build_image(
 
         entry = store.get_or_build(KIND, key, build)
     return _for_target(selection, entry.path, built=entry.built)
+
+
+@contextlib.contextmanager
+def held_base(
+    selection: Selection, site: Site, store: LocalStore, reporter: Reporter, *, refresh: bool
+) -> Iterator[MadeBase]:
+    """The base of a selection, which nobody takes away while the block runs.
+
+    A base is a directory that sandboxes run in: a refresh waits until nobody does, before it takes the old one away.
+    """
+    in_use = store.root / "locks" / f"in-use-{short(base_key(selection.base))}.lock"
+    waiting = f"another envbuild works with base {selection.base_name}: waiting for it"
+    if refresh:
+        with locks.exclusive(in_use, on_wait=lambda: reporter.note(waiting)):
+            make_base(selection, site, store, reporter, refresh=True)
+    with locks.shared(in_use, on_wait=lambda: reporter.note(waiting)):
+        yield make_base(selection, site, store, reporter)
 
 
 def _for_target(selection: Selection, path: Path, *, built: bool) -> BuiltImage:
@@ -140,7 +151,12 @@ def image_key(
     return digest_of(value)
 
 
-def _check_lock(selection: Selection, lock: LockDirectory) -> None:
+def check_lock(selection: Selection, lock: LockDirectory) -> None:
+    """Refuse a lock that is not for the base as it is now.
+
+    Raises:
+        ConfigurationError: it is for another one.
+    """
     if lock.lock.base.definition_digest == definition_digest(selection.base):
         return
     raise ConfigurationError(
@@ -176,14 +192,33 @@ def _find(
     return None
 
 
-def _check_tools(formats: Collection[str]) -> None:
-    """Everything the work will need, before it starts."""
+def check_tools(formats: Collection[str]) -> None:
+    """Everything the work will need, before it starts.
+
+    Raises:
+        MachineError: a tool is missing, or the machine forbids namespaces.
+    """
     find_tool("mmdebstrap", "mmdebstrap")
     find_tool("tar", "tar")
     find_tool("unshare", "util-linux")
     if "sqsh" in formats:
         find_tool("mksquashfs", "squashfs-tools")
     sandbox.probe()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What an image holds, as far as its configuration says it, whoever puts it together.
+
+    Attributes:
+        packages: version of each Python distribution by its name; ``base_packages``: of each of the base's.
+    """
+
+    selection: Selection
+    lock: LockDirectory
+    base_digest: str
+    base_packages: Mapping[str, str]
+    packages: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +231,16 @@ class _Parts:
     environment: MadeEnvironment
     wheels: Mapping[str, Built] = field(default_factory=dict)
 
+    @property
+    def contents(self) -> Contents:
+        return Contents(
+            selection=self.selection,
+            lock=self.lock,
+            base_digest=self.base.digest,
+            base_packages=self.base.record.packages,
+            packages=self.environment.record.packages,
+        )
+
 
 def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Reporter, *, with_sqsh: bool) -> None:
     lock, base, environment = parts.lock.lock, parts.base, parts.environment
@@ -203,8 +248,8 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Report
     log.unlink(missing_ok=True)
     with reporter.step("write the OCI layout"):
         file = folder.parent / "configuration.tar.gz"
-        layers = [*base.layers, *environment.layers, Layer(write_configuration(file, parts), file)]
-        config = run_config(parts)
+        layers = [*base.layers, *environment.layers, Layer(write_configuration(file, parts.contents), file)]
+        config = run_config(parts.contents)
         image = make_oci(config, parts.selection.base.platform, [layer.record for layer in layers], epoch)
         write_layout(folder / OCI_DIR, image, layers, tag=lock.stack)
     sqsh: SqshRecord | None = None
@@ -238,7 +283,7 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Report
     write_atomic(folder / RECORD_FILE, dump(record))
 
 
-def run_config(parts: _Parts) -> RunConfig:
+def run_config(parts: Contents) -> RunConfig:
     """How containers of the image start."""
     selection, lock = parts.selection, parts.lock.lock
     hardware = requirements.in_words(selection.target)
@@ -255,7 +300,7 @@ def run_config(parts: _Parts) -> RunConfig:
             ("org.opencontainers.image.title", f"{lock.stack} on {selection.base_name} for {hardware}"),
             ("envbuild.stack", lock.stack),
             ("envbuild.base", selection.base_name),
-            ("envbuild.base.digest", parts.base.digest),
+            ("envbuild.base.digest", parts.base_digest),
             ("envbuild.hardware", hardware),
             ("envbuild.lock", lock.digest),
             *requirements.labels(required).items(),
@@ -263,19 +308,19 @@ def run_config(parts: _Parts) -> RunConfig:
     )
 
 
-def write_configuration(file: Path, parts: _Parts) -> LayerRecord:
+def write_configuration(file: Path, parts: Contents) -> LayerRecord:
     """The last and smallest layer: what the image says about itself, and its environment for login shells."""
     lock = parts.lock.lock
     fingerprint: dict[str, Json] = {
         "schema": "envbuild.fingerprint/1",
         "stack": lock.stack,
         "base": parts.selection.base_name,
-        "base_digest": parts.base.digest,
+        "base_digest": parts.base_digest,
         "target": requirements.what_decides(parts.selection.target),
         "lock_digest": lock.digest,
         "python": f"{VENV}/bin/python",
-        "packages": dict(parts.environment.record.packages),
-        "base_packages": dict(parts.base.record.packages),
+        "packages": dict(sorted(parts.packages.items())),
+        "base_packages": dict(parts.base_packages),
     }
     profile = (data_root() / PROFILE).read_text(encoding="utf-8").replace("@VENV@", VENV)
     profile += "".join(f'export {name}="{value}"\n' for name, value in lock.variables(VENV).items())

@@ -56,6 +56,15 @@ class SqshRecord(Model):
     compression: str
 
 
+class DockerRecord(Model):
+    """What built an image in a docker daemon."""
+
+    engine: str = Field(description="the daemon and its version, such as 'docker 20.10.24'")
+    api_version: str
+    image_id: str = Field(description="of the image in the daemon: the digest of its configuration")
+    dockerfile_digest: str
+
+
 class ImageRecord(Model):
     """An image: what it was made from, and the digests under which it is known."""
 
@@ -84,6 +93,8 @@ class ImageRecord(Model):
     )
     uv: str
     gzip: str
+    builder: Literal["native", "docker"] = "native"
+    docker: DockerRecord | None = Field(default=None, description="where the docker builder made it")
 
     @property
     def sqsh_digest(self) -> str | None:

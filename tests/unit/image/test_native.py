@@ -185,7 +185,7 @@ def parts_of(lock):
         lock=lock,
         base=MadeBase(path=Path("/b"), record=base, built=False),
         environment=MadeEnvironment(path=Path("/e"), record=environment, built=False),
-    )
+    ).contents
 
 
 def profile(lock, tmp_path):

@@ -86,7 +86,7 @@ def test_ids_are_asked_for_before_a_base_is_made_and_only_then(tmp_path, monkeyp
 
     monkeypatch.setattr(native.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(subids, "require", lambda: fail("asked for IDs"))
-    for name in ("_check_lock", "_check_tools"):
+    for name in ("check_lock", "check_tools"):
         monkeypatch.setattr(native, name, lambda *_: None)
     monkeypatch.setattr(native, "_find", lambda *_: None)
     monkeypatch.setattr(native, "find_base", lambda *_: object() if base_is_there else None)

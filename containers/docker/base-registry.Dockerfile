@@ -1,0 +1,3 @@
+
+# The base, by its digest.
+FROM @REFERENCE@ AS base
