@@ -1,7 +1,7 @@
 """The stage of a docker build that makes wheels of sources, where the wheelhouse lacks them.
 
-They are compiled for the target's SMs by the variables that the recipes state. What `envbuild wheels` does beside that (a script
-before nvcc, checks of what came out, a tag that is true, the wheelhouse) is not done here.
+They are compiled for the target's SMs by the variables that the recipes state. What `envbuild wheels` does beside that
+(a script before nvcc, checks of what came out, a tag that is true, the wheelhouse) is not done here.
 """
 
 from __future__ import annotations
