@@ -410,6 +410,17 @@ def test_nothing_of_a_build_outlives_a_killed_envbuild(own: Any, index: SimpleIn
     wait_until(lambda: not alive(int(marker.read_text())))
 
 
+def test_what_a_build_leaves_running_does_not_delay_its_end(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    left = "subprocess.Popen(['sleep', '300'], start_new_session=True)"
+    locked(own, index, tmp_path, before=f"open({str(pid)!r}, 'w').write(str({left}.pid))")
+    (wheel,) = wheels(own)["wheels"]
+    assert wheel["record"]["build_seconds"] < 60
+    assert not alive(int(pid.read_text()))
+    log = Path(wheel["path"]).with_name("build.log").read_text()
+    assert f"ended what was left running and held the output open: sleep 300 (process {pid.read_text()})" in log
+
+
 def test_a_damaged_wheel_is_found_and_built_again(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     (wheel,) = wheels(locked(own, index, tmp_path))["wheels"]
     path = Path(wheel["path"])
