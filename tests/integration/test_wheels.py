@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import shared_folder
-from helpers.cuda import make_kernels, toolkit
+from helpers.cuda import KERNEL, make_kernels, toolkit
 from helpers.git_repos import History, Submodule
 from helpers.lock_runs import OLD
 from helpers.processes import alive, wait_until
@@ -137,6 +137,19 @@ def test_no_wheel_names_a_place_of_this_machine(own: Any, index: SimpleIndex, tm
         (library,) = [archive.read(name) for name in archive.namelist() if name.endswith(".so")]
     assert str(tmp_path).encode() not in library
     assert b"kernel.cu\0" in library
+
+
+def test_the_same_build_gives_the_same_bytes(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    hidden = (
+        "namespace { __global__ void hidden(float *v) { v[0] = 1; } }\nvoid go(float *v) { hidden<<<1, 1>>>(v); }\n"
+    )
+    link = "'-lineinfo', '-Xcompiler', '-g'"
+    locked(own, index, tmp_path, link=link, files={"kernel.cu": KERNEL + hidden})
+    (first,) = wheels(own)["wheels"]
+    shutil.rmtree(own.cache / "wheels")
+    (second,) = wheels(own)["wheels"]
+    assert compiled(tmp_path) == 2
+    assert second["record"]["digest"] == first["record"]["digest"]
 
 
 def test_ptx_where_the_target_asks_for_it(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
@@ -395,6 +408,17 @@ def test_nothing_of_a_build_outlives_a_killed_envbuild(own: Any, index: SimpleIn
     process.kill()
     process.communicate(timeout=30)
     wait_until(lambda: not alive(int(marker.read_text())))
+
+
+def test_what_a_build_leaves_running_does_not_delay_its_end(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    left = "subprocess.Popen(['sleep', '300'], start_new_session=True)"
+    locked(own, index, tmp_path, before=f"open({str(pid)!r}, 'w').write(str({left}.pid))")
+    (wheel,) = wheels(own)["wheels"]
+    assert wheel["record"]["build_seconds"] < 60
+    assert not alive(int(pid.read_text()))
+    log = Path(wheel["path"]).with_name("build.log").read_text()
+    assert f"ended what was left running and held the output open: sleep 300 (process {pid.read_text()})" in log
 
 
 def test_a_damaged_wheel_is_found_and_built_again(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
