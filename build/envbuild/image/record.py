@@ -56,6 +56,23 @@ class SqshRecord(Model):
     compression: str
 
 
+class CheckRecord(Model):
+    """A check of the finished image, and what it found."""
+
+    findings: tuple[str, ...] = ()
+    allowed: bool = Field(default=False, description="its findings were let pass with --allow")
+
+
+class ReferrerRecord(Model):
+    """A report about the image: its file beside it, and the OCI artifact that refers to its manifest."""
+
+    file: str
+    artifact_type: str
+    manifest_digest: str
+    digest: str = Field(description="of the file")
+    size_bytes: int
+
+
 class ImageRecord(Model):
     """An image: what it was made from, and the digests under which it is known."""
 
@@ -82,6 +99,8 @@ class ImageRecord(Model):
     wheels: dict[str, str] = Field(
         default_factory=dict, description="packages installed from the wheelhouse, and the digests of their wheels"
     )
+    reports: tuple[ReferrerRecord, ...] = Field(default=(), description="SBOMs and provenance, attached to the image")
+    checks: dict[str, CheckRecord] = Field(default_factory=dict, description="the checks that ran, by their code")
     uv: str
     gzip: str
 
