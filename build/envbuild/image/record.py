@@ -45,6 +45,9 @@ class EnvironmentRecord(Model):
     not_checked: dict[str, str] = Field(
         default_factory=dict, description="modules that the import check says nothing of, and why"
     )
+    loaded: tuple[str, ...] | None = Field(
+        default=None, description="shared libraries of a process that imported torch; none without torch"
+    )
 
 
 class SqshRecord(Model):
@@ -93,6 +96,7 @@ class ImageRecord(Model):
     base_made_by: str
     base_packages: dict[str, str]
     packages: dict[str, str]
+    components: tuple[str, ...] = Field(default=(), description="the packages that the stack names")
     not_checked: dict[str, str] = Field(
         default_factory=dict, description="modules that the import check says nothing of, and why"
     )
