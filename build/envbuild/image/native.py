@@ -263,7 +263,7 @@ def facts(parts: _Parts, config: RunConfig, read: tuple[KeptSurvey, ...]) -> Fac
         layers=read,
         variables=dict(entry.split("=", 1) for entry in config.environment),
         labels=dict(config.labels),
-        of_base=frozenset() if made else frozenset(layer.record.diff_id for layer in parts.base.layers),
+        of_base=frozenset() if made else frozenset(layer.record.digest for layer in parts.base.layers),
         sm=parts.selection.target.sm,
         compiled=compiled_for(parts.wheels),
         loaded=parts.environment.record.loaded,

@@ -55,7 +55,7 @@ class Facts:
     def surveys(self) -> Iterator[tuple[Survey, bool]]:
         """Each layer's survey, and whether somebody else made the layer."""
         for item in self.layers:
-            yield item.survey, item.layer.record.diff_id in self.of_base
+            yield item.survey, item.digest in self.of_base
 
 
 def setuid(facts: Facts) -> Iterator[Finding]:
@@ -98,8 +98,8 @@ def caches(facts: Facts) -> Iterator[Finding]:
             if entry.kind == "f" and entry.size and CACHES.match(entry.path)
         ]
         if found:
-            of_base = kept.layer.record.diff_id in facts.of_base
-            text = f"layer {kept.layer.record.name} has {_some(found)}"
+            of_base = kept.digest in facts.of_base
+            text = f"layer {kept.name} has {_some(found)}"
             yield Finding(code="caches", text=text, of_base=of_base)
 
 

@@ -1,34 +1,29 @@
-"""Where the files of an image lie: in a folder, or in an archive that is not unpacked."""
+"""Where the files of an image lie: in a folder, or in an archive, out of which they are taken when asked for."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import re
+import shutil
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from envbuild.image.opening.model import Member, not_an_image
+from envbuild.core.files import machine_errors
+from envbuild.image.opening.model import not_an_image
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # Manifests and configurations; what is longer is none.
 DOCUMENT_BYTES = 16 << 20
-PIECE_BYTES = 1 << 20
 
 
 class Place(Protocol):
-    """Opens files by their path below the image's root."""
+    """The files of an image by their path below its root."""
 
     source: str
 
-    def open(self, path: str) -> BinaryIO:
-        """A file, open for reading and seeking. Raises :class:`FileNotFoundError`."""
-
-    def size(self, path: str) -> int:
-        """Its size in bytes."""
+    def file(self, path: str) -> Path:
+        """A file of this machine. Raises :class:`FileNotFoundError`."""
 
 
 class Folder:
@@ -38,45 +33,68 @@ class Folder:
         self.source = str(root)
         self._root = root
 
-    def open(self, path: str) -> BinaryIO:
-        return (self._root / path).open("rb")
-
-    def size(self, path: str) -> int:
-        return (self._root / path).stat().st_size
+    def file(self, path: str) -> Path:
+        found = self._root / path
+        if not found.is_file():
+            raise FileNotFoundError(path)
+        return found
 
 
 class Archive:
-    """An image's files in a tar, which is read where it lies."""
+    """An image's files in a tar.
 
-    def __init__(self, file: Path) -> None:
+    Args:
+        scratch: where they are put, under names of our own.
+    """
+
+    def __init__(self, file: Path, scratch: Path) -> None:
         self.source = str(file)
+        self._scratch = scratch
+        self._taken: dict[str, Path] = {}
         try:
             self._tar = tarfile.open(file, "r:*")  # noqa: SIM115 - as long as the image is read
             self._members = {member.name.removeprefix("./"): member for member in self._tar if member.isreg()}
         except (tarfile.TarError, EOFError) as error:
             raise not_an_image(file, str(error)) from error
 
-    def open(self, path: str) -> BinaryIO:
+    def file(self, path: str) -> Path:
         if path not in self._members:
             raise FileNotFoundError(path)
-        return cast("BinaryIO", self._tar.extractfile(self._members[path]))
+        if path not in self._taken:
+            target = self._scratch / f"file-{len(self._taken)}"
+            with machine_errors(target), target.open("wb") as stream:
+                try:
+                    shutil.copyfileobj(cast("BinaryIO", self._tar.extractfile(self._members[path])), stream)
+                except (tarfile.TarError, EOFError) as error:
+                    raise not_an_image(self.source, f"{path}: {error}") from error
+            self._taken[path] = target
+        return self._taken[path]
 
-    def size(self, path: str) -> int:
-        if path not in self._members:
-            raise FileNotFoundError(path)
-        return self._members[path].size
+
+def has(place: Place, path: str) -> bool:
+    """Whether the file is there."""
+    try:
+        place.file(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def file_of(place: Place, path: str) -> Path:
+    """A file that must be there."""
+    try:
+        return place.file(path)
+    except FileNotFoundError as error:
+        raise not_an_image(place.source, f"{path} is missing.") from error
 
 
 def document(place: Place, path: str) -> Any:
     """A JSON file."""
+    file = file_of(place, path)
+    if file.stat().st_size > DOCUMENT_BYTES:
+        raise not_an_image(place.source, f"{path} has more than {DOCUMENT_BYTES >> 20} MiB.")
     try:
-        with place.open(path) as stream:
-            content = stream.read(DOCUMENT_BYTES + 1)
-        if len(content) > DOCUMENT_BYTES:
-            raise not_an_image(place.source, f"{path} has more than {DOCUMENT_BYTES >> 20} MiB.")
-        return json.loads(content)
-    except FileNotFoundError as error:
-        raise not_an_image(place.source, f"{path} is missing.") from error
+        return json.loads(file.read_bytes())
     except ValueError as error:
         raise not_an_image(place.source, f"{path}: {error}") from error
 
@@ -86,33 +104,3 @@ def blob_path(place: Place, digest: object) -> str:
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         raise not_an_image(place.source, f"It names a blob {digest!r}; only sha256 digests are known.")
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"
-
-
-def file_digest(place: Place, path: str) -> str:
-    """The digest of a file."""
-    found = hashlib.sha256()
-    try:
-        with place.open(path) as stream:
-            while piece := stream.read(PIECE_BYTES):
-                found.update(piece)
-    except FileNotFoundError as error:
-        raise not_an_image(place.source, f"{path} is missing.") from error
-    return f"sha256:{found.hexdigest()}"
-
-
-@contextlib.contextmanager
-def members(place: Place, path: str) -> Iterator[Iterator[Member]]:
-    """The members of a layer."""
-    with place.open(path) as stream:
-        yield read_stream(stream, f"{place.source}: {path}")
-
-
-def read_stream(stream: BinaryIO, name: str) -> Iterator[Member]:
-    """The members of a tar, compressed or not, with content for files, to be read at once."""
-    try:
-        with tarfile.open(fileobj=stream, mode="r:*", encoding="utf-8", errors="surrogateescape") as tar:
-            while (member := tar.next()) is not None:
-                yield member, cast("BinaryIO", tar.extractfile(member)) if member.isreg() else None
-                tar.members = []  # type: ignore[attr-defined]
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise not_an_image(name, f"A layer cannot be read: {error}") from error

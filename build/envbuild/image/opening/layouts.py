@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from envbuild.core.digests import sha256_file
+from envbuild.image.merging.blobs import LayerBlob
 from envbuild.image.oci import MANIFEST_TYPE, REF_NAME
-from envbuild.image.opening.blobs import Place, blob_path, document, file_digest, members
+from envbuild.image.opening.blobs import Place, blob_path, document, file_of
 from envbuild.image.opening.model import OpenedImage, OpenedLayer, not_an_image
 from envbuild.image.reports.cyclonedx import MEDIA_TYPE as CYCLONEDX
 
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 INDEX_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
-FOREIGN = ".nondistributable."
 
 
 def open_layout(place: Place, tag: str, kind: str) -> OpenedImage:
@@ -32,17 +32,15 @@ def open_layout(place: Place, tag: str, kind: str) -> OpenedImage:
     names = _names(config)
     layers = []
     for position, item in enumerate(_list(place, manifest, "layers")):
-        path = blob_path(place, item.get("digest"))
-        if (found := file_digest(place, path)) != item["digest"]:
-            raise not_an_image(place.source, f"{path} has the digest {found}.")
-        layers.append(
-            OpenedLayer(
-                digest=item["digest"],
-                size_bytes=place.size(path),
-                name=names[position] if position < len(names) else "",
-                members=functools.partial(members, place, path),
-            )
+        if not isinstance(item, dict):
+            raise not_an_image(place.source, f"It has no descriptor where one must be, but {item!r}.")
+        blob = LayerBlob(
+            file=file_of(place, blob_path(place, item.get("digest"))),
+            digest=item["digest"],
+            size_bytes=item.get("size"),
+            media_type=item.get("mediaType"),
         )
+        layers.append(OpenedLayer.of(blob, names[position] if position < len(names) else ""))
     attached = _referrers(place, entries, str(entry["digest"]))
     return OpenedImage(
         source=place.source,
@@ -73,14 +71,9 @@ def open_docker_archive(place: Place) -> OpenedImage:
     names = _names(config)
     layers = []
     for position, path in enumerate(_list(place, listed[0], "Layers")):
-        layers.append(
-            OpenedLayer(
-                digest=file_digest(place, str(path)),
-                size_bytes=place.size(str(path)),
-                name=names[position] if position < len(names) else "",
-                members=functools.partial(members, place, str(path)),
-            )
-        )
+        file = file_of(place, str(path))
+        blob = LayerBlob(file=file, digest=sha256_file(file))
+        layers.append(OpenedLayer.of(blob, names[position] if position < len(names) else ""))
     size = sum(item.size_bytes for item in layers)
     return OpenedImage(
         source=place.source, kind="archive", digest="", config=config, layers=tuple(layers), size_bytes=size
@@ -110,7 +103,7 @@ def _blob(place: Place, descriptor: object) -> dict[str, Any]:
     if not isinstance(descriptor, dict):
         raise not_an_image(place.source, f"It has no descriptor where one must be, but {descriptor!r}.")
     path = blob_path(place, descriptor.get("digest"))
-    if (found := file_digest(place, path)) != descriptor["digest"]:
+    if (found := sha256_file(file_of(place, path))) != descriptor["digest"]:
         raise not_an_image(place.source, f"{path} has the digest {found}.")
     content = document(place, path)
     if not isinstance(content, dict):

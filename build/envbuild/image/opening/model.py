@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from envbuild.core.errors import CheckRefusedError
+from envbuild.image.merging.blobs import LayerBlob
+from envbuild.image.merging.single import members_of
 from envbuild.image.record import ImageRecord
-
-Member = tuple[tarfile.TarInfo, "BinaryIO | None"]
-Members = Callable[[], "AbstractContextManager[Iterator[Member]]"]
+from envbuild.image.surveys.keeping import Members
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +21,26 @@ class OpenedLayer:
     Attributes:
         digest: of the layer as it is shipped.
         name: what the image's history says of it.
-        members: opens it.
+        blob: its file; None for what is no tar.
+        members: reads it.
     """
 
     digest: str
     size_bytes: int
     name: str
     members: Members
+    blob: LayerBlob | None = None
+
+    @classmethod
+    def of(cls, blob: LayerBlob, name: str) -> OpenedLayer:
+        """The layer of a blob with a digest."""
+        return cls(
+            digest=blob.digest or "",
+            size_bytes=blob.file.stat().st_size,
+            name=name,
+            members=lambda: members_of(blob),
+            blob=blob,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from envbuild.core.digests import sha256_file
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.files import machine_errors
-from envbuild.image.opening.blobs import Archive, Folder
+from envbuild.image.opening.blobs import Archive, Folder, has
 from envbuild.image.opening.layouts import open_docker_archive, open_layout
 from envbuild.image.opening.model import OpenedImage, not_an_image
 from envbuild.image.opening.sqsh import MAGIC, open_sqsh
@@ -20,7 +19,7 @@ def open_image(named: str, scratch: Path) -> OpenedImage:
     """The image under a name: a folder of out/images, an OCI layout (FOLDER[:TAG]), an archive or a .sqsh file.
 
     Args:
-        scratch: where a .sqsh is unpacked to.
+        scratch: where a .sqsh is unpacked to, and what is looked at of an archive.
 
     Raises:
         ConfigurationError: there is nothing under that name.
@@ -53,16 +52,8 @@ def _open(path: Path, tag: str, scratch: Path) -> OpenedImage:
         is_sqsh = stream.read(len(MAGIC)) == MAGIC
     if is_sqsh:
         return _sqsh(path, scratch)
-    place = Archive(path)
-    return open_layout(place, tag, "archive") if _has(place, "index.json") else open_docker_archive(place)
-
-
-def _has(place: Archive, path: str) -> bool:
-    try:
-        place.size(path)
-    except FileNotFoundError:
-        return False
-    return True
+    place = Archive(path, scratch)
+    return open_layout(place, tag, "archive") if has(place, "index.json") else open_docker_archive(place)
 
 
 def _with_record(image: OpenedImage, folder: Path) -> OpenedImage:
@@ -74,11 +65,10 @@ def _with_record(image: OpenedImage, folder: Path) -> OpenedImage:
 
 
 def _sqsh(path: Path, scratch: Path) -> OpenedImage:
-    """A .sqsh; beside its record and its layers these say the same, and need no unpacking."""
-    folder = path.parent
-    if path.name == SQSH_FILE and (folder / RECORD_FILE).is_file():
-        record = ImageRecord.load(folder / RECORD_FILE)
-        if record.sqsh and record.sqsh.digest == sha256_file(path):
-            image = open_sqsh(path, scratch)
+    """A .sqsh, with the record beside it if that is about this file."""
+    image = open_sqsh(path, scratch)
+    if path.name == SQSH_FILE and (path.parent / RECORD_FILE).is_file():
+        record = ImageRecord.load(path.parent / RECORD_FILE)
+        if record.sqsh and record.sqsh.digest == image.layers[0].digest:
             return replace(image, record=record, components=record.components)
-    return open_sqsh(path, scratch)
+    return image

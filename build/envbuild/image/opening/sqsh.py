@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import stat
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import MachineError, disk_full
 from envbuild.core.files import machine_errors
 from envbuild.core.process import find_tool, ran_out_of_space, run, tail
 from envbuild.image.layers import walk
-from envbuild.image.opening.model import Member, OpenedImage, OpenedLayer, not_an_image
+from envbuild.image.merging.members import Kind, Member
+from envbuild.image.merging.stream import Content
+from envbuild.image.opening.model import OpenedImage, OpenedLayer, not_an_image
 
 MAGIC = b"hsqs"
+PIECE_BYTES = 1 << 20
 _LABEL = re.compile(r"^# (?P<name>\S+) (?P<value>.*)$")
 
 
@@ -39,37 +41,37 @@ def open_sqsh(file: Path, scratch: Path) -> OpenedImage:
             raise disk_full(scratch)
         raise not_an_image(file, tail(finished.output))
 
-    @contextlib.contextmanager
-    def members() -> Iterator[Iterator[Member]]:
-        yield _members(tree)
-
     with machine_errors(file, "read"):
         size = file.stat().st_size
-        layer = OpenedLayer(digest=sha256_file(file), size_bytes=size, name="the .sqsh", members=members)
+        layer = OpenedLayer(digest=sha256_file(file), size_bytes=size, name="the .sqsh", members=lambda: _members(tree))
     return OpenedImage(
         source=str(file), kind="sqsh", digest="", config={"config": _config(tree)}, layers=(layer,), size_bytes=size
     )
 
 
-def _members(tree: Path) -> Iterator[Member]:
+def _members(tree: Path) -> Iterator[tuple[Member, Content | None]]:
     first: dict[tuple[int, int], str] = {}
     for path, name, info in walk(tree):
-        member = tarfile.TarInfo(name)
-        member.mode, member.mtime = stat.S_IMODE(info.st_mode), int(info.st_mtime)
+        member = Member(name, Kind.FILE, stat.S_IMODE(info.st_mode), mtime=int(info.st_mtime))
         if stat.S_ISDIR(info.st_mode):
-            member.type = tarfile.DIRTYPE
+            member.kind = Kind.DIRECTORY
         elif stat.S_ISLNK(info.st_mode):
-            member.type, member.linkname, member.mode = tarfile.SYMTYPE, str(path.readlink()), 0o777
+            member.kind, member.link, member.mode = Kind.SYMLINK, str(path.readlink()), 0o777
         elif not stat.S_ISREG(info.st_mode):
-            continue
+            member.kind = Kind.FIFO
         elif info.st_nlink > 1 and (known := first.setdefault((info.st_dev, info.st_ino), name)) != name:
-            member.type, member.linkname = tarfile.LNKTYPE, known
+            member.kind, member.link = Kind.HARD_LINK, known
         else:
             member.size = info.st_size
             with path.open("rb") as stream:
-                yield member, stream
+                yield member, Content(info.st_size, _pieces(stream))
             continue
         yield member, None
+
+
+def _pieces(stream: BinaryIO) -> Iterator[memoryview]:
+    while piece := stream.read(PIECE_BYTES):
+        yield memoryview(piece)
 
 
 def _config(tree: Path) -> dict[str, object]:

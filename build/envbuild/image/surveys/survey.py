@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import posixpath
 import re
 import stat
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from pydantic import Field
 
 from envbuild.catalog.models import Model
 from envbuild.core.files import machine_errors
+from envbuild.image.merging.members import Kind, Member
+from envbuild.image.merging.stream import Content
 from envbuild.image.surveys import content as contents
 from envbuild.image.surveys.packages import (
     COPYRIGHT,
@@ -47,8 +49,7 @@ PIECE_BYTES = 1 << 20
 # The lists of what packages bring may be long.
 KEPT_BYTES = 64 << 20
 GPU_MARKS = tuple(name.encode() for name in SECTIONS)
-CAPABILITY = "SCHILY.xattr.security.capability"
-_XATTR = "SCHILY.xattr."
+CAPABILITY = "security.capability"
 # Libraries of which a process must see one: the family by the file's name. wheels may have renamed their copies.
 _HASH = r"(-[0-9a-f]{8})?"
 FAMILIES = {
@@ -56,13 +57,14 @@ FAMILIES = {
     "NCCL": re.compile(rf"^libnccl{_HASH}\.so(\.|$)"),
     "torch": re.compile(rf"^lib(torch(_cpu|_cuda|_python)?|c10(_cuda)?){_HASH}\.so(\.|$)"),
 }
-_KINDS = {
-    tarfile.DIRTYPE: "d",
-    tarfile.SYMTYPE: "l",
-    tarfile.LNKTYPE: "h",
-    tarfile.CHRTYPE: "c",
-    tarfile.BLKTYPE: "b",
-    tarfile.FIFOTYPE: "p",
+KINDS = {
+    Kind.FILE: "f",
+    Kind.DIRECTORY: "d",
+    Kind.SYMLINK: "l",
+    Kind.HARD_LINK: "h",
+    Kind.CHARACTER: "c",
+    Kind.BLOCK: "b",
+    Kind.FIFO: "p",
 }
 
 
@@ -71,7 +73,7 @@ class FileEntry(NamedTuple):
 
     Attributes:
         kind: ``f``, ``d``, ``l`` (symbolic link), ``h`` (hard link), ``c``, ``b`` or ``p``.
-        link: what a link points to; of devices their numbers.
+        link: what a link points to; of a hard link the file's name.
         digest: sha256 of a file's content, in hex.
         xattrs: names of extended attributes.
     """
@@ -133,10 +135,9 @@ class Survey(Model):
     libraries: dict[str, tuple[str, ...]] = Field(default_factory=dict, description="paths by family")
 
 
-Member = tuple[tarfile.TarInfo, "BinaryIO | None"]
-
-
-def survey(members: Iterable[Member], listing: Path, places: Sequence[str], scratch: Path) -> Survey:
+def survey(
+    members: Iterable[tuple[Member, Content | None]], listing: Path, places: Sequence[str], scratch: Path
+) -> Survey:
     """Read a layer's members, write its entries to ``listing`` (JSON, one a line), and say what it contains.
 
     Args:
@@ -145,8 +146,8 @@ def survey(members: Iterable[Member], listing: Path, places: Sequence[str], scra
     """
     reader = _Reader(places, scratch)
     with machine_errors(listing), listing.open("w", encoding="ascii") as lines:
-        for member, stream in members:
-            lines.write(json.dumps(reader.entry(member, stream)) + "\n")
+        for member, content in members:
+            lines.write(json.dumps(reader.entry(member, content)) + "\n")
     return reader.finish()
 
 
@@ -176,11 +177,9 @@ class _Reader:
         self._lists: dict[str, bytes] = {}
         self._copyrights: dict[str, bytes] = {}
 
-    def entry(self, member: tarfile.TarInfo, stream: BinaryIO | None) -> FileEntry:
-        path = member.name.removeprefix("./").strip("/")
-        kind = _KINDS.get(member.type, "f")
-        mode = stat.S_IMODE(member.mode)
-        capable = CAPABILITY in member.pax_headers
+    def entry(self, member: Member, content: Content | None) -> FileEntry:
+        path, kind, mode = member.name, KINDS[member.kind], member.mode
+        capable = CAPABILITY in member.xattrs
         # On a directory the group bit only hands the group down, and the sticky bit keeps others' files safe.
         open_folder = kind == "d" and mode & stat.S_IWOTH and not mode & stat.S_ISVTX
         if capable or open_folder or (kind == "f" and mode & (stat.S_ISUID | stat.S_ISGID | stat.S_IWOTH)):
@@ -193,24 +192,27 @@ class _Reader:
             uid=member.uid,
             gid=member.gid,
             size=member.size if kind == "f" else 0,
-            mtime=int(member.mtime),
-            link=member.linkname if kind in "lh" else f"{member.devmajor}:{member.devminor}" if kind in "cb" else "",
-            digest=self._content(path, member.size, stream) if stream is not None else "",
-            xattrs=tuple(sorted(name.removeprefix(_XATTR) for name in member.pax_headers if name.startswith(_XATTR))),
+            mtime=member.mtime,
+            link=member.link,
+            digest=self._content(path, content) if content is not None else "",
+            xattrs=member.xattrs,
         )
 
-    def _content(self, path: str, size: int, stream: BinaryIO) -> str:
+    def _content(self, path: str, content: Content) -> str:
         """Look at a file's content, piece by piece; returns its digest."""
         self._files += 1
+        size = content.size
         self._file_bytes += size
         digest, looker = hashlib.sha256(), contents.Places(self._wanted)
-        piece = stream.read(PIECE_BYTES)
-        if piece.startswith(ELF_MAGIC):
-            self._elf(path, _tee(piece, stream, digest.update, looker.feed))
+        pieces = _gathered(content.pieces())
+        first = next(pieces, b"")
+        seen = _tee(first, pieces, digest.update, looker.feed)
+        if first.startswith(ELF_MAGIC):
+            self._elf(path, seen)
             self._places += [Hit(path=path, what=place) for place in sorted(looker.found)]
             return digest.hexdigest()
         whole: list[bytes] | None = [] if size <= (KEPT_BYTES if _is_kept(path) else contents.SCANNED_BYTES) else None
-        for one in _tee(piece, stream, digest.update, looker.feed):
+        for one in seen:
             if whole is not None:
                 whole.append(one)
         self._places += [Hit(path=path, what=place) for place in sorted(looker.found)]
@@ -293,14 +295,26 @@ class _Reader:
         return digests, owners
 
 
-def _tee(first: bytes, stream: BinaryIO, *readers: Callable[[bytes], object]) -> Iterator[bytes]:
-    """The pieces of a stream, the first of which was read already; each is shown to all readers."""
-    piece = first
-    while piece:
+def _gathered(pieces: Iterable[memoryview]) -> Iterator[bytes]:
+    """The pieces put together to larger ones; what a piece ends in the middle of is found."""
+    waiting: list[memoryview] = []
+    count = 0
+    for piece in pieces:
+        waiting.append(piece)
+        count += len(piece)
+        if count >= PIECE_BYTES:
+            yield b"".join(waiting)
+            waiting, count = [], 0
+    if waiting:
+        yield b"".join(waiting)
+
+
+def _tee(first: bytes, pieces: Iterable[bytes], *readers: Callable[[bytes], object]) -> Iterator[bytes]:
+    """All pieces; each is shown to all readers."""
+    for piece in itertools.chain([first], pieces):
         for reader in readers:
             reader(piece)
         yield piece
-        piece = stream.read(PIECE_BYTES)
 
 
 def _is_kept(path: str) -> bool:
