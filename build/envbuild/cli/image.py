@@ -9,6 +9,7 @@ import click
 from envbuild.cli.command import Group, hands_over
 from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options, shown
 from envbuild.core.digests import short
+from envbuild.image.checks.rules import RULES
 from envbuild.image.native import build_image
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE, place
 from envbuild.lock.locking import find_lock, is_older
@@ -30,6 +31,13 @@ def parse_formats(context: click.Context, parameter: click.Parameter, value: str
 @name_option
 @click.option("--format", "formats", callback=parse_formats, default="oci,sqsh", show_default=True, metavar="LIST")
 @click.option("--refresh-base", is_flag=True, help="Make the base anew from the distribution's packages of now.")
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="CODE",
+    type=click.Choice(sorted(RULES)),
+    help="Let this check's findings in the finished image pass; the record says so.",
+)
 @out_dir_option
 @output_options
 @click.pass_context
@@ -42,6 +50,7 @@ def command(
     name: str | None,
     formats: tuple[str, ...],
     refresh_base: bool,
+    allow: tuple[str, ...],
     out_dir: Path,
 ) -> None:
     """Build the image of a lock for a target, without a docker daemon or a registry: OCI layout and enroot .sqsh.
@@ -64,6 +73,7 @@ def command(
         formats=formats,
         refresh_base=refresh_base,
         wheels=session.built_wheels(lock, selection),
+        allow=allow,
     )
     image, placed = place(built.path, out_dir, built.record, name)
     record = image.record

@@ -19,6 +19,8 @@ from envbuild.core.progress import Reporter
 from envbuild.core.sandbox import Bind, Sandbox
 from envbuild.image import gzips, network
 from envbuild.image.bases import MadeBase
+from envbuild.image.checks.loading import PROBE as LOADED_PROBE
+from envbuild.image.checks.loading import loaded_libraries
 from envbuild.image.layers import Layer, LayerWriter, plain_mode
 from envbuild.image.record import RECORD_FILE, EnvironmentRecord, dump, load
 from envbuild.image.tidy import check_against, distributions, tidy
@@ -41,6 +43,7 @@ VENV = f"{PREFIX}/venv"
 INSIDE = "/run/envbuild"
 BUILT = f"{INSIDE}/built"
 INSIDE_PROBE = f"{INSIDE}/probe/import_module.py"
+INSIDE_LOADED = f"{INSIDE}/probe/loaded_libraries.py"
 COMPILER = "containers/native/compile_tree.py"
 PLAIN_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108 - inside
 
@@ -76,6 +79,7 @@ def environment_key(lock: LockDirectory, base_digest: str, wheels: Mapping[str, 
             "uv": uv_version(),
             "gzip": gzips.ENCODER,
             "compiler": sha256_file(data_root() / COMPILER),
+            "loaded": sha256_file(data_root() / LOADED_PROBE),
             # An environment without them has the key that it had before there were any.
             **({"wheels": digests_of(wheels)} if wheels else {}),
         }
@@ -119,7 +123,7 @@ def make_environment(
                 wheels={_seen(item): item.wheel for item in wheels.values()},
             )
             built = {name: _seen(item) for name, item in wheels.items()}
-            packages, imports = _fill(bench, selection, snapshot(lock, staged / "lock"), site, built, reporter)
+            packages, imports, loaded = _fill(bench, selection, snapshot(lock, staged / "lock"), site, built, reporter)
             place = PREFIX.lstrip("/")
             with (
                 reporter.step("write the layer of the environment"),
@@ -133,6 +137,7 @@ def make_environment(
             layer=layer,
             packages=packages,
             not_checked={item.module: item.reason for item in imports.not_checked},
+            loaded=loaded,
         )
         write_atomic(folder / RECORD_FILE, dump(record))
 
@@ -153,8 +158,8 @@ def _fill(
     site: Site,
     built: Mapping[str, str],
     reporter: Reporter,
-) -> tuple[dict[str, str], Imports]:
-    """Make the environment on the bench; returns its packages, and what the import check found."""
+) -> tuple[dict[str, str], Imports, tuple[str, ...] | None]:
+    """Make the environment on the bench; returns its packages, what the import check found, and what torch loads."""
     python = selection.base.python
     access = network.access(site, locked_torch(site, lock.lock), INSIDE)
     with machine_errors(bench.tree):
@@ -179,7 +184,14 @@ def _fill(
         bench.compile(python.executable)
     checker = bench.checker(check_environment(selection.target) | lock.lock.variables(VENV))
     found = try_imports(modules_of(lock.lock), place.venv_python, checker, bench.logs, reporter, probe=INSIDE_PROBE)
-    return packages, found.refuse_failed()
+    imports = found.refuse_failed()
+    return packages, imports, loaded_libraries(place.venv_python, checker, bench.logs, INSIDE_LOADED)
+
+
+def _probes() -> tuple[Bind, ...]:
+    """What looks at the finished environment from inside."""
+    places = {PROBE: INSIDE_PROBE, LOADED_PROBE: INSIDE_LOADED}
+    return tuple(Bind(source=data_root() / source, target=target) for source, target in places.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +242,7 @@ class _Bench:
         box = Sandbox(
             root=self.base.rootfs,
             tmpfs=(PREFIX.rsplit("/", 1)[0],),
-            binds=(Bind(source=self.tree, target=PREFIX), Bind(source=data_root() / PROBE, target=INSIDE_PROBE)),
+            binds=(Bind(source=self.tree, target=PREFIX), *_probes()),
             environment={**PLAIN_ENVIRONMENT, **variables, "PATH": f"{VENV}/bin:{PLAIN_ENVIRONMENT['PATH']}"},
         )
         return _Runner(self.bwrap, box, None)

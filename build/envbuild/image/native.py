@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from envbuild.catalog.base import Mmdebstrap
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.data import data_root
 from envbuild.catalog.site import Site
@@ -23,12 +24,19 @@ from envbuild.core.process import find_tool
 from envbuild.core.progress import Reporter
 from envbuild.image import gzips, requirements, subids
 from envbuild.image.bases import MadeBase, base_key, find_base, make_base
-from envbuild.image.environment import PLAIN_ENVIRONMENT, VENV, MadeEnvironment, make_environment
+from envbuild.image.checks import checking
+from envbuild.image.checks.checking import check_image
+from envbuild.image.checks.rules import Facts
+from envbuild.image.environment import INSIDE, PLAIN_ENVIRONMENT, VENV, MadeEnvironment, make_environment
+from envbuild.image.finishing import compiled_for, survey_layers, write_reports
 from envbuild.image.layers import Layer, LayerWriter
 from envbuild.image.oci import RunConfig, make_oci, write_layout
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE
 from envbuild.image.record import RECORD_FILE, ImageRecord, LayerRecord, SqshRecord, dump
+from envbuild.image.reports import writing
 from envbuild.image.squashfs import COMPRESSION, mksquashfs_version, write_sqsh
+from envbuild.image.surveys import survey as surveys
+from envbuild.image.surveys.keeping import KeptSurvey
 from envbuild.lock.record import LockDirectory
 from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import uv_version
@@ -66,6 +74,7 @@ def build_image(
     formats: Collection[str] = ("oci", "sqsh"),
     refresh_base: bool = False,
     wheels: Mapping[str, Built] = NO_BUILT,
+    allow: Collection[str] = (),
 ) -> BuiltImage:
     """The image of ``lock`` for the selection's target; made when the store does not have it.
 
@@ -73,6 +82,7 @@ def build_image(
         formats: ``oci`` (always made: it is the image's identity) and ``sqsh``.
         refresh_base: make the base anew from the distribution's packages of now, and then what follows from it.
         wheels: wheels of the wheelhouse for packages of phase compile, which are then not built.
+        allow: codes of checks of the finished image whose findings are let pass.
 
     Raises:
         ConfigurationError: the lock is for another base, or the machine has no sources for the base.
@@ -83,7 +93,7 @@ def build_image(
     """
     _ = selection.base.archive  # refuses a base that is not made from a distribution's packages
     _check_lock(selection, lock)
-    if not refresh_base and (found := _find(selection, lock, store, formats, wheels)):
+    if not refresh_base and (found := _find(selection, lock, store, formats, wheels, allow)):
         return found
     _check_tools(formats)
     there = find_base(selection.base, store)
@@ -100,12 +110,14 @@ def build_image(
     with locks.shared(in_use, on_wait=lambda: reporter.note(waiting)):
         base = make_base(selection, site, store, reporter)
         environment = make_environment(selection, lock, base, site, store, reporter, wheels)
-        key = image_key(selection, lock, base.digest, formats, wheels)
-        parts = _Parts(selection=selection, lock=lock, base=base, environment=environment, wheels=wheels)
+        key = image_key(selection, lock, base.digest, formats, wheels, allow)
+        parts = _Parts(
+            selection=selection, lock=lock, base=base, environment=environment, wheels=wheels, allow=frozenset(allow)
+        )
 
         def build(folder: Path) -> None:
             log = store.root / "logs" / f"image-{short(key)}.log"
-            _assemble(folder, key, parts, log, reporter, with_sqsh="sqsh" in formats)
+            _assemble(folder, key, parts, log, store, with_sqsh="sqsh" in formats)
 
         entry = store.get_or_build(KIND, key, build)
     return _for_target(selection, entry.path, built=entry.built)
@@ -123,8 +135,9 @@ def image_key(
     base_digest: str,
     formats: Collection[str],
     wheels: Mapping[str, Built] = NO_BUILT,
+    allow: Collection[str] = (),
 ) -> str:
-    """The key of an image: everything that decides its bytes."""
+    """The key of an image: everything that decides its bytes, how it is checked and what is reported on it."""
     value: dict[str, Json] = {
         "format": FORMAT,
         "stack": selection.stack_name,
@@ -135,7 +148,10 @@ def image_key(
         "gzip": gzips.ENCODER,
         "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL)],
         "sqsh": [mksquashfs_version(), *COMPRESSION] if "sqsh" in formats else None,
+        "finishing": [surveys.FORMAT, checking.FORMAT, writing.FORMAT],
         **({"wheels": digests_of(wheels)} if wheels else {}),
+        # What was let pass once is looked at again by who does not let it pass.
+        **({"allow": tuple(sorted(allow))} if allow else {}),
     }
     return digest_of(value)
 
@@ -158,6 +174,7 @@ def _find(
     store: LocalStore,
     formats: Collection[str],
     wheels: Mapping[str, Built],
+    allow: Collection[str],
 ) -> BuiltImage | None:
     """The finished image in the store; one with a .sqsh also serves who asks for none."""
     base = find_base(selection.base, store)
@@ -166,7 +183,7 @@ def _find(
     wanted = [("oci", "sqsh")] if "sqsh" in formats else [("oci", "sqsh"), ("oci",)]
     for candidate in wanted:
         try:
-            key = image_key(selection, lock, base.digest, candidate, wheels)
+            key = image_key(selection, lock, base.digest, candidate, wheels, allow)
         except MachineError:
             if "sqsh" in formats:
                 raise
@@ -195,9 +212,11 @@ class _Parts:
     base: MadeBase
     environment: MadeEnvironment
     wheels: Mapping[str, Built] = field(default_factory=dict)
+    allow: frozenset[str] = frozenset()
 
 
-def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Reporter, *, with_sqsh: bool) -> None:
+def _assemble(folder: Path, key: str, parts: _Parts, log: Path, store: LocalStore, *, with_sqsh: bool) -> None:
+    reporter = store.reporter
     lock, base, environment = parts.lock.lock, parts.base, parts.environment
     epoch = lock.source_date_epoch
     log.unlink(missing_ok=True)
@@ -207,6 +226,8 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Report
         config = run_config(parts)
         image = make_oci(config, parts.selection.base.platform, [layer.record for layer in layers], epoch)
         write_layout(folder / OCI_DIR, image, layers, tag=lock.stack)
+    read = survey_layers(layers, INSIDE, store, reporter)
+    checks = check_image(facts(parts, config, read), parts.allow, reporter)
     sqsh: SqshRecord | None = None
     if with_sqsh:
         with reporter.step("pack the .sqsh"):
@@ -230,12 +251,31 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Report
         base_made_by=base.record.made_by,
         base_packages=base.record.packages,
         packages=environment.record.packages,
+        components=tuple(sorted(name for name, item in lock.components.items() if not item.transitive)),
         not_checked=environment.record.not_checked,
         wheels={name: item.record.digest for name, item in parts.wheels.items()},
+        checks=checks,
         uv=uv_version(),
         gzip=gzips.ENCODER,
     )
-    write_atomic(folder / RECORD_FILE, dump(record))
+    reports = write_reports(folder, folder / OCI_DIR, record, parts.lock, read, parts.wheels)
+    write_atomic(folder / RECORD_FILE, dump(record.model_copy(update={"reports": reports})))
+
+
+def facts(parts: _Parts, config: RunConfig, read: tuple[KeptSurvey, ...]) -> Facts:
+    """What the checks of a finished image look at."""
+    made = isinstance(parts.selection.base.obtain, Mmdebstrap)
+    return Facts(
+        layers=read,
+        variables=dict(entry.split("=", 1) for entry in config.environment),
+        labels=dict(config.labels),
+        of_base=frozenset() if made else frozenset(layer.record.digest for layer in parts.base.layers),
+        sm=parts.selection.target.sm,
+        compiled=compiled_for(parts.wheels),
+        loaded=parts.environment.record.loaded,
+        environment=VENV,
+        provided=frozenset(parts.selection.base.provides),
+    )
 
 
 def run_config(parts: _Parts) -> RunConfig:

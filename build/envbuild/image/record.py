@@ -45,6 +45,9 @@ class EnvironmentRecord(Model):
     not_checked: dict[str, str] = Field(
         default_factory=dict, description="modules that the import check says nothing of, and why"
     )
+    loaded: tuple[str, ...] | None = Field(
+        default=None, description="shared libraries of a process that imported torch; none without torch"
+    )
 
 
 class SqshRecord(Model):
@@ -54,6 +57,23 @@ class SqshRecord(Model):
     size_bytes: int
     packed_by: str
     compression: str
+
+
+class CheckRecord(Model):
+    """A check of the finished image, and what it found."""
+
+    findings: tuple[str, ...] = ()
+    allowed: bool = Field(default=False, description="its findings were let pass with --allow")
+
+
+class ReferrerRecord(Model):
+    """A report about the image: its file beside it, and the OCI artifact that refers to its manifest."""
+
+    file: str
+    artifact_type: str
+    manifest_digest: str
+    digest: str = Field(description="of the file")
+    size_bytes: int
 
 
 class ImageRecord(Model):
@@ -76,12 +96,15 @@ class ImageRecord(Model):
     base_made_by: str
     base_packages: dict[str, str]
     packages: dict[str, str]
+    components: tuple[str, ...] = Field(default=(), description="the packages that the stack names")
     not_checked: dict[str, str] = Field(
         default_factory=dict, description="modules that the import check says nothing of, and why"
     )
     wheels: dict[str, str] = Field(
         default_factory=dict, description="packages installed from the wheelhouse, and the digests of their wheels"
     )
+    reports: tuple[ReferrerRecord, ...] = Field(default=(), description="SBOMs and provenance, attached to the image")
+    checks: dict[str, CheckRecord] = Field(default_factory=dict, description="the checks that ran, by their code")
     uv: str
     gzip: str
 
