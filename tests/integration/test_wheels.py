@@ -449,6 +449,21 @@ def test_a_toolkit_of_another_cuda_is_refused(own: Any, index: SimpleIndex, tmp_
     assert error["what"] == "there is no CUDA toolkit 11.8 on this machine"
 
 
+def test_an_sm_that_nvcc_does_not_know_is_refused_before_anything_is_made(
+    own: Any, index: SimpleIndex, tmp_path: Path
+) -> None:
+    locked(own, index, tmp_path)
+    write_target(own.project, "gpu", sm=("50", "90", "75a"))
+    error = wheels(own, status=5)["error"]
+    assert error["what"].endswith("does not compile for sm_50, sm_75a")
+    assert "knows sm_75, sm_80, " in error["why"]
+    assert "envs/targets" in error["fix"]
+    assert compiled(tmp_path) == 0
+    assert not (own.cache / "build-environments").exists()
+    write_target(own.project, "gpu", sm=("100f", "90a"))
+    assert wheels(own)["wheels"][0]["record"]["sm"] == ["90a", "100f"]
+
+
 def test_options_before_a_command_are_not_ignored(own: Any) -> None:
     done = own.run("wheels", "--stack", "k", "list", status=2)
     assert "options of `wheels list` come after its name" in done.stderr
