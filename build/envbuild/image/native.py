@@ -1,7 +1,8 @@
 """The native builder: from a lock to an image, without a docker daemon or a registry.
 
-Base, environment and configuration are a layer each; the first two are kept in the store under the key of what made
-them. An image is their OCI layout, made of hard links, and the .sqsh packed from the same layers.
+The base, the environment's layers and the configuration are kept or made one by one; all but the last lie in the store
+under the key of what decides their bytes. An image is their OCI layout, made of hard links, and the .sqsh packed from
+the same layers.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from envbuild.core.files import write_atomic
 from envbuild.core.process import find_tool
 from envbuild.core.progress import Reporter
 from envbuild.image import gzips, requirements, subids
-from envbuild.image.bases import MadeBase, base_key, find_base, make_base
+from envbuild.image.bases import EPOCH, MadeBase, base_key, find_base, make_base
 from envbuild.image.checks import checking
 from envbuild.image.checks.checking import check_image
 from envbuild.image.checks.rules import Facts
-from envbuild.image.environment import INSIDE, PLAIN_ENVIRONMENT, VENV, MadeEnvironment, make_environment
+from envbuild.image.environment.bench import COMPILER, INSIDE, PLAIN_ENVIRONMENT, VENV
+from envbuild.image.environment.making import MadeEnvironment, make_environment
+from envbuild.image.environment.rule import RULE_FILE
 from envbuild.image.finishing import compiled_for, survey_layers, write_reports
 from envbuild.image.layers import Layer, LayerWriter
 from envbuild.image.oci import RunConfig, make_oci, write_layout
@@ -45,7 +48,7 @@ from envbuild.wheels.keeping.wheelhouse import NO_BUILT, Built, digests_of
 
 KIND = "images"
 # Raised when an image made from the same inputs would come out differently.
-FORMAT = 1
+FORMAT = 2
 PROFILE = "containers/native/profile.sh"
 RC_LOCAL = "containers/enroot/rc.local"
 FINGERPRINT = "etc/envbuild/fingerprint.json"
@@ -146,7 +149,7 @@ def image_key(
         "lock": [lock.lock.digest, lock.lock.source_date_epoch],
         "uv": uv_version(),
         "gzip": gzips.ENCODER,
-        "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL)],
+        "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL, RULE_FILE, COMPILER)],
         "sqsh": [mksquashfs_version(), *COMPRESSION] if "sqsh" in formats else None,
         "finishing": [surveys.FORMAT, checking.FORMAT, writing.FORMAT],
         **({"wheels": digests_of(wheels)} if wheels else {}),
@@ -319,7 +322,7 @@ def write_configuration(file: Path, parts: _Parts) -> LayerRecord:
     }
     profile = (data_root() / PROFILE).read_text(encoding="utf-8").replace("@VENV@", VENV)
     profile += "".join(f'export {name}="{value}"\n' for name, value in lock.variables(VENV).items())
-    with LayerWriter(file, lock.source_date_epoch) as writer:
+    with LayerWriter(file, EPOCH) as writer:
         writer.add_directory(MOUNT_POINT)
         writer.add_directory(FINGERPRINT.rsplit("/", 1)[0])
         writer.add_bytes(FINGERPRINT, (json.dumps(fingerprint, indent=2) + "\n").encode())

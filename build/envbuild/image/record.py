@@ -36,11 +36,20 @@ class BaseRecord(Model):
     packages: dict[str, str] = Field(description="version of each Debian package by its name")
 
 
-class EnvironmentRecord(Model):
-    """An installed environment: its layer and every Python distribution in it."""
+class EnvironmentLayerRecord(Model):
+    """A layer of an environment: its packages, and what its file is."""
 
-    schema_: Literal["envbuild.environment/1"] = Field(alias="schema", default="envbuild.environment/1")
+    schema_: Literal["envbuild.environment-layer/1"] = Field(alias="schema", default="envbuild.environment-layer/1")
+    key: str = Field(description="the digest of everything that decides its bytes")
     layer: LayerRecord
+    packages: dict[str, str]
+
+
+class EnvironmentRecord(Model):
+    """An environment that was put together and tried: its layers and every Python distribution in it."""
+
+    schema_: Literal["envbuild.environment/2"] = Field(alias="schema", default="envbuild.environment/2")
+    layers: tuple[str, ...] = Field(description="their keys, lowest first")
     packages: dict[str, str]
     not_checked: dict[str, str] = Field(
         default_factory=dict, description="modules that the import check says nothing of, and why"

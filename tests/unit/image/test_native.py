@@ -16,7 +16,8 @@ from envbuild.core.errors import ConfigurationError, MachineError
 from envbuild.core.progress import SilentReporter
 from envbuild.image import bases, enroot, gzips, native
 from envbuild.image.bases import MadeBase
-from envbuild.image.environment import MadeEnvironment
+from envbuild.image.environment.bench import VENV
+from envbuild.image.environment.making import MadeEnvironment
 from envbuild.image.native import build_image, image_key, run_config
 from envbuild.image.record import BaseRecord, EnvironmentRecord, LayerRecord, dump
 from envbuild.lock.record import read_lock
@@ -179,12 +180,12 @@ def test_lock_for_another_definition_of_the_base_is_refused(lock, store, site):
 def parts_of(lock):
     layer = RECORD.layers[0]
     base = BaseRecord(schema="envbuild.base/1", layer=layer, made_by="x", packages={})
-    environment = EnvironmentRecord(schema="envbuild.environment/1", layer=layer, packages={})
+    environment = EnvironmentRecord(schema="envbuild.environment/2", layers=(), packages={})
     return native._Parts(
         selection=SELECTION,
         lock=lock,
         base=MadeBase(path=Path("/b"), record=base, built=False),
-        environment=MadeEnvironment(path=Path("/e"), record=environment, built=False),
+        environment=MadeEnvironment(record=environment, layers=(), built=False),
     )
 
 
@@ -223,4 +224,4 @@ def test_image_for_gpus_says_what_it_needs_where_runtimes_and_enroot_look(lock):
 def test_an_image_of_a_stack_without_variables_is_what_it_was(lock, tmp_path):
     config = run_config(parts_of(lock))
     assert [entry.partition("=")[0] for entry in config.environment] == ["PATH", "VIRTUAL_ENV", "LANG"]
-    assert profile(lock, tmp_path) == (data_root() / native.PROFILE).read_text().replace("@VENV@", native.VENV)
+    assert profile(lock, tmp_path) == (data_root() / native.PROFILE).read_text().replace("@VENV@", VENV)
