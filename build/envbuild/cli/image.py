@@ -12,6 +12,8 @@ from envbuild.core.digests import short
 from envbuild.image.checks.rules import RULES
 from envbuild.image.native import build_image
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE, place
+from envbuild.image.squash.compression import DEFAULT, NAMES, Compression, check_readable
+from envbuild.image.squash.packing import BUILDERS, Builder, Packing
 from envbuild.lock.locking import find_lock, is_older
 from envbuild.lock.place import lock_command
 
@@ -38,6 +40,21 @@ def parse_formats(context: click.Context, parameter: click.Parameter, value: str
     type=click.Choice(sorted(RULES)),
     help="Let this check's findings in the finished image pass; the record says so.",
 )
+@click.option(
+    "--sqsh-compression",
+    metavar="NAME[:LEVEL]",
+    default=str(DEFAULT),
+    show_default=True,
+    help=f"Compression of the .sqsh, for nodes with old tools: {', '.join(NAMES)}.",
+)
+@click.option(
+    "--sqsh-builder",
+    type=click.Choice(BUILDERS),
+    default="native",
+    show_default=True,
+    help="Who makes the .sqsh: envbuild from the layers, or `enroot import`.",
+)
+@click.option("--cluster", metavar="NAME", help="Refuse a .sqsh that the nodes of this cluster cannot read.")
 @out_dir_option
 @output_options
 @click.pass_context
@@ -51,6 +68,9 @@ def command(
     formats: tuple[str, ...],
     refresh_base: bool,
     allow: tuple[str, ...],
+    sqsh_compression: str,
+    sqsh_builder: Builder,
+    cluster: str | None,
     out_dir: Path,
 ) -> None:
     """Build the image of a lock for a target, without a docker daemon or a registry: OCI layout and enroot .sqsh.
@@ -59,6 +79,10 @@ def command(
     """
     if hands_over(context):
         return
+    packing = Packing(compression=Compression.parse(sqsh_compression), builder=sqsh_builder)
+    if cluster is not None and "sqsh" in formats:
+        readable = session.catalog.cluster(cluster).sqsh_compression
+        check_readable(packing.compression, readable, cluster)
     selection = session.select(stack, target, base)
     lock = find_lock(session.project, selection, name)
     current = not is_older(lock.lock, selection)
@@ -74,6 +98,7 @@ def command(
         refresh_base=refresh_base,
         wheels=session.built_wheels(lock, selection),
         allow=allow,
+        packing=packing,
     )
     image, placed = place(built.path, out_dir, built.record, name)
     record = image.record

@@ -37,7 +37,7 @@ from envbuild.image.oci import RunConfig, make_oci, write_layout
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE
 from envbuild.image.record import RECORD_FILE, ImageRecord, LayerRecord, SqshRecord, dump
 from envbuild.image.reports import writing
-from envbuild.image.squashfs import COMPRESSION, mksquashfs_version, write_sqsh
+from envbuild.image.squash.packing import Packing
 from envbuild.image.surveys import survey as surveys
 from envbuild.image.surveys.keeping import KeptSurvey
 from envbuild.lock.record import LockDirectory
@@ -56,6 +56,7 @@ FINGERPRINT = "etc/envbuild/fingerprint.json"
 MOUNT_POINT = "envbuild"
 HOSTS = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 COMMAND = ("/bin/bash",)
+DEFAULT_PACKING = Packing()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ def build_image(
     refresh_base: bool = False,
     wheels: Mapping[str, Built] = NO_BUILT,
     allow: Collection[str] = (),
+    packing: Packing = DEFAULT_PACKING,
 ) -> BuiltImage:
     """The image of ``lock`` for the selection's target; made when the store does not have it.
 
@@ -86,6 +88,7 @@ def build_image(
         refresh_base: make the base anew from the distribution's packages of now, and then what follows from it.
         wheels: wheels of the wheelhouse for packages of phase compile, which are then not built.
         allow: codes of checks of the finished image whose findings are let pass.
+        packing: how the .sqsh is made.
 
     Raises:
         ConfigurationError: the lock is for another base, or the machine has no sources for the base.
@@ -96,9 +99,11 @@ def build_image(
     """
     _ = selection.base.archive  # refuses a base that is not made from a distribution's packages
     _check_lock(selection, lock)
-    if not refresh_base and (found := _find(selection, lock, store, formats, wheels, allow)):
+    if not refresh_base and (found := _find(selection, lock, store, formats, wheels, allow, packing)):
         return found
-    _check_tools(formats)
+    _check_tools()
+    if "sqsh" in formats:
+        packing.check_tools()
     there = find_base(selection.base, store)
     if os.geteuid() and (refresh_base or there is None):
         subids.require()
@@ -113,14 +118,14 @@ def build_image(
     with locks.shared(in_use, on_wait=lambda: reporter.note(waiting)):
         base = make_base(selection, site, store, reporter)
         environment = make_environment(selection, lock, base, site, store, reporter, wheels)
-        key = image_key(selection, lock, base.digest, formats, wheels, allow)
+        key = image_key(selection, lock, base.digest, formats, wheels, allow, packing)
         parts = _Parts(
             selection=selection, lock=lock, base=base, environment=environment, wheels=wheels, allow=frozenset(allow)
         )
 
         def build(folder: Path) -> None:
             log = store.root / "logs" / f"image-{short(key)}.log"
-            _assemble(folder, key, parts, log, store, with_sqsh="sqsh" in formats)
+            _assemble(folder, key, parts, log, store, packing if "sqsh" in formats else None)
 
         entry = store.get_or_build(KIND, key, build)
     return _for_target(selection, entry.path, built=entry.built)
@@ -139,6 +144,7 @@ def image_key(
     formats: Collection[str],
     wheels: Mapping[str, Built] = NO_BUILT,
     allow: Collection[str] = (),
+    packing: Packing = DEFAULT_PACKING,
 ) -> str:
     """The key of an image: everything that decides its bytes, how it is checked and what is reported on it."""
     value: dict[str, Json] = {
@@ -150,7 +156,7 @@ def image_key(
         "uv": uv_version(),
         "gzip": gzips.ENCODER,
         "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL, RULE_FILE, COMPILER)],
-        "sqsh": [mksquashfs_version(), *COMPRESSION] if "sqsh" in formats else None,
+        "sqsh": packing.key() if "sqsh" in formats else None,
         "finishing": [surveys.FORMAT, checking.FORMAT, writing.FORMAT],
         **({"wheels": digests_of(wheels)} if wheels else {}),
         # What was let pass once is looked at again by who does not let it pass.
@@ -178,6 +184,7 @@ def _find(
     formats: Collection[str],
     wheels: Mapping[str, Built],
     allow: Collection[str],
+    packing: Packing,
 ) -> BuiltImage | None:
     """The finished image in the store; one with a .sqsh also serves who asks for none."""
     base = find_base(selection.base, store)
@@ -186,7 +193,7 @@ def _find(
     wanted = [("oci", "sqsh")] if "sqsh" in formats else [("oci", "sqsh"), ("oci",)]
     for candidate in wanted:
         try:
-            key = image_key(selection, lock, base.digest, candidate, wheels, allow)
+            key = image_key(selection, lock, base.digest, candidate, wheels, allow, packing)
         except MachineError:
             if "sqsh" in formats:
                 raise
@@ -196,13 +203,11 @@ def _find(
     return None
 
 
-def _check_tools(formats: Collection[str]) -> None:
+def _check_tools() -> None:
     """Everything the work will need, before it starts."""
     find_tool("mmdebstrap", "mmdebstrap")
     find_tool("tar", "tar")
     find_tool("unshare", "util-linux")
-    if "sqsh" in formats:
-        find_tool("mksquashfs", "squashfs-tools")
     sandbox.probe()
 
 
@@ -218,7 +223,7 @@ class _Parts:
     allow: frozenset[str] = frozenset()
 
 
-def _assemble(folder: Path, key: str, parts: _Parts, log: Path, store: LocalStore, *, with_sqsh: bool) -> None:
+def _assemble(folder: Path, key: str, parts: _Parts, log: Path, store: LocalStore, packing: Packing | None) -> None:
     reporter = store.reporter
     lock, base, environment = parts.lock.lock, parts.base, parts.environment
     epoch = lock.source_date_epoch
@@ -232,10 +237,9 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, store: LocalStor
     read = survey_layers(layers, INSIDE, store, reporter)
     checks = check_image(facts(parts, config, read), parts.allow, reporter)
     sqsh: SqshRecord | None = None
-    if with_sqsh:
-        with reporter.step("pack the .sqsh"):
-            files = [layer.file for layer in layers]
-            sqsh = write_sqsh(folder / SQSH_FILE, files, config, f"oci:{image.digest}", epoch, log)
+    if packing is not None:
+        with reporter.step(f"pack the .sqsh with {packing.compression}"):
+            sqsh = packing.write(folder / SQSH_FILE, folder / OCI_DIR, image.digest, layers, config, epoch, log)
     record = ImageRecord(
         schema="envbuild.image/1",
         key=key,
