@@ -8,6 +8,7 @@ import click
 
 from envbuild.cli.command import Group, hands_over
 from envbuild.cli.common import Session, out_dir_option, output_options, selection_options, shown
+from envbuild.cli.resolve import command as resolve
 from envbuild.core.digests import short
 from envbuild.image.native import build_image
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE, place
@@ -84,3 +85,6 @@ def command(
         },
         *lines,
     )
+
+
+command.add_command(resolve)

@@ -17,7 +17,7 @@ from envbuild.core.files import machine_errors, remove_tree, write_atomic
 from envbuild.core.process import Finished, run
 from envbuild.core.progress import Reporter
 from envbuild.core.sandbox import Bind, Sandbox
-from envbuild.image import gzips, network
+from envbuild.image import gzips, network, running
 from envbuild.image.bases import MadeBase
 from envbuild.image.layers import Layer, LayerWriter, plain_mode
 from envbuild.image.record import RECORD_FILE, EnvironmentRecord, dump, load
@@ -202,7 +202,7 @@ class _Bench:
         seen_workshop = f"{INSIDE}/workshop"
         box = Sandbox(
             root=self.base.rootfs,
-            tmpfs=(PREFIX.rsplit("/", 1)[0],),
+            opened=(PREFIX.rsplit("/", 1)[0],),
             binds=(
                 Bind(source=self.workshop, target=seen_workshop, writable=True),
                 Bind(source=uv_program().resolve(), target=f"{INSIDE}/uv"),
@@ -229,18 +229,22 @@ class _Bench:
         """Runs programs of the finished environment, which they cannot change; no network."""
         box = Sandbox(
             root=self.base.rootfs,
-            tmpfs=(PREFIX.rsplit("/", 1)[0],),
+            opened=(PREFIX.rsplit("/", 1)[0],),
             binds=(Bind(source=self.tree, target=PREFIX), Bind(source=data_root() / PROBE, target=INSIDE_PROBE)),
-            environment={**PLAIN_ENVIRONMENT, **variables, "PATH": f"{VENV}/bin:{PLAIN_ENVIRONMENT['PATH']}"},
+            environment={**PLAIN_ENVIRONMENT, **self._variables(variables)},
         )
         return _Runner(self.bwrap, box, None)
+
+    def _variables(self, own: Mapping[str, str]) -> dict[str, str]:
+        """The image's variables, as far as they are known here."""
+        return running.environment(VENV, self.base.record.config.environment, {}, own)
 
     def compile(self, python: str) -> None:
         """Compile the environment's sources with the base's Python."""
         script = data_root() / COMPILER
         box = Sandbox(
             root=self.base.rootfs,
-            tmpfs=(PREFIX.rsplit("/", 1)[0],),
+            opened=(PREFIX.rsplit("/", 1)[0],),
             binds=(
                 Bind(source=self.tree, target=PREFIX, writable=True),
                 Bind(source=script, target=f"{INSIDE}/compile/{script.name}"),

@@ -68,8 +68,10 @@ def install(
         MachineError: the disk is full, or there is no Python of the base's version.
     """
     with reporter.step("make the environment"):
-        # A bare environment: no pip, no setuptools but what the lock has.
-        _uv(place, ["venv", "--python", place.python, "--no-project", place.venv], "make the environment", "venv")
+        # A bare environment: no pip, no setuptools but what the lock has; and what the base brings, where it does.
+        seen = ["--system-site-packages"] if lock.lock.base.provides else []
+        words = ["venv", "--python", place.python, "--no-project", *seen, place.venv]
+        _uv(place, words, "make the environment", "venv")
     done = []
     for phase in PHASE_FILES:
         file = lock.file(phase)
