@@ -18,7 +18,7 @@ from envbuild.core.process import Finished, run
 from envbuild.core.progress import Reporter
 from envbuild.core.sandbox import Bind, Sandbox
 from envbuild.image import gzips, network, running
-from envbuild.image.bases import MadeBase
+from envbuild.image.bases import OWN_PLACE, MadeBase
 from envbuild.image.layers import Layer, LayerWriter, plain_mode
 from envbuild.image.record import RECORD_FILE, EnvironmentRecord, dump, load
 from envbuild.image.tidy import check_against, distributions, tidy
@@ -35,7 +35,7 @@ KIND = "environments"
 # Raised when an environment made from the same inputs would come out differently.
 FORMAT = 1
 LAYER_FILE = "layer.tar.gz"
-PREFIX = "/opt/envbuild"
+PREFIX = f"/{OWN_PLACE}"
 VENV = f"{PREFIX}/venv"
 # Where things are seen while the environment is made; none of it is in the image.
 INSIDE = "/run/envbuild"

@@ -29,6 +29,8 @@ KIND = "bases"
 FORMAT = 2
 ROOTFS = mmdebstrap.ROOTFS
 LAYERS = "layers"
+# Where an environment will be.
+OWN_PLACE = "opt/envbuild"
 # Files that a sandbox mounts the machine's own over. They are not in a layer.
 MOUNT_POINTS = ("etc/resolv.conf", "etc/hosts")
 MOUNT_FOLDERS = ("etc", "opt")
@@ -150,6 +152,7 @@ def _build(folder: Path, selection: Selection, site: Site, store: LocalStore, re
         place = layer_file(folder, layer.record)
         place.parent.mkdir(exist_ok=True)
         layer.file.replace(place)
+    _refuse_environment(rootfs, name)
     _make_mount_points(rootfs, name)
     with reporter.step(f"compare base {name} with its file"):
         facts.check(base, name, rootfs, config.environment)
@@ -175,6 +178,15 @@ def _blob(layer: Layer) -> LayerBlob:
         media_type=record.media_type,
         unpacked_bytes=record.unpacked_bytes,
     )
+
+
+def _refuse_environment(rootfs: Path, name: str) -> None:
+    if (rootfs / OWN_PLACE).exists() or (rootfs / OWN_PLACE).is_symlink():
+        raise CheckRefusedError(
+            f"base {name} has something at /{OWN_PLACE}, where environments are put",
+            why="It is an image that envbuild made, or is made from one: two environments would lie in one another.",
+            fix="Take what that image was made on as the base.",
+        )
 
 
 def _make_mount_points(rootfs: Path, name: str) -> None:
