@@ -8,6 +8,7 @@ import click
 
 from envbuild.cli.command import Group, hands_over
 from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options, shown
+from envbuild.cli.resolve import command as resolve
 from envbuild.core.digests import short
 from envbuild.image.checks.rules import RULES
 from envbuild.image.native import build_image
@@ -122,3 +123,6 @@ def command(
         },
         *lines,
     )
+
+
+command.add_command(resolve)

@@ -8,7 +8,6 @@ the same layers.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,22 +16,21 @@ from envbuild.catalog.base import Mmdebstrap
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.data import data_root
 from envbuild.catalog.site import Site
-from envbuild.core import locks, sandbox
+from envbuild.core import locks
 from envbuild.core.digests import Json, digest_of, sha256_file, short
 from envbuild.core.errors import ConfigurationError, MachineError
 from envbuild.core.files import write_atomic
-from envbuild.core.process import find_tool
 from envbuild.core.progress import Reporter
-from envbuild.image import gzips, requirements, subids
-from envbuild.image.bases import EPOCH, MadeBase, base_key, find_base, make_base
+from envbuild.image import gzips, requirements, running
+from envbuild.image.bases import MadeBase, base_key, check_tools, find_base, make_base
 from envbuild.image.checks import checking
 from envbuild.image.checks.checking import check_image
 from envbuild.image.checks.rules import Facts
-from envbuild.image.environment.bench import COMPILER, INSIDE, PLAIN_ENVIRONMENT, VENV
+from envbuild.image.environment.bench import COMPILER, INSIDE, VENV
 from envbuild.image.environment.making import MadeEnvironment, make_environment
 from envbuild.image.environment.rule import RULE_FILE
 from envbuild.image.finishing import compiled_for, survey_layers, write_reports
-from envbuild.image.layers import Layer, LayerWriter
+from envbuild.image.layers import EPOCH, Layer, LayerWriter
 from envbuild.image.oci import RunConfig, make_oci, write_layout
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE
 from envbuild.image.record import RECORD_FILE, ImageRecord, LayerRecord, SqshRecord, dump
@@ -97,16 +95,14 @@ def build_image(
         CheckRefusedError: the environment is not what was locked, or does not import.
         NetworkError: the package archive or an index cannot be reached.
     """
-    _ = selection.base.archive  # refuses a base that is not made from a distribution's packages
+    selection.base.refuse_unresolved(selection.base_name)
     _check_lock(selection, lock)
     if not refresh_base and (found := _find(selection, lock, store, formats, wheels, allow, packing)):
         return found
-    _check_tools()
+    there = find_base(selection.base, store)
+    check_tools(selection.base, selection.base_name, made_anew=refresh_base or there is None)
     if "sqsh" in formats:
         packing.check_tools()
-    there = find_base(selection.base, store)
-    if os.geteuid() and (refresh_base or there is None):
-        subids.require()
     if there is None:
         locked_torch(site, lock.lock)  # where nobody has it, better say so before a minute goes into the base
     # A base is a directory that sandboxes run in: a refresh waits until nobody does, before it takes the old one away.
@@ -203,14 +199,6 @@ def _find(
     return None
 
 
-def _check_tools() -> None:
-    """Everything the work will need, before it starts."""
-    find_tool("mmdebstrap", "mmdebstrap")
-    find_tool("tar", "tar")
-    find_tool("unshare", "util-linux")
-    sandbox.probe()
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
     """What an image is put together from."""
@@ -287,26 +275,29 @@ def facts(parts: _Parts, config: RunConfig, read: tuple[KeptSurvey, ...]) -> Fac
 
 def run_config(parts: _Parts) -> RunConfig:
     """How containers of the image start."""
-    selection, lock = parts.selection, parts.lock.lock
+    selection, lock, base = parts.selection, parts.lock.lock, parts.base.record
     hardware = requirements.in_words(selection.target)
-    required = requirements.variables(selection.target, selection.base.cuda)
+    required = requirements.variables(selection.target, selection.base.cuda, base.config.environment)
+    variables = running.environment(VENV, base.config.environment, required, lock.variables(VENV))
+    labels = {
+        **running.labels(base.config, base.name, base.digest),
+        "org.opencontainers.image.title": f"{lock.stack} on {selection.base_name} for {hardware}",
+        "envbuild.stack": lock.stack,
+        "envbuild.base": selection.base_name,
+        "envbuild.base.digest": parts.base.digest,
+        "envbuild.hardware": hardware,
+        "envbuild.lock": lock.digest,
+        **requirements.labels(required),
+    }
     return RunConfig(
-        environment=(
-            f"PATH={VENV}/bin:/usr/local/sbin:/usr/local/bin:{PLAIN_ENVIRONMENT['PATH']}",
-            f"VIRTUAL_ENV={VENV}",
-            f"LANG={PLAIN_ENVIRONMENT['LANG']}",
-            *(f"{name}={value}" for name, value in {**required, **lock.variables(VENV)}.items()),
-        ),
+        environment=tuple(f"{name}={value}" for name, value in variables.items()),
         command=COMMAND,
-        labels=(
-            ("org.opencontainers.image.title", f"{lock.stack} on {selection.base_name} for {hardware}"),
-            ("envbuild.stack", lock.stack),
-            ("envbuild.base", selection.base_name),
-            ("envbuild.base.digest", parts.base.digest),
-            ("envbuild.hardware", hardware),
-            ("envbuild.lock", lock.digest),
-            *requirements.labels(required).items(),
-        ),
+        labels=tuple(labels.items()),
+        workdir=base.config.workdir,
+        volumes=base.config.volumes,
+        user=base.config.user,
+        ports=base.config.ports,
+        stop_signal=base.config.stop_signal,
     )
 
 
@@ -324,8 +315,10 @@ def write_configuration(file: Path, parts: _Parts) -> LayerRecord:
         "packages": dict(parts.environment.record.packages),
         "base_packages": dict(parts.base.record.packages),
     }
-    profile = (data_root() / PROFILE).read_text(encoding="utf-8").replace("@VENV@", VENV)
-    profile += "".join(f'export {name}="{value}"\n' for name, value in lock.variables(VENV).items())
+    variables = running.environment(VENV, parts.base.record.config.environment, {}, lock.variables(VENV))
+    profile = (data_root() / PROFILE).read_text(encoding="utf-8")
+    profile = profile.replace("@FRONT@", running.path_front(variables["PATH"])).replace("@VENV@", VENV)
+    profile += "".join(f'export {name}="{variables[name]}"\n' for name in lock.variables(VENV))
     with LayerWriter(file, EPOCH) as writer:
         writer.add_directory(MOUNT_POINT)
         writer.add_directory(FINGERPRINT.rsplit("/", 1)[0])

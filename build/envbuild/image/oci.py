@@ -15,7 +15,6 @@ from envbuild.image.record import LayerRecord
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
-LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 INDEX_FILE = "index.json"
 REF_NAME = "org.opencontainers.image.ref.name"
 
@@ -30,6 +29,9 @@ class RunConfig:
     workdir: str = ""
     labels: tuple[tuple[str, str], ...] = ()
     volumes: tuple[str, ...] = ()
+    user: str = ""
+    ports: tuple[str, ...] = ()
+    stop_signal: str = ""
 
     def as_json(self) -> dict[str, Json]:
         """The object under ``config`` of an image's configuration; what is empty is left out."""
@@ -40,6 +42,9 @@ class RunConfig:
             "WorkingDir": self.workdir,
             "Labels": dict(sorted(self.labels)),
             "Volumes": {path: {} for path in sorted(self.volumes)},
+            "User": self.user,
+            "ExposedPorts": {port: {} for port in sorted(self.ports)},
+            "StopSignal": self.stop_signal,
         }
         return {key: value for key, value in values.items() if value}
 
@@ -79,7 +84,9 @@ def make_oci(run_config: RunConfig, platform: str, layers: Sequence[LayerRecord]
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "config": {"mediaType": CONFIG_TYPE, "digest": sha256_bytes(config_bytes), "size": len(config_bytes)},
-        "layers": [{"mediaType": LAYER_TYPE, "digest": layer.digest, "size": layer.size_bytes} for layer in layers],
+        "layers": [
+            {"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size_bytes} for layer in layers
+        ],
         "annotations": {"org.opencontainers.image.created": created, **labels},
     }
     return OciImage(config=config_bytes, manifest=canonical_json(manifest))

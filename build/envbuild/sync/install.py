@@ -68,13 +68,19 @@ def install(
         MachineError: the disk is full, or there is no Python of the base's version.
     """
     with reporter.step("make the environment"):
-        make_venv(place)
+        make_venv(place, sees_base=bool(lock.lock.base.provides))
     return install_packages(lock, place, source_args, reporter, phases=phases, wheels=wheels, leave_out=leave_out)
 
 
-def make_venv(place: Place) -> None:
-    """A bare environment: no pip, no setuptools but what the lock has."""
-    _uv(place, ["venv", "--python", place.python, "--no-project", place.venv], "make the environment", "venv")
+def make_venv(place: Place, *, sees_base: bool) -> None:
+    """A bare environment: no pip, no setuptools but what the lock has.
+
+    Args:
+        sees_base: whether packages that the base brings are seen in it.
+    """
+    seen = ["--system-site-packages"] if sees_base else []
+    words = ["venv", "--python", place.python, "--no-project", *seen, place.venv]
+    _uv(place, words, "make the environment", "venv")
 
 
 def install_packages(

@@ -15,7 +15,7 @@ from envbuild.catalog.site import Site
 from envbuild.core.errors import ConfigurationError, MachineError
 from envbuild.core.progress import SilentReporter
 from envbuild.image import bases, gzips, native
-from envbuild.image.bases import MadeBase
+from envbuild.image.bases import MadeBase, mmdebstrap
 from envbuild.image.environment.bench import VENV
 from envbuild.image.environment.making import MadeEnvironment
 from envbuild.image.native import build_image, image_key, run_config
@@ -34,7 +34,7 @@ BOTH = ("oci", "sqsh")
 @pytest.fixture(autouse=True)
 def _tools(monkeypatch):
     """Versions of tools that a machine running unit tests need not have."""
-    monkeypatch.setattr(bases, "mmdebstrap_version", lambda: "mmdebstrap 1.3.5")
+    monkeypatch.setattr(mmdebstrap, "mmdebstrap_version", lambda: "mmdebstrap 1.3.5")
     monkeypatch.setattr(packing, "mksquashfs_version", lambda: "mksquashfs version 4.5.1")
     monkeypatch.setattr(native, "uv_version", lambda: "0.13.8")
 
@@ -61,7 +61,7 @@ def site(tmp_path):
 
 def put_base(store):
     layer = LayerRecord(name="base", digest="d", diff_id=BASE_DIGEST, size_bytes=1, unpacked_bytes=1, entries=1)
-    record = BaseRecord(schema="envbuild.base/1", layer=layer, made_by="mmdebstrap 1.3.5", packages={})
+    record = BaseRecord(schema="envbuild.base/2", layers=(layer,), made_by="mmdebstrap 1.3.5", packages={})
     store.get_or_build(
         bases.KIND, bases.base_key(SELECTION.base), lambda folder: put(folder / "record.json", dump(record))
     )
@@ -193,7 +193,7 @@ def test_lock_for_another_definition_of_the_base_is_refused(lock, store, site):
 
 def parts_of(lock):
     layer = RECORD.layers[0]
-    base = BaseRecord(schema="envbuild.base/1", layer=layer, made_by="x", packages={})
+    base = BaseRecord(schema="envbuild.base/2", layers=(layer,), made_by="x", packages={})
     environment = EnvironmentRecord(schema="envbuild.environment/2", layers=(), packages={})
     return native._Parts(
         selection=SELECTION,
@@ -238,4 +238,6 @@ def test_image_for_gpus_says_what_it_needs_where_runtimes_and_enroot_look(lock):
 def test_an_image_of_a_stack_without_variables_is_what_it_was(lock, tmp_path):
     config = run_config(parts_of(lock))
     assert [entry.partition("=")[0] for entry in config.environment] == ["PATH", "VIRTUAL_ENV", "LANG"]
-    assert profile(lock, tmp_path) == (data_root() / native.PROFILE).read_text().replace("@VENV@", VENV)
+    assert profile(lock, tmp_path) == (
+        (data_root() / native.PROFILE).read_text().replace("@VENV@", VENV).replace("@FRONT@", f"{VENV}/bin")
+    )

@@ -12,13 +12,14 @@ from envbuild.core.errors import BuildError, CheckRefusedError
 from envbuild.core.process import Finished, run
 from envbuild.core.progress import Reporter
 from envbuild.core.sandbox import Bind, Sandbox
-from envbuild.image.bases import MadeBase
+from envbuild.image import running
+from envbuild.image.bases import OWN_PLACE, MadeBase
 from envbuild.image.checks.loading import PROBE as LOADED_PROBE
 from envbuild.image.environment.network import Access
 from envbuild.lock.uv import uv_program
 from envbuild.sync.imports import PROBE
 
-PREFIX = "/opt/envbuild"
+PREFIX = f"/{OWN_PLACE}"
 VENV = f"{PREFIX}/venv"
 # Where things are seen while the environment is made; none of it is in the image.
 INSIDE = "/run/envbuild"
@@ -74,7 +75,7 @@ class Bench:
         seen_workshop = f"{INSIDE}/workshop"
         box = Sandbox(
             root=self.base.rootfs,
-            tmpfs=(PREFIX.rsplit("/", 1)[0],),
+            opened=(PREFIX.rsplit("/", 1)[0],),
             binds=(
                 Bind(source=self.workshop, target=seen_workshop, writable=True),
                 Bind(source=uv_program().resolve(), target=f"{INSIDE}/uv"),
@@ -105,18 +106,22 @@ class Bench:
         """Runs programs of the finished environment, which they cannot change; no network."""
         box = Sandbox(
             root=self.base.rootfs,
-            tmpfs=(PREFIX.rsplit("/", 1)[0],),
+            opened=(PREFIX.rsplit("/", 1)[0],),
             binds=(Bind(source=self.tree, target=PREFIX), *_probes()),
-            environment={**PLAIN_ENVIRONMENT, **variables, "PATH": f"{VENV}/bin:{PLAIN_ENVIRONMENT['PATH']}"},
+            environment={**PLAIN_ENVIRONMENT, **self._variables(variables)},
         )
         return Runner(self.bwrap, box, None)
+
+    def _variables(self, own: Mapping[str, str]) -> dict[str, str]:
+        """The image's variables, as far as they are known here."""
+        return running.environment(VENV, self.base.record.config.environment, {}, own)
 
     def compile(self, tree: Path, python: str, log: Path) -> None:
         """Compile the sources of one layer with the base's Python; ``tree`` has nothing of the other layers."""
         script = data_root() / COMPILER
         box = Sandbox(
             root=self.base.rootfs,
-            tmpfs=(PREFIX.rsplit("/", 1)[0],),
+            opened=(PREFIX.rsplit("/", 1)[0],),
             binds=(
                 Bind(source=tree, target=PREFIX, writable=True),
                 Bind(source=script, target=f"{INSIDE}/compile/{script.name}"),
