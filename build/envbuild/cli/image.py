@@ -8,6 +8,7 @@ import click
 
 from envbuild.cli.command import Group, hands_over
 from envbuild.cli.common import Session, out_dir_option, output_options, selection_options, shown
+from envbuild.cli.images import COMMANDS
 from envbuild.core.digests import short
 from envbuild.image.checks.rules import RULES
 from envbuild.image.native import build_image
@@ -94,3 +95,7 @@ def command(
         },
         *lines,
     )
+
+
+for _command in COMMANDS:
+    command.add_command(_command)
