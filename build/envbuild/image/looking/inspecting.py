@@ -8,7 +8,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from envbuild.core.digests import Json
+from envbuild.core.digests import Json, short
 from envbuild.core.progress import Reporter
 from envbuild.image.opening.model import OpenedImage
 from envbuild.image.surveys.keeping import KeptSurvey, keep_survey
@@ -56,15 +56,11 @@ def inspect_image(image: OpenedImage, places: tuple[str, ...], store: LocalStore
     Raises:
         CheckRefusedError: a layer is damaged, or not the one that the manifest names.
     """
-    return Inspected(
-        image=image,
-        surveys=tuple(
-            keep_survey(
-                layer.name or f"{number} of {len(image.layers)}", layer.digest, layer.members, places, store, reporter
-            )
-            for number, layer in enumerate(image.layers, start=1)
-        ),
-    )
+    surveys = []
+    for number, layer in enumerate(image.layers, start=1):
+        name = layer.name or f"{number} of {len(image.layers)}"
+        surveys.append(keep_survey(name, layer.digest, layer.members, places, store, reporter))
+    return Inspected(image=image, surveys=tuple(surveys))
 
 
 def as_json(found: Inspected) -> dict[str, Json]:
@@ -139,32 +135,28 @@ def decided_by(image: OpenedImage) -> dict[str, Json]:
 
 def lines(found: Inspected) -> list[str]:
     """The same for people."""
-    image = found.image
+    image, components, python, debian = found.image, found.components, found.python, found.debian
     named = " ".join(filter(None, [image.source, image.digest]))
-    told = [f"{named}  {megabytes(image.size_bytes)}"]
-    told += [
-        f"  {name} {value}" for name, value in decided_by(image).items() if value and isinstance(value, (str, int))
+    decides = {name: value for name, value in decided_by(image).items() if value and isinstance(value, (str, int))}
+    sections = {
+        f"{named}  {megabytes(image.size_bytes)}": [f"{name} {value}" for name, value in decides.items()],
+        "components:": [f"{name} {version}" for name, version in components.items()],
+        f"Python packages ({len(python)}):": [f"{name} {python[name]}" for name in python if name not in components],
+        f"Debian packages ({len(debian)}):": [f"{name} {version}" for name, version in debian.items()],
+        "layers (files, size, unpacked, share):": _layer_lines(found),
+        "environment:": [f"{name}={value}" for name, value in image.variables.items()],
+        "labels:": [f"{name}={value}" for name, value in image.labels.items()],
+    }
+    return [line for title, under in sections.items() for line in (title, *(f"  {item}" for item in under))]
+
+
+def _layer_lines(found: Inspected) -> list[str]:
+    total = found.image.size_bytes or 1
+    return [
+        f"{short(layer.digest)}  {kept.survey.files:>7}  {megabytes(layer.size_bytes):>11}  "
+        f"{megabytes(kept.survey.file_bytes):>11}  {layer.size_bytes / total:>6.1%}  {kept.name}"
+        for layer, kept in zip(found.image.layers, found.surveys, strict=True)
     ]
-    told.append("layers (files, size, unpacked, share):")
-    for layer, kept in zip(image.layers, found.surveys, strict=True):
-        share = layer.size_bytes / image.size_bytes if image.size_bytes else 0
-        told.append(
-            f"  {layer.digest.removeprefix('sha256:')[:12]}  {kept.survey.files:>7}  {megabytes(layer.size_bytes):>11}"
-            f"  {megabytes(kept.survey.file_bytes):>11}  {share:>5.1%}  {kept.name}"
-        )
-    told.append("environment:")
-    told += [f"  {name}={value}" for name, value in image.variables.items()]
-    told.append("labels:")
-    told += [f"  {name}={value}" for name, value in image.labels.items()]
-    components, python, debian = found.components, found.python, found.debian
-    if components:
-        told.append("components:")
-        told += [f"  {name} {version}" for name, version in components.items()]
-    told.append(f"Python packages ({len(python)}):")
-    told += [f"  {name} {version}" for name, version in python.items() if name not in components]
-    told.append(f"Debian packages ({len(debian)}):")
-    told += [f"  {name} {version}" for name, version in debian.items()]
-    return told
 
 
 def megabytes(count: int) -> str:
