@@ -1,4 +1,4 @@
-"""Images where people look for them: ``out/images/<stack>-<base>-<target>/``, linked from the store."""
+"""Images where people look for them: ``out/images/<lock>-<base>-<target>/``, linked from the store."""
 
 from __future__ import annotations
 
@@ -25,10 +25,26 @@ OUT_DIR = Path("out")
 
 @dataclass(frozen=True)
 class PlacedImage:
-    """An image in an output directory: ``oci/`` (an OCI layout), ``image.sqsh``, and the record of both."""
+    """An image in an output directory: ``oci/`` (an OCI layout), ``image.sqsh``, and the record of both.
+
+    Attributes:
+        lock_name: of the lock that it was asked for by; that of the stack where it is the stack's own.
+    """
 
     path: Path
     record: ImageRecord
+    lock_name: str
+
+    @property
+    def name(self) -> str:
+        """What it is called where it was put, and in certificates."""
+        return image_name(self.lock_name, self.record.base, self.record.target)
+
+    @property
+    def command(self) -> str:
+        """The command that puts it there."""
+        record = self.record
+        return _image_command(self.path.parent.parent, record.stack, record.base, record.target, self.lock_name)
 
     def sqsh(self) -> Path:
         """The .sqsh file.
@@ -41,47 +57,61 @@ class PlacedImage:
             raise ConfigurationError(
                 f"there is no .sqsh in {self.path}",
                 why="The image was built without one." if self.record.sqsh_digest is None else f"{file} is gone.",
-                fix=f"Build it: {_command(self)} --format oci,sqsh",
+                fix=f"Build it: {self.command} --format oci,sqsh",
             )
         return file
 
 
-def image_path(out_dir: Path, stack: str, base: str, target: str) -> Path:
-    """Where the image of a stack on a base for a target is put."""
-    return out_dir / "images" / f"{stack}-{base}-{target}"
+def image_name(lock_name: str, base: str, target: str) -> str:
+    """What the image of a lock on a base for a target is called; a lock has its stack's name, or one of its own."""
+    return f"{lock_name}-{base}-{target}"
 
 
-def find_image(out_dir: Path, stack: str, base: str, target: str) -> PlacedImage:
+def image_path(out_dir: Path, lock_name: str, base: str, target: str) -> Path:
+    """Where the image of a lock on a base for a target is put."""
+    return out_dir / "images" / image_name(lock_name, base, target)
+
+
+def find_image(out_dir: Path, stack: str, base: str, target: str, lock_name: str | None = None) -> PlacedImage:
     """The image that was put into an output directory.
+
+    Args:
+        lock_name: of a lock that is not the stack's own (``envbuild lock --name``).
 
     Raises:
         ConfigurationError: there is none; says how to make it.
     """
-    path = image_path(out_dir, stack, base, target)
+    lock_name = lock_name or stack
+    path = image_path(out_dir, lock_name, base, target)
     record = path / RECORD_FILE
     if not record.is_file():
+        named = "" if lock_name == stack else f", lock {lock_name}"
         raise ConfigurationError(
-            f"there is no image of stack {stack} on base {base} for target {target}",
+            f"there is no image of stack {stack} on base {base} for target {target}{named}",
             why=f"{record} does not exist.",
-            fix=f"Build it first: {_image_command(out_dir, stack, base, target)} --format oci,sqsh",
+            fix=f"Build it first: {_image_command(out_dir, stack, base, target, lock_name)} --format oci,sqsh",
         )
-    return PlacedImage(path, ImageRecord.load(record))
+    return PlacedImage(path, ImageRecord.load(record), lock_name)
 
 
-def place(entry: Path, out_dir: Path, record: ImageRecord) -> tuple[PlacedImage, bool]:
+def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None = None) -> tuple[PlacedImage, bool]:
     """Put a store entry into ``out_dir``; returns it and whether anything had to be done.
 
     Files are hard links where the disk allows it, so an image is kept once, however many targets have it. Its tag and
     the target in its record are those of the place.
+
+    Args:
+        lock_name: see :func:`find_image`. The same image may be there under several.
     """
-    path = image_path(out_dir, record.stack, record.base, record.target)
+    path = image_path(out_dir, lock_name or record.stack, record.base, record.target)
+    image = PlacedImage(path, record, lock_name or record.stack)
     own = _own_files(entry, record, path.name)
     if _is_placed(entry, own, path):
-        return PlacedImage(path, record), False
+        return image, False
     # One at a time: whoever comes second would sweep away what the first is putting together.
     with locks.exclusive(path.with_name(f".{path.name}.lock")):
         if _is_placed(entry, own, path):
-            return PlacedImage(path, record), False
+            return image, False
         for leftover in [*path.parent.glob(f".{path.name}.new.*"), *path.parent.glob(f".{path.name}.old.*")]:
             remove_tree(leftover)
         with machine_errors(path):
@@ -95,7 +125,7 @@ def place(entry: Path, out_dir: Path, record: ImageRecord) -> tuple[PlacedImage,
             replace_tree(staged, path)
         finally:
             remove_tree(staged)
-    return PlacedImage(path, record), True
+    return image, True
 
 
 def _own_files(entry: Path, record: ImageRecord, tag: str) -> dict[str, bytes]:
@@ -147,12 +177,15 @@ def verify(image: PlacedImage) -> None:
         layers = [layer["digest"] for layer in json.loads(manifest)["layers"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _not_built(image, f"{OCI_DIR}: {error}") from error
-    if [entry.get("digest") for entry in manifests] != [record.oci_digest]:
+    named = [record.oci_digest, *(report.manifest_digest for report in record.reports)]
+    if [entry.get("digest") for entry in manifests] != named:
         raise _not_built(image, f"{OCI_DIR}/index.json does not name the image of the record, {record.oci_digest}")
     stated = [record.oci_digest, record.config_digest, *(layer.digest for layer in record.layers)]
     if [config, *layers] != stated[1:]:
         raise _not_built(image, "the manifest has other layers than the record")
+    stated += [digest for report in record.reports for digest in (report.manifest_digest, report.digest)]
     files = {blobs / digest.removeprefix("sha256:"): digest for digest in stated}
+    files |= {image.path / report.file: report.digest for report in record.reports}
     if record.sqsh:
         files[image.sqsh()] = record.sqsh.digest
     for file, digest in files.items():
@@ -163,16 +196,12 @@ def verify(image: PlacedImage) -> None:
 
 def _not_built(image: PlacedImage, why: str) -> CheckRefusedError:
     return CheckRefusedError(
-        f"the image in {image.path} is not the one that was built", why=why, fix=f"Put it right: {_command(image)}"
+        f"the image in {image.path} is not the one that was built", why=why, fix=f"Put it right: {image.command}"
     )
 
 
-def _command(image: PlacedImage) -> str:
-    record = image.record
-    return _image_command(image.path.parent.parent, record.stack, record.base, record.target)
-
-
-def _image_command(out_dir: Path, stack: str, base: str, target: str) -> str:
+def _image_command(out_dir: Path, stack: str, base: str, target: str, lock_name: str) -> str:
     """The command that puts an image into ``out_dir``."""
     words = ["envbuild", "image", "--stack", stack, "--base", base, "--target", target]
+    words += [] if lock_name == stack else ["--name", lock_name]
     return shlex.join(words if out_dir == OUT_DIR else [*words, "--out-dir", str(out_dir)])

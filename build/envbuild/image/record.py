@@ -54,14 +54,26 @@ class BaseRecord(Model):
     packages: dict[str, str] = Field(description="version of each Debian package by its name")
 
 
-class EnvironmentRecord(Model):
-    """An installed environment: its layer and every Python distribution in it."""
+class EnvironmentLayerRecord(Model):
+    """A layer of an environment: its packages, and what its file is."""
 
-    schema_: Literal["envbuild.environment/1"] = Field(alias="schema", default="envbuild.environment/1")
+    schema_: Literal["envbuild.environment-layer/1"] = Field(alias="schema", default="envbuild.environment-layer/1")
+    key: str = Field(description="the digest of everything that decides its bytes")
     layer: LayerRecord
+    packages: dict[str, str]
+
+
+class EnvironmentRecord(Model):
+    """An environment that was put together and tried: its layers and every Python distribution in it."""
+
+    schema_: Literal["envbuild.environment/2"] = Field(alias="schema", default="envbuild.environment/2")
+    layers: tuple[str, ...] = Field(description="their keys, lowest first")
     packages: dict[str, str]
     not_checked: dict[str, str] = Field(
         default_factory=dict, description="modules that the import check says nothing of, and why"
+    )
+    loaded: tuple[str, ...] | None = Field(
+        default=None, description="shared libraries of a process that imported torch; none without torch"
     )
 
 
@@ -74,6 +86,23 @@ class SqshRecord(Model):
     compression: str
 
 
+class CheckRecord(Model):
+    """A check of the finished image, and what it found."""
+
+    findings: tuple[str, ...] = ()
+    allowed: bool = Field(default=False, description="its findings were let pass with --allow")
+
+
+class ReferrerRecord(Model):
+    """A report about the image: its file beside it, and the OCI artifact that refers to its manifest."""
+
+    file: str
+    artifact_type: str
+    manifest_digest: str
+    digest: str = Field(description="of the file")
+    size_bytes: int
+
+
 class ImageRecord(Model):
     """An image: what it was made from, and the digests under which it is known."""
 
@@ -81,7 +110,8 @@ class ImageRecord(Model):
     key: str = Field(description="the digest of everything that decides the image")
     stack: Name
     base: Name
-    target: Name
+    target: Name = Field(description="the target that it lies here for; others of its hardware have the same image")
+    hardware: str = Field(default="", description="what it was built for, in words")
     lock_digest: str
     source_date_epoch: int
     oci_digest: str = Field(description="of the OCI manifest")
@@ -94,12 +124,15 @@ class ImageRecord(Model):
     base_made_by: str
     base_packages: dict[str, str]
     packages: dict[str, str]
+    components: tuple[str, ...] = Field(default=(), description="the packages that the stack names")
     not_checked: dict[str, str] = Field(
         default_factory=dict, description="modules that the import check says nothing of, and why"
     )
     wheels: dict[str, str] = Field(
         default_factory=dict, description="packages installed from the wheelhouse, and the digests of their wheels"
     )
+    reports: tuple[ReferrerRecord, ...] = Field(default=(), description="SBOMs and provenance, attached to the image")
+    checks: dict[str, CheckRecord] = Field(default_factory=dict, description="the checks that ran, by their code")
     uv: str
     gzip: str
 

@@ -49,6 +49,8 @@ class Member:
     layer: int = -1
     # A layer has the name twice, and this one holds instead of the one that was yielded before.
     replaces: bool = False
+    # Names of its extended attributes; what they hold is not kept.
+    xattrs: tuple[str, ...] = ()
 
 
 class Refusal(Exception):  # noqa: N818 - never leaves this package: who knows the layer makes an error of it

@@ -29,6 +29,8 @@ _KINDS = {
     b"6": Kind.FIFO,
 }
 _EMPTY = bytes(BLOCK)
+# As docker and GNU tar write them into PAX headers.
+_XATTR = "SCHILY.xattr."
 # name, mode, uid, gid, size, mtime, checksum, type, link, magic and version; owners' names and devices; prefix.
 _FIELDS = struct.Struct("100s8s8s8s12s12s8sc100s8s80s155s")
 MAX_TIME = (1 << 32) - 1
@@ -158,6 +160,8 @@ def _member(header: bytes, extra: _Extra, stream: Stream) -> tuple[Member, list[
         _time(records.get("mtime"), mtime, name),
         stored if kind is Kind.FILE else 0,
     )
+    if records:
+        member.xattrs = tuple(sorted(key[len(_XATTR) :] for key in records if key.startswith(_XATTR)))
     if kind is Kind.SYMLINK or kind is Kind.HARD_LINK:
         member.link = text(records.get("linkpath") or extra.link or link.split(b"\0", 1)[0])
         _check_link(member)
