@@ -31,7 +31,8 @@ def test_list_says_what_became_of_each_stack_on_each_base_for_each_target(projec
         states = rows["mcore"]["states"]
         assert states["h200"]["debian12-cu130"] == state
         assert states["h100"]["debian12-cu130"] == "locked, never built"
-        assert states["gb200"]["ubuntu2404-cu130-arm64"] == "not locked"
+        assert states["gb200"]["ubuntu2404-cu130-arm64"] == "locked, never built"
+        assert states["cpu"]["ubuntu2204"] == "not locked"
     record.write_text("{")
     assert run(["list", "stacks"]) == 0
     assert "h200 on debian12-cu130, ubuntu2404-cu130: locked, never built" in capsys.readouterr().out
