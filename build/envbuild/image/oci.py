@@ -123,5 +123,6 @@ def retagged(index: bytes, tag: str) -> bytes:
     """
     value = json.loads(index)
     for described in value["manifests"]:
-        described["annotations"] = {**described.get("annotations", {}), REF_NAME: tag}
+        if REF_NAME in described.get("annotations", {}):  # what refers to the image has none
+            described["annotations"][REF_NAME] = tag
     return canonical_json(value)
