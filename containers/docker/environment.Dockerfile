@@ -3,5 +3,5 @@
 FROM base AS image
 RUN @MOUNTS@ \
     . @TOOLS@/steps.sh && \
-    @TOOLS@/uv venv --python @PYTHON@ --no-project @VENV@ && \
+    @VENV_COMMAND@ && \
     @SETTLE@

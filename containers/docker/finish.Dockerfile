@@ -6,4 +6,4 @@ RUN @MOUNTS@ \
     @PYTHON@ -S -s @TOOLS@/settle.py restore @INSIDE@/base
 @ENV@
 @LABELS@
-CMD @COMMAND@
+@START@

@@ -1,17 +1,22 @@
 """Brings an environment into its final state at the end of a RUN step: what the native builder does outside of it.
 
-Run inside a base with the base's own Python:
+Run inside a base with the base's own Python, before and after what a step installs:
 
-    python -S -s settle.py environment VENV PYTHON_VERSION EPOCH
-        removes what uv leaves, makes modes 755 or 644, compiles to bytecode, and sets every time to EPOCH
+    python -S -s settle.py winners SITE_PACKAGES STEP
+        prints the packages of the step that are to be installed again, over files that others bring under one name
+    python -S -s settle.py environment VENV PYTHON_VERSION EPOCH STEP
+        says which commits packages are of, removes what uv leaves, makes modes 755 or 644, compiles to bytecode, and
+        sets every time to EPOCH
     python -S -s settle.py check SITE_PACKAGES PACKAGES
         compares the installed distributions with the JSON file PACKAGES (version by name)
     python -S -s settle.py restore REFERENCE
         gives directories that REFERENCE (the base) has too the times that they have there
 
-Beside it lie compile_tree.py and leftovers.py, which the native builder uses too. Needs Python 3.10 or newer.
+STEP is a JSON file: the step's packages, those of commits, and the files that may differ. Beside this program lie
+compile_tree.py and records.py, which the native builder uses too. Needs Python 3.10 or newer.
 """
 
+import fnmatch
 import importlib.metadata
 import importlib.util
 import json
@@ -22,23 +27,46 @@ import stat
 import subprocess
 import sys
 
-import leftovers
+import records
 
 HERE = pathlib.Path(__file__).parent
 
 
-def environment(venv, python, epoch):
+def step_of(file):
+    """What is known of a step."""
+    return json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
+
+
+def winners(site_packages, file):
+    """Uv installs many packages at once, and leaves to chance whose file of a name is there."""
+    step = step_of(file)
+    listed = {
+        name: records.rows(info) for name, info in records.infos(pathlib.Path(site_packages), step["packages"]).items()
+    }
+    found = set()
+    for path, names in records.conflicts(listed):
+        if any(fnmatch.fnmatchcase(path, pattern) for pattern in step["overlaps"]):
+            found.add(names[-1])
+        elif not any(name in step["later"] for name in names):
+            sys.exit(f"{' and '.join(names)} bring different files of one name: {path}")
+    print(*sorted(found))
+
+
+def environment(venv, python, epoch, file):
     """Settle the environment; what earlier steps settled is not touched, so that it is not in this layer again."""
-    home = pathlib.Path(venv)
-    leftovers.remove_leftovers(home, home / "lib" / f"python{python}" / "site-packages")
+    home, nanoseconds = pathlib.Path(venv), int(epoch) * 10**9
+    site_packages = home / "lib" / f"python{python}" / "site-packages"
+    commits = step_of(file)["commits"]
+    for name, info in records.infos(site_packages, commits).items():
+        records.from_commit(info, *commits[name])
+    records.remove_leftovers(home, site_packages)
     top = home.parent
-    nanoseconds = int(epoch) * 10**9
     for path in everything(top):
         plain_mode(path)
         if path.endswith(".py") and os.lstat(path).st_mtime_ns != nanoseconds:
             # Installed by this step, maybe over a file of an earlier one, of which there is bytecode.
             pathlib.Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
-    command = [sys.executable, "-S", "-s", str(HERE / "compile_tree.py"), venv, str(os.cpu_count() or 1), "missing"]
+    command = [sys.executable, "-S", "-s", str(HERE / "compile_tree.py"), venv, str(os.cpu_count() or 1), epoch]
     subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": "0"}, check=True)
     for path in everything(top):
         set_time(path, nanoseconds)
@@ -99,4 +127,4 @@ def here(folder, name, reference):
     return pathlib.Path("/", os.path.relpath(f"{folder}/{name}", reference))
 
 
-{"environment": environment, "check": check, "restore": restore}[sys.argv[1]](*sys.argv[2:])
+{"winners": winners, "environment": environment, "check": check, "restore": restore}[sys.argv[1]](*sys.argv[2:])

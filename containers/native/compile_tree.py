@@ -1,8 +1,8 @@
 """Compiles an environment to bytecode: the same bytes on every machine, whatever its number of processors.
 
-Run inside a base with the base's own Python: python -S -s compile_tree.py DIRECTORY PROCESSES [missing]
-with PYTHONHASHSEED=0 in the environment, which -I would ignore. With "missing" folders are left alone in which every
-source has its bytecode.
+Run inside a base with the base's own Python: python -S -s compile_tree.py DIRECTORY PROCESSES [TIME]
+with PYTHONHASHSEED=0 in the environment, which -I would ignore. Sources of the time TIME (seconds since 1970) are left
+alone: those are of other layers.
 
 A .pyc depends on more than its source: marshal writes a reference where an object is shared, and what is shared
 depends on which strings the compiling process has interned before. So every folder is compiled by a process forked
@@ -10,9 +10,7 @@ from this one, whose state is the same each time, and its files in the order of 
 not checked again (PEP 552) do not depend on the files' times, and an image does not change.
 """
 
-import importlib.util
 import os
-import pathlib
 import py_compile
 import sys
 
@@ -30,18 +28,14 @@ def compile_folder(folder, names):
             print(path, flush=True)
 
 
-def is_complete(folder, names):
-    """Whether every source of a folder has its bytecode."""
-    return all(pathlib.Path(importlib.util.cache_from_source(f"{folder}/{name}")).exists() for name in names)
-
-
-def folders_of(tree, *, missing):
+def folders_of(tree, others):
     """Every folder below ``tree`` with Python sources, and their names, in a fixed order; the largest first."""
     found = []
     for folder, below, files in os.walk(tree):
         below.sort()
         names = sorted(name for name in files if name.endswith(".py"))
-        if names and not (missing and is_complete(folder, names)):
+        names = [name for name in names if str(int(os.lstat(f"{folder}/{name}").st_mtime)) not in others]
+        if names:
             size = sum(os.lstat(f"{folder}/{name}").st_size for name in names)
             found.append((-size, folder, names))
     found.sort()
@@ -52,7 +46,7 @@ def main():
     """Fork a process for each folder, as many at once as asked."""
     tree, limit = sys.argv[1], int(sys.argv[2])
     running, failed = set(), False
-    pending = folders_of(tree, missing=sys.argv[3:] == ["missing"])
+    pending = folders_of(tree, sys.argv[3:])
     pending.reverse()
     while pending or running:
         if pending and len(running) < limit:

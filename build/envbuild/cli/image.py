@@ -8,15 +8,21 @@ import click
 
 from envbuild.cli.command import Group, hands_over
 from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options, shown
+from envbuild.cli.images import COMMANDS
+from envbuild.cli.resolve import command as resolve
 from envbuild.core.digests import short
-from envbuild.image.docker.builder import Job, dockerfile_of, image_tag
-from envbuild.image.docker.choosing import Asked, Builder, make_image
+from envbuild.image.checks.rules import RULES
+from envbuild.image.docker.choosing import Asked, make_image
+from envbuild.image.docker.choosing import Builder as Maker
+from envbuild.image.docker.job import Job, dockerfile_of, image_tag
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE, place
+from envbuild.image.squash.compression import DEFAULT, NAMES, Compression, check_readable
+from envbuild.image.squash.packing import BUILDERS, Builder, Packing
 from envbuild.lock.locking import find_lock, is_older
 from envbuild.lock.place import lock_command
 
 FORMATS = ("docker", "oci", "sqsh")
-BUILDERS = ("auto", "native", "docker")
+MAKERS = ("auto", "native", "docker")
 
 
 def parse_formats(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:  # noqa: ARG001
@@ -31,11 +37,31 @@ def parse_formats(context: click.Context, parameter: click.Parameter, value: str
 @selection_options
 @name_option
 @click.option("--format", "formats", callback=parse_formats, default="oci,sqsh", show_default=True, metavar="LIST")
-@click.option(
-    "--builder", type=click.Choice(BUILDERS), default="auto", show_default=True, help="What puts it together."
-)
+@click.option("--builder", type=click.Choice(MAKERS), default="auto", show_default=True, help="What puts it together.")
 @click.option("--print-dockerfile", is_flag=True, help="Print what the docker builder would build, and build nothing.")
 @click.option("--refresh-base", is_flag=True, help="Make the base anew from the distribution's packages of now.")
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="CODE",
+    type=click.Choice(sorted(RULES)),
+    help="Let this check's findings in the finished image pass; the record says so.",
+)
+@click.option(
+    "--sqsh-compression",
+    metavar="NAME[:LEVEL]",
+    default=str(DEFAULT),
+    show_default=True,
+    help=f"Compression of the .sqsh, for nodes with old tools: {', '.join(NAMES)}.",
+)
+@click.option(
+    "--sqsh-builder",
+    type=click.Choice(BUILDERS),
+    default="native",
+    show_default=True,
+    help="Who makes the .sqsh: envbuild from the layers, or `enroot import`.",
+)
+@click.option("--cluster", metavar="NAME", help="Refuse a .sqsh that the nodes of this cluster cannot read.")
 @out_dir_option
 @output_options
 @click.pass_context
@@ -47,9 +73,13 @@ def command(
     target: str | None,
     name: str | None,
     formats: tuple[str, ...],
-    builder: Builder,
+    builder: Maker,
     print_dockerfile: bool,
     refresh_base: bool,
+    allow: tuple[str, ...],
+    sqsh_compression: str,
+    sqsh_builder: Builder,
+    cluster: str | None,
     out_dir: Path,
 ) -> None:
     """Build the image of a lock for a target: OCI layout, enroot .sqsh, and in a docker daemon.
@@ -59,6 +89,10 @@ def command(
     """
     if hands_over(context):
         return
+    packing = Packing(compression=Compression.parse(sqsh_compression), builder=sqsh_builder)
+    if cluster is not None and "sqsh" in formats:
+        readable = session.catalog.cluster(cluster).sqsh_compression
+        check_readable(packing.compression, readable, cluster)
     selection = session.select(stack, target, base)
     lock = find_lock(session.project, selection, name)
     current = not is_older(lock.lock, selection)
@@ -72,20 +106,23 @@ def command(
         reporter=session.reporter,
         catalog=session.catalog,
         wheels=session.built_wheels(lock, selection),
+        allow=allow,
+        packing=packing,
+        refresh_base=refresh_base,
     )
     if print_dockerfile:
         text = dockerfile_of(job)
         session.done({"dockerfile": text}, text.rstrip("\n"))
         return
     tag = image_tag(name or selection.stack_name, selection.base_name, selection.target_name)
-    made = make_image(job, Asked(builder=builder, formats=formats, tag=tag, refresh_base=refresh_base))
+    made = make_image(job, Asked(builder=builder, formats=formats, tag=tag))
     built = made.image
     image, placed = place(built.path, out_dir, built.record, name)
     record = image.record
     if not built.built and not placed and not made.loaded:
         state = "nothing to do: the image is there"
     else:
-        state = f"built ({record.builder})" if built.built else "put in place from the store"
+        state = "built" if built.built else "put in place from the store"
     lines = [f"{state}: {record.stack} on {record.base} for {record.target}, lock {short(record.lock_digest)}"]
     lines.append(f"{shown(image.path / OCI_DIR)}  {record.oci_digest}")
     if record.sqsh_digest:
@@ -105,3 +142,7 @@ def command(
         },
         *lines,
     )
+
+
+for _command in (*COMMANDS, resolve):
+    command.add_command(_command)

@@ -19,7 +19,7 @@ from envbuild.cli.common import (
     selection_options,
     shown,
 )
-from envbuild.core.digests import Json, short
+from envbuild.core.digests import Json, sha256_bytes, short
 from envbuild.lock.locking import find_lock
 from envbuild.sync.install import WHEELS_PHASE
 from envbuild.sync.local import sync
@@ -50,7 +50,9 @@ def command(
     """
     selection = session.select_to_lock(stack, target, base)
     lock = find_lock(session.project, selection, name)
-    logs = session.store.root / "logs" / "sync"
+    # A folder of its own for each environment: two may be filled at once, also from one lock.
+    place = short(sha256_bytes(str(into.resolve()).encode()))
+    logs = session.store.root / "logs" / "sync" / f"{name or selection.stack_name}-{selection.base_name}-{place}"
     chosen = parse_phases(phases)
     taken = session.built_wheels(lock, selection) if WHEELS_PHASE in chosen else {}
     unbuilt = frozenset(buildable(lock)) - set(taken) if no_build else frozenset()

@@ -1,35 +1,44 @@
 """The native builder: from a lock to an image, without a docker daemon or a registry.
 
-Base, environment and configuration are a layer each; the first two are kept in the store under the key of what made
-them. An image is their OCI layout, made of hard links, and the .sqsh packed from the same layers.
+The base, the environment's layers and the configuration are kept or made one by one; all but the last lie in the store
+under the key of what decides their bytes. An image is their OCI layout, made of hard links, and the .sqsh packed from
+the same layers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from envbuild.catalog.base import Mmdebstrap
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.data import data_root
 from envbuild.catalog.site import Site
-from envbuild.core import locks, sandbox
+from envbuild.core import locks
 from envbuild.core.digests import Json, digest_of, sha256_file, short
 from envbuild.core.errors import ConfigurationError, MachineError
 from envbuild.core.files import write_atomic
-from envbuild.core.process import find_tool
 from envbuild.core.progress import Reporter
-from envbuild.image import gzips, requirements, subids
-from envbuild.image.bases import MadeBase, base_key, find_base, make_base
-from envbuild.image.environment import PLAIN_ENVIRONMENT, VENV, MadeEnvironment, make_environment
-from envbuild.image.layers import Layer, LayerWriter
-from envbuild.image.oci import RunConfig, make_oci, write_layout
+from envbuild.image import gzips, requirements, running
+from envbuild.image.bases import MadeBase, base_key, check_tools, find_base, make_base
+from envbuild.image.checks import checking
+from envbuild.image.checks.checking import check_image
+from envbuild.image.checks.rules import Facts
+from envbuild.image.environment.bench import COMPILER, VENV
+from envbuild.image.environment.making import MadeEnvironment, make_environment
+from envbuild.image.environment.rule import RULE_FILE
+from envbuild.image.finishing import compiled_for, survey_layers, write_reports
+from envbuild.image.layers import EPOCH, Layer, LayerWriter
+from envbuild.image.oci import OciImage, RunConfig, make_oci, write_layout
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE
-from envbuild.image.record import RECORD_FILE, ImageRecord, LayerRecord, SqshRecord, dump
-from envbuild.image.squashfs import COMPRESSION, mksquashfs_version, write_sqsh
+from envbuild.image.record import RECORD_FILE, DockerRecord, ImageRecord, LayerRecord, SqshRecord, dump
+from envbuild.image.reports import writing
+from envbuild.image.squash.packing import Packing
+from envbuild.image.surveys import survey as surveys
+from envbuild.image.surveys.keeping import KeptSurvey
 from envbuild.lock.record import LockDirectory
 from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import uv_version
@@ -38,7 +47,7 @@ from envbuild.wheels.keeping.wheelhouse import NO_BUILT, Built, digests_of
 
 KIND = "images"
 # Raised when an image made from the same inputs would come out differently.
-FORMAT = 1
+FORMAT = 2
 PROFILE = "containers/native/profile.sh"
 RC_LOCAL = "containers/enroot/rc.local"
 FINGERPRINT = "etc/envbuild/fingerprint.json"
@@ -46,6 +55,7 @@ FINGERPRINT = "etc/envbuild/fingerprint.json"
 MOUNT_POINT = "envbuild"
 HOSTS = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 COMMAND = ("/bin/bash",)
+DEFAULT_PACKING = Packing()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +77,8 @@ def build_image(
     formats: Collection[str] = ("oci", "sqsh"),
     refresh_base: bool = False,
     wheels: Mapping[str, Built] = NO_BUILT,
+    allow: Collection[str] = (),
+    packing: Packing = DEFAULT_PACKING,
 ) -> BuiltImage:
     """The image of ``lock`` for the selection's target; made when the store does not have it.
 
@@ -74,6 +86,8 @@ def build_image(
         formats: ``oci`` (always made: it is the image's identity) and ``sqsh``.
         refresh_base: make the base anew from the distribution's packages of now, and then what follows from it.
         wheels: wheels of the wheelhouse for packages of phase compile, which are then not built.
+        allow: codes of checks of the finished image whose findings are let pass.
+        packing: how the .sqsh is made.
 
     Raises:
         ConfigurationError: the lock is for another base, or the machine has no sources for the base.
@@ -82,24 +96,26 @@ def build_image(
         CheckRefusedError: the environment is not what was locked, or does not import.
         NetworkError: the package archive or an index cannot be reached.
     """
-    _ = selection.base.archive  # refuses a base that is not made from a distribution's packages
+    selection.base.refuse_unresolved(selection.base_name)
     check_lock(selection, lock)
-    if not refresh_base and (found := _find(selection, lock, store, formats, wheels)):
+    if not refresh_base and (found := _find(selection, lock, store, formats, wheels, allow, packing)):
         return found
-    check_tools(formats)
     there = find_base(selection.base, store)
-    if os.geteuid() and (refresh_base or there is None):
-        subids.require()
+    check_tools(selection.base, selection.base_name, made_anew=refresh_base or there is None)
+    if "sqsh" in formats:
+        packing.check_tools()
     if there is None:
         locked_torch(site, lock.lock)  # where nobody has it, better say so before a minute goes into the base
     with held_base(selection, site, store, reporter, refresh=refresh_base) as base:
         environment = make_environment(selection, lock, base, site, store, reporter, wheels)
-        key = image_key(selection, lock, base.digest, formats, wheels)
-        parts = _Parts(selection=selection, lock=lock, base=base, environment=environment, wheels=wheels)
+        key = image_key(selection, lock, base.digest, formats, wheels, allow, packing)
+        parts = Parts(
+            selection=selection, lock=lock, base=base, environment=environment, wheels=wheels, allow=frozenset(allow)
+        )
 
         def build(folder: Path) -> None:
             log = store.root / "logs" / f"image-{short(key)}.log"
-            _assemble(folder, key, parts, log, reporter, with_sqsh="sqsh" in formats)
+            _assemble(folder, key, parts, log, store, packing if "sqsh" in formats else None)
 
         entry = store.get_or_build(KIND, key, build)
     return _for_target(selection, entry.path, built=entry.built)
@@ -134,8 +150,10 @@ def image_key(
     base_digest: str,
     formats: Collection[str],
     wheels: Mapping[str, Built] = NO_BUILT,
+    allow: Collection[str] = (),
+    packing: Packing = DEFAULT_PACKING,
 ) -> str:
-    """The key of an image: everything that decides its bytes."""
+    """The key of an image: everything that decides its bytes, how it is checked and what is reported on it."""
     value: dict[str, Json] = {
         "format": FORMAT,
         "stack": selection.stack_name,
@@ -144,9 +162,12 @@ def image_key(
         "lock": [lock.lock.digest, lock.lock.source_date_epoch],
         "uv": uv_version(),
         "gzip": gzips.ENCODER,
-        "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL)],
-        "sqsh": [mksquashfs_version(), *COMPRESSION] if "sqsh" in formats else None,
+        "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL, RULE_FILE, COMPILER)],
+        "sqsh": packing.key() if "sqsh" in formats else None,
+        "finishing": [surveys.FORMAT, checking.FORMAT, writing.FORMAT],
         **({"wheels": digests_of(wheels)} if wheels else {}),
+        # What was let pass once is looked at again by who does not let it pass.
+        **({"allow": tuple(sorted(allow))} if allow else {}),
     }
     return digest_of(value)
 
@@ -174,6 +195,8 @@ def _find(
     store: LocalStore,
     formats: Collection[str],
     wheels: Mapping[str, Built],
+    allow: Collection[str],
+    packing: Packing,
 ) -> BuiltImage | None:
     """The finished image in the store; one with a .sqsh also serves who asks for none."""
     base = find_base(selection.base, store)
@@ -182,7 +205,7 @@ def _find(
     wanted = [("oci", "sqsh")] if "sqsh" in formats else [("oci", "sqsh"), ("oci",)]
     for candidate in wanted:
         try:
-            key = image_key(selection, lock, base.digest, candidate, wheels)
+            key = image_key(selection, lock, base.digest, candidate, wheels, allow, packing)
         except MachineError:
             if "sqsh" in formats:
                 raise
@@ -192,37 +215,8 @@ def _find(
     return None
 
 
-def check_tools(formats: Collection[str]) -> None:
-    """Everything the work will need, before it starts.
-
-    Raises:
-        MachineError: a tool is missing, or the machine forbids namespaces.
-    """
-    find_tool("mmdebstrap", "mmdebstrap")
-    find_tool("tar", "tar")
-    find_tool("unshare", "util-linux")
-    if "sqsh" in formats:
-        find_tool("mksquashfs", "squashfs-tools")
-    sandbox.probe()
-
-
 @dataclass(frozen=True, kw_only=True)
-class Contents:
-    """What an image holds, as far as its configuration says it, whoever puts it together.
-
-    Attributes:
-        packages: version of each Python distribution by its name; ``base_packages``: of each of the base's.
-    """
-
-    selection: Selection
-    lock: LockDirectory
-    base_digest: str
-    base_packages: Mapping[str, str]
-    packages: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Parts:
+class Parts:
     """What an image is put together from."""
 
     selection: Selection
@@ -230,39 +224,62 @@ class _Parts:
     base: MadeBase
     environment: MadeEnvironment
     wheels: Mapping[str, Built] = field(default_factory=dict)
-
-    @property
-    def contents(self) -> Contents:
-        return Contents(
-            selection=self.selection,
-            lock=self.lock,
-            base_digest=self.base.digest,
-            base_packages=self.base.record.packages,
-            packages=self.environment.record.packages,
-        )
+    allow: frozenset[str] = frozenset()
 
 
-def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Reporter, *, with_sqsh: bool) -> None:
+def _assemble(folder: Path, key: str, parts: Parts, log: Path, store: LocalStore, packing: Packing | None) -> None:
+    reporter = store.reporter
     lock, base, environment = parts.lock.lock, parts.base, parts.environment
     epoch = lock.source_date_epoch
     log.unlink(missing_ok=True)
     with reporter.step("write the OCI layout"):
         file = folder.parent / "configuration.tar.gz"
-        layers = [*base.layers, *environment.layers, Layer(write_configuration(file, parts.contents), file)]
-        config = run_config(parts.contents)
+        layers = [*base.layers, *environment.layers, Layer(write_configuration(file, parts), file)]
+        config = run_config(parts)
         image = make_oci(config, parts.selection.base.platform, [layer.record for layer in layers], epoch)
         write_layout(folder / OCI_DIR, image, layers, tag=lock.stack)
+    finish(folder, key, parts, Put(config=config, image=image, layers=layers), log, store, packing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Put:
+    """An image whose OCI layout is written.
+
+    Attributes:
+        docker: what built it, where that was a docker daemon.
+    """
+
+    config: RunConfig
+    image: OciImage
+    layers: Sequence[Layer]
+    docker: DockerRecord | None = None
+
+
+def finish(
+    folder: Path, key: str, parts: Parts, put: Put, log: Path, store: LocalStore, packing: Packing | None
+) -> None:
+    """The end of every build: checks, .sqsh, reports and record.
+
+    Raises:
+        CheckRefusedError: a check of the finished image refuses it.
+    """
+    reporter = store.reporter
+    lock, base, environment = parts.lock.lock, parts.base, parts.environment
+    config, image, layers = put.config, put.image, put.layers
+    epoch = lock.source_date_epoch
+    read = survey_layers(layers, store, reporter)
+    checks = check_image(facts(parts, config, read), parts.allow, reporter)
     sqsh: SqshRecord | None = None
-    if with_sqsh:
-        with reporter.step("pack the .sqsh"):
-            files = [layer.file for layer in layers]
-            sqsh = write_sqsh(folder / SQSH_FILE, files, config, f"oci:{image.digest}", epoch, log)
+    if packing is not None:
+        with reporter.step(f"pack the .sqsh with {packing.compression}"):
+            sqsh = packing.write(folder / SQSH_FILE, folder / OCI_DIR, image.digest, layers, config, epoch, log)
     record = ImageRecord(
         schema="envbuild.image/1",
         key=key,
         stack=lock.stack,
         base=parts.selection.base_name,
         target=parts.selection.target_name,
+        hardware=requirements.in_words(parts.selection.target),
         lock_digest=lock.digest,
         source_date_epoch=epoch,
         oci_digest=image.digest,
@@ -275,56 +292,82 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, reporter: Report
         base_made_by=base.record.made_by,
         base_packages=base.record.packages,
         packages=environment.record.packages,
+        components=tuple(sorted(name for name, item in lock.components.items() if not item.transitive)),
         not_checked=environment.record.not_checked,
         wheels={name: item.record.digest for name, item in parts.wheels.items()},
+        checks=checks,
         uv=uv_version(),
         gzip=gzips.ENCODER,
+        builder="docker" if put.docker else "native",
+        docker=put.docker,
     )
-    write_atomic(folder / RECORD_FILE, dump(record))
+    reports = write_reports(folder, folder / OCI_DIR, record, parts.lock, read, parts.wheels)
+    write_atomic(folder / RECORD_FILE, dump(record.model_copy(update={"reports": reports})))
 
 
-def run_config(parts: Contents) -> RunConfig:
+def facts(parts: Parts, config: RunConfig, read: tuple[KeptSurvey, ...]) -> Facts:
+    """What the checks of a finished image look at."""
+    made = isinstance(parts.selection.base.obtain, Mmdebstrap)
+    return Facts(
+        layers=read,
+        variables=dict(entry.split("=", 1) for entry in config.environment),
+        labels=dict(config.labels),
+        of_base=frozenset() if made else frozenset(layer.record.digest for layer in parts.base.layers),
+        sm=parts.selection.target.sm,
+        compiled=compiled_for(parts.wheels),
+        loaded=parts.environment.record.loaded,
+        environment=VENV,
+        provided=frozenset(parts.selection.base.provides),
+    )
+
+
+def run_config(parts: Parts) -> RunConfig:
     """How containers of the image start."""
-    selection, lock = parts.selection, parts.lock.lock
+    selection, lock, base = parts.selection, parts.lock.lock, parts.base.record
     hardware = requirements.in_words(selection.target)
-    required = requirements.variables(selection.target, selection.base.cuda)
+    required = requirements.variables(selection.target, selection.base.cuda, base.config.environment)
+    variables = running.environment(VENV, base.config.environment, required, lock.variables(VENV))
+    labels = {
+        **running.labels(base.config, base.name, base.digest),
+        "org.opencontainers.image.title": f"{lock.stack} on {selection.base_name} for {hardware}",
+        "envbuild.stack": lock.stack,
+        "envbuild.base": selection.base_name,
+        "envbuild.base.digest": parts.base.digest,
+        "envbuild.hardware": hardware,
+        "envbuild.lock": lock.digest,
+        **requirements.labels(required),
+    }
     return RunConfig(
-        environment=(
-            f"PATH={VENV}/bin:/usr/local/sbin:/usr/local/bin:{PLAIN_ENVIRONMENT['PATH']}",
-            f"VIRTUAL_ENV={VENV}",
-            f"LANG={PLAIN_ENVIRONMENT['LANG']}",
-            *(f"{name}={value}" for name, value in {**required, **lock.variables(VENV)}.items()),
-        ),
+        environment=tuple(f"{name}={value}" for name, value in variables.items()),
         command=COMMAND,
-        labels=(
-            ("org.opencontainers.image.title", f"{lock.stack} on {selection.base_name} for {hardware}"),
-            ("envbuild.stack", lock.stack),
-            ("envbuild.base", selection.base_name),
-            ("envbuild.base.digest", parts.base_digest),
-            ("envbuild.hardware", hardware),
-            ("envbuild.lock", lock.digest),
-            *requirements.labels(required).items(),
-        ),
+        labels=tuple(labels.items()),
+        workdir=base.config.workdir,
+        volumes=base.config.volumes,
+        user=base.config.user,
+        ports=base.config.ports,
+        stop_signal=base.config.stop_signal,
     )
 
 
-def write_configuration(file: Path, parts: Contents) -> LayerRecord:
+def write_configuration(file: Path, parts: Parts) -> LayerRecord:
     """The last and smallest layer: what the image says about itself, and its environment for login shells."""
     lock = parts.lock.lock
     fingerprint: dict[str, Json] = {
         "schema": "envbuild.fingerprint/1",
         "stack": lock.stack,
         "base": parts.selection.base_name,
-        "base_digest": parts.base_digest,
+        "base_digest": parts.base.digest,
         "target": requirements.what_decides(parts.selection.target),
         "lock_digest": lock.digest,
         "python": f"{VENV}/bin/python",
-        "packages": dict(sorted(parts.packages.items())),
-        "base_packages": dict(parts.base_packages),
+        "packages": dict(parts.environment.record.packages),
+        "base_packages": dict(parts.base.record.packages),
     }
-    profile = (data_root() / PROFILE).read_text(encoding="utf-8").replace("@VENV@", VENV)
-    profile += "".join(f'export {name}="{value}"\n' for name, value in lock.variables(VENV).items())
-    with LayerWriter(file, lock.source_date_epoch) as writer:
+    variables = running.environment(VENV, parts.base.record.config.environment, {}, lock.variables(VENV))
+    profile = (data_root() / PROFILE).read_text(encoding="utf-8")
+    profile = profile.replace("@FRONT@", running.path_front(variables["PATH"])).replace("@VENV@", VENV)
+    profile += "".join(f'export {name}="{variables[name]}"\n' for name in lock.variables(VENV))
+    with LayerWriter(file, EPOCH) as writer:
         writer.add_directory(MOUNT_POINT)
         writer.add_directory(FINGERPRINT.rsplit("/", 1)[0])
         writer.add_bytes(FINGERPRINT, (json.dumps(fingerprint, indent=2) + "\n").encode())

@@ -15,7 +15,6 @@ from envbuild.image.record import LayerRecord
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
-LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 INDEX_FILE = "index.json"
 REF_NAME = "org.opencontainers.image.ref.name"
 
@@ -30,6 +29,9 @@ class RunConfig:
     workdir: str = ""
     labels: tuple[tuple[str, str], ...] = ()
     volumes: tuple[str, ...] = ()
+    user: str = ""
+    ports: tuple[str, ...] = ()
+    stop_signal: str = ""
 
     def as_json(self) -> dict[str, Json]:
         """The object under ``config`` of an image's configuration; what is empty is left out."""
@@ -40,6 +42,9 @@ class RunConfig:
             "WorkingDir": self.workdir,
             "Labels": dict(sorted(self.labels)),
             "Volumes": {path: {} for path in sorted(self.volumes)},
+            "User": self.user,
+            "ExposedPorts": {port: {} for port in sorted(self.ports)},
+            "StopSignal": self.stop_signal,
         }
         return {key: value for key, value in values.items() if value}
 
@@ -83,7 +88,9 @@ def with_manifest(config: bytes, layers: Sequence[LayerRecord], annotations: Map
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "config": {"mediaType": CONFIG_TYPE, "digest": sha256_bytes(config), "size": len(config)},
-        "layers": [{"mediaType": LAYER_TYPE, "digest": layer.digest, "size": layer.size_bytes} for layer in layers],
+        "layers": [
+            {"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size_bytes} for layer in layers
+        ],
         "annotations": dict(annotations),
     }
     return OciImage(config=config, manifest=canonical_json(manifest))
@@ -120,5 +127,6 @@ def retagged(index: bytes, tag: str) -> bytes:
     """
     value = json.loads(index)
     for described in value["manifests"]:
-        described["annotations"] = {**described.get("annotations", {}), REF_NAME: tag}
+        if REF_NAME in described.get("annotations", {}):  # what refers to the image has none
+            described["annotations"][REF_NAME] = tag
     return canonical_json(value)

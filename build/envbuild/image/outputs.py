@@ -177,12 +177,15 @@ def verify(image: PlacedImage) -> None:
         layers = [layer["digest"] for layer in json.loads(manifest)["layers"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _not_built(image, f"{OCI_DIR}: {error}") from error
-    if [entry.get("digest") for entry in manifests] != [record.oci_digest]:
+    named = [record.oci_digest, *(report.manifest_digest for report in record.reports)]
+    if [entry.get("digest") for entry in manifests] != named:
         raise _not_built(image, f"{OCI_DIR}/index.json does not name the image of the record, {record.oci_digest}")
     stated = [record.oci_digest, record.config_digest, *(layer.digest for layer in record.layers)]
     if [config, *layers] != stated[1:]:
         raise _not_built(image, "the manifest has other layers than the record")
+    stated += [digest for report in record.reports for digest in (report.manifest_digest, report.digest)]
     files = {blobs / digest.removeprefix("sha256:"): digest for digest in stated}
+    files |= {image.path / report.file: report.digest for report in record.reports}
     if record.sqsh:
         files[image.sqsh()] = record.sqsh.digest
     for file, digest in files.items():

@@ -13,6 +13,7 @@ from envbuild.core.errors import ConfigurationError
 
 RECORD_FILE = "record.json"
 M = TypeVar("M", bound=Model)
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 SCHEMA: Literal["envbuild.image/1"] = "envbuild.image/1"
 
 
@@ -25,25 +26,54 @@ class LayerRecord(Model):
     size_bytes: int
     unpacked_bytes: int
     entries: int
+    media_type: str = LAYER_TYPE
+
+
+class BaseConfig(Model):
+    """What a base that is an image says about its containers."""
+
+    environment: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    user: str = ""
+    workdir: str = ""
+    volumes: tuple[str, ...] = ()
+    ports: tuple[str, ...] = ()
+    stop_signal: str = ""
+    entrypoint: tuple[str, ...] = Field(default=(), description="not carried into images")
 
 
 class BaseRecord(Model):
-    """A base as it was made: its layer and every Debian package in it."""
+    """A base as it was made: its layers and every Debian package in it."""
 
-    schema_: Literal["envbuild.base/1"] = Field(alias="schema", default="envbuild.base/1")
-    layer: LayerRecord
-    made_by: str = Field(description="the program and its version")
+    schema_: Literal["envbuild.base/2"] = Field(alias="schema", default="envbuild.base/2")
+    layers: tuple[LayerRecord, ...] = Field(min_length=1)
+    made_by: str = Field(description="the program and its version; or the image, with its digest")
+    name: str = Field(default="", description="of the image that it is, on its registry")
+    digest: str = Field(default="", description="of the image that it is: of its manifest, or of its configuration")
+    config: BaseConfig = BaseConfig()
     packages: dict[str, str] = Field(description="version of each Debian package by its name")
 
 
-class EnvironmentRecord(Model):
-    """An installed environment: its layer and every Python distribution in it."""
+class EnvironmentLayerRecord(Model):
+    """A layer of an environment: its packages, and what its file is."""
 
-    schema_: Literal["envbuild.environment/1"] = Field(alias="schema", default="envbuild.environment/1")
+    schema_: Literal["envbuild.environment-layer/1"] = Field(alias="schema", default="envbuild.environment-layer/1")
+    key: str = Field(description="the digest of everything that decides its bytes")
     layer: LayerRecord
+    packages: dict[str, str]
+
+
+class EnvironmentRecord(Model):
+    """An environment that was put together and tried: its layers and every Python distribution in it."""
+
+    schema_: Literal["envbuild.environment/2"] = Field(alias="schema", default="envbuild.environment/2")
+    layers: tuple[str, ...] = Field(description="their keys, lowest first")
     packages: dict[str, str]
     not_checked: dict[str, str] = Field(
         default_factory=dict, description="modules that the import check says nothing of, and why"
+    )
+    loaded: tuple[str, ...] | None = Field(
+        default=None, description="shared libraries of a process that imported torch; none without torch"
     )
 
 
@@ -54,6 +84,23 @@ class SqshRecord(Model):
     size_bytes: int
     packed_by: str
     compression: str
+
+
+class CheckRecord(Model):
+    """A check of the finished image, and what it found."""
+
+    findings: tuple[str, ...] = ()
+    allowed: bool = Field(default=False, description="its findings were let pass with --allow")
+
+
+class ReferrerRecord(Model):
+    """A report about the image: its file beside it, and the OCI artifact that refers to its manifest."""
+
+    file: str
+    artifact_type: str
+    manifest_digest: str
+    digest: str = Field(description="of the file")
+    size_bytes: int
 
 
 class DockerRecord(Model):
@@ -72,7 +119,8 @@ class ImageRecord(Model):
     key: str = Field(description="the digest of everything that decides the image")
     stack: Name
     base: Name
-    target: Name
+    target: Name = Field(description="the target that it lies here for; others of its hardware have the same image")
+    hardware: str = Field(default="", description="what it was built for, in words")
     lock_digest: str
     source_date_epoch: int
     oci_digest: str = Field(description="of the OCI manifest")
@@ -81,16 +129,19 @@ class ImageRecord(Model):
     sqsh: SqshRecord | None
     python: str = Field(description="the environment's interpreter, as seen in the image")
     environment: tuple[str, ...] = Field(description="the image's variables, NAME=VALUE")
-    base_digest: str = Field(description="of the base's root file system: the digest of its layer's tar")
+    base_digest: str = Field(description="of the base: its layers, and its configuration if it has one")
     base_made_by: str
     base_packages: dict[str, str]
     packages: dict[str, str]
+    components: tuple[str, ...] = Field(default=(), description="the packages that the stack names")
     not_checked: dict[str, str] = Field(
         default_factory=dict, description="modules that the import check says nothing of, and why"
     )
     wheels: dict[str, str] = Field(
         default_factory=dict, description="packages installed from the wheelhouse, and the digests of their wheels"
     )
+    reports: tuple[ReferrerRecord, ...] = Field(default=(), description="SBOMs and provenance, attached to the image")
+    checks: dict[str, CheckRecord] = Field(default_factory=dict, description="the checks that ran, by their code")
     uv: str
     gzip: str
     builder: Literal["native", "docker"] = "native"

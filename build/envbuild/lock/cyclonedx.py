@@ -25,10 +25,9 @@ def settled(text: str, lock: Lock, phases: Sequence[str], wanted: Content) -> di
     writes is that of the index of whoever ran it. What comes from git keeps its repository and commit.
     """
     document: dict[str, Any] = json.loads(text)
-    document["serialNumber"] = f"urn:uuid:{uuid.uuid5(_SERIAL_NUMBERS, ' '.join([lock.digest, *phases]))}"
+    document["serialNumber"] = serial_number(lock.digest, *phases)
     metadata = document["metadata"]
-    made = datetime.fromtimestamp(lock.source_date_epoch, timezone.utc)
-    metadata["timestamp"] = made.strftime("%Y-%m-%dT%H:%M:%SZ")
+    metadata["timestamp"] = timestamp(lock.source_date_epoch)
     metadata["component"] |= {
         "type": "application",
         "name": lock.stack,
@@ -47,7 +46,8 @@ def settled(text: str, lock: Lock, phases: Sequence[str], wanted: Content) -> di
             for file in files:
                 file["url"] = urllib.parse.urlsplit(file["url"]).path.rsplit("/", 1)[-1]
         if not files and locked.hashes:  # uv says nothing of a wheel in a folder
-            component["externalReferences"] = [_file(component, digest) for digest in sorted(locked.hashes)]
+            name, version = component["name"], component["version"]
+            component["externalReferences"] = [distribution(name, version, item) for item in sorted(locked.hashes)]
     return document
 
 
@@ -75,9 +75,20 @@ def render(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-def _file(component: dict[str, Any], digest: str) -> dict[str, Any]:
+def distribution(name: str, version: str, digest: str) -> dict[str, Any]:
+    """The reference to a file of a package: by its hash, since where it lies is the index's own affair."""
     return {
         "type": "distribution",
-        "url": f"{component['name']}-{component['version']}",
+        "url": f"{name}-{version}",
         "hashes": [{"alg": "SHA-256", "content": digest.removeprefix("sha256:")}],
     }
+
+
+def serial_number(*words: str) -> str:
+    """The serial number that follows from what a document is about."""
+    return f"urn:uuid:{uuid.uuid5(_SERIAL_NUMBERS, ' '.join(words))}"
+
+
+def timestamp(epoch: int) -> str:
+    """The time of a document: that of what it is about."""
+    return datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

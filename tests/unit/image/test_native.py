@@ -14,11 +14,15 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.site import Site
 from envbuild.core.errors import ConfigurationError, MachineError
 from envbuild.core.progress import SilentReporter
-from envbuild.image import bases, enroot, gzips, native
-from envbuild.image.bases import MadeBase
-from envbuild.image.environment import MadeEnvironment
+from envbuild.image import bases, gzips, native
+from envbuild.image.bases import MadeBase, mmdebstrap
+from envbuild.image.environment.bench import VENV
+from envbuild.image.environment.making import MadeEnvironment
 from envbuild.image.native import build_image, image_key, run_config
 from envbuild.image.record import BaseRecord, EnvironmentRecord, LayerRecord, dump
+from envbuild.image.squash import enroot, packing
+from envbuild.image.squash.compression import Compression
+from envbuild.image.squash.packing import Packing
 from envbuild.lock.record import read_lock
 from envbuild.store.local import LocalStore
 
@@ -30,8 +34,8 @@ BOTH = ("oci", "sqsh")
 @pytest.fixture(autouse=True)
 def _tools(monkeypatch):
     """Versions of tools that a machine running unit tests need not have."""
-    monkeypatch.setattr(bases, "mmdebstrap_version", lambda: "mmdebstrap 1.3.5")
-    monkeypatch.setattr(native, "mksquashfs_version", lambda: "mksquashfs version 4.5.1")
+    monkeypatch.setattr(mmdebstrap, "mmdebstrap_version", lambda: "mmdebstrap 1.3.5")
+    monkeypatch.setattr(packing, "mksquashfs_version", lambda: "mksquashfs version 4.5.1")
     monkeypatch.setattr(native, "uv_version", lambda: "0.13.8")
 
 
@@ -57,7 +61,7 @@ def site(tmp_path):
 
 def put_base(store):
     layer = LayerRecord(name="base", digest="d", diff_id=BASE_DIGEST, size_bytes=1, unpacked_bytes=1, entries=1)
-    record = BaseRecord(schema="envbuild.base/1", layer=layer, made_by="mmdebstrap 1.3.5", packages={})
+    record = BaseRecord(schema="envbuild.base/2", layers=(layer,), made_by="mmdebstrap 1.3.5", packages={})
     store.get_or_build(
         bases.KIND, bases.base_key(SELECTION.base), lambda folder: put(folder / "record.json", dump(record))
     )
@@ -87,7 +91,7 @@ def test_key_changes_with_whatever_decides_the_bytes(lock, monkeypatch):
     keys.append(image_key(SELECTION, lock, BASE_DIGEST, ("oci",)))
     keys.append(image_key(SELECTION, changed(lock, digest="sha256:x"), BASE_DIGEST, BOTH))
     keys.append(image_key(SELECTION, changed(lock, source_date_epoch=1), BASE_DIGEST, BOTH))
-    monkeypatch.setattr(native, "mksquashfs_version", lambda: "mksquashfs version 4.6.1")
+    monkeypatch.setattr(packing, "mksquashfs_version", lambda: "mksquashfs version 4.6.1")
     keys.append(image_key(SELECTION, lock, BASE_DIGEST, BOTH))
     monkeypatch.setattr(native, "uv_version", lambda: "0.13.9")
     keys.append(image_key(SELECTION, lock, BASE_DIGEST, BOTH))
@@ -125,9 +129,20 @@ def test_image_of_another_target_with_the_same_hardware_is_taken(lock, store, si
     assert build_image(SELECTION, lock, site, store, SilentReporter()).record.target == "cpu"
 
 
+def test_key_depends_on_how_the_sqsh_is_packed(lock):
+    packings = [
+        Packing(),
+        Packing(compression=Compression.parse("lz4")),
+        Packing(compression=Compression.parse("zstd:4")),
+    ]
+    keys = {image_key(SELECTION, lock, BASE_DIGEST, BOTH, packing=how) for how in packings}
+    assert len(keys) == 3
+    assert len({image_key(SELECTION, lock, BASE_DIGEST, ("oci",), packing=how) for how in packings}) == 1
+
+
 def test_key_without_sqsh_does_not_depend_on_mksquashfs(lock, monkeypatch):
     key = image_key(SELECTION, lock, BASE_DIGEST, ("oci",))
-    monkeypatch.setattr(native, "mksquashfs_version", lambda: "mksquashfs version 4.6.1")
+    monkeypatch.setattr(packing, "mksquashfs_version", lambda: "mksquashfs version 4.6.1")
     assert image_key(SELECTION, lock, BASE_DIGEST, ("oci",)) == key
 
 
@@ -151,7 +166,7 @@ def test_image_without_sqsh_serves_on_a_machine_without_mksquashfs(lock, store, 
     def missing() -> str:
         raise MachineError("the program mksquashfs is not installed")
 
-    monkeypatch.setattr(native, "mksquashfs_version", missing)
+    monkeypatch.setattr(packing, "mksquashfs_version", missing)
     assert build_image(SELECTION, lock, site, store, SilentReporter(), formats=("oci",)).path == entry.path
     with pytest.raises(MachineError, match="mksquashfs"):
         build_image(SELECTION, lock, site, store, SilentReporter(), formats=BOTH)
@@ -178,14 +193,14 @@ def test_lock_for_another_definition_of_the_base_is_refused(lock, store, site):
 
 def parts_of(lock):
     layer = RECORD.layers[0]
-    base = BaseRecord(schema="envbuild.base/1", layer=layer, made_by="x", packages={})
-    environment = EnvironmentRecord(schema="envbuild.environment/1", layer=layer, packages={})
-    return native._Parts(
+    base = BaseRecord(schema="envbuild.base/2", layers=(layer,), made_by="x", packages={})
+    environment = EnvironmentRecord(schema="envbuild.environment/2", layers=(), packages={})
+    return native.Parts(
         selection=SELECTION,
         lock=lock,
         base=MadeBase(path=Path("/b"), record=base, built=False),
-        environment=MadeEnvironment(path=Path("/e"), record=environment, built=False),
-    ).contents
+        environment=MadeEnvironment(record=environment, layers=(), built=False),
+    )
 
 
 def profile(lock, tmp_path):
@@ -223,4 +238,6 @@ def test_image_for_gpus_says_what_it_needs_where_runtimes_and_enroot_look(lock):
 def test_an_image_of_a_stack_without_variables_is_what_it_was(lock, tmp_path):
     config = run_config(parts_of(lock))
     assert [entry.partition("=")[0] for entry in config.environment] == ["PATH", "VIRTUAL_ENV", "LANG"]
-    assert profile(lock, tmp_path) == (data_root() / native.PROFILE).read_text().replace("@VENV@", native.VENV)
+    assert profile(lock, tmp_path) == (
+        (data_root() / native.PROFILE).read_text().replace("@VENV@", VENV).replace("@FRONT@", f"{VENV}/bin")
+    )

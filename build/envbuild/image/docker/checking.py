@@ -13,32 +13,44 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
+from envbuild.image.checks.loading import PROBE as LOADED_PROBE
+from envbuild.image.checks.loading import loaded_libraries
 from envbuild.image.docker.engine import Box, Engine
-from envbuild.image.docker.streams import tar_stream
-from envbuild.image.environment import PLAIN_ENVIRONMENT, VENV
+from envbuild.image.docker.streams import Content, tar_stream
+from envbuild.image.environment.bench import VENV
 from envbuild.lock.record import Lock
 from envbuild.sync.imports import PROBE, Imports, check_environment, modules_of, try_imports
 
 # A folder that every base has.
 FOLDER = "/var/tmp"  # noqa: S108 - in a container, which is gone afterwards
-PROBE_NAME = "envbuild-import.py"
 TIMED_OUT = -9
 
 
-def check_imports(engine: Engine, image_id: str, lock: Lock, target: Target, logs: Path, reporter: Reporter) -> Imports:
-    """Import every module that the stack names, in a container of the image.
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """What was found out in a container: of the imports, and which libraries torch loads (None without torch)."""
+
+    imports: Imports
+    loaded: tuple[str, ...] | None
+
+
+def try_image(engine: Engine, image_id: str, lock: Lock, target: Target, logs: Path, reporter: Reporter) -> Tried:
+    """Import every module that the stack names, in a container of the image, and look what torch loads.
 
     Raises:
         CheckRefusedError: a module does not import.
     """
-    variables = check_environment(target) | lock.variables(VENV)
-    environment = {**PLAIN_ENVIRONMENT, **variables, "PATH": f"{VENV}/bin:{PLAIN_ENVIRONMENT['PATH']}"}
+    # Beside the image's own variables, which a container has anyway.
+    environment = {"HOME": "/tmp", **check_environment(target)}  # noqa: S108 - inside
+    files: dict[str, Content] = {Path(name).name: data_root() / name for name in (PROBE, LOADED_PROBE)}
+    python = f"{VENV}/bin/python"
     with engine.box(image_id) as box:
-        box.put(FOLDER, b"".join(tar_stream({PROBE_NAME: data_root() / PROBE})))
+        box.put(FOLDER, b"".join(tar_stream(files)))
         runner = _Runner(box, environment)
-        probe = f"{FOLDER}/{PROBE_NAME}"
-        found = try_imports(modules_of(lock), f"{VENV}/bin/python", runner, logs, reporter, probe=probe)
-    return found.refuse_failed()
+        probe = f"{FOLDER}/{Path(PROBE).name}"
+        found = try_imports(modules_of(lock), python, runner, logs, reporter, probe=probe).refuse_failed()
+        loaded = loaded_libraries(python, runner, logs, f"{FOLDER}/{Path(LOADED_PROBE).name}")
+    return Tried(imports=found, loaded=loaded)
 
 
 @dataclass(frozen=True)

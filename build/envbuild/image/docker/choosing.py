@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from envbuild.core.errors import EnvbuildError, MachineError
-from envbuild.image.docker.builder import Job, build_with_docker
+from envbuild.image.bases import check_tools, find_base
+from envbuild.image.docker.builder import build_with_docker
 from envbuild.image.docker.engine import Engine, open_engine
+from envbuild.image.docker.job import Job
 from envbuild.image.docker.loading import put_into
-from envbuild.image.native import BuiltImage, build_image, check_tools
+from envbuild.image.native import BuiltImage, build_image
 
 Builder = Literal["auto", "native", "docker"]
 DOCKER = "docker"
@@ -28,7 +30,6 @@ class Asked:
     builder: Builder
     formats: Collection[str]
     tag: str
-    refresh_base: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ def make_image(job: Job, asked: Asked) -> Made:
     files = [name for name in asked.formats if name != DOCKER] or ["oci"]
     engine = choose(asked, job)
     if engine is not None:
-        image = build_with_docker(job, engine, asked.tag, formats=files, refresh_base=asked.refresh_base)
+        image = build_with_docker(job, engine, asked.tag, formats=files)
         return Made(image=image, engine=engine.version, loaded=image.built)
     to = open_engine() if DOCKER in asked.formats else None  # before minutes go into the image
     image = build_image(
@@ -65,8 +66,10 @@ def make_image(job: Job, asked: Asked) -> Made:
         job.store,
         job.reporter,
         formats=files,
-        refresh_base=asked.refresh_base,
+        refresh_base=job.refresh_base,
         wheels=job.wheels,
+        allow=job.allow,
+        packing=job.packing,
     )
     if to is None:
         return Made(image=image)
@@ -85,7 +88,8 @@ def choose(asked: Asked, job: Job) -> Engine | None:
     if asked.builder == "docker":
         return open_engine()
     try:
-        check_tools(asked.formats)
+        made_anew = job.refresh_base or find_base(job.selection.base, job.store) is None
+        check_tools(job.selection.base, job.selection.base_name, made_anew=made_anew)
     except MachineError as native:
         try:
             engine = open_engine()

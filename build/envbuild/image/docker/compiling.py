@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,11 +17,11 @@ from envbuild.catalog.models import Device
 from envbuild.core.digests import Json, sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
-from envbuild.image import apt
+from envbuild.image.bases import apt
 from envbuild.image.docker.dockerfile import fragment, mounts, script
-from envbuild.image.docker.plan import LOCK, requirements_of, uv
+from envbuild.image.docker.plan import LOCK, commits_of, requirements_of, uv
 from envbuild.image.docker.streams import Content
-from envbuild.image.environment import INSIDE, VENV
+from envbuild.image.environment.bench import INSIDE, VENV
 from envbuild.image.layers import LayerWriter, plain_mode
 from envbuild.lock.content import locked_content
 from envbuild.lock.record import LockDirectory
@@ -78,8 +78,8 @@ def plan_compiling(material: Material, packages: Mapping[str, str], staged: Path
         NetworkError: sources cannot be fetched.
     """
     lock, selection = material.lock, material.selection
-    origins = origins_of(lock, packages)
-    plans = _plans(material, [name for name in origins if name in buildable(lock)])
+    origins = {name: origin for name, origin in buildable(lock).items() if name in packages}
+    plans = _plans(material, [*origins])
     files: dict[str, Content] = {f"lock/{MAIN}/main.txt": requirements_of(lock, "main")}
     versions = {name: package.version for name, package in locked_content(lock, ("main",)).items()}
     steps: dict[str, Mapping[str, str]] = {MAIN: versions}
@@ -107,16 +107,12 @@ def plan_compiling(material: Material, packages: Mapping[str, str], staged: Path
     return Compiling(stages=[stage, toolkit, *builds], files=files, steps=steps, digests=digests, outside=outside)
 
 
-def origins_of(lock: LockDirectory, packages: Mapping[str, str]) -> dict[str, Origin]:
-    """What some packages are built from, by name."""
-    found = {}
-    for name, component in lock.lock.components.items():
-        if name not in packages:
-            continue
-        if component.git and component.commit:
-            found[name] = Origin(package=name, version=packages[name], git=component.git, commit=component.commit)
-        elif component.sdist:
-            found[name] = Origin(package=name, version=packages[name], sdist=component.sdist)
+def tree_archives(material: Material, group: str, packages: Collection[str], staged: Path) -> dict[str, Content]:
+    """Sources of packages from git that a step builds while it installs them, as files of the context."""
+    found: dict[str, Content] = {}
+    for name, item in commits_of(material.lock, packages).items():
+        origin = Origin(package=name, version=item.version, git=str(item.git), commit=str(item.commit))
+        found[f"built/{group}/{name}.tar.gz"] = _archive(material, origin, None, staged / "trees" / name)
     return found
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from envbuild.catalog.data import data_root
 from envbuild.core.errors import InternalError
 from envbuild.image.docker.places import NETWORK, PLACES
-from envbuild.image.docker.plan import LOCK, MADE, TOOLS, Install
-from envbuild.image.environment import BUILT, INSIDE, VENV
+from envbuild.image.docker.plan import LOCK, MADE, TOOLS, Install, uv
+from envbuild.image.environment.bench import BUILT, INSIDE, VENV
+from envbuild.image.layers import EPOCH
 from envbuild.image.oci import RunConfig
 from envbuild.lock.uv import uv_version
 
@@ -23,7 +24,7 @@ TEMPLATES = "containers/docker"
 CACHE = f"--mount=type=cache,id=envbuild-uv,target={INSIDE}/cache"
 CONTINUED = " \\\n    "
 # The step that makes an empty environment.
-START = "start"
+START = "python"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,18 +33,19 @@ class Recipe:
 
     Attributes:
         base: files of the base's layers in the context, lowest first; empty where ``reference`` is.
-        reference: the base in a registry, ``name@sha256:...``.
+        reference: the base as an image, ``name@sha256:...``, or as it was loaded into the daemon.
+        sees_base: whether the environment sees packages that the base brings.
         compile: the stage that makes wheels, rendered; empty when there are none to make.
     """
 
     title: str
     python: str
     python_version: str
-    epoch: int
     config: RunConfig
     installs: Sequence[Install]
     base: Sequence[str] = ()
     reference: str = ""
+    sees_base: bool = False
     compile: Sequence[str] = field(default_factory=tuple)
 
     @property
@@ -54,7 +56,7 @@ class Recipe:
 
 def render(recipe: Recipe) -> str:
     """The Dockerfile of a recipe."""
-    text = "the base's layers" if recipe.base else "nothing: the base comes from a registry"
+    text = "the base's layers" if recipe.base else "nothing: the base is an image"
     parts = [fragment("head", title=recipe.title, uv=uv_version(), base_text=text)]
     if recipe.base:
         parts.append(fragment("base-archive", add="\n".join(f"ADD {name} /" for name in recipe.base)))
@@ -62,8 +64,9 @@ def render(recipe: Recipe) -> str:
         parts.append(fragment("base-registry", reference=recipe.reference))
     parts += recipe.compile
     settle = _settle(recipe)
-    start = mounts(START)
-    parts.append(fragment("environment", mounts=start, python=recipe.python, settle=settle))
+    words = ["venv", "--python", recipe.python, "--no-project"]
+    venv = uv(*words, *(["--system-site-packages"] if recipe.sees_base else []), VENV)
+    parts.append(fragment("environment", mounts=mounts(START), venv_command=venv, settle=settle))
     for install in recipe.installs:
         count = len(install.group.packages)
         parts.append(
@@ -74,6 +77,8 @@ def render(recipe: Recipe) -> str:
                 mounts=mounts(install.group.name, built=install.built, made=install.made),
                 commands=f" &&{CONTINUED}".join(install.commands),
                 settle=settle,
+                python=recipe.python,
+                site_packages=recipe.site_packages,
             )
         )
     parts.append(
@@ -84,7 +89,7 @@ def render(recipe: Recipe) -> str:
             site_packages=recipe.site_packages,
             env="\n".join(f"ENV {name}={quoted(value)}" for name, value in _variables(recipe.config)),
             labels="\n".join(f"LABEL {quoted(name)}={quoted(value)}" for name, value in sorted(recipe.config.labels)),
-            command=json.dumps(list(recipe.config.command)),
+            start="\n".join(_start(recipe)),
         )
     )
     return "".join(parts)
@@ -131,15 +136,24 @@ def _from_base() -> str:
 
 
 def _settle(recipe: Recipe) -> str:
-    words = [recipe.python, "-S", "-s", f"{TOOLS}/settle.py", "environment", VENV]
-    return " ".join([*words, recipe.python_version, str(recipe.epoch)])
+    words = [recipe.python, "-S", "-s", f"{TOOLS}/settle.py", "environment", VENV, recipe.python_version]
+    return " ".join([*words, str(EPOCH), f"{LOCK}/step.json"])
 
 
 def _variables(config: RunConfig) -> list[tuple[str, str]]:
-    pairs = [entry.partition("=") for entry in config.environment]
-    if config.entrypoint or config.workdir or config.volumes:
-        raise InternalError("the Dockerfile's templates have no entrypoint, workdir or volumes")
-    return [(name, value) for name, _, value in pairs]
+    return [(name, value) for name, _, value in (entry.partition("=") for entry in config.environment)]
+
+
+def _start(recipe: Recipe) -> list[str]:
+    """How containers start. What a base that is an image says and images do not carry on is taken back."""
+    config = recipe.config
+    lines = ["ENTRYPOINT []", "HEALTHCHECK NONE"] if recipe.reference else []
+    lines += [f"VOLUME {json.dumps(list(config.volumes))}"] if config.volumes else []
+    lines += [f"EXPOSE {' '.join(config.ports)}"] if config.ports else []
+    lines += [f"STOPSIGNAL {config.stop_signal}"] if config.stop_signal else []
+    lines += [f"WORKDIR {config.workdir}"] if config.workdir else []
+    lines += [f"USER {config.user}"] if config.user else []
+    return [*lines, f"CMD {json.dumps(list(config.command))}"]
 
 
 def quoted(text: str) -> str:
@@ -151,13 +165,13 @@ def quoted(text: str) -> str:
     return f'"{text}"'
 
 
-def tools(uv: Path) -> Mapping[str, bytes | Path]:
+def tools(program: Path) -> Mapping[str, bytes | Path]:
     """The files that steps run, by their names in the context."""
     root = data_root()
     return {
-        "tools/uv": uv,
+        "tools/uv": program,
         "tools/steps.sh": script("steps.sh"),
         "tools/settle.py": script("settle.py"),
         "tools/compile_tree.py": (root / "containers/native/compile_tree.py").read_bytes(),
-        "tools/leftovers.py": Path(__file__).parent.with_name("leftovers.py").read_bytes(),
+        "tools/records.py": (Path(__file__).parents[1] / "environment/records.py").read_bytes(),
     }

@@ -14,9 +14,9 @@ from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sd
 
 from envbuild.catalog.site import Site
 from envbuild.core.files import machine_errors
-from envbuild.image import network
 from envbuild.image.docker.streams import Content
-from envbuild.image.environment import INSIDE
+from envbuild.image.environment import network
+from envbuild.image.environment.bench import INSIDE
 from envbuild.lock.torch_builds import TorchSource
 
 NETWORK = f"{INSIDE}/network"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envbuild.core.digests import canonical_json, sha256_bytes
+from envbuild.core.digests import Json, canonical_json, sha256_bytes
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.docker.streams import Content, tar_stream
 from envbuild.image.gzips import GzipWriter
@@ -51,7 +51,7 @@ class _Reader(io.RawIOBase):
         return size
 
 
-def unpack_saved(archive: Iterable[bytes], image_id: str, folder: Path, names: Sequence[str]) -> Saved:
+def unpack_saved(archive: Iterable[bytes], image_id: str, folder: Path, known: Mapping[str, Layer]) -> Saved:
     """Read an image as a daemon saves it; its layers are gzipped into ``folder`` while they come.
 
     The archive is docker's own (a folder a layer), or an OCI layout with docker's ``manifest.json``, as from newer
@@ -59,7 +59,7 @@ def unpack_saved(archive: Iterable[bytes], image_id: str, folder: Path, names: S
 
     Args:
         image_id: the digest of its configuration.
-        names: of the layers, lowest first; where there are more or fewer they are numbered.
+        known: layers that are there already, by the digests of their tars.
 
     Raises:
         CheckRefusedError: the archive is cut off, or is not of that image.
@@ -88,15 +88,15 @@ def unpack_saved(archive: Iterable[bytes], image_id: str, folder: Path, names: S
         raise _refused(image_id, f"The configuration in the archive is {sha256_bytes(config)}.")
     if absent := [diff_id for diff_id in wanted if diff_id not in by_content]:
         raise _refused(image_id, f"Layers of the configuration are not in the archive: {', '.join(absent)}.")
-    titles = list(names) if len(names) == len(wanted) else [f"layer-{number + 1}" for number in range(len(wanted))]
-    chosen = [
-        Layer(by_content[diff_id].record.model_copy(update={"name": title}), by_content[diff_id].file)
-        for diff_id, title in zip(wanted, titles, strict=True)
-    ]
+    chosen = [known.get(diff_id) or _named(by_content[diff_id], number) for number, diff_id in enumerate(wanted)]
     for layer in by_content.values():
-        if layer.record.diff_id not in wanted:
+        if layer.record.diff_id not in wanted or layer.record.diff_id in known:
             layer.file.unlink()
     return Saved(config=config, layers=tuple(chosen))
+
+
+def _named(layer: Layer, number: int) -> Layer:
+    return Layer(layer.record.model_copy(update={"name": f"docker-{number + 1}"}), layer.file)
 
 
 def _is_tar(data: bytes) -> bool:
@@ -147,22 +147,19 @@ def _refused(image_id: str, why: str) -> CheckRefusedError:
     )
 
 
-def archive_of(layout: Path, config_digest: str, layers: Sequence[LayerRecord], tag: str) -> Iterator[bytes]:
-    """A docker archive of an image in an OCI layout, made while it is read; the layers stay compressed.
+def archive_of(config: bytes, layers: Mapping[str, Path], tag: str) -> Iterator[bytes]:
+    """A docker archive of an image, made while it is read; the layers stay compressed.
 
     The configuration goes in byte for byte, so that the image has the same ID in every daemon.
+
+    Args:
+        layers: their files by their digests, lowest first.
     """
-    blobs = layout / "blobs/sha256"
-    config = f"{_hex(config_digest)}.json"
-    files: dict[str, Content] = {config: blobs / _hex(config_digest)}
-    places = []
-    for layer in layers:
-        name = f"{_hex(layer.digest)}.tar.gz"
-        files[name] = blobs / _hex(layer.digest)
-        places.append(name)
-    manifest = [{"Config": config, "RepoTags": [tag], "Layers": places}]
-    files["manifest.json"] = canonical_json(manifest)  # type: ignore[arg-type]
-    yield from tar_stream(files)
+    name = f"{_hex(sha256_bytes(config))}.json"
+    places = [f"{_hex(digest)}.tar.gz" for digest in layers]
+    manifest: list[Json] = [{"Config": name, "RepoTags": [tag], "Layers": [*places]}]
+    files: dict[str, Content] = dict(zip(places, layers.values(), strict=True))
+    yield from tar_stream({**files, name: config, "manifest.json": canonical_json(manifest)})
 
 
 def _hex(digest: str) -> str:

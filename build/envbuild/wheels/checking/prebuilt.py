@@ -14,6 +14,7 @@ import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
@@ -206,13 +207,18 @@ def _code(path: Path, name: str) -> FileCode | None:
     with path.open("rb") as stream:
         if stream.read(len(ELF_MAGIC)) != ELF_MAGIC:
             return None
-        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            try:
-                return _code_in(ELFFile(stream), data, name)
-            except CheckRefusedError as error:
-                return FileCode(file=name, unknown=error.why)
-            except (ELFError, struct.error) as error:
-                return FileCode(file=name, unknown=f"it is no ELF file that can be read: {error}")
+        return read_code(stream, name)
+
+
+def read_code(stream: BinaryIO, name: str) -> FileCode | None:
+    """The GPU code of an open ELF file; None where it has none."""
+    with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            return _code_in(ELFFile(stream), data, name)
+        except CheckRefusedError as error:
+            return FileCode(file=name, unknown=error.why)
+        except (ELFError, struct.error) as error:
+            return FileCode(file=name, unknown=f"it is no ELF file that can be read: {error}")
 
 
 def _code_in(elf: ELFFile, data: mmap.mmap, name: str) -> FileCode | None:

@@ -1,0 +1,193 @@
+"""The checks: each says what it finds in the surveys of an image's layers.
+
+Layers are looked at one by one, since what an upper one hides is shipped all the same.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from envbuild.image.checks.finding import Finding
+from envbuild.image.surveys.content import secret_variables
+from envbuild.image.surveys.keeping import KeptSurvey
+from envbuild.image.surveys.survey import FAMILIES, GpuFile, Survey, read_listing
+from envbuild.wheels.architectures import Architectures
+from envbuild.wheels.checking.prebuilt import REQUIRED, PackageCode, lacks
+
+# So many of a kind are named; the others are counted.
+NAMED = 5
+CACHES = re.compile(
+    r"var/lib/apt/lists/(?!(lock|partial|auxfiles)$)."
+    r"|var/cache/apt/(archives/.*\.deb|[^/]*\.bin)$"
+    r"|(root|home/[^/]+)/\.cache/."
+    r"|(tmp|var/tmp)/."
+    r"|var/log/."
+    r"|(.*/)?(uv_cache\.json|CACHEDIR\.TAG)$"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What checks look at.
+
+    Attributes:
+        layers: the image's, lowest first; ``of_base``: which of them somebody else made.
+        sm: the target's SMs; none for a target without GPUs.
+        compiled: what each package of the compile phase must contain, by canonical name.
+        loaded: the shared libraries that a process has which imported torch; None where there is no torch.
+        environment: the folder of the environment; ``provided``: packages that the base brings.
+    """
+
+    layers: tuple[KeptSurvey, ...]
+    variables: Mapping[str, str]
+    labels: Mapping[str, str]
+    of_base: frozenset[str] = frozenset()
+    sm: tuple[str, ...] = ()
+    compiled: Mapping[str, Architectures] = field(default_factory=dict)
+    loaded: tuple[str, ...] | None = None
+    environment: str = ""
+    provided: frozenset[str] = frozenset()
+
+    def surveys(self) -> Iterator[tuple[Survey, bool]]:
+        """Each layer's survey, and whether somebody else made the layer."""
+        for item in self.layers:
+            yield item.survey, item.digest in self.of_base
+
+
+def setuid(facts: Facts) -> Iterator[Finding]:
+    """Programs that run as somebody else, other than those of the base's Debian packages."""
+    bits = stat.S_ISUID | stat.S_ISGID
+    for survey, of_base in facts.surveys():
+        for item in survey.special:
+            if item.capabilities or (item.kind == "f" and item.mode & bits and not item.owned):
+                why = "file capabilities" if item.capabilities else f"mode {item.mode:o}"
+                yield Finding(
+                    code="setuid", text=f"/{item.path} has {why}, and no Debian package brings it", of_base=of_base
+                )
+
+
+def world_writable(facts: Facts) -> Iterator[Finding]:
+    """What everybody may change: files, and folders without the sticky bit."""
+    for survey, of_base in facts.surveys():
+        for item in survey.special:
+            if item.mode & stat.S_IWOTH and not (item.kind == "d" and item.mode & stat.S_ISVTX):
+                yield Finding(code="world-writable", text=f"/{item.path} has mode {item.mode:o}", of_base=of_base)
+
+
+def secrets(facts: Facts) -> Iterator[Finding]:
+    """Credentials in files that no package vouches for, in variables and in labels."""
+    for survey, of_base in facts.surveys():
+        for item in survey.secrets:
+            if not item.vouched:
+                yield Finding(code="secrets", text=f"/{item.path} holds {item.what}", of_base=of_base)
+    for kind, values in (("variable", facts.variables), ("label", facts.labels)):
+        for name in secret_variables(values):
+            yield Finding(code="secrets", text=f"the {kind} {name} holds a credential")
+
+
+def caches(facts: Facts) -> Iterator[Finding]:
+    """Caches, lists and logs that can be made again."""
+    for kept in facts.layers:
+        found = [
+            f"/{entry.path}"
+            for entry in read_listing(kept.listing)
+            if entry.kind == "f" and entry.size and CACHES.match(entry.path)
+        ]
+        if found:
+            of_base = kept.digest in facts.of_base
+            text = f"layer {kept.name} has {_some(found)}"
+            yield Finding(code="caches", text=text, of_base=of_base)
+
+
+def places(facts: Facts) -> Iterator[Finding]:
+    """Paths of the machine that built the image."""
+    for survey, of_base in facts.surveys():
+        by_place: dict[str, list[str]] = {}
+        for item in survey.places:
+            by_place.setdefault(item.what, []).append(f"/{item.path}")
+        for place, found in sorted(by_place.items()):
+            yield Finding(code="builder-paths", text=f"{place} is named in {_some(found)}", of_base=of_base)
+
+
+def duplicates(facts: Facts) -> Iterator[Finding]:
+    """More than one copy of libraries of which a process must see one."""
+    for family in FAMILIES:
+        paths = sorted({path for survey, _ in facts.surveys() for path in survey.libraries.get(family, ())})
+        folders = sorted({posixpath.dirname(path) for path in paths})
+        if len(folders) > 1:
+            yield Finding(
+                code="duplicates", text=f"{family} is there more than once: {', '.join(f'/{one}' for one in folders)}"
+            )
+
+
+def loaded(facts: Facts) -> Iterator[Finding]:
+    """What a process that imported torch has loaded: one file of each library, and the environment's own."""
+    by_name: dict[str, set[str]] = {}
+    for path in facts.loaded or ():
+        name = posixpath.basename(path)
+        for family, pattern in FAMILIES.items():
+            if pattern.match(name):
+                by_name.setdefault(name.partition(".so")[0], set()).add(path)
+                if not path.startswith(f"{facts.environment}/") and "torch" not in facts.provided:
+                    yield Finding(
+                        code="loaded", text=f"torch loads {family} from {path}, which is not the environment's"
+                    )
+    for name, paths in sorted(by_name.items()):
+        if len(paths) > 1:
+            yield Finding(code="loaded", text=f"torch loads {name} more than once: {', '.join(sorted(paths))}")
+
+
+def architectures(facts: Facts) -> Iterator[Finding]:
+    """GPU code: what was compiled for the target has exactly its SMs, and nothing runs without the rest having them."""
+    if not facts.sm:
+        return
+    packages = gpu_packages(facts)
+    for name, wanted in sorted(facts.compiled.items()):
+        found = packages[name].architectures if name in packages else Architectures()
+        if found not in (wanted, Architectures()):
+            yield Finding(
+                code="architectures", text=f"{name} contains {found.text()}; compiled for the target is {wanted.text()}"
+            )
+    for name, item in sorted(packages.items()):
+        if REQUIRED.match(name) and not item.unknown and (lacking := lacks(item, facts.sm)):
+            has = item.main_file.architectures.text()
+            text = f"{name} {item.version} has nothing for {', '.join(f'sm_{one}' for one in lacking)}, but {has}"
+            yield Finding(code="architectures", text=text)
+
+
+def gpu_packages(facts: Facts) -> dict[str, PackageCode]:
+    """The packages with GPU code, and those without which nothing runs."""
+    files: dict[tuple[str, str], list[GpuFile]] = {}
+    for survey, _ in facts.surveys():
+        for package in survey.python:
+            if REQUIRED.match(package.name):
+                files.setdefault((package.name, package.version), [])
+        for item in survey.gpu:
+            if item.package:
+                files.setdefault((item.package, item.version), []).append(item)
+    return {
+        name: PackageCode(package=name, version=version, files=tuple(item.code for item in items))
+        for (name, version), items in files.items()
+    }
+
+
+def _some(paths: list[str]) -> str:
+    more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+    return ", ".join(paths[:NAMED]) + more
+
+
+Rule = Callable[[Facts], Iterable[Finding]]
+RULES: dict[str, Rule] = {
+    "setuid": setuid,
+    "world-writable": world_writable,
+    "secrets": secrets,
+    "caches": caches,
+    "builder-paths": places,
+    "duplicates": duplicates,
+    "loaded": loaded,
+    "architectures": architectures,
+}

@@ -1,0 +1,25 @@
+"""One layer by itself: what it ships, whatever other layers hide of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from envbuild.image.merging.blobs import LayerBlob, open_blob
+from envbuild.image.merging.members import Member, Refusal, refused
+from envbuild.image.merging.reading import read_tar
+from envbuild.image.merging.stream import Content
+
+
+def members_of(blob: LayerBlob) -> Iterator[tuple[Member, Content | None]]:
+    """The members of a layer in their order, whiteouts among them; content must be read before the next one.
+
+    Raises:
+        CheckRefusedError: it is damaged, is not the one that was asked for, or holds what no layer may.
+        MachineError: it cannot be read.
+    """
+    with contextlib.closing(open_blob(blob)) as pieces:
+        try:
+            yield from read_tar(pieces, blob.limit_bytes)
+        except Refusal as refusal:
+            raise refused(blob.title, refusal) from refusal

@@ -1,0 +1,74 @@
+"""Opens what a command line names as an image."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from envbuild.core.errors import ConfigurationError
+from envbuild.core.files import machine_errors
+from envbuild.image.opening.blobs import Archive, Folder, has
+from envbuild.image.opening.layouts import open_docker_archive, open_layout
+from envbuild.image.opening.model import OpenedImage, not_an_image
+from envbuild.image.opening.sqsh import MAGIC, open_sqsh
+from envbuild.image.outputs import OCI_DIR, SQSH_FILE
+from envbuild.image.record import RECORD_FILE, ImageRecord
+
+
+def open_image(named: str, scratch: Path) -> OpenedImage:
+    """The image under a name: a folder of out/images, an OCI layout (FOLDER[:TAG]), an archive or a .sqsh file.
+
+    Args:
+        scratch: where a .sqsh is unpacked to, and what is looked at of an archive.
+
+    Raises:
+        ConfigurationError: there is nothing under that name.
+        CheckRefusedError: it is no image, or damaged.
+    """
+    path, tag = Path(named), ""
+    if not path.exists() and ":" in named:
+        folder, _, tag = named.rpartition(":")
+        path = Path(folder)
+    if not path.exists():
+        raise ConfigurationError(
+            f"there is no image {named}",
+            why=f"{path} does not exist.",
+            fix="Name a folder of out/images, an OCI layout (FOLDER or FOLDER:TAG), an archive, or a .sqsh file.",
+        )
+    with machine_errors(path, "read"):
+        image = _open(path, tag, scratch)
+    return replace(image, source=named)
+
+
+def _open(path: Path, tag: str, scratch: Path) -> OpenedImage:
+    if path.is_dir():
+        if (path / RECORD_FILE).is_file() and (path / OCI_DIR).is_dir():
+            return _with_record(open_layout(Folder(path / OCI_DIR), tag, "folder"), path)
+        if (path / "index.json").is_file():
+            image = open_layout(Folder(path), tag, "layout")
+            return _with_record(image, path.parent) if (path.parent / RECORD_FILE).is_file() else image
+        raise not_an_image(path, f"It has neither {RECORD_FILE} and {OCI_DIR}/ nor index.json.")
+    with path.open("rb") as stream:
+        is_sqsh = stream.read(len(MAGIC)) == MAGIC
+    if is_sqsh:
+        return _sqsh(path, scratch)
+    place = Archive(path, scratch)
+    return open_layout(place, tag, "archive") if has(place, "index.json") else open_docker_archive(place)
+
+
+def _with_record(image: OpenedImage, folder: Path) -> OpenedImage:
+    """The image with the record beside it, if that is about this image."""
+    record = ImageRecord.load(folder / RECORD_FILE)
+    if record.oci_digest != image.digest:
+        return image
+    return replace(image, record=record, components=record.components or image.components)
+
+
+def _sqsh(path: Path, scratch: Path) -> OpenedImage:
+    """A .sqsh, with the record beside it if that is about this file."""
+    image = open_sqsh(path, scratch)
+    if path.name == SQSH_FILE and (path.parent / RECORD_FILE).is_file():
+        record = ImageRecord.load(path.parent / RECORD_FILE)
+        if record.sqsh and record.sqsh.digest == image.layers[0].digest:
+            return replace(image, record=record, components=record.components)
+    return image

@@ -1,0 +1,31 @@
+"""The reports of an image, as bytes that are the same for the same image."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from envbuild.image.reports import cyclonedx, provenance, spdx
+from envbuild.image.reports.referrers import Report
+from envbuild.image.reports.subject import Subject
+
+# Raised when the reports of the same image would come out differently.
+FORMAT = 1
+CYCLONEDX_FILE = "sbom.cdx.json"
+SPDX_FILE = "sbom.spdx.json"
+PROVENANCE_FILE = "provenance.json"
+
+
+def reports_of(subject: Subject, key: str, tools: Mapping[str, str]) -> tuple[Report, ...]:
+    """SBOMs and provenance of an image."""
+    return (
+        _report(CYCLONEDX_FILE, cyclonedx.MEDIA_TYPE, cyclonedx.cyclonedx(subject)),
+        _report(SPDX_FILE, spdx.MEDIA_TYPE, spdx.spdx(subject)),
+        _report(PROVENANCE_FILE, provenance.MEDIA_TYPE, provenance.provenance(subject, key, tools)),
+    )
+
+
+def _report(file: str, media_type: str, document: dict[str, Any]) -> Report:
+    content = (json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    return Report(file=file, media_type=media_type, content=content)
