@@ -61,6 +61,14 @@ def test_its_files_are_those_of_the_native_image(built: Any, mini_image: Any) ->
     assert differences(layout(mini_image), layout(built)) == []
 
 
+def test_image_diff_names_what_is_left(built: Any, mini_image: Any, mini: Tool) -> None:
+    done = mini.run("image", "diff", mini_image["path"], built["path"], "--files", "--times", "--json")
+    told = json.loads(done.stdout)
+    assert told["files"] == []
+    assert told["packages"] == {"python": [], "debian": []}
+    assert [item["name"] for item in told["configuration"]] == ["labels envbuild.docker.key", "workdir"]
+
+
 def test_its_configuration_is_that_of_the_native_image(built: Any, mini_image: Any) -> None:
     native, docker = described(layout(mini_image))[1], described(layout(built))[1]
     ours = dict(docker["config"])
@@ -93,7 +101,6 @@ def test_its_record_says_what_built_it(built: Any, mini_image: Any, dockerd: Dae
         name: mini_image["record"][name] for name in ("packages", "base_packages", "environment", "lock_digest")
     }
     assert mini_image["record"]["builder"] == "native"
-    assert record["layers"][0]["name"] == "base"
     with contextlib.closing(api(dockerd)) as client:
         assert client.inspect_image(TAG)["Id"] == record["config_digest"]
 
@@ -220,6 +227,8 @@ def test_printed_dockerfile_needs_no_daemon(mini: Tool, mini_image: Any) -> None
     assert "FROM scratch AS base" in text
     assert "syntax=" not in text
     assert "@" not in text.replace('"$@"', "")
+    assert "<<" not in text
+    assert text.rstrip().endswith('CMD ["/bin/bash"]')
     assert f'LABEL "envbuild.lock"="{mini_image["record"]["lock_digest"]}"' in text
 
 
