@@ -16,7 +16,6 @@ from envbuild.image import running
 from envbuild.image.bases import OWN_PLACE, MadeBase
 from envbuild.image.checks.loading import PROBE as LOADED_PROBE
 from envbuild.image.environment.network import Access
-from envbuild.image.running import environment
 from envbuild.lock.uv import uv_program
 from envbuild.sync.imports import PROBE
 
