@@ -110,12 +110,24 @@ class Override(Model):
     """A version that replaces what other packages declare, where their declaration is wrong."""
 
     version: Specifier
+    only_against: bool = Field(
+        default=False,
+        description="replace what the packages under `against` declare and nothing else: what others declare holds",
+    )
     against: tuple[PackageName, ...] = Field(
         default=(),
         description="the packages whose declared range is known to be wrong; a lock that goes against any other's is "
         "refused",
     )
     reason: str = Field(min_length=1, description="why the declared versions are wrong, with the evidence")
+
+    @model_validator(mode="after")
+    def _only_against_names_whom(self) -> Override:
+        if self.only_against and not self.against:
+            raise ValueError("only_against = true needs the packages whose declaration is replaced, under against")
+        if self.only_against and not self.version:
+            raise ValueError("only_against = true needs a version to put there")
+        return self
 
 
 class Takeover(Model):
