@@ -300,6 +300,18 @@ class Stack(Model):
         """The components of which the stack's file says nothing, also those that only a takeover brings."""
         return {name for name, spec in self.every_component().items() if not spec.version and spec.ref is None}
 
+    def overrides_of_all(self) -> list[str]:
+        """The packages whose overrides are for what all others declare."""
+        return [name for name, item in self.overrides.items() if not item.only_against]
+
+    def scoped_overrides(self) -> dict[str, dict[str, str]]:
+        """The overrides that are for what single packages declare: by these, specifiers by package."""
+        found: dict[str, dict[str, str]] = {}
+        for name, item in self.overrides.items():
+            for declared_by in item.against if item.only_against else ():
+                found.setdefault(declared_by, {})[name] = item.version
+        return found
+
     def builds_for(self, target: str) -> Builds | None:
         """The entry for ``target``, or None when the stack is not for it."""
         return next((entry for entry in self.builds if entry.target == target), None)

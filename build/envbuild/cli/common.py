@@ -122,7 +122,7 @@ def output_options(function: F) -> F:
     """Add ``--json`` and ``--quiet``; the command receives a :class:`Session` first."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; everything else on stderr.")
-    @click.option("--quiet", "-q", is_flag=True, help="No progress.")
+    @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors, and what --json prints.")
     @functools.wraps(function)
     def wrapper(*args: Any, as_json: bool, quiet: bool, **kwargs: Any) -> Any:
         return function(Session(as_json=as_json, quiet=quiet), *args, **kwargs)

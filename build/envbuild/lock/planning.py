@@ -136,9 +136,9 @@ def make_plan(
         requirements={name: item.version for name, item in stack.requirements.items()},
         overrides={
             **{name: item.texts for name, item in forced.items()},
-            **{name: (item.version,) for name, item in stack.overrides.items() if not item.only_against},
+            **{name: (stack.overrides[name].version,) for name in stack.overrides_of_all()},
         },
-        scoped_overrides=_scoped(stack),
+        scoped_overrides=stack.scoped_overrides(),
         takings=takings,
         exempt={name: item.until for name, item in exempt.items()},
     )
@@ -171,15 +171,6 @@ def make_plan(
         exempt=exempt,
         begun=begun,
     )
-
-
-def _scoped(stack: Stack) -> dict[str, dict[str, str]]:
-    """The stack's overrides of what single packages declare, by these."""
-    found: dict[str, dict[str, str]] = {}
-    for name, item in stack.overrides.items():
-        for declared_by in item.against if item.only_against else ():
-            found.setdefault(declared_by, {})[name] = item.version
-    return found
 
 
 def _decide(
@@ -231,13 +222,12 @@ def _takings(
     stack, base = selection.stack, selection.base
     others = {name: pin for name, pin in pins.items() if name not in stack.every_component()}
     forced = upstream_overrides(what.leads, chosen, repositories)
-    ruling = [name for name, item in stack.overrides.items() if not item.only_against]
     takings = Taker(
         base=base,
         repositories=repositories,
         reporter=work.reporter,
         extras={name: extras_of(item, base) for name, item in chosen.items()},
-        ruled={canonicalize_name(name) for name in (*ruling, *forced, *base.provides)},
+        ruled={canonicalize_name(name) for name in (*stack.overrides_of_all(), *forced, *base.provides)},
         pins=others,
         as_of=bound,
         cuda_major=cuda_major(base),
