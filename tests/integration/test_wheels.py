@@ -464,6 +464,25 @@ def test_an_sm_that_nvcc_does_not_know_is_refused_before_anything_is_made(
     assert wheels(own)["wheels"][0]["record"]["sm"] == ["90a", "100f"]
 
 
+@pytest.mark.parametrize(("name", "said"), [("it's", '"\'"'), ("two words", "a space"), ("a:b,c", "',' and ':'")])
+def test_a_cache_in_whose_path_commands_end_is_refused(
+    own: Any, index: SimpleIndex, tmp_path: Path, name: str, said: str
+) -> None:
+    there = type(own)(own.project, tmp_path / name)
+    there.env = own.env
+    locked(there, index, tmp_path)
+    error = wheels(there, status=11)["error"]
+    assert str(tmp_path / name) in error["what"]
+    assert f"Its path has {said} in it" in error["why"]
+    assert "ENVBUILD_CACHE_DIR" in error["fix"]
+    assert compiled(tmp_path) == 0
+    # What needs no compiler works there.
+    own.run("wheels", *SELECT)
+    shutil.move(own.cache / "wheels", there.cache / "wheels")
+    told = json.loads(there.run("sync", *SELECT, "--into", "my venv's", "--json").stdout)
+    assert "kernels" in told["imported"]
+
+
 def test_options_before_a_command_are_not_ignored(own: Any) -> None:
     done = own.run("wheels", "--stack", "k", "list", status=2)
     assert "options of `wheels list` come after its name" in done.stderr

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from envbuild.store.document import Document
     from envbuild.store.remote import Remote
 
+NONE = "no wheels here: `envbuild wheels` builds those of a lock, `envbuild wheels pull` takes them from a remote store"
 THERE = "Look into this remote store instead: its name in the configuration, or its address."
 
 
@@ -72,7 +73,8 @@ def list_command(session: Session, store: str) -> None:
     """List the wheels in the wheelhouse."""
     if not store:
         found = list(Wheelhouse(session.store).all())
-        session.done({"wheels": [as_json(item) for item in found]}, *[line(item) for item in found])
+        lines = [line(item) for item in found] or [NONE]
+        session.done({"wheels": [as_json(item) for item in found]}, *lines)
         return
     remote = one_store(session, store)
     there, bad = _records(remote, remote.keys(KIND))
@@ -82,7 +84,7 @@ def list_command(session: Session, store: str) -> None:
             "wheels": [_remote_json(record) for record in there.values()],
             "refused": dict(bad),
         },
-        *[_what(record) for record in there.values()],
+        *([_what(record) for record in there.values()] or ([] if bad else [f"no wheels in {remote.address}"])),
         *[f"{short(key)}  refused: {why}" for key, why in bad.items()],
     )
 

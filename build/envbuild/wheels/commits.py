@@ -95,6 +95,18 @@ class _Checkout:
         return done
 
 
+def only_folder(archive: bytes, folder: str) -> bytes:
+    """The files of one folder of such an archive, with that folder on top."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(archive)) as old, tarfile.open(fileobj=made, mode="w") as new:
+        for member in old:
+            top, _, path = member.name.partition("/")
+            if member.isreg() and path.startswith(f"{folder}/"):
+                member.name = f"{top}/{path.removeprefix(f'{folder}/')}"
+                new.addfile(member, old.extractfile(member))
+    return made.getvalue()
+
+
 def _add(tar: tarfile.TarFile, folder: Path, top: str, time: int) -> None:
     """All files below a folder but git's own, in the order of their names, owned by nobody in particular."""
     for path in sorted(folder.rglob("*")):

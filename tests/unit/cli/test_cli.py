@@ -68,6 +68,20 @@ def test_command_line_imports_no_rich_where_there_is_no_terminal(project):
     assert {"rich", "uv"}.isdisjoint(done.stderr.split())
 
 
+def test_an_empty_wheelhouse_is_said_to_be_empty(project):
+    done = shell("wheels", "list")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("no wheels here: `envbuild wheels` builds")
+    assert json.loads(shell("wheels", "list", "--json").stdout) == {"wheels": []}
+
+
+def test_an_empty_key_is_refused(project):
+    done = shell("wheels", "--stack", "mcore", "--target", "h200", "--against", "")
+    assert (done.returncode, "--against belongs to --explain" in done.stderr) == (2, True)
+    done = shell("wheels", "show", "")
+    assert (done.returncode, "no wheel is named" in done.stderr) == (3, True)
+
+
 @pytest.mark.parametrize("arguments", [["wheels", "list"], ["wheels", "push", "--help"], ["sync", "--help"]])
 def test_what_needs_no_remote_store_imports_no_library_for_one(project, arguments):
     code = "import sys; from envbuild.cli.main import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
