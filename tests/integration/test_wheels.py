@@ -483,6 +483,25 @@ def test_a_cache_in_whose_path_commands_end_is_refused(
     assert "kernels" in told["imported"]
 
 
+def test_sync_takes_wheels_from_a_cache_that_is_read_only(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    locked(own, index, tmp_path)
+    wheels(own)
+    own.env["UV_CACHE_DIR"] = str(tmp_path / "uv")
+    bound = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" || exit 99; exec "$@"'
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", bound, str(own.cache)]
+    command = [*namespace, *own.command("sync", *SELECT, "--into", "venv", "--json")]
+    environment = own.environment() | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, cwd=own.project, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert ("kernels" in told["imported"], [*told["wheels"]]) == (True, ["kernels"])
+    assert f"the cache directory {own.cache} cannot be written" in done.stderr
+    (logs,) = {Path(item["log"]).parent for item in told["phases"]}
+    assert logs.parent.parent == tmp_path
+    assert (logs / "import-kernels.log").is_file()
+    assert not (own.cache / "logs/sync").exists()
+
+
 def test_options_before_a_command_are_not_ignored(own: Any) -> None:
     done = own.run("wheels", "--stack", "k", "list", status=2)
     assert "options of `wheels list` come after its name" in done.stderr

@@ -32,6 +32,14 @@ class LocalStore:
         self.reporter = reporter
         self._told: set[Path] = set()
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether something can be put there: a cache that others keep may be mounted read-only."""
+        place = self.root
+        while not place.exists():
+            place = place.parent
+        return os.access(place, os.W_OK | os.X_OK)
+
     def path_of(self, kind: str, key: str) -> Path:
         """Where the entry of ``key`` (``sha256:<hex>``) is or would be."""
         return self.root / kind / key.removeprefix("sha256:")
