@@ -179,9 +179,14 @@ def push_command(session: Session, keys: tuple[str, ...], everything: bool, repl
     _one_of(keys, everything)
     wheelhouse = Wheelhouse(session.store)
     items = list(wheelhouse.all()) if everything else [wheelhouse.by_prefix(key) for key in keys]
+    from envbuild.store.remote import Pushed
+
     remote = one_store(session, store)
     done: dict[str, str] = {}
     for item in items:
+        if not replace and wheelhouse.sharing.has(remote, item):
+            done[item.record.key] = Pushed.SAME.value
+            continue
         if problem := wheelhouse.problem(item):
             raise CheckRefusedError(
                 f"the wheel {short(item.record.key)} is damaged and is not pushed",
