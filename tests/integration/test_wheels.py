@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -147,7 +148,12 @@ def test_the_same_build_gives_the_same_bytes(own: Any, index: SimpleIndex, tmp_p
     locked(own, index, tmp_path, link=link, files={"kernel.cu": KERNEL + hidden})
     (first,) = wheels(own)["wheels"]
     shutil.rmtree(own.cache / "wheels")
+    (environment,) = (own.cache / "build-environments").iterdir()
+    os.utime(environment, (0, 0))
+    (old,) = json.loads(own.run("wheels", "prune", "--dry-run", "--json").stdout)["removed"]
+    assert (old["kind"], old["key"]) == ("build-environments", environment.name)
     (second,) = wheels(own)["wheels"]
+    assert json.loads(own.run("wheels", "prune", "--dry-run", "--json").stdout)["removed"] == []
     assert compiled(tmp_path) == 2
     assert second["record"]["digest"] == first["record"]["digest"]
 

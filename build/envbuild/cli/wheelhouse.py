@@ -274,7 +274,8 @@ def _total(done: Mapping[str, str], remote: Remote) -> str:
 def prune_command(session: Session, dry_run: bool, unused_days: float, force: bool) -> None:
     """Remove local wheels that were not used for a while, damaged ones, and abandoned builds.
 
-    What a lock needs stays: the project's locks and those that come with envbuild. Remote stores are not touched.
+    With them go toolkits, build environments and git mirrors, which are made again. Wheels that a lock needs stay: the
+    project's locks and those that come with envbuild. Remote stores are not touched.
     """
     from envbuild.catalog.data import data_root
     from envbuild.lock.record import read_lock
@@ -296,7 +297,7 @@ def prune_command(session: Session, dry_run: bool, unused_days: float, force: bo
         },
         *[f"{word}: {item.name}  {item.size_bytes / 1e6:.1f} MB  {item.why}" for item in gone],
         *[f"stays, a lock needs it: {item.name}  {item.size_bytes / 1e6:.1f} MB  {item.why}" for item in plan.needed],
-        f"{word}: {len(gone)} of the wheelhouse's entries and builds, {size / 1e6:.1f} MB",
+        f"{word}: {len(gone)} entries of the cache directory, {size / 1e6:.1f} MB",
     )
 
 

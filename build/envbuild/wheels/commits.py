@@ -41,7 +41,9 @@ def archive_of_commit(name: str, url: str, commit: str, store: LocalStore, repor
             with machine_errors(entry), tarfile.open(entry / FILE, "w", format=tarfile.PAX_FORMAT) as tar:
                 _add(tar, checkout.folder, f"{name}-{commit[:12]}", checkout.time())
 
-    return (store.get_or_build(KIND, key, fetch).path / FILE).read_bytes()
+    archive = (store.get_or_build(KIND, key, fetch).path / FILE).read_bytes()
+    store.use(KIND, key)
+    return archive
 
 
 class _Checkout:

@@ -31,6 +31,8 @@ from envbuild.wheels.key import OF_THE_MACHINE, Parts
 KIND = "wheels"
 # Builds that have not come to their end, by key: sources and object files.
 BUILDS_KIND = "wheel-builds"
+# The environments that wheels are compiled in.
+ENVIRONMENTS_KIND = "build-environments"
 RECORD_FILE = "wheel.json"
 LOG_FILE = "build.log"
 PROVENANCE_FILE = "provenance.json"
