@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,6 +53,14 @@ class Session:
     @cached_property
     def store(self) -> LocalStore:
         return LocalStore(self.site.cache_dir, self.reporter)
+
+    def logs(self, name: str) -> Path:
+        """The folder for a command's logs: in the store, or a new one of its own where that is read-only."""
+        if self.store.is_writable:
+            return self.store.root / "logs" / name
+        folder = Path(tempfile.mkdtemp(prefix=f"envbuild-{name}-"))
+        self.reporter.note(f"the cache directory {self.store.root} cannot be written: logs are in {folder}")
+        return folder
 
     @cached_property
     def catalog(self) -> Catalog:
