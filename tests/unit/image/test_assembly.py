@@ -84,7 +84,7 @@ def test_the_entry_to_remove_is_named(joined, tmp_path):
     with pytest.raises(CheckRefusedError) as caught:
         joined.added()
     assert caught.value.why.startswith("a/one was removed")
-    assert f"remove {tmp_path}/store/low, and" in caught.value.fix
+    assert f"remove {tmp_path}/store/low and {tmp_path}/uv," in caught.value.fix
 
 
 def test_the_same_file_in_two_layers_is_no_conflict(joined, tmp_path):
