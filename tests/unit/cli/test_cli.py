@@ -148,6 +148,8 @@ def test_version():
         (["list"], ["Missing argument", "stacks"]),
         (["list", "stack"], ["'stack' is not one of 'stacks'"]),
         (["image", "--format", "tar"], ["'tar'", "oci, sqsh"]),
+        (["image", "--target", "cpu", "--sqsh-compression", "xz"], ["'xz'", "zstd, lz4, lzo, gzip"]),
+        (["image", "--target", "cpu", "--sqsh-builder", "docker"], ["'docker' is not one of", "'enroot'"]),
         (["certify", "--runtime", "docker"], ["'docker' is not one of"]),
         (["image", "--stack", "mcore"], ["no target was named", "--target cpu"]),
         (["image", "--target", "cpu", "--out-dir", ""], ["'--out-dir': it is empty"]),
@@ -300,6 +302,16 @@ def test_print_cases(project, capsys):
     assert [(case["id"], case["processes"]) for case in cases][-1] == ("gpt-fp32-tp2-pp2", 4)
     assert run([*arguments, "--only", "gpt-fp32-dp2"]) == 0
     assert capsys.readouterr().out.splitlines() == ["gpt-fp32-baseline  1 process", "gpt-fp32-dp2       2 processes"]
+
+
+def test_image_for_a_cluster_that_cannot_read_it_is_refused_at_once(project, capsys):
+    cluster = project / "envs/clusters/old.toml"
+    cluster.parent.mkdir(parents=True)
+    cluster.write_text('summary = "old tools"\nlauncher = "bwrap"\nsqsh_compression = ["gzip"]\n')
+    assert run(["image", "--stack", "mcore", "--target", "cpu", "--cluster", "old"]) == 3
+    told = capsys.readouterr().err
+    assert "nodes of cluster old cannot read a .sqsh compressed with zstd" in told
+    assert "--sqsh-compression gzip" in told
 
 
 def test_missing_image_names_the_command_that_puts_it_there(project, capsys):
