@@ -313,7 +313,7 @@ def data_file(registry_log: Path, digest: str) -> Path:
     return found
 
 
-@pytest.mark.parametrize("damage", ["other", "short", "long"])
+@pytest.mark.parametrize("damage", ["other", "short", "long", "packed by another system"])
 def test_layer_that_is_not_what_is_stated_is_refused_and_not_kept(
     layout: Path, taker: Taker, push: Any, registry_binary: Path, tmp_path: Path, damage: str
 ) -> None:
@@ -323,7 +323,13 @@ def test_layer_that_is_not_what_is_stated_is_refused_and_not_kept(
         base = taker.resolved(named(image))
         file = data_file(tmp_path / "registry", manifest_of(layout)[1]["layers"][1]["digest"])
         good = file.read_bytes()
-        file.write_bytes({"other": bytes(len(good)), "short": good[:-20], "long": good + b"x" * 20}[damage])
+        damaged = {
+            "other": bytes(len(good)),
+            "short": good[:-20],
+            "long": good + b"x" * 20,
+            "packed by another system": good[:9] + b"\x03" + good[10:],  # of gzip's header: the tar in it is the same
+        }
+        file.write_bytes(damaged[damage])
         with pytest.raises((CheckRefusedError, NetworkError)):
             taker(base)
         assert len(list((taker.store.root / "base-layers").iterdir())) == 1
