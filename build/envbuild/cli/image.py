@@ -8,6 +8,7 @@ import click
 
 from envbuild.cli.command import Group, hands_over
 from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options, shown
+from envbuild.cli.images import COMMANDS
 from envbuild.cli.resolve import command as resolve
 from envbuild.core.digests import short
 from envbuild.image.checks.rules import RULES
@@ -125,4 +126,5 @@ def command(
     )
 
 
-command.add_command(resolve)
+for _command in (*COMMANDS, resolve):
+    command.add_command(_command)

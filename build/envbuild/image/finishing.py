@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from envbuild.core.progress import Reporter
+from envbuild.image.environment.bench import INSIDE
 from envbuild.image.layers import Layer
 from envbuild.image.record import ImageRecord, ReferrerRecord
 from envbuild.image.reports.inventory import inventory
@@ -24,17 +25,16 @@ from envbuild.wheels.keeping.wheelhouse import Built
 LEAST_PARTS = 3
 
 
-def survey_layers(
-    layers: Sequence[Layer], inside: str, store: LocalStore, reporter: Reporter
-) -> tuple[KeptSurvey, ...]:
-    """What is in each layer; layers that were read before are not read again.
-
-    Args:
-        inside: the folder in which the building machine's things are seen while an environment is made.
-    """
-    root = store.root.resolve()
-    places = [inside, *([str(root)] if len(root.parts) >= LEAST_PARTS else [])]
+def survey_layers(layers: Sequence[Layer], store: LocalStore, reporter: Reporter) -> tuple[KeptSurvey, ...]:
+    """What is in each layer; layers that were read before are not read again."""
+    places = places_of(store)
     return tuple(survey_layer(layer, places, store, reporter) for layer in layers)
+
+
+def places_of(store: LocalStore) -> tuple[str, ...]:
+    """The places of the building machine that nothing in an image may name."""
+    root = store.root.resolve()
+    return (INSIDE, *([str(root)] if len(root.parts) >= LEAST_PARTS else []))
 
 
 def compiled_for(wheels: Mapping[str, Built]) -> dict[str, Architectures]:

@@ -22,15 +22,15 @@ from envbuild.core.errors import ConfigurationError, MachineError
 from envbuild.core.files import write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.image import gzips, requirements, running
-from envbuild.image.bases import EPOCH, MadeBase, base_key, check_tools, find_base, make_base
+from envbuild.image.bases import MadeBase, base_key, check_tools, find_base, make_base
 from envbuild.image.checks import checking
 from envbuild.image.checks.checking import check_image
 from envbuild.image.checks.rules import Facts
-from envbuild.image.environment.bench import COMPILER, INSIDE, VENV
+from envbuild.image.environment.bench import COMPILER, VENV
 from envbuild.image.environment.making import MadeEnvironment, make_environment
 from envbuild.image.environment.rule import RULE_FILE
 from envbuild.image.finishing import compiled_for, survey_layers, write_reports
-from envbuild.image.layers import Layer, LayerWriter
+from envbuild.image.layers import EPOCH, Layer, LayerWriter
 from envbuild.image.oci import RunConfig, make_oci, write_layout
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE
 from envbuild.image.record import RECORD_FILE, ImageRecord, LayerRecord, SqshRecord, dump
@@ -222,7 +222,7 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, store: LocalStor
         config = run_config(parts)
         image = make_oci(config, parts.selection.base.platform, [layer.record for layer in layers], epoch)
         write_layout(folder / OCI_DIR, image, layers, tag=lock.stack)
-    read = survey_layers(layers, INSIDE, store, reporter)
+    read = survey_layers(layers, store, reporter)
     checks = check_image(facts(parts, config, read), parts.allow, reporter)
     sqsh: SqshRecord | None = None
     if packing is not None:

@@ -68,13 +68,17 @@ def install(
         MachineError: the disk is full, or there is no Python of the base's version.
     """
     with reporter.step("make the environment"):
-        make_venv(lock, place)
+        make_venv(place, sees_base=bool(lock.lock.base.provides))
     return install_packages(lock, place, source_args, reporter, phases=phases, wheels=wheels, leave_out=leave_out)
 
 
-def make_venv(lock: LockDirectory, place: Place) -> None:
-    """A bare environment: no pip, no setuptools but what the lock has; and what the base brings, where it does."""
-    seen = ["--system-site-packages"] if lock.lock.base.provides else []
+def make_venv(place: Place, *, sees_base: bool) -> None:
+    """A bare environment: no pip, no setuptools but what the lock has.
+
+    Args:
+        sees_base: whether packages that the base brings are seen in it.
+    """
+    seen = ["--system-site-packages"] if sees_base else []
     words = ["venv", "--python", place.python, "--no-project", *seen, place.venv]
     _uv(place, words, "make the environment", "venv")
 

@@ -16,11 +16,9 @@ from envbuild.core.process import Finished, describe_status, find_tool, ran_out_
 from envbuild.core.progress import Reporter
 from envbuild.image import gzips
 from envbuild.image.bases import apt
-from envbuild.image.layers import Layer, LayerWriter, Owner
+from envbuild.image.layers import EPOCH, Layer, LayerWriter, Owner
 from envbuild.image.tars import read_members
 
-# Every file of a base has this time (2000-01-01). It is the base's own and no lock's, so that locks share the layer.
-EPOCH = 946684800
 ROOTFS = "rootfs"
 LAYER_FILE = "layer.tar.gz"
 ARCHITECTURES = {"linux/amd64": "amd64", "linux/arm64": "arm64"}

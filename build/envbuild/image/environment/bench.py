@@ -12,10 +12,10 @@ from envbuild.core.errors import BuildError, CheckRefusedError
 from envbuild.core.process import Finished, run
 from envbuild.core.progress import Reporter
 from envbuild.core.sandbox import Bind, Sandbox
+from envbuild.image import running
 from envbuild.image.bases import OWN_PLACE, MadeBase
 from envbuild.image.checks.loading import PROBE as LOADED_PROBE
 from envbuild.image.environment.network import Access
-from envbuild.image.running import environment
 from envbuild.lock.uv import uv_program
 from envbuild.sync.imports import PROBE
 
@@ -108,9 +108,13 @@ class Bench:
             root=self.base.rootfs,
             opened=(PREFIX.rsplit("/", 1)[0],),
             binds=(Bind(source=self.tree, target=PREFIX), *_probes()),
-            environment={**PLAIN_ENVIRONMENT, **environment(VENV, self.base.record.config.environment, {}, variables)},
+            environment={**PLAIN_ENVIRONMENT, **self._variables(variables)},
         )
         return Runner(self.bwrap, box, None)
+
+    def _variables(self, own: Mapping[str, str]) -> dict[str, str]:
+        """The image's variables, as far as they are known here."""
+        return running.environment(VENV, self.base.record.config.environment, {}, own)
 
     def compile(self, tree: Path, python: str, log: Path) -> None:
         """Compile the sources of one layer with the base's Python; ``tree`` has nothing of the other layers."""

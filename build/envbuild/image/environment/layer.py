@@ -10,7 +10,6 @@ from envbuild.catalog.site import Site
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, write_atomic
 from envbuild.core.progress import Reporter
-from envbuild.image.bases import EPOCH
 from envbuild.image.environment import network
 from envbuild.image.environment.assembly import Assembly, link
 from envbuild.image.environment.bench import BUILT, INSIDE, LOGS, PREFIX, VENV, Bench
@@ -18,7 +17,7 @@ from envbuild.image.environment.parts import Part
 from envbuild.image.environment.records import conflicts, from_commit, infos, rows
 from envbuild.image.environment.rule import Layering
 from envbuild.image.environment.tidy import tidy
-from envbuild.image.layers import LayerWriter, plain_mode
+from envbuild.image.layers import EPOCH, LayerWriter, plain_mode
 from envbuild.image.record import RECORD_FILE, EnvironmentLayerRecord, dump
 from envbuild.lock.record import LockDirectory, LockedComponent
 from envbuild.lock.torch_builds import locked_torch
@@ -120,7 +119,7 @@ class LayerMaker:
         )
         if not part.packages:
             with self.reporter.step("make the environment"):
-                make_venv(self.lock, place)
+                make_venv(place, sees_base=bool(self.lock.lock.base.provides))
         else:
             others = {name for name in self.lock.packages() if name not in part.packages}
             below = {

@@ -73,6 +73,7 @@ def _common(base: Base, made: MadeBase) -> dict[str, Json]:
         "python_build": packages or made.digest,
         "wheels_for": [base.platform, base.glibc],
         "prefix": VENV,
+        "sees_base": bool(base.provides),
         "uv": uv_version(),
         "gzip": gzips.ENCODER,
         "compiler": sha256_file(data_root() / COMPILER),
