@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,26 +62,42 @@ class Measured:
     wall: float = 0.0
     cpu: float = 0.0
     peak_gib: float = 0.0
+    load: float = 0.0
+    held: list[int] = field(default_factory=list)
 
     @property
     def busy(self) -> float:
         """The share of all cores' time that was used."""
         return self.cpu / (self.wall * self.cores)
 
+    @property
+    def turns(self) -> float:
+        """How many compilers had a turn, on average: what the queue gives out, however busy others keep the machine."""
+        return sum(self.held) / max(1, len(self.held))
+
     def told(self) -> dict[str, float]:
-        names = ("wall", "cpu", "peak_gib", "busy")
+        names = ("wall", "cpu", "peak_gib", "busy", "turns", "load")
         return {"cores": self.cores, **{name: round(float(getattr(self, name)), 3) for name in names}}
 
 
 @contextlib.contextmanager
-def measuring() -> Iterator[Measured]:
-    """Measures the block; the numbers are there when it is over."""
+def measuring(turns: Path | None = None) -> Iterator[Measured]:
+    """Measures the block; the numbers are there when it is over.
+
+    Args:
+        turns: where the folders of queues are.
+    """
     measured = Measured(cores=len(os.sched_getaffinity(0)))
     over = threading.Event()
 
     def watch() -> None:
+        loads = []
         while not over.wait(0.5):
             measured.peak_gib = max(measured.peak_gib, _memory_of_children() / GIB)
+            loads.append(os.getloadavg()[0])
+            measured.load = sum(loads) / len(loads)
+            if turns is not None:
+                measured.held.append(_turns_held(turns))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -90,6 +106,13 @@ def measuring() -> Iterator[Measured]:
     measured.wall, measured.cpu = time.monotonic() - began, _children() - spent
     over.set()
     watcher.join()
+
+
+def _turns_held(folder: Path) -> int:
+    """The turns that compilers have right now (proc(5): locks)."""
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    locked = {words[5].rpartition(":")[2] for words in lines if words[1] != "->"}
+    return sum(str(core.stat().st_ino) in locked for core in folder.glob("compilers-*/core-*"))
 
 
 def _children() -> float:
@@ -183,7 +206,7 @@ class Shop:
             reporter=self.reporter,
             limits=self.limits,
         )
-        with measuring() as measured:
+        with measuring(store.root / "staging") as measured:
             made = make_wheels(self.plans, lambda: self.environment, workshop)
         kept = self.work / "wheels"
         kept.mkdir(exist_ok=True)
@@ -223,6 +246,8 @@ def show(results: dict[str, Any]) -> bool:
         print(
             f"  at least {BUSY_LIMIT:g}; at most {together['peak_gib']:.1f} of {together['memory_gib']} GiB at a time"
         )
+        if "turns" in together:
+            print(f"  compilers at once: {together['turns']:.2f}; the machine's load: {together['load']:.1f}")
         print(f"  once more: {together['again']['wall']:.1f} s (at most {AGAIN_LIMIT_SECONDS:g}), nothing built")
     return good
 

@@ -74,9 +74,9 @@ class World:
         return Finished(argv=tuple(map(str, argv)), status=0, output="", seconds=1.0)
 
 
-def place_image(out_dir: Path, lock: LockDirectory) -> PlacedImage:
+def place_image(out_dir: Path, lock: LockDirectory, name: str = "mcore") -> PlacedImage:
     """An OCI layout with one layer, a .sqsh of a few bytes, and their record, sealed as in the store."""
-    path = image_path(out_dir, "mcore", "debian12", "cpu")
+    path = image_path(out_dir, name, "debian12", "cpu")
     path.mkdir(parents=True)
     layer_file = path / "layer"
     layer_file.write_bytes(b"a layer")
@@ -99,7 +99,7 @@ def place_image(out_dir: Path, lock: LockDirectory) -> PlacedImage:
     )
     (path / RECORD_FILE).write_bytes(dump(record))
     seals.seal(path)
-    return PlacedImage(path, record)
+    return PlacedImage(path, record, name)
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], None], *, reseal: bool = False) -> None:

@@ -17,7 +17,7 @@ from envbuild.certify.zipapp import smoke_bytes
 from envbuild.core.digests import sha256_bytes
 
 INTERLEAVED = "gpt-fp32-pp2-vp2"
-SUBJECT = Subject(stack="mcore", base="b", target="cpu", lock_digest="l", oci_digest="o", sqsh_digest="s")
+SUBJECT = Subject(name="n", stack="mcore", base="b", target="cpu", lock_digest="l", oci_digest="o", sqsh_digest="s")
 
 
 def run_plan(python: Path, folder: Path, selection: Selection, settings: dict[str, bool] | None) -> dict[str, Verdict]:

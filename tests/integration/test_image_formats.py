@@ -14,8 +14,9 @@ import pytest
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import BuildError, CheckRefusedError
 from envbuild.image.layers import Layer, LayerWriter, walk
+from envbuild.image.merging.blobs import LayerBlob
 from envbuild.image.oci import RunConfig, make_oci, write_layout
-from envbuild.image.squashfs import write_sqsh
+from envbuild.image.squash.pack import write_sqsh
 
 EPOCH = 1_700_000_000
 CONFIG = RunConfig(
@@ -75,7 +76,9 @@ def layout(layers: list, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pack(target: Path, layers: list) -> Path:
-    write_sqsh(target, [file for _, file in layers], CONFIG, "oci:sha256:0", EPOCH, target.with_suffix(".log"))
+    write_sqsh(
+        target, [LayerBlob(file=file) for _, file in layers], CONFIG, "oci:sha256:0", EPOCH, target.with_suffix(".log")
+    )
     return target
 
 
@@ -183,8 +186,8 @@ def test_sqsh_of_a_damaged_layer_is_refused(layers: list, tmp_path: Path, damage
         data[-7] ^= 1
     broken = tmp_path / "broken.tar.gz"
     broken.write_bytes(data)
-    with pytest.raises(CheckRefusedError, match=r"broken.tar.gz is damaged"):
-        write_sqsh(tmp_path / "x.sqsh", [broken], CONFIG, "p", EPOCH, tmp_path / "log")
+    with pytest.raises(CheckRefusedError, match=r"broken.tar.gz is refused"):
+        write_sqsh(tmp_path / "x.sqsh", [LayerBlob(file=broken)], CONFIG, "p", EPOCH, tmp_path / "log")
 
 
 def test_failing_mksquashfs_is_told_with_what_it_said(layers: list, tmp_path: Path) -> None:

@@ -114,6 +114,23 @@ def test_image_says_whether_its_lock_is_current(mini: Tool, image: Any, tmp_path
     assert digests(after) == digests(image)
 
 
+def test_lock_of_a_name_has_an_image_of_its_own(mini: Tool, image: Any, tmp_path: Path) -> None:
+    other = Tool(tmp_path / "p", mini.cache)
+    for folder in ("envs", "lockfiles"):
+        shutil.copytree(mini.project / folder, other.project / folder)
+    other.run("lock", "--stack", NAME, "--target", "cpu", "--pin", "packaging=24.2", "--name", "try1")
+    named = image_of(other, "--name", "try1")
+    base = named["record"]["base"]
+    assert named["built"] is True
+    assert Path(named["path"]) == other.project / "out" / "images" / f"try1-{base}-cpu"
+    assert (named["record"]["stack"], named["record"]["packages"]["packaging"]) == (NAME, "24.2")
+    own = image_of(other)
+    assert Path(own["path"]) == other.project / "out" / "images" / f"{NAME}-{base}-cpu"
+    assert digests(own) == digests(image) != digests(named)
+    again = image_of(other, "--name", "try1")
+    assert (again["built"], again["placed"]) == (False, False)
+
+
 def image_logs(store: Path) -> dict[Path, int]:
     """When each log of a build was written; tests beside these write those of locks."""
     logs = [path for path in (store / "logs").rglob("*.log") if not path.name.startswith(("lock-", "git"))]
@@ -126,7 +143,7 @@ def test_sqsh_is_added_to_the_layers_that_are_there(warm: Path, selection: Selec
     assert not list(plain.path.glob("*.sqsh"))
     both = build_in(warm, selection, lock, formats=("oci", "sqsh"))
     assert both.record.oci_digest == plain.record.oci_digest
-    for layer in both.record.layers[:2]:
+    for layer in both.record.layers[:-1]:
         blob = Path("oci/blobs/sha256") / layer.digest.removeprefix("sha256:")
         assert (plain.path / blob).samefile(both.path / blob)
     again = build_in(warm, selection, lock, formats=("oci",))
@@ -162,7 +179,7 @@ def test_kill_at_every_step_loses_nothing(
             reporter = KillingReporter(number)
             build_image(selection, lock, site, LocalStore(warm, reporter), reporter)
 
-        for kind in ("images", "environments"):
+        for kind in ("images", "environments", "layers"):
             shutil.rmtree(warm / kind, ignore_errors=True)
         status = in_child(build)
         if status == 0:
@@ -170,7 +187,7 @@ def test_kill_at_every_step_loses_nothing(
         assert status == -signal.SIGKILL
         kills += 1
         # What is taken for done is whole, and what is made from it is the same as ever.
-        for entry in [*(warm / "images").glob("*"), *(warm / "environments").glob("*")]:
+        for entry in [path for kind in ("images", "environments", "layers") for path in (warm / kind).glob("*")]:
             assert (entry / "record.json").is_file()
         assert build_in(warm, selection, lock, formats=("oci",)).record.oci_digest == digests(image)[0]
         assert files_in(warm, "staging", "uv/staging") == []
@@ -235,12 +252,12 @@ def test_image_records_what_is_in_it(image: Any) -> None:
     assert record["packages"] == {"packaging": "25.0", "psutil": "7.0.0"}
     assert record["base_packages"]["libc6"]
     assert record["not_checked"] == {}
-    assert [layer["name"] for layer in record["layers"]] == ["base", "environment", "configuration"]
+    assert [layer["name"] for layer in record["layers"]] == ["base", "python", "components", "configuration"]
     assert record["base_digest"] == record["layers"][0]["diff_id"]
 
 
 def test_environment_is_compiled_for_good(image: Any) -> None:
-    layer = image["record"]["layers"][1]
+    layer = next(layer for layer in image["record"]["layers"] if layer["name"] == "components")
     file = Path(image["path"]) / "oci/blobs/sha256" / layer["digest"].removeprefix("sha256:")
     headers = {member.name: content.read(8) for member, content in read_members(file) if content}
     sources = [name for name in headers if name.endswith(".py") and "/site-packages/" in name]
@@ -365,7 +382,7 @@ fi
 "$@"
 status=$?
 left=$(find "$disk" -type f ! -path "$disk/locks/*" ! -path "$disk/logs/*" ! -path "$disk/uv/cache/*" \\
-    ! -path "$disk/uv/locks/*" ! -path "$disk/environments/*" | head -3)
+    ! -path "$disk/uv/locks/*" ! -path "$disk/environments/*" ! -path "$disk/layers/*" | head -3)
 echo "left behind: ${left:-none}"
 exit $status
 """

@@ -61,6 +61,19 @@ def locked(own: Any, wheel: Callable[..., None], index: SimpleIndex, tmp_path: P
     return own
 
 
+def test_each_environment_has_logs_of_its_own(locked: Any) -> None:
+    """Two may be filled at once, also from one lock."""
+    folders = set()
+    for into in ("venv", "other"):
+        told = result(locked.run("sync", "--stack", "s", "--into", into, "--json"))
+        (folder,) = {Path(phase["log"]).parent for phase in told["phases"]}
+        assert folder.parent.name == "sync"
+        assert folder.name.startswith("s-small-")
+        assert list(folder.glob("*.log"))
+        folders.add(folder)
+    assert len(folders) == 2
+
+
 def installed(own: Any) -> set[str]:
     assert result(own.run(*SYNC))["imported"] == ["lib", "kernels"]
     listed = (own.project / "venv/lib/python3.11/site-packages").glob("*.dist-info")

@@ -9,6 +9,7 @@ import io
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -95,6 +96,26 @@ def test_a_wheel_for_a_newer_system_is_refused(
     wheel = made(tmp_path, {"causal_conv1d/k.so": needs_version(tmp_path / "k.so", library, version)})
     why = refused(wheel, environment, tmp_path)
     assert f"causal_conv1d/k.so needs {version} of {library}, and {has}" in why
+
+
+WAITS = "import time\n\n\ndef wait():\n    time.sleep(300)\n\n\nwait()\n"
+
+
+def test_a_module_that_does_not_come_back_is_not_waited_for(environment: Path, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "made", "causal_conv1d", "1.7.0", LINUX, module=WAITS)
+    began = time.monotonic()
+    with pytest.raises(CheckRefusedError) as caught:
+        checked(wheel, environment, tmp_path, recipe={"check_limit_seconds": 2})
+    assert time.monotonic() - began < 20
+    error = caught.value
+    assert error.what.endswith("loading what it contains did not end within 2 s")
+    assert "It was at: import causal_conv1d" in error.why
+    assert '__init__.py", line 5 in wait' in error.why
+    assert "raise check_limit_seconds in envs/wheels/causal-conv1d.toml" in error.fix
+
+
+def test_the_check_of_a_wheel_does_not_wait_for_ever_by_itself() -> None:
+    assert plan().recipe.check_limit_seconds <= 300
 
 
 def test_a_wheel_of_this_machine_is_refused_for_an_old_base(environment: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import shared_folder
-from helpers.cuda import make_kernels, toolkit
+from helpers.cuda import KERNEL, make_kernels, toolkit
 from helpers.git_repos import History, Submodule
 from helpers.lock_runs import OLD
 from helpers.processes import alive, wait_until
@@ -137,6 +137,19 @@ def test_no_wheel_names_a_place_of_this_machine(own: Any, index: SimpleIndex, tm
         (library,) = [archive.read(name) for name in archive.namelist() if name.endswith(".so")]
     assert str(tmp_path).encode() not in library
     assert b"kernel.cu\0" in library
+
+
+def test_the_same_build_gives_the_same_bytes(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    hidden = (
+        "namespace { __global__ void hidden(float *v) { v[0] = 1; } }\nvoid go(float *v) { hidden<<<1, 1>>>(v); }\n"
+    )
+    link = "'-lineinfo', '-Xcompiler', '-g'"
+    locked(own, index, tmp_path, link=link, files={"kernel.cu": KERNEL + hidden})
+    (first,) = wheels(own)["wheels"]
+    shutil.rmtree(own.cache / "wheels")
+    (second,) = wheels(own)["wheels"]
+    assert compiled(tmp_path) == 2
+    assert second["record"]["digest"] == first["record"]["digest"]
 
 
 def test_ptx_where_the_target_asks_for_it(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
@@ -397,6 +410,17 @@ def test_nothing_of_a_build_outlives_a_killed_envbuild(own: Any, index: SimpleIn
     wait_until(lambda: not alive(int(marker.read_text())))
 
 
+def test_what_a_build_leaves_running_does_not_delay_its_end(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    left = "subprocess.Popen(['sleep', '300'], start_new_session=True)"
+    locked(own, index, tmp_path, before=f"open({str(pid)!r}, 'w').write(str({left}.pid))")
+    (wheel,) = wheels(own)["wheels"]
+    assert wheel["record"]["build_seconds"] < 60
+    assert not alive(int(pid.read_text()))
+    log = Path(wheel["path"]).with_name("build.log").read_text()
+    assert f"ended what was left running and held the output open: sleep 300 (process {pid.read_text()})" in log
+
+
 def test_a_damaged_wheel_is_found_and_built_again(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     (wheel,) = wheels(locked(own, index, tmp_path))["wheels"]
     path = Path(wheel["path"])
@@ -423,6 +447,21 @@ def test_a_toolkit_of_another_cuda_is_refused(own: Any, index: SimpleIndex, tmp_
     write_base(own.project, GPU_BASE, cuda="11.8", glibc="2.35")
     error = wheels(locked(own, index, tmp_path), status=11)["error"]
     assert error["what"] == "there is no CUDA toolkit 11.8 on this machine"
+
+
+def test_an_sm_that_nvcc_does_not_know_is_refused_before_anything_is_made(
+    own: Any, index: SimpleIndex, tmp_path: Path
+) -> None:
+    locked(own, index, tmp_path)
+    write_target(own.project, "gpu", sm=("50", "90", "75a"))
+    error = wheels(own, status=5)["error"]
+    assert error["what"].endswith("does not compile for sm_50, sm_75a")
+    assert "knows sm_75, sm_80, " in error["why"]
+    assert "envs/targets" in error["fix"]
+    assert compiled(tmp_path) == 0
+    assert not (own.cache / "build-environments").exists()
+    write_target(own.project, "gpu", sm=("100f", "90a"))
+    assert wheels(own)["wheels"][0]["record"]["sm"] == ["90a", "100f"]
 
 
 def test_options_before_a_command_are_not_ignored(own: Any) -> None:

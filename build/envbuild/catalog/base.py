@@ -8,7 +8,10 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from envbuild.catalog.fields import Device, Model, Name, PackageName
-from envbuild.core.errors import CheckRefusedError
+from envbuild.core.errors import CheckRefusedError, InternalError
+
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+NOT_RESOLVED = "digest not resolved"
 
 
 class PythonSource(str, Enum):
@@ -48,15 +51,63 @@ class Mmdebstrap(Model):
     components: tuple[Name, ...] = Field(min_length=1)
     packages: tuple[Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.-]+$")], ...]
 
+    @property
+    def source(self) -> str:
+        """Where it comes from, in words."""
+        return f"mmdebstrap {self.suite}"
+
 
 class OciImage(Model):
     """A root file system that is an image on a registry."""
 
     method: Literal["oci"]
-    image: str = Field(description="registry/repository:tag")
-    digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")] | None = Field(
+    image: Annotated[str, StringConstraints(pattern=r"^[^\s@/]+(/[^\s@/]+)+:[A-Za-z0-9_][A-Za-z0-9_.-]*$")] = Field(
+        description="registry/repository:tag"
+    )
+    digest: Digest | None = Field(
         default=None, description="the image's digest; until it was resolved, nothing can be built on it"
     )
+
+    @property
+    def source(self) -> str:
+        """Where it comes from, in words."""
+        return self.image
+
+
+class OciLayout(Model):
+    """A root file system that is an image in an OCI layout: a directory with oci-layout and index.json."""
+
+    method: Literal["layout"]
+    path: str = Field(min_length=1, description="the directory; relative to the folder that holds envs/")
+    tag: str | None = Field(default=None, description="the image's tag in it; needed where there are several")
+    digest: Digest | None = Field(
+        default=None, description="the image's digest; until it was resolved, nothing can be built on it"
+    )
+
+    @property
+    def source(self) -> str:
+        """Where it comes from, in words."""
+        return f"the OCI layout {self.path}" + (f", tag {self.tag}" if self.tag else "")
+
+
+class Tar(Model):
+    """A root file system that is in a tar."""
+
+    method: Literal["tar"]
+    path: str = Field(min_length=1, description="the file; relative to the folder that holds envs/")
+    format: Literal["rootfs", "docker-archive", "oci-archive"] = Field(
+        description="'rootfs': the root file system itself, plain or gzip; 'docker-archive': what docker save writes; "
+        "'oci-archive': an OCI layout"
+    )
+    tag: str | None = Field(default=None, description="the image's tag in an archive; needed where there are several")
+    digest: Digest | None = Field(
+        default=None, description="the digest of the file; until it was resolved, nothing can be built on it"
+    )
+
+    @property
+    def source(self) -> str:
+        """Where it comes from, in words."""
+        return f"the {self.format} {self.path}" + (f", tag {self.tag}" if self.tag else "")
 
 
 class Base(Model):
@@ -65,7 +116,7 @@ class Base(Model):
     summary: str
     distribution: Literal["debian", "ubuntu"]
     release: str = Field(description="VERSION_ID of /etc/os-release")
-    platform: Literal["linux/amd64"]
+    platform: Literal["linux/amd64", "linux/arm64"]
     glibc: Annotated[str, StringConstraints(pattern=r"^2\.\d+$")]
     python: BasePython
     torch: BaseTorch
@@ -75,7 +126,7 @@ class Base(Model):
     provides: dict[PackageName, str] = Field(
         default_factory=dict, description="packages that the base brings and no lock may replace, with their versions"
     )
-    obtain: Annotated[Mmdebstrap | OciImage, Field(discriminator="method")]
+    obtain: Annotated[Mmdebstrap | OciImage | OciLayout | Tar, Field(discriminator="method")]
 
     @property
     def device(self) -> Device:
@@ -84,24 +135,32 @@ class Base(Model):
 
     @property
     def archive(self) -> Mmdebstrap:
-        """How mmdebstrap makes it.
-
-        Raises:
-            CheckRefusedError: it is an image on a registry instead, which no builder starts from yet.
-        """
+        """How mmdebstrap makes it; for bases that it makes."""
         if isinstance(self.obtain, Mmdebstrap):
             return self.obtain
-        image, digest = self.obtain.image, self.obtain.digest
-        if digest is None:
+        raise InternalError(f"the base is {self.obtain.source}, and not made by mmdebstrap")
+
+    @property
+    def pinned(self) -> Digest | None:
+        """The digest that it must have; None for one that is made from a distribution's packages, or not resolved."""
+        return None if isinstance(self.obtain, Mmdebstrap) else self.obtain.digest
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether it can be built on: what is not made here is known by its digest."""
+        return isinstance(self.obtain, Mmdebstrap) or self.obtain.digest is not None
+
+    def refuse_unresolved(self, name: str) -> None:
+        """Refuse to build on a base whose digest nobody asked for.
+
+        Raises:
+            CheckRefusedError: it has none; names the command that finds it.
+        """
+        if not self.is_resolved:
             raise CheckRefusedError(
-                f"the base {image} is an image on a registry, and its digest was not resolved",
-                why="A tag is another image tomorrow; nothing is built on it.",
-                fix=f"Ask the registry: skopeo inspect --format '{{{{.Digest}}}}' docker://{image}\n"
-                f"(or: docker buildx imagetools inspect --format '{{{{.Manifest.Digest}}}}' {image}), and write what "
-                'it says under [obtain] of the base: digest = "sha256:..."',
+                f"the digest of base {name} was not resolved",
+                why=f"It is {self.obtain.source}; what has that name may be something else tomorrow, so nothing is "
+                "built on it.",
+                fix=f"Ask for it: envbuild image resolve --base {name}\nIt prints what to write under [obtain]; with "
+                "--write it does so, in your own envs/.",
             )
-        raise CheckRefusedError(
-            f"the base {image}@{digest} is an image on a registry",
-            why="Images are built on bases that mmdebstrap makes; those of registries can be locked, not yet built on.",
-            fix='Choose a base with method = "mmdebstrap" (`envbuild list bases`).',
-        )

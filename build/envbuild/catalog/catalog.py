@@ -256,7 +256,20 @@ def select(
             why=f"It names the bases: {', '.join(builds.bases)}.",
             fix=f"Choose one of these with --base, or add it to envs/stacks/{stack_name}.toml.",
         )
-    return Selection(catalog, stack_name, base_name, target_name)
+    selection = Selection(catalog, stack_name, base_name, target_name)
+    _refuse_other_platform(selection)
+    return selection
+
+
+def _refuse_other_platform(selection: Selection) -> None:
+    base, target = selection.base, selection.target
+    if base.platform != target.platform:
+        raise ConfigurationError(
+            f"base {selection.base_name} is not for the platform of target {selection.target_name}",
+            why=f"The base is for {base.platform}, the target's machines are {target.platform}.",
+            fix=f"Take a base for {target.platform} (its file says platform), and name it for the target in "
+            f"envs/stacks/{selection.stack_name}.toml.",
+        )
 
 
 def select_to_lock(

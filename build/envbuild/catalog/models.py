@@ -75,6 +75,9 @@ class Cluster(Model):
 
     summary: str
     launcher: Literal["bwrap"]
+    sqsh_compression: tuple[Literal["zstd", "lz4", "lzo", "gzip"], ...] = Field(
+        default=(), description="what the nodes' squashfs tools can read, the best first; anything when left out"
+    )
 
 
 class Conflict(Model):

@@ -78,3 +78,7 @@ class WheelRecipe(Model):
     time_limit_minutes: Annotated[int, Field(gt=0, le=10_080)] = Field(
         default=360, description="after which the build is ended"
     )
+    check_limit_seconds: Annotated[int, Field(gt=0, le=86_400)] = Field(
+        default=180,
+        description="for loading what was built, and its modules; the import of torch counts",
+    )

@@ -25,6 +25,10 @@ from envbuild.catalog.fields import (
 RESERVED_VARIABLES = ("HOME", "LANG", "LD_PRELOAD", "PATH", "VIRTUAL_ENV")
 
 
+# "13" of CUDA 13.0.
+CudaMajor = Annotated[str, StringConstraints(pattern=r"^[1-9]\d*$")]
+
+
 class Phase(str, Enum):
     """``main``: from wheels or isolated builds. ``compile``: against the installed torch, without build isolation."""
 
@@ -70,6 +74,17 @@ class Component(Model):
     unused: tuple[str, ...] = Field(
         default=(),
         description="folders and files of the package that the stack is not for; what they ask for is not checked",
+    )
+    releases_for_cuda: dict[CudaMajor, Specifier] = Field(
+        default_factory=dict,
+        description="which releases on the package index are for which CUDA, by its major version: on a base with that "
+        "CUDA these are taken, where nobody pins the component; the first of them also where it is newer than the "
+        "as-of moment",
+    )
+    released_with: tuple[PackageName, ...] = Field(
+        default=(),
+        description="packages each release of which needs one release of this component: exempt from the as-of moment "
+        "where it is",
     )
     as_of: str | None = Field(
         default=None,

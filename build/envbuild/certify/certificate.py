@@ -173,10 +173,9 @@ def _seal(statement: dict[str, Any]) -> str:
 
 def _subject_digests(subject: Subject) -> dict[str, str]:
     """The hex digest of each subject by its name."""
-    name = f"{subject.stack}-{subject.base}-{subject.target}"
     return {
-        f"{name}.oci": subject.oci_digest.removeprefix("sha256:"),
-        f"{name}.sqsh": subject.sqsh_digest.removeprefix("sha256:"),
+        f"{subject.name}.oci": subject.oci_digest.removeprefix("sha256:"),
+        f"{subject.name}.sqsh": subject.sqsh_digest.removeprefix("sha256:"),
     }
 
 

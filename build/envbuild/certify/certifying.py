@@ -157,8 +157,7 @@ def certify(
                 raise CheckRefusedError(
                     f"the image in {image.path} is not the one that was certified",
                     why=f"{problem} since it was built.",
-                    fix=f"Put it right: envbuild image --stack {selection.stack_name} --base {selection.base_name} "
-                    f"--target {selection.target_name}",
+                    fix=f"Put it right: {image.command}",
                 )
             return Certification(
                 certificate=certificate, statement=standing, ran=False, lock_is_current=job.lock_is_current
@@ -208,10 +207,11 @@ def _make_job(
         raise ConfigurationError(
             f"the image in {image.path} was made from another lock",
             why=f"It has lock {image.record.lock_digest}; the lock now is {lock.lock.digest}.",
-            fix=f"Build it again: envbuild image --stack {selection.stack_name} --target {selection.target_name}",
+            fix=f"Build it again: {image.command}",
         )
     image.sqsh()
     subject = Subject(
+        name=image.name,
         stack=selection.stack_name,
         base=selection.base_name,
         target=selection.target_name,
@@ -230,8 +230,7 @@ def _make_job(
     )
     whole = len(cases) == len(expand(matrix, matrix_name, selection.target.device))
     key = certification_key(plan, matrix, smoke_digest, scope=matrix_name if whole else f"part of {matrix_name}")
-    name = f"{selection.stack_name}-{selection.base_name}-{selection.target_name}"
-    folder = out_dir / "certificates" / name / key.removeprefix("sha256:")[:12]
+    folder = out_dir / "certificates" / image.name / key.removeprefix("sha256:")[:12]
     return _Job(
         plan=plan,
         key=key,

@@ -18,8 +18,13 @@ DRIVERS = (Driver.MCORE,)
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What a certificate is about: names, and the digests of the lock and the image."""
+    """What a certificate is about: names, and the digests of the lock and the image.
 
+    Attributes:
+        name: what the image is called where it was put; no part of what is certified.
+    """
+
+    name: str
     stack: str
     base: str
     target: str

@@ -10,7 +10,7 @@ from envbuild.catalog.catalog import Selection
 from envbuild.certify.certificate import UNSIGNED
 from envbuild.certify.certifying import certify, chosen_cases, driver_of
 from envbuild.cli.command import Command
-from envbuild.cli.common import Session, out_dir_option, output_options, selection_options, shown
+from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options, shown
 from envbuild.core.digests import short
 from envbuild.image.outputs import find_image
 from envbuild.launch.local import RUNTIMES
@@ -19,6 +19,7 @@ from envbuild.lock.locking import find_lock
 
 @click.command("certify", cls=Command)
 @selection_options
+@name_option
 @click.option("--matrix", metavar="NAME", help="The cases; default: the stack's own matrix.")
 @click.option("--only", metavar="ID", multiple=True, help="Run this case (and its baseline); may be repeated.")
 @click.option("--print-cases", is_flag=True, help="Print the cases and run nothing.")
@@ -31,6 +32,7 @@ def command(
     stack: str,
     base: str | None,
     target: str | None,
+    name: str | None,
     matrix: str | None,
     only: tuple[str, ...],
     print_cases: bool,
@@ -44,19 +46,19 @@ def command(
     is off. A certificate is written when every case passes.
     """
     selection = session.select(stack, target, base)
-    name = matrix or selection.stack.matrix
+    matrix_name = matrix or selection.stack.matrix
     if print_cases:
-        _print_cases(session, selection, name, only)
+        _print_cases(session, selection, matrix_name, only)
         return
     driver_of(selection)
-    lock = find_lock(session.project, selection)
+    lock = find_lock(session.project, selection, name)
     driver_of(selection, lock.lock)
-    image = find_image(out_dir, selection.stack_name, selection.base_name, selection.target_name)
+    image = find_image(out_dir, selection.stack_name, selection.base_name, selection.target_name, name)
     result = certify(
         selection,
         lock=lock,
         image=image,
-        matrix_name=name,
+        matrix_name=matrix_name,
         only=only,
         out_dir=out_dir,
         store=session.store,

@@ -147,6 +147,11 @@ def selection_options(function: F) -> F:
     return function
 
 
+def name_option(function: F) -> F:
+    """Add ``--name``, for commands that take a lock; :func:`find_lock` reads it."""
+    return click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")(function)
+
+
 def phases_option(text: str) -> Callable[[F], F]:
     """Add ``--phases``; :func:`parse_phases` reads it."""
     return click.option("--phases", default=",".join(PHASE_FILES), show_default=True, metavar="LIST", help=text)

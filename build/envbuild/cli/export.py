@@ -8,7 +8,16 @@ from pathlib import Path
 import click
 
 from envbuild.cli.command import Command
-from envbuild.cli.common import Place, Session, output_options, parse_phases, phases_option, selection_options, shown
+from envbuild.cli.common import (
+    Place,
+    Session,
+    name_option,
+    output_options,
+    parse_phases,
+    phases_option,
+    selection_options,
+    shown,
+)
 from envbuild.cli.output import put
 from envbuild.core.errors import UsageError
 from envbuild.core.files import write_atomic
@@ -28,7 +37,7 @@ PYLOCK_NAME = re.compile(r"^pylock(\.[^.]+)?\.toml$")
     type=click.Choice([item.value for item in Format]),
     help="requirements (hashed, host-free), pylock (PEP 751) or cyclonedx (a 1.5 SBOM, host-free).",
 )
-@click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")
+@name_option
 @phases_option("What to write.")
 @click.option("--output", type=Place(dir_okay=False), metavar="FILE", help="Where to; default: stdout.")
 @output_options

@@ -7,13 +7,17 @@ from pathlib import Path
 import click
 
 from envbuild.cli.command import Group, hands_over
-from envbuild.cli.common import Session, out_dir_option, output_options, selection_options, shown
+from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options, shown
 from envbuild.cli.images import COMMANDS
+from envbuild.cli.resolve import command as resolve
 from envbuild.core.digests import short
 from envbuild.image.checks.rules import RULES
 from envbuild.image.native import build_image
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE, place
+from envbuild.image.squash.compression import DEFAULT, NAMES, Compression, check_readable
+from envbuild.image.squash.packing import BUILDERS, Builder, Packing
 from envbuild.lock.locking import find_lock, is_older
+from envbuild.lock.place import lock_command
 
 FORMATS = ("oci", "sqsh")
 
@@ -28,6 +32,7 @@ def parse_formats(context: click.Context, parameter: click.Parameter, value: str
 
 @click.group("image", cls=Group, invoke_without_command=True)
 @selection_options
+@name_option
 @click.option("--format", "formats", callback=parse_formats, default="oci,sqsh", show_default=True, metavar="LIST")
 @click.option("--refresh-base", is_flag=True, help="Make the base anew from the distribution's packages of now.")
 @click.option(
@@ -37,6 +42,21 @@ def parse_formats(context: click.Context, parameter: click.Parameter, value: str
     type=click.Choice(sorted(RULES)),
     help="Let this check's findings in the finished image pass; the record says so.",
 )
+@click.option(
+    "--sqsh-compression",
+    metavar="NAME[:LEVEL]",
+    default=str(DEFAULT),
+    show_default=True,
+    help=f"Compression of the .sqsh, for nodes with old tools: {', '.join(NAMES)}.",
+)
+@click.option(
+    "--sqsh-builder",
+    type=click.Choice(BUILDERS),
+    default="native",
+    show_default=True,
+    help="Who makes the .sqsh: envbuild from the layers, or `enroot import`.",
+)
+@click.option("--cluster", metavar="NAME", help="Refuse a .sqsh that the nodes of this cluster cannot read.")
 @out_dir_option
 @output_options
 @click.pass_context
@@ -46,9 +66,13 @@ def command(
     stack: str,
     base: str | None,
     target: str | None,
+    name: str | None,
     formats: tuple[str, ...],
     refresh_base: bool,
     allow: tuple[str, ...],
+    sqsh_compression: str,
+    sqsh_builder: Builder,
+    cluster: str | None,
     out_dir: Path,
 ) -> None:
     """Build the image of a lock for a target, without a docker daemon or a registry: OCI layout and enroot .sqsh.
@@ -57,11 +81,15 @@ def command(
     """
     if hands_over(context):
         return
+    packing = Packing(compression=Compression.parse(sqsh_compression), builder=sqsh_builder)
+    if cluster is not None and "sqsh" in formats:
+        readable = session.catalog.cluster(cluster).sqsh_compression
+        check_readable(packing.compression, readable, cluster)
     selection = session.select(stack, target, base)
-    lock = find_lock(session.project, selection)
+    lock = find_lock(session.project, selection, name)
     current = not is_older(lock.lock, selection)
     if not current:
-        session.reporter.note("note: the lock is older than its stack, base or uv; `envbuild lock` would renew it")
+        session.reporter.note(f"note: the lock is older than its stack or base; `{lock_command(lock)}` would renew it")
     built = build_image(
         selection,
         lock,
@@ -72,8 +100,9 @@ def command(
         refresh_base=refresh_base,
         wheels=session.built_wheels(lock, selection),
         allow=allow,
+        packing=packing,
     )
-    image, placed = place(built.path, out_dir, built.record)
+    image, placed = place(built.path, out_dir, built.record, name)
     record = image.record
     if not built.built and not placed:
         state = "nothing to do: the image is there"
@@ -97,5 +126,5 @@ def command(
     )
 
 
-for _command in COMMANDS:
+for _command in (*COMMANDS, resolve):
     command.add_command(_command)

@@ -135,7 +135,8 @@ def command(
         session.done(changes[0], *changes[1])
         return
     try:
-        _lock(session, selection, request, out or kept, named=bool(name or out), upgrade=upgrade, verify=verify)
+        own = dataclasses.replace(request, base_named=base is not None or _of_another_cuda(selection) is None)
+        _lock(session, selection, own, out or kept, named=bool(name or out), upgrade=upgrade, verify=verify)
     except CheckRefusedError as error:
         other = _of_another_cuda(selection) if base is None and error.codes == {"cuda-mixed"} else None
         if other is None:
@@ -380,6 +381,7 @@ def _show(session: Session, result: LockResult, imports: Imports | None) -> None
     state = "locked" if result.built else "nothing to do: already locked"
     title = f"{state} as of {lock.inputs.as_of}: {lock.stack} on {lock.base.name}"
     lines = [f"{title}, {count} packages, {torch}, lock {short(lock.digest)}"]
+    lines += [f"  exempt from the as-of moment: {name} {why}" for name, why in lock.exempt.items()]
     for name, item in lock.components.items():
         at = f" at {item.commit[:12]}" if item.commit else ""
         lines.append(f"  {name} {item.version}{at}  [{item.because}]")
@@ -391,6 +393,7 @@ def _show(session: Session, result: LockResult, imports: Imports | None) -> None
             "base": lock.base.name,
             "digest": lock.digest,
             "as_of": lock.inputs.as_of,
+            "exempt": dict(lock.exempt),
             "driver": lock.driver.value if lock.driver else None,
             "torch": lock.torch.model_dump(mode="json"),
             "components": {name: item.version for name, item in lock.components.items()},

@@ -9,8 +9,17 @@ from pathlib import Path
 import click
 
 from envbuild.cli.command import Command
-from envbuild.cli.common import Place, Session, output_options, parse_phases, phases_option, selection_options, shown
-from envbuild.core.digests import Json, short
+from envbuild.cli.common import (
+    Place,
+    Session,
+    name_option,
+    output_options,
+    parse_phases,
+    phases_option,
+    selection_options,
+    shown,
+)
+from envbuild.core.digests import Json, sha256_bytes, short
 from envbuild.lock.locking import find_lock
 from envbuild.sync.install import WHEELS_PHASE
 from envbuild.sync.local import sync
@@ -21,7 +30,7 @@ from envbuild.wheels.planning import buildable
 @click.command("sync", cls=Command)
 @selection_options
 @click.option("--into", required=True, type=Place(file_okay=False), help="The environment.")
-@click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")
+@name_option
 @phases_option("What to install; main comes first.")
 @click.option("--no-build", is_flag=True, help="Leave out what would have to be compiled: take wheels only.")
 @output_options
@@ -41,7 +50,9 @@ def command(
     """
     selection = session.select_to_lock(stack, target, base)
     lock = find_lock(session.project, selection, name)
-    logs = session.store.root / "logs" / "sync"
+    # A folder of its own for each environment: two may be filled at once, also from one lock.
+    place = short(sha256_bytes(str(into.resolve()).encode()))
+    logs = session.store.root / "logs" / "sync" / f"{name or selection.stack_name}-{selection.base_name}-{place}"
     chosen = parse_phases(phases)
     taken = session.built_wheels(lock, selection) if WHEELS_PHASE in chosen else {}
     unbuilt = frozenset(buildable(lock)) - set(taken) if no_build else frozenset()

@@ -227,6 +227,7 @@ def _pull(
     """What became of a wheel: it was pulled, was here, or why it is refused."""
     if isinstance(document, CheckRefusedError):
         return document.why
+    wheelhouse.set_aside(key)
     try:
         entry = session.store.get_or_build(KIND, key, lambda folder: wheelhouse.sharing.take(remote, document, folder))
     except CheckRefusedError as error:

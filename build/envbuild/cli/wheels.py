@@ -9,7 +9,7 @@ import click
 
 from envbuild.catalog.models import Target
 from envbuild.cli.command import Group, hands_over
-from envbuild.cli.common import Session, output_options, selection_options
+from envbuild.cli.common import Session, name_option, output_options, selection_options
 from envbuild.cli.stores import store_options
 from envbuild.cli.wheelhouse import COMMANDS, as_json, line
 from envbuild.core.digests import Json, short
@@ -29,7 +29,7 @@ from envbuild.wheels.toolkits.toolkit import Asked, choose_toolkit
 
 @click.group("wheels", cls=Group, invoke_without_command=True)
 @selection_options
-@click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")
+@name_option
 @click.option("--package", "packages", multiple=True, metavar="NAME", help="Build this one only; may be repeated.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Compilers at once; default: as cores and memory allow.")
 @click.option(

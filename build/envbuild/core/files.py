@@ -10,9 +10,11 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from envbuild.core.errors import EnvbuildError, MachineError, disk_full
 
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFDIR: "a folder"}
 LOW_SPACE_BYTES = 64 * 1024 * 1024
 LOW_FILES = 64
 
@@ -76,6 +78,45 @@ def replace_tree(staged: Path, final: Path) -> None:
             remove_tree(old)
         else:
             staged.rename(final)
+
+
+class NotPlainFileError(OSError):
+    """Something is no file with an end: a pipe, a device, a socket, a folder."""
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a file for reading that others may have put there; a pipe or a device is not waited for.
+
+    Raises:
+        NotPlainFileError: it is no plain file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        refuse_no_plain(path, os.fstat(descriptor))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def refuse_no_plain(path: Path, info: os.stat_result) -> None:
+    """Refuse what is no plain file, by what stat says of it; NotPlainFileError."""
+    if not stat.S_ISREG(info.st_mode):
+        what = _KINDS.get(stat.S_IFMT(info.st_mode), "something else")
+        raise NotPlainFileError(f"{path.name} is {what} and no plain file")
+
+
+def read_plain(path: Path, at_most_bytes: int) -> bytes:
+    """The content of a plain file.
+
+    Raises:
+        NotPlainFileError: it is none, or is larger than it may be.
+    """
+    with open_plain(path) as stream:
+        content = stream.read(at_most_bytes + 1)
+    if len(content) > at_most_bytes:
+        raise NotPlainFileError(f"{path.name} is larger than {at_most_bytes >> 20} MiB")
+    return content
 
 
 def link_or_copy(source: Path, destination: Path) -> None:

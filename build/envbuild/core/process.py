@@ -28,11 +28,11 @@ from typing import IO, TypeVar
 
 from envbuild.core.errors import BuildError, EnvbuildError, InternalError, MachineError, disk_full
 from envbuild.core.files import machine_errors, space_is_low
+from envbuild.core.leftovers import POLL_SECONDS, Leftovers
 
 T = TypeVar("T")
 
 KILL_GRACE_SECONDS = 3.0
-POLL_SECONDS = 0.5
 TAIL_LINES = 30
 # util-linux; without this a program outlives a killed envbuild and goes on writing into a staging directory.
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
@@ -91,8 +91,8 @@ def run(
         on_line: called with each line of output as it comes, without its newline.
         stdin: bytes to feed, or a file descriptor to read from; /dev/null when None.
         check: raise ``error`` on a non-zero exit status.
-        whole: its children end with it, and all of them when this process dies, however it dies; who took itself out of
-            its process group is not waited for.
+        whole: its children end with it, and all of them when this process dies, however it dies. What it, or a program
+            that it waits for, left running with its output open is ended, and the output says so.
         working_on: the place the program writes to; if its disk is full the error says so instead.
 
     Raises:
@@ -241,6 +241,10 @@ class _Output:
             for line in lines:
                 self._on_line(line.decode(errors="replace"))
 
+    def note(self, text: str) -> None:
+        """A line of envbuild's own."""
+        self.add(f"envbuild: {text}\n".encode())
+
     def end(self) -> str:
         if self._on_line is not None and self._pending:
             self._on_line(self._pending.decode(errors="replace"))
@@ -287,6 +291,7 @@ def _drain(
         raise InternalError("a program was started without a pipe for its output")
     feed = memoryview(stdin)
     limit = _Limit(process, started, timeout_seconds)
+    left = Leftovers(process, output.note) if whole else None
 
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
@@ -297,7 +302,7 @@ def _drain(
             ready = [
                 key.fileobj for key, _ in selector.select(timeout=limit.left(at_most=POLL_SECONDS if whole else None))
             ]
-            if _is_over(process, ready, whole=whole):
+            if left is not None and left.are_all(anything=bool(ready)):
                 break
             if process.stdin is not None and process.stdin in ready:
                 feed = _feed(process.stdin, feed)
@@ -334,11 +339,6 @@ class _Limit:
     def wait(self) -> None:
         """Wait for the end of a program whose output has ended: nearly always that is now."""
         self._process.wait(timeout=None if self._seconds is None else max(0.1, self._end - time.monotonic()))
-
-
-def _is_over(process: subprocess.Popen[bytes], ready: Sequence[object], *, whole: bool) -> bool:
-    """Whether only what a program left behind still holds its output open."""
-    return whole and not ready and process.poll() is not None
 
 
 def _feed(pipe: IO[bytes], data: memoryview) -> memoryview:

@@ -31,6 +31,7 @@ class Sandbox:
 
     Attributes:
         tmpfs: directories of the root that are empty and writable inside; /tmp and /run always are.
+        opened: directories of the root that are writable inside, and show what they have.
         links: symbolic links to make, as (place, what it points to); the place must be on a tmpfs.
         environment: the whole environment of the program.
         network: share the host's network; without it only loopback is there, and it is up.
@@ -39,6 +40,7 @@ class Sandbox:
     root: Path
     binds: tuple[Bind, ...] = ()
     tmpfs: tuple[str, ...] = ()
+    opened: tuple[str, ...] = ()
     links: tuple[tuple[str, str], ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     network: bool = False
@@ -52,6 +54,8 @@ class Sandbox:
         words += ["--ro-bind", str(self.root), "/", "--dev", "/dev", "--proc", "/proc"]
         for folder in dict.fromkeys(("/tmp", "/run", *self.tmpfs)):  # noqa: S108 - inside, and private
             words += ["--tmpfs", folder]
+        for folder in self.opened:
+            words += ["--tmpfs", folder, *self._shown(folder)]
         for bind in self.binds:
             words += ["--bind" if bind.writable else "--ro-bind", str(bind.source), bind.target]
         for place, points_to in self.links:
@@ -60,6 +64,14 @@ class Sandbox:
             if name.startswith(LOADER_PREFIX):
                 words += ["--setenv", name, value]
         return [*words, "--chdir", self.workdir, "--", *argv]
+
+    def _shown(self, folder: str) -> list[str]:
+        """What the root has in a folder, on the tmpfs over it."""
+        words = []
+        for path in sorted((self.root / folder.lstrip("/")).iterdir()):
+            seen = f"{folder}/{path.name}"
+            words += ["--symlink", str(path.readlink()), seen] if path.is_symlink() else ["--ro-bind", str(path), seen]
+        return words
 
     def process_environment(self) -> dict[str, str]:
         """The environment to start bwrap with, which it hands on: values stay out of command lines and logs."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from envbuild.core.progress import Reporter
-from envbuild.image.environment import INSIDE
+from envbuild.image.environment.bench import INSIDE
 from envbuild.image.layers import Layer
 from envbuild.image.record import ImageRecord, ReferrerRecord
 from envbuild.image.reports.inventory import inventory

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Owner = tuple[int, int]
+# Every file of a layer has this time (2000-01-01). It is no lock's, so that locks share layers.
+EPOCH = 946684800
 
 
 class Layer(NamedTuple):

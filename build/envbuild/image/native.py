@@ -1,13 +1,13 @@
 """The native builder: from a lock to an image, without a docker daemon or a registry.
 
-Base, environment and configuration are a layer each; the first two are kept in the store under the key of what made
-them. An image is their OCI layout, made of hard links, and the .sqsh packed from the same layers.
+The base, the environment's layers and the configuration are kept or made one by one; all but the last lie in the store
+under the key of what decides their bytes. An image is their OCI layout, made of hard links, and the .sqsh packed from
+the same layers.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,25 +16,26 @@ from envbuild.catalog.base import Mmdebstrap
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.data import data_root
 from envbuild.catalog.site import Site
-from envbuild.core import locks, sandbox
+from envbuild.core import locks
 from envbuild.core.digests import Json, digest_of, sha256_file, short
 from envbuild.core.errors import ConfigurationError, MachineError
 from envbuild.core.files import write_atomic
-from envbuild.core.process import find_tool
 from envbuild.core.progress import Reporter
-from envbuild.image import gzips, subids
-from envbuild.image.bases import MadeBase, base_key, find_base, make_base
+from envbuild.image import gzips, requirements, running
+from envbuild.image.bases import MadeBase, base_key, check_tools, find_base, make_base
 from envbuild.image.checks import checking
 from envbuild.image.checks.checking import check_image
 from envbuild.image.checks.rules import Facts
-from envbuild.image.environment import PLAIN_ENVIRONMENT, VENV, MadeEnvironment, make_environment
+from envbuild.image.environment.bench import COMPILER, VENV
+from envbuild.image.environment.making import MadeEnvironment, make_environment
+from envbuild.image.environment.rule import RULE_FILE
 from envbuild.image.finishing import compiled_for, survey_layers, write_reports
-from envbuild.image.layers import Layer, LayerWriter
+from envbuild.image.layers import EPOCH, Layer, LayerWriter
 from envbuild.image.oci import RunConfig, make_oci, write_layout
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE
 from envbuild.image.record import RECORD_FILE, ImageRecord, LayerRecord, SqshRecord, dump
 from envbuild.image.reports import writing
-from envbuild.image.squashfs import COMPRESSION, mksquashfs_version, write_sqsh
+from envbuild.image.squash.packing import Packing
 from envbuild.image.surveys import survey as surveys
 from envbuild.image.surveys.keeping import KeptSurvey
 from envbuild.lock.record import LockDirectory
@@ -45,7 +46,7 @@ from envbuild.wheels.keeping.wheelhouse import NO_BUILT, Built, digests_of
 
 KIND = "images"
 # Raised when an image made from the same inputs would come out differently.
-FORMAT = 1
+FORMAT = 2
 PROFILE = "containers/native/profile.sh"
 RC_LOCAL = "containers/enroot/rc.local"
 FINGERPRINT = "etc/envbuild/fingerprint.json"
@@ -53,6 +54,7 @@ FINGERPRINT = "etc/envbuild/fingerprint.json"
 MOUNT_POINT = "envbuild"
 HOSTS = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 COMMAND = ("/bin/bash",)
+DEFAULT_PACKING = Packing()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,7 @@ def build_image(
     refresh_base: bool = False,
     wheels: Mapping[str, Built] = NO_BUILT,
     allow: Collection[str] = (),
+    packing: Packing = DEFAULT_PACKING,
 ) -> BuiltImage:
     """The image of ``lock`` for the selection's target; made when the store does not have it.
 
@@ -83,6 +86,7 @@ def build_image(
         refresh_base: make the base anew from the distribution's packages of now, and then what follows from it.
         wheels: wheels of the wheelhouse for packages of phase compile, which are then not built.
         allow: codes of checks of the finished image whose findings are let pass.
+        packing: how the .sqsh is made.
 
     Raises:
         ConfigurationError: the lock is for another base, or the machine has no sources for the base.
@@ -91,14 +95,14 @@ def build_image(
         CheckRefusedError: the environment is not what was locked, or does not import.
         NetworkError: the package archive or an index cannot be reached.
     """
-    _ = selection.base.archive  # refuses a base that is not made from a distribution's packages
+    selection.base.refuse_unresolved(selection.base_name)
     _check_lock(selection, lock)
-    if not refresh_base and (found := _find(selection, lock, store, formats, wheels, allow)):
+    if not refresh_base and (found := _find(selection, lock, store, formats, wheels, allow, packing)):
         return found
-    _check_tools(formats)
     there = find_base(selection.base, store)
-    if os.geteuid() and (refresh_base or there is None):
-        subids.require()
+    check_tools(selection.base, selection.base_name, made_anew=refresh_base or there is None)
+    if "sqsh" in formats:
+        packing.check_tools()
     if there is None:
         locked_torch(site, lock.lock)  # where nobody has it, better say so before a minute goes into the base
     # A base is a directory that sandboxes run in: a refresh waits until nobody does, before it takes the old one away.
@@ -110,17 +114,23 @@ def build_image(
     with locks.shared(in_use, on_wait=lambda: reporter.note(waiting)):
         base = make_base(selection, site, store, reporter)
         environment = make_environment(selection, lock, base, site, store, reporter, wheels)
-        key = image_key(selection, lock, base.digest, formats, wheels, allow)
+        key = image_key(selection, lock, base.digest, formats, wheels, allow, packing)
         parts = _Parts(
             selection=selection, lock=lock, base=base, environment=environment, wheels=wheels, allow=frozenset(allow)
         )
 
         def build(folder: Path) -> None:
             log = store.root / "logs" / f"image-{short(key)}.log"
-            _assemble(folder, key, parts, log, store, with_sqsh="sqsh" in formats)
+            _assemble(folder, key, parts, log, store, packing if "sqsh" in formats else None)
 
         entry = store.get_or_build(KIND, key, build)
-    return BuiltImage(path=entry.path, record=ImageRecord.load(entry.path / RECORD_FILE), built=entry.built)
+    return _for_target(selection, entry.path, built=entry.built)
+
+
+def _for_target(selection: Selection, path: Path, *, built: bool) -> BuiltImage:
+    """An image of the store, which may have been built for another target of the same hardware."""
+    record = ImageRecord.load(path / RECORD_FILE)
+    return BuiltImage(path=path, record=record.model_copy(update={"target": selection.target_name}), built=built)
 
 
 def image_key(
@@ -130,18 +140,19 @@ def image_key(
     formats: Collection[str],
     wheels: Mapping[str, Built] = NO_BUILT,
     allow: Collection[str] = (),
+    packing: Packing = DEFAULT_PACKING,
 ) -> str:
     """The key of an image: everything that decides its bytes, how it is checked and what is reported on it."""
     value: dict[str, Json] = {
         "format": FORMAT,
         "stack": selection.stack_name,
         "base": [selection.base_name, base_digest],
-        "target": [selection.target_name, definition_digest(selection.target)],
+        "target": requirements.what_decides(selection.target),
         "lock": [lock.lock.digest, lock.lock.source_date_epoch],
         "uv": uv_version(),
         "gzip": gzips.ENCODER,
-        "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL)],
-        "sqsh": [mksquashfs_version(), *COMPRESSION] if "sqsh" in formats else None,
+        "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL, RULE_FILE, COMPILER)],
+        "sqsh": packing.key() if "sqsh" in formats else None,
         "finishing": [surveys.FORMAT, checking.FORMAT, writing.FORMAT],
         **({"wheels": digests_of(wheels)} if wheels else {}),
         # What was let pass once is looked at again by who does not let it pass.
@@ -169,6 +180,7 @@ def _find(
     formats: Collection[str],
     wheels: Mapping[str, Built],
     allow: Collection[str],
+    packing: Packing,
 ) -> BuiltImage | None:
     """The finished image in the store; one with a .sqsh also serves who asks for none."""
     base = find_base(selection.base, store)
@@ -177,24 +189,14 @@ def _find(
     wanted = [("oci", "sqsh")] if "sqsh" in formats else [("oci", "sqsh"), ("oci",)]
     for candidate in wanted:
         try:
-            key = image_key(selection, lock, base.digest, candidate, wheels, allow)
+            key = image_key(selection, lock, base.digest, candidate, wheels, allow, packing)
         except MachineError:
             if "sqsh" in formats:
                 raise
             continue  # no mksquashfs here, and no .sqsh is asked for
         if path := store.find(KIND, key):
-            return BuiltImage(path=path, record=ImageRecord.load(path / RECORD_FILE), built=False)
+            return _for_target(selection, path, built=False)
     return None
-
-
-def _check_tools(formats: Collection[str]) -> None:
-    """Everything the work will need, before it starts."""
-    find_tool("mmdebstrap", "mmdebstrap")
-    find_tool("tar", "tar")
-    find_tool("unshare", "util-linux")
-    if "sqsh" in formats:
-        find_tool("mksquashfs", "squashfs-tools")
-    sandbox.probe()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +211,7 @@ class _Parts:
     allow: frozenset[str] = frozenset()
 
 
-def _assemble(folder: Path, key: str, parts: _Parts, log: Path, store: LocalStore, *, with_sqsh: bool) -> None:
+def _assemble(folder: Path, key: str, parts: _Parts, log: Path, store: LocalStore, packing: Packing | None) -> None:
     reporter = store.reporter
     lock, base, environment = parts.lock.lock, parts.base, parts.environment
     epoch = lock.source_date_epoch
@@ -223,10 +225,9 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, store: LocalStor
     read = survey_layers(layers, store, reporter)
     checks = check_image(facts(parts, config, read), parts.allow, reporter)
     sqsh: SqshRecord | None = None
-    if with_sqsh:
-        with reporter.step("pack the .sqsh"):
-            files = [layer.file for layer in layers]
-            sqsh = write_sqsh(folder / SQSH_FILE, files, config, f"oci:{image.digest}", epoch, log)
+    if packing is not None:
+        with reporter.step(f"pack the .sqsh with {packing.compression}"):
+            sqsh = packing.write(folder / SQSH_FILE, folder / OCI_DIR, image.digest, layers, config, epoch, log)
     record = ImageRecord(
         schema="envbuild.image/1",
         key=key,
@@ -274,23 +275,29 @@ def facts(parts: _Parts, config: RunConfig, read: tuple[KeptSurvey, ...]) -> Fac
 
 def run_config(parts: _Parts) -> RunConfig:
     """How containers of the image start."""
-    selection, lock = parts.selection, parts.lock.lock
+    selection, lock, base = parts.selection, parts.lock.lock, parts.base.record
+    hardware = requirements.in_words(selection.target)
+    required = requirements.variables(selection.target, selection.base.cuda, base.config.environment)
+    variables = running.environment(VENV, base.config.environment, required, lock.variables(VENV))
+    labels = {
+        **running.labels(base.config, base.name, base.digest),
+        "org.opencontainers.image.title": f"{lock.stack} on {selection.base_name} for {hardware}",
+        "envbuild.stack": lock.stack,
+        "envbuild.base": selection.base_name,
+        "envbuild.base.digest": parts.base.digest,
+        "envbuild.hardware": hardware,
+        "envbuild.lock": lock.digest,
+        **requirements.labels(required),
+    }
     return RunConfig(
-        environment=(
-            f"PATH={VENV}/bin:/usr/local/sbin:/usr/local/bin:{PLAIN_ENVIRONMENT['PATH']}",
-            f"VIRTUAL_ENV={VENV}",
-            f"LANG={PLAIN_ENVIRONMENT['LANG']}",
-            *(f"{name}={value}" for name, value in lock.variables(VENV).items()),
-        ),
+        environment=tuple(f"{name}={value}" for name, value in variables.items()),
         command=COMMAND,
-        labels=(
-            ("org.opencontainers.image.title", f"{lock.stack} on {selection.base_name} for {selection.target_name}"),
-            ("envbuild.stack", lock.stack),
-            ("envbuild.base", selection.base_name),
-            ("envbuild.base.digest", parts.base.digest),
-            ("envbuild.target", selection.target_name),
-            ("envbuild.lock", lock.digest),
-        ),
+        labels=tuple(labels.items()),
+        workdir=base.config.workdir,
+        volumes=base.config.volumes,
+        user=base.config.user,
+        ports=base.config.ports,
+        stop_signal=base.config.stop_signal,
     )
 
 
@@ -302,15 +309,17 @@ def write_configuration(file: Path, parts: _Parts) -> LayerRecord:
         "stack": lock.stack,
         "base": parts.selection.base_name,
         "base_digest": parts.base.digest,
-        "target": parts.selection.target_name,
+        "target": requirements.what_decides(parts.selection.target),
         "lock_digest": lock.digest,
         "python": f"{VENV}/bin/python",
         "packages": dict(parts.environment.record.packages),
         "base_packages": dict(parts.base.record.packages),
     }
-    profile = (data_root() / PROFILE).read_text(encoding="utf-8").replace("@VENV@", VENV)
-    profile += "".join(f'export {name}="{value}"\n' for name, value in lock.variables(VENV).items())
-    with LayerWriter(file, lock.source_date_epoch) as writer:
+    variables = running.environment(VENV, parts.base.record.config.environment, {}, lock.variables(VENV))
+    profile = (data_root() / PROFILE).read_text(encoding="utf-8")
+    profile = profile.replace("@FRONT@", running.path_front(variables["PATH"])).replace("@VENV@", VENV)
+    profile += "".join(f'export {name}="{variables[name]}"\n' for name in lock.variables(VENV))
+    with LayerWriter(file, EPOCH) as writer:
         writer.add_directory(MOUNT_POINT)
         writer.add_directory(FINGERPRINT.rsplit("/", 1)[0])
         writer.add_bytes(FINGERPRINT, (json.dumps(fingerprint, indent=2) + "\n").encode())

@@ -15,7 +15,7 @@ from envbuild.image.record import LayerRecord
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
-LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
+INDEX_FILE = "index.json"
 REF_NAME = "org.opencontainers.image.ref.name"
 
 
@@ -29,6 +29,9 @@ class RunConfig:
     workdir: str = ""
     labels: tuple[tuple[str, str], ...] = ()
     volumes: tuple[str, ...] = ()
+    user: str = ""
+    ports: tuple[str, ...] = ()
+    stop_signal: str = ""
 
     def as_json(self) -> dict[str, Json]:
         """The object under ``config`` of an image's configuration; what is empty is left out."""
@@ -39,6 +42,9 @@ class RunConfig:
             "WorkingDir": self.workdir,
             "Labels": dict(sorted(self.labels)),
             "Volumes": {path: {} for path in sorted(self.volumes)},
+            "User": self.user,
+            "ExposedPorts": {port: {} for port in sorted(self.ports)},
+            "StopSignal": self.stop_signal,
         }
         return {key: value for key, value in values.items() if value}
 
@@ -78,7 +84,9 @@ def make_oci(run_config: RunConfig, platform: str, layers: Sequence[LayerRecord]
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "config": {"mediaType": CONFIG_TYPE, "digest": sha256_bytes(config_bytes), "size": len(config_bytes)},
-        "layers": [{"mediaType": LAYER_TYPE, "digest": layer.digest, "size": layer.size_bytes} for layer in layers],
+        "layers": [
+            {"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size_bytes} for layer in layers
+        ],
         "annotations": {"org.opencontainers.image.created": created, **labels},
     }
     return OciImage(config=config_bytes, manifest=canonical_json(manifest))
@@ -104,5 +112,16 @@ def write_layout(folder: Path, image: OciImage, layers: Sequence[Layer], tag: st
             }
         ],
     }
-    write_atomic(folder / "index.json", canonical_json(index))
+    write_atomic(folder / INDEX_FILE, canonical_json(index))
     write_atomic(folder / "oci-layout", canonical_json({"imageLayoutVersion": "1.0.0"}))
+
+
+def retagged(index: bytes, tag: str) -> bytes:
+    """The ``index.json`` of a layout with one image, which has another tag in it.
+
+    One image a layout: skopeo, umoci and podman ask for a tag as soon as there are two, be they the same image.
+    """
+    value = json.loads(index)
+    for described in value["manifests"]:
+        described["annotations"] = {**described.get("annotations", {}), REF_NAME: tag}
+    return canonical_json(value)

@@ -1,19 +1,21 @@
-"""Images where people look for them: ``out/images/<stack>-<base>-<target>/``, linked from the store."""
+"""Images where people look for them: ``out/images/<lock>-<base>-<target>/``, linked from the store."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core import locks
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
-from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree
-from envbuild.image.record import RECORD_FILE, ImageRecord
-from envbuild.store.seals import ALWAYS_READ_BYTES
+from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree, write_atomic
+from envbuild.image.oci import INDEX_FILE, retagged
+from envbuild.image.record import RECORD_FILE, ImageRecord, dump
+from envbuild.store.seals import ALWAYS_READ_BYTES, SEAL_FILE, seal_with
 
 OCI_DIR = "oci"
 SQSH_FILE = "image.sqsh"
@@ -23,10 +25,26 @@ OUT_DIR = Path("out")
 
 @dataclass(frozen=True)
 class PlacedImage:
-    """An image in an output directory: ``oci/`` (an OCI layout), ``image.sqsh``, and the record of both."""
+    """An image in an output directory: ``oci/`` (an OCI layout), ``image.sqsh``, and the record of both.
+
+    Attributes:
+        lock_name: of the lock that it was asked for by; that of the stack where it is the stack's own.
+    """
 
     path: Path
     record: ImageRecord
+    lock_name: str
+
+    @property
+    def name(self) -> str:
+        """What it is called where it was put, and in certificates."""
+        return image_name(self.lock_name, self.record.base, self.record.target)
+
+    @property
+    def command(self) -> str:
+        """The command that puts it there."""
+        record = self.record
+        return _image_command(self.path.parent.parent, record.stack, record.base, record.target, self.lock_name)
 
     def sqsh(self) -> Path:
         """The .sqsh file.
@@ -39,68 +57,99 @@ class PlacedImage:
             raise ConfigurationError(
                 f"there is no .sqsh in {self.path}",
                 why="The image was built without one." if self.record.sqsh_digest is None else f"{file} is gone.",
-                fix=f"Build it: {_command(self)} --format oci,sqsh",
+                fix=f"Build it: {self.command} --format oci,sqsh",
             )
         return file
 
 
-def image_path(out_dir: Path, stack: str, base: str, target: str) -> Path:
-    """Where the image of a stack on a base for a target is put."""
-    return out_dir / "images" / f"{stack}-{base}-{target}"
+def image_name(lock_name: str, base: str, target: str) -> str:
+    """What the image of a lock on a base for a target is called; a lock has its stack's name, or one of its own."""
+    return f"{lock_name}-{base}-{target}"
 
 
-def find_image(out_dir: Path, stack: str, base: str, target: str) -> PlacedImage:
+def image_path(out_dir: Path, lock_name: str, base: str, target: str) -> Path:
+    """Where the image of a lock on a base for a target is put."""
+    return out_dir / "images" / image_name(lock_name, base, target)
+
+
+def find_image(out_dir: Path, stack: str, base: str, target: str, lock_name: str | None = None) -> PlacedImage:
     """The image that was put into an output directory.
+
+    Args:
+        lock_name: of a lock that is not the stack's own (``envbuild lock --name``).
 
     Raises:
         ConfigurationError: there is none; says how to make it.
     """
-    path = image_path(out_dir, stack, base, target)
+    lock_name = lock_name or stack
+    path = image_path(out_dir, lock_name, base, target)
     record = path / RECORD_FILE
     if not record.is_file():
+        named = "" if lock_name == stack else f", lock {lock_name}"
         raise ConfigurationError(
-            f"there is no image of stack {stack} on base {base} for target {target}",
+            f"there is no image of stack {stack} on base {base} for target {target}{named}",
             why=f"{record} does not exist.",
-            fix=f"Build it first: {_image_command(out_dir, stack, base, target)} --format oci,sqsh",
+            fix=f"Build it first: {_image_command(out_dir, stack, base, target, lock_name)} --format oci,sqsh",
         )
-    return PlacedImage(path, ImageRecord.load(record))
+    return PlacedImage(path, ImageRecord.load(record), lock_name)
 
 
-def place(entry: Path, out_dir: Path, record: ImageRecord) -> tuple[PlacedImage, bool]:
+def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None = None) -> tuple[PlacedImage, bool]:
     """Put a store entry into ``out_dir``; returns it and whether anything had to be done.
 
-    Files are hard links where the disk allows it, so an image is kept once.
+    Files are hard links where the disk allows it, so an image is kept once, however many targets have it. Its tag and
+    the target in its record are those of the place.
+
+    Args:
+        lock_name: see :func:`find_image`. The same image may be there under several.
     """
-    path = image_path(out_dir, record.stack, record.base, record.target)
-    if _is_placed(entry, path):
-        return PlacedImage(path, record), False
+    path = image_path(out_dir, lock_name or record.stack, record.base, record.target)
+    image = PlacedImage(path, record, lock_name or record.stack)
+    own = _own_files(entry, record, path.name)
+    if _is_placed(entry, own, path):
+        return image, False
     # One at a time: whoever comes second would sweep away what the first is putting together.
     with locks.exclusive(path.with_name(f".{path.name}.lock")):
-        if _is_placed(entry, path):
-            return PlacedImage(path, record), False
+        if _is_placed(entry, own, path):
+            return image, False
         for leftover in [*path.parent.glob(f".{path.name}.new.*"), *path.parent.glob(f".{path.name}.old.*")]:
             remove_tree(leftover)
         with machine_errors(path):
             staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new."))
         try:
             staged.chmod(0o755)
-            for source in _files(entry):
+            for source in _shared_files(entry, own):
                 link_or_copy(source, staged / source.relative_to(entry))
+            for name, data in own.items():
+                write_atomic(staged / name, data)
             replace_tree(staged, path)
         finally:
             remove_tree(staged)
-    return PlacedImage(path, record), True
+    return image, True
 
 
-def _files(entry: Path) -> list[Path]:
-    return sorted(path for path in entry.rglob("*") if path.is_file())
+def _own_files(entry: Path, record: ImageRecord, tag: str) -> dict[str, bytes]:
+    """The files of a placed image that are not the store's: they name the target."""
+    index = f"{OCI_DIR}/{INDEX_FILE}"
+    own = {RECORD_FILE: dump(record)}
+    with machine_errors(entry, "read"):
+        if (entry / index).is_file():
+            own[index] = retagged((entry / index).read_bytes(), tag)
+        return {**own, SEAL_FILE: seal_with(entry, own)}
 
 
-def _is_placed(entry: Path, path: Path) -> bool:
+def _shared_files(entry: Path, own: Mapping[str, bytes]) -> list[Path]:
+    files = sorted(path for path in entry.rglob("*") if path.is_file())
+    return [path for path in files if path.relative_to(entry).as_posix() not in own]
+
+
+def _is_placed(entry: Path, own: Mapping[str, bytes], path: Path) -> bool:
     """Whether ``path`` holds the entry: every file there is the entry's own, or has its size and time."""
     try:
-        return all(_same(source, path / source.relative_to(entry)) for source in _files(entry))
-    except FileNotFoundError:
+        return all((path / name).read_bytes() == data for name, data in own.items()) and all(
+            _same(source, path / source.relative_to(entry)) for source in _shared_files(entry, own)
+        )
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
@@ -147,16 +196,12 @@ def verify(image: PlacedImage) -> None:
 
 def _not_built(image: PlacedImage, why: str) -> CheckRefusedError:
     return CheckRefusedError(
-        f"the image in {image.path} is not the one that was built", why=why, fix=f"Put it right: {_command(image)}"
+        f"the image in {image.path} is not the one that was built", why=why, fix=f"Put it right: {image.command}"
     )
 
 
-def _command(image: PlacedImage) -> str:
-    record = image.record
-    return _image_command(image.path.parent.parent, record.stack, record.base, record.target)
-
-
-def _image_command(out_dir: Path, stack: str, base: str, target: str) -> str:
+def _image_command(out_dir: Path, stack: str, base: str, target: str, lock_name: str) -> str:
     """The command that puts an image into ``out_dir``."""
     words = ["envbuild", "image", "--stack", stack, "--base", base, "--target", target]
+    words += [] if lock_name == stack else ["--name", lock_name]
     return shlex.join(words if out_dir == OUT_DIR else [*words, "--out-dir", str(out_dir)])

@@ -13,6 +13,7 @@ from envbuild.core.errors import ConfigurationError
 
 RECORD_FILE = "record.json"
 M = TypeVar("M", bound=Model)
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 SCHEMA: Literal["envbuild.image/1"] = "envbuild.image/1"
 
 
@@ -25,22 +26,48 @@ class LayerRecord(Model):
     size_bytes: int
     unpacked_bytes: int
     entries: int
+    media_type: str = LAYER_TYPE
+
+
+class BaseConfig(Model):
+    """What a base that is an image says about its containers."""
+
+    environment: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    user: str = ""
+    workdir: str = ""
+    volumes: tuple[str, ...] = ()
+    ports: tuple[str, ...] = ()
+    stop_signal: str = ""
+    entrypoint: tuple[str, ...] = Field(default=(), description="not carried into images")
 
 
 class BaseRecord(Model):
-    """A base as it was made: its layer and every Debian package in it."""
+    """A base as it was made: its layers and every Debian package in it."""
 
-    schema_: Literal["envbuild.base/1"] = Field(alias="schema", default="envbuild.base/1")
-    layer: LayerRecord
-    made_by: str = Field(description="the program and its version")
+    schema_: Literal["envbuild.base/2"] = Field(alias="schema", default="envbuild.base/2")
+    layers: tuple[LayerRecord, ...] = Field(min_length=1)
+    made_by: str = Field(description="the program and its version; or the image, with its digest")
+    name: str = Field(default="", description="of the image that it is, on its registry")
+    digest: str = Field(default="", description="of the image that it is: of its manifest, or of its configuration")
+    config: BaseConfig = BaseConfig()
     packages: dict[str, str] = Field(description="version of each Debian package by its name")
 
 
-class EnvironmentRecord(Model):
-    """An installed environment: its layer and every Python distribution in it."""
+class EnvironmentLayerRecord(Model):
+    """A layer of an environment: its packages, and what its file is."""
 
-    schema_: Literal["envbuild.environment/1"] = Field(alias="schema", default="envbuild.environment/1")
+    schema_: Literal["envbuild.environment-layer/1"] = Field(alias="schema", default="envbuild.environment-layer/1")
+    key: str = Field(description="the digest of everything that decides its bytes")
     layer: LayerRecord
+    packages: dict[str, str]
+
+
+class EnvironmentRecord(Model):
+    """An environment that was put together and tried: its layers and every Python distribution in it."""
+
+    schema_: Literal["envbuild.environment/2"] = Field(alias="schema", default="envbuild.environment/2")
+    layers: tuple[str, ...] = Field(description="their keys, lowest first")
     packages: dict[str, str]
     not_checked: dict[str, str] = Field(
         default_factory=dict, description="modules that the import check says nothing of, and why"
@@ -92,7 +119,7 @@ class ImageRecord(Model):
     sqsh: SqshRecord | None
     python: str = Field(description="the environment's interpreter, as seen in the image")
     environment: tuple[str, ...] = Field(description="the image's variables, NAME=VALUE")
-    base_digest: str = Field(description="of the base's root file system: the digest of its layer's tar")
+    base_digest: str = Field(description="of the base: its layers, and its configuration if it has one")
     base_made_by: str
     base_packages: dict[str, str]
     packages: dict[str, str]

@@ -73,7 +73,7 @@ def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, BinaryIO | No
 
 
 @contextlib.contextmanager
-def damage_refused(archive: Path) -> Iterator[None]:
+def damage_refused(archive: Path, fix: str = "") -> Iterator[None]:
     """Around the reading of ``archive`` and of its members' content: what the readers say of damage, in our words.
 
     Raises:
@@ -85,5 +85,5 @@ def damage_refused(archive: Path) -> Iterator[None]:
         raise CheckRefusedError(
             f"{archive} is damaged",
             why=str(error),
-            fix=f"Remove {archive.parent} and run the same command again.",
+            fix=fix or f"Remove {archive.parent} and run the same command again.",
         ) from error

@@ -29,7 +29,7 @@ from envbuild.lock.metadata import CompileMetadata, compile_metadata
 from envbuild.lock.planning import Plan, own_dates
 from envbuild.lock.project import Project, cuda_major, render_project
 from envbuild.lock.releases import look_up
-from envbuild.lock.resolve import resolve
+from envbuild.lock.resolve import NO_SOLUTION, resolve
 from envbuild.lock.torch_builds import PACKAGE_INDEX_BUILD
 from envbuild.lock.workplace import Workplace
 
@@ -50,7 +50,7 @@ def explain_pins(plan: Plan, error: ResolutionError, work: Workplace) -> None:
     uv's own explanation stays as it is. Nothing is added where there are no pins.
     """
     pins = {name: item for name, item in plan.project.chosen.items() if item.origin is Origin.PIN}
-    if not pins or "No solution found" not in error.why:
+    if not pins or NO_SOLUTION not in error.why:
         return
     trials = _Trials(plan, work)
     told: list[str] = []

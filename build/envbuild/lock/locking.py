@@ -74,13 +74,7 @@ def variant_name(stack_name: str, stack: Stack, pins: Mapping[str, str], name: s
         ConfigurationError: the name has characters that a folder of a lock may not have.
     """
     if name is not None:
-        if re.match(NAME_PATTERN, name) is None:
-            raise ConfigurationError(
-                f"--name {name!r} is no name for a lock",
-                why=f"It must match {NAME_PATTERN}.",
-                fix="Use small letters, digits, dots, dashes and underscores.",
-            )
-        return name
+        return checked_name(name)
     if not pins:
         return stack_name
     if list(pins) == [stack.anchor]:
@@ -91,6 +85,21 @@ def variant_name(stack_name: str, stack: Stack, pins: Mapping[str, str], name: s
         why=f"The lock of stack {stack_name} itself is not overwritten by {', '.join(pins)}.",
         fix="Add --name NAME (the lock goes to lockfiles/NAME/BASE) or --out DIR.",
     )
+
+
+def checked_name(name: str) -> str:
+    """The name of a lock, which is that of its folder.
+
+    Raises:
+        ConfigurationError: it has characters that the folder may not have.
+    """
+    if re.match(NAME_PATTERN, name) is None:
+        raise ConfigurationError(
+            f"--name {name!r} is no name for a lock",
+            why=f"It must match {NAME_PATTERN}.",
+            fix="Use small letters, digits, dots, dashes and underscores.",
+        )
+    return name
 
 
 def shipped_lock(name: str, base: str) -> Path | None:
@@ -110,19 +119,36 @@ def find_lock(project_dir: Path, selection: Selection, name: str | None = None) 
 
     Raises:
         ConfigurationError: there is none, or only one that was made from other definitions; says how to make it.
+        UsageError: the lock of that name is of another stack.
     """
     stack, base = selection.stack_name, selection.base_name
-    path = lock_path(project_dir, name or stack, base)
+    kept = stack if name is None else checked_name(name)
+    path = lock_path(project_dir, kept, base)
     if (path / record.RECORD_FILE).is_file():
-        return read_lock(path)
-    if shipped := shipped_lock(name or stack, base):
-        lock = read_lock(shipped)
+        return _of_stack(read_lock(path), selection)
+    if shipped := shipped_lock(kept, base):
+        lock = _of_stack(read_lock(shipped), selection)
         _refuse_foreign(lock, selection, path)
         return lock
+    named = "" if kept == stack else f" named {kept}"
+    elsewhere = [file.parent.name for file in sorted(path.parent.glob(f"*/{record.RECORD_FILE}"))]
     raise ConfigurationError(
-        f"there is no lock of stack {name or stack} on base {base}",
-        why=f"{path} does not exist.",
-        fix=f"Make it first: envbuild lock --stack {name or stack} --base {base} --target TARGET",
+        f"there is no lock of stack {stack} on base {base}{named}",
+        why=f"{path} does not exist" + (f"; {path.parent} has it on {', '.join(elsewhere)}." if elsewhere else "."),
+        fix=f"Make it first: envbuild lock --stack {stack} --base {base} --target TARGET"
+        + (f" --name {kept} (and its pins)" if named else ""),
+    )
+
+
+def _of_stack(directory: LockDirectory, selection: Selection) -> LockDirectory:
+    """The lock, if it is of the selected stack: bases, targets and cases are chosen by the stack."""
+    stack, name = directory.lock.stack, directory.path.parent.name
+    if stack == selection.stack_name:
+        return directory
+    raise UsageError(
+        f"the lock named {name} on base {directory.path.name} is not of stack {selection.stack_name}",
+        why=f"{directory.path} was made from stack {stack}.",
+        fix=f"Name its stack: --stack {stack}" + ("" if name == stack else f" --name {name}"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.core.files import machine_errors, remove_tree, replace_tree
 from envbuild.lock import record
 from envbuild.lock.planning import Request
-from envbuild.lock.record import PHASE_FILES, Lock, read_lock
+from envbuild.lock.record import PHASE_FILES, Lock, LockDirectory, read_lock
 
 
 def request_of(lock: Lock) -> Request:
@@ -19,6 +20,21 @@ def request_of(lock: Lock) -> Request:
     return Request(
         pins=inputs.pins, as_of=inputs.as_of_request, torch_build=inputs.torch_build_request, allow=inputs.allow
     )
+
+
+def lock_command(directory: LockDirectory) -> str:
+    """The command line that makes the lock again where it is, with the words that it was made with."""
+    lock, path = directory.lock, directory.path.absolute()
+    words = ["envbuild", "lock", "--stack", lock.stack, "--base", lock.base.name]
+    if path.parent.parent.name != record.LOCKFILES:
+        words += ["--out", str(path)]
+    elif path.parent.name != lock.stack:
+        words += ["--name", path.parent.name]
+    request = request_of(lock)
+    words += [word for name, text in request.pins.items() for word in ("--pin", f"{name}={text}")]
+    words += ["--as-of", request.as_of] if request.as_of else []
+    words += ["--torch-build", request.torch_build] if request.torch_build else []
+    return shlex.join([*words, *(word for code in request.allow for word in ("--allow", code))])
 
 
 def refuse_what_is_no_lock(path: Path) -> None:

@@ -30,6 +30,7 @@ from envbuild.lock.components import (
     unknown_pin,
     upstream_overrides,
 )
+from envbuild.lock.cuda_releases import Exemption, for_cuda
 from envbuild.lock.driver import Led, commit_without_llm, led
 from envbuild.lock.git import Commit, CommitKind
 from envbuild.lock.metadata import CompileMetadata, build_requires, compile_metadata
@@ -55,12 +56,14 @@ class Request:
         as_of: text after ``--as-of``; None for the stack's own.
         torch_build: the build of torch instead of the base's.
         allow: codes of checks whose findings are let pass.
+        base_named: the base is meant, and not only the first that the stack names.
     """
 
     pins: Mapping[str, str] = field(default_factory=dict)
     as_of: str | None = None
     torch_build: str | None = None
     allow: tuple[str, ...] = ()
+    base_named: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,7 @@ class Plan:
         driver_problem: what the driver needs and a component from git does not have; empty: nothing.
         keep: versions of a lock made from the same inputs as of the same moment.
         api_read: done when the API check has read ahead.
+        exempt: what may be newer than the as-of moment, beside components with a date of their own.
         begun: a resolution that was begun with a guess of what the compile phase declares.
     """
 
@@ -86,6 +90,7 @@ class Plan:
     left_out: tuple[str, ...]
     keep: Mapping[str, str]
     api_read: Future[None]
+    exempt: Mapping[str, Exemption] = field(default_factory=dict)
     begun: Begun | None = None
 
 
@@ -109,8 +114,10 @@ def make_plan(
         NetworkError: a repository or an index cannot be reached.
     """
     base = selection.base
-    what, chosen, moment, takings = _decide(selection, request, repositories, work)
+    what, chosen, moment, takings, exempt = _decide(selection, request, repositories, work)
     stack = what.stack
+    for name in sorted(exempt.keys() & chosen.keys()):
+        work.reporter.note(f"exempt from the as-of moment: {name} {exempt[name].text()}")
     without = left_out(what.leads, chosen)
     for text in without:
         work.reporter.note(f"note: no component of stack {selection.stack_name}, and so not in the lock: {text}")
@@ -132,6 +139,7 @@ def make_plan(
             **{name: (item.version,) for name, item in stack.overrides.items()},
         },
         takings=takings,
+        exempt={name: item.until for name, item in exempt.items()},
     )
     keep: dict[str, str] = {}
     if previous is not None and previous.lock.inputs.as_of == moment.text():
@@ -159,14 +167,15 @@ def make_plan(
         left_out=without,
         keep=keep,
         api_read=api_read,
+        exempt=exempt,
         begun=begun,
     )
 
 
 def _decide(
     selection: Selection, request: Request, repositories: Repositories, work: Workplace
-) -> tuple[Led, dict[str, Chosen], AsOf, Takings]:
-    """The stack as it holds for its anchor, every component of it, and the as-of moment."""
+) -> tuple[Led, dict[str, Chosen], AsOf, Takings, dict[str, Exemption]]:
+    """The stack as it holds for its anchor, every component of it, the as-of moment, and what is exempt from it."""
     stack, base = selection.stack, selection.base
     pins = parse_pins(selection.stack_name, stack, request.pins)
     bound = _bound(selection, request, pins, repositories)
@@ -186,9 +195,17 @@ def _decide(
             selection.catalog, base, moment.text(), own_dates(stack), stack.undecided() - set(pins), work, repositories
         ),
     )
-    chosen = choose(what.stack, pins, what.leads, repositories, bound, base)
+    held = for_cuda(
+        choose(what.stack, pins, what.leads, repositories, bound, base),
+        base,
+        request.torch_build or base.torch.build,
+        moment,
+        work,
+        may_exempt=request.base_named,
+    )
+    chosen = held.chosen
     takings = _takings(selection, what, chosen, pins, repositories, bound, work)
-    return what, marked(chosen, takings), moment, takings
+    return what, marked(chosen, takings), moment, takings, held.exempt
 
 
 def _takings(

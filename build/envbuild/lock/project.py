@@ -32,6 +32,7 @@ class Project:
         overrides: what replaces what packages declare: specifiers by package, each with its marker if it has one
             (``>=2 ; python_version < '3.12'``).
         takings: what components take from git or an address themselves.
+        exempt: until when other packages than components may have been uploaded, or components in the stack's place.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Project:
     overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     metadata: tuple[CompileMetadata, ...] = ()
     takings: Takings = field(default_factory=Takings)
+    exempt: Mapping[str, str] = field(default_factory=dict)
 
     def pinned_directly(self) -> frozenset[str]:
         """The packages that a commit or an address pins, so that no version needs to."""
@@ -196,7 +198,7 @@ def _name(line: str) -> str:
 
 def _dates(project: Project) -> dict[str, object]:
     """Dates of their own for packages that are newer than the rest, or have no upload time."""
-    dates: dict[str, object] = {}
+    dates: dict[str, object] = dict(project.exempt)
     for name, item in project.chosen.items():
         if item.spec.as_of and item.commit is None and (day := parse_date(item.spec.as_of)):
             dates[name] = timestamp(end_of(day))

@@ -17,11 +17,8 @@ from envbuild.core.errors import ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.lock.planning import Plan
 from envbuild.lock.project import render_project, requirement_of
-from envbuild.lock.resolve import Resolution, resolve
+from envbuild.lock.resolve import NO_SOLUTION, Resolution, resolve
 from envbuild.lock.workplace import Workplace
-
-# uv's word for a contradiction; other failures of the question are failures.
-_NO_SOLUTION = "No solution found"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +84,7 @@ def contradiction(
     try:
         resolve(folder, plan.torch, what, work.log, work.reporter.update)
     except ResolutionError as error:
-        if _NO_SOLUTION not in error.why:
+        if NO_SOLUTION not in error.why:  # other failures of the question are failures
             raise
         return error.why
     return ""

@@ -125,6 +125,11 @@ class Lock(Model):
     left_out: tuple[str, ...] = Field(
         default=(), description="what upstream or a table of companions names, and is no component of the stack"
     )
+    exempt: dict[str, str] = Field(
+        default_factory=dict,
+        description="packages that may be newer than the as-of moment, until when and why; components whose date is in "
+        "the stack's file are not among them",
+    )
     rewritten: tuple[str, ...] = Field(default=(), description="requirements that named another CUDA than the base's")
 
     def variables(self, venv: str) -> dict[str, str]:

@@ -35,18 +35,25 @@ _EXACT = re.compile(r"^==\s*([^*,\s]+)$")
 
 
 def look_up(
-    packages: Mapping[str, str], base: Base, settings: Mapping[str, object], what: str, work: Workplace
+    packages: Mapping[str, str],
+    base: Base,
+    settings: Mapping[str, object],
+    what: str,
+    work: Workplace,
+    *,
+    alone: bool = True,
 ) -> dict[str, Mapping[str, Any]]:
-    """Lock packages by themselves, as if they needed nothing: finds versions, files, dates. By package name.
+    """Lock packages by themselves: finds versions, files, dates. By package name.
 
     Args:
         packages: specifiers by name.
         settings: keys of ``[tool.uv]`` besides the base's limits.
+        alone: as if they needed nothing.
     """
     with machine_errors(work.folder):
         folder = Path(tempfile.mkdtemp(dir=work.folder, prefix="throw-away."))
     tables = tomlkit.aot()
-    for name in packages:
+    for name in packages if alone else ():
         table = tomlkit.table()
         table["name"], table["requires-dist"] = name, []
         tables.append(table)
@@ -57,7 +64,9 @@ def look_up(
         "requires-python": f"=={base.python.version}.*",
         "dependencies": [f"{name}{specifier}" for name, specifier in packages.items()],
     }
-    document["tool"] = {"uv": {"package": False, **limits(base), **settings, "dependency-metadata": tables}}
+    document["tool"] = {"uv": {"package": False, **limits(base), **settings}}
+    if alone:
+        document["tool"]["uv"]["dependency-metadata"] = tables
     with machine_errors(folder):
         (folder / "pyproject.toml").write_text(tomlkit.dumps(document))
     resolution = resolve(folder, TorchSource("package-index", None), what, work.log, work.reporter.update)

@@ -19,6 +19,8 @@ from envbuild.lock.torch_builds import TorchSource
 from envbuild.lock.uv import ignored_settings, run_uv
 
 # A glibc floor is still a preview of uv 0.13; naming it keeps uv from warning on every run.
+# uv's word for a contradiction; other failures are failures.
+NO_SOLUTION = "No solution found"
 PREVIEW = ("--preview-features", "minimum-libc-version")
 
 

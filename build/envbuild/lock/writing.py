@@ -322,6 +322,7 @@ def _record(
         driver_because=plan.led.because,
         allowed=tuple(f"{finding.code}: {finding.what}" for finding in allowed),
         left_out=plan.left_out,
+        exempt={name: item.text() for name, item in plan.exempt.items() if name in resolution.pins},
         rewritten=tuple(line for item in project.metadata for line in item.rewritten),
     )
 

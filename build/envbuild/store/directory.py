@@ -7,13 +7,16 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from envbuild.core.errors import NetworkError
-from envbuild.core.files import machine_errors
+from envbuild.core.errors import CheckRefusedError, NetworkError
+from envbuild.core.files import NotPlainFileError, machine_errors, open_plain, read_plain
 from envbuild.store.backend import BLOBS, ENTRIES, SHELVES, Blob, Offer
+from envbuild.store.document import MOST_BYTES, refused
 
+CHUNK_BYTES = 1 << 20
 # File systems without hard links say one of these.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -27,9 +30,11 @@ class Directory:
     def read(self, kind: str, key: str) -> bytes | None:
         with self._errors("read"):
             try:
-                return self._entry(kind, key).read_bytes()
+                return read_plain(self._entry(kind, key), MOST_BYTES)
             except FileNotFoundError:
                 return None
+            except NotPlainFileError as error:
+                raise refused(kind, key, self._address, f"Its document is none: {error}.") from error
 
     def create(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:  # noqa: ARG002
         self._shelve(kind, key, shelf)
@@ -64,9 +69,10 @@ class Directory:
     def has(self, digest: str, size_bytes: int) -> bool:
         with self._errors("read"):
             try:
-                return self._blob(digest).stat().st_size == size_bytes
+                info = self._blob(digest).stat()
             except FileNotFoundError:
                 return False
+            return stat.S_ISREG(info.st_mode) and info.st_size == size_bytes
 
     def upload(self, file: Path, digest: str, size_bytes: int) -> None:  # noqa: ARG002
         with self._errors("write"), self._temporary() as temporary:
@@ -76,15 +82,28 @@ class Directory:
             final.parent.mkdir(parents=True, exist_ok=True)
             temporary.replace(final)
 
-    def download(self, digest: str, size_bytes: int, to: Path) -> bool:  # noqa: ARG002
+    def download(self, digest: str, size_bytes: int, to: Path) -> bool:
         with self._errors("read"):
             try:
-                source = self._blob(digest).open("rb")
+                source = open_plain(self._blob(digest))
             except FileNotFoundError:
                 return False
+            except NotPlainFileError as error:
+                raise CheckRefusedError(
+                    f"a file of the store {self._address} is refused",
+                    why=f"{error}, under {BLOBS}/.",
+                    fix="Remove it there; with a good wheel here `envbuild wheels push` puts the file back.",
+                ) from error
         with source, machine_errors(to), to.open("wb") as out:
-            shutil.copyfileobj(source, out, 1 << 20)
+            left = size_bytes + 1  # one more, so that a file that is too long is noticed
+            while left > 0 and (chunk := source.read(min(left, CHUNK_BYTES))):
+                out.write(chunk)
+                left -= len(chunk)
         return True
+
+    @property
+    def _address(self) -> str:
+        return f"file://{self._root}"
 
     def _shelve(self, kind: str, key: str, shelf: tuple[str, ...]) -> None:
         with self._errors("write"):
@@ -125,7 +144,7 @@ class Directory:
         with machine_errors(self._root, doing):
             if not self._root.is_dir():
                 raise NetworkError(
-                    f"the store file://{self._root} cannot be reached",
+                    f"the store {self._address} cannot be reached",
                     why="There is no such directory.",
                     fix="Mount the file system it is on, or make the directory; ENVBUILD_STORE=off goes on without it.",
                 )

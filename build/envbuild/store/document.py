@@ -13,6 +13,8 @@ from envbuild.store.backend import Blob
 from envbuild.store.seals import SEAL_FILE
 
 SCHEMA = "envbuild.entry/1"
+# Of a document; those of wheels have some 10 KB.
+MOST_BYTES = 16 << 20
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 

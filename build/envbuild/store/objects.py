@@ -19,6 +19,7 @@ from envbuild.core.files import machine_errors
 from envbuild.core.process import beside
 from envbuild.store.address import Address
 from envbuild.store.backend import BLOBS, ENTRIES, SHELVES, Blob, Offer
+from envbuild.store.document import MOST_BYTES, refused
 
 if TYPE_CHECKING:
     from obstore.store import GCSStore, S3Store
@@ -48,7 +49,11 @@ class Objects:
 
         with self._errors(f"read {kind} {key}"):
             try:
-                return waited(lambda: bytes(obstore.get(self._store, _entry(kind, key)).bytes()))
+                found = waited(lambda: obstore.get(self._store, _entry(kind, key)))
+                if found.meta["size"] > MOST_BYTES:
+                    why = f"Its document is larger than {MOST_BYTES >> 20} MiB."
+                    raise refused(kind, key, str(self._address), why)
+                return waited(lambda: bytes(found.bytes()))
             except FileNotFoundError:
                 self._look()
                 return None

@@ -20,13 +20,13 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
 from envbuild.store.address import Address
 from envbuild.store.backend import Blob, Offer
+from envbuild.store.document import MOST_BYTES, refused
 from envbuild.store.registry import Answer, Registry
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 DOCUMENT_TYPE = "application/vnd.envbuild.entry.v1+json"
 FILE_TYPE = "application/octet-stream"
 TITLE = "org.opencontainers.image.title"
-DOCUMENT_BYTES = 16 << 20
 SETTLE_SECONDS = 0.5
 # A registry that keeps tags as they are answers one of these to a second manifest.
 CONFLICT = (409, 412)
@@ -50,7 +50,7 @@ class OciRepository:
             digest, size = str(config["digest"]), int(config["size"])
         except (ValueError, KeyError, TypeError) as error:
             raise _no_entry(self._address, kind, key, "Its manifest is none of envbuild's.") from error
-        if size > DOCUMENT_BYTES or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        if size > MOST_BYTES or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
             raise _no_entry(self._address, kind, key, "Its manifest is none of envbuild's.")
         with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
             document = Path(folder) / "document"
@@ -161,6 +161,4 @@ def _shelf_tag(kind: str, key: str, shelf: tuple[str, ...]) -> str:
 
 
 def _no_entry(address: Address, kind: str, key: str, why: str) -> CheckRefusedError:
-    from envbuild.store.document import refused
-
     return refused(kind, key, str(address), why)

@@ -44,13 +44,32 @@ class Answer:
     body: bytes
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wording:
+    """How errors speak of a registry.
+
+    Attributes:
+        noun: what it is to those who read them.
+        otherwise: how to go on without it.
+    """
+
+    noun: str
+    otherwise: str = ""
+
+
+STORE = Wording(noun="store", otherwise=" ENVBUILD_STORE=off goes on without it.")
+
+
 class Registry:
     """The repository at an address. Threads may share it."""
 
-    def __init__(self, address: Address, ca_bundle: Path | None, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, address: Address, ca_bundle: Path | None, environ: Mapping[str, str], wording: Wording = STORE
+    ) -> None:
         from urllib3.util import Retry, Timeout
 
         self._address = address
+        self._noun, self._otherwise = wording.noun, wording.otherwise
         self._environ = environ
         self._ca_bundle = ca_bundle
         self._top = f"{'http' if address.is_loopback else 'https'}://{address.host}/v2/{address.path}/"
@@ -90,7 +109,7 @@ class Registry:
             raise self._refused(method, path, answer.status, answer.body)
         return answer
 
-    def download(self, path: str, size_bytes: int, to: Path) -> bool:
+    def download(self, path: str, size_bytes: int, to: Path, headers: Mapping[str, str] | None = None) -> bool:
         """Write what is at a path to a file, going on where a connection was cut; False when nothing is there.
 
         Not more than one chunk beyond ``size_bytes`` is taken. What came is for the caller to check.
@@ -101,8 +120,8 @@ class Registry:
         with self._errors("GET", path), machine_errors(to), to.open("wb") as out:
             while True:
                 start = out.tell()
-                headers = {"Range": f"bytes={start}-"} if start else {}
-                response = self._send("GET", self._top + path, headers, None, self._retries, stream=True)
+                asked = {**(headers or {}), **({"Range": f"bytes={start}-"} if start else {})}
+                response = self._send("GET", self._top + path, asked, None, self._retries, stream=True)
                 try:
                     if response.status not in (200, 206):
                         break
@@ -223,7 +242,7 @@ class Registry:
         realm = urllib.parse.urlsplit(asked["realm"])
         if realm.scheme != "https" and not (realm.scheme == "http" and is_loopback(realm.hostname or "")):
             raise NetworkError(
-                f"the store {self._address} asks for credentials at a place without TLS",
+                f"the {self._noun} {self._address} asks for credentials at a place without TLS",
                 why=f"Its tokens come from {realm.scheme}://{realm.netloc}.",
                 fix="Nothing was sent there. Have the registry's administrators name a place with https.",
             )
@@ -246,9 +265,9 @@ class Registry:
             if token := found.get("token") or found.get("access_token"):
                 return str(token)
         raise NetworkError(
-            f"the store {self._address} gives no token",
+            f"the {self._noun} {self._address} gives no token",
             why=f"The answer of {realm.netloc} has none in it.",
-            fix="Its administrators have to look at it; ENVBUILD_STORE=off goes on without it.",
+            fix=f"Its administrators have to look at it.{self._otherwise}",
         )
 
     @contextlib.contextmanager
@@ -264,10 +283,10 @@ class Registry:
             # Without the object's address, which urllib3's texts begin with.
             said = re.sub(r"<[^>]*object at 0x[0-9a-f]+>:? ?", "", str(cause))[:MESSAGE_CHARACTERS]
             raise NetworkError(
-                f"the store {self._address} cannot be reached",
+                f"the {self._noun} {self._address} cannot be reached",
                 why=f"{method} {path}: {said}; tried {RETRIES + 1} times.",
                 fix="Check the address, the network and the proxy. Run the same command again: what was transferred "
-                "whole is kept. ENVBUILD_STORE=off goes on without it.",
+                f"whole is kept.{self._otherwise}",
             ) from error
 
     def _refused(self, method: str, path: str, status: int, body: bytes) -> NetworkError:
@@ -283,9 +302,9 @@ class Registry:
         tried = f", tried {RETRIES + 1} times" if status in TRANSIENT else ""
         said = _message(body)
         return NetworkError(
-            f"the store {self._address} refuses: status {status}",
+            f"the {self._noun} {self._address} refuses: status {status}",
             why=f"{method} {path}, {account}{tried}." + (f" It says: {said}" if said else ""),
-            fix=f"{fixes.get(status, 'Run the same command again later.')} ENVBUILD_STORE=off goes on without it.",
+            fix=f"{fixes.get(status, 'Run the same command again later.')}{self._otherwise}",
         )
 
 

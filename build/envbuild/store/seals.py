@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from envbuild.core.digests import sha256_file
+from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import InternalError
+from envbuild.core.files import NotPlainFileError, read_plain, refuse_no_plain
 
 SEAL_FILE = ".sealed.json"
+MOST_BYTES = 1 << 30
 # 2000-01-01: no file gets it by being written to.
 SEALED_SECONDS = 946684800
 # Smaller files are read every time: it costs as much as looking at their times.
@@ -32,15 +35,25 @@ def seal(entry: Path) -> None:
     (entry / SEAL_FILE).write_text(json.dumps(listed, indent=1, sort_keys=True) + "\n")
 
 
+def seal_with(entry: Path, files: Mapping[str, bytes]) -> bytes:
+    """The seal of a copy of a sealed entry in which some files are others: the bytes for its :data:`SEAL_FILE`."""
+    listed = json.loads((entry / SEAL_FILE).read_bytes())
+    listed |= {name: [len(data), sha256_bytes(data)] for name, data in files.items()}
+    return (json.dumps(listed, indent=1, sort_keys=True) + "\n").encode()
+
+
 def broken(entry: Path) -> str:
     """What is wrong with a sealed entry, in words; empty when nothing is."""
     try:
-        listed = json.loads((entry / SEAL_FILE).read_bytes())
+        listed = json.loads(read_plain(entry / SEAL_FILE, MOST_BYTES))
         for name, (size, digest) in listed.items():
+            refuse_no_plain(entry / name, (entry / name).stat())
             if not is_untouched(entry / name, size) and sha256_file(entry / name) != digest:
                 return f"{name} was changed"
     except FileNotFoundError as error:
         return f"{Path(str(error.filename)).name} is missing"
+    except NotPlainFileError as error:
+        return str(error)
     except (ValueError, TypeError, AttributeError):
         return f"{SEAL_FILE} cannot be read"
     return ""

@@ -60,7 +60,7 @@ def install(
         source_args: what uv needs to find torch's build (``TorchSource.uv_args`` as seen from the place).
         wheels: wheels of packages of phase compile that were built before, as seen from the place; their digests
             were verified. Those packages are not built.
-        leave_out: packages that are not installed; for a place that sees this machine's files.
+        leave_out: packages that are not installed.
 
     Raises:
         BuildError: uv could not install a phase (a hash that differs, a wheel that does not build, ...).
@@ -68,16 +68,47 @@ def install(
         MachineError: the disk is full, or there is no Python of the base's version.
     """
     with reporter.step("make the environment"):
-        # A bare environment: no pip, no setuptools but what the lock has.
-        _uv(place, ["venv", "--python", place.python, "--no-project", place.venv], "make the environment", "venv")
+        make_venv(place, sees_base=bool(lock.lock.base.provides))
+    return install_packages(lock, place, source_args, reporter, phases=phases, wheels=wheels, leave_out=leave_out)
+
+
+def make_venv(place: Place, *, sees_base: bool) -> None:
+    """A bare environment: no pip, no setuptools but what the lock has.
+
+    Args:
+        sees_base: whether packages that the base brings are seen in it.
+    """
+    seen = ["--system-site-packages"] if sees_base else []
+    words = ["venv", "--python", place.python, "--no-project", *seen, place.venv]
+    _uv(place, words, "make the environment", "venv")
+
+
+def install_packages(
+    lock: LockDirectory,
+    place: Place,
+    source_args: Sequence[str],
+    reporter: Reporter,
+    *,
+    phases: Sequence[str] = tuple(PHASE_FILES),
+    wheels: Mapping[str, str] = NO_WHEELS,
+    leave_out: Collection[str] = (),
+    label: str = "",
+) -> tuple[PhaseRun, ...]:
+    """Install the lock into the environment of ``place``, which is there; see :func:`install`.
+
+    Args:
+        wheels: may also be folders of sources of packages from git, which are built then.
+        label: what the title of each step adds to the name of its phase.
+    """
     done = []
     for phase in PHASE_FILES:
         file = lock.file(phase)
-        if file is None or phase not in phases:
+        if file is None or phase not in phases or not (count := _count(lock, phase, leave_out)):
             continue
         ready = {name: path for name, path in wheels.items() if _phase_of(lock, name) == phase}
-        title = f"install phase {phase}: {lock.lock.phases[phase].packages} packages"
-        with reporter.step(title + (f", {len(ready)} from the wheelhouse" if ready else "")):
+        built = sum(path.endswith(".whl") for path in ready.values())
+        title = f"install phase {phase}{label}: {count} packages"
+        with reporter.step(title + (f", {built} from the wheelhouse" if built else "")):
             if ready:
                 _install_wheels(lock, place, ready)
             finished, count = _install_rest(lock, place, phase, file, source_args, {*leave_out, *ready}, leave_out)
@@ -85,6 +116,28 @@ def install(
             PhaseRun(phase=phase, packages=count, seconds=finished.seconds, log=_log(place, f"install-{phase}"))
         )
     return tuple(done)
+
+
+def install_again(
+    lock: LockDirectory, place: Place, source_args: Sequence[str], package: str, leave_out: Collection[str]
+) -> None:
+    """Install one package again, over the files of the others that have its files' names.
+
+    Args:
+        leave_out: the packages that the environment does not have.
+    """
+    phase = next(phase for phase in PHASE_FILES if package in locked_content(lock, (phase,)))
+    file = lock.file(phase)
+    if file is None or phase == GIT_PHASE:
+        return
+    path = _without(file, leave_out, place)[0] if leave_out else f"{place.lock}/{file.name}"
+    _install_phase(lock, place, phase, ["--requirements", path], source_args, again=[package])
+
+
+def _count(lock: LockDirectory, phase: str, leave_out: Collection[str]) -> int:
+    """How many packages of a phase are to be installed."""
+    count = lock.lock.phases[phase].packages
+    return count - sum(name in leave_out for name in locked_content(lock, (phase,))) if leave_out else count
 
 
 def _phase_of(lock: LockDirectory, package: str) -> str:
@@ -114,9 +167,9 @@ def _install_rest(
         return _install_phase(lock, place, phase, wanted, source_args), left
     path = f"{place.lock}/{file.name}"
     if leave_out:
-        path, packages = _without(file, leave_out, place.logs)
+        path, packages = _without(file, leave_out, place)
     finished = _install_phase(lock, place, phase, ["--requirements", path], source_args)
-    if again := _later(lock, phase):
+    if again := [name for name in _later(lock, phase) if name not in leave_out]:
         _install_phase(lock, place, phase, ["--requirements", path], source_args, again=again)
     return finished, packages
 
@@ -126,8 +179,8 @@ def _name(line: str) -> str:
     return canonicalize_name(line.partition("==")[0].partition(" @")[0].strip())
 
 
-def _without(file: Path, leave_out: Collection[str], folder: Path) -> tuple[str, int]:
-    """A copy of a requirements file without some packages, and how many it has."""
+def _without(file: Path, leave_out: Collection[str], place: Place) -> tuple[str, int]:
+    """A copy of a requirements file without some packages, as seen from the place, and how many it has."""
     kept: list[str] = []
     count, keep = 0, True
     for line in file.read_text().splitlines(keepends=True):
@@ -136,14 +189,16 @@ def _without(file: Path, leave_out: Collection[str], folder: Path) -> tuple[str,
             count += keep
         if keep:
             kept.append(line)
-    path = folder / f"installed-{file.name}"
+    path = place.logs / f"installed-{file.name}"
     write_atomic(path, "".join(kept))
-    return str(path), count
+    return f"{place.logs_seen or place.logs}/{path.name}", count
 
 
 def _install_wheels(lock: LockDirectory, place: Place, wheels: Mapping[str, str]) -> None:
-    """Install built wheels; what the phase's file pins is then there, and uv leaves it alone."""
+    """Install built wheels and trees; what the phase's file pins is then there, and uv leaves it alone."""
     arguments = ["pip", "install", "--python", place.venv_python, "--no-deps", "--no-index", "--offline"]
+    if not all(path.endswith(".whl") for path in wheels.values()):
+        arguments.append("--no-build-isolation")
     what = f"install the built wheels of stack {lock.lock.stack}"
     _uv(place, [*arguments, *(wheels[name] for name in sorted(wheels))], what, "install-wheels")
 

@@ -33,6 +33,7 @@ class Place:
         run: runs something there.
         disk: a path of this machine on the disk that the environment is written to.
         logs: the folder of this machine for the log of each step.
+        logs_seen: the same folder as it is seen from the place; empty where it is seen under its own name.
     """
 
     uv: str
@@ -42,6 +43,7 @@ class Place:
     run: Run
     disk: Path
     logs: Path
+    logs_seen: str = ""
 
     @property
     def venv_python(self) -> str:

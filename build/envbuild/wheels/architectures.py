@@ -19,6 +19,13 @@ def dotted(sm: str) -> str:
     return f"{major}.{minor}{suffix}"
 
 
+def first_and_last(sm: str) -> tuple[str, str]:
+    """The compute capabilities that machine code for an SM runs on: the first, and the first that is beyond them."""
+    major, minor, suffix = _numbers(sm)
+    alone = suffix == "a" or (major, minor) in JETSON
+    return f"{major}.{minor}", f"{major}.{minor + 1}" if alone else f"{major + 1}.0"
+
+
 def order(sm: str) -> tuple[int, str]:
     """Sorts SM versions by age: 90, 90a, 100."""
     return int(sm.rstrip("af")), sm

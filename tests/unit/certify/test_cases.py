@@ -289,7 +289,7 @@ def runnable(drawn: Matrix) -> Matrix | None:
     return drawn.model_copy(update={"cases": tuple(kept)}) if kept else None
 
 
-SUBJECT = Subject(stack="s", base="b", target="t", lock_digest="", oci_digest="", sqsh_digest="")
+SUBJECT = Subject(name="n", stack="s", base="b", target="t", lock_digest="", oci_digest="", sqsh_digest="")
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -30,6 +30,7 @@ def test_certificate_is_a_statement_with_the_numbers_and_no_signature(tmp_path):
     )
     statement = make_certificate(
         subject=Subject(
+            name="mcore-debian12-cpu",
             stack="mcore",
             base="debian12",
             target="cpu",

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.certify_world import World, edit
-from helpers.locks import make_lock
+from helpers.certify_world import World, edit, place_image
+from helpers.locks import MAIN, make_lock
 
 from envbuild.catalog.data import data_root
 from envbuild.certify.certificate import read_certificate
@@ -243,6 +243,51 @@ def test_certificate_and_json_say_whether_the_lock_is_current(world, in_project,
     assert in_project("--quiet") == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["ran"], shown["lock_is_current"]) == (False, True)
+
+
+# ---- a lock of a name of its own
+
+
+@pytest.fixture
+def named(world):
+    """The world with a lock named try1 of its stack, other than the stack's own, and the image of it."""
+    path = world.project / "lockfiles" / "try1" / "debian12"
+    make_lock(path, main=MAIN.replace("0.30", "0.31"), inputs=world.lock.lock.inputs)
+    world.image = place_image(world.project / "out", read_lock(path), "try1")
+    return world
+
+
+def test_lock_of_a_name_is_certified_beside_that_of_the_stack(named, in_project, capsys):
+    assert in_project() == 0
+    own = json.loads(capsys.readouterr().out)
+    assert in_project("--name", "try1") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["ran"], len(named.calls)) == (True, 2)
+    folder = Path(shown["certificate"]).parent.parent
+    assert folder == named.project / "out" / "certificates" / "try1-debian12-cpu"
+    statement = json.loads(Path(shown["certificate"]).read_text())
+    assert [subject["name"] for subject in statement["subject"]] == ["try1-debian12-cpu.oci", "try1-debian12-cpu.sqsh"]
+    assert statement["predicate"]["lock_digest"] == named.image.record.lock_digest
+    assert json.loads(Path(own["certificate"]).read_text())["predicate"]["lock_digest"] == named.lock.lock.digest
+    assert in_project("--name", "try1") == 0
+    assert json.loads(capsys.readouterr().out)["ran"] is False
+
+
+def test_image_of_a_name_that_is_not_there_is_asked_for_by_that_name(named, in_project, capsys):
+    remove_tree(named.image.path)
+    assert in_project("--name", "try1") == 3
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["what"] == "there is no image of stack mcore on base debian12 for target cpu, lock try1"
+    assert "envbuild image --stack mcore --base debian12 --target cpu --name try1" in error["fix"]
+
+
+def test_image_of_a_name_from_a_lock_before_is_built_again_by_that_name(named, in_project, capsys):
+    make_lock(named.project / "lockfiles" / "try1" / "debian12", inputs=named.lock.lock.inputs)
+    assert in_project("--name", "try1") == 3
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["what"].endswith("was made from another lock")
+    command = "Build it again: envbuild image --stack mcore --base debian12 --target cpu --name try1"
+    assert error["fix"].startswith(command)
 
 
 # ---- a failing run

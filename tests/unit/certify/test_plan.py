@@ -18,6 +18,7 @@ from envbuild_smoke import drivers
 MATRIX = Catalog.open(Path("/nonexistent")).matrix("certify-quick")
 CASES = expand(MATRIX, "certify-quick", Device.CPU)
 SUBJECT = Subject(
+    name="n",
     stack="mcore",
     base="debian12",
     target="cpu",
@@ -94,7 +95,7 @@ def test_key_does_not_depend_on_the_nonce():
 
 
 def subject(**changes: str) -> Subject:
-    return Subject(**(SUBJECT.as_json() | changes))  # type: ignore[arg-type]
+    return Subject(**({"name": "n"} | SUBJECT.as_json() | changes))  # type: ignore[arg-type]
 
 
 def matrix(**changes: object):

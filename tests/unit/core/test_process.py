@@ -331,6 +331,45 @@ def test_run_program_dies_with_a_killed_parent(tmp_path):
                 os.kill(pid, signal.SIGKILL)
 
 
+# Leaves a program that holds the output; as uv does with a build, a waiter reads the pipe of another to its end.
+LEAVE = """\
+import os, pathlib, subprocess, sys, time
+folder, how = sys.argv[1:]
+code = "import os, pathlib, signal, sys, time; how = sys.argv[2]; "
+code += "how == 'stubborn' and signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+code += "pathlib.Path(sys.argv[1], 'pid').write_text(str(os.getpid())); "
+code += "[(how == 'prints' and print('.', flush=True), time.sleep(0.1)) for _ in range(600)]"
+subprocess.Popen([sys.executable, "-S", "-c", code, folder, how], start_new_session=how != "silent")
+while not os.path.exists(os.path.join(folder, "pid")):
+    time.sleep(0.01)
+print("done", flush=True)
+"""
+WAITER = "import subprocess, sys; print(subprocess.run(sys.argv[1:], stdout=subprocess.PIPE).stdout)"
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("how", ["silent", "session", "prints", "stubborn"])
+def test_run_whole_ends_what_holds_its_output_and_says_so(tmp_path, inside, how):
+    command = python(LEAVE, tmp_path, how)
+    log = tmp_path / "log"
+    done = run(python(WAITER, *command) if inside else command, what="try", whole=True, timeout_seconds=30, log=log)
+    assert done.seconds < 10
+    left = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not alive(left))
+    assert "done" in done.output
+    assert f"(process {left})" in log.read_text()
+
+
+def test_run_whole_leaves_alone_what_runs_while_its_parent_works(tmp_path):
+    """A compiler server, say, that the rest of the build still uses."""
+    pid, seen = tmp_path / "pid", tmp_path / "seen"
+    code = f"sleep 60 & echo $! > {pid}; sleep 2; kill -0 $! && touch {seen}"
+    done = run(python(WAITER, *sh(f"sh -c '{code}'; true")), what="try", whole=True, timeout_seconds=30)
+    assert seen.exists()
+    assert "sleep 60" in done.output
+    assert not alive(int(pid.read_text()))
+
+
 def test_run_error_in_on_line_kills_the_program():
     pids: list[int] = []
 

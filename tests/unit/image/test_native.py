@@ -2,6 +2,7 @@
 
 import subprocess
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,15 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.site import Site
 from envbuild.core.errors import ConfigurationError, MachineError
 from envbuild.core.progress import SilentReporter
-from envbuild.image import bases, enroot, gzips, native
-from envbuild.image.bases import MadeBase
-from envbuild.image.environment import MadeEnvironment
+from envbuild.image import bases, gzips, native
+from envbuild.image.bases import MadeBase, mmdebstrap
+from envbuild.image.environment.bench import VENV
+from envbuild.image.environment.making import MadeEnvironment
 from envbuild.image.native import build_image, image_key, run_config
 from envbuild.image.record import BaseRecord, EnvironmentRecord, LayerRecord, dump
+from envbuild.image.squash import enroot, packing
+from envbuild.image.squash.compression import Compression
+from envbuild.image.squash.packing import Packing
 from envbuild.lock.record import read_lock
 from envbuild.store.local import LocalStore
 
@@ -29,8 +34,8 @@ BOTH = ("oci", "sqsh")
 @pytest.fixture(autouse=True)
 def _tools(monkeypatch):
     """Versions of tools that a machine running unit tests need not have."""
-    monkeypatch.setattr(bases, "mmdebstrap_version", lambda: "mmdebstrap 1.3.5")
-    monkeypatch.setattr(native, "mksquashfs_version", lambda: "mksquashfs version 4.5.1")
+    monkeypatch.setattr(mmdebstrap, "mmdebstrap_version", lambda: "mmdebstrap 1.3.5")
+    monkeypatch.setattr(packing, "mksquashfs_version", lambda: "mksquashfs version 4.5.1")
     monkeypatch.setattr(native, "uv_version", lambda: "0.13.8")
 
 
@@ -56,7 +61,7 @@ def site(tmp_path):
 
 def put_base(store):
     layer = LayerRecord(name="base", digest="d", diff_id=BASE_DIGEST, size_bytes=1, unpacked_bytes=1, entries=1)
-    record = BaseRecord(schema="envbuild.base/1", layer=layer, made_by="mmdebstrap 1.3.5", packages={})
+    record = BaseRecord(schema="envbuild.base/2", layers=(layer,), made_by="mmdebstrap 1.3.5", packages={})
     store.get_or_build(
         bases.KIND, bases.base_key(SELECTION.base), lambda folder: put(folder / "record.json", dump(record))
     )
@@ -86,7 +91,7 @@ def test_key_changes_with_whatever_decides_the_bytes(lock, monkeypatch):
     keys.append(image_key(SELECTION, lock, BASE_DIGEST, ("oci",)))
     keys.append(image_key(SELECTION, changed(lock, digest="sha256:x"), BASE_DIGEST, BOTH))
     keys.append(image_key(SELECTION, changed(lock, source_date_epoch=1), BASE_DIGEST, BOTH))
-    monkeypatch.setattr(native, "mksquashfs_version", lambda: "mksquashfs version 4.6.1")
+    monkeypatch.setattr(packing, "mksquashfs_version", lambda: "mksquashfs version 4.6.1")
     keys.append(image_key(SELECTION, lock, BASE_DIGEST, BOTH))
     monkeypatch.setattr(native, "uv_version", lambda: "0.13.9")
     keys.append(image_key(SELECTION, lock, BASE_DIGEST, BOTH))
@@ -95,25 +100,49 @@ def test_key_changes_with_whatever_decides_the_bytes(lock, monkeypatch):
     assert len(set(keys)) == len(keys)
 
 
-def test_key_changes_with_the_target_by_name_and_by_definition(lock, tmp_path):
-    """The target's name is in the image, and its architectures decide what is compiled."""
-    text = Catalog.open(data_root()).path("targets", "cpu").read_text()
+def test_key_changes_with_the_hardware_and_not_with_the_targets_name(lock, tmp_path):
+    """Two targets whose images would be the same have one."""
     own = tmp_path / "envs" / "targets"
     own.mkdir(parents=True)
-    (own / "cpu2.toml").write_text(text)
+    text = Catalog.open(data_root()).path("targets", "h100").read_text()
+    (own / "h100-like.toml").write_text(text.replace("summary = ", 'summary = "another"  # '))
+    (own / "older.toml").write_text(text.replace('"90"', '"80"'))
+    (own / "fleet.toml").write_text(text + 'driver = "580.95.05"\n')
     catalog = Catalog.open(tmp_path)
-    keys = [
-        image_key(Selection(catalog, "mcore", "debian12", name), lock, BASE_DIGEST, BOTH) for name in ("cpu", "cpu2")
+    key = {
+        name: image_key(Selection(catalog, "mcore", "debian12-cu130", name), lock, BASE_DIGEST, BOTH)
+        for name in ("h100", "h200", "h100-like", "older", "fleet", "cpu")
+    }
+    assert key["h100"] == key["h200"] == key["h100-like"]
+    assert len({key[name] for name in ("h100", "older", "fleet", "cpu")}) == 4
+
+
+def test_image_of_another_target_with_the_same_hardware_is_taken(lock, store, site, tmp_path):
+    put_base(store)
+    entry = put_image(store, lock, BOTH)
+    own = tmp_path / "envs" / "targets"
+    own.mkdir(parents=True)
+    (own / "cpu2.toml").write_text(Catalog.open(data_root()).path("targets", "cpu").read_text())
+    other = Selection(Catalog.open(tmp_path), "mcore", "debian12", "cpu2")
+    built = build_image(other, lock, site, store, SilentReporter())
+    assert (built.path, built.built, built.record.target) == (entry.path, False, "cpu2")
+    assert build_image(SELECTION, lock, site, store, SilentReporter()).record.target == "cpu"
+
+
+def test_key_depends_on_how_the_sqsh_is_packed(lock):
+    packings = [
+        Packing(),
+        Packing(compression=Compression.parse("lz4")),
+        Packing(compression=Compression.parse("zstd:4")),
     ]
-    assert keys[0] == image_key(SELECTION, lock, BASE_DIGEST, BOTH)
-    (own / "cpu.toml").write_text(text.replace("summary = ", 'summary = "another"  # '))
-    keys.append(image_key(Selection(Catalog.open(tmp_path), "mcore", "debian12", "cpu"), lock, BASE_DIGEST, BOTH))
-    assert len(set(keys)) == 3
+    keys = {image_key(SELECTION, lock, BASE_DIGEST, BOTH, packing=how) for how in packings}
+    assert len(keys) == 3
+    assert len({image_key(SELECTION, lock, BASE_DIGEST, ("oci",), packing=how) for how in packings}) == 1
 
 
 def test_key_without_sqsh_does_not_depend_on_mksquashfs(lock, monkeypatch):
     key = image_key(SELECTION, lock, BASE_DIGEST, ("oci",))
-    monkeypatch.setattr(native, "mksquashfs_version", lambda: "mksquashfs version 4.6.1")
+    monkeypatch.setattr(packing, "mksquashfs_version", lambda: "mksquashfs version 4.6.1")
     assert image_key(SELECTION, lock, BASE_DIGEST, ("oci",)) == key
 
 
@@ -137,7 +166,7 @@ def test_image_without_sqsh_serves_on_a_machine_without_mksquashfs(lock, store, 
     def missing() -> str:
         raise MachineError("the program mksquashfs is not installed")
 
-    monkeypatch.setattr(native, "mksquashfs_version", missing)
+    monkeypatch.setattr(packing, "mksquashfs_version", missing)
     assert build_image(SELECTION, lock, site, store, SilentReporter(), formats=("oci",)).path == entry.path
     with pytest.raises(MachineError, match="mksquashfs"):
         build_image(SELECTION, lock, site, store, SilentReporter(), formats=BOTH)
@@ -164,13 +193,13 @@ def test_lock_for_another_definition_of_the_base_is_refused(lock, store, site):
 
 def parts_of(lock):
     layer = RECORD.layers[0]
-    base = BaseRecord(schema="envbuild.base/1", layer=layer, made_by="x", packages={})
-    environment = EnvironmentRecord(schema="envbuild.environment/1", layer=layer, packages={})
+    base = BaseRecord(schema="envbuild.base/2", layers=(layer,), made_by="x", packages={})
+    environment = EnvironmentRecord(schema="envbuild.environment/2", layers=(), packages={})
     return native._Parts(
         selection=SELECTION,
         lock=lock,
         base=MadeBase(path=Path("/b"), record=base, built=False),
-        environment=MadeEnvironment(path=Path("/e"), record=environment, built=False),
+        environment=MadeEnvironment(record=environment, layers=(), built=False),
     )
 
 
@@ -196,7 +225,19 @@ def test_the_stacks_variables_are_in_every_place_that_a_container_reads(lock, tm
     assert shown.stdout == f"{value}\n"
 
 
+def test_image_for_gpus_says_what_it_needs_where_runtimes_and_enroot_look(lock):
+    on_gpus = Selection(SELECTION.catalog, "mcore", "debian12-cu130", "h200")
+    config = run_config(replace(parts_of(lock), selection=on_gpus))
+    assert "NVIDIA_REQUIRE_CUDA=cuda>=13.0" in config.environment
+    assert b"\nNVIDIA_REQUIRE_ARCH=arch>=9.0,arch<10.0\n" in enroot.files(config, "oci:x")["etc/environment"]
+    labels = dict(config.labels)
+    assert labels["envbuild.require.cuda"] == "cuda>=13.0"
+    assert not any("h200" in value for value in labels.values())
+
+
 def test_an_image_of_a_stack_without_variables_is_what_it_was(lock, tmp_path):
     config = run_config(parts_of(lock))
     assert [entry.partition("=")[0] for entry in config.environment] == ["PATH", "VIRTUAL_ENV", "LANG"]
-    assert profile(lock, tmp_path) == (data_root() / native.PROFILE).read_text().replace("@VENV@", native.VENV)
+    assert profile(lock, tmp_path) == (
+        (data_root() / native.PROFILE).read_text().replace("@VENV@", VENV).replace("@FRONT@", f"{VENV}/bin")
+    )

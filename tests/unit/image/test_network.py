@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.site import Site
-from envbuild.image.network import access
+from envbuild.image.environment.network import access
 from envbuild.lock.torch_builds import TorchSource
 
 PACKAGE_INDEX = TorchSource("package-index", None)

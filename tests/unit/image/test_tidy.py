@@ -5,7 +5,7 @@ import os
 import pytest
 
 from envbuild.core.errors import CheckRefusedError, InternalError
-from envbuild.image.tidy import check_against, distributions, tidy
+from envbuild.image.environment.tidy import check_against, distributions, tidy
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from envbuild.cli.main import run
 from envbuild.core.errors import ConfigurationError
 from envbuild.lock import locking
 from envbuild.lock.locking import find_lock, is_older
+from envbuild.lock.place import lock_command
 from envbuild.lock.record import read_lock
 
 ARGUMENTS = ("--stack", "mcore", "--target", "cpu", "--base", "debian12")
@@ -117,6 +118,62 @@ def test_a_shipped_lock_of_another_name_is_held_to_its_own_stack(project, shippe
     with pytest.raises(ConfigurationError) as caught:
         find_lock(project, selected(project), "try1")
     assert caught.value.fix.startswith("Make it: envbuild lock --stack mcore --base debian12 --name try1")
+
+
+COMMANDS = [
+    ("image",),
+    ("certify",),
+    ("sync", "--into", "venv"),
+    ("export", "--format", "requirements"),
+    ("wheels",),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_lock_of_a_name_that_is_not_there_is_told_with_the_bases_that_have_it(project, command, capsys):
+    make_lock(project / "lockfiles" / "try1" / "ubuntu2404")
+    assert run([*command, *ARGUMENTS, "--quiet", "--json", "--name", "try1"]) == 3
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["what"] == "there is no lock of stack mcore on base debian12 named try1"
+    assert error["why"].endswith("lockfiles/try1 has it on ubuntu2404.")
+    assert "--base debian12 --target TARGET --name try1 (and its pins)" in error["fix"]
+    assert not (project / "out").exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_lock_of_a_name_that_is_of_another_stack_is_refused(project, command, capsys):
+    make_lock(project / "lockfiles" / "try1" / "debian12", stack="nemo-2.7")
+    assert run([*command, *ARGUMENTS, "--quiet", "--json", "--name", "try1"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["what"] == "the lock named try1 on base debian12 is not of stack mcore"
+    assert error["fix"] == "Name its stack: --stack nemo-2.7 --name try1"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_name_that_is_a_path_is_refused(project, command, capsys):
+    make_lock(project / "elsewhere" / "debian12")
+    assert run([*command, *ARGUMENTS, "--quiet", "--json", "--name", "../elsewhere"]) == 3
+    assert "is no name for a lock" in json.loads(capsys.readouterr().out)["error"]["what"]
+
+
+def test_command_of_a_lock_has_the_words_that_it_was_made_with(project):
+    own = project / "lockfiles" / "mcore" / "debian12"
+    make_lock(own)
+    assert lock_command(read_lock(own)) == "envbuild lock --stack mcore --base debian12"
+    inputs = inputs_of(selected(project)).model_copy(
+        update={
+            "pins": {"torch": ">=2.12,<3"},
+            "as_of_request": "2026-05-01",
+            "torch_build_request": "index",
+            "allow": ("glibc",),
+        }
+    )
+    make_lock(project / "lockfiles" / "try1" / "debian12", inputs=inputs)
+    words = "--pin 'torch=>=2.12,<3' --as-of 2026-05-01 --torch-build index --allow glibc"
+    found = lock_command(read_lock(project / "lockfiles" / "try1" / "debian12"))
+    assert found == f"envbuild lock --stack mcore --base debian12 --name try1 {words}"
+    make_lock(project / "a place", inputs=inputs)
+    assert f"--out '{project / 'a place'}' --pin" in lock_command(read_lock(project / "a place"))
 
 
 @pytest.mark.parametrize(

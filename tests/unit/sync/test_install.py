@@ -39,7 +39,11 @@ def lock_with(tmp_path: Path, **packages: int) -> LockDirectory:
 
 
 def run_install(lock, tmp_path, recorder, source_args=(), **more):
-    place = Place(
+    return install(lock, place_for(tmp_path, recorder), source_args, SilentReporter(), **more)
+
+
+def place_for(tmp_path, recorder):
+    return Place(
         uv="/x/uv",
         lock="/x/lock",
         python="/usr/bin/python3.11",
@@ -48,7 +52,6 @@ def run_install(lock, tmp_path, recorder, source_args=(), **more):
         disk=tmp_path,
         logs=tmp_path / "logs",
     )
-    return install(lock, place, source_args, SilentReporter(), **more)
 
 
 COMMON = ["/x/uv", "--color", "never", "pip", "install", "--python", "/opt/venv/bin/python", "--no-deps"]
@@ -153,6 +156,7 @@ def test_packages_that_are_left_out_take_their_hashes_with_them(tmp_path):
     file.write_text(
         "# a note\none==1.0 \\\n    --hash=sha256:aa\nTwo_x==2 ; x\n    --hash=sha256:bb\nthree @ git+https://x\n"
     )
-    path, count = _without(file, {"two-x", "three"}, tmp_path / "logs")
+    place = place_for(tmp_path, Recorder())
+    path, count = _without(file, {"two-x", "three"}, place)
     assert (Path(path).read_text(), count) == ("# a note\none==1.0 \\\n    --hash=sha256:aa\n", 1)
     assert Path(path).name == "installed-compile.txt"

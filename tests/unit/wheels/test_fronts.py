@@ -1,6 +1,8 @@
 """The compilers that a build sees: real processes, in turns."""
 
+import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -52,7 +54,7 @@ def test_the_look_alike_has_all_of_the_toolkit_and_another_nvcc(tmp_path):
     assert (home / "include/cuda.h").samefile(tmp_path / "cuda 13/include/cuda.h")
     assert (home / "bin/ptxas").samefile(tmp_path / "cuda 13/bin/ptxas")
     done = subprocess.run([home / "bin/nvcc", "-arch=sm_80", "a b.cu"], capture_output=True, text=True, env={})
-    assert done.stdout.splitlines() == ["a b.cu", "-gencode=arch=compute_90a,code=[sm_90a,compute_90a]"]
+    assert done.stdout.splitlines()[:2] == ["a b.cu", "-gencode=arch=compute_90a,code=[sm_90a,compute_90a]"]
 
 
 def test_host_compilers_get_their_arguments_as_they_are(tmp_path):
@@ -86,6 +88,22 @@ def test_a_turn_ends_with_the_compiler_however_it_ends(tmp_path):
         time.sleep(0.01)
     held.kill()
     held.wait()
+    for descriptor in take_turn(str(tmp_path / "t"), 1, 8, 8):
+        os.close(descriptor)
+
+
+def test_the_turn_lasts_as_long_as_nvcc_itself(tmp_path):
+    made = fronts(tmp_path, "#!/bin/sh\necho $$ > $TMPDIR/pid; exec sleep 60\n", jobs=1)
+    environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+    held = subprocess.Popen([made.cuda_home / "bin/nvcc", "-c", "a.cu"], env=environment)
+    written = tmp_path / "pid"
+    while not (written.exists() and written.read_text().strip()):
+        time.sleep(0.01)
+    held.kill()
+    held.wait()
+    with (tmp_path / "t/core-0").open() as core, pytest.raises(BlockingIOError):
+        fcntl.flock(core, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.kill(int(written.read_text()), signal.SIGKILL)
     for descriptor in take_turn(str(tmp_path / "t"), 1, 8, 8):
         os.close(descriptor)
 

@@ -1,5 +1,6 @@
-"""The nvcc front: which architectures are left of a command line, and that it becomes nvcc."""
+"""The nvcc front: which architectures are left of a command line, and how nvcc is run."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -82,12 +83,53 @@ def test_option_files_count(tmp_path: Path):
         assert rewritten([*given, "a.cu"], ["90"]) == ["-DNAME=a b", "-lineinfo", "a.cu", ASKED]
 
 
-def test_the_script_becomes_nvcc(tmp_path: Path):
+def front(tmp_path: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The front before a program of the test's own."""
     nvcc = tmp_path / "a folder" / "nvcc"
-    nvcc.parent.mkdir()
-    nvcc.write_text('#!/bin/sh\nfor word; do echo "$word"; done\nexit 7\n')
+    nvcc.parent.mkdir(exist_ok=True)
+    nvcc.write_text(f"#!/bin/sh\n{script}\n")
     nvcc.chmod(0o755)
+    (tmp_path / "tmp").mkdir(exist_ok=True)
     command = [sys.executable, "-I", "-S", nvcc_front.__file__, "--nvcc", nvcc, "--sm", "90,100a", "--ptx", "", "--"]
-    done = subprocess.run([*command, "-arch", "sm_80", "a b.cu", '-DX="q"'], capture_output=True, text=True)
-    words = ["a b.cu", '-DX="q"', ASKED, "-gencode=arch=compute_100a,code=sm_100a"]
-    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (7, words, "")
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, cwd=tmp_path)
+
+
+SAY = 'for word; do echo "$word"; done; exit 7'
+# Says where intermediate files are to be, and whether that is a folder; leaves one there.
+WHERE = 'for folder; do :; done; echo "$folder"; touch "$folder/made"'
+
+
+def test_the_script_runs_nvcc_and_ends_as_it_does(tmp_path: Path):
+    done = front(tmp_path, SAY, "-arch", "sm_80", "a b.cu", '-DX="q"')
+    *words, keep, option, folder = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (7, "")
+    assert words == ["a b.cu", '-DX="q"', ASKED, "-gencode=arch=compute_100a,code=sm_100a"]
+    assert (keep, option) == ("--keep", "--keep-dir")
+    assert Path(folder).parent == tmp_path / "tmp"
+    assert front(tmp_path, "kill -9 $$", "a.cu").returncode == 128 + 9
+
+
+def test_intermediate_files_are_in_a_folder_of_the_command_s_own(tmp_path: Path):
+    one, again, other = (front(tmp_path, WHERE, "-c", name).stdout for name in ("a.cu", "a.cu", "b.cu"))
+    assert one == again != other
+    assert [*(tmp_path / "tmp").iterdir()] == [], "nothing of them stays"
+
+
+def test_a_command_that_runs_twice_at_once_shares_no_folder(tmp_path: Path):
+    (tmp_path / "tmp").mkdir()
+    folder = front(tmp_path, WHERE, "-c", "a.cu").stdout.strip()
+    Path(folder).mkdir()
+    done = front(tmp_path, SAY, "-c", "a.cu")
+    assert "--keep" not in done.stdout.splitlines()
+    assert Path(folder).is_dir(), "it is the other one's"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["x/a.cu", "y/a.cu"], ["a.cu", "a.cpp"], ["--keep", "a.cu"], ["-keep-dir=k", "a.cu"], ["--version"], ["-c"]],
+)
+def test_where_names_would_meet_nvcc_makes_them_up(given, tmp_path: Path):
+    done = front(tmp_path, SAY, *given)
+    assert str(tmp_path / "tmp") not in done.stdout
+    assert done.returncode == 7

@@ -8,7 +8,7 @@ import pytest
 from helpers.processes import forked, wait_until
 from helpers.stores import keep_wheel
 from unit.wheels.plans import compile_lock
-from unit.wheels.test_wheelhouse import Notes, wanted
+from unit.wheels.test_wheelhouse import Notes, swapped, wanted
 
 from envbuild.core import locks
 from envbuild.store.local import LocalStore
@@ -83,9 +83,20 @@ def test_a_damaged_wheel_goes_whenever_it_was_used(store, tmp_path):
     changed.wheel.write_bytes(b"another")
     unreadable = kept(store, wanted(lock).model_copy(update={"sm": ("80",)}), tmp_path, 0)
     (unreadable.path / "wheel.json").write_text("{")
+    pipe = kept(store, wanted(lock).model_copy(update={"sm": ("100",)}), tmp_path, 0)
+    (pipe.path / "wheel.json").unlink()
+    os.mkfifo(pipe.path / "wheel.json")
     plan = plan_pruning(store, [lock], unused_days=30, force=False)
-    assert keys(plan) == {("wheels", changed.record.key), ("wheels", unreadable.record.key)}
+    assert keys(plan) == {("wheels", item.record.key) for item in (changed, unreadable, pipe)}
     assert all(item.why.startswith("damaged: ") for item in plan.old)
+
+
+def test_swapped_entries_go(store, tmp_path):
+    swapped(store, tmp_path)
+    plan = plan_pruning(store, [compile_lock(tmp_path / "lock")], unused_days=30, force=False)
+    assert ["damaged: it is the entry of another key" in item.why for item in plan.old] == [True, True]
+    remove(store, plan.old)
+    assert [*(store.root / "wheels").iterdir()] == []
 
 
 def test_abandoned_builds_go_and_those_to_be_resumed_stay(store, tmp_path):

@@ -287,6 +287,23 @@ def test_what_was_forged_is_refused_and_counts_as_absent(machine, tmp_path, forg
     assert one.wheelhouse.problems() == {}
 
 
+def test_a_swapped_entry_is_taken_from_the_remote_store(machine, tmp_path, monkeypatch):
+    lock = compile_lock(tmp_path / "lock")
+    first, second = machine("first"), machine("second")
+    parts = wanted(lock)
+    kept = first.keep(parts)
+    stranger = second.keep(parts.model_copy(update={"sm": ("80",)}))
+    stranger.path.rename(second.store.path_of(KIND, parts.key))
+    found = second.wheelhouse.find(parts.key)
+    assert found is not None
+    assert (found.fetched, found.record.digest) == (second.remote.address, kept.record.digest)
+    shutil.rmtree(found.path)
+    stranger = second.keep(parts.model_copy(update={"sm": ("80",)}))
+    stranger.path.rename(second.store.path_of(KIND, parts.key))
+    taken_there = taken(lock, second.store, monkeypatch, remotes=(second.remote,))
+    assert {name: item.record.key for name, item in taken_there.items()} == {"causal-conv1d": parts.key}
+
+
 def test_a_record_that_has_no_place_of_this_machine_in_errors(machine, tmp_path):
     """What is refused was in a folder that is gone; the error names the store."""
     kept = keep_wheel(LocalStore(tmp_path / "good", SilentReporter()), PARTS, tmp_path)

@@ -10,8 +10,8 @@ from unit.wheels.test_planning import COMPILERS, CPU, GPU, Declared
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
-from envbuild.core.digests import sha256_file
-from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
+from envbuild.core.digests import sha256_file, short
+from envbuild.core.errors import ConfigurationError, MachineError
 from envbuild.core.progress import SilentReporter
 from envbuild.store import seals
 from envbuild.store.local import LocalStore
@@ -100,22 +100,45 @@ def test_a_changed_wheel_is_a_problem_and_is_not_found(store, tmp_path):
     assert list(Wheelhouse(store).problems().values()) == [f"{kept.wheel.name} is missing"]
 
 
-def test_an_entry_under_the_key_of_another_is_refused(store, tmp_path):
+def swapped(store: LocalStore, folder: Path) -> list[Built]:
+    """Two entries whose contents were exchanged by hand."""
+    parts = wanted(compile_lock(folder / "lock"))
+    kept = [keep(store, parts.model_copy(update={"sm": sm}), folder) for sm in (("80",), ("90",))]
+    (one, other), aside = (item.path for item in kept), folder / "aside"
+    for source, target in ((one, aside), (other, one), (aside, other)):
+        source.rename(target)
+    return kept
+
+
+def test_swapped_entries_are_set_aside_and_made_anew(tmp_path):
+    store = LocalStore(tmp_path / "store", Notes())
+    one, other = swapped(store, tmp_path)
+    assert list(Wheelhouse(store).all()) == []
+    problems = Wheelhouse(store).problems()
+    assert ["of another key" in problems[item.path.name] for item in (one, other)] == [True, True]
+    assert Wheelhouse(store).find(one.record.key) is None
+    assert not one.path.exists()
+    assert other.path.is_dir(), "of another key, which nobody asked for"
+    (line,) = store.reporter.lines  # type: ignore[attr-defined]
+    assert "is set aside" in line
+    assert short(other.record.key) in line
+    again = keep(store, one.record.parts, tmp_path)
+    assert (again.built, again.record.key) == (True, one.record.key)
+    assert Wheelhouse(store).find(one.record.key) is not None
+
+
+def test_a_record_with_the_key_of_another_is_set_aside(store, tmp_path):
     """A collision made by hand, seal and all: the record's parts give it away."""
     parts = wanted(compile_lock(tmp_path / "lock"))
     other = keep(store, parts.model_copy(update={"sm": ("80",)}), tmp_path)
     forged = store.path_of("wheels", parts.key)
     other.path.rename(forged)
-    with pytest.raises(CheckRefusedError, match="cannot be used") as refused:
-        Wheelhouse(store).find(parts.key)
-    assert "another key" in refused.value.why
     record = json.loads((forged / RECORD_FILE).read_text())
     (forged / RECORD_FILE).write_text(json.dumps(record | {"key": parts.key}))
     seals.seal(forged)
-    with pytest.raises(CheckRefusedError, match="cannot be used"):
-        Wheelhouse(store).find(parts.key)
-    assert list(Wheelhouse(store).all()) == []
     assert len(Wheelhouse(store).problems()) == 1
+    assert Wheelhouse(store).find(parts.key) is None
+    assert not forged.exists()
 
 
 class Sources(Declared):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,27 +13,33 @@ from pathlib import Path
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, remove_tree
-from envbuild.core.process import run, tail
+from envbuild.core.process import Finished, run, tail
 from envbuild.wheels.checking.symbols import is_foreign_symbol
 from envbuild.wheels.planning import WheelPlan
 
-LOAD_SECONDS = 600
+DOING = "@doing "
+PLACES = 6
 # Loads every library with all its symbols bound, after torch where there is one, then imports modules.
 _PROBE = """
-import ctypes, importlib, json, os, sys
-folder, libraries, modules = json.loads(sys.argv[1])
+import ctypes, faulthandler, importlib, json, os, sys
+folder, libraries, modules, limit = json.loads(sys.argv[1])
+# Shortly before its time is over a process says where it is.
+faulthandler.dump_traceback_later(0.9 * limit)
 sys.path.insert(0, folder)
+print("\\n@doing import torch", flush=True)
 try:
     import torch
 except ModuleNotFoundError:
     pass
 found = {"libraries": {}, "modules": {}}
 for name in libraries:
+    print("\\n@doing load " + name, flush=True)
     try:
         ctypes.CDLL(os.path.join(folder, name), mode=os.RTLD_NOW)
     except OSError as error:
         found["libraries"][name] = str(error)
 for name in modules:
+    print("\\n@doing import " + name, flush=True)
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -62,24 +69,15 @@ def load(wheel: Path, libraries: Sequence[str], plan: WheelPlan, environment: Pa
     """Unpack a wheel into ``scratch`` and load its libraries and modules with the environment's Python.
 
     Raises:
-        CheckRefusedError: the interpreter did not live to tell.
+        CheckRefusedError: the interpreter did not live to tell, or did not come back within the recipe's time.
     """
     # A build that goes on may have been checked before.
     with machine_errors(scratch), zipfile.ZipFile(wheel) as archive:
         remove_tree(scratch)
         archive.extractall(scratch)
-    job = json.dumps([str(scratch), list(libraries), list(plan.modules)])
+    job = json.dumps([str(scratch), list(libraries), list(plan.modules), plan.recipe.check_limit_seconds])
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_", "VIRTUAL_ENV"))}
-    finished = run(
-        [environment / "bin" / "python", "-I", "-c", _PROBE, job],
-        what=f"load what {plan.name} contains",
-        log=log,
-        env=kept,
-        cwd=scratch,
-        timeout_seconds=LOAD_SECONDS,
-        error=CheckRefusedError,
-        fix="It was not kept. It ended the interpreter that loaded it, or did not come back.",
-    )
+    finished = _in_time([environment / "bin" / "python", "-I", "-c", _PROBE, job], plan, kept, scratch, log)
     # Libraries may print, also when the interpreter ends.
     _, mark, told = finished.output.rpartition("\n@found ")
     if not mark:
@@ -99,6 +97,44 @@ def load(wheel: Path, libraries: Sequence[str], plan: WheelPlan, environment: Pa
         else:
             problems.append(f"module {name} does not import: {why}")
     return Loaded(tuple(problems), unknown)
+
+
+def _in_time(
+    command: Sequence[str | Path], plan: WheelPlan, environment: Mapping[str, str], scratch: Path, log: Path
+) -> Finished:
+    limit = plan.recipe.check_limit_seconds
+    lines: list[str] = []
+    began = time.monotonic()
+    try:
+        return run(
+            command,
+            what=f"load what {plan.name} contains",
+            log=log,
+            env=environment,
+            cwd=scratch,
+            timeout_seconds=limit,
+            on_line=lines.append,
+            error=CheckRefusedError,
+            fix="It was not kept. It ended the interpreter that loaded it.",
+            whole=True,
+        )
+    except CheckRefusedError as error:
+        if time.monotonic() - began < limit:
+            raise
+        doing = [line.removeprefix(DOING) for line in lines if line.startswith(DOING)]
+        raise CheckRefusedError(
+            f"the wheel of {plan.name} is refused: loading what it contains did not end within {limit} s",
+            why=f"It was at: {doing[-1] if doing else 'the start of Python'}\n" + "\n".join(_place(lines)),
+            fix="It was not kept; its object files were. Where this machine's disk is so slow, raise "
+            f"check_limit_seconds in envs/wheels/{plan.parts.package}.toml and run again.",
+            log=log,
+        ) from error
+
+
+def _place(lines: Sequence[str]) -> Sequence[str]:
+    """The innermost places of the stack that faulthandler wrote down."""
+    starts = [number for number, line in enumerate(lines) if line.endswith("(most recent call first):")]
+    return lines[starts[-1] + 1 :][:PLACES] if starts else ()
 
 
 def is_elsewhere(module: str, unpacked: Path) -> bool:

@@ -23,7 +23,7 @@ from envbuild.wheels.keeping.entry import BUILDS_KIND
 from envbuild.wheels.keeping.wheelhouse import Built, Wheelhouse, WheelRecord, fill
 from envbuild.wheels.planning import WheelPlan
 from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolkits.toolchain import Toolchain
+from envbuild.wheels.toolkits.toolchain import Toolchain, refuse_unknown_sm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def make_wheels(plans: Sequence[WheelPlan], environment: Callable[[], Path], wor
     wheelhouse = workshop.wheelhouse
     found = {plan.parts.key: wheelhouse.find(plan.parts.key) for plan in plans}
     missing = [plan for plan in plans if found[plan.parts.key] is None]
-    made = _build_all(missing, environment(), workshop) if missing else {}
+    made = _build_all(missing, environment, workshop) if missing else {}
     return tuple(made.get(plan.parts.key) or _there(found[plan.parts.key]) for plan in plans)
 
 
@@ -66,8 +66,10 @@ def _there(item: Built | None) -> Built:
     return item
 
 
-def _build_all(plans: Sequence[WheelPlan], environment: Path, workshop: Workshop) -> dict[str, Built]:
+def _build_all(plans: Sequence[WheelPlan], made: Callable[[], Path], workshop: Workshop) -> dict[str, Built]:
     limits, toolchain = workshop.limits, workshop.toolchain()
+    refuse_unknown_sm(toolchain, dict.fromkeys(sm for plan in plans for sm in plan.expected.sass))
+    environment = made()
     which = plans[0].name if len(plans) == 1 else f"{len(plans)} wheels"
     most = max(limits.jobs_for(plan.recipe.job_memory_gib) for plan in plans)
     title = f"build {which} for {plans[0].asked.text()}, {most} at once in {limits.memory_gib} GiB"

@@ -8,13 +8,19 @@ any Python from 3.8 on::
 ``-gencode`` pairs of architectures that were not asked for are dropped. Those asked for and not named are added where
 several were named, or none is left: a source that is compiled for one architecture alone keeps it.
 ``-arch`` and ``-code`` always give way to them, since each stands for machine code and PTX of its own choice.
-Its digest is part of the build key. Source of the options: NVIDIA CUDA Compiler Driver, "GPU Code Generation".
+Intermediate files have the names of their sources: those that nvcc makes up for temporary files have its process's
+number in them, and come back in the object file, which then is another one each time.
+Its digest is part of the build key. Source of the options: NVIDIA CUDA Compiler Driver, "GPU Code Generation" and
+"File and Path Specifications".
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +28,7 @@ from pathlib import Path
 PAIRS = ("-gencode", "--generate-code")
 CHOICES = ("-arch", "--gpu-architecture", "-code", "--gpu-code")
 OPTION_FILES = ("-optf", "--options-file")
+KEEPING = ("--keep", "-keep", "--save-temps", "-save-temps", "--keep-dir", "-keep-dir", "--clean-targets", "-clean")
 # Asked about, nvcc compiles nothing.
 QUESTIONS = frozenset(("--version", "-V", "--help", "-h", "--list-gpu-arch", "-arch-ls", "--list-gpu-code", "-code-ls"))
 SOURCES = (".cu", ".cuh", ".ptx", ".cubin", ".fatbin", ".c", ".cc", ".cpp", ".cxx", ".o", ".obj", ".a", ".so")
@@ -99,13 +106,40 @@ def _is_input(word: str) -> bool:
     return not word.startswith("-") and word.endswith(SOURCES)
 
 
+def folder_of_names(arguments: Sequence[str]) -> str:
+    """A new folder for the intermediate files of a command; its own name is the same for the same command.
+
+    Empty where they must not have their sources' names: two sources of one name would meet there, and a command that
+    keeps them itself knows where.
+    """
+    sources = [Path(word).stem for word in arguments if _is_input(word)]
+    own = [word for word in arguments if word.partition("=")[0] in KEEPING]
+    if own or not sources or len(set(sources)) < len(sources) or QUESTIONS.intersection(arguments):
+        return ""
+    told = "\0".join([str(Path.cwd()), *arguments]).encode(errors="surrogateescape")
+    folder = Path(os.environ.get("TMPDIR") or "/tmp") / f"nvcc-{hashlib.sha256(told).hexdigest()[:16]}"  # noqa: S108
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError:  # the same command runs already, or there is no place: nvcc says what it thinks of that
+        return ""
+    return str(folder)
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Become nvcc."""
+    """Run nvcc, and end as it does."""
     split = list(arguments).index("--")
     own = dict(zip(arguments[:split:2], arguments[1:split:2]))  # noqa: B905 - strict is not in Python 3.8
     sm, ptx = (tuple(filter(None, own.get(name, "").split(","))) for name in ("--sm", "--ptx"))
-    nvcc = own["--nvcc"]
-    os.execv(nvcc, [nvcc, *rewritten(arguments[split + 1 :], sm, ptx)])  # noqa: S606 - this is the point
+    command = [own["--nvcc"], *rewritten(arguments[split + 1 :], sm, ptx)]
+    folder = folder_of_names(command[1:])
+    if not folder:
+        os.execv(command[0], command)  # noqa: S606 - this is the point
+    try:
+        # It inherits the turn that it runs in.
+        status = subprocess.call([*command, "--keep", "--keep-dir", folder], close_fds=False)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(status if status >= 0 else 128 - status)
 
 
 if __name__ == "__main__":

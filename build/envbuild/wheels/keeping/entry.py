@@ -20,7 +20,7 @@ from envbuild import __version__
 from envbuild.catalog.models import Model
 from envbuild.core.digests import digest_of, sha256_file, short
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.files import machine_errors, write_atomic
+from envbuild.core.files import machine_errors, read_plain, write_atomic
 from envbuild.core.process import mask
 from envbuild.store.seals import SEAL_FILE
 from envbuild.wheels.architectures import Architectures
@@ -34,6 +34,7 @@ RECORD_FILE = "wheel.json"
 LOG_FILE = "build.log"
 PROVENANCE_FILE = "provenance.json"
 SHELF_DIGITS = 16
+MOST_RECORD_BYTES = 16 << 20
 
 
 class WheelRecord(Model):
@@ -140,11 +141,23 @@ def read_record(folder: Path) -> WheelRecord:
         CheckRefusedError: it is missing, damaged, or its parts have another key than it states.
     """
     try:
-        record = WheelRecord.model_validate_json((folder / RECORD_FILE).read_bytes())
+        record = WheelRecord.model_validate_json(read_plain(folder / RECORD_FILE, MOST_RECORD_BYTES))
     except (OSError, ValidationError) as error:
         raise bad_entry(folder, str(error)) from error
     if record.parts.key != record.key:
         raise bad_entry(folder, "its parts have another key than the one it is kept under")
+    return record
+
+
+def read_kept(folder: Path) -> WheelRecord:
+    """The record of an entry of a wheelhouse.
+
+    Raises:
+        CheckRefusedError: it is missing, damaged, or another key's than that of the folder.
+    """
+    record = read_record(folder)
+    if record.key.removeprefix("sha256:") != folder.name:
+        raise bad_entry(folder, f"it is the entry of another key, {short(record.key)}")
     return record
 
 
@@ -197,7 +210,7 @@ def bad_entry(path: Path, why: str) -> CheckRefusedError:
     return CheckRefusedError(
         f"the wheelhouse's entry {short(path.name)} cannot be used",
         why=f"{why} ({path})",
-        fix=f"Remove the folder {path}; the wheel is then built again.",
+        fix="`envbuild wheels` for its stack and target builds it again; `envbuild wheels prune` removes it.",
     )
 
 

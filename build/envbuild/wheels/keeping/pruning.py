@@ -15,7 +15,7 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.record import Lock, LockDirectory
 from envbuild.store import seals
 from envbuild.store.local import LocalStore
-from envbuild.wheels.keeping.entry import BUILDS_KIND, KIND, read_record
+from envbuild.wheels.keeping.entry import BUILDS_KIND, KIND, read_kept
 from envbuild.wheels.key import Parts
 from envbuild.wheels.planning import buildable
 
@@ -71,7 +71,7 @@ def plan_pruning(
     needed: list[Old] = []
     for path in _folders(store, KIND):
         try:
-            record = read_record(path)
+            record = read_kept(path)
         except CheckRefusedError as error:
             old.append(_old(KIND, path, path.name[:12], f"damaged: {error.why.replace(f' ({path})', '')}"))
             continue

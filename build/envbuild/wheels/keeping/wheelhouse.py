@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from envbuild.core import locks
 from envbuild.core.digests import Json, sha256_file, short
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.store import seals
 from envbuild.store.local import LocalStore
 from envbuild.store.remote import Remote
-from envbuild.wheels.keeping.entry import KIND, RECORD_FILE, Built, WheelRecord, bad_entry, fill, read_record, sign_off
+from envbuild.wheels.keeping.entry import KIND, RECORD_FILE, Built, WheelRecord, fill, read_kept, sign_off
 from envbuild.wheels.keeping.sharing import Sharing
 
 __all__ = ["KIND", "NO_BUILT", "RECORD_FILE", "Built", "WheelRecord", "Wheelhouse", "digests_of", "fill"]
@@ -48,12 +49,23 @@ class Wheelhouse:
         Raises:
             NetworkError: a remote store that is to be read cannot be reached or refuses.
         """
+        self.set_aside(key)
         path = self._store.find(KIND, key)
         came_from = "" if path is not None else self.sharing.fetch(key)
         if path is None and not came_from:
             return None
         found = self.take(self._read(self._store.path_of(KIND, key)))
         return dataclasses.replace(found, fetched=came_from)
+
+    def set_aside(self, key: str) -> None:
+        """Remove an entry whose files are whole, and which is none of this key: made so by hand, or by an accident."""
+        path = self._store.path_of(KIND, key)
+        if not path.is_dir() or seals.broken(path) or not _wrong(path):
+            return  # what is broken is told and made anew where it is asked for
+        with locks.exclusive(self._store.root / "locks" / f"{KIND}-{path.name}.lock"):
+            if problem := _wrong(path):
+                self._store.reporter.note(f"the wheelhouse's entry {short(key)} is set aside: {problem}")
+                self._store.remove(KIND, key)
 
     def get_or_build(self, key: str, build: Callable[[Path], None]) -> Built:
         """The wheel of a key; when absent ``build`` fills a folder with wheel, record and log.
@@ -127,10 +139,16 @@ class Wheelhouse:
         return seals.broken(item.path)
 
     def _read(self, path: Path) -> Built:
-        record = read_record(path)
-        if record.key.removeprefix("sha256:") != path.name:
-            raise bad_entry(path, "its parts have another key than the one it is kept under")
-        return Built(path=path, record=record)
+        return Built(path=path, record=read_kept(path))
+
+
+def _wrong(path: Path) -> str:
+    """What is wrong with the record of an entry; empty when nothing is, or it is not there."""
+    try:
+        read_kept(path)
+    except CheckRefusedError as error:
+        return error.why if path.is_dir() else ""
+    return ""
 
 
 def key_by_prefix(text: str, known: Mapping[str, str]) -> str:

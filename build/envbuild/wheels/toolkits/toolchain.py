@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from envbuild.core.errors import MachineError
+from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.core.process import run
 from envbuild.wheels.toolkits.host_compiler import find_host_compiler, refuse_too_new
 
@@ -21,6 +21,7 @@ HOME_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 USUAL_HOME = Path("/usr/local/cuda")
 # The index's packages of older CUDAs (nvidia-cuda-nvcc-cu12 12.6.85, 12.8.93 and 12.9.86) have ptxas and no nvcc.
 FIRST_INDEX_MAJOR = 13
+_LISTED = re.compile(r"^sm_(\d+)$", re.MULTILINE)
 _RELEASE = re.compile(r"release (\d+\.\d+), V(\d+\.\d+\.\d+)")
 
 
@@ -113,6 +114,35 @@ def toolchain_at(home: Path, version: str, environ: Mapping[str, str] = os.envir
     host = find_host_compiler(environ)
     refuse_too_new(host, home, version)
     return Toolchain(home=home, cuda=version, cc=host.cc, cxx=host.cxx, host=host.both)
+
+
+def refuse_unknown_sm(toolchain: Toolchain, sm: Iterable[str]) -> None:
+    """Refuse SMs that nvcc does not compile for, before anything is built.
+
+    Raises:
+        CheckRefusedError: there is one; names those that nvcc knows.
+    """
+    refused = [one for one in sm if _is_refused(toolchain.nvcc, one)]
+    if not refused:
+        return
+    asked = run([toolchain.nvcc, "--list-gpu-code"], what="ask nvcc for its architectures", check=False)
+    known = sorted(set(_LISTED.findall(asked.output)), key=int)
+    raise CheckRefusedError(
+        f"CUDA {toolchain.cuda} does not compile for {', '.join(f'sm_{one}' for one in refused)}",
+        why=f"Its nvcc ({toolchain.nvcc}) knows {', '.join(f'sm_{one}' for one in known)}, from sm_90 on also with the "
+        "suffix a, from sm_100 on also with f.",
+        fix="Correct `sm` of the target's file in envs/targets/ (`envbuild list targets`). For GPUs that CUDA has "
+        "dropped lock the stack on a base with an older CUDA, for newer GPUs on one with a newer CUDA: --base NAME",
+    )
+
+
+def _is_refused(nvcc: Path, sm: str) -> bool:
+    """Whether nvcc says that it does not know an SM; asked so, it compiles nothing, and it knows of suffixes too."""
+    pair = f"-gencode=arch=compute_{sm},code=sm_{sm}"
+    asked = run(
+        [nvcc, "--dryrun", pair, "-c", "-x", "cu", "/dev/null"], what="ask nvcc for an architecture", check=False
+    )
+    return asked.status != 0 and "Unsupported gpu architecture" in asked.output
 
 
 def no_toolkit(cuda: str, found: Toolkits) -> MachineError:

@@ -9,7 +9,9 @@ import pytest
 from envbuild.catalog.catalog import Catalog, Machine, select
 from envbuild.core.errors import MachineError
 from envbuild.core.progress import SilentReporter
-from envbuild.image import native, subids
+from envbuild.image import native
+from envbuild.image.bases import made, subids
+from envbuild.image.squash.packing import Packing
 from envbuild.store.local import LocalStore
 
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -84,10 +86,12 @@ def test_ids_are_asked_for_before_a_base_is_made_and_only_then(tmp_path, monkeyp
     def fail(text):
         raise MachineError(text)
 
-    monkeypatch.setattr(native.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(made.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(subids, "require", lambda: fail("asked for IDs"))
-    for name in ("_check_lock", "_check_tools"):
-        monkeypatch.setattr(native, name, lambda *_: None)
+    monkeypatch.setattr(native, "_check_lock", lambda *_: None)
+    monkeypatch.setattr(Packing, "check_tools", lambda _: None)
+    monkeypatch.setattr(made.mmdebstrap, "require_tools", lambda: None)
+    monkeypatch.setattr(made.sandbox, "probe", lambda: None)
     monkeypatch.setattr(native, "_find", lambda *_: None)
     monkeypatch.setattr(native, "find_base", lambda *_: object() if base_is_there else None)
     monkeypatch.setattr(native, "make_base", lambda *_, **__: fail("made the base"))

@@ -4,7 +4,7 @@ import pytest
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
-from envbuild.image import apt
+from envbuild.image.bases import apt
 
 CATALOG = Catalog.open(data_root())
 DEBIAN = CATALOG.base("debian12")

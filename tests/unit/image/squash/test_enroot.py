@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.image import enroot
 from envbuild.image.oci import RunConfig
+from envbuild.image.squash import enroot
 
 words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 

@@ -1,38 +1,27 @@
-"""Bases: a distribution's root file system as a directory to run in and as a layer, made by mmdebstrap."""
+"""Bases that mmdebstrap makes from a distribution's packages: the root file system and its one layer."""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Base
-from envbuild.catalog.site import Site
-from envbuild.core.digests import digest_of, short
+from envbuild.core.digests import Json
 from envbuild.core.errors import BuildError, EnvbuildError, MachineError, NetworkError, disk_full
-from envbuild.core.files import remove_tree, write_atomic
+from envbuild.core.files import remove_tree
 from envbuild.core.process import Finished, describe_status, find_tool, ran_out_of_space, run, tail
 from envbuild.core.progress import Reporter
-from envbuild.image import apt, gzips
-from envbuild.image.layers import Layer, LayerWriter, Owner
-from envbuild.image.record import RECORD_FILE, BaseRecord, dump, load
+from envbuild.image import gzips
+from envbuild.image.bases import apt
+from envbuild.image.layers import EPOCH, Layer, LayerWriter, Owner
 from envbuild.image.tars import read_members
-from envbuild.store.local import LocalStore
 
-KIND = "bases"
-# Raised when a base made from the same inputs would come out differently.
-FORMAT = 1
-# Every file of a base has this time (2000-01-01). It is the base's own and no lock's, so that locks share the layer.
-EPOCH = 946684800
 ROOTFS = "rootfs"
 LAYER_FILE = "layer.tar.gz"
-# Files that a sandbox mounts the machine's own over, where a base has none. They are not in the layer.
-MOUNT_POINTS = ("etc/resolv.conf", "etc/hosts")
-ARCHITECTURES = {"linux/amd64": "amd64"}
+ARCHITECTURES = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
 # apt has no exit status of its own for "cannot reach"; these are its words for it.
 _NETWORK = re.compile(
     r"Temporary failure resolving|Could not resolve|Could not connect|Connection (failed|refused|timed out)"
@@ -42,30 +31,6 @@ _NETWORK = re.compile(
 _ENVIRONMENT = ("PATH", "http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy", "NO_PROXY")
 
 
-@dataclass(frozen=True, kw_only=True)
-class MadeBase:
-    """A base in the store."""
-
-    path: Path
-    record: BaseRecord
-    built: bool
-
-    @property
-    def rootfs(self) -> Path:
-        """The root file system as a directory; owners in it mean nothing."""
-        return self.path / ROOTFS
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """Its layers, lowest first."""
-        return (Layer(self.record.layer, self.path / LAYER_FILE),)
-
-    @property
-    def digest(self) -> str:
-        """The digest by which what is built on it knows the base: that of the tar of its root file system."""
-        return self.record.layer.diff_id
-
-
 @cache
 def mmdebstrap_version() -> str:
     """``mmdebstrap 1.3.5``."""
@@ -73,55 +38,33 @@ def mmdebstrap_version() -> str:
     return run([tool, "--version"], what="ask mmdebstrap for its version", error=MachineError).output.strip()
 
 
-def base_key(base: Base) -> str:
-    """The key of a base: what it is defined as and what makes it, but not the day on which it is made."""
-    return digest_of(
-        {
-            "format": FORMAT,
-            "definition": definition_digest(base),
-            "tool": mmdebstrap_version(),
-            "gzip": gzips.ENCODER,
-            "scrub": list(scrub_patterns()),
-        }
-    )
+def inputs() -> dict[str, Json]:
+    """What makes such a base, besides its definition; but not the day on which it is made."""
+    return {"tool": mmdebstrap_version(), "gzip": gzips.ENCODER, "scrub": list(scrub_patterns())}
 
 
-def find_base(base: Base, store: LocalStore) -> MadeBase | None:
-    """The base as it was made last, if it was."""
-    path = store.find(KIND, base_key(base))
-    return _read(path, built=False) if path else None
+def require_tools() -> None:
+    """Refuse to begin without the programs that make such a base.
+
+    Raises:
+        MachineError: one is missing.
+    """
+    find_tool("mmdebstrap", "mmdebstrap")
+    find_tool("tar", "tar")
+    find_tool("unshare", "util-linux")
 
 
-def make_base(
-    selection: Selection, site: Site, store: LocalStore, reporter: Reporter, *, refresh: bool = False
-) -> MadeBase:
-    """The base of ``selection``; made when it is not in the store, or when ``refresh`` asks for today's packages.
+def build(folder: Path, base: Base, name: str, mirror: str | None, log: Path, reporter: Reporter) -> Layer:
+    """Make the base ``name`` in ``folder``: its root file system in ``rootfs``, and its layer.
 
     Raises:
         ConfigurationError: this machine has no apt sources for it.
         NetworkError: the archive cannot be reached.
         BuildError: mmdebstrap failed.
     """
-    base = selection.base
-    key = base_key(base)
-
-    def build(folder: Path) -> None:
-        _build(folder, base, selection.base_name, site, store.root / "logs", reporter)
-
-    entry = store.rebuild(KIND, key, build) if refresh else store.get_or_build(KIND, key, build)
-    return _read(entry.path, built=entry.built)
-
-
-def _read(path: Path, *, built: bool) -> MadeBase:
-    return MadeBase(path=path, record=load(path / RECORD_FILE, BaseRecord), built=built)
-
-
-def _build(folder: Path, base: Base, name: str, site: Site, logs: Path, reporter: Reporter) -> None:
-    sources = apt.sources_for(base, name, site.apt_mirror)
-    log = logs / f"base-{name}-{short(base_key(base))}.log"
-    log.unlink(missing_ok=True)
+    sources = apt.sources_for(base, name, mirror)
     archive = folder.parent / "rootfs.tar"
-    rootfs = folder / ROOTFS
+    rootfs, file = folder / ROOTFS, folder / LAYER_FILE
     with reporter.step(f"make base {name} with {mmdebstrap_version()}"):
         _mmdebstrap(archive, base, name, sources, log, reporter)
     with reporter.step(f"unpack and scrub base {name}"):
@@ -139,18 +82,9 @@ def _build(folder: Path, base: Base, name: str, site: Site, logs: Path, reporter
         )
         archive.unlink()
         scrub(rootfs, scrub_patterns())
-    with reporter.step(f"write the layer of base {name}"):
-        with LayerWriter(folder / LAYER_FILE, EPOCH) as writer:
-            writer.add_tree(rootfs, owner=lambda path: owners.get(path, (0, 0)))
-        record = BaseRecord(
-            schema="envbuild.base/1",
-            layer=writer.record("base"),
-            made_by=mmdebstrap_version(),
-            packages=installed_packages((rootfs / "var/lib/dpkg/status").read_text(encoding="utf-8")),
-        )
-    for place in MOUNT_POINTS:
-        (rootfs / place).touch()
-    write_atomic(folder / RECORD_FILE, dump(record))
+    with reporter.step(f"write the layer of base {name}"), LayerWriter(file, EPOCH) as writer:
+        writer.add_tree(rootfs, owner=lambda path: owners.get(path, (0, 0)))
+    return Layer(writer.record("base"), file)
 
 
 def _mmdebstrap(archive: Path, base: Base, name: str, sources: apt.Sources, log: Path, reporter: Reporter) -> None:
@@ -234,13 +168,3 @@ def scrub(rootfs: Path, patterns: tuple[str, ...]) -> None:
 def _inside(folder: Path, rootfs: Path) -> bool:
     # A pattern's middle part may go through a link (var/run -> /run); what lies there is not the base's.
     return folder.resolve().is_relative_to(rootfs.resolve())
-
-
-def installed_packages(status: str) -> dict[str, str]:
-    """Version by package name from dpkg's status file."""
-    found = {}
-    for paragraph in status.split("\n\n"):
-        fields = dict(re.findall(r"^(Package|Version|Status): (.*)$", paragraph, re.MULTILINE))
-        if fields.get("Status") == "install ok installed":
-            found[fields["Package"]] = fields["Version"]
-    return dict(sorted(found.items()))

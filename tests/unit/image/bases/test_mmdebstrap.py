@@ -8,8 +8,9 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.process import Finished
-from envbuild.image import bases
-from envbuild.image.bases import base_key, failure, installed_packages, read_owners, scrub, scrub_patterns
+from envbuild.image.bases import base_key, mmdebstrap
+from envbuild.image.bases.facts import installed_packages
+from envbuild.image.bases.mmdebstrap import failure, read_owners, scrub, scrub_patterns
 
 BASE = Catalog.open(data_root()).base("debian12")
 
@@ -114,14 +115,14 @@ def test_packages_are_those_installed():
 
 
 def test_key_changes_with_definition_tool_and_scrubbing(monkeypatch):
-    monkeypatch.setattr(bases, "mmdebstrap_version", lambda: "mmdebstrap 1.3.5")
+    monkeypatch.setattr(mmdebstrap, "mmdebstrap_version", lambda: "mmdebstrap 1.3.5")
     key = base_key(BASE)
     assert base_key(BASE) == key
     smaller = BASE.model_copy(update={"obtain": BASE.obtain.model_copy(update={"packages": ()})})
     keys = {key, base_key(smaller)}
-    monkeypatch.setattr(bases, "mmdebstrap_version", lambda: "mmdebstrap 1.5.7")
+    monkeypatch.setattr(mmdebstrap, "mmdebstrap_version", lambda: "mmdebstrap 1.5.7")
     keys.add(base_key(BASE))
-    monkeypatch.setattr(bases, "scrub_patterns", lambda: ("tmp/*",))
+    monkeypatch.setattr(mmdebstrap, "scrub_patterns", lambda: ("tmp/*",))
     keys.add(base_key(BASE))
     assert len(keys) == 4
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from envbuild.core.errors import CheckRefusedError, InternalError
-from envbuild.core.files import machine_errors, write_atomic
+from envbuild.core.files import machine_errors
+from envbuild.image.environment.records import forget
 
 # For uv's and backup programs' own use; the lock file's mode shows the builder's umask.
 VENV_LEFTOVERS = (".lock", ".gitignore", "CACHEDIR.TAG")
@@ -26,16 +25,7 @@ def tidy(venv: Path, site_packages: Path) -> None:
         for name in DIST_INFO_LEFTOVERS:
             for file in site_packages.glob(f"*.dist-info/{name}"):
                 file.unlink()
-                _forget(file.parent / "RECORD", f"{file.parent.name}/{name}")
-
-
-def _forget(record: Path, name: str) -> None:
-    """Take ``name`` out of a RECORD file (PEP 376: CSV with the path in the first column)."""
-    rows = list(csv.reader(io.StringIO(record.read_text(encoding="utf-8"))))
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(row for row in rows if row and row[0] != name)
-    # Never in place: the file is a hard link into uv's cache.
-    write_atomic(record, text.getvalue())
+                forget(file.parent, name)
 
 
 def distributions(site_packages: Path) -> dict[str, str]:

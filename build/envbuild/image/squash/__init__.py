@@ -1,0 +1,1 @@
+"""From layers to an enroot .sqsh: what enroot lays out, the stream for mksquashfs, and packing."""

@@ -1,0 +1,81 @@
+"""What decides a .sqsh besides the image: who packs it, and how it is compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from envbuild.core.process import find_tool
+from envbuild.image.layers import Layer
+from envbuild.image.merging.blobs import LayerBlob
+from envbuild.image.oci import RunConfig
+from envbuild.image.record import SqshRecord
+from envbuild.image.squash import compression as compressions
+from envbuild.image.squash import importing
+from envbuild.image.squash.compression import Compression
+from envbuild.image.squash.pack import mksquashfs_version, write_sqsh
+
+# Raised when a .sqsh packed from the same layers would come out differently.
+FORMAT = 2
+Builder = Literal["native", "enroot"]
+BUILDERS: tuple[Builder, ...] = ("native", "enroot")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """How a .sqsh is made."""
+
+    compression: Compression = compressions.DEFAULT
+    builder: Builder = "native"
+
+    def key(self) -> tuple[str, ...]:
+        """What belongs into the key of an image with such a .sqsh.
+
+        Raises:
+            MachineError: a tool is not installed.
+        """
+        native = (str(FORMAT), mksquashfs_version(), *self.compression.words())
+        return native if self.builder == "native" else (self.builder, importing.enroot_version(), *native)
+
+    def check_tools(self) -> None:
+        """Before work starts: what packing will need.
+
+        Raises:
+            MachineError: a tool is not installed.
+        """
+        find_tool("mksquashfs", "squashfs-tools")
+        if self.builder == "enroot":
+            importing.find_enroot()
+
+    def write(
+        self,
+        target: Path,
+        layout: Path,
+        image_digest: str,
+        layers: Sequence[Layer],
+        config: RunConfig,
+        epoch: int,
+        log: Path,
+    ) -> SqshRecord:
+        """Pack the image in the OCI layout ``layout``, which is made of ``layers`` (lowest first).
+
+        Raises:
+            CheckRefusedError: a layer is refused, or its configuration would run code when a container starts.
+            BuildError: the packer failed.
+            MachineError: a tool is missing, or the disk is full.
+        """
+        if self.builder == "enroot":
+            return importing.import_sqsh(target, layout, image_digest, config, epoch, log, self.compression)
+        # The digest of the tar in it is not compared: the blob's is, and both were taken of the same bytes.
+        blobs = [
+            LayerBlob(
+                file=layer.file,
+                digest=layer.record.digest,
+                size_bytes=layer.record.size_bytes,
+                unpacked_bytes=layer.record.unpacked_bytes,
+            )
+            for layer in layers
+        ]
+        return write_sqsh(target, blobs, config, f"oci:{image_digest}", epoch, log, self.compression)

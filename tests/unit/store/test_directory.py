@@ -1,0 +1,104 @@
+"""A directory store in which somebody put what is no file: nothing is waited for, and it is refused."""
+
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.store_entries import KEY, Place, entry, push
+
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import CheckRefusedError
+from envbuild.core.progress import SilentReporter
+from envbuild.store import document
+from envbuild.store.local import LocalStore
+from envbuild.store.remote import Pushed
+
+
+@pytest.fixture
+def place(tmp_path) -> Place:
+    (tmp_path / "share").mkdir()
+    return Place(f"file://{tmp_path}/share")
+
+
+def absurd(path: Path) -> None:
+    with path.open("wb") as stream:
+        stream.truncate(1 << 40)
+
+
+MADE: dict[str, Callable[[Path], None]] = {
+    "a pipe": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a folder": Path.mkdir,
+    "larger than": absurd,
+}
+
+
+@pytest.mark.parametrize("said", list(MADE))
+def test_a_document_that_is_no_file_is_refused(place, tmp_path, said):
+    remote = place.open()
+    push(remote, entry(tmp_path / "made", big=b"big"))
+    (path,) = (tmp_path / "share/entries/things").iterdir()
+    path.unlink()
+    MADE[said](path)
+    began = time.monotonic()
+    with pytest.raises(CheckRefusedError) as caught:
+        remote.find("things", KEY)
+    assert time.monotonic() - began < 5
+    assert said in caught.value.why
+    assert str(tmp_path / "share") in caught.value.what
+    assert remote.keys("things") == [KEY]
+    assert isinstance(remote.documents("things", [KEY])[KEY], CheckRefusedError)
+
+
+@pytest.mark.parametrize("said", [name for name in MADE if name != "larger than"])
+def test_a_file_of_an_entry_that_is_none_is_refused_and_put_back(place, tmp_path, said):
+    remote = place.open()
+    made = entry(tmp_path / "made", big=b"big")
+    push(remote, made)
+    blob = tmp_path / "share/blobs/sha256" / sha256_bytes(b"big").removeprefix("sha256:")
+    blob.unlink()
+    MADE[said](blob)
+    found = remote.find("things", KEY)
+    assert found is not None
+    (tmp_path / "got").mkdir()
+    with pytest.raises(CheckRefusedError, match="is refused") as caught:
+        remote.fetch(found, tmp_path / "got")
+    assert said in caught.value.why
+    if said != "a folder":
+        assert push(remote, made, replace=lambda _: True) is Pushed.REPLACED
+        assert stat.S_ISREG(blob.lstat().st_mode)
+
+
+def test_of_a_file_that_is_too_long_no_more_is_read_than_tells(place, tmp_path):
+    remote = place.open()
+    push(remote, entry(tmp_path / "made", big=b"big"))
+    absurd(tmp_path / "share/blobs/sha256" / sha256_bytes(b"big").removeprefix("sha256:"))
+    found = remote.find("things", KEY)
+    assert found is not None
+    (tmp_path / "got").mkdir()
+    with pytest.raises(CheckRefusedError, match="is refused") as caught:
+        remote.fetch(found, tmp_path / "got")
+    assert "has 4 bytes instead of 3" in caught.value.why
+
+
+def test_what_is_as_large_as_it_may_be_is_read(place, tmp_path, monkeypatch):
+    remote = place.open()
+    push(remote, entry(tmp_path / "made", big=b"big"))
+    (path,) = (tmp_path / "share/entries/things").iterdir()
+    monkeypatch.setattr("envbuild.store.directory.MOST_BYTES", path.stat().st_size)
+    assert remote.find("things", KEY) is not None
+    assert path.stat().st_size < document.MOST_BYTES
+
+
+@pytest.mark.parametrize("name", ["file", ".sealed.json"])
+@pytest.mark.parametrize("said", ["a pipe", "a device"])
+def test_a_local_entry_with_what_is_no_file_is_made_anew(tmp_path, name, said):
+    store = LocalStore(tmp_path / "store", SilentReporter())
+    made = store.get_or_build("things", KEY, lambda folder: (folder / "file").touch()).path / name
+    made.unlink()
+    MADE[said](made)
+    assert store.find("things", KEY) is None
+    assert store.get_or_build("things", KEY, lambda folder: (folder / "file").touch()).built
