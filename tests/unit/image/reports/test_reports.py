@@ -42,7 +42,8 @@ def lock(tmp_path):
             commit=COMMIT, subdirectory="core",
         ),
         "elsewhere": LockedComponent(
-            asked="main", version="1.0", phase=Phase.MAIN, git="https://git.example.org/a/b", commit=COMMIT, transitive=True
+            asked="main", version="1.0", phase=Phase.MAIN, git="https://git.example.org/a/b", commit=COMMIT,
+            transitive=True,
         ),
     }  # fmt: skip
     from envbuild.lock import record

@@ -31,7 +31,7 @@ Architecture: all
 Version: 2
 """
 COPYRIGHT = b"""\
-Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Format: packaging-manuals/copyright-format/1.0/
 Files: *
 License: GPL-2+
 Files: x
