@@ -56,7 +56,7 @@ def test_clean_image_passes_every_check(tmp_path):
         (file("etc/open", b"x", mode=0o666), "world-writable", "/etc/open has mode 666"),
         (folder("srv/open", 0o777), "world-writable", "/srv/open has mode 777"),
         (file("srv/notes", AWS_KEY), "secrets", "/srv/notes holds an AWS access key"),
-        (file("root/.ssh/id_ed25519", PRIVATE_KEY), "secrets", "/root/.ssh/id_ed25519 holds a private key"),
+        (file("srv/u/.ssh/id_ed25519", PRIVATE_KEY), "secrets", "/srv/u/.ssh/id_ed25519 holds a private key"),
         (file("var/lib/apt/lists/deb_Packages", b"x"), "caches", "/var/lib/apt/lists/deb_Packages"),
         (file("var/cache/apt/archives/x_1_amd64.deb", b"x"), "caches", "/var/cache/apt/archives/x_1_amd64.deb"),
         (file("root/.cache/pip/x", b"x"), "caches", "/root/.cache/pip/x"),
