@@ -117,7 +117,7 @@ def test_every_form_of_the_image_has_the_same_packages(mini: Tool, folder: Path,
 
 
 def test_image_for_people_begins_with_what_it_is(mini: Tool, folder: Path) -> None:
-    shown = mini.run("image", "inspect", str(folder), "--quiet").stdout
+    shown = mini.run("image", "inspect", str(folder)).stdout
     assert shown.index("components:") < shown.index("Python packages") < shown.index("layers (")
 
 

@@ -58,8 +58,8 @@ def test_difference_is_a_result_and_an_exit_code_when_asked(tmp_path, capsys):
     assert not found["equal"]
     assert found["configuration"] == [{"name": "label a", "from": "b", "to": "c"}]
     assert [item["path"] for item in found["files"]] == ["/etc/x"]
-    assert run(["image", "diff", one, two, "--exit-code", "--quiet"]) == 5
-    assert run(["image", "diff", one, one, "--exit-code", "--quiet"]) == 0
+    assert run(["image", "diff", one, two, "--exit-code"]) == 5
+    assert run(["image", "diff", one, one, "--exit-code"]) == 0
     shown = capsys.readouterr().out
     assert "label a: b -> c" in shown
     assert "layers: 0 of 1 are shared" in shown
