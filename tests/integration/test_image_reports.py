@@ -85,12 +85,12 @@ def test_provenance_names_both_files_by_their_digests(folder: Path, record: Imag
 
 def test_skopeo_and_umoci_take_the_image_by_its_tag(folder: Path, record: ImageRecord, tmp_path: Path) -> None:
     copy = f"dir:{tmp_path}/copy"
-    subprocess.run(["skopeo", "copy", "-q", f"oci:{folder}/oci:{NAME}", copy], check=True)
+    subprocess.run(["skopeo", "copy", "-q", f"oci:{folder}/oci:{folder.name}", copy], check=True)
     assert sha256_file(tmp_path / "copy/manifest.json") == record.oci_digest
     layout = tmp_path / "oci"
     subprocess.run(["cp", "-r", folder / "oci", layout], check=True)
     listed = subprocess.run(["umoci", "ls", "--layout", layout], capture_output=True, text=True, check=True)
-    assert listed.stdout.split() == [NAME]
+    assert listed.stdout.split() == [folder.name]
     subprocess.run(["umoci", "gc", "--layout", layout], check=True)
     assert len(list((layout / "blobs/sha256").iterdir())) == len(list((folder / "oci/blobs/sha256").iterdir()))
 
@@ -100,10 +100,10 @@ def test_skopeo_and_umoci_take_the_image_by_its_tag(folder: Path, record: ImageR
 
 def test_every_form_of_the_image_has_the_same_packages(mini: Tool, folder: Path, tmp_path: Path) -> None:
     docker, oci = tmp_path / "docker.tar", tmp_path / "oci.tar"
-    source = f"oci:{folder}/oci:{NAME}"
+    source = f"oci:{folder}/oci:{folder.name}"
     subprocess.run(["skopeo", "copy", "-q", source, f"docker-archive:{docker}:mini:x"], check=True)
     subprocess.run(["skopeo", "copy", "-q", source, f"oci-archive:{oci}"], check=True)
-    names = [str(folder), f"{folder}/oci:{NAME}", str(docker), str(oci), f"{folder}/image.sqsh"]
+    names = [str(folder), f"{folder}/oci:{folder.name}", str(docker), str(oci), f"{folder}/image.sqsh"]
     found = [told(mini, "inspect", name) for name in names]
     assert [item["kind"] for item in found] == ["folder", "layout", "archive", "archive", "sqsh"]
     assert all(item["packages"] == found[0]["packages"] for item in found)
@@ -123,7 +123,9 @@ def test_image_for_people_begins_with_what_it_is(mini: Tool, folder: Path) -> No
 
 def test_image_and_its_archive_do_not_differ_in_files(mini: Tool, folder: Path, tmp_path: Path) -> None:
     docker = tmp_path / "docker.tar"
-    subprocess.run(["skopeo", "copy", "-q", f"oci:{folder}/oci:{NAME}", f"docker-archive:{docker}:mini:x"], check=True)
+    subprocess.run(
+        ["skopeo", "copy", "-q", f"oci:{folder}/oci:{folder.name}", f"docker-archive:{docker}:mini:x"], check=True
+    )
     same = told(mini, "diff", str(folder), str(folder), "--files", "--exit-code")
     assert (same["equal"], same["to_ship_bytes"], same["files"]) == (True, 0, [])
     packed = told(mini, "diff", str(folder), str(docker), "--files")

@@ -123,5 +123,7 @@ def retagged(index: bytes, tag: str) -> bytes:
     """
     value = json.loads(index)
     for described in value["manifests"]:
+        if "artifactType" in described:
+            continue  # refers to the image by its digest
         described["annotations"] = {**described.get("annotations", {}), REF_NAME: tag}
     return canonical_json(value)

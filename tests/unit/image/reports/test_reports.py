@@ -16,7 +16,7 @@ from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import CheckRefusedError, InternalError
 from envbuild.image.layers import Layer
-from envbuild.image.oci import RunConfig, make_oci, write_layout
+from envbuild.image.oci import REF_NAME, RunConfig, make_oci, retagged, write_layout
 from envbuild.image.outputs import PlacedImage, verify
 from envbuild.image.record import ImageRecord, LayerRecord, dump
 from envbuild.image.reports.inventory import inventory
@@ -223,6 +223,12 @@ def test_referrers_name_the_image_and_every_digest_is_that_of_its_bytes(placed):
         assert blob(manifest["config"]) == b"{}"
         assert blob(manifest["layers"][0]) == (placed.path / report.file).read_bytes()
         assert report.digest == manifest["layers"][0]["digest"]
+
+
+def test_another_tag_is_the_images_alone(placed):
+    index = retagged((placed.path / "oci/index.json").read_bytes(), "other")
+    tags = [entry["annotations"].get(REF_NAME) for entry in json.loads(index)["manifests"]]
+    assert tags == ["other", None, None, None]
 
 
 def test_verify_reads_the_reports_too(placed):
