@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from envbuild.core.digests import Json
 from envbuild.image.looking.inspecting import Inspected, configuration, megabytes
 
-
 ONE_OF = {"environment": "variable", "labels": "label"}
 
 

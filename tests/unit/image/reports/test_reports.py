@@ -200,7 +200,7 @@ def placed(tmp_path, lock, survey):
         }
     )  # fmt: skip
     (folder / "record.json").write_bytes(dump(found))
-    return PlacedImage(folder, ImageRecord.load(folder / "record.json"))
+    return PlacedImage(folder, ImageRecord.load(folder / "record.json"), "mcore")
 
 
 def test_referrers_name_the_image_and_every_digest_is_that_of_its_bytes(placed):
