@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import KINDS, Stack
+from envbuild.catalog.base import NOT_RESOLVED
+from envbuild.catalog.models import KINDS, Base, Stack, Target
 from envbuild.cli.command import Command
 from envbuild.cli.common import Session, output_options, shown
 from envbuild.cli.report import as_json, tell
@@ -24,7 +24,7 @@ def command(session: Session, kind: str) -> None:
     broken: list[ConfigurationError] = []
     for name in session.catalog.names(kind):
         try:
-            rows.append(_row(session.catalog, kind, name))
+            rows.append(_row(session, kind, name))
         except ConfigurationError as error:  # noqa: PERF203 - one bad file does not hide the others
             broken.append(error)
     result: dict[str, Json] = {kind: list(rows)}
@@ -37,28 +37,46 @@ def command(session: Session, kind: str) -> None:
         raise click.exceptions.Exit(ConfigurationError.exit_code)
 
 
-def _row(catalog: Catalog, kind: str, name: str) -> dict[str, Json]:
-    path, model = catalog.path(kind, name), catalog.any(kind, name)
+def _row(session: Session, kind: str, name: str) -> dict[str, Json]:
+    path, model = session.catalog.path(kind, name), session.catalog.any(kind, name)
     row: dict[str, Json] = {"name": name, "summary": str(getattr(model, "summary", "")), "path": str(path)}
     if isinstance(model, Stack):
+        from envbuild.cli.states import states  # locks and images are looked at for stacks alone
+
         row["targets"] = {entry.target: list(entry.bases) for entry in model.builds}
+        row["states"] = {target: dict(bases) for target, bases in states(session.project, name, model).items()}
+    if isinstance(model, Base):
+        row["platform"], row["source"], row["digest"] = model.platform, model.obtain.source, model.pinned
+        row["resolved"] = model.is_resolved
+    if isinstance(model, Target):
+        row["platform"], row["sm"] = model.platform, list(model.sm)
     return row
 
 
 def _lines(rows: list[dict[str, Json]]) -> list[str]:
-    """For people: one line for each, and for stacks one for each target."""
+    """For people: one line for each, and for stacks one for each state that images of a target have."""
     width = max((len(str(row["name"])) for row in rows), default=0)
     lines = []
     for row in rows:
         lines.append(f"{row['name']:<{width}}  {row['summary']}  [{shown(Path(str(row['path'])))}]")
-        targets = row.get("targets")
-        if isinstance(targets, dict):
-            lines += [
-                f"{'':<{width}}  {target} on {', '.join(map(str, bases))}"
-                for target, bases in targets.items()
-                if isinstance(bases, list)
-            ]
+        if row.get("resolved") is False:
+            lines.append(
+                f"{'':<{width}}  {row['source']}: {NOT_RESOLVED} (envbuild image resolve --base {row['name']})"
+            )
+        states = row.get("states")
+        if isinstance(states, dict):
+            for target, bases in states.items():
+                lines += [f"{'':<{width}}  {target} on {text}" for text in _by_state(bases)]
     return lines
+
+
+def _by_state(bases: Json) -> list[str]:
+    """``debian12, ubuntu2404: locked, never built``: the bases of a target by their state."""
+    found: dict[str, list[str]] = {}
+    if isinstance(bases, dict):
+        for base, state in bases.items():
+            found.setdefault(str(state), []).append(base)
+    return [f"{', '.join(names)}: {state}" for state, names in found.items()]
 
 
 def _together(errors: list[ConfigurationError], kind: str) -> ConfigurationError:

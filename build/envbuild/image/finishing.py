@@ -59,7 +59,7 @@ def write_reports(
     subject = Subject(
         stack=record.stack,
         base=record.base,
-        target=record.target,
+        hardware=record.hardware,
         digest=record.oci_digest,
         sqsh=record.sqsh_digest or "",
         lock_digest=record.lock_digest,

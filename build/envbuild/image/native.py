@@ -234,6 +234,7 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, store: LocalStor
         stack=lock.stack,
         base=parts.selection.base_name,
         target=parts.selection.target_name,
+        hardware=requirements.in_words(parts.selection.target),
         lock_digest=lock.digest,
         source_date_epoch=epoch,
         oci_digest=image.digest,

@@ -123,7 +123,6 @@ def retagged(index: bytes, tag: str) -> bytes:
     """
     value = json.loads(index)
     for described in value["manifests"]:
-        if "artifactType" in described:
-            continue  # refers to the image by its digest
-        described["annotations"] = {**described.get("annotations", {}), REF_NAME: tag}
+        if REF_NAME in described.get("annotations", {}):  # what refers to the image has none
+            described["annotations"][REF_NAME] = tag
     return canonical_json(value)

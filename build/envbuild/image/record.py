@@ -110,7 +110,8 @@ class ImageRecord(Model):
     key: str = Field(description="the digest of everything that decides the image")
     stack: Name
     base: Name
-    target: Name
+    target: Name = Field(description="the target that it lies here for; others of its hardware have the same image")
+    hardware: str = Field(default="", description="what it was built for, in words")
     lock_digest: str
     source_date_epoch: int
     oci_digest: str = Field(description="of the OCI manifest")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import urllib.request
@@ -26,6 +25,7 @@ from envbuild.catalog.models import Base
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError
 from envbuild.core.progress import SilentReporter
+from envbuild.image.bases.facts import check
 from envbuild.image.bases.sources import RegistrySource
 from envbuild.image.bases.taking import Taken, resolve, take
 from envbuild.image.layers import Layer, LayerWriter
@@ -407,7 +407,7 @@ def project(mini: Tool, tmp_path: Path, push: Any, vendor_image: Path) -> Tool:
     shipped = own.catalog.path("bases", own.base_name).read_text()
     obtain = f'[obtain]\nmethod = "oci"\nimage = "{push(vendor_image)}"\n'
     (tmp_path / "envs/bases/vendor.toml").write_text(shipped[: shipped.index("[obtain]")] + obtain)
-    return Tool(tmp_path, tmp_path / "cache", {"UV_CACHE_DIR": os.environ.get("UV_CACHE_DIR", "")})
+    return Tool(tmp_path, tmp_path / "cache")
 
 
 def test_image_on_a_registrys_image(project: Tool, vendor_image: Path) -> None:
@@ -445,6 +445,17 @@ def test_image_on_a_registrys_image(project: Tool, vendor_image: Path) -> None:
     assert "org.opencontainers.image.version" not in labels
     again = json.loads(project.run("image", *where, "--format", "oci", "--json").stdout)
     assert (again["built"], again["record"]["oci_digest"]) == (False, record["oci_digest"])
+    # The base's own Python says what it is, in the root that was unpacked.
+    (rootfs,) = (project.cache / "bases").glob("*/rootfs")
+    base = Catalog.open(project.project).base("vendor")
+    check(base, "vendor", rootfs, {})
+    for changes, word in (
+        ({"python": base.python.model_copy(update={"version": "3.9"})}, "python: 3.9 in the file"),
+        ({"provides": {"torch": "2.9.0"}}, "provides: torch 2.9.0 in the file, none in the base"),
+    ):
+        with pytest.raises(CheckRefusedError) as caught:
+            check(base.model_copy(update=changes), "vendor", rootfs, {})
+        assert word in caught.value.why
     # A file that says what is not so
     file = project.project / "envs/bases/vendor.toml"
     file.write_text(file.read_text().replace('glibc = "2.', 'glibc = "2.1'))

@@ -199,7 +199,7 @@ def test_list_shows_the_users_own_first_and_tells_what_is_broken(project, capsys
     own.parent.mkdir(parents=True)
     own.write_text('summary = "my target"\ndevice = "cpu"\nplatform = "linux/amd64"\n')
     assert run(["list", "targets"]) == 0
-    assert "mine  my target  [envs/targets/mine.toml]" in capsys.readouterr().out
+    assert re.search(r"^mine +my target  \[envs/targets/mine.toml\]$", capsys.readouterr().out, re.MULTILINE)
     own.write_text("sumary = 1\n")
     assert run(["list", "targets"]) == 3
     shown, told = capsys.readouterr()

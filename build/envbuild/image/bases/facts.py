@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
 from envbuild.catalog.catalog import Machine
 from envbuild.catalog.models import MACHINES, Base, PythonSource
 from envbuild.core import sandbox
@@ -162,6 +164,14 @@ def _libc(rootfs: Path, processor: str) -> Path | None:
     return next((file for file in found if file is not None and file.is_file()), None)
 
 
+def _same_version(found: str | None, stated: str) -> bool:
+    """Whether two spellings are one version: NVIDIA's torch calls itself ``.nv25.09``, and its metadata ``.nv25.9``."""
+    try:
+        return found is not None and Version(found) == Version(stated)
+    except InvalidVersion:
+        return found == stated
+
+
 def _differing_python(base: Base, rootfs: Path, variables: Mapping[str, str]) -> Iterator[str]:
     """Ask the base's Python itself, in a sandbox without the network."""
     if base.python.source is PythonSource.STANDALONE:
@@ -184,5 +194,5 @@ def _differing_python(base: Base, rootfs: Path, variables: Mapping[str, str]) ->
     if version != base.python.version:
         yield f"python: {base.python.version} in the file, {version} in the base ({base.python.executable})"
     for name, stated in base.provides.items():
-        if packages.get(name) != stated:
+        if not _same_version(packages.get(name), stated):
             yield f"provides: {name} {stated} in the file, {packages.get(name) or 'none'} in the base"

@@ -34,7 +34,7 @@ def cyclonedx(subject: Subject) -> dict[str, Any]:
                     {"name": "envbuild:stack", "value": subject.stack},
                     {"name": "envbuild:base", "value": subject.base},
                     {"name": "envbuild:base-digest", "value": subject.base_digest},
-                    {"name": "envbuild:target", "value": subject.target},
+                    {"name": "envbuild:hardware", "value": subject.hardware},
                     {"name": "envbuild:lock", "value": subject.lock_digest},
                 ],
             },

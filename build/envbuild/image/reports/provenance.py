@@ -40,7 +40,7 @@ def provenance(subject: Subject, key: str, tools: Mapping[str, str]) -> dict[str
                 "externalParameters": {
                     "stack": subject.stack,
                     "base": subject.base,
-                    "target": subject.target,
+                    "hardware": subject.hardware,
                     "lock": subject.lock_digest,
                 },
                 "internalParameters": {"sourceDateEpoch": subject.epoch, "tools": dict(sorted(tools.items()))},

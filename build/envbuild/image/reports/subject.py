@@ -18,7 +18,7 @@ class Subject:
 
     stack: str
     base: str
-    target: str
+    hardware: str
     digest: str
     sqsh: str
     lock_digest: str
@@ -28,5 +28,5 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """``mcore-debian12-cpu``."""
-        return f"{self.stack}-{self.base}-{self.target}"
+        """``mcore-debian12``: several targets may have the image, so its reports name none of them."""
+        return f"{self.stack}-{self.base}"

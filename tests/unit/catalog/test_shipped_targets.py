@@ -1,0 +1,58 @@
+"""The targets that come with envbuild, and the stacks that name them."""
+
+import pytest
+
+from envbuild.catalog.catalog import Catalog, Machine, select
+from envbuild.catalog.data import data_root
+from envbuild.core.errors import ConfigurationError
+from envbuild.image.requirements import what_decides
+from envbuild.wheels.architectures import Architectures
+
+CATALOG = Catalog.open(data_root())
+# As docs/envs.md says it: read from the files of torch's and Transformer Engine's wheels.
+TORCH_CU130 = Architectures.of(["75", "80", "86", "89", "90", "90a", "100", "100a", "103a", "120", "120a", "121a"])
+TORCH_CU126 = Architectures.of(["50", "60", "70", "75", "80", "86", "89", "90", "90a"])
+ENGINE_CU13 = Architectures.of(["75", "80", "89", "90", "90a", "100", "100a", "103a", "120", "120f"])
+
+
+def test_every_generation_is_there():
+    assert set(CATALOG.names("targets")) == {
+        *("a100", "l4", "l40s", "h100", "h200", "b200", "b300", "gb200", "rtx6000", "cpu")
+    }
+
+
+def test_no_shipped_target_states_a_driver_of_somebodys_fleet():
+    assert {name for name in CATALOG.names("targets") if CATALOG.target(name).driver} == set()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"), [("h100", "h200", True), ("l4", "l40s", True), ("b200", "gb200", False)]
+)
+def test_targets_of_the_same_hardware_share_images(one, other, same):
+    assert (what_decides(CATALOG.target(one)) == what_decides(CATALOG.target(other))) is same
+
+
+@pytest.mark.parametrize("stack", ["mcore", "nemo-2.7", "bridge-0.6", "nemo-2.3"])
+def test_stacks_name_only_targets_that_their_torch_runs_on(stack):
+    torch = TORCH_CU126 if stack == "nemo-2.3" else TORCH_CU130
+    for builds in CATALOG.stack(stack).builds:
+        for base in builds.bases:
+            chosen = select(CATALOG, stack, builds.target, base, Machine("debian", "12"))
+            for sm in chosen.target.sm:
+                assert torch.runs_on(sm), (stack, builds.target)
+                assert stack == "nemo-2.3" or ENGINE_CU13.runs_on(sm), (stack, builds.target)
+
+
+def test_base_of_another_platform_than_the_targets_is_refused(tmp_path):
+    folder = tmp_path / "envs" / "stacks"
+    folder.mkdir(parents=True)
+    text = CATALOG.path("stacks", "mcore").read_text()
+    (folder / "mixed.toml").write_text(
+        text.replace('["ubuntu2404-cu130-arm64"]', '["ubuntu2404-cu130"]').replace(
+            '"ubuntu2404-cu130-arm64"', '"ubuntu2404-cu130"'
+        )
+    )
+    with pytest.raises(ConfigurationError, match="not for the platform") as caught:
+        select(Catalog.open(tmp_path), "mixed", "gb200", None, Machine("debian", "12"))
+    assert "linux/amd64" in caught.value.why
+    assert "linux/arm64" in caught.value.why
