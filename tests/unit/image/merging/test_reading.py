@@ -222,6 +222,11 @@ def test_sparse_files_count_by_what_they_seem_to_have():
         members(hole)
 
 
+def test_a_hole_at_the_end_of_a_sparse_file():
+    ends_in_a_hole = pax([(b"GNU.sparse.map", b"2,1"), (b"GNU.sparse.size", b"9")])
+    assert members(ends_in_a_hole)["plain"][1] == b"\0\0x" + bytes(6)
+
+
 def test_a_header_that_fills_the_memory_is_refused():
     member = tarfile.TarInfo("headers")
     member.type, member.size = b"L", 1 << 30
