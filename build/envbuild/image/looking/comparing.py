@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from envbuild.core.digests import Json
 from envbuild.image.looking.inspecting import Inspected, configuration, megabytes
 
+ONE_OF = {"environment": "variable", "labels": "label"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
@@ -106,7 +108,7 @@ def _flat(values: Mapping[str, Json]) -> dict[str, Json]:
     flat: dict[str, Json] = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            flat |= {f"{name} {key}": item for key, item in value.items()}
+            flat |= {f"{ONE_OF.get(name, name)} {key}": item for key, item in value.items()}
         elif value:
             flat[name] = value
     return flat

@@ -51,7 +51,8 @@ _SECRET_VARIABLE = re.compile(r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|ACCE
 def secrets(path: str, content: bytes) -> list[str]:
     """What kinds of credentials a file holds. Never the credentials themselves."""
     found = [what for what, begins, follows in _PATTERNS if _holds(content, begins, follows)]
-    found += ["a password" for name, holds in _FILES if name.search(path) and holds.search(content)]
+    if not found and any(name.search(path) and holds.search(content) for name, holds in _FILES):
+        return ["a password"]
     return list(dict.fromkeys(found))
 
 
@@ -93,13 +94,17 @@ class Places:
                 self.found.add(place.decode())
         self._before = data[-self._overlap :]
 
+    def end(self) -> None:
+        """After the last piece."""
+        self.found |= {place.decode() for place in self._wanted if self._before.endswith(place)}
+
 
 def _names(place: bytes, data: bytes) -> bool:
-    """Whether a path is named there, and not only the beginning of a longer name."""
+    """Whether a path is named there, and not only the beginning of a longer name; at the end that is not known."""
     at = data.find(place)
     while at >= 0:
         after = data[at + len(place) : at + len(place) + 1]
-        if not (after.isalnum() or after in (b"_", b"-")):
+        if after and not (after.isalnum() or after in (b"_", b"-")):
             return True
         at = data.find(place, at + 1)
     return False

@@ -209,12 +209,14 @@ class _Reader:
         seen = _tee(first, pieces, digest.update, looker.feed)
         if first.startswith(ELF_MAGIC):
             self._elf(path, seen)
+            looker.end()
             self._places += [Hit(path=path, what=place) for place in sorted(looker.found)]
             return digest.hexdigest()
         whole: list[bytes] | None = [] if size <= (KEPT_BYTES if _is_kept(path) else contents.SCANNED_BYTES) else None
         for one in seen:
             if whole is not None:
                 whole.append(one)
+        looker.end()
         self._places += [Hit(path=path, what=place) for place in sorted(looker.found)]
         if whole is not None:
             self._text(path, b"".join(whole), digest.digest())

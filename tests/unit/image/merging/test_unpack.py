@@ -9,6 +9,8 @@ from helpers.layer_tars import EPOCH, fifo, file, folder, hard_link, layer, syml
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.layers import walk
+from envbuild.image.merging import unpack as unpacking
+from envbuild.image.merging.members import Kind, Member
 from envbuild.image.merging.unpack import unpack
 
 
@@ -90,6 +92,16 @@ def test_a_link_below_a_directory_of_an_upper_layer_is_not_followed(tmp_path, bl
     root = unpacked(tmp_path, low, layer(blobs, file("d/x", b"1")))
     assert os.listdir(outside) == []
     assert (root / "d/x").read_bytes() == b"1"
+
+
+def test_unpack_does_not_follow_a_link_even_if_one_came_to_be_there(tmp_path, monkeypatch):
+    """The merged view never has one: what would be done if it had."""
+    (tmp_path / "root").mkdir()
+    members = [Member("d", Kind.SYMLINK, link=str(tmp_path)), Member("d/x", Kind.SYMLINK, link="y")]
+    monkeypatch.setattr(unpacking, "merged", lambda layers, overlay: iter([(member, None) for member in members]))
+    with pytest.raises(CheckRefusedError, match="'d/x' cannot be unpacked"):
+        unpack([], tmp_path / "root")
+    assert os.listdir(tmp_path) == ["root"]
 
 
 def test_unpack_of_a_very_deep_path(tmp_path, blobs):

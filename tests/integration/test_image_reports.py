@@ -1,0 +1,230 @@
+"""A real small image: its reports, what other tools make of them, what is told of it, and what its checks refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Tool
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from helpers.mini import NAME
+from helpers.surveys import AWS_KEY
+from spdx_tools.spdx.parser.parse_anything import parse_file
+from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+from envbuild.catalog.catalog import Catalog, Machine, select
+from envbuild.catalog.site import load_site
+from envbuild.core.digests import sha256_file
+from envbuild.core.errors import CheckRefusedError
+from envbuild.core.progress import SilentReporter
+from envbuild.image import native
+from envbuild.image.checks.checking import check_image
+from envbuild.image.checks.rules import RULES, Facts
+from envbuild.image.finishing import survey_layers
+from envbuild.image.layers import Layer, LayerWriter
+from envbuild.image.native import build_image
+from envbuild.image.oci import RunConfig, make_oci, write_layout
+from envbuild.image.record import ImageRecord
+from envbuild.lock.locking import find_lock
+from envbuild.store.local import LocalStore
+
+REPORTS = ("sbom.cdx.json", "sbom.spdx.json", "provenance.json")
+
+
+@pytest.fixture(scope="module")
+def folder(mini_image: dict[str, Any]) -> Path:
+    return Path(mini_image["path"])
+
+
+@pytest.fixture(scope="module")
+def record(folder: Path) -> ImageRecord:
+    return ImageRecord.load(folder / "record.json")
+
+
+def told(mini: Tool, *arguments: str, status: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(mini.run("image", *arguments, "--json", "--quiet", status=status).stdout)
+    return found
+
+
+# ---- reports
+
+
+def test_sboms_are_valid_and_have_every_package(folder: Path, record: ImageRecord) -> None:
+    text = (folder / "sbom.cdx.json").read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    purls = [item["purl"] for item in json.loads(text)["components"]]
+    assert {f"pkg:pypi/{name}@{version}" for name, version in record.packages.items()} <= set(purls)
+    debian = {purl.partition("?")[0].split("/")[-1].split("@")[0] for purl in purls if purl.startswith("pkg:deb/")}
+    assert debian == {name.replace("+", "%2B") for name in record.base_packages}
+    spdx = folder / "sbom.spdx.json"
+    assert validate_full_spdx_document(parse_file(str(spdx))) == []
+    assert len(json.loads(spdx.read_text())["packages"]) == len(purls) + 1
+
+
+def test_reports_name_no_place_of_this_machine(folder: Path, mini: Tool) -> None:
+    for name in REPORTS:
+        text = (folder / name).read_text()
+        assert str(mini.cache) not in text
+        assert str(folder.parent) not in text
+        assert os.uname().nodename not in text
+
+
+def test_provenance_names_both_files_by_their_digests(folder: Path, record: ImageRecord) -> None:
+    subjects = json.loads((folder / "provenance.json").read_text())["subject"]
+    assert [f"sha256:{item['digest']['sha256']}" for item in subjects] == [
+        record.oci_digest,
+        sha256_file(folder / "image.sqsh"),
+    ]
+
+
+def test_skopeo_and_umoci_take_the_image_by_its_tag(folder: Path, record: ImageRecord, tmp_path: Path) -> None:
+    copy = f"dir:{tmp_path}/copy"
+    subprocess.run(["skopeo", "copy", "-q", f"oci:{folder}/oci:{folder.name}", copy], check=True)
+    assert sha256_file(tmp_path / "copy/manifest.json") == record.oci_digest
+    layout = tmp_path / "oci"
+    subprocess.run(["cp", "-r", folder / "oci", layout], check=True)
+    listed = subprocess.run(["umoci", "ls", "--layout", layout], capture_output=True, text=True, check=True)
+    assert listed.stdout.split() == [folder.name]
+    subprocess.run(["umoci", "gc", "--layout", layout], check=True)
+    assert len(list((layout / "blobs/sha256").iterdir())) == len(list((folder / "oci/blobs/sha256").iterdir()))
+
+
+# ---- inspect and diff
+
+
+def test_every_form_of_the_image_has_the_same_packages(mini: Tool, folder: Path, tmp_path: Path) -> None:
+    docker, oci = tmp_path / "docker.tar", tmp_path / "oci.tar"
+    source = f"oci:{folder}/oci:{folder.name}"
+    subprocess.run(["skopeo", "copy", "-q", source, f"docker-archive:{docker}:mini:x"], check=True)
+    subprocess.run(["skopeo", "copy", "-q", source, f"oci-archive:{oci}"], check=True)
+    names = [str(folder), f"{folder}/oci:{folder.name}", str(docker), str(oci), f"{folder}/image.sqsh"]
+    found = [told(mini, "inspect", name) for name in names]
+    assert [item["kind"] for item in found] == ["folder", "layout", "archive", "archive", "sqsh"]
+    assert all(item["packages"] == found[0]["packages"] for item in found)
+    assert found[0]["components"] == {"packaging": "25.0", "psutil": "7.0.0"}
+    assert sum(layer["share"] for layer in found[0]["layers"]) == pytest.approx(1, abs=0.001)
+    assert found[0]["decided_by"]["lock"] == found[2]["decided_by"]["envbuild.lock"]
+    assert set(found[0]["checks"]) == set(RULES)
+    assert found[1]["reports"][0]["artifact_type"] == "application/vnd.cyclonedx+json"
+    by_name = told(mini, "inspect", "--stack", NAME, "--target", "cpu")
+    assert by_name["digest"] == found[0]["digest"]
+
+
+def test_image_for_people_begins_with_what_it_is(mini: Tool, folder: Path) -> None:
+    shown = mini.run("image", "inspect", str(folder)).stdout
+    assert shown.index("components:") < shown.index("Python packages") < shown.index("layers (")
+
+
+def test_image_and_its_archive_do_not_differ_in_files(mini: Tool, folder: Path, tmp_path: Path) -> None:
+    docker = tmp_path / "docker.tar"
+    subprocess.run(
+        ["skopeo", "copy", "-q", f"oci:{folder}/oci:{folder.name}", f"docker-archive:{docker}:mini:x"], check=True
+    )
+    same = told(mini, "diff", str(folder), str(folder), "--files", "--exit-code")
+    assert (same["equal"], same["to_ship_bytes"], same["files"]) == (True, 0, [])
+    packed = told(mini, "diff", str(folder), str(docker), "--files")
+    assert (packed["files"], packed["configuration"], packed["layers"]["shared"]) == ([], [], [])
+
+
+def test_sqsh_differs_from_its_image_in_what_enroot_adds(mini: Tool, folder: Path) -> None:
+    found = told(mini, "diff", str(folder), f"{folder}/image.sqsh", "--files")
+    paths = {item["path"] for item in found["files"] if set(item["fields"]) != {"owner"}}
+    assert {"/etc/rc", "/etc/rc.local", "/etc/environment", "/etc/fstab"} <= paths
+    assert found["packages"] == {"python": [], "debian": []}
+
+
+@pytest.fixture
+def with_layer(folder: Path, record: ImageRecord, tmp_path: Path) -> Callable[..., tuple[Path, Layer]]:
+    """An OCI layout of the image's layers and one more, and that layer."""
+
+    def make(path: str, content: bytes, mode: int = 0o644) -> tuple[Path, Layer]:
+        file = tmp_path / "planted.tar.gz"
+        with LayerWriter(file, record.source_date_epoch) as writer:
+            writer.add_bytes(path, content, mode)
+        planted = Layer(writer.record("planted"), file)
+        layers = [*layers_of(folder, record), planted]
+        config = RunConfig(environment=record.environment)
+        image = make_oci(config, "linux/amd64", [layer.record for layer in layers], record.source_date_epoch)
+        write_layout(tmp_path / "planted", image, layers, tag="planted")
+        return tmp_path / "planted", planted
+
+    return make
+
+
+def layers_of(folder: Path, record: ImageRecord) -> list[Layer]:
+    blobs = folder / "oci/blobs/sha256"
+    return [Layer(item, blobs / item.digest.removeprefix("sha256:")) for item in record.layers]
+
+
+def test_a_layer_more_is_all_that_is_shipped(mini: Tool, folder: Path, with_layer: Any) -> None:
+    layout, planted = with_layer("etc/planted", b"x", 0o600)
+    found = told(mini, "diff", str(folder), f"{layout}:planted", "--files", "--exit-code", status=5)
+    assert found["to_ship_bytes"] == planted.record.size_bytes
+    assert found["layers"]["new"] == [planted.record.digest]
+    assert [(item["path"], item["what"]) for item in found["files"]] == [("/etc/planted", "added")]
+    assert "label envbuild.stack" in [item["name"] for item in found["configuration"]]
+
+
+# ---- checks
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "mode", "code"),
+    [
+        ("usr/local/bin/mine", b"#!/bin/sh\n", 0o4755, "setuid"),
+        ("etc/open", b"x", 0o666, "world-writable"),
+        ("root/.netrc", b"machine x login y password z\n", 0o600, "secrets"),
+        ("opt/envbuild/venv/notes", AWS_KEY, 0o644, "secrets"),
+        ("var/lib/apt/lists/x_Packages", b"x", 0o644, "caches"),
+        ("opt/envbuild/venv/bin/mine", b"#!/run/envbuild/workshop/python\n", 0o755, "builder-paths"),
+    ],
+)
+def test_planted_in_the_image_it_is_refused(
+    mini: Tool, folder: Path, record: ImageRecord, with_layer: Any, path: str, content: bytes, mode: int, code: str
+) -> None:
+    _, planted = with_layer(path, content, mode)
+    store = LocalStore(mini.cache, SilentReporter())
+
+    def facts(*more: Layer) -> Facts:
+        read = survey_layers([*layers_of(folder, record), *more], store, SilentReporter())
+        return Facts(layers=read, variables={}, labels={})
+
+    check_image(facts(), (), SilentReporter())
+    with pytest.raises(CheckRefusedError) as caught:
+        check_image(facts(planted), (), SilentReporter())
+    assert caught.value.codes == {code}
+    assert f"/{path}" in caught.value.why
+
+
+def test_build_is_refused_and_what_is_allowed_is_recorded(
+    mini: Tool, mini_image: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A builder with a fault: a credential in the last layer."""
+    selection = select(Catalog.open(mini.project), NAME, "cpu", None, Machine.here())
+    lock = find_lock(mini.project, selection)
+    site = load_site({**os.environ, "ENVBUILD_CACHE_DIR": str(mini.cache)})
+    store = LocalStore(mini.cache, SilentReporter())
+    monkeypatch.setattr(native, "FORMAT", 10_001)  # an image of its own in the store
+    monkeypatch.setattr(native, "HOSTS", AWS_KEY)
+    before = sorted((mini.cache / native.KIND).iterdir())
+    with pytest.raises(CheckRefusedError) as caught:
+        build_image(selection, lock, site, store, SilentReporter(), formats=("oci",))
+    assert (caught.value.exit_code, caught.value.codes) == (5, {"secrets"})
+    assert sorted((mini.cache / native.KIND).iterdir()) == before
+    built = build_image(selection, lock, site, store, SilentReporter(), formats=("oci",), allow=("secrets",))
+    assert built.record.checks["secrets"].findings == ("/etc/hosts holds an AWS access key",)
+    assert built.record.checks["secrets"].allowed
+    with pytest.raises(CheckRefusedError):  # what was allowed once is not there for who does not allow it
+        build_image(selection, lock, site, store, SilentReporter(), formats=("oci",))
+
+
+def test_unknown_code_is_refused(mini: Tool) -> None:
+    done = mini.run("image", "--stack", NAME, "--target", "cpu", "--allow", "nonsense", status=2)
+    assert "nonsense" in done.stderr
+    assert "world-writable" in done.stderr

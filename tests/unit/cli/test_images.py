@@ -1,0 +1,73 @@
+"""``envbuild image inspect|diff``: what is asked for in the wrong way, and what a difference ends with."""
+
+import json
+
+import pytest
+from helpers.layer_tars import file, layer
+
+from envbuild.cli.main import run
+from envbuild.core.digests import sha256_file
+from envbuild.image.layers import Layer
+from envbuild.image.oci import RunConfig, make_oci, write_layout
+from envbuild.image.record import LayerRecord
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def layout(folder, content, **labels):
+    folder.mkdir()
+    blob = layer(folder, file("etc/x", content))
+    record = LayerRecord(
+        name="base", digest=sha256_file(blob.file), diff_id="sha256:d", size_bytes=blob.file.stat().st_size,
+        unpacked_bytes=1, entries=1,
+    )  # fmt: skip
+    image = make_oci(RunConfig(labels=tuple(labels.items())), "linux/amd64", [record], 0)
+    write_layout(folder / "oci", image, [Layer(record, blob.file)], tag="t")
+    return str(folder / "oci")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["image", "inspect"], "Neither IMAGE nor --stack"),
+        (["image", "inspect", "x", "--stack", "s"], "Both IMAGE and --stack"),
+        (["image", "--stack", "s", "inspect", "x"], "options of `image inspect` come after its name"),
+        (["image", "diff", "x"], "NEW"),
+        (["image", "diff", "x", "y", "--times"], "--times belongs to --files"),
+        (["image", "inspct"], "inspct"),
+    ],
+)
+def test_wrong_command_line(arguments, words, capsys):
+    assert run(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_image_that_is_not_there(capsys):
+    assert run(["image", "inspect", "nothing"]) == 3
+    assert "there is no image nothing" in capsys.readouterr().err
+
+
+def test_difference_is_a_result_and_an_exit_code_when_asked(tmp_path, capsys):
+    one, two = layout(tmp_path / "one", b"1", a="b"), layout(tmp_path / "two", b"2", a="c")
+    assert run(["image", "diff", one, two, "--json", "--files", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert not found["equal"]
+    assert found["configuration"] == [{"name": "label a", "from": "b", "to": "c"}]
+    assert [item["path"] for item in found["files"]] == ["/etc/x"]
+    assert run(["image", "diff", one, two, "--exit-code"]) == 5
+    assert run(["image", "diff", one, one, "--exit-code"]) == 0
+    shown = capsys.readouterr().out
+    assert "label a: b -> c" in shown
+    assert "layers: 0 of 1 are shared" in shown
+    assert list((tmp_path / "cache/staging").iterdir()) == []
+
+
+def test_layout_is_inspected(tmp_path, capsys):
+    assert run(["image", "inspect", layout(tmp_path / "one", b"1", a="b"), "--json", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["platform"], found["configuration"]["labels"]) == ("layout", "linux/amd64", {"a": "b"})
+    assert [item["files"] for item in found["layers"]] == [1]

@@ -1,0 +1,178 @@
+"""Each check finds what it is for, planted in a layer, and nothing in one without it."""
+
+import pytest
+from helpers.compiled import NO_KERNEL, shared
+from helpers.layer_tars import file, folder, symlink
+from helpers.surveys import AWS_KEY, PRIVATE_KEY, SITE, package, surveyed
+
+from envbuild.core.errors import CheckRefusedError
+from envbuild.core.progress import SilentReporter
+from envbuild.image.checks.checking import check_image
+from envbuild.image.checks.rules import RULES, Facts
+from envbuild.image.surveys.survey import GpuFile
+from envbuild.wheels.architectures import Architectures
+from envbuild.wheels.checking.prebuilt import FileCode
+
+ELF = b"\x7fELF" + bytes(60)
+VENV = "/opt/envbuild/venv"
+CLEAN = [
+    file("var/lib/dpkg/info/passwd.list", b"/.\n/bin/su\n"),
+    file("usr/bin/su", b"x", mode=0o4755),
+    folder("tmp", 0o1777),
+    folder("var/mail", 0o2775),
+    file("var/lib/apt/lists/lock"),
+    file("etc/hosts", b"127.0.0.1 localhost\n"),
+    file(f"{SITE}/torch/lib/libtorch.so", ELF),
+    file(f"{SITE}/torch/lib/libtorch_cpu.so", ELF),
+    file(f"{SITE}/nvidia/cudnn/lib/libcudnn.so.9", ELF),
+    file(f"{SITE}/nvidia/cudnn/lib/libcudnn_ops.so.9", ELF),
+    symlink("usr/lib/libnccl.so", "libnccl.so.2"),
+    file("usr/lib/libtorchaudio.so", ELF),
+]
+
+
+def facts(tmp_path, *items, **more):
+    kept = surveyed(tmp_path, *CLEAN, *items)
+    return Facts(layers=(kept,), variables=more.pop("variables", {}), labels=more.pop("labels", {}), **more)
+
+
+def found(given: Facts) -> dict[str, list[str]]:
+    return {code: texts for code, rule in RULES.items() if (texts := [item.text for item in rule(given)])}
+
+
+def test_clean_image_passes_every_check(tmp_path):
+    given = facts(tmp_path, loaded=(f"{VENV}/lib/libtorch.so", "/usr/lib/libc.so.6"), environment=VENV)
+    assert found(given) == {}
+    records = check_image(given, (), SilentReporter())
+    assert set(records) == set(RULES)
+    assert not any(record.findings or record.allowed for record in records.values())
+
+
+@pytest.mark.parametrize(
+    ("item", "code", "words"),
+    [
+        (file("usr/bin/mine", b"x", mode=0o4755), "setuid", "/usr/bin/mine has mode 4755"),
+        (file("usr/bin/mine", b"x", mode=0o2755), "setuid", "/usr/bin/mine has mode 2755"),
+        (file("etc/open", b"x", mode=0o666), "world-writable", "/etc/open has mode 666"),
+        (folder("srv/open", 0o777), "world-writable", "/srv/open has mode 777"),
+        (file("srv/notes", AWS_KEY), "secrets", "/srv/notes holds an AWS access key"),
+        (file("srv/u/.ssh/id_ed25519", PRIVATE_KEY), "secrets", "/srv/u/.ssh/id_ed25519 holds a private key"),
+        (file("var/lib/apt/lists/deb_Packages", b"x"), "caches", "/var/lib/apt/lists/deb_Packages"),
+        (file("var/cache/apt/archives/x_1_amd64.deb", b"x"), "caches", "/var/cache/apt/archives/x_1_amd64.deb"),
+        (file("root/.cache/pip/x", b"x"), "caches", "/root/.cache/pip/x"),
+        (file("tmp/left", b"x"), "caches", "/tmp/left"),
+        (file("var/log/dpkg.log", b"x"), "caches", "/var/log/dpkg.log"),
+        (file(f"{SITE}/x-1.dist-info/uv_cache.json", b"x"), "caches", "uv_cache.json"),
+        (file(f"{SITE}/x.pyc", b"\0/data/build/store/y\0"), "builder-paths", "/data/build/store is named in"),
+        (file("opt/envbuild/venv/bin/x", b"#!/run/envbuild/uv\n"), "builder-paths", "/run/envbuild is named in"),
+        (file("usr/lib/libcudnn.so.8", ELF), "duplicates", "cuDNN is there more than once"),
+        (file("usr/lib/libtorch_cuda.so", ELF), "duplicates", "torch is there more than once"),
+    ],
+)
+def test_planted(tmp_path, item, code, words):
+    given = facts(tmp_path, item)
+    [(only, texts)] = found(given).items()
+    assert (only, len(texts)) == (code, 1)
+    assert words in texts[0]
+    with pytest.raises(CheckRefusedError) as caught:
+        check_image(given, [other for other in RULES if other != code], SilentReporter())
+    assert caught.value.codes == {code}
+    assert words in caught.value.why
+    assert f"--allow {code}" in caught.value.fix
+    records = check_image(given, [code], SilentReporter())
+    assert (records[code].findings, records[code].allowed) == (tuple(texts), True)
+
+
+def test_two_copies_of_nccl_in_two_layers(tmp_path):
+    layers = [
+        surveyed(tmp_path / name, file(f"{place}/{library}", ELF))
+        for name, place, library in (("a", "usr/lib", "libnccl.so.2"), ("b", f"{SITE}/x.libs", "libnccl-0a1b2c3d.so.2"))
+    ]
+    given = Facts(layers=tuple(layers), variables={}, labels={})
+    assert list(found(given)) == ["duplicates"]
+    assert found(Facts(layers=(layers[0], layers[0]), variables={}, labels={})) == {}
+
+
+def test_credentials_in_the_configuration(tmp_path):
+    given = facts(tmp_path, variables={"HF_TOKEN": "x"}, labels={"index": "https://u:p@h/simple"})
+    assert found(given) == {
+        "secrets": ["the variable HF_TOKEN holds a credential", "the label index holds a credential"]
+    }
+
+
+def test_upper_layer_may_not_make_a_debian_program_run_as_root(tmp_path):
+    lower = surveyed(tmp_path / "a", file("var/lib/dpkg/info/x.list", b"/usr/bin/x\n"), file("usr/bin/x", b"x"))
+    upper = surveyed(tmp_path / "b", file("usr/bin/x", b"x", mode=0o4755))
+    given = Facts(layers=(lower, upper), variables={}, labels={})
+    assert list(found(given)) == ["setuid"]
+
+
+def test_a_base_that_somebody_else_made_is_told_of_and_not_refused(tmp_path):
+    given = facts(tmp_path, file("tmp/left", b"x"))
+    theirs = Facts(layers=given.layers, variables={}, labels={}, of_base=frozenset({given.layers[0].digest}))
+    notes: list[str] = []
+
+    class Notes(SilentReporter):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    records = check_image(theirs, (), Notes())
+    assert records["caches"].findings == ("layer planted has /tmp/left (in the base)",)
+    assert notes == ["note: caches: layer planted has /tmp/left (in the base)"]
+
+
+@pytest.mark.parametrize(
+    ("loaded", "words"),
+    [
+        ((f"{VENV}/a/libtorch.so", "/usr/lib/libcudnn.so.9"), "cuDNN from /usr/lib/libcudnn.so.9"),
+        ((f"{VENV}/a/libnccl.so.2", f"{VENV}/b/libnccl.so.2"), "libnccl more than once"),
+    ],
+)
+def test_what_torch_loads(tmp_path, loaded, words):
+    given = facts(tmp_path, loaded=loaded, environment=VENV)
+    assert list(found(given)) == ["loaded"]
+    assert words in found(given)["loaded"][0]
+
+
+def test_torch_of_the_base_may_load_from_there(tmp_path):
+    given = facts(tmp_path, loaded=("/usr/lib/libcudnn.so.9",), environment=VENV, provided=frozenset({"torch"}))
+    assert found(given) == {}
+
+
+def gpu(tmp_path, *codes: tuple[str, tuple[str, ...]], sm=("90",), compiled=None, names=("torch",)):
+    given = facts(tmp_path, *[item for name in names for item in package(name, "1.0")], sm=sm, compiled=compiled or {})
+    files = tuple(
+        GpuFile(package=name, version="1.0", code=FileCode(file=f"{name}.so", sm=has, size_bytes=1))
+        for name, has in codes
+    )
+    survey = given.layers[0].survey.model_copy(update={"gpu": files})
+    kept = type(given.layers[0])(name="x", digest="x", survey=survey, listing=given.layers[0].listing)
+    return Facts(layers=(kept,), variables={}, labels={}, sm=given.sm, compiled=given.compiled)
+
+
+FOR_90 = Architectures.of(["90"])
+
+
+def test_prebuilt_code_must_contain_the_target(tmp_path):
+    assert found(gpu(tmp_path / "a", ("torch", ("80", "90", "100")))) == {}
+    told = found(gpu(tmp_path / "b", ("torch", ("80",)), sm=("100",)))["architectures"]
+    assert told == ["torch 1.0 has nothing for sm_100, but sm_80"]
+    assert found(gpu(tmp_path / "c"))["architectures"] == ["torch 1.0 has nothing for sm_90, but no GPU code"]
+    assert found(gpu(tmp_path / "d", ("torch", ("80",)), sm=())) == {}
+
+
+def test_compiled_code_must_be_exactly_the_target(tmp_path):
+    good = ("torch", ("90",))
+    compiled = {"kernels": FOR_90}
+    assert found(gpu(tmp_path / "a", good, ("kernels", ("90",)), compiled=compiled)) == {}
+    assert found(gpu(tmp_path / "b", good, compiled=compiled)) == {}
+    told = found(gpu(tmp_path / "c", good, ("kernels", ("80", "90")), compiled=compiled))["architectures"]
+    assert told == ["kernels contains sm_80, sm_90; compiled for the target is sm_90"]
+
+
+def test_real_libraries_are_recognized_by_their_names(tmp_path):
+    library = shared(tmp_path / "libnccl.so.2", NO_KERNEL).read_bytes()
+    given = facts(tmp_path / "image", file("a/libnccl.so.2", library), file("b/libnccl.so.2", library))
+    assert found(given) == {"duplicates": ["NCCL is there more than once: /a, /b"]}
+    text = facts(tmp_path / "text", file("a/libnccl.so.2", b"INPUT(x)"), file("b/libnccl.so.2", library))
+    assert found(text) == {}

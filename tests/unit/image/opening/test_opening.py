@@ -1,0 +1,210 @@
+"""Images are opened whatever they lie in; what is none is refused with what is wrong."""
+
+import json
+import shutil
+import tarfile
+
+import pytest
+from helpers.layer_tars import file, layer
+from unit.image.test_record import RECORD
+
+from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
+from envbuild.core.errors import CheckRefusedError, ConfigurationError
+from envbuild.image.layers import Layer
+from envbuild.image.merging.members import Member
+from envbuild.image.oci import RunConfig, make_oci, write_layout
+from envbuild.image.opening.opening import open_image
+from envbuild.image.record import LayerRecord, dump
+
+CONFIG = RunConfig(environment=("PATH=/bin", "A=b=c"), labels=(("envbuild.stack", "s"),))
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A folder as `envbuild image` leaves it, with one layer."""
+    folder = tmp_path / "image"
+    folder.mkdir()
+    blob = layer(folder, file("etc/x", b"content"))
+    record = LayerRecord(
+        name="base", digest=sha256_file(blob.file), diff_id="sha256:d", size_bytes=blob.file.stat().st_size,
+        unpacked_bytes=1, entries=1,
+    )  # fmt: skip
+    image = make_oci(CONFIG, "linux/amd64", [record], 0)
+    write_layout(folder / "oci", image, [Layer(record, blob.file)], tag="mcore")
+    blob.file.unlink()
+    found = RECORD.model_copy(update={"oci_digest": image.digest, "layers": (record,), "components": ("torch",)})
+    (folder / "record.json").write_bytes(dump(found))
+    return folder
+
+
+@pytest.fixture
+def scratch(tmp_path):
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    return folder
+
+
+def archive(made, tmp_path, **options):
+    path = tmp_path / "image.tar"
+    with tarfile.open(path, **options) as tar:
+        for item in sorted((made / "oci").rglob("*")):
+            tar.add(item, str(item.relative_to(made / "oci")), recursive=False)
+    return path
+
+
+def docker_archive(made, tmp_path, images=1):
+    (blob,) = [
+        path for path in (made / "oci/blobs/sha256").iterdir() if path.read_bytes()[:2] == b"\x1f\x8b"
+    ]  # fmt: skip
+    config = {"os": "linux", "architecture": "amd64", "config": {"Env": ["PATH=/bin"]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "manifest.json").write_text(json.dumps([{"Config": "config.json", "Layers": ["x/layer.tar"]}] * images))
+    path = tmp_path / "docker.tar"
+    with tarfile.open(path, "w") as tar:
+        tar.add(tmp_path / "manifest.json", "manifest.json")
+        tar.add(tmp_path / "config.json", "config.json")
+        tar.add(blob, "x/layer.tar")
+    return path
+
+
+def names(image) -> list[str]:
+    found: list[str] = []
+    for one in image.layers:
+        for member, content in one.members():
+            assert isinstance(member, Member)
+            found.append(f"{member.name}={content.read().decode() if content else ''}")
+    return found
+
+
+def test_every_kind_shows_the_same(made, tmp_path, scratch):
+    shown = {}
+    for name, kind in (
+        (str(made), "folder"),
+        (str(made / "oci"), "layout"),
+        (str(made / "oci") + ":mcore", "layout"),
+        (str(archive(made, tmp_path, mode="w")), "archive"),
+        (str(docker_archive(made, tmp_path)), "archive"),
+    ):
+        image = open_image(name, scratch)
+        assert (image.source, image.kind) == (name, kind)
+        assert image.variables["PATH"] == "/bin"
+        shown[name] = names(image)
+    assert set(map(tuple, shown.values())) == {("etc/x=content",)}
+
+
+def test_gzipped_archive_is_read_too(made, tmp_path, scratch):
+    assert names(open_image(str(archive(made, tmp_path, mode="w:gz")), scratch)) == ["etc/x=content"]
+
+
+def test_record_beside_an_image_counts_if_it_is_about_it(made, scratch):
+    image = open_image(str(made), scratch)
+    assert (image.record.stack, image.components, image.variables["A"]) == ("mcore", ("torch",), "b=c")
+    (made / "record.json").write_bytes(dump(image.record.model_copy(update={"oci_digest": "sha256:other"})))
+    again = open_image(str(made), scratch)
+    assert (again.record, again.components, again.labels) == (None, (), {"envbuild.stack": "s"})
+
+
+@pytest.mark.parametrize("name", ["nothing", "nothing:tag", "nothing/at/all"])
+def test_nothing_there(name, scratch, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError) as caught:
+        open_image(name, scratch)
+    assert "does not exist" in caught.value.why
+
+
+def change_index(made, **fields):
+    index = made / "oci/index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), **fields}))
+
+
+def big(made):
+    (made / "oci/index.json").write_bytes(b" " * (17 << 20))
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda made: (made / "oci/index.json").write_text("{"), "index.json"),
+        (lambda made: (made / "oci/index.json").write_text("[]"), "manifests is no list"),
+        (lambda made: change_index(made, manifests=[]), "It has 0 images"),
+        (lambda made: change_index(made, manifests=[{"digest": "sha256:../../etc/passwd"}]), "It has 0 images"),
+        (
+            lambda made: change_index(
+                made,
+                manifests=[{"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": "sha256:../../x"}],
+            ),
+            "names a blob 'sha256:../../x'",
+        ),
+        (big, "more than 16 MiB"),
+    ],
+)
+def test_damaged_layout_says_what_is_wrong(made, scratch, damage, why):
+    (made / "record.json").unlink()
+    damage(made)
+    with pytest.raises(CheckRefusedError) as caught:
+        open_image(str(made / "oci"), scratch)
+    assert why in caught.value.why
+
+
+def test_wrong_tag_names_those_that_are_there(made, scratch):
+    with pytest.raises(CheckRefusedError) as caught:
+        open_image(str(made / "oci") + ":other", scratch)
+    assert "0 images with tag 'other'; in it are: mcore" in caught.value.why
+
+
+def manifest_of(made):
+    entry = json.loads((made / "oci/index.json").read_text())["manifests"][0]
+    return made / "oci/blobs/sha256" / entry["digest"].removeprefix("sha256:")
+
+
+def test_blob_that_is_not_what_its_name_says(made, scratch):
+    path = manifest_of(made)
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(CheckRefusedError) as caught:
+        open_image(str(made), scratch)
+    assert "has the digest" in caught.value.why
+
+
+def test_missing_and_damaged_layers(made, scratch):
+    digest = json.loads(manifest_of(made).read_text())["layers"][0]["digest"]
+    path = made / "oci/blobs/sha256" / digest.removeprefix("sha256:")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"x")
+    with pytest.raises(CheckRefusedError):
+        names(open_image(str(made), scratch))
+    path.unlink()
+    with pytest.raises(CheckRefusedError) as caught:
+        open_image(str(made), scratch)
+    assert "is missing" in caught.value.why
+
+
+def test_folder_or_file_that_is_no_image(tmp_path, scratch):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").write_text("hello")
+    for name in ("empty", "text"):
+        with pytest.raises(CheckRefusedError) as caught:
+            open_image(str(tmp_path / name), scratch)
+        assert "OCI layout" in caught.value.fix
+
+
+def test_archive_of_several_images(made, tmp_path, scratch):
+    with pytest.raises(CheckRefusedError) as caught:
+        open_image(str(docker_archive(made, tmp_path, images=2)), scratch)
+    assert "lists 2 images" in caught.value.why
+
+
+def test_index_in_an_index_is_followed_and_attestations_are_passed_over(made, scratch):
+    index = json.loads((made / "oci/index.json").read_text())
+    attestation = {**index["manifests"][0], "platform": {"os": "unknown", "architecture": "unknown"}}
+    inner = canonical_json({**index, "manifests": [index["manifests"][0], attestation]})
+    (made / "oci/blobs/sha256" / sha256_bytes(inner).removeprefix("sha256:")).write_bytes(inner)
+    outer = {"mediaType": "application/vnd.oci.image.index.v1+json", "digest": sha256_bytes(inner), "size": len(inner)}
+    change_index(made, manifests=[outer])
+    assert names(open_image(str(made / "oci"), scratch)) == ["etc/x=content"]
+
+
+def test_sqsh_magic_without_a_file_system(tmp_path, scratch):
+    assert shutil.which("unsquashfs")
+    (tmp_path / "bad.sqsh").write_bytes(b"hsqs" + bytes(4096))
+    with pytest.raises(CheckRefusedError):
+        open_image(str(tmp_path / "bad.sqsh"), scratch)
