@@ -66,7 +66,7 @@ def test_image_diff_names_what_is_left(built: Any, mini_image: Any, mini: Tool) 
     told = json.loads(done.stdout)
     assert told["files"] == []
     assert told["packages"] == {"python": [], "debian": []}
-    assert [item["name"] for item in told["configuration"]] == ["labels envbuild.docker.key", "workdir"]
+    assert [item["name"] for item in told["configuration"]] == ["label envbuild.docker.key", "workdir"]
 
 
 def test_its_configuration_is_that_of_the_native_image(built: Any, mini_image: Any) -> None:
@@ -332,9 +332,9 @@ def own_daemon(tmp_path: Path, docker_tools: dict[str, str]) -> Iterator[Daemon]
 
 def test_daemon_that_dies_is_told_and_its_cache_is_gone_on_from(failing: Tool, own_daemon: Daemon) -> None:
     failing.env["DOCKER_HOST"] = own_daemon.host
-    before = set(failing.cache.glob("docker-images/*"))
+    before, logs = set(failing.cache.glob("docker-images/*")), build_logs(failing)
     process = failing.start(*arguments(failing))
-    wait_until(lambda: "uv venv" in newest_log(failing, process), seconds=120)
+    log = wait_for_a_step(failing, process, logs)
     own_daemon.kill()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == MACHINE, errors
@@ -343,26 +343,31 @@ def test_daemon_that_dies_is_told_and_its_cache_is_gone_on_from(failing: Tool, o
     own_daemon.start()
     assert ids(own_daemon) == set()
     failing.run(*arguments(failing))
-    assert "ADD base/base.tar.gz /: from the cache" in newest_log(failing, process)
+    assert "ADD base/base.tar.gz /: from the cache" in log.read_text()
     assert len(ids(own_daemon)) == 1
 
 
-def newest_log(tool: Tool, process: subprocess.Popen[str]) -> str:
-    """What the build of now has said so far."""
-    if process.poll() is not None:
-        assert process.returncode in (0, MACHINE, INTERRUPTED, -signal.SIGKILL), process.communicate()
-    logs = sorted(tool.cache.glob("logs/docker-*/build.log"), key=lambda path: path.stat().st_mtime_ns)
-    text = logs[-1].read_text() if logs else ""
-    (stack,) = (tool.project / "envs/stacks").iterdir()
-    return text if stack.stem else ""
+def build_logs(tool: Tool) -> set[Path]:
+    return set(tool.cache.glob("logs/docker-*/build.log"))
+
+
+def wait_for_a_step(tool: Tool, process: subprocess.Popen[str], before: set[Path]) -> Path:
+    """Wait until the build is at its first RUN; its log."""
+
+    def is_there() -> bool:
+        assert process.poll() is None, process.communicate()
+        return any("uv venv" in log.read_text() for log in build_logs(tool) - before)
+
+    wait_until(is_there, seconds=200)
+    return (build_logs(tool) - before).pop()
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_ended_build_leaves_nothing_half_done(failing: Tool, own_daemon: Daemon, how: signal.Signals) -> None:
     failing.env["DOCKER_HOST"] = own_daemon.host
-    before = set(failing.cache.glob("docker-images/*"))
+    before, logs = set(failing.cache.glob("docker-images/*")), build_logs(failing)
     process = failing.start(*arguments(failing))
-    wait_until(lambda: "uv venv" in newest_log(failing, process), seconds=120)
+    wait_for_a_step(failing, process, logs)
     process.send_signal(how)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == (INTERRUPTED if how is signal.SIGINT else -signal.SIGKILL), errors

@@ -113,8 +113,8 @@ def script(name: str) -> bytes:
 def mounts(step: str, *, built: bool = False, made: bool = False) -> str:
     """What a step sees besides the image; nothing of it stays.
 
-    /run and /tmp lie on a file system of their own, so that places to mount things at are made there and not in the
-    image.
+    /run is a file system of its own, so that places to mount things at are made there and not in the image; temporary
+    files go there, too.
     """
     words = [*_scratch(), _bind("tools", TOOLS), _bind("network", NETWORK)]
     words += [_bind(f"lock/{step}", LOCK), _bind(f"places/{step}", PLACES)]
@@ -124,7 +124,8 @@ def mounts(step: str, *, built: bool = False, made: bool = False) -> str:
 
 
 def _scratch() -> list[str]:
-    return ["--mount=type=tmpfs,target=/run", "--mount=type=tmpfs,target=/tmp"]
+    # Not /tmp, too: podman 4.3 empties the image behind a step that has a file system of its own there.
+    return ["--mount=type=tmpfs,target=/run"]
 
 
 def _bind(source: str, target: str) -> str:
