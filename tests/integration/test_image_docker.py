@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import os
+import secrets
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -249,7 +250,7 @@ def test_module_that_does_not_import_leaves_no_image(mini: Tool, dockerd: Daemon
 @pytest.fixture
 def failing(mini: Tool, dockerd: Daemon, tmp_path: Path) -> Tool:
     """A locked stack of which no image is there yet."""
-    write_stack(tmp_path / "p", name=f"fails{os.getpid()}{len(list(tmp_path.parent.iterdir()))}")
+    write_stack(tmp_path / "p", name=f"fails-{secrets.token_hex(4)}")
     (stack,) = (tmp_path / "p/envs/stacks").iterdir()
     tool = Tool(tmp_path / "p", mini.cache, {"DOCKER_HOST": dockerd.host})
     tool.run("lock", "--stack", stack.stem, "--target", "cpu")
