@@ -28,9 +28,11 @@ LOCK = ("lock", "--stack", "s", "--json")
 # ---- an override hides a declared range
 
 
-def override(own: Any, *against: str, lib: dict[str, Any] | None = None, version: str = ">=2") -> tuple[str, ...]:
+def override(
+    own: Any, *against: str, lib: dict[str, Any] | None = None, version: str = ">=2", **more: Any
+) -> tuple[str, ...]:
     """Stack `s` of `lib`, which puts another version of `dep` over what packages declare."""
-    overrides = {"dep": {"version": version, "reason": "dep 1 hangs", "against": list(against)}}
+    overrides = {"dep": {"version": version, "reason": "dep 1 hangs", "against": list(against), **more}}
     write_stack(own.project, "s", {"lib": lib or {}}, target="gpu", base=GPU_BASE, overrides=overrides)
     return LOCK
 
@@ -66,6 +68,53 @@ def test_a_declaration_that_the_stack_names_as_wrong_is_recorded(own: Any) -> No
 def test_an_override_inside_what_is_declared_goes_against_nothing(own: Any) -> None:
     own.run(*override(own, version="==1.0"))
     assert lock_of(own, "s", GPU_BASE).overridden == ()
+
+
+@pytest.mark.usefixtures("lib_and_dep")
+def test_an_override_of_what_one_package_declares_leaves_what_others_declare(
+    own: Any, wheel: Callable[..., None]
+) -> None:
+    wheel("other", "1.0", requires=("dep<3",))
+    wheel("dep", "3.0")
+    own.run(*override(own, "lib", only_against=True))
+    assert "\ndep==2.0 " in files_of(own, "s", GPU_BASE)["main.txt"]
+    lock = lock_of(own, "s", GPU_BASE)
+    assert lock.overridden == ("lib 1.0 declares dep<2; the stack (dep 1 hangs) puts dep 2.0 there",)
+    assert lock.overrides == {"dep": ">=2 for what lib declares"}
+    own.run("lock", "--check")
+    # Over what all declare, uv takes dep 3, and the check finds who does not.
+    told = error(own.run(*override(own, "lib"), status=5))
+    assert "[override-range] other 1.0 declares dep<3" in told["why"]
+
+
+@pytest.mark.usefixtures("lib_and_dep")
+def test_an_override_of_what_one_package_declares_does_not_silence_another(
+    own: Any, wheel: Callable[..., None]
+) -> None:
+    wheel("other", "1.0", requires=("dep<2",))
+    told = error(own.run(*override(own, "lib", only_against=True), status=4))
+    assert "other" in told["why"]
+
+
+def test_an_override_of_what_an_extra_declares_asks_for_nothing_without_it(
+    own: Any, wheel: Callable[..., None]
+) -> None:
+    wheel("lib", "1.0", requires=("dep<2 ; extra == 'more'",), extras=("more", "none"))
+    for version in ("1.0", "2.0"):
+        wheel("dep", version)
+    own.run(*override(own, "lib", lib={"extras": ["more"]}, only_against=True))
+    assert "\ndep==2.0 " in files_of(own, "s", GPU_BASE)["main.txt"]
+    assert len(lock_of(own, "s", GPU_BASE).overridden) == 1
+    own.run(*override(own, "lib", lib={"extras": ["none"]}, only_against=True))
+    assert "\ndep==" not in files_of(own, "s", GPU_BASE)["main.txt"]
+
+
+@pytest.mark.parametrize(("against", "version"), [((), ">=2"), (("lib",), "")])
+def test_an_override_of_what_one_package_declares_needs_it_and_a_version(
+    own: Any, against: tuple[str, ...], version: str
+) -> None:
+    told = error(own.run(*override(own, *against, version=version, only_against=True), status=3))
+    assert "only_against = true needs" in told["why"]
 
 
 def test_ranges_of_extras_and_of_prereleases_count_too(own: Any, wheel: Callable[..., None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -147,7 +148,12 @@ def test_the_same_build_gives_the_same_bytes(own: Any, index: SimpleIndex, tmp_p
     locked(own, index, tmp_path, link=link, files={"kernel.cu": KERNEL + hidden})
     (first,) = wheels(own)["wheels"]
     shutil.rmtree(own.cache / "wheels")
+    (environment,) = (own.cache / "build-environments").iterdir()
+    os.utime(environment, (0, 0))
+    (old,) = json.loads(own.run("wheels", "prune", "--dry-run", "--json").stdout)["removed"]
+    assert (old["kind"], old["key"]) == ("build-environments", environment.name)
     (second,) = wheels(own)["wheels"]
+    assert json.loads(own.run("wheels", "prune", "--dry-run", "--json").stdout)["removed"] == []
     assert compiled(tmp_path) == 2
     assert second["record"]["digest"] == first["record"]["digest"]
 
@@ -462,6 +468,44 @@ def test_an_sm_that_nvcc_does_not_know_is_refused_before_anything_is_made(
     assert not (own.cache / "build-environments").exists()
     write_target(own.project, "gpu", sm=("100f", "90a"))
     assert wheels(own)["wheels"][0]["record"]["sm"] == ["90a", "100f"]
+
+
+@pytest.mark.parametrize(("name", "said"), [("it's", '"\'"'), ("two words", "a space"), ("a:b,c", "',' and ':'")])
+def test_a_cache_in_whose_path_commands_end_is_refused(
+    own: Any, index: SimpleIndex, tmp_path: Path, name: str, said: str
+) -> None:
+    there = type(own)(own.project, tmp_path / name)
+    there.env = own.env
+    locked(there, index, tmp_path)
+    error = wheels(there, status=11)["error"]
+    assert str(tmp_path / name) in error["what"]
+    assert f"Its path has {said} in it" in error["why"]
+    assert "ENVBUILD_CACHE_DIR" in error["fix"]
+    assert compiled(tmp_path) == 0
+    # What needs no compiler works there.
+    own.run("wheels", *SELECT)
+    shutil.move(own.cache / "wheels", there.cache / "wheels")
+    told = json.loads(there.run("sync", *SELECT, "--into", "my venv's", "--json").stdout)
+    assert "kernels" in told["imported"]
+
+
+def test_sync_takes_wheels_from_a_cache_that_is_read_only(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    locked(own, index, tmp_path)
+    wheels(own)
+    own.env["UV_CACHE_DIR"] = str(tmp_path / "uv")
+    bound = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" || exit 99; exec "$@"'
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", bound, str(own.cache)]
+    command = [*namespace, *own.command("sync", *SELECT, "--into", "venv", "--json")]
+    environment = own.environment() | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, cwd=own.project, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert ("kernels" in told["imported"], [*told["wheels"]]) == (True, ["kernels"])
+    assert f"the cache directory {own.cache} cannot be written" in done.stderr
+    (logs,) = {Path(item["log"]).parent for item in told["phases"]}
+    assert logs.parent.parent == tmp_path
+    assert (logs / "import-kernels.log").is_file()
+    assert not (own.cache / "logs/sync").exists()
 
 
 def test_options_before_a_command_are_not_ignored(own: Any) -> None:

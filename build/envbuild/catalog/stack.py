@@ -110,12 +110,24 @@ class Override(Model):
     """A version that replaces what other packages declare, where their declaration is wrong."""
 
     version: Specifier
+    only_against: bool = Field(
+        default=False,
+        description="replace what the packages under `against` declare and nothing else: what others declare holds",
+    )
     against: tuple[PackageName, ...] = Field(
         default=(),
         description="the packages whose declared range is known to be wrong; a lock that goes against any other's is "
         "refused",
     )
     reason: str = Field(min_length=1, description="why the declared versions are wrong, with the evidence")
+
+    @model_validator(mode="after")
+    def _only_against_names_whom(self) -> Override:
+        if self.only_against and not self.against:
+            raise ValueError("only_against = true needs the packages whose declaration is replaced, under against")
+        if self.only_against and not self.version:
+            raise ValueError("only_against = true needs a version to put there")
+        return self
 
 
 class Takeover(Model):
@@ -287,6 +299,18 @@ class Stack(Model):
     def undecided(self) -> set[str]:
         """The components of which the stack's file says nothing, also those that only a takeover brings."""
         return {name for name, spec in self.every_component().items() if not spec.version and spec.ref is None}
+
+    def overrides_of_all(self) -> list[str]:
+        """The packages whose overrides are for what all others declare."""
+        return [name for name, item in self.overrides.items() if not item.only_against]
+
+    def scoped_overrides(self) -> dict[str, dict[str, str]]:
+        """The overrides that are for what single packages declare: by these, specifiers by package."""
+        found: dict[str, dict[str, str]] = {}
+        for name, item in self.overrides.items():
+            for declared_by in item.against if item.only_against else ():
+                found.setdefault(declared_by, {})[name] = item.version
+        return found
 
     def builds_for(self, target: str) -> Builds | None:
         """The entry for ``target``, or None when the stack is not for it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,6 +53,14 @@ class Session:
     @cached_property
     def store(self) -> LocalStore:
         return LocalStore(self.site.cache_dir, self.reporter)
+
+    def logs(self, name: str) -> Path:
+        """The folder for a command's logs: in the store, or a new one of its own where that is read-only."""
+        if self.store.is_writable:
+            return self.store.root / "logs" / name
+        folder = Path(tempfile.mkdtemp(prefix=f"envbuild-{name}-"))
+        self.reporter.note(f"the cache directory {self.store.root} cannot be written: logs are in {folder}")
+        return folder
 
     @cached_property
     def catalog(self) -> Catalog:
@@ -122,7 +131,7 @@ def output_options(function: F) -> F:
     """Add ``--json`` and ``--quiet``; the command receives a :class:`Session` first."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; everything else on stderr.")
-    @click.option("--quiet", "-q", is_flag=True, help="No progress.")
+    @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors, and what --json prints.")
     @functools.wraps(function)
     def wrapper(*args: Any, as_json: bool, quiet: bool, **kwargs: Any) -> Any:
         return function(Session(as_json=as_json, quiet=quiet), *args, **kwargs)

@@ -52,7 +52,7 @@ def command(
     lock = find_lock(session.project, selection, name)
     # A folder of its own for each environment: two may be filled at once, also from one lock.
     place = short(sha256_bytes(str(into.resolve()).encode()))
-    logs = session.store.root / "logs" / "sync" / f"{name or selection.stack_name}-{selection.base_name}-{place}"
+    logs = session.logs("sync") / f"{name or selection.stack_name}-{selection.base_name}-{place}"
     chosen = parse_phases(phases)
     taken = session.built_wheels(lock, selection) if WHEELS_PHASE in chosen else {}
     unbuilt = frozenset(buildable(lock)) - set(taken) if no_build else frozenset()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from envbuild.store.document import Document
     from envbuild.store.remote import Remote
 
+NONE = "no wheels here: `envbuild wheels` builds those of a lock, `envbuild wheels pull` takes them from a remote store"
 THERE = "Look into this remote store instead: its name in the configuration, or its address."
 
 
@@ -72,7 +73,8 @@ def list_command(session: Session, store: str) -> None:
     """List the wheels in the wheelhouse."""
     if not store:
         found = list(Wheelhouse(session.store).all())
-        session.done({"wheels": [as_json(item) for item in found]}, *[line(item) for item in found])
+        lines = [line(item) for item in found] or [NONE]
+        session.done({"wheels": [as_json(item) for item in found]}, *lines)
         return
     remote = one_store(session, store)
     there, bad = _records(remote, remote.keys(KIND))
@@ -82,7 +84,7 @@ def list_command(session: Session, store: str) -> None:
             "wheels": [_remote_json(record) for record in there.values()],
             "refused": dict(bad),
         },
-        *[_what(record) for record in there.values()],
+        *([_what(record) for record in there.values()] or ([] if bad else [f"no wheels in {remote.address}"])),
         *[f"{short(key)}  refused: {why}" for key, why in bad.items()],
     )
 
@@ -177,9 +179,14 @@ def push_command(session: Session, keys: tuple[str, ...], everything: bool, repl
     _one_of(keys, everything)
     wheelhouse = Wheelhouse(session.store)
     items = list(wheelhouse.all()) if everything else [wheelhouse.by_prefix(key) for key in keys]
+    from envbuild.store.remote import Pushed
+
     remote = one_store(session, store)
     done: dict[str, str] = {}
     for item in items:
+        if not replace and wheelhouse.sharing.has(remote, item):
+            done[item.record.key] = Pushed.SAME.value
+            continue
         if problem := wheelhouse.problem(item):
             raise CheckRefusedError(
                 f"the wheel {short(item.record.key)} is damaged and is not pushed",
@@ -267,7 +274,8 @@ def _total(done: Mapping[str, str], remote: Remote) -> str:
 def prune_command(session: Session, dry_run: bool, unused_days: float, force: bool) -> None:
     """Remove local wheels that were not used for a while, damaged ones, and abandoned builds.
 
-    What a lock needs stays: the project's locks and those that come with envbuild. Remote stores are not touched.
+    With them go toolkits, build environments and git mirrors, which are made again. Wheels that a lock needs stay: the
+    project's locks and those that come with envbuild. Remote stores are not touched.
     """
     from envbuild.catalog.data import data_root
     from envbuild.lock.record import read_lock
@@ -289,7 +297,7 @@ def prune_command(session: Session, dry_run: bool, unused_days: float, force: bo
         },
         *[f"{word}: {item.name}  {item.size_bytes / 1e6:.1f} MB  {item.why}" for item in gone],
         *[f"stays, a lock needs it: {item.name}  {item.size_bytes / 1e6:.1f} MB  {item.why}" for item in plan.needed],
-        f"{word}: {len(gone)} of the wheelhouse's entries and builds, {size / 1e6:.1f} MB",
+        f"{word}: {len(gone)} entries of the cache directory, {size / 1e6:.1f} MB",
     )
 
 

@@ -71,7 +71,7 @@ def command(
     """
     if hands_over(context):
         return
-    if against and not explain:
+    if against is not None and not explain:
         raise click.UsageError("--against belongs to --explain")
     selection = session.select(stack, target, base)
     lock = find_lock(session.project, selection, name)
@@ -105,7 +105,7 @@ def _environment(session: Session, lock: LockDirectory, target: Target) -> Path:
 
 
 def _explain(session: Session, plans: tuple[WheelPlan, ...], against: str | None) -> None:
-    other = Wheelhouse(session.store).by_prefix(against).record if against else None
+    other = Wheelhouse(session.store).by_prefix(against).record if against is not None else None
     told: list[Json] = []
     lines: list[str] = []
     for plan in plans:

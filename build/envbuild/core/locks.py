@@ -21,6 +21,18 @@ def shared(path: Path, on_wait: Callable[[], None] | None = None) -> contextlib.
     return _held(path, fcntl.LOCK_SH, on_wait)
 
 
+def share_until_exit(path: Path) -> None:
+    """Hold the lock file ``path`` together with others for as long as this process lives."""
+    with machine_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    _until_exit.append(descriptor)
+
+
+_until_exit: list[int] = []
+
+
 @contextlib.contextmanager
 def _held(path: Path, operation: int, on_wait: Callable[[], None] | None) -> Iterator[None]:
     waited = False

@@ -1,41 +1,47 @@
 """Writes gzip on all processors, with the same bytes on every machine.
 
 The stream is cut into blocks of a fixed size and each is compressed by itself, primed with the end of the block
-before it, so that the bytes do not depend on the number of processors. They do depend on zlib: ``ENCODER`` names
+before it, so that the bytes do not depend on the number of processors. They do depend on zlib-ng: ``ENCODER`` names
 the one in use and belongs into the key of whatever is compressed here.
+
+zlib-ng comes with its Python package, so machines need not have the same zlib; and what it writes does not depend on
+the processor's instructions (compared: SSE2, SSE4.2, AVX2, AVX-512). Intel's ISA-L, three times as fast again, does not
+keep that: its level 3 writes other bytes on each of these, the levels below on those without SSE4.2.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import zlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from zlib_ng import zlib_ng
+
 from envbuild.core.files import machine_errors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-LEVEL = 4  # measured on a torch environment: 5% larger than level 6 in less than half of the time
+# Measured on a torch environment against zlib's level 4: half of the processor time for 8% more bytes.
+LEVEL = 2
 BLOCK_BYTES = 1 << 20
 WINDOW_BYTES = 1 << 15
 # RFC 1952: magic, deflate, no flags, no time, no hint about the level, unknown system.
 HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
-ENCODER = f"zlib {zlib.ZLIB_RUNTIME_VERSION} level {LEVEL}"
+ENCODER = f"zlib-ng {zlib_ng.ZLIBNG_VERSION} level {LEVEL}"
 
 
 def _deflate(block: bytes, before: bytes, last: bool) -> bytes:
     if before:
-        engine = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, 0, before)
+        engine = zlib_ng.compressobj(LEVEL, zlib_ng.DEFLATED, -zlib_ng.MAX_WBITS, zlib_ng.DEF_MEM_LEVEL, 0, before)
     else:
-        engine = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, 0)
+        engine = zlib_ng.compressobj(LEVEL, zlib_ng.DEFLATED, -zlib_ng.MAX_WBITS, zlib_ng.DEF_MEM_LEVEL, 0)
     # A sync flush ends a block on a byte boundary, so that the pieces can be put one after the other.
-    return engine.compress(block) + engine.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
+    return engine.compress(block) + engine.flush(zlib_ng.Z_FINISH if last else zlib_ng.Z_SYNC_FLUSH)
 
 
 class GzipWriter:
@@ -102,7 +108,7 @@ class GzipWriter:
             self._stream.close()
 
     def _submit(self, block: bytes, *, last: bool) -> None:
-        self._crc = zlib.crc32(block, self._crc)
+        self._crc = zlib_ng.crc32(block, self._crc)
         self._plain_digest.update(block)
         self._pieces.append(self._pool.submit(_deflate, block, self._before, last))
         self._before = block[-WINDOW_BYTES:]

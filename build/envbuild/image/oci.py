@@ -117,7 +117,7 @@ def write_layout(folder: Path, image: OciImage, layers: Sequence[Layer], tag: st
 
 
 def retagged(index: bytes, tag: str) -> bytes:
-    """The ``index.json`` of a layout with one image and its reports, where the image has another tag."""
+    """The ``index.json`` of a layout with one image, which has another tag in it."""
     value = json.loads(index)
     for described in value["manifests"]:
         if REF_NAME in described.get("annotations", {}):  # what refers to the image has none

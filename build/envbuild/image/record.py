@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from envbuild.catalog.models import Model, Name
 from envbuild.core.errors import ConfigurationError
+from envbuild.core.validation import in_words
 
 RECORD_FILE = "record.json"
 M = TypeVar("M", bound=Model)
@@ -162,7 +163,7 @@ def load(path: Path, model: type[M]) -> M:
     except (OSError, ValidationError) as error:
         raise ConfigurationError(
             f"cannot read the record {path}",
-            why=str(error),
+            why=in_words(error) if isinstance(error, ValidationError) else str(error),
             fix=f"Remove {path.parent} and run `envbuild image` again.",
         ) from error
 

@@ -7,6 +7,7 @@ CA files) hold and no hosting service's API is needed. There are two kinds of co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -122,7 +123,10 @@ class Mirror:
     @property
     def path(self) -> Path:
         """The bare repository; made here and now if need be, without talking to the server."""
-        return self._store.get_or_build(KIND, self._key, self._init).path
+        path = self._store.get_or_build(KIND, self._key, self._init).path
+        with contextlib.suppress(OSError):  # a store that others own
+            os.utime(path)  # `wheels prune` goes by the last use
+        return path
 
     def _init(self, folder: Path) -> None:
         what = f"make a mirror of {self.url}"

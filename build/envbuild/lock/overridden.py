@@ -61,12 +61,21 @@ def against_declarations(plan: Plan, resolution: Resolution, work: Workplace) ->
     What a component's upstream overrides of its own declarations is left out: both are its authors' words.
     """
     packages = locked_packages(resolution.uv_lock)
-    names = {str(entry["name"]) for entry in resolution.uv_lock.get("manifest", {}).get("overrides", [])}
+    # One that is for the declarations of a single package has no name of its own there.
+    stated = resolution.uv_lock.get("manifest", {}).get("overrides", [])
+    everywhere = {str(entry["name"]) for entry in stated if "name" in entry}
+    scoped = plan.project.scoped_overrides
+    names = everywhere.union(*scoped.values())
     locked = {name: resolution.pins[name] for name in sorted(names & set(resolution.pins))}
     if not locked:
         return ()
-    found = _against_the_stack(plan, locked)
-    needed = [need for need in needs_of(packages, list(locked)) if not _own_override(plan, need.name, need.package)]
+    found = _against_the_stack(plan, {name: version for name, version in locked.items() if name in everywhere})
+    needed = [
+        need
+        for need in needs_of(packages, list(locked))
+        if need.name in scoped.get(str(need.package["name"]), ())
+        or (need.name in everywhere and not _own_override(plan, need.name, need.package))
+    ]
     with work.reporter.step(f"check what {len(locked)} overrides go against"):
         if not needed or not contradiction(plan, resolution, needed, work, _WHAT):
             return tuple(found)

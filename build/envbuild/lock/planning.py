@@ -136,8 +136,9 @@ def make_plan(
         requirements={name: item.version for name, item in stack.requirements.items()},
         overrides={
             **{name: item.texts for name, item in forced.items()},
-            **{name: (item.version,) for name, item in stack.overrides.items()},
+            **{name: (stack.overrides[name].version,) for name in stack.overrides_of_all()},
         },
+        scoped_overrides=stack.scoped_overrides(),
         takings=takings,
         exempt={name: item.until for name, item in exempt.items()},
     )
@@ -226,7 +227,7 @@ def _takings(
         repositories=repositories,
         reporter=work.reporter,
         extras={name: extras_of(item, base) for name, item in chosen.items()},
-        ruled={canonicalize_name(name) for name in (*stack.overrides, *forced, *base.provides)},
+        ruled={canonicalize_name(name) for name in (*stack.overrides_of_all(), *forced, *base.provides)},
         pins=others,
         as_of=bound,
         cuda_major=cuda_major(base),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import tomlkit
@@ -31,6 +31,7 @@ class Project:
         build_requires: PEP 508 lines of what the compile phase needs to be installed already.
         overrides: what replaces what packages declare: specifiers by package, each with its marker if it has one
             (``>=2 ; python_version < '3.12'``).
+        scoped_overrides: what replaces what one package declares: specifiers by package, by who declares it.
         takings: what components take from git or an address themselves.
         exempt: until when other packages than components may have been uploaded, or components in the stack's place.
     """
@@ -43,6 +44,7 @@ class Project:
     requirements: Mapping[str, str] = field(default_factory=dict)
     build_requires: tuple[str, ...] = ()
     overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    scoped_overrides: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     metadata: tuple[CompileMetadata, ...] = ()
     takings: Takings = field(default_factory=Takings)
     exempt: Mapping[str, str] = field(default_factory=dict)
@@ -136,10 +138,8 @@ def render_project(
     uv |= _dates(project)
     if compiled := project.compiled():
         uv["no-build-isolation-package"] = _lines(compiled)
-    if project.overrides:
-        uv["override-dependencies"] = _lines(
-            [f"{name}{text}" for name, texts in sorted(project.overrides.items()) for text in texts]
-        )
+    if project.overrides or project.scoped_overrides:
+        uv["override-dependencies"] = _overrides(project)
     if base.provides:
         # The base brings them: they must not be installed again, and uv must not look for them.
         uv["exclude-dependencies"] = _lines(sorted(base.provides))
@@ -208,6 +208,16 @@ def _dates(project: Project) -> dict[str, object]:
     return {"exclude-newer-package": dates} if dates else {}
 
 
+def _overrides(project: Project) -> tomlkit.items.Array:
+    lines: list[object] = [f"{name}{text}" for name, texts in sorted(project.overrides.items()) for text in texts]
+    for declared_by, specifiers in sorted(project.scoped_overrides.items()):
+        entry = tomlkit.inline_table()
+        entry["package"] = tomlkit.inline_table().append("name", declared_by)
+        entry["dependencies"] = [f"{name}{text}" for name, text in sorted(specifiers.items())]
+        lines.append(entry)
+    return _lines(lines)
+
+
 def _unsourced(project: Project, source: TorchSource | None) -> list[str]:
     """Packages of which [tool.uv.sources] of a component from git has nothing to say.
 
@@ -233,7 +243,7 @@ def _metadata(project: Project) -> tomlkit.items.AoT:
     return tables
 
 
-def _lines(items: list[str]) -> tomlkit.items.Array:
+def _lines(items: Sequence[object]) -> tomlkit.items.Array:
     array = tomlkit.array()
     array.extend(items)
     return array.multiline(len(items) > 1)

@@ -31,6 +31,7 @@ _NETWORK = re.compile(
     r"operation timed out|lack of valid authentication credentials|tls handshake|invalid peer certificate",
     re.IGNORECASE,
 )
+_GIT = re.compile(r"Git operation failed")
 _NO_INTERPRETER = re.compile(r"No interpreter found for|Failed to inspect Python interpreter", re.IGNORECASE)
 # What these say, the project says: the same inputs would give another lock where one of them is set.
 _OVER_THE_PROJECT = frozenset(
@@ -312,6 +313,14 @@ def ignored_settings(output: str) -> str:
 def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
     """The error for a uv that failed."""
     output = tail(finished.output, lines=60)
+    if _GIT.search(output):
+        return NetworkError(
+            f"cannot {what}: uv cannot fetch from a git repository",
+            why=output,
+            fix="See whether the `git fetch` that it names above works here. What git needs to reach the repository is "
+            "set in git itself: rewriting (url.<base>.insteadOf), http.proxy, http.sslCAInfo, credential.helper.",
+            log=log,
+        )
     if _NETWORK.search(output):
         return NetworkError(
             f"cannot {what}: a package index or a file on it cannot be reached",

@@ -316,7 +316,7 @@ def _record(
         components=components,
         phases=phases,
         environment=environment,
-        overrides={name: _override(name, texts, plan) for name, texts in project.overrides.items()},
+        overrides=_overrides(plan),
         overridden=tuple(item.text() for item in overridden),
         driver=plan.led.driver,
         driver_because=plan.led.because,
@@ -330,6 +330,15 @@ def _record(
 def _override(name: str, texts: tuple[str, ...], plan: Plan) -> str:
     forced, text = plan.upstream_overrides.get(name), ", ".join(texts)
     return f"{text} ({forced.where})" if forced is not None and forced.texts == texts else text
+
+
+def _overrides(plan: Plan) -> dict[str, str]:
+    """What is put over declarations, for the record: over all, and over those of single packages."""
+    found = {name: [_override(name, texts, plan)] for name, texts in plan.project.overrides.items()}
+    for declared_by, specifiers in sorted(plan.project.scoped_overrides.items()):
+        for name, text in specifiers.items():
+            found.setdefault(name, []).append(f"{text} for what {declared_by} declares")
+    return {name: ", ".join(texts) for name, texts in found.items()}
 
 
 def _component(item: Chosen, version: str, plan: Plan) -> LockedComponent:

@@ -83,6 +83,8 @@ def parse_address(text: str) -> Address:
         raise _wrong(text, "Its path has an empty part, '.' or '..'.")
     if scheme == "oci" and not (_HOST.fullmatch(host) and _REPOSITORY.fullmatch(path)):
         raise _wrong(text, "It needs a host and a repository in small letters, digits, '.', '_', '-' and '/'.")
+    if scheme == "oci" and (port := re.search(r":(\d+)$", host)) and not 0 < int(port[1]) < 1 << 16:
+        raise _wrong(text, f"{port[1]} is no port: those are 1 to 65535.")
     if scheme in ("s3", "gs") and not _BUCKET.fullmatch(host):
         raise _wrong(text, f"{host!r} is no name of a bucket.")
     return Address(scheme=scheme, host=host, path=path)

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, St
 
 from envbuild.core.digests import sha256_file, short
 from envbuild.core.errors import CheckRefusedError, InternalError
+from envbuild.core.validation import in_words
 from envbuild.store.backend import Blob
 from envbuild.store.seals import SEAL_FILE
 
@@ -84,10 +85,9 @@ def read_document(raw: bytes, kind: str, key: str, where: str) -> Document:
         found = Document.model_validate_json(raw)
         names = [file.name for file in found.files]
         if len(set(names)) != len(names):
-            raise ValueError("a file is in it twice")
-    except (ValidationError, ValueError) as error:
-        reason = str(error).splitlines()
-        raise refused(kind, key, where, f"Its document cannot be read: {' '.join(reason[:3])[:300]}") from error
+            raise refused(kind, key, where, "Its document has a file twice.")
+    except ValidationError as error:
+        raise refused(kind, key, where, f"Its document cannot be read: {in_words(error)}.") from error
     if (found.kind, found.key) != (kind, key):
         raise refused(kind, key, where, f"It is {found.kind} {short(found.key)}, kept under another name.")
     return found

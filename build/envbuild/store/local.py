@@ -31,10 +31,32 @@ class LocalStore:
         self.root = root
         self.reporter = reporter
         self._told: set[Path] = set()
+        self._used: set[Path] = set()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether something can be put there: a cache that others keep may be mounted read-only."""
+        place = self.root
+        while not place.exists():
+            place = place.parent
+        return os.access(place, os.W_OK | os.X_OK)
 
     def path_of(self, kind: str, key: str) -> Path:
         """Where the entry of ``key`` (``sha256:<hex>``) is or would be."""
         return self.root / kind / key.removeprefix("sha256:")
+
+    def use(self, kind: str, key: str) -> None:
+        """Note that an entry is used now, and by this process until it ends: pruning goes by both."""
+        path = self.path_of(kind, key)
+        with contextlib.suppress(OSError):  # a store that others own
+            os.utime(path)
+        if path not in self._used and self.is_writable:
+            self._used.add(path)
+            locks.share_until_exit(self.in_use(kind, path.name))
+
+    def in_use(self, kind: str, name: str) -> Path:
+        """The lock file that all who use an entry hold."""
+        return self.root / "locks" / f"{kind}-{name}-in-use.lock"
 
     def find(self, kind: str, key: str) -> Path | None:
         """The entry's directory if it is there, whole and unchanged since it was made."""

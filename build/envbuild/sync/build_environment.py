@@ -15,8 +15,8 @@ from envbuild.store.local import LocalStore
 from envbuild.sync.install import install
 from envbuild.sync.local import place_here
 from envbuild.sync.provided import refuse_without_base
+from envbuild.wheels.keeping.entry import ENVIRONMENTS_KIND as KIND
 
-KIND = "build-environments"
 # Written last: an environment without it is half made.
 COMPLETE = "complete"
 PHASES = ("main",)
@@ -46,6 +46,7 @@ def build_environment(lock: LockDirectory, site: Site, store: LocalStore, report
                 folder.mkdir(parents=True)
             _install(lock, venv, site, store.root / "logs" / "wheels", reporter)
             write_atomic(folder / COMPLETE, f"{lock.lock.digest}\n")
+        store.use(KIND, key)
     return venv
 
 

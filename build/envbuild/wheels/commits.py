@@ -41,7 +41,9 @@ def archive_of_commit(name: str, url: str, commit: str, store: LocalStore, repor
             with machine_errors(entry), tarfile.open(entry / FILE, "w", format=tarfile.PAX_FORMAT) as tar:
                 _add(tar, checkout.folder, f"{name}-{commit[:12]}", checkout.time())
 
-    return (store.get_or_build(KIND, key, fetch).path / FILE).read_bytes()
+    archive = (store.get_or_build(KIND, key, fetch).path / FILE).read_bytes()
+    store.use(KIND, key)
+    return archive
 
 
 class _Checkout:
@@ -93,6 +95,18 @@ class _Checkout:
                 log=self._log,
             )
         return done
+
+
+def only_folder(archive: bytes, folder: str) -> bytes:
+    """The files of one folder of such an archive, with that folder on top."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(archive)) as old, tarfile.open(fileobj=made, mode="w") as new:
+        for member in old:
+            top, _, path = member.name.partition("/")
+            if member.isreg() and path.startswith(f"{folder}/"):
+                member.name = f"{top}/{path.removeprefix(f'{folder}/')}"
+                new.addfile(member, old.extractfile(member))
+    return made.getvalue()
 
 
 def _add(tar: tarfile.TarFile, folder: Path, top: str, time: int) -> None:

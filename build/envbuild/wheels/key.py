@@ -32,6 +32,7 @@ class Parts(Model):
     version: str
     sdist: str = Field(default="", description="sha256 of the sdist")
     commit: str = Field(default="", description="the commit, of a package that comes from git")
+    subdirectory: str = Field(default="", description="the folder of the commit that is built; empty for its top")
     platform: str = Field(description="'linux/amd64', ...")
     python: str = Field(description="the ABI: 'cp310', ...")
     torch: TorchPart

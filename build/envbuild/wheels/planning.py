@@ -64,7 +64,10 @@ def buildable(lock: LockDirectory) -> dict[str, Origin]:
     found = {}
     for name, item in lock.lock.components.items():
         if item.phase is Phase.COMPILE and item.commit and item.git:
-            found[name] = Origin(package=name, version=item.version, git=item.git, commit=item.commit)
+            folder = item.subdirectory or ""
+            found[name] = Origin(
+                package=name, version=item.version, git=item.git, commit=item.commit, subdirectory=folder
+            )
         elif item.phase is Phase.COMPILE and item.sdist:
             found[name] = Origin(package=name, version=item.version, sdist=item.sdist)
     return found
@@ -143,6 +146,7 @@ def _plan(
         version=component.version,
         sdist=origin.sdist,
         commit=origin.commit,
+        subdirectory=origin.subdirectory,
         platform=lock.lock.base.platform,
         python="cp" + lock.lock.base.python.replace(".", ""),
         torch=_torch(lock, main),

@@ -17,7 +17,7 @@ from envbuild.lock.metadata import FILE, PYPROJECT, build_requires, fetch_sdist,
 from envbuild.lock.releases import look_up
 from envbuild.lock.workplace import Workplace
 from envbuild.store.local import LocalStore
-from envbuild.wheels.commits import archive_of_commit
+from envbuild.wheels.commits import archive_of_commit, only_folder
 from envbuild.wheels.key import Parts
 
 
@@ -28,6 +28,7 @@ class Origin:
     Attributes:
         sdist: its digest; empty for a commit.
         git: the repository; empty for an sdist.
+        subdirectory: the folder of the repository that holds the package; empty for its top.
     """
 
     package: str
@@ -35,10 +36,12 @@ class Origin:
     sdist: str = ""
     git: str = ""
     commit: str = ""
+    subdirectory: str = ""
 
     def is_of(self, parts: Parts) -> bool:
         """Whether a wheel with these parts was built from this."""
-        return (self.package, self.sdist, self.commit) == (parts.package, parts.sdist, parts.commit)
+        own = (self.package, self.sdist, self.commit, self.subdirectory)
+        return own == (parts.package, parts.sdist, parts.commit, parts.subdirectory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +92,17 @@ class Sources:
             return archive_of_commit(origin.package, origin.git, origin.commit, self.store, self.reporter)
         return self.sdist(origin.package, origin.version, origin.sdist)
 
+    def _declaring(self, origin: Origin) -> bytes:
+        """An archive with what declares how the package is built on top: of a folder, that folder alone."""
+        archive = self.archive(origin)
+        return only_folder(archive, origin.subdirectory) if origin.subdirectory else archive
+
     def build_requires(self, origin: Origin) -> tuple[str, ...]:
         """What the sources declare to be built with, as PEP 508 lines (PEP 518)."""
         identity = digest_of({"commit": origin.commit}) if origin.commit else origin.sdist
-        files = kept_declarations(origin.package, identity, lambda: self.archive(origin), self.store)
+        if origin.subdirectory:
+            identity = digest_of({"commit": origin.commit, "subdirectory": origin.subdirectory})
+        files = kept_declarations(origin.package, identity, lambda: self._declaring(origin), self.store)
         try:
             return build_requires(files[PYPROJECT].decode() if PYPROJECT in files else None)
         except ValueError as error:

@@ -313,7 +313,7 @@ def data_file(registry_log: Path, digest: str) -> Path:
     return found
 
 
-@pytest.mark.parametrize("damage", ["other", "short", "long"])
+@pytest.mark.parametrize("damage", ["other", "short", "long", "packed by another system"])
 def test_layer_that_is_not_what_is_stated_is_refused_and_not_kept(
     layout: Path, taker: Taker, push: Any, registry_binary: Path, tmp_path: Path, damage: str
 ) -> None:
@@ -323,7 +323,13 @@ def test_layer_that_is_not_what_is_stated_is_refused_and_not_kept(
         base = taker.resolved(named(image))
         file = data_file(tmp_path / "registry", manifest_of(layout)[1]["layers"][1]["digest"])
         good = file.read_bytes()
-        file.write_bytes({"other": bytes(len(good)), "short": good[:-20], "long": good + b"x" * 20}[damage])
+        damaged = {
+            "other": bytes(len(good)),
+            "short": good[:-20],
+            "long": good + b"x" * 20,
+            "packed by another system": good[:9] + b"\x03" + good[10:],  # of gzip's header: the tar in it is the same
+        }
+        file.write_bytes(damaged[damage])
         with pytest.raises((CheckRefusedError, NetworkError)):
             taker(base)
         assert len(list((taker.store.root / "base-layers").iterdir())) == 1
@@ -390,7 +396,14 @@ def vendor_image(mini_image: dict[str, Any], tmp_path_factory: pytest.TempPathFa
     placed = Path(mini_image["path"])
     lowest = LayerRecord.model_validate(mini_image["record"]["layers"][0])
     lower = [Layer(lowest, blob_of(placed / "oci", lowest.digest))]
-    content = {"opt/vendor/entrypoint": b"#!/bin/sh\nexec false\n", "opt/tool/bin/tool": b"#!/bin/sh\necho tool\n"}
+    python = select(Catalog.open(data_root()), "mcore", "cpu", None, Machine.here()).base.python.version
+    packages = f"usr/local/lib/python{python}/dist-packages"
+    content = {
+        f"{packages}/vendored/__init__.py": b"",
+        f"{packages}/vendored-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: vendored\nVersion: 1.0\n",
+        "opt/vendor/entrypoint": b"#!/bin/sh\nexec false\n",
+        "opt/tool/bin/tool": b"#!/bin/sh\necho tool\n",
+    }
     return write_image(tmp_path_factory.mktemp("vendor") / "x", content, lower)
 
 
@@ -402,11 +415,14 @@ def project(mini: Tool, tmp_path: Path, push: Any, vendor_image: Path) -> Tool:
     (tmp_path / "envs/bases").mkdir()
     text = (mini.project / f"envs/stacks/{NAME}.toml").read_text()
     (tmp_path / f"envs/stacks/{NAME}.toml").write_text(
-        text.replace('["debian12", "ubuntu2204", "ubuntu2404"]', '["vendor"]').replace('"host"', '"vendor"')
+        text.replace('["debian12", "ubuntu2204", "ubuntu2404"]', '["vendor"]')
+        .replace('"host"', '"vendor"')
+        .replace('["packaging.version"]', '["packaging.version", "vendored"]')
     )
     shipped = own.catalog.path("bases", own.base_name).read_text()
     obtain = f'[obtain]\nmethod = "oci"\nimage = "{push(vendor_image)}"\n'
-    (tmp_path / "envs/bases/vendor.toml").write_text(shipped[: shipped.index("[obtain]")] + obtain)
+    provides = 'provides = { vendored = "1.0" }\n'
+    (tmp_path / "envs/bases/vendor.toml").write_text(provides + shipped[: shipped.index("[obtain]")] + obtain)
     return Tool(tmp_path, tmp_path / "cache")
 
 
@@ -423,14 +439,17 @@ def test_image_on_a_registrys_image(project: Tool, vendor_image: Path) -> None:
     project.run("lock", *where)
     made = json.loads(project.run("image", *where, "--format", "oci", "--json").stdout)
     record = made["record"]
-    assert [layer["digest"] for layer in record["layers"][:3]] == [
-        layer["digest"] for layer in manifest_of(vendor_image)[1]["layers"]
-    ]
+    stated = [layer["digest"] for layer in manifest_of(vendor_image)[1]["layers"]]
+    assert [layer["digest"] for layer in record["layers"][: len(stated)]] == stated
+    assert "vendored" not in record["packages"]  # the environment sees the base's, and its import was checked
     assert "libc6" in record["base_packages"]
     assert record["base_made_by"].endswith(told["digest"])
     config = json.loads(
         subprocess.run(
-            ["skopeo", "inspect", "--config", f"oci:{made['path']}/oci"], check=True, capture_output=True, text=True
+            ["skopeo", "inspect", "--config", f"oci:{made['path']}/oci:{NAME}-vendor-cpu"],
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout
     )["config"]
     environment = dict(entry.split("=", 1) for entry in config["Env"])

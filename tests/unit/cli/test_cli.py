@@ -13,12 +13,16 @@ from pathlib import Path
 import jsonschema
 import pytest
 from helpers.locks import make_lock
+from helpers.stores import keep_wheel
+from unit.wheels.test_key import PARTS
 
 from envbuild import __version__
 from envbuild.catalog.models import KINDS
 from envbuild.cli.commands import COMMANDS, help_text
 from envbuild.cli.main import run
 from envbuild.core.errors import ERROR_CLASSES
+from envbuild.core.progress import SilentReporter
+from envbuild.store.local import LocalStore
 
 ENVBUILD = [sys.executable, "-m", "envbuild"]
 
@@ -66,6 +70,32 @@ def test_command_line_imports_no_rich_where_there_is_no_terminal(project):
     code = "import sys; from envbuild.cli.main import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code, "list", "stacks"], capture_output=True, text=True, check=True)
     assert {"rich", "uv"}.isdisjoint(done.stderr.split())
+
+
+def test_an_empty_wheelhouse_is_said_to_be_empty(project):
+    done = shell("wheels", "list")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("no wheels here: `envbuild wheels` builds")
+    assert json.loads(shell("wheels", "list", "--json").stdout) == {"wheels": []}
+
+
+def test_the_second_push_says_that_it_is_there_and_reads_no_wheel(project, tmp_path):
+    kept = keep_wheel(LocalStore(tmp_path / "cache", SilentReporter()), PARTS, tmp_path)
+    (tmp_path / "share").mkdir()
+    push = ("wheels", "push", "--all", "--store", f"file://{tmp_path}/share")
+    assert "  pushed\n" in shell(*push).stdout
+    kept.wheel.unlink()
+    kept.wheel.mkdir()
+    done = shell(*push)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{kept.record.file}  there already\n" in done.stdout
+
+
+def test_an_empty_key_is_refused(project):
+    done = shell("wheels", "--stack", "mcore", "--target", "h200", "--against", "")
+    assert (done.returncode, "--against belongs to --explain" in done.stderr) == (2, True)
+    done = shell("wheels", "show", "")
+    assert (done.returncode, "no wheel is named" in done.stderr) == (3, True)
 
 
 @pytest.mark.parametrize("arguments", [["wheels", "list"], ["wheels", "push", "--help"], ["sync", "--help"]])
@@ -118,6 +148,8 @@ def test_version():
         (["list"], ["Missing argument", "stacks"]),
         (["list", "stack"], ["'stack' is not one of 'stacks'"]),
         (["image", "--format", "tar"], ["'tar'", "oci, sqsh"]),
+        (["image", "--target", "cpu", "--sqsh-compression", "xz"], ["'xz'", "zstd, lz4, lzo, gzip"]),
+        (["image", "--target", "cpu", "--sqsh-builder", "docker"], ["'docker' is not one of", "'enroot'"]),
         (["certify", "--runtime", "docker"], ["'docker' is not one of"]),
         (["image", "--stack", "mcore"], ["no target was named", "--target cpu"]),
         (["image", "--target", "cpu", "--out-dir", ""], ["'--out-dir': it is empty"]),
@@ -270,6 +302,16 @@ def test_print_cases(project, capsys):
     assert [(case["id"], case["processes"]) for case in cases][-1] == ("gpt-fp32-tp2-pp2", 4)
     assert run([*arguments, "--only", "gpt-fp32-dp2"]) == 0
     assert capsys.readouterr().out.splitlines() == ["gpt-fp32-baseline  1 process", "gpt-fp32-dp2       2 processes"]
+
+
+def test_image_for_a_cluster_that_cannot_read_it_is_refused_at_once(project, capsys):
+    cluster = project / "envs/clusters/old.toml"
+    cluster.parent.mkdir(parents=True)
+    cluster.write_text('summary = "old tools"\nlauncher = "bwrap"\nsqsh_compression = ["gzip"]\n')
+    assert run(["image", "--stack", "mcore", "--target", "cpu", "--cluster", "old"]) == 3
+    told = capsys.readouterr().err
+    assert "nodes of cluster old cannot read a .sqsh compressed with zstd" in told
+    assert "--sqsh-compression gzip" in told
 
 
 def test_missing_image_names_the_command_that_puts_it_there(project, capsys):

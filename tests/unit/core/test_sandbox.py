@@ -97,3 +97,15 @@ def test_why_blocked_without_a_known_cause_says_where_to_look(tmp_path):
     cause, fix = why_blocked(tmp_path, in_container=False, root=True)
     assert cause == ""
     assert "sysctl" in fix
+
+
+def test_opened_folder_is_writable_and_shows_what_the_root_has(tmp_path):
+    (tmp_path / "opt/vendor").mkdir(parents=True)
+    (tmp_path / "opt/link").symlink_to("vendor")
+    words = Sandbox(root=tmp_path, opened=("/opt",)).command(Path("/usr/bin/bwrap"), ["true"])
+    at = words.index("/opt")
+    assert words[at - 1 : at + 7] == [
+        *("--tmpfs", "/opt"),
+        *("--symlink", "vendor", "/opt/link"),
+        *("--ro-bind", str(tmp_path / "opt/vendor"), "/opt/vendor"),
+    ]

@@ -87,6 +87,14 @@ def test_unreachable_index_is_a_network_error(uv):
     assert "UV_DEFAULT_INDEX" in caught.value.fix
 
 
+def test_repository_that_cannot_be_fetched_is_a_network_error_about_git(uv, tmp_path):
+    with pytest.raises(NetworkError, match="uv cannot fetch from a git repository") as caught:
+        uv(f'"q @ git+file://{tmp_path}/nowhere@{"a" * 40}"')
+    assert f"{tmp_path}/nowhere" in caught.value.why
+    assert "insteadOf" in caught.value.fix
+    assert "UV_DEFAULT_INDEX" not in caught.value.fix
+
+
 def test_offline_with_an_empty_cache_is_a_network_error(uv):
     with pytest.raises(NetworkError):
         uv('"some-package"', arguments=("--offline",))

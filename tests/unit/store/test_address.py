@@ -12,6 +12,8 @@ from envbuild.store.address import parse_address
         ("oci://127.0.0.1:5000/team/wheels", "oci", "127.0.0.1:5000", "team/wheels"),
         ("oci://registry.example.org/a_b/c-d.e", "oci", "registry.example.org", "a_b/c-d.e"),
         ("oci://[::1]:5000/a", "oci", "[::1]:5000", "a"),
+        ("oci://[::1]/a", "oci", "[::1]", "a"),
+        ("oci://host:65535/a", "oci", "host:65535", "a"),
         ("s3://bucket", "s3", "bucket", ""),
         ("s3://my.bucket/deep/prefix/", "s3", "my.bucket", "deep/prefix"),
         ("gs://bucket/p", "gs", "bucket", "p"),
@@ -32,6 +34,7 @@ def test_address(text, scheme, host, path):
         "s3://b//x", "s3://bucket/a b", "s3://bucket?x=1", "s3://bucket#x", "s3://bucket/\n", "gs://b", "oci://host",
         "oci://host/Team", "oci://host:port/a", "oci:///a", "oci://-host/a", "oci://host/a:tag",
         "oci://host/a@sha256:00", "file://shared/wheels", "file://", "file:///",
+        "oci://host:99999/a", "oci://host:0/a", "oci://[::1]:65536/a",
     ],
 )  # fmt: skip
 def test_no_address(text):

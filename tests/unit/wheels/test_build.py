@@ -1,5 +1,9 @@
 """The bench of a build: headers, sdists that are none, compilers that were killed."""
 
+import dataclasses
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -7,9 +11,11 @@ from helpers.simple_index import make_sdist
 from unit.wheels.plans import plan
 
 from envbuild.core.errors import BuildError, CheckRefusedError
+from envbuild.lock.uv import uv_program
 from envbuild.wheels.compiling.build import Bench, build_wheel
 from envbuild.wheels.compiling.fronts import Turns
 from envbuild.wheels.compiling.limits import Limits
+from envbuild.wheels.sources import Origin
 from envbuild.wheels.toolkits.toolchain import Toolchain
 
 
@@ -39,6 +45,34 @@ def ignore(text: str) -> None:
 def test_an_sdist_that_is_no_archive_is_refused(tmp_path):
     with pytest.raises(CheckRefusedError, match="cannot be unpacked"):
         build_wheel(plan(), b"nothing", bench(tmp_path), ignore)
+
+
+# A build backend in the sources themselves (PEP 517), which writes a wheel with one file.
+BACKEND = """\
+import os, zipfile
+def build_wheel(folder, settings=None, metadata=None):
+    name = "causal_conv1d-1.7.0-py3-none-any.whl"
+    info, texts = "causal_conv1d-1.7.0.dist-info/", {"place.txt": os.path.basename(os.getcwd())}
+    texts[info + "METADATA"] = "Metadata-Version: 2.1\\nName: causal-conv1d\\nVersion: 1.7.0\\n"
+    texts[info + "WHEEL"] = "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as archive:
+        for file, text in {**texts, info + "RECORD": ""}.items():
+            archive.writestr(file, text)
+    return name
+"""
+
+
+def test_a_folder_of_a_repository_is_built_alone(tmp_path):
+    own = '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'
+    files = {"python/pyproject.toml": own, "python/own.py": BACKEND}
+    archive = make_sdist(tmp_path, "causal-conv1d", "1.7.0", files=files).read_bytes()
+    subprocess.run([uv_program(), "venv", "-q", "--python", sys.executable, tmp_path / "venv"], check=True)
+    commit = Origin(package="causal-conv1d", version="1.7.0", git="https://x/y", commit="1" * 40, subdirectory="python")
+    wanted = dataclasses.replace(plan(python=f"cp3{sys.version_info.minor}"), origin=commit)
+    (tmp_path / "turns").mkdir()
+    wheel = build_wheel(wanted, archive, bench(tmp_path), ignore)
+    with zipfile.ZipFile(wheel) as made:
+        assert made.read("place.txt") == b"python"
 
 
 def test_missing_headers_are_named(tmp_path):

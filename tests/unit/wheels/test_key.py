@@ -28,6 +28,7 @@ PARTS = Parts(
 CHANGES = {
     "sdist": "sha256:03",
     "commit": "0" * 40,
+    "subdirectory": "python",
     "platform": "linux/arm64",
     "python": "cp312",
     "torch": TORCH.model_copy(update={"files": "sha256:bb"}),

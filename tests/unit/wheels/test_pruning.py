@@ -145,5 +145,55 @@ def test_what_somebody_is_at_stays(store, tmp_path, kind):
     assert not path.is_dir()
 
 
+MADE_AGAIN = ["toolkits", "build-environments", "git-trees", "git"]
+
+
+def made(store: LocalStore, kind: str, digit: str, days: float) -> Path:
+    folder = store.path_of(kind, "sha256:" + digit * 64)
+    (folder / "deep").mkdir(parents=True)
+    (folder / "HEAD").write_bytes(b"x" * 10)
+    (folder / "deep/file").write_bytes(b"x" * 1000)
+    moment = time.time() - days * 86400
+    for path in (folder / "HEAD", folder / "deep", folder):
+        os.utime(path, (moment, moment))
+    return folder
+
+
+@pytest.mark.parametrize("kind", MADE_AGAIN)
+def test_what_is_made_again_goes_when_nobody_used_it(store, kind):
+    old, recent = made(store, kind, "1", 31), made(store, kind, "2", 29)
+    plan = plan_pruning(store, [], unused_days=30, force=False)
+    assert [(item.kind, item.key, item.size_bytes) for item in plan.old] == [(kind, old.name, 1010)]
+    assert plan.old[0].why == "not used for 31 days"
+    assert remove(store, plan.old) == plan.old
+    assert (old.exists(), recent.exists()) == (False, True)
+
+
+@pytest.mark.parametrize("kind", MADE_AGAIN[:3])
+def test_what_a_process_uses_stays_until_it_ends(store, kind, tmp_path):
+    folder = made(store, kind, "1", 31)
+    ready = tmp_path / "ready"
+
+    def use() -> None:
+        store.use(kind, "sha256:" + folder.name)
+        ready.touch()
+        time.sleep(60)
+
+    with forked(use):
+        wait_until(ready.exists)
+        assert plan_pruning(store, [], unused_days=30, force=False).old == (), "its use was noted"
+        assert remove(store, plan_pruning(store, [], unused_days=0, force=True).old) == ()
+        assert any("in use" in line for line in store.reporter.lines)
+    assert len(remove(store, plan_pruning(store, [], unused_days=0, force=True).old)) == 1
+    assert not folder.exists()
+
+
+def test_a_mirror_that_was_just_used_stays(store):
+    made(store, "git", "1", 0)
+    listed = made(store, "git", "2", 100)
+    (listed / "envbuild-refs.json").touch()
+    assert plan_pruning(store, [], unused_days=0, force=True).old == ()
+
+
 def test_nothing_is_there(store):
     assert plan_pruning(store, [], unused_days=0, force=True) == Pruning(old=(), needed=())

@@ -83,6 +83,17 @@ def test_what_one_machine_built_another_has(machine):
     assert not two.wheelhouse.get_or_build(PARTS.key, never).built
 
 
+def test_what_is_there_is_known_by_its_document(machine, share):
+    one, two, three = (machine(name, reads=False, writes=False) for name in ("one", "two", "three"))
+    mine, other = one.keep(), two.keep(module="two = 2\n")
+    assert not one.wheelhouse.sharing.has(one.remote, mine)
+    one.wheelhouse.sharing.push(one.remote, mine)
+    assert one.wheelhouse.sharing.has(one.remote, mine)
+    assert not two.wheelhouse.sharing.has(two.remote, other), "another wheel of the key"
+    (share / f"entries/wheels/{PARTS.key.removeprefix('sha256:')}.json").write_text("{")
+    assert not three.wheelhouse.sharing.has(three.remote, mine)
+
+
 def test_an_entry_says_who_built_it_and_no_place(machine):
     one = machine("one")
     kept = one.keep(lock="sha256:lock")

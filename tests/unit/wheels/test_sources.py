@@ -2,6 +2,7 @@
 
 import pytest
 from helpers.simple_index import make_sdist
+from unit.wheels.test_key import PARTS
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError
@@ -41,6 +42,18 @@ def test_an_sdist_without_pyproject_has_the_usual_requirements(sources, tmp_path
     assert sources.build_requires(Origin(package="k", version="1.0", sdist=put(sources, sdist(tmp_path)))) == (
         "setuptools>=40.8.0",
     )
+
+
+def test_of_a_folder_of_a_repository_its_own_pyproject_counts(sources, tmp_path, monkeypatch):
+    inner = {"python/pyproject.toml": '[build-system]\nrequires = ["ninja"]\n', "python/deep/pyproject.toml": "x"}
+    archive = make_sdist(tmp_path, "k", "1.0", pyproject='[build-system]\nrequires = ["top"]\n', files=inner)
+    monkeypatch.setattr(module, "archive_of_commit", lambda *given: archive.read_bytes())
+    top = Origin(package="k", version="1.0", git="https://x/k", commit="1" * 40)
+    inside = Origin(package="k", version="1.0", git="https://x/k", commit="1" * 40, subdirectory="python")
+    assert sources.build_requires(top) == ("top",)
+    assert sources.build_requires(inside) == ("ninja",)
+    parts = PARTS.model_copy(update={"package": "k", "sdist": "", "commit": "1" * 40, "subdirectory": "python"})
+    assert (inside.is_of(parts), top.is_of(parts)) == (True, False)
 
 
 def test_a_pyproject_that_cannot_be_read_is_explained(sources, tmp_path):

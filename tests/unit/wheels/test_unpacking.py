@@ -60,6 +60,19 @@ def test_an_archive_without_one_folder_on_top_is_refused(tmp_path, names, said):
     assert said in refused.value.why
 
 
+def test_the_folder_that_is_built_may_be_inside(tmp_path):
+    archive = make_sdist(tmp_path, "thing", "1.0", files={"python/setup.py": "answer = 41\n"}).read_bytes()
+    tree = unpack("thing 1.0", archive, tmp_path / "s", "python")
+    assert (tree / "python/setup.py").is_file()
+    (tree / "python/build/lib.linux").mkdir(parents=True)
+    assert unpack("thing 1.0", archive, tmp_path / "s", "python") == tree
+    assert not (tree / "python/build/lib.linux").exists()
+    for absent in ("rust", "python/setup.py", "..", "../.."):
+        with pytest.raises(CheckRefusedError) as refused:
+            unpack("thing 1.0", archive, tmp_path / "s", absent)
+        assert refused.value.why == f"it has no folder {absent}"
+
+
 def test_patches_change_the_sources_and_leave_their_times_the_same(tmp_path):
     archive = sdist(tmp_path)
     times = []

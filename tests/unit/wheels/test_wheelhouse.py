@@ -17,7 +17,7 @@ from envbuild.store import seals
 from envbuild.store.local import LocalStore
 from envbuild.wheels.keeping import taking
 from envbuild.wheels.keeping.taking import fitting_wheels
-from envbuild.wheels.keeping.wheelhouse import RECORD_FILE, Built, Wheelhouse, WheelRecord, fill
+from envbuild.wheels.keeping.wheelhouse import NAMED, RECORD_FILE, Built, Wheelhouse, WheelRecord, fill, key_by_prefix
 from envbuild.wheels.key import Parts
 from envbuild.wheels.planning import plan_wheels
 
@@ -87,8 +87,24 @@ def test_a_key_that_is_none_or_of_several_names_those_there_are(store, tmp_path)
     with pytest.raises(ConfigurationError, match="no wheel has") as refused:
         Wheelhouse(store).by_prefix("zz")
     assert parts.key.removeprefix("sha256:")[:12] in refused.value.why
-    with pytest.raises(ConfigurationError, match="several wheels have"):
+    with pytest.raises(ConfigurationError, match="no wheel is named"):
         Wheelhouse(store).by_prefix("")
+
+
+def test_of_many_keys_the_nearest_few_are_named():
+    known = {f"sha256:{number:064x}": f"{number}.whl" for number in range(40)} | {"sha256:" + "ab" * 32: "near.whl"}
+    with pytest.raises(ConfigurationError, match="no wheel has") as refused:
+        key_by_prefix("abad", known)
+    assert refused.value.why.startswith("There are: abababababab (near.whl), ")
+    assert refused.value.why.endswith(" and 36 more.")
+    assert refused.value.why.count(".whl") == NAMED
+    with pytest.raises(ConfigurationError, match="several wheels have") as refused:
+        key_by_prefix("000", known)
+    assert "and 35 more" in refused.value.why
+    assert "near" not in refused.value.why
+    with pytest.raises(ConfigurationError) as refused:
+        key_by_prefix("00", {})
+    assert refused.value.why == "There are: no wheels."
 
 
 def test_a_changed_wheel_is_a_problem_and_is_not_found(store, tmp_path):

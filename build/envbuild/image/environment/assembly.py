@@ -85,11 +85,13 @@ class Assembly:
 
     def _touched(self, relative: str, what: str) -> CheckRefusedError:
         placed = self._placed[relative]
+        entry = placed.original.parents[len(Path(relative).parts) - 1].parent
         return CheckRefusedError(
             f"the installation of a package changed layer {placed.layer}",
             why=f"{relative} {what}. That layer is shared, and no other may change it.",
-            fix=f"Find the package whose build does that, and build its wheel first (`envbuild wheels`); then remove "
-            f"{placed.original.parents[len(Path(relative).parts) - 1].parent}, and run the same command again.",
+            fix="Find the package whose build does that, and build its wheel elsewhere (`envbuild wheels`). What was "
+            f"written into is uv's copy too: remove {entry} and {entry.parents[1] / 'uv'}, and run the same command "
+            "again.",
         )
 
     def _refuse_other(self, below: _Placed, layer: str, path: Path, relative: str) -> None:

@@ -108,8 +108,8 @@ def _one_layer(layers: Sequence[LayerBlob], index: int, above: Above, superseded
         for place, (member, content) in enumerate(read_tar(pieces, blob.limit_bytes)):
             if superseded and (index, place) in superseded:
                 continue
-            if view.take(member):
-                yield member, content
+            if view.take(member) and content is not None:
+                yield member, content.guarded(_refusing(layers, index, pieces))
     with _refusing(layers, index):
         for member in view.without_content():
             yield member, None
@@ -126,10 +126,10 @@ def _as_links(
     blob = layers[index]
     with contextlib.closing(open_blob(blob)) as pieces, _refusing(layers, index, pieces):
         for place, (member, content) in enumerate(read_tar(pieces, blob.limit_bytes)):
-            if member.kind is not Kind.FILE or member.name not in wanted or (index, place) in superseded:
+            if content is None or member.name not in wanted or (index, place) in superseded:
                 continue
             first, *others = wanted[member.name]
-            yield replace(member, name=first.name, layer=index), content
+            yield replace(member, name=first.name, layer=index), content.guarded(_refusing(layers, index, pieces))
             for link in others:
                 link.link = first.name
                 yield link, None

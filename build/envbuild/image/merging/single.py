@@ -18,8 +18,14 @@ def members_of(blob: LayerBlob) -> Iterator[tuple[Member, Content | None]]:
         CheckRefusedError: it is damaged, is not the one that was asked for, or holds what no layer may.
         MachineError: it cannot be read.
     """
-    with contextlib.closing(open_blob(blob)) as pieces:
-        try:
-            yield from read_tar(pieces, blob.limit_bytes)
-        except Refusal as refusal:
-            raise refused(blob.title, refusal) from refusal
+    with contextlib.closing(open_blob(blob)) as pieces, _refusing(blob):
+        for member, content in read_tar(pieces, blob.limit_bytes):
+            yield member, content and content.guarded(_refusing(blob))
+
+
+@contextlib.contextmanager
+def _refusing(blob: LayerBlob) -> Iterator[None]:
+    try:
+        yield
+    except Refusal as refusal:
+        raise refused(blob.title, refusal) from refusal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 from envbuild.image.merging.members import Refusal
 
@@ -75,6 +76,15 @@ class Content:
         """All of it (or what is left), in whatever pieces it comes."""
         return self._parts
 
+    def guarded(self, guard: AbstractContextManager[None]) -> Content:
+        """The same, read within ``guard``: whoever reads it is not below those who know what its errors mean."""
+        return Content(self.size, _within(guard, self._parts))
+
     def read(self) -> bytes:
         """All of it at once: for small files."""
         return b"".join(self._parts)
+
+
+def _within(guard: AbstractContextManager[None], parts: Iterator[memoryview]) -> Iterator[memoryview]:
+    with guard:
+        yield from parts

@@ -165,7 +165,10 @@ def installed_code(site_packages: Path, store: LocalStore, reporter: Reporter) -
         with reporter.step("read the GPU code of what is installed"), machine_errors(site_packages, "read"):
             write_atomic(folder / FILE, _read(site_packages, listed).model_dump_json(indent=1) + "\n")
 
-    entry = store.get_or_build(KIND, digest_of({"format": FORMAT, "files": files}), build)
+    key = digest_of({"format": FORMAT, "files": files})
+    if not store.is_writable and store.find(KIND, key) is None:
+        return _read(site_packages, listed)
+    entry = store.get_or_build(KIND, key, build)
     return InstalledCode.model_validate_json((entry.path / FILE).read_bytes())
 
 

@@ -59,8 +59,9 @@ def build_wheel(plan: WheelPlan, archive: bytes, bench: Bench, progress: Callabl
         MachineError: the disk is full, or Python's headers are missing.
     """
     _clear(bench.folder)
-    source = unpack(plan.name, archive, bench.folder / KEPT)
-    apply_patches(plan.name, source, plan.patches)
+    tree = unpack(plan.name, archive, bench.folder / KEPT, plan.origin.subdirectory)
+    apply_patches(plan.name, tree, plan.patches)
+    source = tree / plan.origin.subdirectory
     places = {bench.folder: "/build", bench.environment: "/environment"}
     fronts = make_fronts(bench.toolchain, plan.asked, bench.turns, bench.folder / "fronts", places)
     environment = _variables(plan, bench, fronts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core.digests import sha256_file, short
-from envbuild.core.errors import EnvbuildError
+from envbuild.core.errors import EnvbuildError, MachineError
 from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import interruptible
 from envbuild.core.progress import Reporter
@@ -24,6 +25,9 @@ from envbuild.wheels.keeping.wheelhouse import Built, Wheelhouse, WheelRecord, f
 from envbuild.wheels.planning import WheelPlan
 from envbuild.wheels.sources import Sources
 from envbuild.wheels.toolkits.toolchain import Toolchain, refuse_unknown_sm
+
+# What no path in CC, CPATH, -ffile-prefix-map, a Makefile or a build.ninja may have.
+_SPLITS = re.compile(r"[^\w/.+@~-]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,7 @@ def _there(item: Built | None) -> Built:
 
 
 def _build_all(plans: Sequence[WheelPlan], made: Callable[[], Path], workshop: Workshop) -> dict[str, Built]:
+    _refuse_path(workshop.store.root)
     limits, toolchain = workshop.limits, workshop.toolchain()
     refuse_unknown_sm(toolchain, dict.fromkeys(sm for plan in plans for sm in plan.expected.sass))
     environment = made()
@@ -87,6 +92,18 @@ def _build_all(plans: Sequence[WheelPlan], made: Callable[[], Path], workshop: W
             if failure is not None:
                 raise failure
     return {key: future.result() for key, future in running.items()}
+
+
+def _refuse_path(root: Path) -> None:
+    """Refuse a place whose path build tools take apart: setuptools splits CC, ninja and make split commands."""
+    bad = sorted(set(_SPLITS.findall(str(root.absolute()))))
+    if bad:
+        words = " and ".join("a space" if one == " " else repr(one) for one in bad)
+        raise MachineError(
+            f"wheels cannot be compiled in the cache directory {root}",
+            why=f"Its path has {words} in it, at which build tools (setuptools, ninja, make) split their commands.",
+            fix="Point ENVBUILD_CACHE_DIR at a directory without. What needs no compiler works here, too.",
+        )
 
 
 def _kept(maker: _Maker, plan: WheelPlan, workshop: Workshop) -> Built:

@@ -16,22 +16,25 @@ from envbuild.core.process import find_tool, run
 # 1980-01-02, the first day that every time zone's zip files can have.
 SOURCE_DATE_EPOCH = 315619200
 # What setuptools makes again from object files, which are in build/temp.*.
-MADE_AGAIN = ("*/build/lib*", "*/build/bdist*")
+MADE_AGAIN = ("build/lib*", "build/bdist*")
 
 
-def unpack(name: str, archive: bytes, folder: Path) -> Path:
+def unpack(name: str, archive: bytes, folder: Path, inside: str = "") -> Path:
     """The one top folder of an sdist, its files as they were before any build.
 
     Object files of a build that was ended stay. Sources keep the times of the archive, so that a build finds up to
     date what it had finished.
 
+    Args:
+        inside: the folder in it that is built; empty for its top.
+
     Raises:
-        CheckRefusedError: it is no archive, or has no single folder on top.
+        CheckRefusedError: it is no archive, has no single folder on top, or not the one to be built.
     """
     try:
         with machine_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            for stale in [path for pattern in MADE_AGAIN for path in folder.glob(pattern)]:
+            for stale in [path for pattern in MADE_AGAIN for path in folder.glob(str(Path("*", inside, pattern)))]:
                 remove_tree(stale)
             if archive[:2] == b"PK":
                 _unpack_zip(archive, folder)
@@ -41,6 +44,9 @@ def unpack(name: str, archive: bytes, folder: Path) -> Path:
         tops = [path for path in folder.iterdir() if path.is_dir()]
         if len(tops) != 1:
             raise ValueError(f"it has {len(tops)} folders on top instead of one")
+        place = (tops[0] / inside).resolve()
+        if not place.is_dir() or not place.is_relative_to(tops[0].resolve()):
+            raise ValueError(f"it has no folder {inside}")
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError) as error:
         raise CheckRefusedError(
             f"the sdist of {name} cannot be unpacked",

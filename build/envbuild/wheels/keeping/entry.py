@@ -22,6 +22,7 @@ from envbuild.core.digests import digest_of, sha256_file, short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, read_plain, write_atomic
 from envbuild.core.process import mask
+from envbuild.core.validation import in_words
 from envbuild.store.seals import SEAL_FILE
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.checking.elf import read_wheel
@@ -30,6 +31,8 @@ from envbuild.wheels.key import OF_THE_MACHINE, Parts
 KIND = "wheels"
 # Builds that have not come to their end, by key: sources and object files.
 BUILDS_KIND = "wheel-builds"
+# The environments that wheels are compiled in.
+ENVIRONMENTS_KIND = "build-environments"
 RECORD_FILE = "wheel.json"
 LOG_FILE = "build.log"
 PROVENANCE_FILE = "provenance.json"
@@ -142,8 +145,12 @@ def read_record(folder: Path) -> WheelRecord:
     """
     try:
         record = WheelRecord.model_validate_json(read_plain(folder / RECORD_FILE, MOST_RECORD_BYTES))
-    except (OSError, ValidationError) as error:
-        raise bad_entry(folder, str(error)) from error
+    except FileNotFoundError as error:
+        raise bad_entry(folder, f"{RECORD_FILE} is missing") from error
+    except OSError as error:
+        raise bad_entry(folder, f"{RECORD_FILE} cannot be read: {error.strerror or error}") from error
+    except ValidationError as error:
+        raise bad_entry(folder, f"{RECORD_FILE} cannot be read: {in_words(error)}") from error
     if record.parts.key != record.key:
         raise bad_entry(folder, "its parts have another key than the one it is kept under")
     return record

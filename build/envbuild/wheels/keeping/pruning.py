@@ -1,4 +1,4 @@
-"""What of the wheelhouse is not needed any more: wheels that nobody used for a while, and abandoned builds."""
+"""What is not needed any more: wheels that nobody used for a while, abandoned builds, and what is made again."""
 
 from __future__ import annotations
 
@@ -12,14 +12,25 @@ from pathlib import Path
 from envbuild.core import locks
 from envbuild.core.digests import Json
 from envbuild.core.errors import CheckRefusedError
+from envbuild.lock.mirror import KIND as MIRRORS_KIND
 from envbuild.lock.record import Lock, LockDirectory
 from envbuild.store import seals
 from envbuild.store.local import LocalStore
-from envbuild.wheels.keeping.entry import BUILDS_KIND, KIND, read_kept
+from envbuild.wheels.commits import KIND as TREES_KIND
+from envbuild.wheels.keeping.entry import BUILDS_KIND, ENVIRONMENTS_KIND, KIND, read_kept
 from envbuild.wheels.key import Parts
 from envbuild.wheels.planning import buildable
+from envbuild.wheels.toolkits.index_toolkit import KIND as TOOLKITS_KIND
 
 DAY_SECONDS = 86400.0
+# A mirror that was used lately may be in use.
+MIRROR_REST_SECONDS = 3600.0
+MADE_AGAIN = {
+    TOOLKITS_KIND: "CUDA toolkit",
+    ENVIRONMENTS_KIND: "build environment",
+    TREES_KIND: "sources of a commit",
+    MIRRORS_KIND: "git mirror",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +94,7 @@ def plan_pruning(
             (needed if stays else old).append(item)
     kept = {path.name for path in _folders(store, KIND)} - {item.key for item in old}
     old += _builds(store, since, kept)
+    old += _made_again(store, since)
     return Pruning(old=tuple(old), needed=tuple(needed))
 
 
@@ -95,13 +107,31 @@ def _builds(store: LocalStore, since: float, kept: set[str]) -> Iterator[Old]:
             yield _old(BUILDS_KIND, path, path.name[:12], f"an abandoned build, {_unused(last)}")
 
 
+def _made_again(store: LocalStore, since: float) -> Iterator[Old]:
+    """What is made or fetched again when it is next needed, and that nobody used: no lock keeps it."""
+    for kind, what in MADE_AGAIN.items():
+        for path in _folders(store, kind):
+            last = _last_use(path, kind)
+            if last <= since:
+                yield _old(kind, path, f"{what} {path.name[:12]}", _unused(last))
+
+
+def _last_use(path: Path, kind: str) -> float:
+    if kind != MIRRORS_KIND:
+        return path.stat().st_mtime
+    # A fetch, or a look at the server, changes a file on top. Nobody holds a mirror while git reads from it.
+    last = max(item.stat().st_mtime for item in (path, *path.iterdir()))
+    return last if last <= time.time() - MIRROR_REST_SECONDS else float("inf")
+
+
 def remove(store: LocalStore, old: Sequence[Old]) -> tuple[Old, ...]:
     """Remove what can go, unless somebody is at it right now; returns what went."""
     gone = []
     for item in old:
-        lock = store.root / "locks" / f"{KIND}-{item.key}.lock"
+        maker = KIND if item.kind == BUILDS_KIND else item.kind
+        held = (store.root / "locks" / f"{maker}-{item.key}.lock", store.in_use(item.kind, item.key))
         with contextlib.ExitStack() as stack:
-            if lock.exists() and not stack.enter_context(locks.exclusive_if_free(lock)):
+            if not all(stack.enter_context(locks.exclusive_if_free(lock)) for lock in held if lock.exists()):
                 store.reporter.note(f"{item.name} is in use and stays")
                 continue
             store.remove(item.kind, item.key)

@@ -125,6 +125,21 @@ class Sharing:
             )
         return result.value
 
+    def has(self, remote: Remote, item: Built) -> bool:
+        """Whether a store has this very wheel, by what its document says: nothing is read again, here or there.
+
+        Raises:
+            NetworkError: the store cannot be reached or refuses.
+        """
+        record = item.record
+        try:
+            document = remote.find(KIND, record.key)
+        except CheckRefusedError:
+            return False
+        if document is None or document.record != record.model_dump(mode="json", by_alias=True):
+            return False
+        return (record.digest, record.size_bytes) in {(file.digest, file.size_bytes) for file in document.files}
+
     def push(self, remote: Remote, item: Built, *, replace: bool = False) -> Pushed:
         """Push a local wheel.
 

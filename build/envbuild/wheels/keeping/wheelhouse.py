@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from envbuild.wheels.keeping.sharing import Sharing
 
 __all__ = ["KIND", "NO_BUILT", "RECORD_FILE", "Built", "WheelRecord", "Wheelhouse", "digests_of", "fill"]
 
+# So many keys are named where one is not clear.
+NAMED = 5
 # For those who take wheels and have none.
 NO_BUILT: Mapping[str, Built] = MappingProxyType({})
 
@@ -158,15 +161,36 @@ def key_by_prefix(text: str, known: Mapping[str, str]) -> str:
         ConfigurationError: none does, or several do.
     """
     wanted = text.removeprefix("sha256:")
+    if not wanted:
+        raise ConfigurationError(
+            "no wheel is named",
+            why="The key is empty.",
+            fix="Give the beginning of a key; `envbuild wheels list` has them all.",
+        )
     found = {key: name for key, name in known.items() if key.removeprefix("sha256:").startswith(wanted)}
     if len(found) != 1:
-        names = ", ".join(f"{short(key)} ({name})" for key, name in (found or known).items())
+        near = list(found) or _nearest(wanted, list(known))
+        names = ", ".join(f"{short(key)} ({known[key]})" for key in near[:NAMED])
+        more = len(near) - NAMED
+        names += f" and {more} more" if more > 0 else ""
         raise ConfigurationError(
             f"{'several wheels have' if found else 'no wheel has'} a key that begins with {wanted!r}",
             why=f"{'They are' if found else 'There are'}: {names or 'no wheels'}.",
             fix="Give more of the key; `envbuild wheels list` has them all.",
         )
     return next(iter(found))
+
+
+def _nearest(wanted: str, keys: list[str]) -> list[str]:
+    """Keys in the order of how much of their beginning they share with a text."""
+
+    def shared(key: str) -> int:
+        same = itertools.takewhile(
+            lambda pair: pair[0] == pair[1], zip(wanted, key.removeprefix("sha256:"), strict=False)
+        )
+        return sum(1 for _ in same)
+
+    return sorted(keys, key=lambda key: (-shared(key), key))
 
 
 def _order(item: Built) -> tuple[str, str, str]:

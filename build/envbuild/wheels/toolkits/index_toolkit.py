@@ -157,6 +157,7 @@ def install_toolkit(packages: Sequence[Pinned], lock: LockDirectory, sources: So
                 _lay_out(home)
             _refuse_broken(home, version)
             write_atomic(folder / COMPLETE, f"{key}\n")
+        store.use(KIND, key)
     return home
 
 

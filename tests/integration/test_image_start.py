@@ -1,0 +1,153 @@
+"""A .sqsh mounted and started through its own /etc/rc, by dash under bubblewrap: what runs, and what must not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envbuild.core.errors import CheckRefusedError
+from envbuild.image.layers import LayerWriter
+from envbuild.image.merging.blobs import LayerBlob
+from envbuild.image.oci import RunConfig
+from envbuild.image.squash.pack import write_sqsh
+
+EPOCH = 1_700_000_000
+TOOLS = ("dash", "cat", "env", "printf", "pwd", "touch", "mkdir")
+
+
+@pytest.fixture(scope="module")
+def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root file system of dash, a few programs and the libraries that they need."""
+    path = tmp_path_factory.mktemp("start") / "layer.tar.gz"
+    files = {}
+    for tool in TOOLS:
+        program = subprocess.run(
+            ["sh", "-c", f"command -v $(which {tool})"], capture_output=True, text=True, check=True
+        )
+        files[f"bin/{tool}"] = program.stdout.strip()
+        listed = subprocess.run(["ldd", program.stdout.strip()], capture_output=True, text=True, check=True).stdout
+        files |= {found.lstrip("/"): found for found in re.findall(r"(/\S+) \(0x", listed)}
+    with LayerWriter(path, EPOCH) as writer:
+        for name, source in files.items():
+            writer.add_bytes(name, Path(source).read_bytes(), 0o755)
+        for folder in ("proc", "dev", "tmp", "etc"):
+            writer.add_directory(folder)
+        writer.add_bytes("bin/sh", Path(files["bin/dash"]).read_bytes(), 0o755)
+    return path
+
+
+@contextlib.contextmanager
+def mounted(sqsh: Path, place: Path) -> Iterator[Path]:
+    place.mkdir()
+    if os.geteuid() == 0:
+        mount, leave = ["mount", "-t", "squashfs", "-o", "loop,ro", sqsh, place], ["umount", place]
+    else:
+        mount, leave = ["squashfuse", sqsh, place], ["fusermount", "-u", place]
+    subprocess.run(mount, check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(leave, check=True)
+
+
+def start(layer: Path, tmp_path: Path, config: RunConfig, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What the container of an image prints; /tmp in it is ``tmp_path/seen``."""
+    sqsh = tmp_path / "image.sqsh"
+    write_sqsh(sqsh, [LayerBlob(file=layer)], config, "oci:sha256:0", EPOCH, tmp_path / "log")
+    (tmp_path / "seen").mkdir()
+    with mounted(sqsh, tmp_path / "root") as root:
+        words = [
+            "bwrap",
+            "--ro-bind",
+            root,
+            "/",
+            "--bind",
+            tmp_path / "seen",
+            "/tmp",
+            "--dev",
+            "/dev",
+            "--proc",
+            "/proc",
+        ]
+        words += ["--unshare-all", "--clearenv", "--setenv", "PATH", "/bin", "sh", "/etc/rc", *arguments]
+        return subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+
+def test_starts_the_command_in_the_working_directory(layer: Path, tmp_path: Path) -> None:
+    config = RunConfig(
+        command=("sh", "-c", 'pwd; printf "%s|" "$@"', "sh", "two words", "it's", "$HOME"), workdir="/srv/x"
+    )
+    done = start(layer, tmp_path, config)
+    assert (done.stdout, done.stderr) == ("/srv/x\ntwo words|it's|$HOME|", "")
+
+
+def test_starts_the_entrypoint_with_the_callers_words(layer: Path, tmp_path: Path) -> None:
+    config = RunConfig(entrypoint=("printf", "<%s>"), command=("unused",))
+    assert start(layer, tmp_path, config, "a b", "$(touch /tmp/x)", "it's").stdout == "<a b><$(touch /tmp/x)><it's>"
+    assert os.listdir(tmp_path / "seen") == []
+
+
+def test_starts_the_entrypoint_with_the_command(layer: Path, tmp_path: Path) -> None:
+    assert start(layer, tmp_path, RunConfig(entrypoint=("printf", "<%s>"), command=("c d",))).stdout == "<c d>"
+
+
+def test_starts_the_callers_words_without_an_entrypoint(layer: Path, tmp_path: Path) -> None:
+    done = start(layer, tmp_path, RunConfig(command=("printf", "no")), "printf", "%s", "yes")
+    assert done.stdout == "yes"
+
+
+def test_passes_the_commands_status_on(layer: Path, tmp_path: Path) -> None:
+    assert start(layer, tmp_path, RunConfig(command=("sh", "-c", "exit 7"))).returncode == 7
+
+
+HOSTILE = [
+    "$(touch /tmp/x)",
+    "`touch /tmp/x`",
+    "\ntouch /tmp/x\n",
+    "'; touch /tmp/x; '",
+    '"; touch /tmp/x; "',
+    "\\",
+    "\r\n;",
+]
+
+
+def test_nothing_of_labels_and_words_is_run(layer: Path, tmp_path: Path) -> None:
+    labels = tuple((f"label{number} {text}", text) for number, text in enumerate(HOSTILE))
+    words = tuple(text for text in HOSTILE if text == text.strip())
+    config = RunConfig(labels=labels, command=("printf", "<%s>", *words), environment=tuple(f"A={t}" for t in HOSTILE))
+    done = start(layer, tmp_path, config)
+    assert done.stdout == "".join(f"<{word}>" for word in words)
+    assert done.stderr == ""
+    assert os.listdir(tmp_path / "seen") == []
+
+
+def test_the_image_is_as_enroot_leaves_it(layer: Path, tmp_path: Path) -> None:
+    sqsh = tmp_path / "image.sqsh"
+    config = RunConfig(volumes=("/data",), environment=("A=1",), workdir="/srv/x")
+    write_sqsh(sqsh, [LayerBlob(file=layer)], config, "oci:sha256:0", EPOCH, tmp_path / "log")
+    with mounted(sqsh, tmp_path / "root") as root:
+        assert (
+            root / "etc/fstab"
+        ).read_text() == "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
+        assert (root / "etc/environment").read_text() == "A=1\n"
+        assert os.listdir(root / "dev") == []
+        assert (root / "srv/x").is_dir()
+
+
+def test_what_dash_would_run_is_refused_and_nothing_is_left(layer: Path, tmp_path: Path) -> None:
+    upper = tmp_path / "upper.tar.gz"
+    (tmp_path / "tree/bin").mkdir(parents=True)
+    (tmp_path / "tree/bin/sh").symlink_to("dash")
+    with LayerWriter(upper, EPOCH) as writer:
+        writer.add_tree(tmp_path / "tree")
+    sqsh = tmp_path / "image.sqsh"
+    config = RunConfig(command=("printf", "\t'; touch /tmp/x; '"))
+    with pytest.raises(CheckRefusedError, match="entrypoint or command"):
+        write_sqsh(sqsh, [LayerBlob(file=layer), LayerBlob(file=upper)], config, "p", EPOCH, tmp_path / "log")
+    assert not sqsh.exists()
