@@ -82,7 +82,8 @@ def survey(tmp_path):
 
 def subject(lock, survey, **changes) -> Subject:
     values = {
-        "stack": "s", "base": "debian12", "hardware": "cpu", "digest": ONE, "sqsh": TWO, "lock_digest": lock.lock.digest,
+        "stack": "s", "base": "debian12",
+        "hardware": "cpu", "digest": ONE, "sqsh": TWO, "lock_digest": lock.lock.digest,
         "base_digest": THREE, "epoch": 1_700_000_000, "packages": inventory(lock, [survey], VENV, {}),
     }  # fmt: skip
     return Subject(**{**values, **changes})
