@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Tool
+from conftest import Tool, shared_folder
+from helpers.docker_daemon import Daemon, docker_daemon, docker_programs
 from helpers.git_repos import History
 from helpers.lock_runs import ANY, OLD
 from helpers.mini import NAME, image_of, write_stack
@@ -113,3 +114,15 @@ def nemo(tool: Any, tmp_path: Path, site_cache: Path, upstream: Upstream) -> Any
     runner.env = {"GIT_CONFIG_GLOBAL": str(settings), "GIT_CONFIG_NOSYSTEM": "1"}
     runner.env |= {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": "", "UV_PYTHON_DOWNLOADS": "never"}
     return runner
+
+
+@pytest.fixture(scope="session")
+def docker_tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return docker_programs(shared_folder(tmp_path_factory) / "docker")
+
+
+@pytest.fixture(scope="session")
+def dockerd(tmp_path_factory: pytest.TempPathFactory, docker_tools: dict[str, str]) -> Iterator[Daemon]:
+    """A docker daemon of the session's own."""
+    with docker_daemon(tmp_path_factory.mktemp("dockerd"), docker_tools) as daemon:
+        yield daemon

@@ -12,18 +12,21 @@ from envbuild.cli.images import COMMANDS
 from envbuild.cli.resolve import command as resolve
 from envbuild.core.digests import short
 from envbuild.image.checks.rules import RULES
-from envbuild.image.native import build_image
+from envbuild.image.docker.choosing import Asked, make_image
+from envbuild.image.docker.choosing import Builder as Maker
+from envbuild.image.docker.job import Job, dockerfile_of, image_tag
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE, place
 from envbuild.image.squash.compression import DEFAULT, NAMES, Compression, check_readable
 from envbuild.image.squash.packing import BUILDERS, Builder, Packing
 from envbuild.lock.locking import find_lock, is_older
 from envbuild.lock.place import lock_command
 
-FORMATS = ("oci", "sqsh")
+FORMATS = ("docker", "oci", "sqsh")
+MAKERS = ("auto", "native", "docker")
 
 
 def parse_formats(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:  # noqa: ARG001
-    """``oci,sqsh`` as a tuple in a fixed order."""
+    """``sqsh,oci`` as a tuple in a fixed order."""
     asked = [word.strip() for word in value.split(",") if word.strip()]
     if not asked or any(word not in FORMATS for word in asked):
         raise click.BadParameter(f"{value!r}: name one or more of {', '.join(FORMATS)}, separated by commas")
@@ -34,6 +37,8 @@ def parse_formats(context: click.Context, parameter: click.Parameter, value: str
 @selection_options
 @name_option
 @click.option("--format", "formats", callback=parse_formats, default="oci,sqsh", show_default=True, metavar="LIST")
+@click.option("--builder", type=click.Choice(MAKERS), default="auto", show_default=True, help="What puts it together.")
+@click.option("--print-dockerfile", is_flag=True, help="Print what the docker builder would build, and build nothing.")
 @click.option("--refresh-base", is_flag=True, help="Make the base anew from the distribution's packages of now.")
 @click.option(
     "--allow",
@@ -68,6 +73,8 @@ def command(
     target: str | None,
     name: str | None,
     formats: tuple[str, ...],
+    builder: Maker,
+    print_dockerfile: bool,
     refresh_base: bool,
     allow: tuple[str, ...],
     sqsh_compression: str,
@@ -75,9 +82,10 @@ def command(
     cluster: str | None,
     out_dir: Path,
 ) -> None:
-    """Build the image of a lock for a target, without a docker daemon or a registry: OCI layout and enroot .sqsh.
+    """Build the image of a lock for a target: OCI layout, enroot .sqsh, and in a docker daemon.
 
-    The same lock and base give the same digests. Does nothing when the image is there.
+    The native builder needs no daemon and no registry, and gives the same digests for the same lock and base. Does
+    nothing when the image is there.
     """
     if hands_over(context):
         return
@@ -90,21 +98,28 @@ def command(
     current = not is_older(lock.lock, selection)
     if not current:
         session.reporter.note(f"note: the lock is older than its stack or base; `{lock_command(lock)}` would renew it")
-    built = build_image(
-        selection,
-        lock,
-        session.site,
-        session.store,
-        session.reporter,
-        formats=formats,
-        refresh_base=refresh_base,
+    job = Job(
+        selection=selection,
+        lock=lock,
+        site=session.site,
+        store=session.store,
+        reporter=session.reporter,
+        catalog=session.catalog,
         wheels=session.built_wheels(lock, selection),
         allow=allow,
         packing=packing,
+        refresh_base=refresh_base,
     )
+    if print_dockerfile:
+        text = dockerfile_of(job)
+        session.done({"dockerfile": text}, text.rstrip("\n"))
+        return
+    tag = image_tag(name or selection.stack_name, selection.base_name, selection.target_name)
+    made = make_image(job, Asked(builder=builder, formats=formats, tag=tag))
+    built = made.image
     image, placed = place(built.path, out_dir, built.record, name)
     record = image.record
-    if not built.built and not placed:
+    if not built.built and not placed and not made.loaded:
         state = "nothing to do: the image is there"
     else:
         state = "built" if built.built else "put in place from the store"
@@ -112,6 +127,8 @@ def command(
     lines.append(f"{shown(image.path / OCI_DIR)}  {record.oci_digest}")
     if record.sqsh_digest:
         lines.append(f"{shown(image.path / SQSH_FILE)}  {record.sqsh_digest}")
+    if made.engine:
+        lines.append(f"{tag}  {record.config_digest} in {made.engine}")
     lines += [f"from the wheelhouse: {package} {short(digest)}" for package, digest in record.wheels.items()]
     lines += [f"not checked: {module}: {reason}" for module, reason in record.not_checked.items()]
     session.done(
@@ -120,6 +137,7 @@ def command(
             "placed": placed,
             "path": str(image.path.resolve()),
             "lock_is_current": current,
+            "docker": {"tag": tag, "image_id": record.config_digest, "loaded": made.loaded} if made.engine else None,
             "record": record.model_dump(mode="json", by_alias=True),
         },
         *lines,

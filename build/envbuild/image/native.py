@@ -7,8 +7,9 @@ the same layers.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,9 +32,9 @@ from envbuild.image.environment.making import MadeEnvironment, make_environment
 from envbuild.image.environment.rule import RULE_FILE
 from envbuild.image.finishing import compiled_for, survey_layers, write_reports
 from envbuild.image.layers import EPOCH, Layer, LayerWriter
-from envbuild.image.oci import RunConfig, make_oci, write_layout
+from envbuild.image.oci import OciImage, RunConfig, make_oci, write_layout
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE
-from envbuild.image.record import RECORD_FILE, ImageRecord, LayerRecord, SqshRecord, dump
+from envbuild.image.record import RECORD_FILE, DockerRecord, ImageRecord, LayerRecord, SqshRecord, dump
 from envbuild.image.reports import writing
 from envbuild.image.squash.packing import Packing
 from envbuild.image.surveys import survey as surveys
@@ -96,7 +97,7 @@ def build_image(
         NetworkError: the package archive or an index cannot be reached.
     """
     selection.base.refuse_unresolved(selection.base_name)
-    _check_lock(selection, lock)
+    check_lock(selection, lock)
     if not refresh_base and (found := _find(selection, lock, store, formats, wheels, allow, packing)):
         return found
     there = find_base(selection.base, store)
@@ -105,17 +106,10 @@ def build_image(
         packing.check_tools()
     if there is None:
         locked_torch(site, lock.lock)  # where nobody has it, better say so before a minute goes into the base
-    # A base is a directory that sandboxes run in: a refresh waits until nobody does, before it takes the old one away.
-    in_use = store.root / "locks" / f"in-use-{short(base_key(selection.base))}.lock"
-    waiting = f"another envbuild works with base {selection.base_name}: waiting for it"
-    if refresh_base:
-        with locks.exclusive(in_use, on_wait=lambda: reporter.note(waiting)):
-            make_base(selection, site, store, reporter, refresh=True)
-    with locks.shared(in_use, on_wait=lambda: reporter.note(waiting)):
-        base = make_base(selection, site, store, reporter)
+    with held_base(selection, site, store, reporter, refresh=refresh_base) as base:
         environment = make_environment(selection, lock, base, site, store, reporter, wheels)
         key = image_key(selection, lock, base.digest, formats, wheels, allow, packing)
-        parts = _Parts(
+        parts = Parts(
             selection=selection, lock=lock, base=base, environment=environment, wheels=wheels, allow=frozenset(allow)
         )
 
@@ -125,6 +119,23 @@ def build_image(
 
         entry = store.get_or_build(KIND, key, build)
     return _for_target(selection, entry.path, built=entry.built)
+
+
+@contextlib.contextmanager
+def held_base(
+    selection: Selection, site: Site, store: LocalStore, reporter: Reporter, *, refresh: bool
+) -> Iterator[MadeBase]:
+    """The base of a selection, which nobody takes away while the block runs.
+
+    A base is a directory that sandboxes run in: a refresh waits until nobody does, before it takes the old one away.
+    """
+    in_use = store.root / "locks" / f"in-use-{short(base_key(selection.base))}.lock"
+    waiting = f"another envbuild works with base {selection.base_name}: waiting for it"
+    if refresh:
+        with locks.exclusive(in_use, on_wait=lambda: reporter.note(waiting)):
+            make_base(selection, site, store, reporter, refresh=True)
+    with locks.shared(in_use, on_wait=lambda: reporter.note(waiting)):
+        yield make_base(selection, site, store, reporter)
 
 
 def _for_target(selection: Selection, path: Path, *, built: bool) -> BuiltImage:
@@ -161,7 +172,12 @@ def image_key(
     return digest_of(value)
 
 
-def _check_lock(selection: Selection, lock: LockDirectory) -> None:
+def check_lock(selection: Selection, lock: LockDirectory) -> None:
+    """Refuse a lock that is not for the base as it is now.
+
+    Raises:
+        ConfigurationError: it is for another one.
+    """
     if lock.lock.base.definition_digest == definition_digest(selection.base):
         return
     raise ConfigurationError(
@@ -200,7 +216,7 @@ def _find(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Parts:
+class Parts:
     """What an image is put together from."""
 
     selection: Selection
@@ -211,7 +227,7 @@ class _Parts:
     allow: frozenset[str] = frozenset()
 
 
-def _assemble(folder: Path, key: str, parts: _Parts, log: Path, store: LocalStore, packing: Packing | None) -> None:
+def _assemble(folder: Path, key: str, parts: Parts, log: Path, store: LocalStore, packing: Packing | None) -> None:
     reporter = store.reporter
     lock, base, environment = parts.lock.lock, parts.base, parts.environment
     epoch = lock.source_date_epoch
@@ -222,6 +238,35 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, store: LocalStor
         config = run_config(parts)
         image = make_oci(config, parts.selection.base.platform, [layer.record for layer in layers], epoch)
         write_layout(folder / OCI_DIR, image, layers, tag=lock.stack)
+    finish(folder, key, parts, Put(config=config, image=image, layers=layers), log, store, packing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Put:
+    """An image whose OCI layout is written.
+
+    Attributes:
+        docker: what built it, where that was a docker daemon.
+    """
+
+    config: RunConfig
+    image: OciImage
+    layers: Sequence[Layer]
+    docker: DockerRecord | None = None
+
+
+def finish(
+    folder: Path, key: str, parts: Parts, put: Put, log: Path, store: LocalStore, packing: Packing | None
+) -> None:
+    """The end of every build: checks, .sqsh, reports and record.
+
+    Raises:
+        CheckRefusedError: a check of the finished image refuses it.
+    """
+    reporter = store.reporter
+    lock, base, environment = parts.lock.lock, parts.base, parts.environment
+    config, image, layers = put.config, put.image, put.layers
+    epoch = lock.source_date_epoch
     read = survey_layers(layers, store, reporter)
     checks = check_image(facts(parts, config, read), parts.allow, reporter)
     sqsh: SqshRecord | None = None
@@ -253,12 +298,14 @@ def _assemble(folder: Path, key: str, parts: _Parts, log: Path, store: LocalStor
         checks=checks,
         uv=uv_version(),
         gzip=gzips.ENCODER,
+        builder="docker" if put.docker else "native",
+        docker=put.docker,
     )
     reports = write_reports(folder, folder / OCI_DIR, record, parts.lock, read, parts.wheels)
     write_atomic(folder / RECORD_FILE, dump(record.model_copy(update={"reports": reports})))
 
 
-def facts(parts: _Parts, config: RunConfig, read: tuple[KeptSurvey, ...]) -> Facts:
+def facts(parts: Parts, config: RunConfig, read: tuple[KeptSurvey, ...]) -> Facts:
     """What the checks of a finished image look at."""
     made = isinstance(parts.selection.base.obtain, Mmdebstrap)
     return Facts(
@@ -274,7 +321,7 @@ def facts(parts: _Parts, config: RunConfig, read: tuple[KeptSurvey, ...]) -> Fac
     )
 
 
-def run_config(parts: _Parts) -> RunConfig:
+def run_config(parts: Parts) -> RunConfig:
     """How containers of the image start."""
     selection, lock, base = parts.selection, parts.lock.lock, parts.base.record
     hardware = requirements.in_words(selection.target)
@@ -302,7 +349,7 @@ def run_config(parts: _Parts) -> RunConfig:
     )
 
 
-def write_configuration(file: Path, parts: _Parts) -> LayerRecord:
+def write_configuration(file: Path, parts: Parts) -> LayerRecord:
     """The last and smallest layer: what the image says about itself, and its environment for login shells."""
     lock = parts.lock.lock
     fingerprint: dict[str, Json] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -78,18 +78,22 @@ def make_oci(run_config: RunConfig, platform: str, layers: Sequence[LayerRecord]
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
         "history": [{"created": created, "created_by": f"envbuild: {layer.name}"} for layer in layers],
     }
-    config_bytes = canonical_json(config)
-    labels = dict(run_config.labels)
+    annotations = {"org.opencontainers.image.created": created, **dict(run_config.labels)}
+    return with_manifest(canonical_json(config), layers, annotations)
+
+
+def with_manifest(config: bytes, layers: Sequence[LayerRecord], annotations: Mapping[str, str]) -> OciImage:
+    """The image of a configuration, which stays as it is, and of its layers (lowest first)."""
     manifest: dict[str, Json] = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
-        "config": {"mediaType": CONFIG_TYPE, "digest": sha256_bytes(config_bytes), "size": len(config_bytes)},
+        "config": {"mediaType": CONFIG_TYPE, "digest": sha256_bytes(config), "size": len(config)},
         "layers": [
             {"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size_bytes} for layer in layers
         ],
-        "annotations": {"org.opencontainers.image.created": created, **labels},
+        "annotations": dict(annotations),
     }
-    return OciImage(config=config_bytes, manifest=canonical_json(manifest))
+    return OciImage(config=config, manifest=canonical_json(manifest))
 
 
 def write_layout(folder: Path, image: OciImage, layers: Sequence[Layer], tag: str) -> None:

@@ -104,6 +104,15 @@ class ReferrerRecord(Model):
     size_bytes: int
 
 
+class DockerRecord(Model):
+    """What built an image in a docker daemon."""
+
+    engine: str = Field(description="the daemon and its version, such as 'docker 20.10.24'")
+    api_version: str
+    image_id: str = Field(description="of the image in the daemon: the digest of its configuration")
+    dockerfile_digest: str
+
+
 class ImageRecord(Model):
     """An image: what it was made from, and the digests under which it is known."""
 
@@ -136,6 +145,8 @@ class ImageRecord(Model):
     checks: dict[str, CheckRecord] = Field(default_factory=dict, description="the checks that ran, by their code")
     uv: str
     gzip: str
+    builder: Literal["native", "docker"] = "native"
+    docker: DockerRecord | None = Field(default=None, description="where the docker builder made it")
 
     @property
     def sqsh_digest(self) -> str | None:

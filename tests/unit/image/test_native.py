@@ -195,7 +195,7 @@ def parts_of(lock):
     layer = RECORD.layers[0]
     base = BaseRecord(schema="envbuild.base/2", layers=(layer,), made_by="x", packages={})
     environment = EnvironmentRecord(schema="envbuild.environment/2", layers=(), packages={})
-    return native._Parts(
+    return native.Parts(
         selection=SELECTION,
         lock=lock,
         base=MadeBase(path=Path("/b"), record=base, built=False),

@@ -105,7 +105,7 @@ class LayerMaker:
             logs,
             self.reporter,
             files=dict(ready.values()),
-            variables={_version_variable(name): item.version for name, (item, _) in trees.items()},
+            variables={version_variable(name): item.version for name, (item, _) in trees.items()},
         )
         place = Place(
             uv=f"{INSIDE}/uv",
@@ -129,7 +129,8 @@ class LayerMaker:
         site_packages = self.bench.tree / self.site_packages
         for name, info in infos(site_packages, trees).items():
             item = trees[name][0]
-            from_commit(info, item.git or "", item.commit or "", item.subdirectory)
+            with machine_errors(info):
+                from_commit(info, item.git or "", item.commit or "", item.subdirectory)
         tidy(self.bench.tree / "venv", site_packages)
 
     def _install_packages(self, part: Part, place: Place, ready: Mapping[str, str]) -> None:
@@ -184,7 +185,7 @@ def _seen(item: Built) -> str:
     return f"{BUILT}/{short(item.record.digest)}/{item.wheel.name}"
 
 
-def _version_variable(name: str) -> str:
+def version_variable(name: str) -> str:
     """setuptools-scm's variable for a package whose sources have no history to take a version from."""
     return "SETUPTOOLS_SCM_PRETEND_VERSION_FOR_" + name.replace("-", "_").upper()
 

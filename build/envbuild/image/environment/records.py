@@ -1,20 +1,27 @@
-"""What the distributions of an environment say of their files (PEP 376 and 610: RECORD and direct_url.json)."""
+"""What the distributions of an environment say of their files (PEP 376 and 610: RECORD and direct_url.json).
+
+It imports nothing but Python's own: the docker builder runs this very file inside its steps, with the base's Python.
+"""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import io
+import json
+import os
 import posixpath
+import re
+import tempfile
 from base64 import urlsafe_b64encode
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from packaging.utils import canonicalize_name
-
-from envbuild.core.digests import Json, canonical_json
-from envbuild.core.files import machine_errors, write_atomic
+# For uv's and backup programs' own use; the lock file's mode shows the builder's umask.
+VENV_LEFTOVERS = (".lock", ".gitignore", "CACHEDIR.TAG")
+# Where a wheel from a local folder came from: its time stamp there.
+DIST_INFO_LEFTOVERS = ("uv_cache.json",)
 
 
 class Row(NamedTuple):
@@ -36,7 +43,7 @@ def rows(info: Path) -> list[Row]:
 
 def infos(site_packages: Path, packages: Collection[str]) -> dict[str, Path]:
     """The ``.dist-info`` folders of some packages, by canonical name."""
-    found = {str(canonicalize_name(path.name.split("-")[0])): path for path in site_packages.glob("*.dist-info")}
+    found = {canonical(path.name.split("-")[0]): path for path in site_packages.glob("*.dist-info")}
     return {name: path for name, path in sorted(found.items()) if name in packages}
 
 
@@ -51,6 +58,21 @@ def conflicts(listed: Mapping[str, list[Row]]) -> Iterator[tuple[str, list[str]]
             yield path, sorted(hashes)
 
 
+def canonical(name: str) -> str:
+    """A package's name as PEP 503 has it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def remove_leftovers(venv: Path, site_packages: Path) -> None:
+    """Remove what uv leaves that depends on the building machine, also from the lists of installed files."""
+    for name in VENV_LEFTOVERS:
+        (venv / name).unlink(missing_ok=True)
+    for name in DIST_INFO_LEFTOVERS:
+        for file in site_packages.glob(f"*.dist-info/{name}"):
+            file.unlink()
+            forget(file.parent, name)
+
+
 def forget(info: Path, name: str) -> None:
     """Take a file of the ``.dist-info`` folder out of its list of files."""
     _rewrite(info / "RECORD", f"{info.name}/{name}", None)
@@ -58,20 +80,32 @@ def forget(info: Path, name: str) -> None:
 
 def from_commit(info: Path, url: str, commit: str, subdirectory: str | None) -> None:
     """Let a distribution say that it is of a commit, where it was built from a tree of that commit's files."""
-    value: dict[str, Json] = {"url": url, "vcs_info": {"vcs": "git", "requested_revision": commit, "commit_id": commit}}
+    value: dict[str, object] = {
+        "url": url,
+        "vcs_info": {"vcs": "git", "requested_revision": commit, "commit_id": commit},
+    }
     if subdirectory:
         value["subdirectory"] = subdirectory
-    data = canonical_json(value)
-    write_atomic(info / "direct_url.json", data)
+    data = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    _replace(info / "direct_url.json", data)
     digest = urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
     _rewrite(info / "RECORD", f"{info.name}/direct_url.json", [f"sha256={digest}", str(len(data))])
 
 
 def _rewrite(record: Path, name: str, values: list[str] | None) -> None:
-    """Change or remove a row. Never in place: the file is a hard link into uv's cache."""
-    with machine_errors(record):
-        kept = [row for row in csv.reader(io.StringIO(record.read_text(encoding="utf-8"))) if row]
-        text = io.StringIO()
-        changed = [row if row[0] != name else [name, *values] if values else None for row in kept]
-        csv.writer(text, lineterminator="\n").writerows(row for row in changed if row)
-    write_atomic(record, text.getvalue())
+    """Change or remove a row."""
+    kept = [row for row in csv.reader(io.StringIO(record.read_text(encoding="utf-8"))) if row]
+    text = io.StringIO()
+    changed = [row if row[0] != name else [name, *values] if values else None for row in kept]
+    csv.writer(text, lineterminator="\n").writerows(row for row in changed if row)
+    _replace(record, text.getvalue().encode())
+
+
+def _replace(file: Path, data: bytes) -> None:
+    """Put a new file in the place of one. Never in place: that is a hard link into uv's cache."""
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(data)
+    staged = Path(name)
+    staged.chmod(0o644)
+    staged.replace(file)

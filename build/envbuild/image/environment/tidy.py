@@ -9,23 +9,13 @@ from packaging.utils import canonicalize_name
 
 from envbuild.core.errors import CheckRefusedError, InternalError
 from envbuild.core.files import machine_errors
-from envbuild.image.environment.records import forget
-
-# For uv's and backup programs' own use; the lock file's mode shows the builder's umask.
-VENV_LEFTOVERS = (".lock", ".gitignore", "CACHEDIR.TAG")
-# Where a wheel from a local folder came from: its time stamp there.
-DIST_INFO_LEFTOVERS = ("uv_cache.json",)
+from envbuild.image.environment.records import remove_leftovers
 
 
 def tidy(venv: Path, site_packages: Path) -> None:
     """Remove what depends on the building machine, also from the lists of installed files."""
     with machine_errors(venv):
-        for name in VENV_LEFTOVERS:
-            (venv / name).unlink(missing_ok=True)
-        for name in DIST_INFO_LEFTOVERS:
-            for file in site_packages.glob(f"*.dist-info/{name}"):
-                file.unlink()
-                forget(file.parent, name)
+        remove_leftovers(venv, site_packages)
 
 
 def distributions(site_packages: Path) -> dict[str, str]:

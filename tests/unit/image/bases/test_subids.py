@@ -88,7 +88,7 @@ def test_ids_are_asked_for_before_a_base_is_made_and_only_then(tmp_path, monkeyp
 
     monkeypatch.setattr(made.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(subids, "require", lambda: fail("asked for IDs"))
-    monkeypatch.setattr(native, "_check_lock", lambda *_: None)
+    monkeypatch.setattr(native, "check_lock", lambda *_: None)
     monkeypatch.setattr(Packing, "check_tools", lambda _: None)
     monkeypatch.setattr(made.mmdebstrap, "require_tools", lambda: None)
     monkeypatch.setattr(made.sandbox, "probe", lambda: None)

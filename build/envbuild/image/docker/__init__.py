@@ -1,0 +1,1 @@
+"""The docker builder: the same images from a daemon with BuildKit, or podman, by a Dockerfile that people can read."""

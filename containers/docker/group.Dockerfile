@@ -1,0 +1,6 @@
+
+# @GROUP@: @COUNT@
+RUN @MOUNTS@ \
+    . @TOOLS@/steps.sh && \
+    @COMMANDS@ && \
+    @SETTLE@
