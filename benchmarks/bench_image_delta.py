@@ -23,6 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envbuild.catalog.site import load_site
+from envbuild.lock.record import read_lock
+from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import uv_program
 
 SHARE_LIMIT = 0.01
@@ -145,8 +148,7 @@ def one_layer(bench: Bench) -> dict[str, float]:
     lock = next((bench.project / "lockfiles" / STACK).iterdir())
     venv = bench.work / "one-layer/venv"
     uv = [str(uv_program()), "--quiet"]
-    find = os.environ.get("UV_FIND_LINKS", "")
-    places = ["--find-links", find] if find else ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
+    places = locked_torch(load_site(), read_lock(lock).lock).uv_args()
     install = [*uv, "pip", "install", "--python", str(venv / "bin/python"), "--no-deps", "--link-mode", "copy", *places]
     environment = bench.environment()
     began = time.monotonic()
@@ -165,7 +167,7 @@ def one_layer(bench: Bench) -> dict[str, float]:
     return {"bytes": size, "install_seconds": installed, "seconds": time.monotonic() - began}
 
 
-def measure(bench: Bench, *, peer: bool) -> dict[str, Any]:
+def measure(bench: Bench) -> dict[str, Any]:
     """Build, move the component by a commit, build again."""
     prepare(bench)
     bench.envbuild("lock", *ALLOW)
@@ -187,7 +189,6 @@ def measure(bench: Bench, *, peer: bool) -> dict[str, Any]:
         "rebuild_seconds": rebuild,
         "nothing_seconds": nothing,
         "cores": len(os.sched_getaffinity(0)),
-        **({"one_layer": one_layer(bench)} if peer else {}),
     }
 
 
@@ -209,9 +210,12 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="envbuild-delta-", dir=arguments.cache) as work:
         bench = Bench(Path(work), (arguments.cache or Path(work) / "cache").absolute())
-        found = measure(bench, peer=not arguments.no_peer)
+        found = measure(bench)
+        print(json.dumps(found, indent=2), flush=True)
+        if not arguments.no_peer:
+            found["one_layer"] = one_layer(bench)
+            print(json.dumps(found["one_layer"], indent=2), flush=True)
     text = json.dumps(found, indent=2)
-    print(text)
     if arguments.json:
         arguments.json.write_text(text + "\n")
     problems = missed(found)

@@ -30,8 +30,8 @@ def seal(entry: Path) -> None:
     """Seal every file of an entry, but those of root file systems."""
     listed = {}
     for file in _files(entry):
+        listed[file.relative_to(entry).as_posix()] = [file.stat().st_size, _digest(file)]
         os.utime(file, (SEALED_SECONDS, SEALED_SECONDS))
-        listed[file.relative_to(entry).as_posix()] = [file.stat().st_size, sha256_file(file)]
     (entry / SEAL_FILE).write_text(json.dumps(listed, indent=1, sort_keys=True) + "\n")
 
 
@@ -63,6 +63,13 @@ def is_untouched(file: Path, size: int) -> bool:
     """Whether a file has a size and the time of sealed files, and is large enough for that to save something."""
     info = file.stat()
     return info.st_size == size and info.st_mtime == SEALED_SECONDS and size > ALWAYS_READ_BYTES
+
+
+def _digest(file: Path) -> str:
+    """The digest of a file; a blob of an OCI layout that is a link into a sealed entry has its digest for a name."""
+    if file.parent.name == "sha256" and is_untouched(file, file.stat().st_size):
+        return f"sha256:{file.name}"
+    return sha256_file(file)
 
 
 def _files(entry: Path) -> list[Path]:

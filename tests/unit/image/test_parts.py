@@ -21,7 +21,7 @@ LAYER = LayerRecord(name="base", digest="d", diff_id="sha256:b", size_bytes=1, u
 def made(diff_id: str = "sha256:b", **packages: str) -> MadeBase:
     debs = {name.replace("_", "."): version for name, version in packages.items()}
     record = BaseRecord(
-        schema="envbuild.base/1", layer=LAYER.model_copy(update={"diff_id": diff_id}), made_by="x", packages=debs
+        schema="envbuild.base/2", layers=(LAYER.model_copy(update={"diff_id": diff_id}),), made_by="x", packages=debs
     )
     return MadeBase(path=Path("/b"), record=record, built=False)
 

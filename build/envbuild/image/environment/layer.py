@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from envbuild.catalog.site import Site
+from envbuild.core.digests import short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, write_atomic
 from envbuild.core.progress import Reporter
@@ -87,25 +89,23 @@ class LayerMaker:
         )
         write_atomic(folder / RECORD_FILE, dump(record))
 
+    @cached_property
+    def _access(self) -> network.Access:
+        """The way to the network; looked for when the first layer has to be made."""
+        return network.access(self.site, locked_torch(self.site, self.lock.lock), INSIDE)
+
     def _install(self, part: Part, logs: Path) -> None:
         """Install the packages of a layer, or make the bare environment, and remove what uv leaves."""
-        access = network.access(self.site, locked_torch(self.site, self.lock.lock), INSIDE)
         trees = self._trees(part)
-        wheels = {name: item for name, item in self.wheels.items() if name in part.packages}
-        built = {
-            name: f"{BUILT}/{item.record.digest.partition(':')[2][:12]}/{item.wheel.name}"
-            for name, item in wheels.items()
-        }
-        sources = {name: f"{SOURCES}/{name}-{item.commit}" for name, (item, _) in trees.items()}
-        versions = {name: item.version for name, (item, _) in trees.items()}
+        ready = {name: (_seen(item), item.wheel) for name, item in self.wheels.items() if name in part.packages}
+        ready |= {name: (f"{SOURCES}/{name}-{item.commit}", folder) for name, (item, folder) in trees.items()}
         runner = self.bench.installer(
             self.lock.path,
-            access,
+            self._access,
             logs,
             self.reporter,
-            files={built[name]: item.wheel for name, item in wheels.items()}
-            | {sources[name]: folder for name, (_, folder) in trees.items()},
-            variables={version_variable(name): version for name, version in versions.items()},
+            files=dict(ready.values()),
+            variables={version_variable(name): item.version for name, (item, _) in trees.items()},
         )
         place = Place(
             uv=f"{INSIDE}/uv",
@@ -117,27 +117,34 @@ class LayerMaker:
             logs=logs,
             logs_seen=LOGS,
         )
-        if not part.packages:
+        if part.packages:
+            paths = {name: seen for name, (seen, _) in ready.items()}
+            paths |= {
+                name: f"{paths[name]}/{item.subdirectory}" for name, (item, _) in trees.items() if item.subdirectory
+            }
+            self._install_packages(part, place, paths)
+        else:
             with self.reporter.step("make the environment"):
                 make_venv(place, sees_base=bool(self.lock.lock.base.provides))
-        else:
-            others = {name for name in self.lock.packages() if name not in part.packages}
-            below = {
-                name: f"{path}/{item.subdirectory or ''}".rstrip("/")
-                for name, path in sources.items()
-                for item in [trees[name][0]]
-            }
-            label = f", layer {part.name}"
-            install_packages(
-                self.lock, place, access.uv_args, self.reporter, wheels=built | below, leave_out=others, label=label
-            )
-            self._settle(part, place, access, others)
-        venv, site_packages = self.bench.tree / "venv", self.bench.tree / self.site_packages
+        site_packages = self.bench.tree / self.site_packages
         for name, info in infos(site_packages, trees).items():
             item = trees[name][0]
             with machine_errors(info):
                 from_commit(info, item.git or "", item.commit or "", item.subdirectory)
-        tidy(venv, site_packages)
+        tidy(self.bench.tree / "venv", site_packages)
+
+    def _install_packages(self, part: Part, place: Place, ready: Mapping[str, str]) -> None:
+        others = {name for name in self.lock.packages() if name not in part.packages}
+        install_packages(
+            self.lock,
+            place,
+            self._access.uv_args,
+            self.reporter,
+            wheels=ready,
+            leave_out=others,
+            label=f", layer {part.name}",
+        )
+        self._settle(part, place, others)
 
     def _trees(self, part: Part) -> dict[str, tuple[LockedComponent, Path]]:
         """The sources of packages that come from git: a base has no git, and needs none."""
@@ -148,7 +155,7 @@ class LayerMaker:
                 found[name] = item, unpack(name, archive, self.staged / name)
         return found
 
-    def _settle(self, part: Part, place: Place, access: network.Access, others: Collection[str]) -> None:
+    def _settle(self, part: Part, place: Place, others: Collection[str]) -> None:
         """Where packages of the layer bring one file each under the same name, decide whose it is.
 
         uv installs many at once, and leaves that to chance.
@@ -162,7 +169,7 @@ class LayerMaker:
             elif not any(name in LATER for name in names):
                 raise _differing(path, names)
         for name in sorted(set(winners)):
-            install_again(self.lock, place, access.uv_args, name, others)
+            install_again(self.lock, place, self._access.uv_args, name, others)
 
     def _take(self, tree: Path) -> None:
         """Put what was installed into a tree of its own."""
@@ -171,6 +178,11 @@ class LayerMaker:
             for relative in self.assembly.added():
                 (tree / relative).parent.mkdir(parents=True, exist_ok=True)
                 link(self.bench.tree / relative, tree / relative)
+
+
+def _seen(item: Built) -> str:
+    """Where a wheel is seen while the environment is made: a path of its own, since uv's cache goes by paths."""
+    return f"{BUILT}/{short(item.record.digest)}/{item.wheel.name}"
 
 
 def version_variable(name: str) -> str:

@@ -77,8 +77,6 @@ def _common(base: Base, made: MadeBase) -> dict[str, Json]:
         "uv": uv_version(),
         "gzip": gzips.ENCODER,
         "compiler": sha256_file(data_root() / COMPILER),
-        # Whether the environment sees the base's own packages is in a file of the first layer.
-        **({"sees": [*sorted(base.provides)]} if base.provides else {}),
     }
 
 

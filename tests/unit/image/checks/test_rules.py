@@ -59,7 +59,7 @@ def test_clean_image_passes_every_check(tmp_path):
         (file("srv/u/.ssh/id_ed25519", PRIVATE_KEY), "secrets", "/srv/u/.ssh/id_ed25519 holds a private key"),
         (file("var/lib/apt/lists/deb_Packages", b"x"), "caches", "/var/lib/apt/lists/deb_Packages"),
         (file("var/cache/apt/archives/x_1_amd64.deb", b"x"), "caches", "/var/cache/apt/archives/x_1_amd64.deb"),
-        (file("root/.cache/pip/x", b"x"), "caches", "/root/.cache/pip/x"),
+        (file("home/u/.cache/pip/x", b"x"), "caches", "/home/u/.cache/pip/x"),
         (file("tmp/left", b"x"), "caches", "/tmp/left"),
         (file("var/log/dpkg.log", b"x"), "caches", "/var/log/dpkg.log"),
         (file(f"{SITE}/x-1.dist-info/uv_cache.json", b"x"), "caches", "uv_cache.json"),

@@ -82,7 +82,8 @@ def survey(tmp_path):
 
 def subject(lock, survey, **changes) -> Subject:
     values = {
-        "stack": "s", "base": "debian12", "target": "cpu", "digest": ONE, "sqsh": TWO, "lock_digest": lock.lock.digest,
+        "stack": "s", "base": "debian12",
+        "hardware": "cpu", "digest": ONE, "sqsh": TWO, "lock_digest": lock.lock.digest,
         "base_digest": THREE, "epoch": 1_700_000_000, "packages": inventory(lock, [survey], VENV, {}),
     }  # fmt: skip
     return Subject(**{**values, **changes})
@@ -152,7 +153,7 @@ def test_provenance_is_a_slsa_statement(lock, survey):
     ]  # fmt: skip
     definition, details = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
     assert definition["externalParameters"] == {
-        "stack": "s", "base": "debian12", "target": "cpu", "lock": lock.lock.digest
+        "stack": "s", "base": "debian12", "hardware": "cpu", "lock": lock.lock.digest
     }  # fmt: skip
     resolved = {item["name"]: item for item in definition["resolvedDependencies"]}
     assert resolved["base debian12"]["digest"] == {"sha256": THREE.removeprefix("sha256:")}
