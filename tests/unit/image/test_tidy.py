@@ -1,5 +1,6 @@
 """Tidying: nothing of the building machine stays, and uv's cache is not touched."""
 
+import json
 import os
 
 import pytest
@@ -71,3 +72,20 @@ def test_check_against_tells_each_difference(installed, told):
 def test_check_against_an_empty_lock_is_a_fault():
     with pytest.raises(InternalError):
         check_against({}, {})
+
+
+@pytest.mark.parametrize(
+    ("url", "stays"),
+    [
+        ("file:///run/envbuild/built/0f3a/some_package-1.0-py3-none-any.whl", False),
+        ("https://git.example.com/some/package", True),
+    ],
+)
+def test_tidy_forgets_where_the_builder_saw_a_wheel_and_keeps_a_real_origin(venv, url, stays):
+    info = packages_of(venv) / "Some_Package-1.0.dist-info"
+    (info / "direct_url.json").write_text(json.dumps({"url": url, "archive_info": {}}))
+    with (info / "RECORD").open("a") as stream:
+        stream.write("Some_Package-1.0.dist-info/direct_url.json,sha256=x,9\n")
+    tidy(venv, packages_of(venv))
+    assert (info / "direct_url.json").exists() == stays
+    assert ("direct_url.json" in (info / "RECORD").read_text()) == stays

@@ -83,7 +83,7 @@ def _common(base: Base, made: MadeBase) -> dict[str, Json]:
 def _package(lock: LockDirectory, name: str, package: Package, wheels: Mapping[str, Built]) -> Json:
     """What decides the files of a package."""
     if name in wheels:
-        return {"wheel": wheels[name].record.digest}
+        return {"built": wheels[name].record.digest}
     value: dict[str, Json] = {"version": package.version, "hashes": [*sorted(package.hashes)]}
     component = lock.lock.components.get(name)
     if component and (component.commit or component.url):

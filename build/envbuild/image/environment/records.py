@@ -22,6 +22,8 @@ from typing import NamedTuple
 VENV_LEFTOVERS = (".lock", ".gitignore", "CACHEDIR.TAG")
 # Where a wheel from a local folder came from: its time stamp there.
 DIST_INFO_LEFTOVERS = ("uv_cache.json",)
+# Where a distribution came from, when that was no index.
+DIRECT_URL = "direct_url.json"
 
 
 class Row(NamedTuple):
@@ -71,6 +73,11 @@ def remove_leftovers(venv: Path, site_packages: Path) -> None:
         for file in site_packages.glob(f"*.dist-info/{name}"):
             file.unlink()
             forget(file.parent, name)
+    for file in site_packages.glob(f"*.dist-info/{DIRECT_URL}"):
+        # A wheel of the wheelhouse: where the builder saw it is no origin.
+        if str(json.loads(file.read_text(encoding="utf-8")).get("url", "")).startswith("file:"):
+            file.unlink()
+            forget(file.parent, DIRECT_URL)
 
 
 def forget(info: Path, name: str) -> None:
@@ -87,9 +94,9 @@ def from_commit(info: Path, url: str, commit: str, subdirectory: str | None) -> 
     if subdirectory:
         value["subdirectory"] = subdirectory
     data = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    _replace(info / "direct_url.json", data)
+    _replace(info / DIRECT_URL, data)
     digest = urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-    _rewrite(info / "RECORD", f"{info.name}/direct_url.json", [f"sha256={digest}", str(len(data))])
+    _rewrite(info / "RECORD", f"{info.name}/{DIRECT_URL}", [f"sha256={digest}", str(len(data))])
 
 
 def _rewrite(record: Path, name: str, values: list[str] | None) -> None:
