@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 # For everything but builds, loads and saves, which take as long as they take.
 TIMEOUT_SECONDS = 60
+# What is done first: a daemon that does not answer then is not there; later it went away.
+CONNECT, VERSION = "connect", "ask for its version"
 NO_SPACE = "no space left on device"
 START = (
     "Start one (systemctl start docker), or name another with DOCKER_HOST or `docker context use`; podman's socket "
@@ -43,7 +45,7 @@ class Engine:
     def __init__(self, api: APIClient, address: str) -> None:
         self._api = api
         self.address = address
-        with self.errors("ask for its version"):
+        with self.errors(VERSION):
             version = api.version()
         components = {item["Name"]: item["Version"] for item in version.get("Components", ())}
         self.is_podman = "Podman Engine" in components
@@ -248,7 +250,7 @@ def open_engine(environ: Mapping[str, str] = os.environ) -> Engine:
             "--builder native.",
         ) from error
     address = str(settings.get("base_url") or DEFAULT_SOCKET)
-    with daemon_errors(address, "connect"):
+    with daemon_errors(address, CONNECT):
         return Engine(APIClient(**settings, version="auto", timeout=TIMEOUT_SECONDS), address)
 
 
@@ -320,7 +322,7 @@ def _no_answer(address: str, doing: str, error: BaseException) -> MachineError:
             fix="Ask for this account to be put into the socket's group (usermod -aG docker USER; whoever is in it is "
             "as good as root), use rootless docker or podman, or --builder native.",
         )
-    if doing == "connect" or number in (errno.ENOENT, errno.ECONNREFUSED):
+    if doing in (CONNECT, VERSION):
         reason = os.strerror(number) if number else why
         socket = Path(address.removeprefix("unix://"))
         if number == errno.ENOENT and address.startswith("unix://"):

@@ -52,7 +52,7 @@ def run_build(
         NetworkError: a base, an index or a file on it cannot be reached.
     """
     steps = Steps()
-    with machine_errors(log), log.open("w", encoding="utf-8") as sink:
+    with machine_errors(log), log.open("w", encoding="utf-8", buffering=1) as sink:
         for message in engine.build(context, parameters):
             for line in steps.take(message):
                 sink.write(f"{mask(line)}\n")
