@@ -382,7 +382,8 @@ fi
 "$@"
 status=$?
 left=$(find "$disk" -type f ! -path "$disk/locks/*" ! -path "$disk/logs/*" ! -path "$disk/uv/cache/*" \\
-    ! -path "$disk/uv/locks/*" ! -path "$disk/environments/*" ! -path "$disk/layers/*" | head -3)
+    ! -path "$disk/uv/locks/*" ! -path "$disk/environments/*" ! -path "$disk/layers/*" \\
+    ! -path "$disk/layer-surveys/*" | head -3)
 echo "left behind: ${left:-none}"
 exit $status
 """
