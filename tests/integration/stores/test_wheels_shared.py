@@ -249,7 +249,7 @@ def test_prune_says_what_would_go_and_then_removes_it(bucket: Place) -> None:
     assert asked(one, "prune")["removed"] == []
     done = one.run("wheels", "prune", "--unused-days", "0").stdout
     assert first.record.file in done
-    assert "removed: 3 of the wheelhouse's entries and builds" in done
+    assert "removed: 3 entries of the cache directory" in done
     assert asked(one, "list")["wheels"] == []
     assert not builds.exists()
     assert not second.path.exists()
