@@ -26,7 +26,8 @@ from envbuild.core.errors import (
 from envbuild.core.files import machine_errors
 from envbuild.lock.components import Chosen, Origin
 from envbuild.lock.metadata import CompileMetadata, compile_metadata
-from envbuild.lock.planning import Plan, own_dates
+from envbuild.lock.moment import own_dates
+from envbuild.lock.planning import Plan
 from envbuild.lock.project import Project, cuda_major, render_project
 from envbuild.lock.releases import look_up
 from envbuild.lock.resolve import NO_SOLUTION, resolve
@@ -178,6 +179,9 @@ class _Trials:
             # What belongs to the anchor is what the anchor was pinned to.
             free = [name for name, item in chosen.items() if item.origin in (Origin.UPSTREAM, Origin.TABLE)]
             relaxed = {**(dict.fromkeys(free) if project_anchor in relaxed else {}), **relaxed}
+        # Nor is a companion held to what another release declares than the one that was pinned.
+        held = [name for name, item in chosen.items() if relaxed.keys() & set(item.held_by)]
+        relaxed = {**dict.fromkeys(held), **relaxed}
         metadata = [item for item in project.metadata if item.name not in relaxed]
         for name, text in relaxed.items():
             item = chosen[name]

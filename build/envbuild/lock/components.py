@@ -27,6 +27,7 @@ class Origin(str, Enum):
     PIN = "pin"
     UPSTREAM = "upstream"
     TABLE = "table"
+    DECLARED = "declared"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class Chosen:
         because: where the decision comes from, for people: "pin", "requirements/manifest.json of nemo-toolkit 8cfedd7".
         subdirectory: the folder of the repository that holds the package; empty for its top.
         url: the file that is taken instead of a release or a commit.
+        held_by: the components whose declarations led to it, where these decide.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Chosen:
     commit: Commit | None = None
     subdirectory: str = ""
     url: str = ""
+    held_by: tuple[str, ...] = ()
 
     @property
     def is_direct(self) -> bool:

@@ -25,6 +25,7 @@ from envbuild.lock.checks import CheckFinding, refuse
 from envbuild.lock.components import Repositories
 from envbuild.lock.place import publish, refuse_to_replace, refuse_what_is_no_lock, request_of, tidy
 from envbuild.lock.planning import Request, make_plan
+from envbuild.lock.ranges import may_hold
 from envbuild.lock.record import Lock, LockDirectory, read_lock
 from envbuild.lock.refs import GIT_PREFIX, GitRef
 from envbuild.lock.workplace import Workplace
@@ -188,6 +189,7 @@ def inputs_digest(selection: Selection, request: Request) -> str:
         "as_of": request.as_of or "",
         "allow": [*sorted(set(request.allow))],
         **_companions(selection),
+        **({"declared_ranges": True} if may_hold(selection.stack, request.pins) else {}),
         "conflicts": {name: definition_digest(item) for name, item in selection.catalog.conflicts().items()},
         # What the checks hold a lock to; a target's words are no part of it.
         "targets": {

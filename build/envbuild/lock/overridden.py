@@ -1,4 +1,4 @@
-"""What overrides hide: versions outside the range that another locked package declares.
+"""Versions outside the range that another locked package declares, behind an override or by a pin of the user.
 
 An override replaces what every package declares, and uv.lock says nothing of what was replaced. So uv itself is asked
 again, without overrides: whether each package that needs an overridden one accepts the version that was locked.
@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
+from envbuild.catalog.models import Base
 from envbuild.lock.checks import CheckFinding
+from envbuild.lock.components import Chosen, Origin, Repositories
+from envbuild.lock.declared import Declared, declared_at_commit, declared_by_release
 from envbuild.lock.planning import Plan
 from envbuild.lock.questions import contradiction, declared_range, locked_packages, needs_of
 from envbuild.lock.resolve import Resolution
@@ -20,6 +24,7 @@ from envbuild.lock.workplace import Workplace
 
 CODE = "override-range"
 THE_STACK = "the stack"
+THE_PIN = "the user's pin"
 _WHAT = "check what overrides go against"
 
 
@@ -52,6 +57,8 @@ class Overridden:
         fix += f'under [overrides.{self.package}] of the stack: its version, against = ["{name}"], and the reason.'
         if self.declared_by == THE_STACK:
             fix = "Make the stack's file say one thing: there, and under [overrides]."
+        if self.by == THE_PIN:
+            fix = f"Pin a {self.package} in that range, or another {name}."
         return CheckFinding(code=CODE, what=self.text(), fix=fix)
 
 
@@ -110,3 +117,49 @@ def _overridden(plan: Plan, name: str, version: str, declared_by: str, declared:
     else:
         by, meant = f"{forced.where} of {forced.by}" if forced is not None else "an override", False
     return Overridden(package=name, version=version, by=by, declared_by=declared_by, declared=declared, meant=meant)
+
+
+def against_pins(
+    plan: Plan, resolution: Resolution, work: Workplace, repositories: Repositories
+) -> tuple[Overridden, ...]:
+    """Every range that a component declares of one that it uses, for any of its extras, and that a pin is outside of.
+
+    uv holds a lock to the extras that the stack asks for, and to no others.
+    """
+    packages = {str(package["name"]): package for package in locked_packages(resolution.uv_lock)}
+    found: list[Overridden] = []
+    for name, item in plan.project.chosen.items():
+        pinned = [used for used in item.spec.uses if _is_pinned(plan, name, used)]
+        if not pinned:
+            continue
+        with work.reporter.step(f"check what {name} declares of {', '.join(pinned)}"):
+            declared = _declared(item, packages, plan.project.base, work, repositories)
+        if declared is not None:
+            found += [finding for used in pinned if (finding := _of_pin(declared, used, resolution, plan)) is not None]
+    return tuple(found)
+
+
+def _is_pinned(plan: Plan, name: str, used: str) -> bool:
+    """Whether the user pinned a component that another uses, and no override says more of it."""
+    item = plan.project.chosen.get(used)
+    overrides = {*plan.project.overrides, *plan.project.scoped_overrides.get(name, ())}
+    return item is not None and item.origin is Origin.PIN and used not in overrides
+
+
+def _declared(
+    item: Chosen, packages: Mapping[str, Mapping[str, Any]], base: Base, work: Workplace, repositories: Repositories
+) -> Declared | None:
+    if item.commit is not None:
+        return declared_at_commit(item, repositories)
+    package = packages.get(canonicalize_name(item.name))
+    return None if package is None or item.url else declared_by_release(package, base, work)
+
+
+def _of_pin(declared: Declared, used: str, resolution: Resolution, plan: Plan) -> Overridden | None:
+    version = resolution.pins.get(canonicalize_name(used))
+    ranges = [part for part in declared.of(used, plan.project.base) if part.specifier]
+    if version is None or not ranges or any(part.has(version) for part in ranges):
+        return None
+    extras = [f" (extra {part.extra})" if part.extra else "" for part in ranges]
+    words = " or ".join(f"{used}{part.specifier}{extra}" for part, extra in zip(ranges, extras, strict=True))
+    return Overridden(package=used, version=version, by=THE_PIN, declared_by=declared.by, declared=words, meant=False)

@@ -12,10 +12,11 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.models import Base, Component, Phase, Stack
-from envbuild.core.errors import ConfigurationError, NetworkError, ResolutionError, UsageError
+from envbuild.catalog.models import Phase
+from envbuild.core.errors import ConfigurationError, NetworkError, ResolutionError
 from envbuild.core.process import beside
 from envbuild.lock import asof
+from envbuild.lock import moment as moments
 from envbuild.lock.ahead import Begun, begin, filling_uvs_cache, kept_files
 from envbuild.lock.api import read_ahead, read_names
 from envbuild.lock.asof import AsOf
@@ -31,13 +32,14 @@ from envbuild.lock.components import (
     upstream_overrides,
 )
 from envbuild.lock.cuda_releases import Exemption, for_cuda
+from envbuild.lock.declared import Declarations
 from envbuild.lock.driver import Led, commit_without_llm, led
-from envbuild.lock.git import Commit, CommitKind
 from envbuild.lock.metadata import CompileMetadata, build_requires, compile_metadata
 from envbuild.lock.project import Project, cuda_major, extras_of
+from envbuild.lock.ranges import hold_to_declared
 from envbuild.lock.record import LockDirectory
-from envbuild.lock.refs import GitRef, Ref, VersionRef, parse_ref
-from envbuild.lock.releases import Releases, find_release, likely, uploaded_at
+from envbuild.lock.refs import Ref
+from envbuild.lock.releases import Releases, likely
 from envbuild.lock.taking import Taker, Takings, marked
 from envbuild.lock.torch_builds import TorchSource, torch_source
 from envbuild.lock.tree_metadata import metadata_of_commit
@@ -179,9 +181,9 @@ def _decide(
     """The stack as it holds for its anchor, every component of it, the as-of moment, and what is exempt from it."""
     stack, base = selection.stack, selection.base
     pins = parse_pins(selection.stack_name, stack, request.pins)
-    bound = _bound(selection, request, pins, repositories)
+    bound = moments.bound(selection, request.as_of, pins, repositories)
     anchor = choose_anchor(stack, pins, repositories, bound)
-    moment = _as_of(selection, request, pins, anchor, repositories, work)
+    moment = moments.as_of(selection, request.as_of, pins, anchor, repositories, work)
     if bound is None and moment.asked != asof.NOW:
         bound = moment.moment
     what = led(
@@ -193,7 +195,13 @@ def _decide(
         base=base,
         reporter=work.reporter,
         releases=Releases(
-            selection.catalog, base, moment.text(), own_dates(stack), stack.undecided() - set(pins), work, repositories
+            selection.catalog,
+            base,
+            moment.text(),
+            moments.own_dates(stack),
+            stack.undecided() - set(pins),
+            work,
+            repositories,
         ),
     )
     held = for_cuda(
@@ -204,7 +212,10 @@ def _decide(
         work,
         may_exempt=request.base_named,
     )
-    chosen = held.chosen
+    dates = {**moments.own_dates(stack), **{name: item.until for name, item in held.exempt.items()}}
+    settings = {"exclude-newer": moment.text(), "exclude-newer-package": dates}
+    declarations = Declarations(base, settings, work, repositories)
+    chosen = hold_to_declared(what.stack, held.chosen, base, declarations, work.reporter)
     takings = _takings(selection, what, chosen, pins, repositories, bound, work)
     return what, marked(chosen, takings), moment, takings, held.exempt
 
@@ -272,93 +283,6 @@ def _name_of(line: str) -> str:
             why=str(error),
             fix="It comes from the component's pyproject.toml; choose another version of it.",
         ) from error
-
-
-def _bound(
-    selection: Selection, request: Request, pins: Mapping[str, Ref], repositories: Repositories
-) -> date | datetime | None:
-    """Up to when branches count, as far as that is known before the anchor is; None: their tips, or not known yet."""
-    stack = selection.stack
-    text = request.as_of or (asof.NOW if stack.anchor in pins else stack.as_of)
-    if text in (asof.NOW, asof.RELEASE):
-        return None
-    return asof.parse_date(text) or _as_of_commit(text, selection, repositories).committed_at
-
-
-def _as_of_commit(text: str, selection: Selection, repositories: Repositories) -> Commit:
-    """The commit of the anchor's repository that ``--as-of`` names."""
-    ref, spec = parse_ref(text), _anchor_spec(text, selection)
-    if not isinstance(ref, GitRef) or spec.git is None:
-        raise UsageError(
-            f"--as-of {text} is no date, and no commit of {selection.stack.anchor}",
-            why="It takes a date (YYYY-MM-DD), 'now', 'release', or a commit of the anchor's repository.",
-            fix="Correct it.",
-        )
-    commit = repositories.at(spec.git).resolve(ref)
-    if commit.kind is CommitKind.BRANCH:
-        raise UsageError(
-            f"--as-of {text} is a branch, which moves",
-            why=f"It is at {commit.sha[:12]} now, and a lock as of it would say something else tomorrow.",
-            fix=f"Name the commit: --as-of {commit.sha[:12]}, a date, 'release' or 'now'.",
-        )
-    return commit
-
-
-def _anchor_spec(text: str, selection: Selection) -> Component:
-    if selection.stack.anchor is None:
-        raise UsageError(
-            f"--as-of {text} is no date, and stack {selection.stack_name} has no anchor for anything else",
-            why="'release' and commits count from the date of the stack's anchor.",
-            fix="Write a date as YYYY-MM-DD, or 'now'.",
-        )
-    return selection.stack.components[selection.stack.anchor]
-
-
-def _as_of(
-    selection: Selection,
-    request: Request,
-    pins: Mapping[str, Ref],
-    anchor: Chosen | None,
-    repositories: Repositories,
-    work: Workplace,
-) -> AsOf:
-    text = request.as_of or _default_as_of(selection, pins, anchor)
-    if text == asof.NOW:
-        return asof.now()
-    if (day := asof.parse_date(text)) is not None:
-        return asof.on_day(day)
-    if anchor is None or text != asof.RELEASE:
-        commit = _as_of_commit(text, selection, repositories)
-        reason = f"the date of {selection.stack.anchor} {commit.sha[:12]}"
-        return AsOf(asked=text, moment=commit.committed_at, reason=reason)
-    title = f"{anchor.name} {anchor.commit.describe or anchor.commit.sha[:12]}" if anchor.commit else anchor.asked
-    released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection.base, work, repositories)
-    return asof.after_release(title, released, selection.stack.margin_days)
-
-
-def _default_as_of(selection: Selection, pins: Mapping[str, Ref], anchor: Chosen | None) -> str:
-    """``now`` for a branch; for a tag, a commit or a version that the user pinned, its release."""
-    if anchor is None or anchor.name not in pins:
-        return selection.stack.as_of
-    ref = pins[anchor.name]
-    if anchor.commit is not None:
-        return asof.NOW if anchor.commit.kind is CommitKind.BRANCH else asof.RELEASE
-    return asof.RELEASE if isinstance(ref, VersionRef) or anchor.specifier.startswith("==") else asof.NOW
-
-
-def _uploaded(anchor: Chosen, base: Base, work: Workplace, repositories: Repositories) -> datetime:
-    """When the anchor's release was uploaded to the index."""
-    with work.reporter.step(f"find the date of {anchor.name} {anchor.specifier}"):
-        return uploaded_at(find_release(anchor, base, {}, work, repositories))
-
-
-def own_dates(stack: Stack) -> dict[str, str]:
-    """The as-of dates of their own that components have."""
-    return {
-        name: asof.timestamp(asof.end_of(day))
-        for name, spec in stack.every_component().items()
-        if spec.as_of and (day := asof.parse_date(spec.as_of))
-    }
 
 
 def _compiled(project: Project) -> list[str]:

@@ -118,7 +118,7 @@ class Lock(Model):
     pyproject_digest: str = Field(default="", description="of the generated pyproject.toml")
     seal: str = Field(default="", description="digest of everything else in the record: it is not edited by hand")
     overrides: dict[str, str] = Field(default_factory=dict, description="versions put over what packages declare")
-    overridden: tuple[str, ...] = Field(default=(), description="declared ranges that the overrides go against")
+    overridden: tuple[str, ...] = Field(default=(), description="declared ranges that overrides and pins go against")
     driver: Driver | None = Field(default=None, description="the training code of its certification cases")
     driver_because: str = Field(default="", description="why it is that driver")
     allowed: tuple[str, ...] = Field(default=(), description="findings of checks that the user let pass")

@@ -31,7 +31,8 @@ from envbuild.lock.torch_builds import TorchSource
 from envbuild.lock.upstream import Companion
 from envbuild.lock.workplace import Workplace
 
-_EXACT = re.compile(r"^==\s*([^*,\s]+)$")
+# One release, and which.
+EXACT = re.compile(r"^==\s*([^*,\s]+)$")
 
 
 def look_up(
@@ -106,7 +107,7 @@ def find_release(
     try:
         locked = look_up({chosen.name: chosen.specifier}, base, settings, f"find {chosen.name}", work)
     except ResolutionError as error:
-        exact = _EXACT.match(chosen.specifier)
+        exact = EXACT.match(chosen.specifier)
         if exact is None or "there is no version of" not in error.why:
             raise
         raise _no_release(chosen, exact[1], base, settings, work, repositories, error) from error

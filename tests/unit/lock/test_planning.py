@@ -12,7 +12,7 @@ from envbuild.catalog.models import Stack
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
-from envbuild.lock import planning
+from envbuild.lock import moment, planning
 from envbuild.lock.components import choose_anchor, parse_pins
 from envbuild.lock.git import CommitKind
 from envbuild.lock.planning import Request, git_build_requires
@@ -34,11 +34,10 @@ def selection(as_of="now", *, anchor="nemo", **component):
 def moments(chosen, as_of=None, kind=CommitKind.BRANCH, **pins):
     """The bound of the anchor's branch, and the as-of moment."""
     repositories = FakeRepositories(FakeRepository(NEMO, kind=kind))
-    request = Request(pins=pins, as_of=as_of)
     refs = parse_pins("s", chosen.stack, pins)
-    bound = planning._bound(chosen, request, refs, repositories)
+    bound = moment.bound(chosen, as_of, refs, repositories)
     anchor = choose_anchor(chosen.stack, refs, repositories, bound)
-    found = planning._as_of(chosen, request, refs, anchor, repositories, None)
+    found = moment.as_of(chosen, as_of, refs, anchor, repositories, None)
     return bound, found
 
 
