@@ -21,13 +21,12 @@ from envbuild.lock.components import parse_pins as parse_refs
 from envbuild.lock.difference import compare, summary
 from envbuild.lock.locking import (
     LockResult,
-    foreign_pins,
     lock_path,
     lock_stack,
     resolved,
     shipped_lock,
-    variant_name,
 )
+from envbuild.lock.naming import foreign_pins, variant_name
 from envbuild.lock.place import request_of
 from envbuild.lock.planning import Request
 from envbuild.lock.project import cuda_major

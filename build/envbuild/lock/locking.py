@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from envbuild.catalog.catalog import SINGULAR, Selection, definition_digest
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import NAME_PATTERN, Stack
 from envbuild.catalog.site import Site
 from envbuild.core import locks
 from envbuild.core.digests import Json, digest_of, sha256_bytes, short
@@ -23,6 +19,7 @@ from envbuild.lock import asof, record
 from envbuild.lock.blame import explain_pins
 from envbuild.lock.checks import CheckFinding, refuse
 from envbuild.lock.components import Repositories
+from envbuild.lock.naming import checked_name
 from envbuild.lock.place import publish, refuse_to_replace, refuse_what_is_no_lock, request_of, tidy
 from envbuild.lock.planning import Request, make_plan
 from envbuild.lock.ranges import may_hold
@@ -51,56 +48,6 @@ class LockResult:
 def lock_path(project_dir: Path, name: str, base: str) -> Path:
     """Where a lock is written: ``name`` is the stack's, or that of a variant of it."""
     return project_dir / record.LOCKFILES / name / base
-
-
-def foreign_pins(stack: Stack, pins: Mapping[str, str]) -> dict[str, str]:
-    """The pins that ask for something else than the stack's file, under the stack's names of the components."""
-    every = stack.every_component()
-    names = {canonicalize_name(name): name for name in every}
-    own = {name: spec.ref or spec.version.removeprefix("==") for name, spec in every.items()}
-    named = {names.get(canonicalize_name(name), name): text for name, text in pins.items()}
-    return {name: text for name, text in named.items() if own.get(name) != text}
-
-
-def variant_name(stack_name: str, stack: Stack, pins: Mapping[str, str], name: str | None) -> str:
-    """The name under which a lock is kept: pins never overwrite the lock of the stack itself.
-
-    A pin of the anchor alone names its variant (``nemo-v2.3.0``).
-
-    Args:
-        pins: see :func:`foreign_pins`.
-
-    Raises:
-        UsageError: other pins without ``--name``.
-        ConfigurationError: the name has characters that a folder of a lock may not have.
-    """
-    if name is not None:
-        return checked_name(name)
-    if not pins:
-        return stack_name
-    if list(pins) == [stack.anchor]:
-        text = re.sub(r"[^a-z0-9._-]+", "-", next(iter(pins.values())).lower()).strip("-")
-        return f"{stack_name}-{text}"
-    raise UsageError(
-        "pins need a name for the lock that they make",
-        why=f"The lock of stack {stack_name} itself is not overwritten by {', '.join(pins)}.",
-        fix="Add --name NAME (the lock goes to lockfiles/NAME/BASE) or --out DIR.",
-    )
-
-
-def checked_name(name: str) -> str:
-    """The name of a lock, which is that of its folder.
-
-    Raises:
-        ConfigurationError: it has characters that the folder may not have.
-    """
-    if re.match(NAME_PATTERN, name) is None:
-        raise ConfigurationError(
-            f"--name {name!r} is no name for a lock",
-            why=f"It must match {NAME_PATTERN}.",
-            fix="Use small letters, digits, dots, dashes and underscores.",
-        )
-    return name
 
 
 def shipped_lock(name: str, base: str) -> Path | None:

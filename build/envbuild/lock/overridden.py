@@ -25,6 +25,7 @@ from envbuild.lock.workplace import Workplace
 CODE = "override-range"
 THE_STACK = "the stack"
 THE_PIN = "the user's pin"
+READ_AHEAD = "what was declared by"
 _WHAT = "check what overrides go against"
 
 
@@ -59,6 +60,8 @@ class Overridden:
             fix = "Make the stack's file say one thing: there, and under [overrides]."
         if self.by == THE_PIN:
             fix = f"Pin a {self.package} in that range, or another {name}."
+        elif self.by.startswith(READ_AHEAD):
+            fix = f"uv took another {name} than it takes by itself. Pin one release of it: --pin {name}=VERSION"
         return CheckFinding(code=CODE, what=self.text(), fix=fix)
 
 
@@ -119,31 +122,32 @@ def _overridden(plan: Plan, name: str, version: str, declared_by: str, declared:
     return Overridden(package=name, version=version, by=by, declared_by=declared_by, declared=declared, meant=meant)
 
 
-def against_pins(
+def against_ranges(
     plan: Plan, resolution: Resolution, work: Workplace, repositories: Repositories
 ) -> tuple[Overridden, ...]:
-    """Every range that a component declares of one that it uses, for any of its extras, and that a pin is outside of.
+    """Every range that a component declares of one that it uses, for any of its extras, and that is not kept.
 
-    uv holds a lock to the extras that the stack asks for, and to no others.
+    uv holds a lock to the extras that the stack asks for, and to no others. A pin may be outside of such a range; and
+    what is held to a range, where uv did not take the release of which that range was read.
     """
     packages = {str(package["name"]): package for package in locked_packages(resolution.uv_lock)}
     found: list[Overridden] = []
     for name, item in plan.project.chosen.items():
-        pinned = [used for used in item.spec.uses if _is_pinned(plan, name, used)]
-        if not pinned:
+        moved = [used for used in item.spec.uses if _is_moved(plan, name, used)]
+        if not moved:
             continue
-        with work.reporter.step(f"check what {name} declares of {', '.join(pinned)}"):
+        with work.reporter.step(f"check what {name} declares of {', '.join(moved)}"):
             declared = _declared(item, packages, plan.project.base, work, repositories)
         if declared is not None:
-            found += [finding for used in pinned if (finding := _of_pin(declared, used, resolution, plan)) is not None]
+            found += [finding for used in moved if (finding := _outside(declared, used, resolution, plan)) is not None]
     return tuple(found)
 
 
-def _is_pinned(plan: Plan, name: str, used: str) -> bool:
-    """Whether the user pinned a component that another uses, and no override says more of it."""
+def _is_moved(plan: Plan, name: str, used: str) -> bool:
+    """Whether a pin or a declared range decides a component that another uses, and no override says more of it."""
     item = plan.project.chosen.get(used)
     overrides = {*plan.project.overrides, *plan.project.scoped_overrides.get(name, ())}
-    return item is not None and item.origin is Origin.PIN and used not in overrides
+    return item is not None and item.origin in (Origin.PIN, Origin.DECLARED) and used not in overrides
 
 
 def _declared(
@@ -155,11 +159,13 @@ def _declared(
     return None if package is None or item.url else declared_by_release(package, base, work)
 
 
-def _of_pin(declared: Declared, used: str, resolution: Resolution, plan: Plan) -> Overridden | None:
+def _outside(declared: Declared, used: str, resolution: Resolution, plan: Plan) -> Overridden | None:
     version = resolution.pins.get(canonicalize_name(used))
     ranges = [part for part in declared.of(used, plan.project.base) if part.specifier]
     if version is None or not ranges or any(part.has(version) for part in ranges):
         return None
     extras = [f" (extra {part.extra})" if part.extra else "" for part in ranges]
+    item = plan.project.chosen[used]
+    by = THE_PIN if item.origin is Origin.PIN else f"what was {item.because.partition(',')[0]}"
     words = " or ".join(f"{used}{part.specifier}{extra}" for part, extra in zip(ranges, extras, strict=True))
-    return Overridden(package=used, version=version, by=THE_PIN, declared_by=declared.by, declared=words, meant=False)
+    return Overridden(package=used, version=version, by=by, declared_by=declared.by, declared=words, meant=False)

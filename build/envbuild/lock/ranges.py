@@ -21,9 +21,6 @@ from envbuild.lock.declared import Declarations, Range
 from envbuild.lock.project import extras_of
 from envbuild.lock.releases import EXACT
 
-# Of these the user said more than the stack's file, or what the user said led to it.
-_MOVED = (Origin.PIN, Origin.DECLARED)
-
 
 def may_hold(stack: Stack, pins: Mapping[str, str]) -> bool:
     """Whether declared ranges can decide something of a stack's lock with these pins."""
@@ -39,15 +36,13 @@ def hold_to_declared(
 ) -> dict[str, Chosen]:
     """The components, with the companions of which declared ranges decide held to these; says which.
 
-    Only what is one release or one commit declares something before all is resolved. A companion that is held or
-    pinned declares in turn, for the extras that were asked of it: ``transformer-engine[pytorch]`` brings its
-    transformer-engine-torch.
+    Of a range of releases, what the release declares that uv takes by itself; what is locked is checked later. A
+    companion that is held or pinned declares in turn, for the extras that were asked of it:
+    ``transformer-engine[pytorch]`` brings its transformer-engine-torch.
     """
     holding = _Holding(stack, base, declarations, dict(chosen))
     declaring: dict[str, frozenset[str]] = {
-        name: frozenset()
-        for name, item in chosen.items()
-        if item.spec.uses and name not in base.provides and (item.commit is not None or EXACT.match(item.specifier))
+        name: frozenset() for name, item in chosen.items() if item.spec.uses and name not in base.provides
     }
     while declaring:
         holding.done |= declaring.keys()
@@ -103,7 +98,10 @@ class _Holding:
         return item.origin is Origin.STACK or (item.origin is Origin.PIN and name not in self.done)
 
     def _is_moved(self, name: str) -> bool:
-        return self.found[name].origin in _MOVED
+        """Whether the user pinned another one than the stack's, or such a pin led to it."""
+        item = self.found[name]
+        own = item.spec.ref or item.spec.version.removeprefix("==")
+        return item.origin is Origin.DECLARED or (item.origin is Origin.PIN and item.asked != own)
 
     def _ranges(self, who: str, name: str, extras: frozenset[str]) -> list[Range]:
         item = self.found[who]

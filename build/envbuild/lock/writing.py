@@ -21,7 +21,7 @@ from envbuild.lock.checks import Checked, CheckFinding, refuse, run_checks
 from envbuild.lock.components import Chosen, Repositories
 from envbuild.lock.driver import release_without_llm
 from envbuild.lock.git import CommitKind
-from envbuild.lock.overridden import Overridden, against_declarations, against_pins
+from envbuild.lock.overridden import Overridden, against_declarations, against_ranges
 from envbuild.lock.planning import Plan
 from envbuild.lock.project import render_project, with_takings
 from envbuild.lock.provided import against_provided
@@ -56,7 +56,7 @@ def write_lock(selection: Selection, plan: Plan, inputs: str, work: Workplace, r
     with work.reporter.step("check the lock"):
         overridden = (
             *against_declarations(plan, resolution, work),
-            *against_pins(plan, resolution, work, repositories),
+            *against_ranges(plan, resolution, work, repositories),
         )
         allowed = _check(selection, plan, resolution, overridden, work, repositories)
     with work.reporter.step("write the lock"):

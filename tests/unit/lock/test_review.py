@@ -13,7 +13,8 @@ from envbuild.catalog.data import data_root
 from envbuild.core.errors import ConfigurationError, NetworkError, UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock import review
-from envbuild.lock.locking import foreign_pins, inputs_digest, variant_name
+from envbuild.lock.locking import inputs_digest
+from envbuild.lock.naming import foreign_pins, variant_name
 from envbuild.lock.planning import Request
 from envbuild.lock.record import Inputs, LockedBase, LockedComponent
 from envbuild.lock.review import check, committed, every_selection
@@ -150,6 +151,15 @@ def test_pins_that_say_what_the_stack_says_are_none(project):
     assert foreign_pins(stack(project), {"My_Lib": "main", "dep": "1.0"}) == {}
     pins = foreign_pins(stack(project), {"My_Lib": "v1", "dep": "1.1", "Unknown": "2"})
     assert pins == {"my-lib": "v1", "dep": "1.1", "Unknown": "2"}
+
+
+def test_a_pin_that_says_what_the_stack_says_is_one_beside_another(project):
+    components = {"my-lib": {"git": URL, "ref": "main"}, "dep": {"version": "==1.0"}, "other": {}}
+    write_stack(project, "s", components, anchor="my-lib")
+    # What the pinned one declares of dep would win over the stack's file, and the user said more.
+    assert foreign_pins(stack(project), {"other": "2", "dep": "1.0"}) == {"other": "2", "dep": "1.0"}
+    # A pin of the anchor says as of when, too.
+    assert foreign_pins(stack(project), {"other": "2", "my-lib": "main"}) == {"other": "2"}
 
 
 @pytest.mark.parametrize(
