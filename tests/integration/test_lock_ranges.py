@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.lock_runs import ANY, error, files_of, lock_of, result
+from helpers.lock_runs import error, files_of, lock_of, result
 from helpers.simple_index import SimpleIndex, make_sdist
 from helpers.stack_files import write_stack
 from helpers.upstreams import Upstream, project_files
-from helpers.wheels import make_wheel
 
 MOVED = ("lock", "--stack", "s", "--name", "x", "--json")
 
@@ -152,14 +151,6 @@ def test_a_declared_range_without_a_release_is_the_pins_part(stack: Any, wheel: 
 def test_an_sdist_declares_too(stack: Any, index: SimpleIndex, tmp_path: Path) -> None:
     requires = ("dep>=1,<1.1 ; extra == 'dev'",)
     index.add(make_sdist(tmp_path, "lib", "1.9", requires=requires, extras=("dev",)), "2025-01-01T00:00:00Z")
-    stack.run(*MOVED, "--pin", "lib=1.9")
-    assert found(stack)["dep"] == ("1.0", "declared by lib 1.9 (extra dev), in the place of the stack's ==2.1")
-
-
-def test_a_wheel_in_a_folder_declares_too(stack: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "find-links"
-    make_wheel(folder, "lib", "1.9", ANY, ("dep<1.1 ; extra == 'dev'",), extras=("dev",))
-    stack.env["UV_FIND_LINKS"] = str(folder)
     stack.run(*MOVED, "--pin", "lib=1.9")
     assert found(stack)["dep"] == ("1.0", "declared by lib 1.9 (extra dev), in the place of the stack's ==2.1")
 
