@@ -78,6 +78,9 @@ def test_without_a_pin_the_stacks_file_wins_over_what_is_declared(stack: Any) ->
     write(stack, version="==3.0")
     stack.run("lock", "--stack", "s")
     assert found(stack, "s") == dict.fromkeys(("dep", "dep-torch"), ("3.0", "the stack's file"))
+    # Nor with a pin of the very release that the stack's file is about.
+    stack.run(*MOVED, "--pin", "lib=2.0", "--pin", "dev=1.0")
+    assert found(stack) == dict.fromkeys(("dep", "dep-torch"), ("3.0", "the stack's file"))
 
 
 def test_a_range_of_the_stack_is_kept_as_far_as_it_goes(stack: Any) -> None:
