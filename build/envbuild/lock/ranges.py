@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from envbuild.catalog.models import Base, Stack
 from envbuild.core.progress import Reporter
@@ -83,7 +82,7 @@ class _Holding:
             ranges = {who: found for who in asking if (found := self._ranges(who, name, declaring[who]))}
             if not ranges:
                 continue
-            if item.origin is Origin.STACK:
+            if item.origin is not Origin.PIN:
                 if (held := self._held(item, ranges)) is None:
                     continue
                 self.found[name] = held
@@ -126,7 +125,7 @@ class _Holding:
         both = SpecifierSet(item.specifier) & declared
         if not stated:
             declared = both
-        elif EXACT.match(stated) is None and self.declarations.version(item.name, releases_in(both)):
+        elif EXACT.match(stated) is None and self.declarations.version(item.name, str(both)):
             declared, because = both, f"{because}, within the stack's {stated}"
         else:
             because += f", in the place of the stack's {stated}"
@@ -134,7 +133,7 @@ class _Holding:
         return replace(
             item,
             asked=str(declared),
-            specifier=releases_in(declared),
+            specifier=str(declared),
             origin=Origin.DECLARED,
             because=because,
             held_by=tuple(by),
@@ -149,12 +148,3 @@ class _Holding:
         return any(
             self._is_moved(who) and not any(part.has(version) for part in found) for who, found in limits.items()
         )
-
-
-def releases_in(specifier: SpecifierSet) -> str:
-    """The final releases of a range: ``>=2.9.0a0`` would have uv take any pre-release, ``>=2.9.0`` does not."""
-    parts = []
-    for part in specifier:
-        bound = Version(part.version) if part.operator == ">=" else None
-        parts.append(f">={bound.base_version}" if bound is not None and bound.is_prerelease else str(part))
-    return ",".join(sorted(parts))
