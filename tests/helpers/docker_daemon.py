@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -103,7 +104,8 @@ class Daemon:
         """What is mounted below its folder, the innermost first."""
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
         found = [line.split()[4].encode().decode("unicode_escape") for line in lines]
-        return sorted((path for path in found if path.startswith(f"{self.folder}/")), reverse=True)
+        below = (f"{self.folder}/", f"{self.folder.resolve()}/")
+        return sorted((path for path in found if path.startswith(below)), reverse=True)
 
     def _end(self, how: signal.Signals) -> None:
         if self.process is None:
@@ -141,10 +143,15 @@ class Daemon:
 @contextlib.contextmanager
 def docker_daemon(folder: Path, programs: dict[str, str], *options: str) -> Iterator[Daemon]:
     """A daemon while the block runs."""
-    daemon = Daemon(folder, programs, options)
-    daemon.start()
-    try:
-        yield daemon
-    finally:
-        daemon.stop()
-        shutil.rmtree(daemon.data, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    # By a short path: containerd's sockets lie below, and theirs may have 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="dk", dir="/tmp") as short:
+        link = Path(short, "d")
+        link.symlink_to(folder)
+        daemon = Daemon(link, programs, options)
+        try:
+            daemon.start()
+            yield daemon
+        finally:
+            daemon.stop()
+            shutil.rmtree(daemon.data, ignore_errors=True)

@@ -103,7 +103,10 @@ def install_packages(
     done = []
     for phase in PHASE_FILES:
         file = lock.file(phase)
-        if file is None or phase not in phases or not (count := _count(lock, phase, leave_out)):
+        if file is None or phase not in phases:
+            continue
+        count = _count(lock, phase, leave_out)
+        if label and not count:
             continue
         ready = {name: path for name, path in wheels.items() if _phase_of(lock, name) == phase}
         built = sum(path.endswith(".whl") for path in ready.values())
