@@ -47,6 +47,8 @@ class Daemon:
     """A dockerd; :meth:`start` it again after :meth:`kill`, with what it had."""
 
     folder: Path
+    # For sockets: containerd's may have names of 107 bytes.
+    short: Path
     programs: dict[str, str]
     options: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
@@ -58,7 +60,7 @@ class Daemon:
     @property
     def host(self) -> str:
         """DOCKER_HOST."""
-        return f"unix://{self.folder}/socket"
+        return f"unix://{self.short}/socket"
 
     @property
     def log(self) -> Path:
@@ -67,8 +69,8 @@ class Daemon:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        words = ["dockerd", "--data-root", self.data, "--exec-root", self.folder / "exec"]
-        words += ["--pidfile", self.folder / "pid", "--host", self.host, *NO_NETWORK, *self.options]
+        words = ["dockerd", "--data-root", self.data, "--exec-root", self.short / "exec"]
+        words += ["--pidfile", self.short / "pid", "--host", self.host, *NO_NETWORK, *self.options]
         with self.log.open("ab") as log:
             environment = {**os.environ, **self.programs}
             self.process = subprocess.Popen(
@@ -104,7 +106,7 @@ class Daemon:
         """What is mounted below its folder, the innermost first."""
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
         found = [line.split()[4].encode().decode("unicode_escape") for line in lines]
-        below = (f"{self.folder}/", f"{self.folder.resolve()}/")
+        below = (f"{self.folder}/", f"{self.short}/")
         return sorted((path for path in found if path.startswith(below)), reverse=True)
 
     def _end(self, how: signal.Signals) -> None:
@@ -123,7 +125,7 @@ class Daemon:
             assert time.monotonic() < deadline, "what dockerd started does not end"
             time.sleep(0.05)
         # As after a restart of the machine: dockerd takes a process that nobody waited for as its containerd.
-        for stale in (self.folder / "pid", self.folder / "exec/containerd/containerd.pid"):
+        for stale in (self.short / "pid", self.short / "exec/containerd/containerd.pid"):
             stale.unlink(missing_ok=True)
 
     def _left(self) -> list[int]:
@@ -133,8 +135,9 @@ class Daemon:
             with contextlib.suppress(OSError):
                 words = (process / "cmdline").read_bytes().split(b"\0")
                 program = os.path.basename(words[0])
+                below = (f"{self.folder}/".encode(), f"{self.short}/".encode())
                 if program.startswith((b"dockerd", b"containerd")) and any(
-                    f"{self.folder}/".encode() in word for word in words
+                    place in word for word in words for place in below
                 ):
                     found.append(int(process.name))
         return found
@@ -143,12 +146,8 @@ class Daemon:
 @contextlib.contextmanager
 def docker_daemon(folder: Path, programs: dict[str, str], *options: str) -> Iterator[Daemon]:
     """A daemon while the block runs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    # By a short path: containerd's sockets lie below, and theirs may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="dk", dir="/tmp") as short:
-        link = Path(short, "d")
-        link.symlink_to(folder)
-        daemon = Daemon(link, programs, options)
+        daemon = Daemon(folder, Path(short), programs, options)
         try:
             daemon.start()
             yield daemon
