@@ -15,7 +15,7 @@ from envbuild.image.checks.rules import RULES
 from envbuild.image.docker.choosing import Asked, make_image
 from envbuild.image.docker.choosing import Builder as Maker
 from envbuild.image.docker.job import Job, dockerfile_of, image_tag
-from envbuild.image.outputs import OCI_DIR, SQSH_FILE, place
+from envbuild.image.outputs import OCI_DIR, SQSH_FILE, check_place, place
 from envbuild.image.squash.compression import DEFAULT, NAMES, Compression, check_readable
 from envbuild.image.squash.packing import BUILDERS, Builder, Packing
 from envbuild.lock.locking import find_lock, is_older
@@ -98,6 +98,8 @@ def command(
     current = not is_older(lock.lock, selection)
     if not current:
         session.reporter.note(f"note: the lock is older than its stack or base; `{lock_command(lock)}` would renew it")
+    if not print_dockerfile:
+        check_place(out_dir, name or selection.stack_name, selection.base_name, selection.target_name)
     job = Job(
         selection=selection,
         lock=lock,

@@ -14,6 +14,7 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree, write_atomic
 from envbuild.image.oci import INDEX_FILE, retagged
+from envbuild.image.placing import check_writable, refuse_extra, refuse_foreign
 from envbuild.image.record import RECORD_FILE, ImageRecord, dump
 from envbuild.store.seals import ALWAYS_READ_BYTES, SEAL_FILE, seal_with
 
@@ -102,6 +103,10 @@ def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None
 
     Args:
         lock_name: see :func:`find_image`. The same image may be there under several.
+
+    Raises:
+        ConfigurationError: there is something that envbuild did not put there, and that would be lost.
+        MachineError: it cannot be written.
     """
     path = image_path(out_dir, lock_name or record.stack, record.base, record.target)
     image = PlacedImage(path, record, lock_name or record.stack)
@@ -112,6 +117,7 @@ def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None
     with locks.exclusive(path.with_name(f".{path.name}.lock")):
         if _is_placed(entry, own, path):
             return image, False
+        refuse_extra(path)
         for leftover in [*path.parent.glob(f".{path.name}.new.*"), *path.parent.glob(f".{path.name}.old.*")]:
             remove_tree(leftover)
         with machine_errors(path):
@@ -126,6 +132,18 @@ def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None
         finally:
             remove_tree(staged)
     return image, True
+
+
+def check_place(out_dir: Path, lock_name: str, base: str, target: str) -> None:
+    """Before work starts: refuse a place where the image could not be put.
+
+    Raises:
+        ConfigurationError: something else than an image is there.
+        MachineError: it cannot be written.
+    """
+    path = image_path(out_dir, lock_name, base, target)
+    refuse_foreign(path)
+    check_writable(path)
 
 
 def _own_files(entry: Path, record: ImageRecord, tag: str) -> dict[str, bytes]:

@@ -314,6 +314,19 @@ def test_image_for_a_cluster_that_cannot_read_it_is_refused_at_once(project, cap
     assert "--sqsh-compression gzip" in told
 
 
+def test_out_dir_that_cannot_be_written_is_told_before_work_starts(project, capsys):
+    make_lock(project / "lockfiles" / "mcore" / "debian12")
+    (project / "file").write_text("")
+    arguments = ["image", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--out-dir"]
+    assert run([*arguments, "file/out"]) == 11
+    assert "cannot write" in capsys.readouterr().err
+    mine = project / "out/images/mcore-debian12-cpu/results.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    assert run([*arguments, "out"]) == 3
+    assert "results.txt" in capsys.readouterr().err
+
+
 def test_missing_image_names_the_command_that_puts_it_there(project, capsys):
     make_lock(project / "lockfiles" / "mcore" / "debian12")
     arguments = ["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12"]

@@ -6,10 +6,10 @@ import pytest
 from unit.image.test_record import RECORD
 
 from envbuild.core.digests import sha256_bytes, sha256_file
-from envbuild.core.errors import CheckRefusedError
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
 from envbuild.image.layers import Layer
 from envbuild.image.oci import RunConfig, make_oci, write_layout
-from envbuild.image.outputs import find_image, place, verify
+from envbuild.image.outputs import check_place, find_image, place, verify
 from envbuild.image.record import RECORD_FILE, LayerRecord, dump
 from envbuild.store import seals
 
@@ -93,3 +93,87 @@ def test_image_that_is_not_the_records_is_refused(entry, tmp_path):
     (image.path / "image.sqsh").write_bytes(b"another")
     with pytest.raises(CheckRefusedError, match="not the one that was built"):
         verify(image)
+
+
+def somewhere(tmp_path):
+    path = tmp_path / "out/images/mcore-debian12-h200"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+def test_plain_file_in_the_way_is_kept(entry, tmp_path):
+    path = somewhere(tmp_path)
+    path.write_text("mine")
+    with pytest.raises(ConfigurationError, match="would be lost"):
+        placed(entry, tmp_path, "h200")
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["results.txt", "record.json", ".sealed.json", "oci/index.json"])
+def test_folder_that_is_no_image_is_kept(entry, tmp_path, name):
+    file = somewhere(tmp_path) / name
+    file.parent.mkdir(parents=True)
+    file.write_text('{"schema": "mine"}')
+    with pytest.raises(ConfigurationError, match="would be lost") as caught:
+        placed(entry, tmp_path, "h200")
+    assert name.split("/")[0] in caught.value.why
+    assert file.read_text() == '{"schema": "mine"}'
+
+
+def test_link_is_kept_and_an_empty_folder_is_taken(entry, tmp_path):
+    path = somewhere(tmp_path)
+    path.symlink_to(tmp_path)
+    with pytest.raises(ConfigurationError, match="would be lost"):
+        placed(entry, tmp_path, "h200")
+    path.unlink()
+    path.mkdir()
+    assert placed(entry, tmp_path, "h200")[1] is True
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "oci/mine", "oci/blobs/sha256/mine", "image.sqsh.d/mine", "mine/x"])
+def test_files_beside_a_placed_image_are_kept(entry, tmp_path, name):
+    image, _ = placed(entry, tmp_path, "h200")
+    mine = image.path / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    assert placed(entry, tmp_path, "h200")[1] is False  # nothing to replace, nothing to refuse
+    (image.path / "image.sqsh").unlink()
+    with pytest.raises(ConfigurationError, match="would be lost") as caught:
+        placed(entry, tmp_path, "h200")
+    assert name.rpartition("/")[0] in caught.value.why
+    assert mine.read_text() == "mine"
+    mine.unlink()
+    if mine.parent.name in ("mine", "image.sqsh.d"):
+        mine.parent.rmdir()
+    assert placed(entry, tmp_path, "h200")[1] is True
+
+
+def test_image_of_an_older_version_is_replaced(entry, tmp_path):
+    """Without seal and reports, with another manifest's blobs; and one whose seal lists files of a version to come."""
+    image, _ = placed(entry, tmp_path, "h200")
+    (image.path / ".sealed.json").unlink()
+    (image.path / "oci/blobs/sha256" / ("a" * 64)).write_text("an older blob")
+    assert placed(entry, tmp_path, "h200")[1] is True
+    assert not (image.path / "oci/blobs/sha256" / ("a" * 64)).exists()
+    (image.path / "new").mkdir()
+    (image.path / "new/report").write_text("x")
+    listed = json.loads((image.path / ".sealed.json").read_bytes()) | {"new/report": [1, "sha256:x"]}
+    (image.path / ".sealed.json").write_text(json.dumps(listed))
+    assert placed(entry, tmp_path, "h200")[1] is True
+    assert not (image.path / "new").exists()
+
+
+def test_place_is_tried_before_work_starts_and_nothing_is_left(entry, tmp_path):
+    check_place(tmp_path / "out", "mcore", "debian12", "h200")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for bad in (tmp_path / "file", tmp_path / "link"):
+        with pytest.raises(MachineError, match="cannot write"):
+            check_place(bad, "mcore", "debian12", "h200")
+    somewhere(tmp_path).write_text("mine")
+    with pytest.raises(ConfigurationError, match="would be lost"):
+        check_place(tmp_path / "out", "mcore", "debian12", "h200")
+    assert [item.name for item in (tmp_path / "out/images").iterdir()] == ["mcore-debian12-h200"]
+    placed(entry, tmp_path, "h100")
+    check_place(tmp_path / "out", "mcore", "debian12", "h100")
