@@ -107,6 +107,8 @@ def build_image(
     if there is None:
         locked_torch(site, lock.lock)  # where nobody has it, better say so before a minute goes into the base
     with held_base(selection, site, store, reporter, refresh=refresh_base) as base:
+        if "sqsh" in formats:
+            packing.check_base(base.record.config)
         environment = make_environment(selection, lock, base, site, store, reporter, wheels)
         key = image_key(selection, lock, base.digest, formats, wheels, allow, packing)
         parts = Parts(

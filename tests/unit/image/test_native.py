@@ -12,14 +12,16 @@ from unit.image.test_record import RECORD
 from envbuild.catalog.catalog import Catalog, Machine, Selection, definition_digest, select
 from envbuild.catalog.data import data_root
 from envbuild.catalog.site import Site
-from envbuild.core.errors import ConfigurationError, MachineError
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
 from envbuild.core.progress import SilentReporter
 from envbuild.image import bases, gzips, native
 from envbuild.image.bases import MadeBase, mmdebstrap
+from envbuild.image.docker import builder as docker_builder
+from envbuild.image.docker.job import Job
 from envbuild.image.environment.bench import VENV
 from envbuild.image.environment.making import MadeEnvironment
 from envbuild.image.native import build_image, image_key, run_config
-from envbuild.image.record import BaseRecord, EnvironmentRecord, LayerRecord, dump
+from envbuild.image.record import BaseConfig, BaseRecord, EnvironmentRecord, LayerRecord, dump
 from envbuild.image.squash import enroot, packing
 from envbuild.image.squash.compression import Compression
 from envbuild.image.squash.packing import Packing
@@ -59,9 +61,11 @@ def site(tmp_path):
     )
 
 
-def put_base(store):
+def put_base(store, config=BaseConfig()):  # noqa: B008 - it is frozen
     layer = LayerRecord(name="base", digest="d", diff_id=BASE_DIGEST, size_bytes=1, unpacked_bytes=1, entries=1)
-    record = BaseRecord(schema="envbuild.base/2", layers=(layer,), made_by="mmdebstrap 1.3.5", packages={})
+    record = BaseRecord(
+        schema="envbuild.base/2", layers=(layer,), made_by="mmdebstrap 1.3.5", config=config, packages={}
+    )
     store.get_or_build(
         bases.KIND, bases.base_key(SELECTION.base), lambda folder: put(folder / "record.json", dump(record))
     )
@@ -179,6 +183,33 @@ def test_missing_tool_is_named_before_work_starts(lock, store, site, monkeypatch
         build_image(SELECTION, lock, site, store, SilentReporter())
     assert "apt-get install mmdebstrap" in caught.value.fix
     assert not (store.root / "staging").exists()
+
+
+class WorkBeganError(Exception):
+    """The environment is being made."""
+
+
+@pytest.mark.parametrize("config", [BaseConfig(workdir='/a"$(id)"'), BaseConfig(volumes=("/a b",))])
+def test_base_that_no_sqsh_can_have_is_refused_before_the_environment_is_made(lock, store, site, monkeypatch, config):
+    def began(*_):
+        raise WorkBeganError
+
+    put_base(store, config)
+    monkeypatch.setattr(native, "check_tools", lambda *_, **__: None)
+    monkeypatch.setattr(packing, "find_tool", lambda *_: None)
+    monkeypatch.setattr(native, "make_environment", began)
+    monkeypatch.setattr(docker_builder, "snapshot", began)
+    job = Job(
+        selection=SELECTION, lock=lock, site=site, store=store, reporter=SilentReporter(), catalog=SELECTION.catalog
+    )
+    for builds in (
+        lambda formats: build_image(SELECTION, lock, site, store, SilentReporter(), formats=formats),
+        lambda formats: docker_builder.build_with_docker(job, None, "tag", formats=formats),
+    ):
+        with pytest.raises(CheckRefusedError, match=r"cannot go into a \.sqsh"):
+            builds(BOTH)
+        with pytest.raises(WorkBeganError):
+            builds(("oci",))
 
 
 def test_lock_for_another_definition_of_the_base_is_refused(lock, store, site):

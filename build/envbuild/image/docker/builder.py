@@ -62,6 +62,8 @@ def build_with_docker(job: Job, engine: Engine, tag: str, *, formats: Collection
         held_base(selection, job.site, store, job.reporter, refresh=job.refresh_base) as base,
         store.staging("docker-context") as staged,
     ):
+        if packing is not None:
+            packing.check_base(base.record.config)
         frozen = replace(job, lock=snapshot(job.lock, staged / "lock"))
         plan = plan_build(frozen, base, staged)
         key = _entry_key(plan, frozen, packing)

@@ -11,9 +11,9 @@ from envbuild.core.process import find_tool
 from envbuild.image.layers import Layer
 from envbuild.image.merging.blobs import LayerBlob
 from envbuild.image.oci import RunConfig
-from envbuild.image.record import SqshRecord
+from envbuild.image.record import BaseConfig, SqshRecord
 from envbuild.image.squash import compression as compressions
-from envbuild.image.squash import importing
+from envbuild.image.squash import enroot, importing
 from envbuild.image.squash.compression import Compression
 from envbuild.image.squash.pack import mksquashfs_version, write_sqsh
 
@@ -48,6 +48,15 @@ class Packing:
         find_tool("mksquashfs", "squashfs-tools")
         if self.builder == "enroot":
             importing.find_enroot()
+
+    @staticmethod
+    def check_base(config: BaseConfig) -> None:
+        """As soon as the base is known: what its images carry on must go into a .sqsh.
+
+        Raises:
+            CheckRefusedError: its working directory or a volume would be run or mounted.
+        """
+        enroot.check(RunConfig(workdir=config.workdir, volumes=config.volumes))
 
     def write(
         self,
