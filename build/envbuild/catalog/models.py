@@ -76,7 +76,9 @@ class Cluster(Model):
     summary: str
     launcher: Literal["bwrap"]
     sqsh_compression: tuple[Literal["zstd", "lz4", "lzo", "gzip"], ...] = Field(
-        default=(), description="what the nodes' squashfs tools can read, the best first; anything when left out"
+        default=(),
+        min_length=1,
+        description="what the nodes' squashfs tools can read, the best first; anything when left out",
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from envbuild.cli.command import Group, hands_over
 from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options, shown
 from envbuild.cli.images import COMMANDS
 from envbuild.cli.resolve import command as resolve
 from envbuild.core.digests import short
+from envbuild.core.errors import UsageError
 from envbuild.image.checks.rules import RULES
 from envbuild.image.docker.choosing import Asked, make_image
 from envbuild.image.docker.choosing import Builder as Maker
@@ -89,9 +91,10 @@ def command(
     """
     if hands_over(context):
         return
-    packing = Packing(compression=Compression.parse(sqsh_compression), builder=sqsh_builder)
+    _refuse_idle(context)
+    readable = session.catalog.cluster(cluster).sqsh_compression if cluster is not None else ()
+    packing = Packing(compression=Compression.parse(sqsh_compression), builder=sqsh_builder, readable=readable)
     if cluster is not None and "sqsh" in formats:
-        readable = session.catalog.cluster(cluster).sqsh_compression
         check_readable(packing.compression, readable, cluster)
     selection = session.select(stack, target, base)
     lock = find_lock(session.project, selection, name)
@@ -144,6 +147,31 @@ def command(
         },
         *lines,
     )
+
+
+def _refuse_idle(context: click.Context) -> None:
+    """Refuse options that the others leave nothing to do.
+
+    Raises:
+        UsageError: there is one.
+    """
+    asked = context.params
+    if "sqsh" not in asked["formats"]:
+        for name in ("sqsh_compression", "sqsh_builder"):
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"{option} does nothing without a .sqsh",
+                    why=f"Asked for is --format {','.join(asked['formats'])}.",
+                    fix=f"Add sqsh to --format, or leave {option} out.",
+                )
+    if asked["print_dockerfile"] and (asked["builder"] == "native" or asked["refresh_base"]):
+        other = "--builder native" if asked["builder"] == "native" else "--refresh-base"
+        raise UsageError(
+            f"--print-dockerfile does not go with {other}",
+            why="It prints what the docker builder would build; nothing is built, and no base is made.",
+            fix=f"Leave one of them out: --print-dockerfile or {other}.",
+        )
 
 
 for _command in (*COMMANDS, resolve):

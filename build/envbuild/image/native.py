@@ -200,11 +200,12 @@ def _find(
     allow: Collection[str],
     packing: Packing,
 ) -> BuiltImage | None:
-    """The finished image in the store; one with a .sqsh also serves who asks for none."""
+    """The finished image in the store; one with a .sqsh that the nodes can read also serves who asks for none."""
     base = find_base(selection.base, store)
     if base is None:
         return None
-    wanted = [("oci", "sqsh")] if "sqsh" in formats else [("oci", "sqsh"), ("oci",)]
+    wanted: list[tuple[str, ...]] = [("oci", "sqsh")] if packing.is_readable or "sqsh" in formats else []
+    wanted += [] if "sqsh" in formats else [("oci",)]
     for candidate in wanted:
         try:
             key = image_key(selection, lock, base.digest, candidate, wheels, allow, packing)

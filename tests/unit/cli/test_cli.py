@@ -314,6 +314,28 @@ def test_image_for_a_cluster_that_cannot_read_it_is_refused_at_once(project, cap
     assert "--sqsh-compression gzip" in told
 
 
+def test_cluster_that_can_read_nothing_is_refused(project, capsys):
+    cluster = project / "envs/clusters/old.toml"
+    cluster.parent.mkdir(parents=True)
+    cluster.write_text('summary = "old tools"\nlauncher = "bwrap"\nsqsh_compression = []\n')
+    assert run(["image", "--stack", "mcore", "--target", "cpu", "--cluster", "old", "--format", "oci"]) == 3
+    assert "sqsh_compression" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--format", "oci", "--sqsh-compression", "zstd"], "--sqsh-compression does nothing without a .sqsh"),
+        (["--format", "oci,docker", "--sqsh-builder", "native"], "--sqsh-builder does nothing without a .sqsh"),
+        (["--print-dockerfile", "--builder", "native"], "--print-dockerfile does not go with --builder native"),
+        (["--print-dockerfile", "--refresh-base"], "--print-dockerfile does not go with --refresh-base"),
+    ],
+)
+def test_image_options_that_would_do_nothing_are_refused(project, capsys, arguments, words):
+    assert run(["image", "--stack", "mcore", "--target", "cpu", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_out_dir_that_cannot_be_written_is_told_before_work_starts(project, capsys):
     make_lock(project / "lockfiles" / "mcore" / "debian12")
     (project / "file").write_text("")

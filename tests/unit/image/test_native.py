@@ -163,6 +163,18 @@ def test_image_with_sqsh_serves_who_wants_none(lock, store, site):
     assert build_image(SELECTION, lock, site, store, SilentReporter(), formats=("oci",)).path == entry.path
 
 
+def test_image_with_a_sqsh_that_nodes_cannot_read_serves_nobody(lock, store, site):
+    put_base(store)
+    both, alone = put_image(store, lock, BOTH), put_image(store, lock, ("oci",))
+
+    def found(*readable):
+        how = Packing(readable=readable)
+        return build_image(SELECTION, lock, site, store, SilentReporter(), formats=("oci",), packing=how).path
+
+    assert found() == found("gzip", "zstd") == both.path
+    assert found("gzip") == alone.path
+
+
 def test_image_without_sqsh_serves_on_a_machine_without_mksquashfs(lock, store, site, monkeypatch):
     put_base(store)
     entry = put_image(store, lock, ("oci",))

@@ -25,10 +25,20 @@ BUILDERS: tuple[Builder, ...] = ("native", "enroot")
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """How a .sqsh is made."""
+    """How a .sqsh is made.
+
+    Attributes:
+        readable: the compressions that the nodes can read that it is for; empty when nobody said.
+    """
 
     compression: Compression = compressions.DEFAULT
     builder: Builder = "native"
+    readable: tuple[str, ...] = ()
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether a .sqsh made in this way is one for the nodes."""
+        return not self.readable or self.compression.name in self.readable
 
     def key(self) -> tuple[str, ...]:
         """What belongs into the key of an image with such a .sqsh.
