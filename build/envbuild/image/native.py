@@ -39,6 +39,7 @@ from envbuild.image.reports import writing
 from envbuild.image.squash.packing import Packing
 from envbuild.image.surveys import survey as surveys
 from envbuild.image.surveys.keeping import KeptSurvey
+from envbuild.lock.place import lock_command
 from envbuild.lock.record import LockDirectory
 from envbuild.lock.torch_builds import locked_torch
 from envbuild.lock.uv import uv_version
@@ -186,8 +187,7 @@ def check_lock(selection: Selection, lock: LockDirectory) -> None:
         f"the lock in {lock.path} was not made for base {selection.base_name} as it is now",
         why=f"It is for {lock.lock.base.name} with definition {short(lock.lock.base.definition_digest)}; "
         f"{selection.base_name} now has {short(definition_digest(selection.base))}.",
-        fix=f"Lock again: envbuild lock --stack {selection.stack_name} --base {selection.base_name} "
-        f"--target {selection.target_name}",
+        fix=f"Lock again: {lock_command(lock)}",
     )
 
 

@@ -231,6 +231,14 @@ def test_lock_for_another_definition_of_the_base_is_refused(lock, store, site):
     assert "envbuild lock --stack mcore" in caught.value.fix
 
 
+def test_advice_for_a_lock_of_a_name_of_its_own_renews_that_one(lock):
+    other = lock.lock.base.model_copy(update={"definition_digest": "sha256:older"})
+    named = type(lock)(lock.path.parent / "lockfiles/mine/debian12", changed(lock, base=other).lock)
+    with pytest.raises(ConfigurationError) as caught:
+        native.check_lock(SELECTION, named)
+    assert "envbuild lock --stack mcore --base debian12 --name mine" in caught.value.fix
+
+
 # ---- a stack's variables
 
 
