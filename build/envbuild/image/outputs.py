@@ -14,7 +14,7 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree, write_atomic
 from envbuild.image.oci import INDEX_FILE, retagged
-from envbuild.image.placing import check_writable, refuse_extra, refuse_foreign
+from envbuild.image.placing import check_writable, make_readable, refuse_extra, refuse_foreign
 from envbuild.image.record import RECORD_FILE, ImageRecord, dump
 from envbuild.store.seals import ALWAYS_READ_BYTES, SEAL_FILE, seal_with
 
@@ -99,7 +99,7 @@ def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None
     """Put a store entry into ``out_dir``; returns it and whether anything had to be done.
 
     Files are hard links where the disk allows it, so an image is kept once, however many targets have it. Its tag and
-    the target in its record are those of the place.
+    the target in its record are those of the place. Everybody may read them, whatever the umask.
 
     Args:
         lock_name: see :func:`find_image`. The same image may be there under several.
@@ -123,11 +123,11 @@ def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None
         with machine_errors(path):
             staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new."))
         try:
-            staged.chmod(0o755)
             for source in _shared_files(entry, own):
                 link_or_copy(source, staged / source.relative_to(entry))
             for name, data in own.items():
                 write_atomic(staged / name, data)
+            make_readable(staged)
             replace_tree(staged, path)
         finally:
             remove_tree(staged)

@@ -1,10 +1,12 @@
-"""What may be replaced in an output directory, and whether one can be written: asked before anything is lost."""
+"""Output directories: what may be replaced in one, whether it can be written, and the modes of what is put there."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import stat
 import tempfile
 from pathlib import Path
 
@@ -90,6 +92,20 @@ def check_writable(path: Path) -> None:
         folder = folder.parent
     with machine_errors(path):
         Path(tempfile.mkdtemp(dir=folder, prefix=f".{path.name}.try.")).rmdir()
+
+
+def make_readable(folder: Path) -> None:
+    """Give a folder and what is in it the modes of files that everybody may read: 0755 and 0644.
+
+    Links into a store share their modes with it; those of a store of another account stay as they are.
+    """
+    with machine_errors(folder):
+        for inside, _, names in os.walk(folder):
+            Path(inside).chmod(0o755)
+            for file in (Path(inside, name) for name in names):
+                if stat.S_IMODE(file.stat().st_mode) != 0o644:
+                    with contextlib.suppress(PermissionError):
+                        file.chmod(0o644)
 
 
 def _is_own(name: str, own: set[str]) -> bool:

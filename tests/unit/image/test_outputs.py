@@ -1,6 +1,8 @@
 """Placed images: linked from the store, and one image for every target that has the same hardware."""
 
 import json
+import os
+import stat
 
 import pytest
 from unit.image.test_record import RECORD
@@ -12,6 +14,14 @@ from envbuild.image.oci import RunConfig, make_oci, write_layout
 from envbuild.image.outputs import check_place, find_image, place, verify
 from envbuild.image.record import RECORD_FILE, LayerRecord, dump
 from envbuild.store import seals
+
+
+@pytest.fixture
+def umask():
+    """Of an account that keeps its files to itself, from before the store entry is made."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture
@@ -177,3 +187,13 @@ def test_place_is_tried_before_work_starts_and_nothing_is_left(entry, tmp_path):
     assert [item.name for item in (tmp_path / "out/images").iterdir()] == ["mcore-debian12-h200"]
     placed(entry, tmp_path, "h100")
     check_place(tmp_path / "out", "mcore", "debian12", "h100")
+
+
+def test_modes_are_the_same_whatever_the_umask(umask, entry, tmp_path):
+    image, _ = placed(entry, tmp_path, "h200")
+    found = [image.path, *image.path.rglob("*")]
+    modes = {path.relative_to(image.path): stat.S_IMODE(path.stat().st_mode) for path in found}
+    assert modes == {path.relative_to(image.path): 0o755 if path.is_dir() else 0o644 for path in found}
+    assert len(modes) > 8
+    assert placed(entry, tmp_path, "h200")[1] is False
+    assert seals.broken(entry[0]) == ""
