@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from envbuild.core.errors import ConfigurationError
-from envbuild.core.files import machine_errors
+from envbuild.core.files import machine_errors, os_error
 from envbuild.image.record import RECORD_FILE
 from envbuild.image.reports.writing import CYCLONEDX_FILE, PROVENANCE_FILE, SPDX_FILE
 from envbuild.store.seals import SEAL_FILE
@@ -85,13 +85,15 @@ def check_writable(path: Path) -> None:
     Raises:
         MachineError: it cannot be made there.
     """
-    if (path / RECORD_FILE).is_file():
-        return
-    folder = path.parent
-    while not os.path.lexists(folder) and folder != folder.parent:
-        folder = folder.parent
-    with machine_errors(path):
+    try:
+        if (path / RECORD_FILE).is_file():
+            return
+        folder = path.parent
+        while not os.path.lexists(folder) and folder != folder.parent:
+            folder = folder.parent
         Path(tempfile.mkdtemp(dir=folder, prefix=f".{path.name}.try.")).rmdir()
+    except OSError as error:  # told of the place itself, not of what was tried
+        raise os_error(OSError(error.errno, error.strerror), path) from error
 
 
 def make_readable(folder: Path) -> None:

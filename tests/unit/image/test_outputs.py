@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from pathlib import Path
 
 import pytest
 from unit.image.test_record import RECORD
@@ -179,7 +180,7 @@ def test_place_is_tried_before_work_starts_and_nothing_is_left(entry, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for bad in (tmp_path / "file", tmp_path / "link"):
-        with pytest.raises(MachineError, match="cannot write"):
+        with pytest.raises(MachineError, match=f"cannot write {bad}/images/mcore-debian12-h200"):
             check_place(bad, "mcore", "debian12", "h200")
     somewhere(tmp_path).write_text("mine")
     with pytest.raises(ConfigurationError, match="would be lost"):
@@ -197,3 +198,14 @@ def test_modes_are_the_same_whatever_the_umask(umask, entry, tmp_path):
     assert len(modes) > 8
     assert placed(entry, tmp_path, "h200")[1] is False
     assert seals.broken(entry[0]) == ""
+
+
+def test_out_dir_that_this_account_may_not_enter_is_told(tmp_path, monkeypatch):
+    """The kernel's refusal is injected: root may enter everything."""
+
+    def refused(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    with pytest.raises(MachineError, match="no permission to write"):
+        check_place(tmp_path / "out", "mcore", "debian12", "h200")
