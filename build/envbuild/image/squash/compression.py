@@ -55,7 +55,7 @@ class Compression:
             return "-comp", "lzo", "-Xalgorithm", "lzo1x_1_15"  # the fast one, which has no levels
         if self.name == "lz4":
             return "-comp", "lz4"
-        default = {"zstd": 3, "gzip": 6, "lzo": 8}[self.name]
+        default = {"zstd": 1, "gzip": 6, "lzo": 8}[self.name]
         return "-comp", self.name, "-Xcompression-level", str(level or default)
 
 

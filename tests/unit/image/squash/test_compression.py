@@ -9,7 +9,7 @@ from envbuild.image.squash.compression import DEFAULT, NAMES, Compression, check
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("zstd", "-comp zstd -Xcompression-level 3"),
+        ("zstd", "-comp zstd -Xcompression-level 1"),
         ("zstd:22", "-comp zstd -Xcompression-level 22"),
         ("gzip", "-comp gzip -Xcompression-level 6"),
         ("gzip:9", "-comp gzip -Xcompression-level 9"),
