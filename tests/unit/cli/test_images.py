@@ -71,3 +71,27 @@ def test_layout_is_inspected(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["kind"], found["platform"], found["configuration"]["labels"]) == ("layout", "linux/amd64", {"a": "b"})
     assert [item["files"] for item in found["layers"]] == [1]
+
+
+def blob_of(folder):
+    return max(path for path in (folder / "oci/blobs/sha256").iterdir() if path.read_bytes()[:2] == b"\x1f\x8b")
+
+
+def cut(content):
+    return content[:-20]
+
+
+def turned(content):
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+@pytest.mark.parametrize(("damage", "words"), [(cut, "the blob has"), (turned, "The digest of the blob should be")])
+@pytest.mark.parametrize("command", [["inspect"], ["diff", "one/oci"]])
+def test_a_blob_is_held_to_its_digest_also_where_its_survey_is_kept(tmp_path, capsys, damage, words, command):
+    layout(tmp_path / "one", b"1")
+    two = layout(tmp_path / "two", b"1")
+    assert run(["image", *command, two]) == 0
+    blob = blob_of(tmp_path / "two")
+    blob.write_bytes(damage(blob.read_bytes()))
+    assert run(["image", *command, two]) == 5
+    assert words in capsys.readouterr().err

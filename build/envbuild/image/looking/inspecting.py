@@ -59,7 +59,7 @@ def inspect_image(image: OpenedImage, places: tuple[str, ...], store: LocalStore
     surveys = []
     for number, layer in enumerate(image.layers, start=1):
         name = layer.name or f"{number} of {len(image.layers)}"
-        surveys.append(keep_survey(name, layer.digest, layer.members, places, store, reporter))
+        surveys.append(keep_survey(name, layer.digest, layer.members, places, store, reporter, layer.check))
     return Inspected(image=image, surveys=tuple(surveys))
 
 

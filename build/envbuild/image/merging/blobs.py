@@ -92,6 +92,29 @@ def open_blob(blob: LayerBlob) -> Generator[bytes]:
         raise refused(blob.title, refusal) from refusal
 
 
+def check_blob(blob: LayerBlob) -> None:
+    """Compare a blob with what is known about it, without unpacking it: for who knows what is in it.
+
+    Raises:
+        CheckRefusedError: unknown media type, wrong size or digest.
+        MachineError: the file cannot be read.
+    """
+    try:
+        _check_known(blob)
+        if blob.digest is not None:
+            found = hashlib.sha256()
+            for _ in _raw(blob.file, found.update):
+                pass
+            _compare(found.hexdigest(), blob.digest, "blob")
+    except Refusal as refusal:
+        raise refused(blob.title, refusal) from refusal
+
+
+def _compare(hexdigest: str, stated: str, name: str) -> None:
+    if (found := f"sha256:{hexdigest}") != stated:
+        raise Refusal("", f"The digest of the {name} should be {stated} and is {found}.", _AGAIN)
+
+
 def _check_known(blob: LayerBlob) -> None:
     if blob.media_type is not None and blob.media_type not in MEDIA_TYPES:
         raise Refusal(
@@ -122,8 +145,8 @@ def _checked(blob: LayerBlob) -> Iterator[bytes]:
             plain.update(chunk)
         yield chunk
     for hashed, stated, name in ((packed, blob.digest, "blob"), (plain, blob.diff_id, "tar in it")):
-        if hashed and (found := f"sha256:{hashed.hexdigest()}") != stated:
-            raise Refusal("", f"The digest of the {name} should be {stated} and is {found}.", _AGAIN)
+        if hashed and stated:
+            _compare(hashed.hexdigest(), stated, name)
 
 
 def _raw(file: Path, seen: Callable[[bytes], None] | None) -> Iterator[bytes]:

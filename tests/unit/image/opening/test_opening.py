@@ -52,11 +52,11 @@ def archive(made, tmp_path, **options):
     return path
 
 
-def docker_archive(made, tmp_path, images=1):
+def docker_archive(made, tmp_path, images=1, **more):
     (blob,) = [
         path for path in (made / "oci/blobs/sha256").iterdir() if path.read_bytes()[:2] == b"\x1f\x8b"
     ]  # fmt: skip
-    config = {"os": "linux", "architecture": "amd64", "config": {"Env": ["PATH=/bin"]}}
+    config = {"os": "linux", "architecture": "amd64", "config": {"Env": ["PATH=/bin"]}, **more}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "manifest.json").write_text(json.dumps([{"Config": "config.json", "Layers": ["x/layer.tar"]}] * images))
     path = tmp_path / "docker.tar"
@@ -191,6 +191,18 @@ def test_archive_of_several_images(made, tmp_path, scratch):
     with pytest.raises(CheckRefusedError) as caught:
         open_image(str(docker_archive(made, tmp_path, images=2)), scratch)
     assert "lists 2 images" in caught.value.why
+
+
+def test_layers_of_docker_save_are_held_to_the_configuration(made, tmp_path, scratch):
+    for diff_id, refused in (("sha256:" + "0" * 64, True), (None, False)):
+        path = docker_archive(made, tmp_path, rootfs={"diff_ids": [diff_id] if diff_id else "none"})
+        image = open_image(str(path), scratch)
+        if refused:
+            with pytest.raises(CheckRefusedError) as caught:
+                names(image)
+            assert "digest of the tar in it" in caught.value.why
+        else:
+            assert names(image) == ["etc/x=content"]
 
 
 def test_index_in_an_index_is_followed_and_attestations_are_passed_over(made, scratch):
