@@ -18,13 +18,14 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def layout(folder, content, **labels):
+def layout(folder, content, name="base", **labels):
     folder.mkdir()
     blob = layer(folder, file("etc/x", content))
     record = LayerRecord(
         name="base", digest=sha256_file(blob.file), diff_id="sha256:d", size_bytes=blob.file.stat().st_size,
         unpacked_bytes=1, entries=1,
     )  # fmt: skip
+    record = record.model_copy(update={"name": name})
     image = make_oci(RunConfig(labels=tuple(labels.items())), "linux/amd64", [record], 0)
     write_layout(folder / "oci", image, [Layer(record, blob.file)], tag="t")
     return str(folder / "oci")
@@ -95,3 +96,18 @@ def test_a_blob_is_held_to_its_digest_also_where_its_survey_is_kept(tmp_path, ca
     blob.write_bytes(damage(blob.read_bytes()))
     assert run(["image", *command, two]) == 5
     assert words in capsys.readouterr().err
+
+
+def test_texts_of_an_image_do_not_reach_the_terminal_raw(tmp_path, capsys):
+    one = layout(tmp_path / "one", b"1", name="RUN \x1b]0;owned\x07", a="b")
+    two = layout(tmp_path / "two", b"2", name="RUN \x1b]0;owned\x07", a="\x1b[2J\x9b\nlabels:")
+    for command in (["inspect", two], ["inspect", two], ["diff", one, two]):
+        assert run(["image", *command]) == 0
+        shown, told = capsys.readouterr()
+        assert "\\x1b[2J\\x9b\\nlabels:" in shown
+        assert "\x1b" not in shown + told
+    assert run(["image", "inspect", one + ":\x1b[2J"]) == 5
+    index = tmp_path / "one/oci/index.json"
+    index.write_text(index.read_text().replace('"t"', '"\\u001b[2J"'))
+    assert run(["image", "inspect", one + ":none"]) == 5
+    assert "in it are: \\x1b[2J" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from typing import Any
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.merging.blobs import LayerBlob, check_blob
+from envbuild.image.merging.members import printable
 from envbuild.image.merging.single import members_of
 from envbuild.image.record import ImageRecord
 from envbuild.image.surveys.keeping import Members
@@ -94,7 +95,8 @@ def not_an_image(source: str | Path, why: str) -> CheckRefusedError:
     """The error for what cannot be read as an image."""
     return CheckRefusedError(
         f"{source} is no image that can be read",
-        why=why,
+        # It may name what the image holds; what a tool said has several lines.
+        why="\n".join(map(printable, why.split("\n"))),
         fix="Name a folder of out/images, an OCI layout (FOLDER or FOLDER:TAG), an archive of `docker save` or "
         "`skopeo copy`, or a .sqsh file. If it is one, it is damaged: copy or build it again.",
     )

@@ -12,7 +12,7 @@ from envbuild.core.files import write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.image.layers import Layer
 from envbuild.image.merging.blobs import LayerBlob
-from envbuild.image.merging.members import Member
+from envbuild.image.merging.members import Member, printable
 from envbuild.image.merging.single import members_of
 from envbuild.image.merging.stream import Content
 from envbuild.image.surveys.survey import FORMAT, Survey, survey
@@ -79,14 +79,14 @@ def keep_survey(
 
     def build(folder: Path) -> None:
         nonlocal was_read
-        with reporter.step(f"read layer {name}"):
+        with reporter.step(f"read layer {printable(name)}"):
             found = survey(members(), folder / LISTING_FILE, places, folder.parent)
         write_atomic(folder / SURVEY_FILE, found.model_dump_json(indent=1) + "\n")
         was_read = True
 
     entry = store.get_or_build(KIND, key, build)
     if check and not was_read:
-        with reporter.step(f"check layer {name}"):
+        with reporter.step(f"check layer {printable(name)}"):
             check()
     found = Survey.model_validate_json((entry.path / SURVEY_FILE).read_bytes())
     return KeptSurvey(name=name, digest=digest, survey=found, listing=entry.path / LISTING_FILE)
