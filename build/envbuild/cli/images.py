@@ -42,7 +42,7 @@ def inspect_command(
             why="Both IMAGE and --stack were named." if image else "Neither IMAGE nor --stack was named.",
             fix="Name one: envbuild image inspect out/images/NAME, or envbuild image inspect --stack S --target T",
         )
-    named = image or _built(session, stack or "", base, target, out_dir)
+    named = image if image is not None else _built(session, stack or "", base, target, out_dir)
     with session.store.staging("inspect") as scratch:
         opened = open_image(named, scratch)
         found = inspect_image(opened, places_of(session.store), session.store, session.reporter)

@@ -52,6 +52,13 @@ def test_image_that_is_not_there(capsys):
     assert "there is no image nothing" in capsys.readouterr().err
 
 
+def test_an_empty_name(capsys):
+    assert run(["image", "inspect", ""]) == 3
+    told = capsys.readouterr().err
+    assert "there is no image ''" in told
+    assert "The name is empty" in told
+
+
 def test_difference_is_a_result_and_an_exit_code_when_asked(tmp_path, capsys):
     one, two = layout(tmp_path / "one", b"1", a="b"), layout(tmp_path / "two", b"2", a="c")
     assert run(["image", "diff", one, two, "--json", "--files", "--quiet"]) == 0

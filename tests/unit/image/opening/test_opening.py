@@ -1,6 +1,7 @@
 """Images are opened whatever they lie in; what is none is refused with what is wrong."""
 
 import json
+import os
 import shutil
 import tarfile
 
@@ -9,7 +10,7 @@ from helpers.layer_tars import file, layer
 from unit.image.test_record import RECORD
 
 from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
-from envbuild.core.errors import CheckRefusedError, ConfigurationError
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
 from envbuild.image.layers import Layer
 from envbuild.image.merging.members import Member
 from envbuild.image.oci import RunConfig, make_oci, write_layout
@@ -110,6 +111,29 @@ def test_nothing_there(name, scratch, tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError) as caught:
         open_image(name, scratch)
     assert "does not exist" in caught.value.why
+
+
+@pytest.mark.parametrize("name", ["", ":tag"])
+def test_an_empty_name_is_not_the_current_folder(name, made, scratch, monkeypatch):
+    monkeypatch.chdir(made)
+    with pytest.raises(ConfigurationError) as caught:
+        open_image(name, scratch)
+    assert caught.value.why == "The name is empty."
+
+
+def test_a_name_that_no_file_can_have(scratch):
+    with pytest.raises(MachineError):
+        open_image("x" * 300, scratch)
+
+
+@pytest.mark.parametrize("tag", ["", ":tag"])
+def test_what_could_be_read_for_ever_is_not_opened(tag, tmp_path, scratch):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name in (str(tmp_path / "fifo"), str(tmp_path / "link"), "/dev/null"):
+        with pytest.raises(CheckRefusedError) as caught:
+            open_image(name + tag, scratch)
+        assert "neither a directory nor a regular file" in caught.value.why
 
 
 def change_index(made, **fields):
