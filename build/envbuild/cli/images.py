@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -71,7 +72,11 @@ def diff_command(
     Both are named as for `image inspect`.
     """
     if times and not files:
-        raise UsageError("--times belongs to --files")
+        raise UsageError(
+            "--times belongs to --files",
+            why="Times are compared file by file, which is not done without --files.",
+            fix=f"Add --files: {shlex.join(['envbuild', 'image', 'diff', old, new, '--files', '--times'])}",
+        )
     with session.store.staging("diff") as scratch:
         opened = [open_image(named, _folder(scratch, name)) for named, name in ((old, "old"), (new, "new"))]
         places = places_of(session.store)

@@ -39,6 +39,7 @@ def layout(folder, content, name="base", **labels):
         (["image", "--stack", "s", "inspect", "x"], "options of `image inspect` come after its name"),
         (["image", "diff", "x"], "NEW"),
         (["image", "diff", "x", "y", "--times"], "--times belongs to --files"),
+        (["image", "diff", "x", "y", "--times"], "envbuild image diff x y --files --times"),
         (["image", "inspct"], "inspct"),
     ],
 )

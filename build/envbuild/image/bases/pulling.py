@@ -147,13 +147,16 @@ def _blob(file: Path, descriptor: Descriptor) -> LayerBlob:
     )
 
 
-def content_of(file: Path, descriptor: Descriptor | None = None) -> LayerContent:
+def content_of(file: Path, descriptor: Descriptor | None = None, called: str = "") -> LayerContent:
     """Read a layer whole: its members are well-formed, and its size, digest and packing are those that are stated.
+
+    Args:
+        called: what errors call it, where it has no descriptor.
 
     Raises:
         CheckRefusedError: they are not.
     """
-    blob = _blob(file, descriptor) if descriptor else LayerBlob(file=file)
+    blob = _blob(file, descriptor) if descriptor else LayerBlob(file=file, called=called)
     plain, count = hashlib.sha256(), 0
 
     def seen() -> Iterator[bytes]:

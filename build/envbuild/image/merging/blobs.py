@@ -55,11 +55,13 @@ class LayerBlob:
     diff_id: str | None = None
     media_type: str | None = None
     unpacked_bytes: int | None = None
+    # What errors call it, where neither its digest nor its file says anything to people.
+    called: str = ""
 
     @property
     def title(self) -> str:
         """How errors call it."""
-        return f"layer {self.digest or self.file}"
+        return self.called or f"layer {self.digest or self.file}"
 
     @property
     def limit_bytes(self) -> int:
