@@ -4,18 +4,17 @@ import gzip
 import json
 
 import pytest
-from helpers.layer_tars import device, file, tar_of
+from helpers.layer_tars import file, tar_of
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.bases.sources import choose_tagged
 from envbuild.image.bases.tarred import docker_archive, rootfs
 
 PLATFORM = "linux/amd64"
-HOSTILE = tar_of([device("srv/null")])
 HALF = tar_of([file("a", bytes(5000))])[:3000]
 
 
-def saved(tmp_path, images, layer=HOSTILE, diff_id="sha256:" + "0" * 64):
+def saved(tmp_path, images, layer=HALF, diff_id="sha256:" + "0" * 64):
     config = {"os": "linux", "architecture": "amd64", "config": {}, "rootfs": {"diff_ids": [diff_id]}}
     path = tmp_path / "saved.tar"
     documents = {"manifest.json": images, "config.json": config}
@@ -31,7 +30,11 @@ def staging(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("content", [HALF, gzip.compress(HALF), b"<html>" * 200, gzip.compress(HALF)[:50]])
+@pytest.mark.parametrize(
+    "content",
+    [HALF, gzip.compress(HALF, mtime=0), b"<html>" * 200, gzip.compress(HALF, mtime=0)[:50]],
+    ids=["cut", "cut, then gzipped", "no tar", "cut gzip"],
+)
 def test_a_root_file_system_is_called_by_its_tar(tmp_path, staging, content):
     path = tmp_path / "rootfs.tar"
     path.write_bytes(content)
@@ -41,7 +44,9 @@ def test_a_root_file_system_is_called_by_its_tar(tmp_path, staging, content):
     assert str(staging) not in f"{caught.value.what}{caught.value.why}{caught.value.fix}"
 
 
-@pytest.mark.parametrize(("layer", "words"), [(HALF, "is refused"), (tar_of([file("a")]), "as a base")])
+@pytest.mark.parametrize(
+    ("layer", "words"), [(HALF, "is refused"), (tar_of([file("a")]), "as a base")], ids=["cut", "another"]
+)
 def test_a_layer_of_docker_save_is_called_by_its_archive(tmp_path, staging, layer, words):
     path = saved(tmp_path, [{"Config": "config.json", "Layers": ["x/layer.tar"]}], layer)
     with pytest.raises(CheckRefusedError, match=words) as caught:

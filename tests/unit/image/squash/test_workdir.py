@@ -27,7 +27,9 @@ ITEMS = [
 
 
 def stream(tmp_path, workdir, *upper):
-    write_stream(io.BytesIO(), [layer(tmp_path, *ITEMS), layer(tmp_path, *upper)], {"etc/rc": b"x"}, workdir, 0)
+    sink = io.BytesIO()
+    write_stream(sink, [layer(tmp_path, *ITEMS), layer(tmp_path, *upper)], {"etc/rc": b"x"}, workdir, 0)
+    return sink.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,7 @@ def stream(tmp_path, workdir, *upper):
      "/mounted", "/dev/shm"],
 )  # fmt: skip
 def test_working_directories_that_are_there_or_can_be_made(tmp_path, workdir):
-    stream(tmp_path, workdir)
+    assert stream(tmp_path, workdir).endswith(bytes(1024))
 
 
 @pytest.mark.parametrize(
