@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -42,7 +43,7 @@ def inspect_command(
             why="Both IMAGE and --stack were named." if image else "Neither IMAGE nor --stack was named.",
             fix="Name one: envbuild image inspect out/images/NAME, or envbuild image inspect --stack S --target T",
         )
-    named = image or _built(session, stack or "", base, target, out_dir)
+    named = image if image is not None else _built(session, stack or "", base, target, out_dir)
     with session.store.staging("inspect") as scratch:
         opened = open_image(named, scratch)
         found = inspect_image(opened, places_of(session.store), session.store, session.reporter)
@@ -71,7 +72,11 @@ def diff_command(
     Both are named as for `image inspect`.
     """
     if times and not files:
-        raise UsageError("--times belongs to --files")
+        raise UsageError(
+            "--times belongs to --files",
+            why="Times are compared file by file, which is not done without --files.",
+            fix=f"Add --files: {shlex.join(['envbuild', 'image', 'diff', old, new, '--files', '--times'])}",
+        )
     with session.store.staging("diff") as scratch:
         opened = [open_image(named, _folder(scratch, name)) for named, name in ((old, "old"), (new, "new"))]
         places = places_of(session.store)

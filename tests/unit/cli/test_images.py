@@ -18,13 +18,14 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def layout(folder, content, **labels):
+def layout(folder, content, name="base", **labels):
     folder.mkdir()
     blob = layer(folder, file("etc/x", content))
     record = LayerRecord(
         name="base", digest=sha256_file(blob.file), diff_id="sha256:d", size_bytes=blob.file.stat().st_size,
         unpacked_bytes=1, entries=1,
     )  # fmt: skip
+    record = record.model_copy(update={"name": name})
     image = make_oci(RunConfig(labels=tuple(labels.items())), "linux/amd64", [record], 0)
     write_layout(folder / "oci", image, [Layer(record, blob.file)], tag="t")
     return str(folder / "oci")
@@ -38,6 +39,7 @@ def layout(folder, content, **labels):
         (["image", "--stack", "s", "inspect", "x"], "options of `image inspect` come after its name"),
         (["image", "diff", "x"], "NEW"),
         (["image", "diff", "x", "y", "--times"], "--times belongs to --files"),
+        (["image", "diff", "x", "y", "--times"], "envbuild image diff x y --files --times"),
         (["image", "inspct"], "inspct"),
     ],
 )
@@ -49,6 +51,13 @@ def test_wrong_command_line(arguments, words, capsys):
 def test_image_that_is_not_there(capsys):
     assert run(["image", "inspect", "nothing"]) == 3
     assert "there is no image nothing" in capsys.readouterr().err
+
+
+def test_an_empty_name(capsys):
+    assert run(["image", "inspect", ""]) == 3
+    told = capsys.readouterr().err
+    assert "there is no image ''" in told
+    assert "The name is empty" in told
 
 
 def test_difference_is_a_result_and_an_exit_code_when_asked(tmp_path, capsys):
@@ -71,3 +80,42 @@ def test_layout_is_inspected(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["kind"], found["platform"], found["configuration"]["labels"]) == ("layout", "linux/amd64", {"a": "b"})
     assert [item["files"] for item in found["layers"]] == [1]
+
+
+def blob_of(folder):
+    return max(path for path in (folder / "oci/blobs/sha256").iterdir() if path.read_bytes()[:2] == b"\x1f\x8b")
+
+
+def cut(content):
+    return content[:-20]
+
+
+def turned(content):
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+@pytest.mark.parametrize(("damage", "words"), [(cut, "the blob has"), (turned, "The digest of the blob should be")])
+@pytest.mark.parametrize("command", [["inspect"], ["diff", "one/oci"]])
+def test_a_blob_is_held_to_its_digest_also_where_its_survey_is_kept(tmp_path, capsys, damage, words, command):
+    layout(tmp_path / "one", b"1")
+    two = layout(tmp_path / "two", b"1")
+    assert run(["image", *command, two]) == 0
+    blob = blob_of(tmp_path / "two")
+    blob.write_bytes(damage(blob.read_bytes()))
+    assert run(["image", *command, two]) == 5
+    assert words in capsys.readouterr().err
+
+
+def test_texts_of_an_image_do_not_reach_the_terminal_raw(tmp_path, capsys):
+    one = layout(tmp_path / "one", b"1", name="RUN \x1b]0;owned\x07", a="b")
+    two = layout(tmp_path / "two", b"2", name="RUN \x1b]0;owned\x07", a="\x1b[2J\x9b\nlabels:")
+    for command in (["inspect", two], ["inspect", two], ["diff", one, two]):
+        assert run(["image", *command]) == 0
+        shown, told = capsys.readouterr()
+        assert "\\x1b[2J\\x9b\\nlabels:" in shown
+        assert "\x1b" not in shown + told
+    assert run(["image", "inspect", one + ":\x1b[2J"]) == 5
+    index = tmp_path / "one/oci/index.json"
+    index.write_text(index.read_text().replace('"t"', '"\\u001b[2J"'))
+    assert run(["image", "inspect", one + ":none"]) == 5
+    assert "in it are: \\x1b[2J" in capsys.readouterr().err

@@ -7,6 +7,7 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from envbuild.core.errors import CheckRefusedError
+from envbuild.image.merging.members import printable
 from envbuild.image.record import BaseConfig
 
 M = TypeVar("M", bound=BaseModel)
@@ -119,7 +120,7 @@ def read(raw: bytes, model: type[M], name: str) -> M:
 def refused(name: str, why: str, fix: str = "") -> CheckRefusedError:
     """The error for an image that no base can be."""
     fix = fix or "Use another image, or write it anew with a tool that keeps to the OCI image specification (skopeo)."
-    return CheckRefusedError(f"{name} is refused as a base", why=why, fix=fix)
+    return CheckRefusedError(f"{name} is refused as a base", why=printable(why), fix=fix)
 
 
 def choose(index: Index, platform: str, name: str) -> Descriptor:

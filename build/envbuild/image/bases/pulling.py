@@ -28,7 +28,7 @@ from envbuild.image.bases.documents import (
 from envbuild.image.bases.sources import Source
 from envbuild.image.layers import Layer
 from envbuild.image.merging import members
-from envbuild.image.merging.blobs import LayerBlob, open_blob
+from envbuild.image.merging.blobs import LayerBlob, check_media_type, open_blob
 from envbuild.image.merging.members import Refusal
 from envbuild.image.merging.reading import read_tar
 from envbuild.image.record import RECORD_FILE, BaseConfig, LayerRecord, dump, load
@@ -136,20 +136,27 @@ def _keep(source: Source, descriptor: Descriptor, store: LocalStore) -> tuple[Pa
         write_atomic(folder / RECORD_FILE, dump(content_of(file, descriptor)))
 
     entry = store.get_or_build(KIND, descriptor.digest, fetch)
+    # Kept by its digest: another image may have it under another media type.
+    check_media_type(_blob(entry.path / BLOB, descriptor))
     return entry.path / BLOB, load(entry.path / RECORD_FILE, LayerContent)
 
 
-def content_of(file: Path, descriptor: Descriptor | None = None) -> LayerContent:
-    """Read a layer whole: its members are well-formed, and its size and digest are those that are stated.
+def _blob(file: Path, descriptor: Descriptor) -> LayerBlob:
+    return LayerBlob(
+        file=file, digest=descriptor.digest, size_bytes=descriptor.size_bytes, media_type=descriptor.media_type
+    )
+
+
+def content_of(file: Path, descriptor: Descriptor | None = None, called: str = "") -> LayerContent:
+    """Read a layer whole: its members are well-formed, and its size, digest and packing are those that are stated.
+
+    Args:
+        called: what errors call it, where it has no descriptor.
 
     Raises:
         CheckRefusedError: they are not.
     """
-    blob = LayerBlob(
-        file=file,
-        digest=descriptor.digest if descriptor else None,
-        size_bytes=descriptor.size_bytes if descriptor else None,
-    )
+    blob = _blob(file, descriptor) if descriptor else LayerBlob(file=file, called=called)
     plain, count = hashlib.sha256(), 0
 
     def seen() -> Iterator[bytes]:

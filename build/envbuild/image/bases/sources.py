@@ -15,6 +15,7 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.image.bases.documents import DOCUMENT_BYTES, INDEX_TYPES, MANIFEST_TYPES, Descriptor, Index, read, refused
+from envbuild.image.merging.members import printable
 from envbuild.image.oci import INDEX_FILE, REF_NAME
 from envbuild.image.tars import damage_refused
 from envbuild.store.address import parse_address
@@ -205,14 +206,16 @@ def _blob_name(digest: str) -> str:
 def choose_tagged(raw: bytes, tag: str | None, name: str) -> str:
     """The digest of the image with a tag in a layout's index, or of the only one."""
     index = read(raw, Index, name)
+    if not index.manifests:
+        raise refused(name, f"Its {INDEX_FILE} lists no image.")
     tags = [(entry.annotations.get(REF_NAME, ""), entry.digest) for entry in index.manifests]
     found = {digest for known, digest in tags if tag in (None, known)}
     if len(found) == 1:
         return found.pop()
-    known = ", ".join(sorted(known or "(without a tag)" for known, _ in tags)) or "nothing"
+    known = ", ".join(sorted(known or "(without a tag)" for known, _ in tags))
     why = "It has no image with this tag" if not found else "It has several images"
     raise CheckRefusedError(
         f"{name} does not say which image the base is",
-        why=f"{why}; tags in it: {known}.",
+        why=printable(f"{why}; tags in it: {known}."),
         fix='Name one of them under [obtain] of the base: tag = "..."',
     )

@@ -36,7 +36,7 @@ def rootfs(file: Path, folder: Path) -> list[Layer]:
     Raises:
         CheckRefusedError: it is no tar.
     """
-    return [_layer(file, folder / "1", "base")]
+    return [_layer(file, folder / "1", "base", f"the tar {file}")]
 
 
 def docker_archive(file: Path, tag: str | None, platform: str, folder: Path) -> tuple[list[Layer], BaseConfig]:
@@ -58,7 +58,8 @@ def docker_archive(file: Path, tag: str | None, platform: str, folder: Path) -> 
             plain = folder / f"{number}.tar"
             archive.copy(member, plain)
             name = f"base-{number}" if len(diff_ids) > 1 else "base"
-            layers.append(_layer(plain, folder / f"{number}", name, archive.name, diff_id))
+            called = f"layer {name} of {archive.name}"
+            layers.append(_layer(plain, folder / f"{number}", name, called, diff_id))
             plain.unlink()
         return layers, base_config(configuration, archive.name)
 
@@ -68,6 +69,8 @@ def _choose(archive: ArchiveSource, tag: str | None) -> _Saved:
         images = _MANIFEST.validate_json(archive.read("manifest.json"))
     except ValidationError as error:
         raise refused(archive.name, "Its manifest.json is none of docker save.") from error
+    if not images:
+        raise refused(archive.name, "Its manifest.json lists no image.", "Write it anew: docker save IMAGE.")
     found = [image for image in images if tag is None or tag in (image.tags or ())]
     if len(found) != 1:
         known = ", ".join(sorted(name for image in images for name in image.tags or ("(without a tag)",)))
@@ -76,20 +79,24 @@ def _choose(archive: ArchiveSource, tag: str | None) -> _Saved:
     return found[0]
 
 
-def _layer(file: Path, to: Path, name: str, archive: str = "", diff_id: str = "") -> Layer:
-    """A tar as a layer that is gzipped: a copy if it is so already."""
+def _layer(file: Path, to: Path, name: str, called: str, diff_id: str = "") -> Layer:
+    """A tar as a layer that is gzipped: a copy if it is so already.
+
+    Args:
+        called: what errors call it: neither file need be one that people know.
+    """
     with machine_errors(to):
         with file.open("rb") as stream:
             is_gzip = stream.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         if is_gzip:
             shutil.copyfile(file, to)
     if not is_gzip:
-        with contextlib.closing(open_blob(LayerBlob(file=file))) as pieces, GzipWriter(to) as writer:
+        with contextlib.closing(open_blob(LayerBlob(file=file, called=called))) as pieces, GzipWriter(to) as writer:
             for piece in pieces:
                 writer.write(piece)
-    content = content_of(to)
+    content = content_of(to, called=called)
     if diff_id and content.diff_id != diff_id:
-        raise refused(archive, f"The tar of its layer {name} is {content.diff_id}; its configuration states {diff_id}.")
+        raise refused(called, f"Its tar is {content.diff_id}; the archive's configuration states {diff_id}.")
     record = LayerRecord(
         name=name,
         digest=sha256_file(to),

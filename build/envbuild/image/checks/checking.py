@@ -8,6 +8,7 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import Reporter
 from envbuild.image.checks.finding import Finding
 from envbuild.image.checks.rules import RULES, Facts
+from envbuild.image.merging.members import printable
 from envbuild.image.record import CheckRecord
 
 # Raised when the same image would be judged otherwise.
@@ -44,7 +45,8 @@ def check_image(facts: Facts, allow: Collection[str], reporter: Reporter) -> dic
 
 
 def _lines(items: list[Finding]) -> list[str]:
-    lines = [f"{item.code}: {item.text}" + (" (in the base)" if item.of_base else "") for item in items]
+    # Names in layers are whatever somebody wrote.
+    lines = [f"{item.code}: {printable(item.text)}" + (" (in the base)" if item.of_base else "") for item in items]
     return lines if len(lines) <= TOLD else [*lines[:TOLD], f"and {len(lines) - TOLD} more"]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from envbuild.core.digests import Json
 from envbuild.image.looking.inspecting import Inspected, configuration, megabytes
+from envbuild.image.merging.members import printable
 
 ONE_OF = {"environment": "variable", "labels": "label"}
 
@@ -25,7 +26,7 @@ class Change:
 
     def line(self) -> str:
         """For people."""
-        return f"{self.name}: {_shown(self.old)} -> {_shown(self.new)}"
+        return printable(f"{self.name}: {_shown(self.old)} -> {_shown(self.new)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from envbuild.core.digests import Json
 from envbuild.core.files import machine_errors
-from envbuild.image.merging.members import Kind, Member
+from envbuild.image.merging.members import Kind, Member, printable
 from envbuild.image.merging.merge import merged
 from envbuild.image.merging.stream import Content
 from envbuild.image.opening.model import OpenedImage
@@ -149,8 +149,3 @@ def _differences(base: sqlite3.Connection, *, times: bool) -> Iterator[FileDiffe
 
 def _text(value: object) -> str:
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
-
-
-def printable(path: str) -> str:
-    """A path as it can be shown: what is no text is escaped."""
-    return path if path.isprintable() else path.encode("unicode_escape", "backslashreplace").decode("ascii")

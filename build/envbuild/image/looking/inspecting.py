@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.core.digests import Json, short
 from envbuild.core.progress import Reporter
+from envbuild.image.merging.members import printable
 from envbuild.image.opening.model import OpenedImage
 from envbuild.image.surveys.keeping import KeptSurvey, keep_survey
 from envbuild.store.local import LocalStore
@@ -59,7 +60,7 @@ def inspect_image(image: OpenedImage, places: tuple[str, ...], store: LocalStore
     surveys = []
     for number, layer in enumerate(image.layers, start=1):
         name = layer.name or f"{number} of {len(image.layers)}"
-        surveys.append(keep_survey(name, layer.digest, layer.members, places, store, reporter))
+        surveys.append(keep_survey(name, layer.digest, layer.members, places, store, reporter, layer.check))
     return Inspected(image=image, surveys=tuple(surveys))
 
 
@@ -147,7 +148,11 @@ def lines(found: Inspected) -> list[str]:
         "environment:": [f"{name}={value}" for name, value in image.variables.items()],
         "labels:": [f"{name}={value}" for name, value in image.labels.items()],
     }
-    return [line for title, under in sections.items() for line in (title, *(f"  {item}" for item in under))]
+    return [
+        line
+        for title, under in sections.items()
+        for line in (printable(title), *(f"  {printable(item)}" for item in under))
+    ]
 
 
 def _layer_lines(found: Inspected) -> list[str]:

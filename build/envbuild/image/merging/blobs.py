@@ -23,13 +23,16 @@ else:
 
 _OCI = "application/vnd.oci.image.layer."
 _DOCKER = "application/vnd.docker.image.rootfs."
-# The first bytes tell how a blob is compressed, as for docker and containerd: labels are wrong now and then.
+# How a layer is packed, by what its media type ends with.
+_ENDINGS = {"+gzip": "gzip", ".gzip": "gzip", "+zstd": "zstd", ".zstd": "zstd", ".tar": "a plain tar"}
 MEDIA_TYPES = frozenset(
     [f"{_OCI}{kind}v1.tar{suffix}" for kind in ("", "nondistributable.") for suffix in ("", "+gzip", "+zstd")]
     + [f"{_DOCKER}{kind}diff.tar{suffix}" for kind in ("", "foreign.") for suffix in ("", ".gzip", ".zstd")]
 )
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_COMPRESSED = ("gzip", "zstd")
+_BLOCK_BYTES = 512
 READ_BYTES = 1 << 18
 CHUNK_BYTES = 1 << 20
 CHUNKS_AHEAD = 8
@@ -52,11 +55,13 @@ class LayerBlob:
     diff_id: str | None = None
     media_type: str | None = None
     unpacked_bytes: int | None = None
+    # What errors call it, where neither its digest nor its file says anything to people.
+    called: str = ""
 
     @property
     def title(self) -> str:
         """How errors call it."""
-        return f"layer {self.digest or self.file}"
+        return self.called or f"layer {self.digest or self.file}"
 
     @property
     def limit_bytes(self) -> int:
@@ -82,7 +87,7 @@ def open_blob(blob: LayerBlob) -> Generator[bytes]:
     """The tar in ``blob`` in pieces, read ahead by a thread; at its end the digests were compared.
 
     Raises:
-        CheckRefusedError: unknown media type, wrong size or digest, damage, or a bomb.
+        CheckRefusedError: unknown or wrong media type, wrong size or digest, damage, or a bomb.
         MachineError: the file cannot be read.
     """
     try:
@@ -90,6 +95,42 @@ def open_blob(blob: LayerBlob) -> Generator[bytes]:
         yield from _Ahead(lambda: _checked(blob)).pieces()
     except Refusal as refusal:
         raise refused(blob.title, refusal) from refusal
+
+
+def check_media_type(blob: LayerBlob) -> None:
+    """Compare a blob's first bytes with its media type: the digest says nothing about that.
+
+    Raises:
+        CheckRefusedError: unknown or wrong media type, or wrong size.
+        MachineError: the file cannot be read.
+    """
+    try:
+        _check_known(blob)
+    except Refusal as refusal:
+        raise refused(blob.title, refusal) from refusal
+
+
+def check_blob(blob: LayerBlob) -> None:
+    """Compare a blob with what is known about it, without unpacking it: for who knows what is in it.
+
+    Raises:
+        CheckRefusedError: unknown or wrong media type, wrong size or digest.
+        MachineError: the file cannot be read.
+    """
+    try:
+        _check_known(blob)
+        if blob.digest is not None:
+            found = hashlib.sha256()
+            for _ in _raw(blob.file, found.update):
+                pass
+            _compare(found.hexdigest(), blob.digest, "blob")
+    except Refusal as refusal:
+        raise refused(blob.title, refusal) from refusal
+
+
+def _compare(hexdigest: str, stated: str, name: str) -> None:
+    if (found := f"sha256:{hexdigest}") != stated:
+        raise Refusal("", f"The digest of the {name} should be {stated} and is {found}.", _AGAIN)
 
 
 def _check_known(blob: LayerBlob) -> None:
@@ -103,6 +144,34 @@ def _check_known(blob: LayerBlob) -> None:
         size = blob.file.stat().st_size
     if blob.size_bytes is not None and size != blob.size_bytes:
         raise Refusal("", f"The manifest states {blob.size_bytes} bytes; the blob has {size}.", _AGAIN)
+    if blob.media_type is not None:
+        _check_packing(blob.file, blob.media_type)
+
+
+def _check_packing(file: Path, media_type: str) -> None:
+    """Whoever goes by the media type must read the same as who goes by the first bytes."""
+    with machine_errors(file, "read"), file.open("rb") as stream:
+        first = stream.read(_BLOCK_BYTES)
+    found = _packing(first) if first else "empty"
+    stated = next(packing for ending, packing in _ENDINGS.items() if media_type.endswith(ending))
+    # What is none of them is refused when it is read, unless it is another blob, which is said before.
+    if found not in ("", stated) and (first or stated in _COMPRESSED):
+        raise Refusal(
+            "",
+            f"Its media type {media_type} says {stated}; by its first bytes it is {found}.",
+            "Write the image anew with a tool that labels its layers right, as `skopeo copy` does, or use another one.",
+        )
+
+
+def _packing(first: bytes) -> str:
+    """What a blob is by its first bytes; empty where it is nothing that is known."""
+    if first.startswith(GZIP_MAGIC):
+        return "gzip"
+    if first.startswith(ZSTD_MAGIC):
+        return "zstd"
+    block = first[:_BLOCK_BYTES]
+    is_tar = len(block) == _BLOCK_BYTES and (block[257:262] == b"ustar" or not block.strip(b"\0"))
+    return "a plain tar" if is_tar else ""
 
 
 def _checked(blob: LayerBlob) -> Iterator[bytes]:
@@ -122,8 +191,8 @@ def _checked(blob: LayerBlob) -> Iterator[bytes]:
             plain.update(chunk)
         yield chunk
     for hashed, stated, name in ((packed, blob.digest, "blob"), (plain, blob.diff_id, "tar in it")):
-        if hashed and (found := f"sha256:{hashed.hexdigest()}") != stated:
-            raise Refusal("", f"The digest of the {name} should be {stated} and is {found}.", _AGAIN)
+        if hashed and stated:
+            _compare(hashed.hexdigest(), stated, name)
 
 
 def _raw(file: Path, seen: Callable[[bytes], None] | None) -> Iterator[bytes]:
@@ -136,15 +205,17 @@ def _raw(file: Path, seen: Callable[[bytes], None] | None) -> Iterator[bytes]:
 
 def _decompressed(pieces: Iterator[bytes]) -> Iterator[bytes]:
     first = next(pieces, b"")
-    if first.startswith(GZIP_MAGIC):
-        return _unpacked(_gzip_decompressor, "gzip", first, pieces)
-    if first.startswith(ZSTD_MAGIC):
-        return _unpacked(zstd.ZstdDecompressor, "zstd", first, pieces)
-    return _plain(first, pieces)
+    match _packing(first):
+        case "gzip":
+            return _unpacked(_gzip_decompressor, "gzip", first, pieces)
+        case "zstd":
+            return _unpacked(zstd.ZstdDecompressor, "zstd", first, pieces)
+        case found:
+            return _plain(first, pieces, is_tar=bool(found))
 
 
-def _plain(first: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    if len(first) >= 512 and first[257:262] != b"ustar" and first[:512].strip(b"\0"):
+def _plain(first: bytes, pieces: Iterator[bytes], *, is_tar: bool) -> Iterator[bytes]:
+    if len(first) >= _BLOCK_BYTES and not is_tar:
         raise Refusal("", "It is neither a tar nor one compressed with gzip or zstd.", _AGAIN)
     yield first
     yield from pieces

@@ -68,12 +68,13 @@ def open_docker_archive(place: Place) -> OpenedImage:
         count = len(listed) if isinstance(listed, list) else 0
         raise not_an_image(place.source, f"manifest.json lists {count} images; one is looked at.")
     config = document(place, str(listed[0].get("Config")))
-    names = _names(config)
+    names, diff_ids = _names(config), _diff_ids(config)
     layers = []
     for position, path in enumerate(_list(place, listed[0], "Layers")):
         file = file_of(place, str(path))
-        blob = LayerBlob(file=file, digest=sha256_file(file))
-        layers.append(OpenedLayer.of(blob, names[position] if position < len(names) else ""))
+        diff_id = diff_ids[position] if position < len(diff_ids) else None
+        blob = LayerBlob(file=file, digest=sha256_file(file), diff_id=diff_id)
+        layers.append(OpenedLayer.of(blob, names[position] if position < len(names) else "", hashed=True))
     size = sum(item.size_bytes for item in layers)
     return OpenedImage(
         source=place.source, kind="archive", digest="", config=config, layers=tuple(layers), size_bytes=size
@@ -123,6 +124,13 @@ def _names(config: object) -> list[str]:
     history = config.get("history") if isinstance(config, dict) else None
     steps: Iterable[Any] = history if isinstance(history, list) else ()
     return [str(step.get("created_by", "")) for step in steps if isinstance(step, dict) and not step.get("empty_layer")]
+
+
+def _diff_ids(config: object) -> list[str]:
+    """The digests of the layers' tars."""
+    rootfs = config.get("rootfs") if isinstance(config, dict) else None
+    found = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+    return [str(item) for item in found] if isinstance(found, list) else []
 
 
 def _referrers(place: Place, entries: Iterable[Mapping[str, Any]], digest: str) -> list[Mapping[str, Any]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.image.merging.blobs import LayerBlob
+from envbuild.image.merging.blobs import LayerBlob, check_blob
+from envbuild.image.merging.members import printable
 from envbuild.image.merging.single import members_of
 from envbuild.image.record import ImageRecord
 from envbuild.image.surveys.keeping import Members
@@ -22,7 +23,8 @@ class OpenedLayer:
         digest: of the layer as it is shipped.
         name: what the image's history says of it.
         blob: its file; None for what is no tar.
-        members: reads it.
+        members: reads it, and holds it to its digest.
+        check: only the latter; None where the digest was found by hashing it.
     """
 
     digest: str
@@ -30,16 +32,22 @@ class OpenedLayer:
     name: str
     members: Members
     blob: LayerBlob | None = None
+    check: Callable[[], None] | None = None
 
     @classmethod
-    def of(cls, blob: LayerBlob, name: str) -> OpenedLayer:
-        """The layer of a blob with a digest."""
+    def of(cls, blob: LayerBlob, name: str, *, hashed: bool = False) -> OpenedLayer:
+        """The layer of a blob with a digest.
+
+        Args:
+            hashed: the digest is not one that somebody states, but was found by hashing the blob.
+        """
         return cls(
             digest=blob.digest or "",
             size_bytes=blob.file.stat().st_size,
             name=name,
             members=lambda: members_of(blob),
             blob=blob,
+            check=None if hashed else lambda: check_blob(blob),
         )
 
 
@@ -87,7 +95,8 @@ def not_an_image(source: str | Path, why: str) -> CheckRefusedError:
     """The error for what cannot be read as an image."""
     return CheckRefusedError(
         f"{source} is no image that can be read",
-        why=why,
+        # It may name what the image holds; what a tool said has several lines.
+        why="\n".join(map(printable, why.split("\n"))),
         fix="Name a folder of out/images, an OCI layout (FOLDER or FOLDER:TAG), an archive of `docker save` or "
         "`skopeo copy`, or a .sqsh file. If it is one, it is damaged: copy or build it again.",
     )

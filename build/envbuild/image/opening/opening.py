@@ -25,19 +25,30 @@ def open_image(named: str, scratch: Path) -> OpenedImage:
         ConfigurationError: there is nothing under that name.
         CheckRefusedError: it is no image, or damaged.
     """
-    path, tag = Path(named), ""
-    if not path.exists() and ":" in named:
-        folder, _, tag = named.rpartition(":")
-        path = Path(folder)
-    if not path.exists():
-        raise ConfigurationError(
-            f"there is no image {named}",
-            why=f"{path} does not exist.",
-            fix="Name a folder of out/images, an OCI layout (FOLDER or FOLDER:TAG), an archive, or a .sqsh file.",
-        )
+    path, tag = _find(named)
     with machine_errors(path, "read"):
         image = _open(path, tag, scratch)
     return replace(image, source=named)
+
+
+def _find(named: str) -> tuple[Path, str]:
+    """What lies under a name, and the tag in it."""
+    with machine_errors(Path(named), "read"):
+        found, tag = named, ""
+        if not Path(named).exists() and ":" in named:
+            found, _, tag = named.rpartition(":")
+        path = Path(found)
+        # An empty path would be the current folder, which nobody named.
+        if not found or not path.exists():
+            raise ConfigurationError(
+                f"there is no image {named or repr(named)}",
+                why=f"{path} does not exist." if found else "The name is empty.",
+                fix="Name a folder of out/images, an OCI layout (FOLDER or FOLDER:TAG), an archive, or a .sqsh file.",
+            )
+        # Reading a FIFO waits for a writer, and some devices never end.
+        if not path.is_dir() and not path.is_file():
+            raise not_an_image(path, "It is neither a directory nor a regular file.")
+    return path, tag
 
 
 def _open(path: Path, tag: str, scratch: Path) -> OpenedImage:

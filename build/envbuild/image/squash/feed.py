@@ -10,6 +10,7 @@ from envbuild.image.merging.merge import Overlay, Places, merged
 from envbuild.image.merging.stream import Content
 from envbuild.image.merging.writing import Sink, end, write_member
 from envbuild.image.squash import enroot
+from envbuild.image.squash.workdir import WorkdirNames
 
 # The latter where /bin is a link to usr/bin, as in every distribution of today.
 _SHELLS = ("bin/sh", "usr/bin/sh")
@@ -36,7 +37,7 @@ def write_stream(
 
     Raises:
         TwiceError: ``superseded`` is needed.
-        CheckRefusedError: a layer is refused.
+        CheckRefusedError: a layer is refused, or no container could change into ``workdir``.
     """
     for name, data in extra.items():
         parts: Iterator[memoryview] = iter([memoryview(data)] if data else [])
@@ -44,14 +45,16 @@ def write_stream(
         write_member(sink, member, Content(len(data), parts))
     folders = [folder] if (folder := tidy_name(workdir, absolute=True)) else []
     overlay = Overlay(files=extra.keys(), emptied=enroot.EMPTIED, folders=folders, mtime=epoch)
-    shell = ""
+    shell, names = "", WorkdirNames()
     for member, content in merged(layers, overlay, superseded):
         if member.replaces:
             raise TwiceError
+        names.see(member)
         if member.name in _SHELLS:
             shell = member.link
         member.uid = member.gid = 0
         member.mode = enroot.mode(member.mode, directory=member.kind is Kind.DIRECTORY)
         write_member(sink, member, content)
+    names.check(workdir)
     end(sink)
     return shell

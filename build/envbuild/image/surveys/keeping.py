@@ -12,7 +12,7 @@ from envbuild.core.files import write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.image.layers import Layer
 from envbuild.image.merging.blobs import LayerBlob
-from envbuild.image.merging.members import Member
+from envbuild.image.merging.members import Member, printable
 from envbuild.image.merging.single import members_of
 from envbuild.image.merging.stream import Content
 from envbuild.image.surveys.survey import FORMAT, Survey, survey
@@ -56,20 +56,37 @@ def survey_layer(layer: Layer, places: Sequence[str], store: LocalStore, reporte
 
 
 def keep_survey(
-    name: str, digest: str, members: Members, places: Sequence[str], store: LocalStore, reporter: Reporter
+    name: str,
+    digest: str,
+    members: Members,
+    places: Sequence[str],
+    store: LocalStore,
+    reporter: Reporter,
+    check: Callable[[], None] | None = None,
 ) -> KeptSurvey:
     """The survey of a layer; made when the store does not have it.
 
     Args:
         digest: of the layer as it is shipped, which reading its ``members`` must hold it to.
+        check: holds the layer to its digest where the store has its survey, so that nobody reads it.
+
+    Raises:
+        CheckRefusedError: the layer is damaged, or another one.
     """
     key = digest_of({"format": FORMAT, "layer": digest, "places": tuple(sorted(places))})
 
+    was_read = False
+
     def build(folder: Path) -> None:
-        with reporter.step(f"read layer {name}"):
+        nonlocal was_read
+        with reporter.step(f"read layer {printable(name)}"):
             found = survey(members(), folder / LISTING_FILE, places, folder.parent)
         write_atomic(folder / SURVEY_FILE, found.model_dump_json(indent=1) + "\n")
+        was_read = True
 
     entry = store.get_or_build(KIND, key, build)
+    if check and not was_read:
+        with reporter.step(f"check layer {printable(name)}"):
+            check()
     found = Survey.model_validate_json((entry.path / SURVEY_FILE).read_bytes())
     return KeptSurvey(name=name, digest=digest, survey=found, listing=entry.path / LISTING_FILE)

@@ -176,3 +176,18 @@ def test_real_libraries_are_recognized_by_their_names(tmp_path):
     assert found(given) == {"duplicates": ["NCCL is there more than once: /a, /b"]}
     text = facts(tmp_path / "text", file("a/libnccl.so.2", b"INPUT(x)"), file("b/libnccl.so.2", library))
     assert found(text) == {}
+
+
+def test_names_of_layers_do_not_reach_the_terminal_raw(tmp_path):
+    class Notes(SilentReporter):
+        def note(self, text: str) -> None:
+            noted.append(text)
+
+    noted: list[str] = []
+    planted = facts(tmp_path, file("usr/bin/\x1b]0;owned\x07\ncaches: fine", b"x", mode=0o4755))
+    with pytest.raises(CheckRefusedError) as caught:
+        check_image(planted, (), SilentReporter())
+    (line,) = caught.value.why.splitlines()
+    assert line.startswith("setuid: /usr/bin/\\x1b]0;owned\\x07\\ncaches: fine has mode")
+    check_image(planted, ("setuid",), Notes())
+    assert noted == [f"note: {line}"]

@@ -3,7 +3,8 @@
 import pytest
 from helpers.layer_tars import file, folder, hard_link, layer, symlink
 
-from envbuild.image.looking.files import different_files, printable
+from envbuild.image.looking.files import different_files
+from envbuild.image.merging.members import printable
 from envbuild.image.opening.model import OpenedImage, OpenedLayer
 
 BASE = [
@@ -80,7 +81,8 @@ def test_names_in_any_bytes(tmp_path):
     name = b"etc/\xff".decode("utf-8", "surrogateescape")
     (line,) = differences(tmp_path, [BASE], [BASE, [symlink(name, name)]])
     assert line == "added: /etc/\\udcff"
-    assert printable("/plain") == "/plain"
+    assert printable("/plain ü\\") == "/plain ü\\"
+    assert printable("a\x1b[2J\n\x9b\u202eü") == "a\\x1b[2J\\n\\x9b\\u202eü"
 
 
 def test_more_than_a_batch(tmp_path, monkeypatch):

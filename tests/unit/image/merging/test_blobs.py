@@ -10,7 +10,7 @@ from helpers.layer_tars import device, file, seen, tar_of
 
 from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.image.merging import blobs
-from envbuild.image.merging.blobs import MEDIA_TYPES, LayerBlob, open_blob, zstd
+from envbuild.image.merging.blobs import MEDIA_TYPES, LayerBlob, check_blob, check_media_type, open_blob, zstd
 
 TAR = tar_of([file("a", b"1" * 100_000), file("b", random.Random(1).randbytes(300_000))])
 
@@ -54,7 +54,36 @@ def test_blobs_are_unpacked(tmp_path, monkeypatch, how, portion):
 def test_every_known_media_type_is_read(tmp_path):
     assert len(MEDIA_TYPES) == 12
     for media_type in MEDIA_TYPES:
-        assert read(blob_of(tmp_path, gzip.compress(TAR), media_type=media_type)) == TAR
+        how = "gzip" if media_type.endswith("gzip") else "zstd" if media_type.endswith("zstd") else "plain"
+        assert read(blob_of(tmp_path, PACKED[how], media_type=media_type)) == TAR
+
+
+@pytest.mark.parametrize("media_type", sorted(MEDIA_TYPES))
+@pytest.mark.parametrize("how", ["plain", "gzip", "zstd"])
+@pytest.mark.parametrize("look", [read, check_blob, check_media_type])
+def test_a_media_type_that_the_first_bytes_contradict_is_refused(tmp_path, media_type, how, look):
+    blob = blob_of(tmp_path, PACKED[how], media_type=media_type, digest=sha256(PACKED[how]))
+    if media_type.endswith({"plain": ".tar"}.get(how, how)):
+        look(blob)
+        return
+    with pytest.raises(CheckRefusedError, match="is refused") as caught:
+        look(blob)
+    assert f"media type {media_type} says" in caught.value.why
+    assert caught.value.why.endswith(f"it is {'a plain tar' if how == 'plain' else how}.")
+
+
+def test_an_empty_blob_is_no_compressed_layer(tmp_path):
+    with pytest.raises(CheckRefusedError) as caught:
+        seen(blob_of(tmp_path, b"", media_type="application/vnd.oci.image.layer.v1.tar+zstd"))
+    assert "says zstd; by its first bytes it is empty" in caught.value.why
+    assert seen(blob_of(tmp_path, b"", media_type="application/vnd.oci.image.layer.v1.tar")) == {}
+
+
+@pytest.mark.parametrize("data", [b"<html>not found</html>", b"<html>not found</html>" * 100])
+def test_what_is_nothing_known_is_not_said_to_be_something(tmp_path, data):
+    with pytest.raises(CheckRefusedError) as caught:
+        seen(blob_of(tmp_path, data, media_type="application/vnd.oci.image.layer.v1.tar+gzip"))
+    assert "media type" not in caught.value.why
 
 
 @pytest.mark.parametrize(

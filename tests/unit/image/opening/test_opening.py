@@ -1,6 +1,7 @@
 """Images are opened whatever they lie in; what is none is refused with what is wrong."""
 
 import json
+import os
 import shutil
 import tarfile
 
@@ -9,7 +10,7 @@ from helpers.layer_tars import file, layer
 from unit.image.test_record import RECORD
 
 from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
-from envbuild.core.errors import CheckRefusedError, ConfigurationError
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
 from envbuild.image.layers import Layer
 from envbuild.image.merging.members import Member
 from envbuild.image.oci import RunConfig, make_oci, write_layout
@@ -52,11 +53,11 @@ def archive(made, tmp_path, **options):
     return path
 
 
-def docker_archive(made, tmp_path, images=1):
+def docker_archive(made, tmp_path, images=1, **more):
     (blob,) = [
         path for path in (made / "oci/blobs/sha256").iterdir() if path.read_bytes()[:2] == b"\x1f\x8b"
     ]  # fmt: skip
-    config = {"os": "linux", "architecture": "amd64", "config": {"Env": ["PATH=/bin"]}}
+    config = {"os": "linux", "architecture": "amd64", "config": {"Env": ["PATH=/bin"]}, **more}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "manifest.json").write_text(json.dumps([{"Config": "config.json", "Layers": ["x/layer.tar"]}] * images))
     path = tmp_path / "docker.tar"
@@ -110,6 +111,29 @@ def test_nothing_there(name, scratch, tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError) as caught:
         open_image(name, scratch)
     assert "does not exist" in caught.value.why
+
+
+@pytest.mark.parametrize("name", ["", ":tag"])
+def test_an_empty_name_is_not_the_current_folder(name, made, scratch, monkeypatch):
+    monkeypatch.chdir(made)
+    with pytest.raises(ConfigurationError) as caught:
+        open_image(name, scratch)
+    assert caught.value.why == "The name is empty."
+
+
+def test_a_name_that_no_file_can_have(scratch):
+    with pytest.raises(MachineError):
+        open_image("x" * 300, scratch)
+
+
+@pytest.mark.parametrize("tag", ["", ":tag"])
+def test_what_could_be_read_for_ever_is_not_opened(tag, tmp_path, scratch):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name in (str(tmp_path / "fifo"), str(tmp_path / "link"), "/dev/null"):
+        with pytest.raises(CheckRefusedError) as caught:
+            open_image(name + tag, scratch)
+        assert "neither a directory nor a regular file" in caught.value.why
 
 
 def change_index(made, **fields):
@@ -191,6 +215,18 @@ def test_archive_of_several_images(made, tmp_path, scratch):
     with pytest.raises(CheckRefusedError) as caught:
         open_image(str(docker_archive(made, tmp_path, images=2)), scratch)
     assert "lists 2 images" in caught.value.why
+
+
+def test_layers_of_docker_save_are_held_to_the_configuration(made, tmp_path, scratch):
+    for diff_id, refused in (("sha256:" + "0" * 64, True), (None, False)):
+        path = docker_archive(made, tmp_path, rootfs={"diff_ids": [diff_id] if diff_id else "none"})
+        image = open_image(str(path), scratch)
+        if refused:
+            with pytest.raises(CheckRefusedError) as caught:
+                names(image)
+            assert "digest of the tar in it" in caught.value.why
+        else:
+            assert names(image) == ["etc/x=content"]
 
 
 def test_index_in_an_index_is_followed_and_attestations_are_passed_over(made, scratch):

@@ -88,7 +88,7 @@ def test_stream_makes_the_working_directory_with_its_parents(tmp_path):
 
 
 def test_stream_keeps_a_working_directory_that_is_a_link(tmp_path):
-    assert merged([layer(tmp_path, symlink("app", "srv"))], workdir="/app/x")["app"][0].issym()
+    assert merged([layer(tmp_path, folder("srv"), symlink("app", "srv"))], workdir="/app/x")["app"][0].issym()
 
 
 def test_stream_of_directories_that_only_children_tell_of_has_no_time_of_now(tmp_path):
