@@ -52,7 +52,7 @@ def write(name, data):
     [
         (write("usr/lib/os-release", b"ID=ubuntu\nVERSION_ID=24.04\n"), "debian 12 in the file, ubuntu 24.04"),
         (lambda root: (root / "etc/os-release").unlink(), "no /etc/os-release"),
-        (write("usr/lib/x86_64-linux-gnu/libc.so.6", LIBC.replace(b"2.36.", b"2.39.")), "2.36 in the file, 2.39"),
+        (write("usr/lib/x86_64-linux-gnu/libc.so.6", LIBC.replace(b"2.36.", b"2.31.")), "2.36 in the file, 2.31"),
         (
             write("usr/lib/x86_64-linux-gnu/libc.so.6", LIBC.replace(b"\x3e\x00", b"\xb7\x00")),
             "linux/amd64 in the file, aarch64",
@@ -68,6 +68,11 @@ def test_base_that_is_another_is_refused(root, change, told):
         check(BASE, "debian12", root, {})
     assert told in caught.value.why
     assert "envs/bases/debian12.toml" in caught.value.fix
+
+
+def test_base_with_a_newer_c_library_passes(root):
+    write("usr/lib/x86_64-linux-gnu/libc.so.6", LIBC.replace(b"2.36.", b"2.39."))(root)
+    check(BASE, "debian12", root, {})
 
 
 def test_toolkit_of_another_cuda_is_refused(root):
