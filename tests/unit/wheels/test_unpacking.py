@@ -1,6 +1,8 @@
 """A package's sources: unpacked over an ended build, and patched."""
 
+import contextlib
 import io
+import tarfile
 import zipfile
 
 import pytest
@@ -89,3 +91,48 @@ def test_a_patch_that_does_not_apply_is_named(tmp_path):
     with pytest.raises(CheckRefusedError, match=r"the patch a\.patch does not apply to thing 1\.0") as refused:
         apply_patches("thing 1.0", source, [("a.patch", PATCH)])
     assert "setup.py" in refused.value.why
+
+
+def tar_of(*members: tuple[str, bytes, str]) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for name, kind, link in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, link
+            archive.addfile(member)
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("looks", [True, False], ids=["python looks", "python does not look"])
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("../evil", tarfile.REGTYPE, "")],
+        [("/evil", tarfile.REGTYPE, "")],
+        [("top/x/../../../evil", tarfile.REGTYPE, "")],
+        [("top/out", tarfile.SYMTYPE, "../.."), ("top/out/evil", tarfile.REGTYPE, "")],
+        [
+            ("top/in", tarfile.SYMTYPE, "../.."),
+            ("top/m", tarfile.SYMTYPE, "in/.."),
+            ("top/m/evil", tarfile.REGTYPE, ""),
+        ],
+        [("top/hard", tarfile.LNKTYPE, "../evil")],
+        [("top/null", tarfile.CHRTYPE, "")],
+    ],
+)
+def test_nothing_of_an_archive_lies_outside_of_its_folder(tmp_path, monkeypatch, members, looks):
+    """Debian 12's Python does not look at what it extracts."""
+    if not looks:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    inner = tmp_path / "a/b/s"
+    with contextlib.suppress(CheckRefusedError):
+        unpack("thing 1.0", tar_of(("top/setup.py", tarfile.REGTYPE, ""), *members), inner)
+    assert not list(tmp_path.rglob("*null"))
+    assert [path for path in tmp_path.rglob("*evil") if not path.is_relative_to(inner)] == []
+
+
+def test_an_archive_is_unpacked_by_a_python_that_does_not_look(tmp_path, monkeypatch):
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    source = unpack("thing 1.0", sdist(tmp_path), tmp_path / "s")
+    assert (source / "setup.py").read_text() == "answer = 41\ndone = True\n"
+    assert (source / "setup.py").stat().st_mode & 0o777 == 0o644

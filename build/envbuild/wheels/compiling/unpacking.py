@@ -40,7 +40,7 @@ def unpack(name: str, archive: bytes, folder: Path, inside: str = "") -> Path:
                 _unpack_zip(archive, folder)
             else:
                 with tarfile.open(fileobj=io.BytesIO(archive), mode="r:*") as tar:
-                    tar.extractall(folder, filter="data")
+                    _unpack_tar(tar, folder)
         tops = [path for path in folder.iterdir() if path.is_dir()]
         if len(tops) != 1:
             raise ValueError(f"it has {len(tops)} folders on top instead of one")
@@ -54,6 +54,35 @@ def unpack(name: str, archive: bytes, folder: Path, inside: str = "") -> Path:
             fix="Choose another version of the component and lock again.",
         ) from error
     return tops[0]
+
+
+def _unpack_tar(tar: tarfile.TarFile, folder: Path) -> None:
+    if hasattr(tarfile, "data_filter"):
+        tar.extractall(folder, filter="data")
+        return
+    # Python before 3.10.12 and 3.11.4, as Debian 12 has it, does not look at what it extracts.
+    members = tar.getmembers()
+    links = {Path(member.name) for member in members if member.issym()}
+    for member in members:
+        _refuse_unsafe(member, folder.resolve())
+        if links.intersection(Path(member.name).parents):
+            raise tarfile.TarError(f"{member.name!r} lies below a link")
+        member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+    tar.extractall(folder, members)  # noqa: S202 - looked at above
+
+
+def _refuse_unsafe(member: tarfile.TarInfo, folder: Path) -> None:
+    """Refuse what lies outside of the folder, links to outside of it, and what is neither file, folder nor link."""
+    places = [folder / member.name]
+    if member.issym():
+        places.append(folder / Path(member.name).parent / member.linkname)
+    elif member.islnk():
+        places.append(folder / member.linkname)
+    elif not (member.isreg() or member.isdir()):
+        raise tarfile.TarError(f"{member.name!r} is neither a file nor a folder nor a link")
+    outside = any(not Path(os.path.normpath(place)).is_relative_to(folder) for place in places)
+    if outside or ".." in Path(member.name).parts:
+        raise tarfile.TarError(f"{member.name!r} would be outside the folder")
 
 
 def _unpack_zip(archive: bytes, folder: Path) -> None:
