@@ -14,10 +14,10 @@ from envbuild.cli.resolve import command as resolve
 from envbuild.core.digests import short
 from envbuild.core.errors import UsageError
 from envbuild.image.checks.rules import RULES
-from envbuild.image.docker.choosing import Asked, make_image
+from envbuild.image.docker.choosing import Asked, Made, make_image
 from envbuild.image.docker.choosing import Builder as Maker
 from envbuild.image.docker.job import Job, dockerfile_of, image_tag
-from envbuild.image.outputs import OCI_DIR, SQSH_FILE, check_place, place
+from envbuild.image.outputs import OCI_DIR, SQSH_FILE, PlacedImage, check_place, place
 from envbuild.image.squash.compression import DEFAULT, NAMES, Compression, check_readable
 from envbuild.image.squash.packing import BUILDERS, Builder, Packing
 from envbuild.lock.locking import find_lock, is_older
@@ -124,18 +124,6 @@ def command(
     built = made.image
     image, placed = place(built.path, out_dir, built.record, name)
     record = image.record
-    if not built.built and not placed and not made.loaded:
-        state = "nothing to do: the image is there"
-    else:
-        state = "built" if built.built else "put in place from the store"
-    lines = [f"{state}: {record.stack} on {record.base} for {record.target}, lock {short(record.lock_digest)}"]
-    lines.append(f"{shown(image.path / OCI_DIR)}  {record.oci_digest}")
-    if record.sqsh_digest:
-        lines.append(f"{shown(image.path / SQSH_FILE)}  {record.sqsh_digest}")
-    if made.engine:
-        lines.append(f"{tag}  {record.config_digest} in {made.engine}")
-    lines += [f"from the wheelhouse: {package} {short(digest)}" for package, digest in record.wheels.items()]
-    lines += [f"not checked: {module}: {reason}" for module, reason in record.not_checked.items()]
     session.done(
         {
             "built": built.built,
@@ -145,8 +133,25 @@ def command(
             "docker": {"tag": tag, "image_id": record.config_digest, "loaded": made.loaded} if made.engine else None,
             "record": record.model_dump(mode="json", by_alias=True),
         },
-        *lines,
+        *_told(made, image, tag, placed=placed),
     )
+
+
+def _told(made: Made, image: PlacedImage, tag: str, *, placed: bool) -> list[str]:
+    """What people are told of an image: what was done, and where it is."""
+    record = image.record
+    if not made.image.built and not placed and not made.loaded:
+        state = "nothing to do: the image is there"
+    else:
+        state = "built" if made.image.built else "put in place from the store"
+    lines = [f"{state}: {record.stack} on {record.base} for {record.target}, lock {short(record.lock_digest)}"]
+    lines.append(f"{shown(image.path / OCI_DIR)}  {record.oci_digest}")
+    if record.sqsh_digest:
+        lines.append(f"{shown(image.path / SQSH_FILE)}  {record.sqsh_digest}")
+    if made.engine:
+        lines.append(f"{tag}  {record.config_digest} in {made.engine}")
+    lines += [f"from the wheelhouse: {package} {short(digest)}" for package, digest in record.wheels.items()]
+    return [*lines, *(f"not checked: {module}: {reason}" for module, reason in record.not_checked.items())]
 
 
 def _refuse_idle(context: click.Context) -> None:
