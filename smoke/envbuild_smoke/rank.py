@@ -48,7 +48,11 @@ def common_environment(device: Device) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """What a rank is told. `listener` is rank 0's open socket on `port`, where the ranks of the case meet."""
+    """What a rank is told. `listener` is rank 0's open socket on `port`, where the ranks of the case meet.
+
+    `device_index` is the number of the GPU to train on among those this process sees. `repeat` counts from 1;
+    every repeat of a case has files and checkpoints of its own.
+    """
 
     case: Case
     model: Model
@@ -57,10 +61,15 @@ class RankContext:
     rank: int
     port: int
     listener: int | None
+    device_index: int = 0
+    repeat: int = 1
 
     @classmethod
     def from_command(cls, command: dict[str, Any], *, rank: int, port: int, listener: int | None) -> "RankContext":
-        """Build the context from the template's "start" command."""
+        """Build the context from the template's "start" command.
+
+        Without `device_indices` in it, rank n uses the n-th GPU that it sees; without `repeat` it is the first.
+        """
         plan = parse_plan(command["plan"].encode())
         case = plan.case(command["case"])
         return cls(
@@ -71,38 +80,69 @@ class RankContext:
             rank=rank,
             port=port,
             listener=listener,
+            device_index=command.get("device_indices", range(rank + 1))[rank],
+            repeat=command.get("repeat", 1),
         )
 
     @property
     def checkpoint(self) -> Path:
         """Directory of the checkpoint that the baseline of this case saves and the others load."""
-        return self.out / "checkpoints" / (self.case.baseline or self.case.id)
+        return self._checkpoint(self.case.baseline or self.case.id, "initial")
+
+    @property
+    def final_checkpoint(self) -> Path:
+        """Directory of the weights this case ends with, where they are to be compared."""
+        return self._checkpoint(self.case.id, "final")
+
+    @property
+    def baseline_final_checkpoint(self) -> Path:
+        """Directory of the weights that the baseline of this case ends with."""
+        return self._checkpoint(self.case.baseline or self.case.id, "final")
+
+    @property
+    def resume_checkpoint(self) -> Path:
+        """Directory that a case which is torn down and resumed saves to in between."""
+        return self._checkpoint(self.case.id, "resume")
+
+    def _checkpoint(self, case_id: str, name: str) -> Path:
+        return self.out / "checkpoints" / run_name(case_id, self.repeat) / name
 
     def report_step(self, step: int, *, loss: float, grad_norm: float, seconds: float) -> None:
-        """Append a finished step (counted from 1) to metrics.jsonl; one rank of a case does this."""
+        """Report a finished step (counted from 1); one rank of a case does this."""
         for name, value in (("loss", loss), ("grad_norm", grad_norm)):
             # Training on is pointless, and JSON has no NaN.
             if not math.isfinite(value):
                 raise FloatingPointError(f"step {step}: {name} is {value}")
-        line = {
-            "step": step,
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "seconds": round(seconds, 4),
-            "monotonic_seconds": time.monotonic(),
-        }
-        with metrics_path(self.out, self.case.id).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        self._report("step", step=step, loss=loss, grad_norm=grad_norm, seconds=round(seconds, 4))
+
+    def report_weights_saved(self) -> None:
+        """Report that `checkpoint` is complete: the cases of this baseline can start. One rank does this."""
+        self._report("weights-saved")
+
+    def report_observed(self, observed: dict[str, Any]) -> None:
+        """Report what was really built (schemas/result.schema.json says what that is); one rank does this."""
+        self._report("observed", observed=observed)
+
+    def _report(self, kind: str, **fields: Any) -> None:
+        """Append a line to metrics.jsonl. Ranks write in turn or one alone, and a line goes out in one write."""
+        line = {"type": kind, **fields, "monotonic_seconds": time.monotonic()}
+        with metrics_path(self.out, self.case.id, self.repeat).open("ab", buffering=0) as file:
+            file.write(json.dumps(line).encode() + b"\n")
 
 
-def metrics_path(out: Path, case_id: str) -> Path:
-    """Return where the reporting rank of a case writes its steps."""
-    return out / "cases" / case_id / "metrics.jsonl"
+def run_name(case_id: str, repeat: int) -> str:
+    """Return the name that the folders of one run of a case go by."""
+    return case_id if repeat == 1 else f"{case_id}.repeat{repeat}"
 
 
-def failure_record_path(out: Path, case_id: str, rank: int) -> Path:
+def metrics_path(out: Path, case_id: str, repeat: int = 1) -> Path:
+    """Return where the reporting rank of a case writes what it reports."""
+    return out / "cases" / run_name(case_id, repeat) / "metrics.jsonl"
+
+
+def failure_record_path(out: Path, case_id: str, rank: int, repeat: int = 1) -> Path:
     """Return where a rank that raises puts this on record."""
-    return out / "cases" / case_id / f"rank{rank}.failure.json"
+    return out / "cases" / run_name(case_id, repeat) / f"rank{rank}.failure.json"
 
 
 def run_rank(entry: str, context: RankContext) -> int:
@@ -126,7 +166,7 @@ def run_rank(entry: str, context: RankContext) -> int:
 def _record_failure(context: RankContext, error: BaseException) -> None:
     """Write when the rank raised, on the clock that all ranks share, and what."""
     record = {"monotonic_seconds": time.monotonic(), "message": last_line(error)}
-    path = failure_record_path(context.out, context.case.id, context.rank)
+    path = failure_record_path(context.out, context.case.id, context.rank, context.repeat)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(record), encoding="utf-8")
     os.replace(partial, path)
