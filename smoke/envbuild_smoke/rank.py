@@ -135,7 +135,7 @@ class RankContext:
 
 
 def saves_final_weights(cases: Iterable[Case], case: Case) -> bool:
-    """True if the weights that `case` ends with are compared: its own, or with those of a case it is the baseline of."""
+    """True if the weights that `case` ends with are compared, as a case's own or as its baseline's."""
     return case.compare_weights or any(other.compare_weights and other.baseline == case.id for other in cases)
 
 
