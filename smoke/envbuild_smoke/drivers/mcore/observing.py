@@ -8,6 +8,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 
+from envbuild_smoke.drivers.mcore.attention import ContextParallelAttention
 from envbuild_smoke.drivers.mcore.data import SamplesRead
 from envbuild_smoke.drivers.mcore.processes import attention_backends
 from envbuild_smoke.plan import Case
@@ -17,7 +18,7 @@ _LIBRARIES = re.compile(
     r"lib(nccl|cudnn\w*|cublas\w*|cudart|cusolver|cusparse|nvrtc|torch|torch_cpu|torch_cuda|c10|c10_cuda"
     r"|transformer_engine|gomp)(-[0-9a-f]+)?\.so[.\d]*$"
 )
-_LOCAL_ATTENTION = (DotProductAttention,)
+_LOCAL_ATTENTION = (DotProductAttention, ContextParallelAttention)
 
 
 def observe(case: Case, chunks: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> dict[str, Any]:
