@@ -163,6 +163,8 @@ class CaseRun:
         self._metrics_read += len(whole)
         for line in whole.splitlines():
             step = json.loads(line)
+            if "step" not in step:
+                continue
             self._steps.append(step)
             shown = {name: step[name] for name in ("step", "loss", "grad_norm")}
             self._emit({"event": "step", "case": self._case.id, **shown})
