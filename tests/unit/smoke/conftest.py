@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from helpers.smoke_plans import Document, case_document, plan_document
 
-from envbuild_smoke import case_run
+from envbuild_smoke import task_run
 from envbuild_smoke.plan_file import parse_plan
-from envbuild_smoke.ranks import RankProgram
+from envbuild_smoke.program import RankProgram
 from envbuild_smoke.runner import run_plan
 
 HERE = Path(__file__).resolve().parent
@@ -29,7 +29,7 @@ def document() -> Document:
 def _fake_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the fake rank program importable in the template process, and failing cases end sooner."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parents[2] / "smoke")]))
-    monkeypatch.setattr(case_run, "GRACE_SECONDS", 1.2)
+    monkeypatch.setattr(task_run, "GRACE_SECONDS", 1.2)
 
 
 @pytest.fixture
