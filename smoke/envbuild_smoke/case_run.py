@@ -28,7 +28,7 @@ class CaseRun:
         self.run = TaskRun(task, pool, devices, on_cuda, now)
         self._case: Case = task.case
         self._repeat = task.repeat
-        self._reports = metrics_path(task.out, task.case.id, task.repeat)
+        self._reports = metrics_path(task.out, task.case.id)
         self._emit = emit
         self._steps: list[dict[str, Any]] = []
         self._observed: dict[str, Any] | None = None
@@ -69,10 +69,10 @@ class CaseRun:
         for report in read_lines(self._reports, self._read):
             self._read += report.length
             content = report.content
-            if content["type"] == "weights-saved":
+            if "weights_saved" in content:
                 self.weights_saved = True
                 self._emit({"event": "weights-saved", "case": self._case.id, "repeat": self._repeat})
-            elif content["type"] == "observed":
+            elif "observed" in content:
                 self._observed = content["observed"]
             else:
                 self._steps.append(content)
@@ -125,7 +125,7 @@ def failure_of(run: TaskRun, progress: str) -> Failure | None:
     until = float("inf") if run.timed_out_at is None else run.timed_out_at
     records = {}
     for rank in range(task.world_size):
-        record = failure.read_record(failure_record_path(task.out, task.case.id, rank, task.repeat))
+        record = failure.read_record(failure_record_path(task.out, task.case.id, rank))
         # What a rank raises once its time was over says nothing about why it took so long.
         if record is not None and float(record["monotonic_seconds"]) <= until:
             records[rank] = record

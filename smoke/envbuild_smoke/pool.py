@@ -63,19 +63,18 @@ class Pool:
         self._template = Template(self.program, self.plan, log, lock=self.lock, variables=self.variables)
         self._selector.register(self._template.channel, selectors.EVENT_READ)
 
-    def acquire(self, devices: Sequence[int], logs: Sequence[Path], variables: Mapping[str, str]) -> list[RankProcess]:
-        """Return a process for each device; those that did not live yet are started with `variables`.
+    def acquire(self, devices: Sequence[int], logs: Sequence[Path], *, fresh: bool = False) -> list[RankProcess]:
+        """Return a process for each device: one that lives already, unless it is to be fresh, or a new one.
 
-        `variables` have to be in effect when libraries start, so with some all processes are new.
         Raises TemplateError when the template is gone.
         """
-        if variables or not self.live:
+        if fresh or not self.live:
             self.retire([process for device in devices if (process := self._idle.get(device))])
         processes = []
         for device, log in zip(devices, logs, strict=True):
             process = self._idle.pop(device, None)
             if process is None or process.gone:
-                process = self._start(device, log, variables)
+                process = self._start(device, log)
             process.done = None
             processes.append(process)
         return processes
@@ -119,11 +118,11 @@ class Pool:
         self._end_template()
         self._selector.close()
 
-    def _start(self, device: int, log: Path, variables: Mapping[str, str]) -> RankProcess:
+    def _start(self, device: int, log: Path) -> RankProcess:
         if self._template is None:
             raise TemplateError("the process that ranks are forked from is gone")
         self._last_key += 1
-        channel = self._template.start_rank(self._last_key, fork=self.live, log=log, variables=variables)
+        channel = self._template.start_rank(self._last_key, fork=self.live, log=log)
         process = RankProcess(self._last_key, device, channel)
         self._known[process.key] = process
         self._selector.register(channel, selectors.EVENT_READ, process)

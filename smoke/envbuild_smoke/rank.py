@@ -9,6 +9,7 @@ import math
 import os
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,9 @@ def common_environment(device: Device) -> dict[str, str]:
 class RankContext:
     """What a rank is told. `listener` is rank 0's open socket on `port`, where the ranks of the case meet.
 
-    `device_index` is the number of the GPU to train on among those this process sees. `repeat` counts from 1;
-    every repeat of a case has files and checkpoints of its own.
+    `device_index` is the number of the GPU to train on among those this process sees. `world_size` is given for
+    a task that is not the case's training: a comparison of weights by one rank, a sweep of bandwidth by many.
+    `save_final_weights` says that somebody compares the weights this case ends with.
     """
 
     case: Case
@@ -57,7 +59,13 @@ class RankContext:
     port: int
     listener: int | None
     device_index: int = 0
-    repeat: int = 1
+    world_size: int | None = None
+    save_final_weights: bool = False
+
+    @property
+    def rank_count(self) -> int:
+        """Number of ranks that take part."""
+        return self.case.world_size if self.world_size is None else self.world_size
 
     @property
     def checkpoint(self) -> Path:
@@ -80,7 +88,7 @@ class RankContext:
         return self._checkpoint(self.case.id, "resume")
 
     def _checkpoint(self, case_id: str, name: str) -> Path:
-        return self.out / "checkpoints" / run_name(case_id, self.repeat) / name
+        return self.out / "checkpoints" / case_id / name
 
     def report_step(self, step: int, *, loss: float, grad_norm: float, seconds: float) -> None:
         """Report a finished step (counted from 1); one rank of a case does this."""
@@ -88,36 +96,36 @@ class RankContext:
             # Training on is pointless, and JSON has no NaN.
             if not math.isfinite(value):
                 raise FloatingPointError(f"step {step}: {name} is {value}")
-        self._report("step", step=step, loss=loss, grad_norm=grad_norm, seconds=round(seconds, 4))
+        self._report(step=step, loss=loss, grad_norm=grad_norm, seconds=round(seconds, 4))
 
     def report_weights_saved(self) -> None:
         """Report that `checkpoint` is complete: the cases of this baseline can start. One rank does this."""
-        self._report("weights-saved")
+        self._report(weights_saved=True)
 
     def report_observed(self, observed: dict[str, Any]) -> None:
         """Report what was really built (schemas/result.schema.json says what that is); one rank does this."""
-        self._report("observed", observed=observed)
+        self._report(observed=observed)
 
-    def _report(self, kind: str, **fields: Any) -> None:
-        """Append a line to metrics.jsonl. Ranks write in turn or one alone, and a line goes out in one write."""
-        line = {"type": kind, **fields, "monotonic_seconds": time.monotonic()}
-        with metrics_path(self.out, self.case.id, self.repeat).open("ab", buffering=0) as file:
+    def _report(self, **fields: Any) -> None:
+        """Append a line to metrics.jsonl, told apart by its keys, in one write: several ranks may report."""
+        line = {**fields, "monotonic_seconds": time.monotonic()}
+        with metrics_path(self.out, self.case.id).open("ab", buffering=0) as file:
             file.write(json.dumps(line).encode() + b"\n")
 
 
-def run_name(case_id: str, repeat: int) -> str:
-    """Return the name that the folders of one run of a case go by."""
-    return case_id if repeat == 1 else f"{case_id}.repeat{repeat}"
+def saves_final_weights(cases: Iterable[Case], case: Case) -> bool:
+    """True if the weights that `case` ends with are compared, as a case's own or as its baseline's."""
+    return case.compare_weights or any(other.compare_weights and other.baseline == case.id for other in cases)
 
 
-def metrics_path(out: Path, case_id: str, repeat: int = 1) -> Path:
-    """Return where the reporting rank of a case writes what it reports."""
-    return out / "cases" / run_name(case_id, repeat) / "metrics.jsonl"
+def metrics_path(out: Path, case_id: str) -> Path:
+    """Return where the ranks of a case write what they report."""
+    return out / "cases" / case_id / "metrics.jsonl"
 
 
-def failure_record_path(out: Path, case_id: str, rank: int, repeat: int = 1) -> Path:
+def failure_record_path(out: Path, case_id: str, rank: int) -> Path:
     """Return where a rank that raises puts this on record."""
-    return out / "cases" / run_name(case_id, repeat) / f"rank{rank}.failure.json"
+    return out / "cases" / case_id / f"rank{rank}.failure.json"
 
 
 def last_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@ down what a case set up. A task that raises ends the process: nothing can be sai
 
 The runner sends, over the channel, one JSON object a task, with the listening socket beside it for rank 0:
   {"task": "case"|"compare"|"bandwidth", "case": ID, "rank": n, "world_size": n, "port": n, "device_index": n,
-   "listens": bool, "repeat": n, "out": DIR, "log": FILE, "sizes": [bytes, ..], "variables": {..}}
+   "listens": bool, "out": DIR, "log": FILE, "sizes": [bytes, ..], "variables": {..}}
 and hears {"event": "ready"} when the libraries are there and {"event": "done", "answer": .., "libraries": {..}}.
 """
 
@@ -27,7 +27,7 @@ from typing import Any
 from envbuild_smoke.libraries import mapped
 from envbuild_smoke.plan import Case, Plan
 from envbuild_smoke.program import RankProgram
-from envbuild_smoke.rank import RankContext, failure_record_path, last_line
+from envbuild_smoke.rank import RankContext, failure_record_path, last_line, saves_final_weights
 from envbuild_smoke.wire import Channel, Message
 
 BANDWIDTH = "bandwidth"
@@ -82,7 +82,8 @@ def _context(command: Message, plan: Plan, listener: int | None) -> RankContext:
         port=command["port"],
         listener=listener,
         device_index=command["device_index"],
-        repeat=command["repeat"],
+        world_size=command["world_size"],
+        save_final_weights=saves_final_weights(plan.cases, case),
     )
 
 
@@ -105,7 +106,7 @@ def _record_failure(context: RankContext, error: BaseException) -> None:
     """Write when the rank raised, on the clock that all ranks share, and what."""
     kind = "not-finite" if isinstance(error, FloatingPointError) else "exception"
     record = {"monotonic_seconds": time.monotonic(), "kind": kind, "message": last_line(error)}
-    path = failure_record_path(context.out, context.case.id, context.rank, context.repeat)
+    path = failure_record_path(context.out, context.case.id, context.rank)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(record), encoding="utf-8")
     os.replace(partial, path)

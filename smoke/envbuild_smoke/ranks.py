@@ -48,15 +48,14 @@ class Template:
         os.close(content)
         self.channel = Channel(ours)
 
-    def start_rank(self, key: int, *, fork: bool, log: Path, variables: Mapping[str, str]) -> Channel:
+    def start_rank(self, key: int, *, fork: bool, log: Path) -> Channel:
         """Have a rank process started, and return the runner's end of its channel.
 
         A "started" and an "exit" event follow on the template's own channel.
         """
         ours, theirs = socket.socketpair()
         with theirs:
-            command: Message = {"start": key, "how": "fork" if fork else "execute"}
-            command |= {"log": str(log), "variables": dict(variables)}
+            command: Message = {"start": key, "how": "fork" if fork else "execute", "log": str(log)}
             if not self.channel.send(command, (theirs.fileno(),)):
                 ours.close()
                 raise TemplateError("the process that ranks are forked from is gone")

@@ -22,7 +22,7 @@ from envbuild_smoke.program import RankProgram
 from envbuild_smoke.rank import RankContext
 from envbuild_smoke.ranks import TemplateError
 from envbuild_smoke.results import SCHEMA, CaseResult, Failure, ResultsWriter, now
-from envbuild_smoke.task_run import Task, TaskRun
+from envbuild_smoke.task_run import Task, TaskRun, repeat_folder
 
 # Importing from the network disk of a cold node takes minutes.
 IMPORT_LIMIT_SECONDS = 600.0
@@ -231,11 +231,10 @@ class _Runner:
             case=case,
             model=self._plan.models[case.model],
             device=self._plan.device,
-            out=self._out,
+            out=repeat_folder(self._out, repeat),
             rank=0,
             port=0,
             listener=None,
-            repeat=repeat,
         )
 
     def _drop_hopeless(self, packer: Packer, writer: ResultsWriter) -> None:
@@ -278,7 +277,7 @@ class _Runner:
                 kind=found.kind,
                 case=found.case,
                 repeat=found.repeat,
-                out=self._out,
+                root=self._out,
                 world_size=start.job.world_size,
                 limit_seconds=limit,
             )
@@ -376,6 +375,6 @@ class _Runner:
                 if self._stop.is_set():
                     self._interrupt()
                 self._pool.wait(POLL_SECONDS)
-        result = sweep_result(self._plan, wanted, run)
+        result = sweep_result(wanted, run)
         writer.write({"schema": SCHEMA, "type": "bandwidth", **result})
         self._emit({"event": "bandwidth", **result})

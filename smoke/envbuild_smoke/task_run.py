@@ -9,7 +9,6 @@ from typing import Any
 from envbuild_smoke.failure import RankEnd
 from envbuild_smoke.plan import Case
 from envbuild_smoke.pool import DEATH_LIMIT_SECONDS, Pool
-from envbuild_smoke.rank import run_name
 from envbuild_smoke.ranks import ask_for_stacks
 
 # After one rank failed, its peers get this long to fail by themselves and say so in their logs.
@@ -22,23 +21,28 @@ STACKS_SECONDS = 0.5
 class Task:
     """What a group of ranks is to do.
 
-    `kind` is "case", "compare" or "bandwidth"; `sizes` are the sweep's, `variables` are put into the
-    environment of processes that are started for it.
+    `kind` is "case", "compare" or "bandwidth"; `root` is the run's output directory and `out` this repeat's, in
+    it; `sizes` are the sweep's. A `fresh` task gets processes of its own, whatever the isolation.
     """
 
     kind: str
     case: Case
     repeat: int
-    out: Path
+    root: Path
     world_size: int
     limit_seconds: float
     sizes: tuple[int, ...] = ()
-    variables: tuple[tuple[str, str], ...] = ()
+    fresh: bool = False
+
+    @property
+    def out(self) -> Path:
+        """The output directory as the ranks see it: every repeat after the first has one of its own."""
+        return repeat_folder(self.root, self.repeat)
 
     @property
     def folder(self) -> Path:
         """Where logs and reports go."""
-        return self.out / "cases" / run_name(self.case.id, self.repeat)
+        return self.out / "cases" / self.case.id
 
     @property
     def logs(self) -> tuple[Path, ...]:
@@ -48,7 +52,12 @@ class Task:
 
     def log_name(self, rank: int) -> str:
         """Return the log's name as results have it."""
-        return str(self.logs[rank].relative_to(self.out))
+        return str(self.logs[rank].relative_to(self.root))
+
+
+def repeat_folder(root: Path, repeat: int) -> Path:
+    """Return the output directory of a repeat, counted from 1."""
+    return root if repeat == 1 else root / f"repeat-{repeat}"
 
 
 class _State(Enum):
@@ -75,7 +84,7 @@ class TaskRun:
         self._changed_at = now
         self._failed_at: float | None = None
         self._killed_at = float("inf")
-        self.processes = pool.acquire(devices, task.logs, dict(task.variables))
+        self.processes = pool.acquire(devices, task.logs, fresh=task.fresh)
         self.fresh = sum(process.fresh for process in self.processes)
         self._send()
 
@@ -141,7 +150,6 @@ class TaskRun:
                     "port": port,
                     "device_index": local,
                     "listens": rank == 0,
-                    "repeat": self.task.repeat,
                     "out": str(self.task.out),
                     "log": str(log),
                     "sizes": list(self.task.sizes),

@@ -14,9 +14,9 @@ def compare_weights(context: RankContext) -> dict[str, Any]:
     return answer
 
 
-def measure_bandwidth(context: RankContext, sizes: list[int]) -> list[dict[str, Any]]:
-    """Measure all_reduce over all ranks for each size in bytes; the answer of rank 0 counts."""
-    answer: list[dict[str, Any]] = _driver(context).measure_bandwidth(context, sizes)
+def measure_bandwidth(context: RankContext, sizes: list[int]) -> dict[str, Any]:
+    """Measure all_reduce over all ranks for each size in bytes; return backend, transports and points."""
+    answer: dict[str, Any] = _driver(context).measure_bandwidth(context, sizes)
     return answer
 
 

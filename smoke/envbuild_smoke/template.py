@@ -5,7 +5,7 @@ process is a fork of it, which starts in milliseconds. With isolation "process" 
 for each rank instead, which imports everything itself and shares nothing.
 
 The runner talks to it over a socket, one JSON object a line:
-  {"start": KEY, "how": "fork"|"execute", "log": FILE, "variables": {..}}      with the rank's channel beside it
+  {"start": KEY, "how": "fork"|"execute", "log": FILE}      with the rank's channel beside it
   {"event": "ready", "cuda_devices": n, "modules": {..}, "missing": {..}, "libraries": {..}, "versions": {..}}
   {"event": "unusable", "error": TEXT}
   {"event": "started", "key": KEY, "pid": n}
@@ -128,7 +128,6 @@ class _Server:
         status = 1
         try:
             self._leave_server(command["log"])
-            os.environ.update(command["variables"])
             if command["how"] == "execute":
                 self._execute(channel)
             # A rank that is killed cannot flush: its log has to have every line by then.
