@@ -23,7 +23,8 @@ class CaseRun:
         self, task: Task, pool: Pool, devices: tuple[int, ...], *, on_cuda: bool, emit: Emit, now: float
     ) -> None:
         # What an interrupted run left here would be taken for this one's.
-        shutil.rmtree(task.folder, ignore_errors=True)
+        for folder in (task.folder, task.out / "checkpoints" / task.case.id):
+            shutil.rmtree(folder, ignore_errors=True)
         self.weights_saved = False
         self.run = TaskRun(task, pool, devices, on_cuda, now)
         self._case: Case = task.case
@@ -48,7 +49,7 @@ class CaseRun:
             first = self._steps[0]
             startup = first["monotonic_seconds"] - first["seconds"] - self.run.began
         shown = ("step", "loss", "grad_norm", "seconds")
-        observed = None if self._observed is None else {**self._observed, "libraries": self.run.libraries}
+        observed = {**(self._observed or {}), "libraries": self.run.libraries}
         return CaseResult(
             case=self._case.id,
             repeat=self._repeat,
@@ -59,7 +60,7 @@ class CaseRun:
             started_seconds=started_seconds,
             devices=device_ids,
             fresh_processes=self.run.fresh,
-            observed=observed,
+            observed=observed if self._observed or status == "completed" else None,
             failure=cause,
             logs=tuple(self.run.task.log_name(rank) for rank, log in enumerate(self.run.task.logs) if log.exists()),
         )

@@ -209,6 +209,9 @@ class _Progress:
         self._broken = False
 
     def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "resumed":
+            cut = f"; a last line of {event['cut_bytes']} bytes, not written to its end, was cut off"
+            _say(f"going on: {event['kept']} results are kept{cut if event['cut_bytes'] else ''}")
         if self._broken:
             return
         try:

@@ -70,6 +70,7 @@ class Pool:
         """
         if fresh or not self.live:
             self.retire([process for device in devices if (process := self._idle.get(device))])
+        self._wait_until_gone(set(devices))
         processes = []
         for device, log in zip(devices, logs, strict=True):
             process = self._idle.pop(device, None)
@@ -117,6 +118,15 @@ class Pool:
             self.wait(0.05)
         self._end_template()
         self._selector.close()
+
+    def _wait_until_gone(self, devices: set[int]) -> None:
+        """Wait for processes on the devices that were killed: a GPU may take one process at a time alone."""
+        limit = time.monotonic() + DEATH_LIMIT_SECONDS
+        idle = set(map(id, self._idle.values()))
+        while time.monotonic() < limit and any(
+            process.device in devices and id(process) not in idle for process in self._known.values()
+        ):
+            self.wait(0.05)
 
     def _start(self, device: int, log: Path) -> RankProcess:
         if self._template is None:

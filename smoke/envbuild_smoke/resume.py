@@ -14,10 +14,10 @@ from envbuild_smoke.results import FILE_NAME, CaseResult, Failure
 
 LOCK = ".lock"
 # What has to be the same in both parts of a run: else the results would be of two environments.
-_SAME = ("smoke_digest", "image", "isolation")
+_SAME = ("smoke_digest", "image", "isolation", "environment_findings")
 _SAME_ENVIRONMENT = ("python", "versions", "files", "device")
 # Ranks of a runner that was killed are gone a moment after it.
-_LOCK_SECONDS = 10.0
+_LOCK_SECONDS = 5.0
 
 
 class ResumeError(Exception):
@@ -26,12 +26,17 @@ class ResumeError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """The lines of the run so far, and the cases that have ended, by ID and repeat."""
+    """The first line of the run, and the cases that have ended, by ID and repeat.
+
+    `ended` says that the run went to its end; `whole_bytes` are the lines up to there, `cut_bytes` what was cut off
+    behind them.
+    """
 
     run_line: dict[str, Any]
     cases: dict[tuple[str, int], CaseResult]
     bandwidth: bool
     ended: bool
+    whole_bytes: int
     cut_bytes: int
 
 
@@ -79,18 +84,29 @@ def read_before(out: Path, plan: Plan) -> Before:
                 f"{path} belongs to another plan: its {name} is {lines[0].get(name)}, this plan's is {here}; "
                 "give the plan it was started with, or another --out"
             )
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-            os.fsync(file.fileno())
+    ended = lines[-1].get("type") == "end"
+    before_end = whole - len(content[:whole].splitlines(keepends=True)[-1]) if ended else whole
+    _cut(path, whole)
     results = [_case_result(line) for line in lines if line.get("type") == "case"]
     return Before(
         run_line=lines[0],
         cases={(result.case, result.repeat): result for result in results},
         bandwidth=any(line.get("type") == "bandwidth" for line in lines),
-        ended=lines[-1].get("type") == "end",
+        ended=ended,
+        whole_bytes=before_end,
         cut_bytes=len(content) - whole,
     )
+
+
+def reopen(out: Path, before: Before) -> None:
+    """Take the line of the end off: more is to come."""
+    _cut(out / FILE_NAME, before.whole_bytes)
+
+
+def _cut(path: Path, length: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(length)
+        os.fsync(file.fileno())
 
 
 def demand_same(before: Before, run_line: dict[str, Any]) -> None:

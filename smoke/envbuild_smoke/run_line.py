@@ -40,7 +40,7 @@ def make(
         "started_at": started_at,
         "environment": environment.describe(plan.device, ready.get("modules", {}), gpus),
         "environment_findings": findings,
-        "machine": machine.describe(plan.device, gpus, {}, ready.get("versions", {})),
+        "machine": machine.describe(plan.device, gpus, options.variables, ready.get("versions", {})),
         "image": None if image is None else dict(image),
         "isolation": options.isolation,
         "devices": [gpus[device].index if gpus else device for device in devices],

@@ -52,6 +52,12 @@ class Options:
     resume: bool = False
     image: Mapping[str, Any] | None = None
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the ranks get in their environment: nvidia-smi's order, so that torch counts GPUs as it does."""
+        uuids = ",".join(gpu.uuid for gpu in self.gpus)
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": uuids} if self.gpus else {}
+
 
 def run_plan(
     plan: Plan,
@@ -76,15 +82,13 @@ def run_plan(
     program = program or RankProgram(preload=drivers)
     lock = resume.take_lock(out)
     before = resume.read_before(out, plan) if options.resume else None
-    variables = {}
-    if options.gpus:
-        # nvidia-smi's order, so that its indices and torch's count the same GPUs.
-        variables = {
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in options.gpus),
-        }
     pool = Pool(
-        replace(program, modules=plan.expected_modules), plan, out, lock, variables, live=options.isolation == "live"
+        replace(program, modules=plan.expected_modules),
+        plan,
+        out,
+        lock,
+        options.variables,
+        live=options.isolation == "live",
     )
     runner = _Runner(plan, out, emit, stop, pool, options, before)
     try:
@@ -140,14 +144,16 @@ class _Runner:
         line = run_line.make(self._plan, self._options, ready, files, started_at, devices, unusable)
         if self._before is not None:
             resume.demand_same(self._before, line)
+            resume.reopen(self._out, self._before)
         # Only now: a run that was interrupted while it imported leaves no results behind, not empty ones.
         writer = ResultsWriter(self._out, resumed=self._before is not None)
         try:
             if self._before is None:
                 writer.write(line)
             else:
-                resumed = {"at": now(), "cut_bytes": self._before.cut_bytes}
-                writer.write({"schema": SCHEMA, "type": "resumed", **resumed})
+                cut = {"cut_bytes": self._before.cut_bytes}
+                writer.write({"schema": SCHEMA, "type": "resumed", "at": now(), **cut})
+                self._emit({"event": "resumed", "kept": len(self._results), **cut})
             if unusable is None:
                 self._run_jobs(cases, devices, writer)
                 self._run_bandwidth(writer, devices)
