@@ -17,6 +17,7 @@ from envbuild_smoke.plan import Gpu as WantedGpu
 
 Reason = Literal["too-few-gpus", "gpus-in-use", "wrong-gpu", "no-driver"]
 _FIELDS = ("index", "uuid", "name", "memory.total", "driver_version", "compute_cap")
+DEVICES = Path("/dev")
 _LIMIT_SECONDS = 60
 
 
@@ -98,7 +99,7 @@ def topology() -> str | None:
 def _query(question: str) -> list[list[str]]:
     """Return the rows that nvidia-smi answers with; raises CannotRunError saying why there are none."""
     if shutil.which("nvidia-smi") is None:
-        if any(Path("/dev").glob("nvidia[0-9]*")):
+        if any(DEVICES.glob("nvidia[0-9]*")):
             message = (
                 "GPUs are there (/dev/nvidia*), but nvidia-smi is not: nothing can be said of them. In a container, "
                 "ask for the driver's utilities (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
