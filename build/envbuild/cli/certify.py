@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from envbuild.catalog.catalog import Selection
 from envbuild.certify.certificate import UNSIGNED
-from envbuild.certify.certifying import certify, chosen_cases, driver_of
+from envbuild.certify.certifying import certify, driver_of
 from envbuild.cli.command import Command
 from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options, shown
+from envbuild.cli.print_cases import print_cases as show_cases
 from envbuild.core.digests import short
 from envbuild.image.outputs import find_image
 from envbuild.launch.local import RUNTIMES
@@ -48,7 +48,7 @@ def command(
     selection = session.select(stack, target, base)
     matrix_name = matrix or selection.stack.matrix
     if print_cases:
-        _print_cases(session, selection, matrix_name, only)
+        show_cases(session, selection, matrix_name, only)
         return
     driver_of(selection)
     lock = find_lock(session.project, selection, name)
@@ -81,27 +81,4 @@ def command(
         f"{state}: {len(predicate.cases)} cases agree with their baseline, key {short(predicate.key)}",
         UNSIGNED,
         shown(result.certificate),
-    )
-
-
-def _print_cases(session: Session, selection: Selection, matrix_name: str, only: tuple[str, ...]) -> None:
-    matrix = selection.catalog.matrix(matrix_name)
-    cases = chosen_cases(matrix, matrix_name, selection, only)
-    width = max(len(case.id) for case in cases)
-    session.done(
-        {
-            "matrix": matrix_name,
-            "cases": [
-                {
-                    "id": case.id,
-                    "processes": case.layout.world_size,
-                    "baseline": None if case.is_baseline else case.baseline_id,
-                }
-                for case in cases
-            ],
-        },
-        *[
-            f"{case.id:<{width}}  {case.layout.world_size} process{'es' if case.layout.world_size > 1 else ''}"
-            for case in cases
-        ],
     )

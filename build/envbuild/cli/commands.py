@@ -36,5 +36,6 @@ Options:
 
 Exit codes: 0 done; 1 a fault of envbuild; 2 usage; 3 configuration; 4 resolution; 5 a check refused; 6 a build
 failed; 7 a case failed; 8 certification could not run; 9 publication refused; 10 network, registry or store;
-11 a tool, permission or disk space is missing; 130 interrupted.
+11 a tool, permission or disk space is missing; 12 certificate refused;
+13 results refused; 130 interrupted.
 """

@@ -21,21 +21,23 @@ class EnvbuildError(Exception):
         why: the cause, as far as it is known; may hold several lines (a tool's own explanation, say).
         fix: what the user can do about it.
         log: the file that holds the whole output of the failed tool.
+        reason: one word of those that the class lists, for programs that tell failures of one class apart.
     """
 
     exit_code: ClassVar[int] = 1
     meaning: ClassVar[str] = "a fault of envbuild itself"
 
-    def __init__(self, what: str, *, why: str = "", fix: str = "", log: Path | None = None) -> None:
+    def __init__(self, what: str, *, why: str = "", fix: str = "", log: Path | None = None, reason: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.why = why
         self.fix = fix
         self.log = log
+        self.reason = reason
 
     def as_json(self) -> dict[str, Json]:
         """The error as the object that ``--json`` prints under the key ``error``."""
-        return {
+        shown: dict[str, Json] = {
             "kind": type(self).__name__,
             "exit_code": self.exit_code,
             "what": self.what,
@@ -43,6 +45,7 @@ class EnvbuildError(Exception):
             "fix": self.fix,
             "log": str(self.log) if self.log else None,
         }
+        return shown | ({"reason": self.reason} if self.reason else {})
 
 
 class InternalError(EnvbuildError):
@@ -110,6 +113,11 @@ class CertificationFailedError(EnvbuildError):
 
 
 class CertificationCannotRunError(EnvbuildError):
+    """The machine or the image is not as the plan wants: nothing ran, and nothing is certified.
+
+    Reasons: ``no-driver``, ``too-few-gpus``, ``gpus-in-use``, ``wrong-gpu``, ``no-runtime``, ``image-lacks-stack``...
+    """
+
     exit_code = 8
     meaning = "certification could not run: no hardware, no runtime, an image without the stack"
 
@@ -127,6 +135,23 @@ class NetworkError(EnvbuildError):
 class MachineError(EnvbuildError):
     exit_code = 11
     meaning = "the machine lacks a tool, a permission or space on a disk"
+
+
+class CertificateRefusedError(EnvbuildError):
+    """A certificate does not prove what it is asked for."""
+
+    exit_code = 12
+    meaning = "a certificate does not verify: changed, by a wrong, expired or unknown key, or of another image"
+
+
+class ResultsRefusedError(EnvbuildError):
+    """A runner's results do not belong to the plan, or are not whole.
+
+    Reasons: ``truncated``, ``schema``, ``plan``, ``image``...
+    """
+
+    exit_code = 13
+    meaning = "results are not judged: of another plan or image, truncated, or not as the schema has them"
 
 
 class InterruptedByUserError(EnvbuildError):
@@ -153,6 +178,8 @@ ERROR_CLASSES: tuple[type[EnvbuildError], ...] = (
     PublicationRefusedError,
     NetworkError,
     MachineError,
+    CertificateRefusedError,
+    ResultsRefusedError,
     InterruptedByUserError,
 )
 

@@ -2,17 +2,17 @@
 
 import hashlib
 import json
-from pathlib import Path
 
-from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Device
+from helpers.matrices import six_layouts
+
+from envbuild.catalog.models import Device, Precision
 from envbuild.certify.cases import expand
 from envbuild.certify.certificate import PREDICATE_TYPE, STATEMENT_TYPE, make_certificate, read_certificate
 from envbuild.certify.ground import Ground
 from envbuild.certify.judge import CaseResult, Results, Step, judge
 from envbuild.certify.plan import Subject
 
-MATRIX = Catalog.open(Path("/nonexistent")).matrix("certify-quick")
+MATRIX = six_layouts()
 CASES = expand(MATRIX, "certify-quick", Ground(device=Device.CPU))
 
 
@@ -60,7 +60,7 @@ def test_certificate_is_a_statement_with_the_numbers_and_no_signature(tmp_path):
     predicate = statement["predicate"]
     assert predicate["signed"] is False
     assert "not signed" in predicate["note"]
-    assert predicate["tolerance"] == {"fp32": {"loss_relative": 1e-5, "grad_norm_relative": 1e-4}}
+    assert predicate["tolerance"] == {"fp32": MATRIX.tolerance[Precision.FP32].model_dump()}
     assert [case["id"] for case in predicate["cases"]] == [case.id for case in CASES]
     baseline, dp2 = predicate["cases"][:2]
     assert baseline["baseline"] is None

@@ -4,9 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.matrices import six_layouts
 
 from envbuild.catalog.catalog import Catalog, Machine, select
+from envbuild.catalog.models import Device
+from envbuild.certify.cases import expand
 from envbuild.certify.certifying import chosen_cases
+from envbuild.certify.ground import Ground
 from envbuild.certify.judge import Results, Verdict
 from envbuild.certify.telling import failure, progress
 from envbuild.core.errors import ConfigurationError, UsageError
@@ -22,7 +26,7 @@ def chosen(*only: str) -> list[str]:
 
 
 def test_all_cases_without_only():
-    assert len(chosen()) == len(MATRIX.cases)
+    assert chosen() == [case.id for case in expand(MATRIX, "certify-quick", Ground(device=Device.CPU))]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +95,7 @@ def test_progress_leaves_other_lines_to_the_log(line):
     assert reporter.texts == []
 
 
-CASES = chosen_cases(MATRIX, "certify-quick", SELECTION, ())
+CASES = expand(six_layouts(), "six", Ground(device=Device.CPU))
 PASSED = tuple(Verdict(case=case, passed=True) for case in CASES)
 FAILED = Verdict(case=CASES[1], passed=False, problems=("step 1: loss ...", "step 2: loss ..."))
 FINDING = {"code": "version-differs", "package": "torch", "expected": "2.13.0+cpu", "found": "2.12.0"}

@@ -11,6 +11,7 @@ from envbuild.catalog.data import data_root
 from envbuild.core import errors
 from envbuild.core.errors import (
     ERROR_CLASSES,
+    CertificationCannotRunError,
     CertificationFailedError,
     EnvbuildError,
     InterruptedByUserError,
@@ -30,6 +31,8 @@ DESIGN = {
     "PublicationRefusedError": 9,
     "NetworkError": 10,
     "MachineError": 11,
+    "CertificateRefusedError": 12,
+    "ResultsRefusedError": 13,
     "InterruptedByUserError": 130,
 }
 
@@ -66,6 +69,12 @@ def test_json_says_what_why_and_fix(cls):
         "fix": "do this",
         "log": "/some/log",
     }
+
+
+def test_json_has_a_reason_where_there_is_one():
+    error = CertificationCannotRunError("no", reason="no-driver")
+    assert error.as_json()["reason"] == "no-driver"
+    assert "reason" not in CertificationCannotRunError("no").as_json()
 
 
 @pytest.mark.parametrize("error", [InterruptedByUserError(), disk_full(Path("/some/disk"))])
