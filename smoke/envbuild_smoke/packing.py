@@ -1,8 +1,8 @@
 """Decides which job starts next, and on which devices. Pure: no processes, no clock of its own.
 
-Largest first: the job that needs most devices, and of those the longest. A job that others wait for counts as
-large as the largest of these, so that they come to run. Jobs that fit beside or before the largest one that
-waits are let through, but only if, by their estimates, they do not delay it: so no job waits for ever.
+Largest first: the job that needs most devices, and of those the longest, where what waits for a job counts with
+it. Jobs that fit beside or before the largest one that finds no room are let through, but only if, by their
+estimates, they do not delay it: so no job waits for ever.
 """
 
 from collections.abc import Sequence
@@ -113,10 +113,9 @@ class Packer:
         return self._unknown_seconds if job.seconds is None else job.seconds
 
     def _size(self, job: Job, jobs: Sequence[Job]) -> tuple[int, float]:
-        following = [other for other in jobs if other.weights_of == job.key]
-        most = max((other.world_size for other in following), default=0)
-        total = sum(other.world_size * self.seconds(other) for other in following)
-        return max(job.world_size, most), self.seconds(job) + total
+        """Return what decides the order: devices, and the time of the job and, on one device, of all that follow."""
+        following = sum(other.world_size * self.seconds(other) for other in jobs if other.weights_of == job.key)
+        return job.world_size, self.seconds(job) + following
 
     def _may_run(self, job: Job) -> bool:
         weights = job.weights_of is None or job.weights_of in self._saved or job.weights_of in self._ended
