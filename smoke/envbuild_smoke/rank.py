@@ -36,6 +36,8 @@ def common_environment(device: Device) -> dict[str, str]:
     else:
         # cuBLAS gives the same digits in every run only with a fixed workspace.
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        # Transformer Engine's attention is to do so, too; Megatron's deterministic mode insists on it.
+        environment["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
         # Libraries ask torch.cuda.is_available() as they are imported. Answered through NVML, this does not
         # start CUDA, which a process that is to be forked must not have done.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
