@@ -11,6 +11,13 @@ from envbuild_smoke.plan import Case, Device, Model, Plan, PlanError
 HEAD_SIZE_MULTIPLE = 8
 
 
+def check_device(plan: Plan) -> None:
+    """Refuse a plan for GPUs that does not say which, and one for the CPU that does."""
+    if (plan.device == "cuda") == (plan.gpu is None):
+        found = "null" if plan.gpu is None else "an object"
+        raise PlanError(f"plan.gpu: found {found} with device {plan.device!r}; it is null on the CPU, and only there")
+
+
 def check_references(plan: Plan) -> None:
     """Refuse an empty plan, repeated ids, and models and baselines that are absent or do not fit."""
     if not plan.cases:
@@ -91,7 +98,10 @@ def _check_needs(case: Case, model: Model, device: Device) -> None:
             case.baseline is not None or layout.world_size == 1,
             "a baseline runs on one rank; its layout has more",
         ),
-        (layout.expert == 1, f"layout.expert is {layout.expert}; a model of kind 'gpt' has no experts (1)"),
+        (
+            layout.expert == 1 or model.moe is not None,
+            f"layout.expert is {layout.expert}; the model has no experts (moe)",
+        ),
         (layout.virtual_pipeline == 1 or layout.pipeline > 1, "virtual_pipeline > 1 needs pipeline > 1"),
         (not layout.sequence or layout.tensor > 1, "sequence needs tensor > 1"),
         (not (overlap and batch), "overlap_p2p_comm and batch_p2p_comm are both true; at most one may be"),
@@ -99,8 +109,12 @@ def _check_needs(case: Case, model: Model, device: Device) -> None:
             not overlap or layout.pipeline == 1 or layout.virtual_pipeline > 1,
             "overlap_p2p_comm with pipeline > 1 needs virtual_pipeline > 1",
         ),
-        # megatron-core's own LayerNorm and attention do neither.
-        (engine or not layout.sequence, "sequence needs a model with layer_spec 'transformer-engine'"),
+        # torch's LayerNorm cannot, the driver's own RMSNorm can.
+        (
+            engine or not layout.sequence or model.normalization == "RMSNorm",
+            "sequence needs a model with layer_spec 'transformer-engine' or normalization 'RMSNorm'",
+        ),
+        # megatron-core's own attention does not.
         (engine or layout.context == 1, "context > 1 needs a model with layer_spec 'transformer-engine'"),
         (not engine or device == "cuda", "layer_spec 'transformer-engine' needs device 'cuda'"),
     ]

@@ -11,8 +11,9 @@ import pytest
 
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.cases import expand
+from envbuild.certify.ground import Ground
 from envbuild.certify.judge import Verdict, judge, read_results
-from envbuild.certify.plan import Subject, make_plan
+from envbuild.certify.plan import Expected, Subject, make_plan
 from envbuild.certify.zipapp import smoke_bytes
 from envbuild.core.digests import sha256_bytes
 
@@ -23,18 +24,18 @@ SUBJECT = Subject(name="n", stack="mcore", base="b", target="cpu", lock_digest="
 def run_plan(python: Path, folder: Path, selection: Selection, settings: dict[str, bool] | None) -> dict[str, Verdict]:
     """Train baseline and interleaved pipeline; ``settings`` replaces the ones the planner chose."""
     matrix = selection.catalog.matrix("certify-quick")
-    chosen = expand(matrix, "certify-quick", selection.target.device)
+    chosen = expand(matrix, "certify-quick", Ground.of(selection))
     cases = tuple(case for case in chosen if case.is_baseline or case.id == INTERLEAVED)
     plan: dict[str, Any] = make_plan(
         subject=SUBJECT,
-        device=selection.target.device,
+        ground=Ground.of(selection),
         driver=selection.stack.driver,
         matrix=matrix,
         cases=cases,
-        expected_versions={},
+        expected=Expected(),
     )
     if settings is not None:
-        next(case for case in plan["cases"] if case["id"] == INTERLEAVED)["settings"] = settings
+        next(case for case in plan["cases"] if case["id"] == INTERLEAVED)["settings"] |= settings
     content = json.dumps(plan).encode()
     (folder / "plan.json").write_bytes(content)
     (folder / "smoke.pyz").write_bytes(smoke_bytes())
@@ -69,14 +70,14 @@ def test_certify_version_that_differs_from_the_lock_is_a_finding(
     stack_python: Path, selection: Selection, tmp_path: Path, package: str
 ) -> None:
     matrix = selection.catalog.matrix("certify-quick")
-    cases = expand(matrix, "certify-quick", selection.target.device)[:1]
+    cases = expand(matrix, "certify-quick", Ground.of(selection))[:1]
     plan = make_plan(
         subject=SUBJECT,
-        device=selection.target.device,
+        ground=Ground.of(selection),
         driver=selection.stack.driver,
         matrix=matrix,
         cases=cases,
-        expected_versions={package: "0.0.1"},
+        expected=Expected(versions={package: "0.0.1"}),
     )
     content = json.dumps(plan).encode()
     (tmp_path / "plan.json").write_bytes(content)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from envbuild.catalog.models import LEAST_VOCABULARY, CaseSpec, Device, GptModel, Matrix, Precision, Training
+from envbuild.catalog.models import LEAST_VOCABULARY, CaseSpec, GptModel, Matrix, Precision, Training
+from envbuild.certify.ground import Ground
 from envbuild.core.errors import ConfigurationError
 
 HEAD_SIZE_MULTIPLE = 8
@@ -63,7 +64,12 @@ class Case:
 
     @property
     def is_baseline(self) -> bool:
-        return self.layout.world_size == 1
+        return self.world_size == 1
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes, each with a GPU of its own where there are any."""
+        return self.layout.world_size
 
     @property
     def baseline_id(self) -> str:
@@ -71,13 +77,14 @@ class Case:
         return f"{self.model}-{self.precision.value}-baseline"
 
 
-def expand(matrix: Matrix, name: str, device: Device) -> tuple[Case, ...]:
+def expand(matrix: Matrix, name: str, ground: Ground) -> tuple[Case, ...]:
     """All cases of a matrix on a device, baselines first.
 
     Raises:
         ConfigurationError: the matrix is not for the device, a layout is impossible or known to be wrong, a case is
             listed twice, or a case has no baseline or no tolerance.
     """
+    device = ground.device
     if device not in matrix.devices:
         raise ConfigurationError(
             f"matrix {name} is not for device {device.value}",

@@ -173,10 +173,8 @@ def _seal(statement: dict[str, Any]) -> str:
 
 def _subject_digests(subject: Subject) -> dict[str, str]:
     """The hex digest of each subject by its name."""
-    return {
-        f"{subject.name}.oci": subject.oci_digest.removeprefix("sha256:"),
-        f"{subject.name}.sqsh": subject.sqsh_digest.removeprefix("sha256:"),
-    }
+    digests = {"oci": subject.oci_digest, "sqsh": subject.sqsh_digest}
+    return {f"{subject.name}.{kind}": digest.removeprefix("sha256:") for kind, digest in digests.items() if digest}
 
 
 def make_certificate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.models import Driver, Matrix
 from envbuild.certify.cases import Case, expand
 from envbuild.certify.certificate import Certificate, make_certificate, read_certificate
+from envbuild.certify.ground import Ground
 from envbuild.certify.judge import Results, Verdict, judge, read_results
-from envbuild.certify.plan import DRIVERS, Subject, certification_key, make_plan
+from envbuild.certify.plan import DRIVERS, Expected, Subject, certification_key, make_plan
 from envbuild.certify.telling import failure, progress, show
 from envbuild.certify.zipapp import FILE_NAME, smoke_file
 from envbuild.core import locks
@@ -62,13 +64,22 @@ class Certification:
     not_counted: str = ""
 
 
-def chosen_cases(matrix: Matrix, matrix_name: str, selection: Selection, only: tuple[str, ...]) -> tuple[Case, ...]:
+def chosen_cases(
+    matrix: Matrix,
+    matrix_name: str,
+    selection: Selection,
+    only: tuple[str, ...],
+    packages: Collection[str] = (),
+) -> tuple[Case, ...]:
     """The cases to run: all of the matrix, or those named and the baselines they need.
+
+    Args:
+        packages: the names of the lock's packages.
 
     Raises:
         UsageError: ``only`` names a case that the matrix does not have.
     """
-    cases = expand(matrix, matrix_name, selection.target.device)
+    cases = expand(matrix, matrix_name, Ground.of(selection, packages))
     if not only:
         if all(case.is_baseline for case in cases):
             raise ConfigurationError(
@@ -202,7 +213,8 @@ def _make_job(
 ) -> _Job:
     driver = driver_of(selection, lock.lock)
     matrix = selection.catalog.matrix(matrix_name)
-    cases = chosen_cases(matrix, matrix_name, selection, only)
+    packages = lock.packages()
+    cases = chosen_cases(matrix, matrix_name, selection, only, packages)
     if image.record.lock_digest != lock.lock.digest:
         raise ConfigurationError(
             f"the image in {image.path} was made from another lock",
@@ -222,13 +234,16 @@ def _make_job(
     smoke, smoke_digest = smoke_file(store)
     plan = make_plan(
         subject=subject,
-        device=selection.target.device,
+        ground=Ground.of(selection, packages),
         driver=driver,
         matrix=matrix,
         cases=cases,
-        expected_versions={**lock.packages(), **{name: item.version for name, item in lock.lock.components.items()}},
+        expected=Expected(
+            versions={**packages, **{name: item.version for name, item in lock.lock.components.items()}},
+            modules=[module for item in lock.lock.components.values() for module in item.modules],
+        ),
     )
-    whole = len(cases) == len(expand(matrix, matrix_name, selection.target.device))
+    whole = len(cases) == len(chosen_cases(matrix, matrix_name, selection, (), packages))
     key = certification_key(plan, matrix, smoke_digest, scope=matrix_name if whole else f"part of {matrix_name}")
     folder = out_dir / "certificates" / image.name / key.removeprefix("sha256:")[:12]
     return _Job(

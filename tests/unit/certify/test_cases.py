@@ -13,12 +13,15 @@ from pydantic import ValidationError
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import CaseSpec, Device, Driver, GptModel, Matrix, Precision, Training
 from envbuild.certify.cases import HEAD_SIZE_MULTIPLE, Layout, _case, broken_rules, expand
-from envbuild.certify.plan import Subject, make_plan
+from envbuild.certify.ground import Ground
+from envbuild.certify.plan import Expected, Subject, make_plan
 from envbuild.core.errors import ConfigurationError
 from envbuild_smoke.plan_file import parse_plan
 
 QUICK = Catalog.open(Path("/nonexistent")).matrix("certify-quick")
 GPT = QUICK.models["gpt"]
+CPU = Ground(device=Device.CPU)
+BEDS = {Device.CPU: CPU, Device.CUDA: Ground(device=Device.CUDA, sm=("90",))}
 BASELINE = CaseSpec(model="gpt")
 
 
@@ -40,14 +43,14 @@ def training(**changes: int) -> Training:
 
 def refused(wrong: Matrix) -> str:
     with pytest.raises(ConfigurationError, match="cannot be run") as caught:
-        expand(wrong, "m", Device.CPU)
+        expand(wrong, "m", CPU)
     assert caught.value.fix == "Correct envs/matrices/m.toml."
     return caught.value.why
 
 
 @pytest.mark.parametrize("device", [Device.CPU, Device.CUDA])
 def test_expand_shipped_matrix(device):
-    cases = expand(QUICK, "certify-quick", device)
+    cases = expand(QUICK, "certify-quick", BEDS[device])
     assert [(case.id, case.layout.world_size) for case in cases] == [
         ("gpt-fp32-baseline", 1),
         ("gpt-fp32-dp2", 2),
@@ -61,7 +64,7 @@ def test_expand_shipped_matrix(device):
 
 
 def test_expand_puts_baselines_first():
-    cases = expand(QUICK.model_copy(update={"cases": (spec(data=2), BASELINE)}), "m", Device.CPU)
+    cases = expand(QUICK.model_copy(update={"cases": (spec(data=2), BASELINE)}), "m", CPU)
     assert [case.id for case in cases] == ["gpt-fp32-baseline", "gpt-fp32-dp2"]
 
 
@@ -282,14 +285,14 @@ def runnable(drawn: Matrix) -> Matrix | None:
     kept: list[CaseSpec] = []
     for row in drawn.cases:
         try:
-            expand(drawn.model_copy(update={"cases": (*kept, row)}), "m", Device.CPU)
+            expand(drawn.model_copy(update={"cases": (*kept, row)}), "m", CPU)
         except ConfigurationError:
             continue
         kept.append(row)
     return drawn.model_copy(update={"cases": tuple(kept)}) if kept else None
 
 
-SUBJECT = Subject(name="n", stack="s", base="b", target="t", lock_digest="", oci_digest="", sqsh_digest="")
+SUBJECT = Subject(name="n", stack="s", base="b", target="t", lock_digest="")
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -299,9 +302,9 @@ def test_smoke_refuses_no_plan_of_the_planner(drawn, device):
     accepted = runnable(drawn)
     if accepted is None:
         return
-    cases = expand(accepted, "m", device)
+    cases = expand(accepted, "m", BEDS[device])
     plan = make_plan(
-        subject=SUBJECT, device=device, driver=Driver.MCORE, matrix=accepted, cases=cases, expected_versions={}
+        subject=SUBJECT, ground=BEDS[device], driver=Driver.MCORE, matrix=accepted, cases=cases, expected=Expected()
     )
     assert [case.id for case in parse_plan(json.dumps(plan).encode()).cases] == [case.id for case in cases]
 
@@ -317,11 +320,11 @@ def test_smoke_refuses_no_layout_that_the_planner_takes(overlap):
         rows = (row,) if data * tensor * pipeline == 1 else (BASELINE, row)
         tried = wide.model_copy(update={"cases": rows})
         try:
-            cases = expand(tried, "m", Device.CPU)
+            cases = expand(tried, "m", CPU)
         except ConfigurationError:
             continue
         plan = make_plan(
-            subject=SUBJECT, device=Device.CPU, driver=Driver.MCORE, matrix=tried, cases=cases, expected_versions={}
+            subject=SUBJECT, ground=CPU, driver=Driver.MCORE, matrix=tried, cases=cases, expected=Expected()
         )
         parse_plan(json.dumps(plan).encode())
         taken += 1
@@ -376,7 +379,7 @@ def test_nearest_hidden_size_is_the_nearest(hidden, heads):
     model = gpt(hidden_size=hidden, num_attention_heads=heads)
     fitting = 8 * heads
     if hidden % fitting == 0:
-        expand(matrix(models={"gpt": model}), "m", Device.CPU)
+        expand(matrix(models={"gpt": model}), "m", CPU)
         return
     name, nearest = told(matrix(models={"gpt": model}))[0][1].split(" = ")
     assert name == "hidden_size"
@@ -438,7 +441,7 @@ def test_names_of_models_that_look_like_parts_of_an_id_do_not_make_ids_equal(one
 
 def test_id_is_no_longer_than_smoke_takes():
     name = "x" * 106
-    expand(QUICK.model_copy(update={"models": {name: GPT}, "cases": (CaseSpec(model=name),)}), "m", Device.CPU)
+    expand(QUICK.model_copy(update={"models": {name: GPT}, "cases": (CaseSpec(model=name),)}), "m", CPU)
     long = QUICK.model_copy(update={"models": {name + "x": GPT}, "cases": (CaseSpec(model=name + "x"),)})
     why = refused(long)
     assert f"{name}x-fp32-baseline has 121 characters; an ID has at most 120: shorten the model's name" in why
@@ -463,7 +466,7 @@ def test_all_problems_are_told_at_once():
 
 def test_matrix_for_another_device():
     with pytest.raises(ConfigurationError, match="matrix m is not for device cpu") as caught:
-        expand(QUICK.model_copy(update={"devices": (Device.CUDA,)}), "m", Device.CPU)
+        expand(QUICK.model_copy(update={"devices": (Device.CUDA,)}), "m", CPU)
     assert "cuda" in caught.value.why
     assert "--matrix" in caught.value.fix
 

@@ -8,11 +8,12 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Device
 from envbuild.certify.cases import expand
 from envbuild.certify.certificate import PREDICATE_TYPE, STATEMENT_TYPE, make_certificate, read_certificate
+from envbuild.certify.ground import Ground
 from envbuild.certify.judge import CaseResult, Results, Step, judge
 from envbuild.certify.plan import Subject
 
 MATRIX = Catalog.open(Path("/nonexistent")).matrix("certify-quick")
-CASES = expand(MATRIX, "certify-quick", Device.CPU)
+CASES = expand(MATRIX, "certify-quick", Ground(device=Device.CPU))
 
 
 def test_certificate_is_a_statement_with_the_numbers_and_no_signature(tmp_path):

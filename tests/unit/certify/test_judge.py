@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Device
 from envbuild.certify.cases import expand
+from envbuild.certify.ground import Ground
 from envbuild.certify.judge import RESULTS_SCHEMA, Verdict, judge, read_results, relative_difference
 from envbuild.core.errors import CertificationFailedError
 
 MATRIX = Catalog.open(Path("/nonexistent")).matrix("certify-quick")
-CASES = expand(MATRIX, "certify-quick", Device.CPU)
+CASES = expand(MATRIX, "certify-quick", Ground(device=Device.CPU))
 BAND = MATRIX.tolerance["fp32"]
 DIGEST, NONCE = "sha256:plan", "nonce"
 LOSSES = [6.2413, 6.1007, 5.9871, 5.8512, 5.7003]

@@ -61,7 +61,7 @@ def test_refused_run_exits_2_and_writes_nothing(tmp_path: Path, damage: str) -> 
     plan = plan_file(tmp_path, case_document("train-baseline"))
     command = [*FAKE, "run", "--plan", plan, "--out", str(out)]
     if damage == "plan":
-        Path(plan).write_text('{"schema": "envbuild.plan/1"}')
+        Path(plan).write_text('{"schema": "envbuild.plan/2"}')
         words = "plan.models: missing"
     elif damage == "only":
         command += ["--only", "train-tp2"]
