@@ -12,9 +12,10 @@ from helpers.stand_in import results_of, write
 from unit.image.test_record import RECORD
 
 from envbuild.catalog.catalog import Selection
-from envbuild.certify.certificate import _seal
+from envbuild.certify.certificates.envelope import SignedBytes, decode, encode
+from envbuild.certify.certificates.statement import CERTIFICATE_FILE, seal_of
 from envbuild.certify.certifying import Certification, certify
-from envbuild.core.digests import sha256_bytes, sha256_file
+from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
 from envbuild.image.layers import Layer
@@ -63,7 +64,7 @@ class World:
         return certify(self.selection, **(arguments | options))
 
     def certificates(self) -> list[Path]:
-        return list((self.project / "out" / "certificates").rglob("certificate.json"))
+        return list((self.project / "out" / "certificates").rglob(CERTIFICATE_FILE))
 
     def run_in_image(self, runtime: Runtime, sqsh: Path, argv: list[str], **options: Any) -> Finished:
         self.calls.append({"runtime": runtime.name, "sqsh": sqsh, **options})
@@ -102,10 +103,16 @@ def place_image(out_dir: Path, lock: LockDirectory, name: str = "mcore") -> Plac
     return PlacedImage(path, record, name)
 
 
+def statement_of(path: Path) -> dict[str, Any]:
+    """What a certificate says, unchecked."""
+    found: dict[str, Any] = json.loads(decode(path.read_bytes()).payload)
+    return found
+
+
 def edit(path: Path, change: Callable[[dict[str, Any]], None], *, reseal: bool = False) -> None:
-    """Change a certificate; ``reseal``: as somebody would who knows of the seal."""
-    statement = json.loads(path.read_text())
+    """Change a certificate, and keep its signature; ``reseal``: as somebody would who knows of the seal."""
+    statement = statement_of(path)
     change(statement)
     if reseal:
-        statement["predicate"]["seal"] = _seal(statement)
-    path.write_text(json.dumps(statement, indent=2) + "\n")
+        statement["predicate"]["seal"] = seal_of(statement)
+    path.write_bytes(encode(SignedBytes(canonical_json(statement), decode(path.read_bytes()).signed)))

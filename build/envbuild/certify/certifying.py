@@ -10,15 +10,25 @@ from pathlib import Path
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.models import Driver, Matrix
 from envbuild.certify.cases import Case, expand
-from envbuild.certify.certificate import Certificate, make_certificate, read_certificate
+from envbuild.certify.certificates.reading import read_certificate
+from envbuild.certify.certificates.signing import Signer, verifies, write_certificate
+from envbuild.certify.certificates.statement import (
+    CERTIFICATE_FILE,
+    Certificate,
+    Measured,
+    SmokeRunner,
+    make_certificate,
+)
 from envbuild.certify.ground import Ground
 from envbuild.certify.judge import Results, Verdict, judge, read_results
-from envbuild.certify.plan import DRIVERS, Expected, Subject, certification_key, make_plan
+from envbuild.certify.plan import DRIVERS, JUDGE_VERSION, Expected, Subject, certification_key, make_plan
 from envbuild.certify.telling import failure, progress, show
+from envbuild.certify.verdicts import case_verdict
 from envbuild.certify.zipapp import FILE_NAME, smoke_file
 from envbuild.core import locks
 from envbuild.core.digests import Json, sha256_bytes, sha256_file
 from envbuild.core.errors import (
+    CertificateRefusedError,
     CertificationCannotRunError,
     CertificationFailedError,
     CheckRefusedError,
@@ -37,7 +47,6 @@ from envbuild.lock.record import Lock, LockDirectory
 from envbuild.store import seals
 from envbuild.store.local import LocalStore
 
-CERTIFICATE_FILE = "certificate.json"
 PLAN_DIR = "/envbuild/plan"
 RESULTS_DIR = "/envbuild/results"
 SMOKE_CANNOT_RUN = 3
@@ -54,6 +63,7 @@ class Certification:
         statement: what is in it.
         ran: whether this call ran the cases.
         lock_is_current: whether the lock was made from the stack and the base as they are now.
+        keyid: of the key that signed it; None where nobody did.
         not_counted: why a certificate that was there did not count, in words.
     """
 
@@ -61,6 +71,7 @@ class Certification:
     statement: Certificate
     ran: bool
     lock_is_current: bool
+    keyid: str | None = None
     not_counted: str = ""
 
 
@@ -140,6 +151,7 @@ def certify(
     reporter: Reporter,
     runtime_name: str | None = None,
     fresh: bool = False,
+    signer: Signer | None = None,
 ) -> Certification:
     """Certify an image, unless a certificate for exactly this is there already, as it was written.
 
@@ -148,6 +160,7 @@ def certify(
         runtime_name: how the .sqsh is opened, so a certificate made with another one does not count; when None, the
             best that this machine can do, and any certificate counts.
         fresh: run even if a certificate is there.
+        signer: whose signature the certificate gets, so one without it does not count; when None, any counts.
 
     Raises:
         CertificationFailedError: a case did not pass; the results and logs stay.
@@ -160,7 +173,7 @@ def certify(
     # Two runs of one key share a folder: the second waits, and then finds the certificate.
     waiting = f"another envbuild certifies the same in {job.folder}: waiting for it"
     with locks.exclusive(job.folder.with_name(f".{job.folder.name}.lock"), on_wait=lambda: reporter.note(waiting)):
-        standing, not_counted = _standing(certificate, job, runtime_name)
+        standing, not_counted = _standing(certificate, job, runtime_name, signer)
         if not_counted:
             reporter.note(f"note: {certificate} does not count: {not_counted}. Certifying again")
         if standing and not fresh:
@@ -170,16 +183,17 @@ def certify(
                     why=f"{problem} since it was built.",
                     fix=f"Put it right: {image.command}",
                 )
-            return Certification(
-                certificate=certificate, statement=standing, ran=False, lock_is_current=job.lock_is_current
-            )
-        _certify(job, certificate, _runtime(runtime_name), reporter)
-        statement = read_certificate(certificate)
+            ran = False
+        else:
+            _certify(job, certificate, _runtime(runtime_name), signer, reporter)
+            ran = True
+        statement, file = read_certificate(certificate)
     return Certification(
         certificate=certificate,
         statement=statement,
-        ran=True,
+        ran=ran,
         lock_is_current=job.lock_is_current,
+        keyid=file.content.signed.keyid if file.content.signed else None,
         not_counted=not_counted,
     )
 
@@ -262,7 +276,7 @@ def _make_job(
     )
 
 
-def _certify(job: _Job, certificate: Path, runtime: Runtime, reporter: Reporter) -> None:
+def _certify(job: _Job, certificate: Path, runtime: Runtime, signer: Signer | None, reporter: Reporter) -> None:
     with reporter.step("check the image against its digests"):
         verify(job.image)
     run_dir = job.folder / "run"
@@ -273,19 +287,26 @@ def _certify(job: _Job, certificate: Path, runtime: Runtime, reporter: Reporter)
         certificate.unlink(missing_ok=True)
         raise
     statement = make_certificate(
-        subject=job.subject,
+        name=job.subject.name,
+        subject=job.subject.as_json(),
         key=job.key,
         lock_is_current=job.lock_is_current,
         matrix_name=job.matrix_name,
-        matrix=job.matrix,
+        tolerance={precision.value: band.model_dump(mode="json") for precision, band in job.matrix.tolerance.items()},
         whole_matrix=job.whole_matrix,
         plan_digest=sha256_file(run_dir / "plan" / "plan.json"),
-        smoke_digest=job.smoke_digest,
+        nonce=str(job.plan["nonce"]),
+        judge_version=JUDGE_VERSION,
         runtime=runtime.name,
-        results=results,
-        verdicts=verdicts,
+        measured=Measured(
+            smoke=SmokeRunner(version=results.smoke_version, digest=job.smoke_digest),
+            environment=dict(results.environment),
+            started_at=results.started_at,
+            finished_at=results.finished_at or "",
+        ),
+        cases=[case_verdict(verdict) for verdict in verdicts],
     )
-    write_atomic(certificate, json.dumps(statement, indent=2) + "\n")
+    write_certificate(certificate, statement, signer)
 
 
 def _passed(job: _Job, run_dir: Path, runtime: Runtime, reporter: Reporter) -> tuple[Results, tuple[Verdict, ...]]:
@@ -313,15 +334,24 @@ def _runtime(name: str | None) -> Runtime:
         raise CertificationCannotRunError(error.what, why=error.why, fix=error.fix, log=error.log) from error
 
 
-def _standing(certificate: Path, job: _Job, runtime_name: str | None) -> tuple[Certificate | None, str]:
+def _standing(
+    certificate: Path, job: _Job, runtime_name: str | None, signer: Signer | None
+) -> tuple[Certificate | None, str]:
     """The certificate that is there, if it is of this job and as it was written; else why it does not count."""
     if not certificate.is_file():
         return None, ""
     try:
-        found = read_certificate(certificate)
-    except CheckRefusedError as error:
+        found, file = read_certificate(certificate)
+    except CertificateRefusedError as error:
         return None, error.why
-    problem = found.mismatch(subject=job.subject, key=job.key, case_ids=[case.id for case in job.cases])
+    problem = found.mismatch(
+        name=job.subject.name,
+        subject=job.subject.as_json(),
+        key=job.key,
+        case_ids=[case.id for case in job.cases],
+    )
+    if not problem and signer and not verifies(file.content, signer.public):
+        problem = f"it is not signed by key {signer.keyid}"
     if not problem and runtime_name not in (None, found.predicate.runtime):
         problem = f"it was made with runtime {found.predicate.runtime}, and {runtime_name} was asked for"
     return (None, problem) if problem else (found, "")

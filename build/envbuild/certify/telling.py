@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from envbuild.certify.certificate import verdict_json
 from envbuild.certify.judge import Results, Verdict
+from envbuild.certify.verdicts import verdict_json
 from envbuild.core.errors import CertificationFailedError
 from envbuild.core.progress import Reporter
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from envbuild.catalog.catalog import Selection
-from envbuild.certify.certificate import UNSIGNED
+from envbuild.certify.certificates.signing import UNSIGNED
 from envbuild.certify.certifying import certify, chosen_cases, driver_of
 from envbuild.cli.command import Command
 from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options, shown
+from envbuild.cli.signing import key_options, signer_of
 from envbuild.core.digests import short
 from envbuild.image.outputs import find_image
 from envbuild.launch.local import RUNTIMES
@@ -25,6 +26,7 @@ from envbuild.lock.locking import find_lock
 @click.option("--print-cases", is_flag=True, help="Print the cases and run nothing.")
 @click.option("--runtime", type=click.Choice(list(RUNTIMES)), help="How the .sqsh is opened; default: the best here.")
 @click.option("--fresh", is_flag=True, help="Run even if a certificate for exactly this is there.")
+@key_options
 @out_dir_option
 @output_options
 def command(
@@ -38,6 +40,8 @@ def command(
     print_cases: bool,
     runtime: str | None,
     fresh: bool,
+    key: str | None,
+    key_password: str | None,
     out_dir: Path,
 ) -> None:
     """Train inside the image in every parallel layout; pass only if each reproduces the one-process baseline.
@@ -51,6 +55,7 @@ def command(
         _print_cases(session, selection, matrix_name, only)
         return
     driver_of(selection)
+    signer = signer_of(session, key, key_password)
     lock = find_lock(session.project, selection, name)
     driver_of(selection, lock.lock)
     image = find_image(out_dir, selection.stack_name, selection.base_name, selection.target_name, name)
@@ -65,6 +70,7 @@ def command(
         reporter=session.reporter,
         runtime_name=runtime,
         fresh=fresh,
+        signer=signer,
     )
     predicate = result.statement.predicate
     state = "certified" if result.ran else "nothing to do: already certified"
@@ -73,13 +79,14 @@ def command(
             "ran": result.ran,
             "certificate": str(result.certificate.resolve()),
             "key": predicate.key,
-            "signed": predicate.signed,
+            "signed": result.keyid is not None,
+            "keyid": result.keyid,
             "lock_is_current": result.lock_is_current,
             "not_counted": result.not_counted or None,
             "cases": result.statement.cases_json(),
         },
         f"{state}: {len(predicate.cases)} cases agree with their baseline, key {short(predicate.key)}",
-        UNSIGNED,
+        f"signed by key {result.keyid}" if result.keyid else UNSIGNED,
         shown(result.certificate),
     )
 
