@@ -64,7 +64,7 @@ def parse_plan(content: bytes) -> Plan:
     check_device(plan)
     check_references(plan)
     for case in plan.cases:
-        check_shape(case, plan.models[case.model], plan.device)
+        check_shape(case, plan.models[case.model], plan)
     return plan
 
 

@@ -24,7 +24,7 @@ class Ground:
 
     @classmethod
     def of(cls, selection: Selection, packages: Iterable[str] = ()) -> Ground:
-        """That of a selection: with the packages of its lock, and what the stack names as its components."""
+        """That of a selection: with the packages of its lock, what the stack names, and what the base brings."""
         target, stack = selection.target, selection.stack
-        names = frozenset({*packages, *stack.components, *stack.requirements})
+        names = frozenset({*packages, *stack.components, *stack.requirements, *selection.base.provides})
         return cls(device=target.device, sm=target.sm, packages=names)

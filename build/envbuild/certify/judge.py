@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envbuild.catalog.models import Matrix, Tolerance
+from envbuild.catalog.models import Band, Matrix
 from envbuild.certify.cases import Case
 from envbuild.certify.plan import tolerance_of
 from envbuild.core.errors import CertificationFailedError
@@ -181,7 +181,7 @@ def relative_difference(expected: float, found: float) -> float:
     return abs(found - expected) / abs(expected) if expected else math.inf
 
 
-def _compare(case: Case, result: CaseResult, baseline: CaseResult, band: Tolerance) -> Verdict:
+def _compare(case: Case, result: CaseResult, baseline: CaseResult, band: Band) -> Verdict:
     problems: list[str] = []
     largest = {"loss": 0.0, "grad_norm": 0.0}
     for mine, reference in zip(result.steps, baseline.steps, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from envbuild.catalog.models import Driver, GptModel, Matrix, Tolerance
+from envbuild.catalog.models import Band, Driver, Matrix, ModelSpec
 from envbuild.certify.cases import Case
 from envbuild.certify.ground import Ground
 from envbuild.core.digests import Json, digest_of
@@ -76,9 +76,21 @@ class Expected:
     modules: Sequence[str] = ()
 
 
-def tolerance_of(matrix: Matrix, case: Case) -> Tolerance:
-    """How far a case may be from its baseline."""
-    return matrix.tolerance[case.precision]
+def tolerance_of(matrix: Matrix, case: Case) -> Band:
+    """How far a case may be from its baseline: the widest band of the axes in which it differs from it."""
+    return matrix.tolerance[case.precision].of(case.axes)
+
+
+def sweep_of(matrix: Matrix, ground: Ground, ranks: int) -> Sweep | None:
+    """The all_reduce sweep of a matrix over so many GPUs; None where it has none, and for one GPU."""
+    wanted = matrix.bandwidth
+    if wanted is None or ground.device not in wanted.devices or ranks == 1:
+        return None
+    return Sweep(
+        ranks=ranks,
+        sizes_bytes=wanted.sizes_bytes,
+        floor_gigabytes_per_second=wanted.floor_gigabytes_per_second,
+    )
 
 
 def make_plan(
@@ -115,19 +127,19 @@ def make_plan(
     }
 
 
-def _model_json(model: GptModel) -> Json:
+def _model_json(model: ModelSpec) -> Json:
     return {
         "kind": model.kind,
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.num_attention_heads,
-        "num_query_groups": model.num_attention_heads,
+        "num_query_groups": model.query_groups,
         "sequence_length": model.sequence_length,
         "vocabulary_size": model.vocabulary_size,
-        "normalization": "LayerNorm",
-        "layer_spec": "local",
-        "moe": None,
-        "mamba": None,
+        "normalization": model.normalization.value,
+        "layer_spec": model.layer_spec.value,
+        "moe": model.moe.model_dump(mode="json") if model.moe else None,
+        "mamba": model.mamba.model_dump(mode="json") if model.mamba else None,
     }
 
 
@@ -138,26 +150,22 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver, estimated_seconds: fl
         "driver": driver.value,
         "model": case.model,
         "precision": case.precision.value,
-        "layout": {
-            "data": case.layout.data,
-            "tensor": case.layout.tensor,
-            "pipeline": case.layout.pipeline,
-            "virtual_pipeline": case.layout.virtual_pipeline,
-            "context": 1,
-            "expert": 1,
-            "sequence": False,
-        },
+        "layout": dict(vars(case.layout)),
         "world_size": case.world_size,
-        "training": matrix.training.model_dump(mode="json"),
+        "training": {
+            **matrix.training.model_dump(mode="json"),
+            "micro_batch_size": case.micro_batch_size,
+            "global_batch_size": case.global_batch_size,
+        },
         "settings": {
             "overlap_p2p_comm": case.overlap_p2p_comm,
             "batch_p2p_comm": not case.overlap_p2p_comm,
-            "attention_backend": "local",
-            "distributed_optimizer": False,
-            "recompute": "none",
+            "attention_backend": case.attention_backend.value,
+            "distributed_optimizer": case.distributed_optimizer,
+            "recompute": case.recompute.value,
         },
-        "resume_at": None,
-        "compare_weights": False,
+        "resume_at": case.resume_at,
+        "compare_weights": case.compare_weights,
         "estimated_seconds": estimated_seconds,
         "time_limit_seconds": matrix.time_limit_seconds,
     }
