@@ -27,7 +27,7 @@ class InPython:
 
     @property
     def name(self) -> str:
-        return self.where.value
+        return self.where
 
     @property
     def python(self) -> str:
@@ -67,7 +67,7 @@ def in_venv(folder: Path) -> InPython:
             fix="Make it (`envbuild sync --into DIR`), or name another one with --venv DIR.",
             reason=NO_ENVIRONMENT,
         )
-    return InPython(where=Where.VENV, program=folder.absolute() / "bin/python")
+    return InPython(where="venv", program=folder.absolute() / "bin/python")
 
 
 def in_this(environ: Mapping[str, str] = os.environ) -> InPython:
@@ -78,7 +78,7 @@ def in_this(environ: Mapping[str, str] = os.environ) -> InPython:
     """
     for name in ("python", "python3"):
         if found := shutil.which(name, path=environ.get("PATH")):
-            return InPython(where=Where.HERE, program=Path(found).absolute())
+            return InPython(where="here", program=Path(found).absolute())
     raise CertificationCannotRunError(
         "there is no Python here",
         why="Neither python nor python3 is on PATH.",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from envbuild.core.process import Finished
 
+# Where the cases train: in an image, in one of its forms, or in an environment that is in none.
+Where = Literal["sqsh", "oci", "docker", "venv", "here"]
+WITHOUT_IMAGE = ("venv", "here")
 # Where the files of a task are seen inside an image.
 PLAN, RUNNER, RESULTS = "/envbuild/plan/plan.json", "/envbuild/plan/smoke.pyz", "/envbuild/results"
 IMAGE_DIR = "/envbuild/image"
@@ -19,21 +21,6 @@ UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 COMMUNICATION = ("NCCL_", "TORCH_NCCL_", "NVTE_", "CUDA_")
 # They name interfaces of this machine; inside an image there is loopback alone.
 NOT_HANDED_ON = ("NCCL_SOCKET_IFNAME", "CUDA_HOME", "CUDA_PATH")
-
-
-class Where(str, Enum):
-    """Where the cases train."""
-
-    SQSH = "sqsh"
-    OCI = "oci"
-    DOCKER = "docker"
-    VENV = "venv"
-    HERE = "here"
-
-    @property
-    def is_image(self) -> bool:
-        """Whether it is an image that is certified; else it is a lock."""
-        return self not in (Where.VENV, Where.HERE)
 
 
 @dataclass(frozen=True, kw_only=True)
