@@ -12,11 +12,12 @@ from envbuild.catalog.catalog import Selection
 from envbuild.certify.by_hand import judge_folder, write_plan
 from envbuild.certify.certificates.signing import UNSIGNED
 from envbuild.certify.certifying import Certification, How, certify
-from envbuild.certify.choosing import chosen_cases, driver_of
+from envbuild.certify.choosing import driver_of
 from envbuild.certify.job import Asked, Job
 from envbuild.certify.places import DEFAULT_VENV, Machinery, parse_gpus
 from envbuild.cli.command import Command
 from envbuild.cli.common import Place, Session, name_option, out_dir_option, output_options, selection_options, shown
+from envbuild.cli.print_cases import print_cases as show_cases
 from envbuild.cli.signing import key_options, signer_of
 from envbuild.core.digests import short
 from envbuild.core.errors import ConfigurationError, UsageError
@@ -87,7 +88,7 @@ def command(
     selection = session.select(stack, target, base)
     matrix_name = matrix or selection.stack.matrix
     if print_cases:
-        _print_cases(session, selection, matrix_name, only)
+        show_cases(session, selection, matrix_name, only)
         return
     driver_of(selection)
     machinery = Machinery(
@@ -194,24 +195,4 @@ def _tell_plan(session: Session, job: Job, folder: Path) -> None:
         },
         f"{shown(folder)}: a plan of {len(job.cases)} cases, the runner, and README.md, which says how to run it",
         f"what comes back is judged with: envbuild certify ... --judge {shown(folder)}",
-    )
-
-
-def _print_cases(session: Session, selection: Selection, matrix_name: str, only: tuple[str, ...]) -> None:
-    matrix = selection.catalog.matrix(matrix_name)
-    cases = chosen_cases(matrix, matrix_name, selection, only)
-    width = max(len(case.id) for case in cases)
-    session.done(
-        {
-            "matrix": matrix_name,
-            "cases": [
-                {
-                    "id": case.id,
-                    "processes": case.world_size,
-                    "baseline": None if case.is_baseline else case.baseline_id,
-                }
-                for case in cases
-            ],
-        },
-        *[f"{case.id:<{width}}  {case.world_size} process{'es' if case.world_size > 1 else ''}" for case in cases],
     )

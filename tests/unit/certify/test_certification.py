@@ -150,8 +150,8 @@ def test_another_file_in_the_place_of_a_certificate_does_not_count(world, certif
         ("subject-name", "other.sqsh"),
         ("subject-more", "names a subject twice"),
         ("case-gone", "its cases are gpt-fp32-baseline, "),
-        ("passed", "by its own words gpt-fp32-dp2 did not pass"),
-        ("problem", "by its own words gpt-fp32-dp2 did not pass"),
+        ("passed", "by its own words gpt-fp32-baseline-gb4 did not pass"),
+        ("problem", "by its own words gpt-fp32-baseline-gb4 did not pass"),
     ],
 )
 def test_certificate_of_something_else_does_not_count_whatever_its_seal(world, certificate, name, problem):
