@@ -287,7 +287,7 @@ def _certify(job: _Job, certificate: Path, runtime: Runtime, signer: Signer | No
             smoke=SmokeRunner(version=results.smoke_version, digest=job.smoke_digest),
             environment=dict(results.environment),
             started_at=results.started_at,
-            finished_at=results.finished_at or "",
+            finished_at=results.finished_at,
         ),
         cases=[case_verdict(verdict) for verdict in verdicts],
     )
