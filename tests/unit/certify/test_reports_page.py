@@ -13,7 +13,7 @@ from helpers.reports import EVIL, KEYID, REPORTS, failed, large, venv
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.certify.reports.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Series, bytes_text, draw
+from envbuild.certify.reports.charts import BOTTOM, HEIGHT, LEAST, LEFT, RIGHT, TOP, WIDTH, Series, bytes_text, draw
 from envbuild.certify.reports.page import page_html
 from envbuild.certify.reports.report import end_of, write_reports
 
@@ -162,7 +162,7 @@ POINTS = st.lists(st.tuples(st.integers(1, 500).map(float), st.none() | NUMBERS)
 @given(POINTS, st.booleans(), st.booleans())
 def test_whatever_the_numbers_are_lines_and_ticks_stay_within_the_chart(points, log_y, from_zero):
     chart = draw("title", [Series("a", points, "line-0")], x_label="step", log_y=log_y, from_zero=from_zero)
-    drawable = [y for _, y in points if y is not None and (y > 0 or not log_y)]
+    drawable = [y for _, y in points if y is not None and (y > LEAST or not log_y)]
     assert (chart is None) is (not drawable)
     if chart is None:
         return

@@ -12,6 +12,8 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 34
 TICKS = 4
 # What differs by less than this, relative, is level: floats have no round numbers in between.
 LEVEL = 1e-12
+# Below it floats lose their digits, and powers of ten are zero.
+LEAST = 1e-300
 Point = tuple[float, "float | None"]
 
 
@@ -104,7 +106,7 @@ def draw(
     x_text: Callable[[float], str] | None = None,
 ) -> Chart | None:
     """A chart of these lines; None where there is nothing to draw."""
-    finite = [(x, y) for item in series for x, y in item.points if y is not None and (y > 0 or not log_y)]
+    finite = [(x, y) for item in series for x, y in item.points if y is not None and (y > LEAST or not log_y)]
     if not finite:
         return None
     values = [y for _, y in finite] + ([limit[0]] if limit else [])
@@ -128,7 +130,7 @@ def _line(series: Series, x_axis: Axis, y_axis: Axis) -> Line:
     dots: list[tuple[float, float]] = []
     pen_down = False
     for x, y in series.points:
-        if y is None or (y_axis.log and y <= 0):
+        if y is None or (y_axis.log and y <= LEAST):
             pen_down = False  # a number that is not there is no line
             continue
         place = (x_axis.place(x), y_axis.place(y))
@@ -145,9 +147,10 @@ def _axis(values: Sequence[float], start: float, end: float, *, log: bool, tight
     if log:
         high = high if high > low else low * 10
         return Axis(low, high, start, end, log=True, ticks=_spread(sorted(set(values))))
-    if high - low <= LEVEL * max(abs(low), abs(high)):
+    if high - low <= max(LEAST, LEVEL * max(abs(low), abs(high))):
         # A line that is level has room above and below.
-        low, high = low - (abs(low) / 2 or 1), high + (abs(high) / 2 or 1)
+        room = abs(low) / 2 if abs(low) > LEAST else 1.0
+        low, high = low - room, high + room
     ticks = _round_ticks(low, high, whole=tight)
     if tight:
         return Axis(low, high, start, end, ticks=ticks)
