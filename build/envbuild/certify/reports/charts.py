@@ -111,7 +111,7 @@ def draw(
         return None
     values = [y for _, y in finite] + ([limit[0]] if limit else [])
     x_axis = _axis([x for x, _ in finite], LEFT, WIDTH - RIGHT, log=log_x, tight=True)
-    y_axis = _axis([*values, *([0.0] if from_zero else [])], HEIGHT - BOTTOM, TOP, log=log_y)
+    y_axis = _axis([*values, *([0.0] if from_zero and not log_y else [])], HEIGHT - BOTTOM, TOP, log=log_y)
     y_text = _power if log_y else _plain(y_axis.ticks)
     return Chart(
         title=title,
