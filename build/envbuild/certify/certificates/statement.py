@@ -190,7 +190,7 @@ class Measured(Model):
     isolation: Literal["live", "process"] | None = None
     devices: tuple[str | int, ...] = ()
     started_at: Moment
-    finished_at: Moment
+    finished_at: Moment | None = Field(description="None where the runner did not come to its end")
 
 
 class Predicate(Model):
@@ -221,6 +221,8 @@ class Predicate(Model):
 
     @model_validator(mode="after")
     def _every_case_passed(self) -> Predicate:
+        if self.measured.finished_at is None:
+            raise ValueError("the run that it tells of did not come to its end")
         for case in self.cases:
             if not case.passed or case.problems:
                 raise ValueError(f"by its own words {case.id} did not pass")
