@@ -34,6 +34,14 @@ class TorchBuilds(Model):
     index: str = Field(default=PUBLIC_TORCH_INDEX, description="an index; {build} becomes 'cpu', 'cu130', ...")
 
 
+class Signing(Model):
+    """Whose certificates are made and believed here. Secrets are named, never written here."""
+
+    key: str | None = Field(default=None, description="the private key that signs: a PEM file, or env:NAME")
+    password: str | None = Field(default=None, description="of that key: env:NAME or file:PATH")
+    trust: str | None = Field(default=None, description="the file of public keys that are trusted")
+
+
 class SiteFile(Model):
     """``~/.config/envbuild/config.toml`` (or the file that ENVBUILD_CONFIG names)."""
 
@@ -41,6 +49,7 @@ class SiteFile(Model):
     ca_bundle: str | None = Field(default=None, description="PEM file that network access inside builds trusts")
     apt_mirror: str | None = Field(default=None, description="mirror for mmdebstrap instead of the machine's sources")
     torch_builds: TorchBuilds = TorchBuilds()
+    signing: Signing = Signing()
     stores: dict[Name, StoreSettings] = Field(default={}, description="remote stores beside the local one, by name")
 
 
@@ -52,6 +61,7 @@ class Site(Model):
     apt_mirror: str | None
     find_links: tuple[str, ...] = Field(description="from the file, uv's variable, pip's variable and pip's files")
     torch_index: str
+    signing: Signing = Field(default=Signing(), description="of the file and the environment; paths from the root")
     known_stores: dict[str, StoreSettings] = Field(default={}, description="remote stores of the file")
     stores: tuple[Store, ...] = Field(default=(), description="remote stores in force, in the order they are asked")
 
@@ -82,6 +92,7 @@ def load_site(environ: Mapping[str, str] = os.environ) -> Site:
         apt_mirror=_apt_mirror(file, environ),
         find_links=_find_links(file, home, environ),
         torch_index=environ.get("ENVBUILD_TORCH_INDEX") or file.torch_builds.index,
+        signing=_signing(file, home, environ),
         known_stores=file.stores,
         stores=stores_in_force(file.stores, environ),
     )
@@ -100,6 +111,16 @@ def _home(environ: Mapping[str, str]) -> Path:
             why=f"HOME is {environ.get('HOME')!r}, and the password database does not know user {os.getuid()}.",
             fix="Set HOME to a directory, as a path from the root.",
         ) from None
+
+
+def _signing(file: SiteFile, home: Path, environ: Mapping[str, str]) -> Signing:
+    key = environ.get("ENVBUILD_SIGNING_KEY") or file.signing.key
+    trust = environ.get("ENVBUILD_TRUST") or file.signing.trust
+    return Signing(
+        key=key if not key or key.startswith("env:") else str(_expanded(key.removeprefix("file:"), home)),
+        password=environ.get("ENVBUILD_SIGNING_PASSWORD") or file.signing.password,
+        trust=str(_expanded(trust, home)) if trust else None,
+    )
 
 
 def _xdg(variable: str, default: Path, environ: Mapping[str, str]) -> Path:

@@ -14,7 +14,7 @@ from envbuild.core.digests import Json, digest_of
 
 PLAN_SCHEMA = "envbuild.plan/2"
 # Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 1
+JUDGE_VERSION = 2
 # The drivers that the smoke runner has.
 DRIVERS = (Driver.MCORE,)
 # Where cases run: the image from its .sqsh, from its OCI layout, in Docker; an environment without an image; this one.
@@ -183,7 +183,7 @@ def certification_key(plan: dict[str, Json], matrix: Matrix, smoke_digest: str, 
     return digest_of(
         {
             "scope": scope,
-            "plan": _deciding(plan),
+            "plan": deciding(plan),
             "tolerance": tolerances,
             "smoke": smoke_digest,
             "judge": JUDGE_VERSION,
@@ -191,8 +191,8 @@ def certification_key(plan: dict[str, Json], matrix: Matrix, smoke_digest: str, 
     )
 
 
-def _deciding(plan: dict[str, Json]) -> dict[str, Json]:
-    """The part of a plan that decides what comes out."""
+def deciding(plan: dict[str, Json]) -> dict[str, Json]:
+    """The part of a plan that decides what comes out: all but its nonce and its estimates."""
     decides = {key: value for key, value in plan.items() if key != "nonce"}
     cases = decides["cases"]
     if isinstance(cases, list):

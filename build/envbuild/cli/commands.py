@@ -10,6 +10,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("envbuild.cli.export", "Write a lock as requirements, pylock.toml or a CycloneDX SBOM."),
     "image": ("envbuild.cli.image", "Build the image of a lock for a target: OCI layout and enroot .sqsh."),
     "certify": ("envbuild.cli.certify", "Train inside the image in every parallel layout and judge the numbers."),
+    "certificate": (
+        "envbuild.cli.certificate",
+        "Make signing keys; show and verify certificates.",
+    ),
     "list": ("envbuild.cli.list", "List stacks, bases, targets, clusters or matrices."),
     "schema": ("envbuild.cli.schema", "Write the JSON schemas of the TOML files."),
 }
@@ -17,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def help_text() -> str:
     """What ``envbuild --help`` prints."""
-    commands = "\n".join(f"  {name:<8} {text}" for name, (_, text) in COMMANDS.items())
+    commands = "\n".join(f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items())
     return f"""\
 Usage: envbuild COMMAND [OPTIONS]
 

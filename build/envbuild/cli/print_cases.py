@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.cases import Case, expansion
-from envbuild.certify.certifying import chosen_cases
+from envbuild.certify.choosing import chosen_cases
 from envbuild.certify.ground import Ground
 from envbuild.cli.common import Session
 from envbuild.core.digests import Json

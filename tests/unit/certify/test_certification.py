@@ -4,13 +4,20 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.certify_world import World, edit, place_image
+from helpers.certify_world import World, edit, place_image, statement_of
 from helpers.locks import MAIN, make_lock
 
 from envbuild.catalog.data import data_root
-from envbuild.certify.certificate import read_certificate
+from envbuild.certify.certificates.envelope import SignedBytes, decode, encode
+from envbuild.certify.certificates.reading import read_certificate
 from envbuild.cli.main import run
-from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError, CheckRefusedError
+from envbuild.core.errors import (
+    CertificateRefusedError,
+    CertificationCannotRunError,
+    CertificationFailedError,
+    CheckRefusedError,
+    ResultsRefusedError,
+)
 from envbuild.core.files import remove_tree
 from envbuild.lock.record import read_lock
 
@@ -40,18 +47,17 @@ EDITS = {
     "passed": set_in(PREDICATE, "cases", 1, "passed", value=False),
     "loss": set_in(PREDICATE, "cases", 1, "steps", 0, "loss", value=6.3),
     "loss-of-another-type": set_in(PREDICATE, "cases", 1, "steps", 0, "loss", value="6.375"),
-    "problem": set_in(PREDICATE, "cases", 1, "problems", value=["none"]),
+    "problem": set_in(PREDICATE, "cases", 1, "problems", value=[{"check": "steps", "text": "none"}]),
     "case-gone": lambda statement: statement[PREDICATE]["cases"].pop(),
     "subject": set_in("subject", 1, "digest", "sha256", value="0" * 64),
     "subject-name": set_in("subject", 1, "name", value="other.sqsh"),
     "subject-more": lambda statement: statement["subject"].append(statement["subject"][0]),
     "tolerance": set_in(PREDICATE, "tolerance", "fp32", "loss_relative", value=1.0),
-    "signed": set_in(PREDICATE, "signed", value=True),
     "verdict": set_in(PREDICATE, "verdict", value="failed"),
-    "key": set_in(PREDICATE, "key", value="sha256:other"),
+    "key": set_in(PREDICATE, "key", value=f"sha256:{'0' * 64}"),
     "matrix": set_in(PREDICATE, "whole_matrix", value=False),
-    "environment": set_in(PREDICATE, "environment", "python", value="3.12.0"),
-    "seal": set_in(PREDICATE, "seal", value="sha256:other"),
+    "environment": set_in(PREDICATE, "measured", "environment", "python", value="3.12.0"),
+    "seal": set_in(PREDICATE, "seal", value=f"sha256:{'0' * 64}"),
     "seal-gone": lambda statement: statement[PREDICATE].pop("seal"),
     "field-name": rename("runtime", "run_time"),
     "field-more": lambda statement: statement[PREDICATE].update(approved=True),
@@ -80,11 +86,12 @@ def certificate(world: World) -> Path:
 
 
 def assert_certified_again(world: World, problem: str = "") -> None:
-    """The cases ran, because of a certificate that did not count, and now there is one that counts."""
+    """A certificate that did not count was made anew, of the verdicts that still hold, and now there is one."""
     before = len(world.calls)
     done = world.certify()
-    assert done.ran
-    assert len(world.calls) == before + 1
+    assert not done.ran
+    assert len(world.calls) == before
+    assert {case.reused.run for case in done.statement.predicate.cases} == {done.statement.predicate.plan_digest}
     assert done.not_counted
     assert problem in done.not_counted
     assert any("does not count" in note and done.not_counted in note for note in world.told.notes)
@@ -100,33 +107,32 @@ def test_certificate_as_it_was_written_counts(world, certificate):
     assert not any(note.startswith("note:") for note in world.told.notes)
 
 
-def test_certificate_with_other_white_space_counts(world, certificate):
-    certificate.write_text(json.dumps(json.loads(certificate.read_text())))
-    assert world.certify().ran is False
+def test_certificate_in_another_layout_does_not_count(world, certificate):
+    certificate.write_text(json.dumps(json.loads(certificate.read_text()), indent=2))
+    assert_certified_again(world, "is not in the form that envbuild writes")
 
 
 @pytest.mark.parametrize("name", EDITS)
 def test_certificate_that_was_edited_does_not_count(world, certificate, name):
     edit(certificate, EDITS[name])
-    with pytest.raises(CheckRefusedError) as caught:
+    with pytest.raises(CertificateRefusedError) as caught:
         read_certificate(certificate)
-    assert caught.value.exit_code == 5
+    assert caught.value.exit_code == 12
     assert_certified_again(world, caught.value.why)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ('"signed": false', '"signed": true, "signed": false', "has a key twice"),
-        ("}\n", "", ""),
-        ('"loss": 6.375', '"loss": NaN', ""),
-        ("{", "[", ""),
+        (b'"verdict":"passed"', b'"verdict":"failed","verdict":"passed"', "has a key twice"),
+        (b'"loss":6.375', b'"loss":NaN', ""),
+        (b"{", b"[", ""),
     ],
 )
 def test_certificate_whose_text_was_damaged_does_not_count(world, certificate, old, new, problem):
-    text = certificate.read_text()
-    assert old in text
-    certificate.write_text(text.replace(old, new, 1))
+    payload = decode(certificate.read_bytes()).payload
+    assert old in payload
+    certificate.write_bytes(encode(SignedBytes(payload.replace(old, new, 1), None)))
     assert_certified_again(world, problem)
 
 
@@ -139,10 +145,10 @@ def test_another_file_in_the_place_of_a_certificate_does_not_count(world, certif
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("key", "it is of key sha256:other"),
+        ("key", "it is of key sha256:00000"),
         ("subject", "it is about mcore-debian12-cpu.oci"),
         ("subject-name", "other.sqsh"),
-        ("subject-more", "it is about"),
+        ("subject-more", "names a subject twice"),
         ("case-gone", "its cases are gpt-fp32-baseline, "),
         ("passed", "by its own words gpt-fp32-baseline-gb4 did not pass"),
         ("problem", "by its own words gpt-fp32-baseline-gb4 did not pass"),
@@ -150,7 +156,6 @@ def test_another_file_in_the_place_of_a_certificate_does_not_count(world, certif
 )
 def test_certificate_of_something_else_does_not_count_whatever_its_seal(world, certificate, name, problem):
     edit(certificate, EDITS[name], reseal=True)
-    read_certificate(certificate)
     assert_certified_again(world, problem)
 
 
@@ -161,8 +166,10 @@ def test_json_says_why_a_certificate_did_not_count(world, in_project, capsys):
     edit(Path(first["certificate"]), EDITS["loss"])
     assert in_project("--quiet") == 0
     second = json.loads(capsys.readouterr().out)
-    assert (second["ran"], second["cases"]) == (True, first["cases"])
-    assert second["not_counted"].startswith("its seal is sha256:")
+    assert (second["ran"], second["cases_run"]) == (False, 0)
+    measured = [{**case, "reused": None} for case in second["cases"]]
+    assert measured == first["cases"] != second["cases"]
+    assert second["not_counted"].startswith("Its seal is sha256:")
     assert in_project("--runtime", "squashfuse") == 0
     shown, told = capsys.readouterr()
     assert json.loads(shown)["not_counted"] == "it was made with runtime loop, and squashfuse was asked for"
@@ -177,7 +184,7 @@ def test_json_says_why_a_certificate_did_not_count(world, in_project, capsys):
 
 def test_runtime_that_is_named_is_the_one_that_is_used(world):
     assert world.certify().statement.predicate.runtime == "loop"
-    done = world.certify(runtime_name="unsquashfs")
+    done = world.certify(runtime="unsquashfs")
     assert (done.ran, done.statement.predicate.runtime) == (True, "unsquashfs")
     assert done.not_counted == "it was made with runtime loop, and unsquashfs was asked for"
     assert [call["runtime"] for call in world.calls] == ["loop", "unsquashfs"]
@@ -185,8 +192,8 @@ def test_runtime_that_is_named_is_the_one_that_is_used(world):
 
 @pytest.mark.parametrize("named", [None, "unsquashfs"])
 def test_certificate_of_the_runtime_that_is_named_or_of_any_where_none_is_counts(world, named):
-    world.certify(runtime_name="unsquashfs")
-    assert world.certify(runtime_name=named).ran is False
+    world.certify(runtime="unsquashfs")
+    assert world.certify(runtime=named).ran is False
 
 
 # ---- the driver
@@ -238,7 +245,7 @@ def test_certificate_and_json_say_whether_the_lock_is_current(world, in_project,
     assert in_project("--quiet") == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["lock_is_current"] is current
-    assert json.loads(Path(shown["certificate"]).read_text())["predicate"]["lock_is_current"] is current
+    assert statement_of(Path(shown["certificate"]))["predicate"]["lock_is_current"] is current
     own.write_text(text)
     assert in_project("--quiet") == 0
     shown = json.loads(capsys.readouterr().out)
@@ -265,10 +272,10 @@ def test_lock_of_a_name_is_certified_beside_that_of_the_stack(named, in_project,
     assert (shown["ran"], len(named.calls)) == (True, 2)
     folder = Path(shown["certificate"]).parent.parent
     assert folder == named.project / "out" / "certificates" / "try1-debian12-cpu"
-    statement = json.loads(Path(shown["certificate"]).read_text())
+    statement = statement_of(Path(shown["certificate"]))
     assert [subject["name"] for subject in statement["subject"]] == ["try1-debian12-cpu.oci", "try1-debian12-cpu.sqsh"]
     assert statement["predicate"]["lock_digest"] == named.image.record.lock_digest
-    assert json.loads(Path(own["certificate"]).read_text())["predicate"]["lock_digest"] == named.lock.lock.digest
+    assert statement_of(Path(own["certificate"]))["predicate"]["lock_digest"] == named.lock.lock.digest
     assert in_project("--name", "try1") == 0
     assert json.loads(capsys.readouterr().out)["ran"] is False
 
@@ -322,7 +329,7 @@ def test_failing_run_shows_the_cases_as_a_passing_one_does(world, in_project, ca
     assert [set(case) for case in error["cases"]] == [set(case) for case in passing]
     found = {case["id"]: case for case in error["cases"]}
     assert [name for name, case in found.items() if not case["passed"]] == ([] if name == "a-version" else [TP2])
-    assert [f"{TP2}: {problem}" for problem in found[TP2]["problems"]] == [
+    assert [f"{TP2}: {problem['check']}: {problem['text']}" for problem in found[TP2]["problems"]] == [
         line for line in error["why"].splitlines() if line.startswith(TP2)
     ]
     assert len(found[TP2]["steps"]) == 5
@@ -330,18 +337,13 @@ def test_failing_run_shows_the_cases_as_a_passing_one_does(world, in_project, ca
     assert error["environment_findings"] == ([FINDING] if name == "a-version" else [])
 
 
-def test_results_that_cannot_be_judged_have_no_cases(world, in_project, capsys):
+def test_results_that_cannot_be_judged_are_refused(world, in_project, capsys):
     world.spoil = lambda results: results.write_text("{")
-    assert in_project() == 7
+    assert in_project() == 13
     error = strict(capsys.readouterr().out)["error"]
-    assert (error["cases"], error["environment_findings"]) == ([], [])
+    assert (error["kind"], error["reason"]) == ("ResultsRefusedError", "truncated")
     assert "cannot be judged" in error["what"]
-
-
-def test_cases_run_without_a_network(world):
-    """What that means inside is tried in a real image by the integration tests."""
-    world.certify()
-    assert [call["network"] for call in world.calls] == [False]
+    assert "cases" not in error
 
 
 def cut_off(results):
@@ -356,10 +358,11 @@ SPOILED = {"cut-off": cut_off, "damaged": lambda results: results.write_text("{"
 def test_failing_run_leaves_no_certificate_not_even_an_older_one(world, name):
     certificate = world.certify().certificate
     world.faults, world.spoil = FAULTS.get(name, {}), SPOILED.get(name, lambda results: None)
-    with pytest.raises(CertificationFailedError):
+    refused = ResultsRefusedError if name in SPOILED else CertificationFailedError
+    with pytest.raises(refused):
         world.certify(fresh=True)
     assert not certificate.exists()
-    with pytest.raises(CertificationFailedError):
+    with pytest.raises(refused):
         world.certify()
     assert world.certificates() == []
 
@@ -368,7 +371,7 @@ def test_environment_that_differs_from_the_lock_fails_also_where_every_case_agre
     world.faults = FAULTS["a-version"]
     with pytest.raises(CertificationFailedError, match="the environment is not what was locked") as caught:
         world.certify()
-    assert "torch: the lock has 2.13.0+cpu, the image has 2.12.0" in caught.value.why
+    assert caught.value.why == "environment: version-mismatch: torch: expected 2.13.0+cpu, found 2.12.0"
     assert world.certificates() == []
 
 

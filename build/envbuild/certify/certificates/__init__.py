@@ -1,0 +1,1 @@
+"""Certificates: the statement, its signature, whose signature counts, and what a certificate says."""

@@ -1,0 +1,110 @@
+"""The envelope that a certificate lies in: DSSE, in the one form that envbuild writes.
+
+Format: https://github.com/secure-systems-lab/dsse/blob/master/envelope.md
+
+A file in any other form is refused, also where a lenient reader would find the same statement in it: two forms of one
+certificate serve nobody but somebody who changes one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from typing import Any
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+# A certificate of 60 cases has some 100 kB; what is far larger is none.
+LARGEST_BYTES = 32 << 20
+SIGNATURE_BYTES = 64
+
+
+class NotAnEnvelopeError(ValueError):
+    """What a file is not, in words."""
+
+
+@dataclass(frozen=True)
+class SignatureOf:
+    """A signature, and the key that it says it is of."""
+
+    keyid: str
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class SignedBytes:
+    """The content of an envelope: the statement's bytes, and the signature; None where nobody signed."""
+
+    payload: bytes
+    signed: SignatureOf | None
+
+
+def encode(content: SignedBytes) -> bytes:
+    """The file of an envelope: one line, which makes it a bundle (``.intoto.jsonl``) of one."""
+    signatures = []
+    if content.signed:
+        signatures.append({"keyid": content.signed.keyid, "sig": _base64(content.signed.signature)})
+    envelope = {"payloadType": PAYLOAD_TYPE, "payload": _base64(content.payload), "signatures": signatures}
+    return (json.dumps(envelope, separators=(",", ":")) + "\n").encode("ascii")
+
+
+def decode(data: bytes) -> SignedBytes:
+    """What is in the file of an envelope.
+
+    Raises:
+        NotAnEnvelopeError: it is not, byte for byte, as :func:`encode` writes it.
+    """
+    try:
+        envelope = json.loads(data, object_pairs_hook=each_key_once)
+    except (ValueError, RecursionError) as error:
+        raise NotAnEnvelopeError(
+            f"it is no JSON: {error}" if isinstance(error, ValueError) else "it is no JSON"
+        ) from None
+    if not isinstance(envelope, dict) or set(envelope) != {"payloadType", "payload", "signatures"}:
+        raise NotAnEnvelopeError("it is no DSSE envelope: payloadType, payload and signatures, and nothing else")
+    if envelope["payloadType"] != PAYLOAD_TYPE:
+        raise NotAnEnvelopeError(f"its payloadType is {envelope['payloadType']!r}; a certificate has {PAYLOAD_TYPE!r}")
+    content = SignedBytes(_bytes(envelope["payload"], "payload"), _signature(envelope["signatures"]))
+    if encode(content) != data:
+        raise NotAnEnvelopeError("it is not in the form that envbuild writes: something was added or laid out anew")
+    return content
+
+
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; what stands twice is read in one way here and in another way there."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise NotAnEnvelopeError("an object in it has a key twice")
+    return found
+
+
+def _signature(found: object) -> SignatureOf | None:
+    if not isinstance(found, list):
+        raise NotAnEnvelopeError("its signatures are no list")
+    if len(found) > 1:
+        raise NotAnEnvelopeError(f"it has {len(found)} signatures; a certificate has one")
+    if not found:
+        return None
+    item = found[0]
+    if not isinstance(item, dict) or set(item) != {"keyid", "sig"} or not isinstance(item["keyid"], str):
+        raise NotAnEnvelopeError("its signature is not a keyid and a sig, and nothing else")
+    signature = _bytes(item["sig"], "sig")
+    if len(signature) != SIGNATURE_BYTES:
+        raise NotAnEnvelopeError(f"its sig has {len(signature)} bytes; an Ed25519 signature has {SIGNATURE_BYTES}")
+    return SignatureOf(item["keyid"], signature)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _bytes(text: object, what: str) -> bytes:
+    try:
+        return base64.b64decode(text.encode("ascii"), validate=True) if isinstance(text, str) else _no_text(what)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise NotAnEnvelopeError(f"its {what} is no base64: {error}") from None
+
+
+def _no_text(what: str) -> bytes:
+    raise NotAnEnvelopeError(f"its {what} is no text")

@@ -1,0 +1,226 @@
+"""Ed25519 keys: made, read from where a user names them, and known by the digest of their public half."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    KeySerializationEncryption,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.core.files import NotPlainFileError, machine_errors, read_plain
+
+KEYGEN = "envbuild certificate keygen --out DIR"
+VARIABLE_PREFIX, FILE_PREFIX = "env:", "file:"
+# A PEM file of an Ed25519 key has some 120 bytes; with a password some 300.
+LARGEST_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class KeyFiles:
+    """A pair of keys that was made."""
+
+    private: Path
+    public: Path
+    keyid: str
+
+
+def keyid_of(key: Ed25519PublicKey) -> str:
+    """The SHA-256 of the key in DER: ``openssl pkey -pubin -in FILE -outform DER | sha256sum``."""
+    return sha256_bytes(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).removeprefix("sha256:")
+
+
+def public_pem(key: Ed25519PublicKey) -> str:
+    """A public key as a PEM file holds it."""
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode("ascii")
+
+
+def make_keys(folder: Path, name: str, password: str | None) -> KeyFiles:
+    """Make a pair of keys in a folder: ``NAME.key``, which only its owner may read, and ``NAME.pub``.
+
+    Raises:
+        UsageError: there is such a file already.
+    """
+    private, public = folder / f"{name}.key", folder / f"{name}.pub"
+    for path in (private, public):
+        if path.is_symlink() or path.exists():
+            raise _is_there(path)
+    key = Ed25519PrivateKey.generate()
+    locked: KeySerializationEncryption = NoEncryption()
+    if password is not None:
+        locked = BestAvailableEncryption(password.encode())
+    with machine_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _create(private, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked), 0o600)
+        try:
+            _create(public, public_pem(key.public_key()).encode("ascii"), 0o644)
+        except BaseException:
+            private.unlink()
+            raise
+    return KeyFiles(private, public, keyid_of(key.public_key()))
+
+
+def _is_there(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} is there already",
+        why="A key that was lost cannot be made again, so none is overwritten.",
+        fix="Choose another --name or --out, or move the old key away yourself.",
+    )
+
+
+def _create(path: Path, data: bytes, mode: int) -> None:
+    """Write a new file that has its mode from its first moment."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    except FileExistsError:
+        raise _is_there(path) from None
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            os.fchmod(stream.fileno(), mode)
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except BaseException:
+        path.unlink()
+        raise
+
+
+def secret_of(reference: str, what: str, environ: Mapping[str, str]) -> str:
+    """What a reference stands for: ``env:NAME`` a variable, ``file:PATH`` a file without its last line end.
+
+    Raises:
+        ConfigurationError: it is neither, or there is nothing.
+    """
+    if reference.startswith(VARIABLE_PREFIX):
+        name = reference.removeprefix(VARIABLE_PREFIX)
+        if not environ.get(name):
+            raise ConfigurationError(
+                f"{what} is not there",
+                why=f"The variable {name} is unset or empty.",
+                fix=f"Set {name}, or name a file.",
+            )
+        return environ[name]
+    if reference.startswith(FILE_PREFIX):
+        return _text(Path(reference.removeprefix(FILE_PREFIX)).expanduser(), what).rstrip("\r\n")
+    raise ConfigurationError(
+        f"{what} is not named as it should be",
+        why="A secret is named and never written out.",
+        fix="Name a variable or a file that holds it: env:NAME or file:PATH.",
+    )
+
+
+def load_private(reference: str, password: str | None, environ: Mapping[str, str] = os.environ) -> Ed25519PrivateKey:
+    """The private key of a file, or with ``env:NAME`` of a variable that holds the PEM text.
+
+    Args:
+        password: a reference (:func:`secret_of`) to the password that it is locked with.
+
+    Raises:
+        ConfigurationError: there is none, it cannot be read, others may read it, or it is of another kind.
+    """
+    what = f"the signing key {reference}"
+    if reference.startswith(VARIABLE_PREFIX):
+        text = secret_of(reference, what, environ)
+    else:
+        path = Path(reference.removeprefix(FILE_PREFIX)).expanduser()
+        text = _text(path, what)
+        _refuse_open_to_others(path)
+    word = secret_of(password, "the password of the signing key", environ) if password else None
+    key = _private_of(text, word, what)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise _unfit(what, "It is a key of another kind; certificates are signed with Ed25519.")
+    return key
+
+
+def _private_of(text: str, password: str | None, what: str) -> object:
+    if "SIGSTORE PRIVATE KEY" in text or "COSIGN PRIVATE KEY" in text:
+        raise _unfit(what, "It is a key that `cosign generate-key-pair` made: ECDSA, in cosign's own form.")
+    if "PUBLIC KEY" in text:
+        raise _unfit(what, "It is a public key; certificates are signed with the private one.")
+    try:
+        return load_pem_private_key(text.encode(), password.encode() if password is not None else None)
+    except TypeError as error:
+        # cryptography's way to say so, in both directions.
+        if password is None:
+            raise ConfigurationError(
+                f"{what} is locked with a password",
+                why="No password was named.",
+                fix="Name it with --key-password env:NAME or file:PATH (signing.password in the configuration).",
+            ) from error
+        raise ConfigurationError(
+            f"{what} is not locked", why="A password was named for it.", fix="Leave the password out."
+        ) from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        why = "The password is wrong, or it is damaged." if password is not None else "It is no PEM file of a key."
+        raise _unfit(what, why) from error
+
+
+def _refuse_open_to_others(path: Path) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise ConfigurationError(
+            f"others can read the signing key {path}",
+            why=f"Its mode is {mode:04o}; whoever can read it can sign as you.",
+            fix=f"chmod 600 {path}",
+        )
+
+
+def _text(path: Path, what: str) -> str:
+    with machine_errors(path, "read"):
+        try:
+            return read_plain(path, LARGEST_BYTES).decode()
+        except FileNotFoundError:
+            raise ConfigurationError(
+                f"{what} is not there", why=f"{path} does not exist.", fix=f"Make one: {KEYGEN}"
+            ) from None
+        except (NotPlainFileError, UnicodeDecodeError) as error:
+            raise _unfit(what, str(error)) from error
+
+
+def _unfit(what: str, why: str) -> ConfigurationError:
+    return ConfigurationError(f"{what} cannot be used", why=why, fix=f"Make one that can: {KEYGEN}")
+
+
+def parse_public(text: str, what: str) -> Ed25519PublicKey:
+    """A public key from PEM text.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if "PRIVATE KEY" in text:
+        raise ConfigurationError(
+            f"{what} is a private key",
+            why="A file of trusted keys is passed around, and a private key must not be.",
+            fix="Put the public key there (NAME.pub). If the file was passed on, make a new key and revoke this one.",
+        )
+    try:
+        key = load_pem_public_key(text.strip().encode())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigurationError(
+            f"{what} is no public key", why="It is no PEM text of one.", fix="Take NAME.pub as keygen wrote it."
+        ) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise ConfigurationError(
+            f"{what} is a key of another kind", why="Certificates are signed with Ed25519.", fix=f"Make one: {KEYGEN}"
+        )
+    return key
+
+
+def read_public(path: Path, what: str) -> Ed25519PublicKey:
+    """A public key from a PEM file; raises as :func:`parse_public`."""
+    return parse_public(_text(path, what), what)

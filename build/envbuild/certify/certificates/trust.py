@@ -1,0 +1,99 @@
+"""The keys that a user trusts: an explicit file, and nothing else. A certificate never brings its own key along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from pydantic import Field, model_validator
+
+from envbuild.catalog import toml
+from envbuild.catalog.fields import Model, Name
+from envbuild.certify.certificates.keys import keyid_of, parse_public, read_public
+from envbuild.certify.certificates.statement import Moment, moment_of
+from envbuild.core.errors import ConfigurationError
+
+
+class TrustedKeySettings(Model):
+    """One key of the file (``[keys.NAME]``)."""
+
+    public: str | None = Field(default=None, description="the public key: the PEM text itself")
+    file: str | None = Field(default=None, description="or a PEM file, by its path from the trust file's folder")
+    not_before: Moment | None = Field(default=None, description="from when on it counts, as 2026-01-31T00:00:00Z")
+    not_after: Moment | None = Field(default=None, description="until when it counts")
+    revoked: str | None = Field(default=None, min_length=1, description="why nothing it signed counts, ever")
+    stacks: tuple[Name, ...] | None = Field(default=None, min_length=1, description="it counts for these stacks alone")
+    targets: tuple[Name, ...] | None = Field(
+        default=None, min_length=1, description="it counts for these targets alone"
+    )
+
+    @model_validator(mode="after")
+    def _one_key_and_some_time(self) -> TrustedKeySettings:
+        if (self.public is None) == (self.file is None):
+            raise ValueError("a key has either `public` (PEM text) or `file` (a PEM file)")
+        if self.not_before and self.not_after and self.not_before >= self.not_after:
+            raise ValueError("not_before must be earlier than not_after")
+        return self
+
+
+class TrustFile(Model):
+    """A file of trusted keys (``trust.toml``)."""
+
+    keys: dict[Name, TrustedKeySettings] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class TrustedKey:
+    """A key whose signatures count, as far as its settings say."""
+
+    name: str
+    keyid: str
+    key: Ed25519PublicKey
+    settings: TrustedKeySettings
+
+    def outside(self, moment: datetime) -> str:
+        """Why it does not count at a moment, in words; empty when it does."""
+        if self.settings.not_before and moment < moment_of(self.settings.not_before):
+            return f"key {self.name} counts from {self.settings.not_before} on"
+        if self.settings.not_after and moment > moment_of(self.settings.not_after):
+            return f"key {self.name} expired: it counts until {self.settings.not_after}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """The keys of a trust file by their ID."""
+
+    path: Path
+    keys: dict[str, TrustedKey]
+
+    def names(self) -> str:
+        """The keys for people."""
+        return ", ".join(f"{key.name} ({key.keyid[:16]})" for key in self.keys.values())
+
+
+def load_trust(path: Path) -> Trust:
+    """Read a trust file.
+
+    Raises:
+        ConfigurationError: it is not there, not as it should be, or has a key twice.
+    """
+    keys: dict[str, TrustedKey] = {}
+    for name, settings in toml.load(path, TrustFile).keys.items():
+        what = f"key {name} of {path}"
+        if settings.public is not None:
+            key = parse_public(settings.public, what)
+        else:
+            key = read_public(path.parent / Path(settings.file or "").expanduser(), what)
+        keyid = keyid_of(key)
+        if keyid in keys:
+            # A revoked key must not go on under another name.
+            raise ConfigurationError(
+                f"{path} has one key under two names",
+                why=f"{keys[keyid].name} and {name} are the same key.",
+                fix="Leave one of them out.",
+            )
+        keys[keyid] = TrustedKey(name, keyid, key, settings)
+    return Trust(path, keys)

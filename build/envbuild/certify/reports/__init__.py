@@ -1,0 +1,1 @@
+"""What a certification tells people and CI: JUnit XML and one page of HTML, also where it failed."""

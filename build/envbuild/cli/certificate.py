@@ -1,0 +1,162 @@
+"""``envbuild certificate keygen|show|verify``."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import click
+
+from envbuild.certify.certificates.keys import make_keys, secret_of
+from envbuild.certify.certificates.reading import read_certificate
+from envbuild.certify.certificates.signing import UNSIGNED
+from envbuild.certify.certificates.statement import MOMENT_FORMAT, moment_of
+from envbuild.certify.certificates.telling import count, lines
+from envbuild.certify.certificates.trust import load_trust
+from envbuild.certify.certificates.verifying import About, oldest_measurement, verify
+from envbuild.cli.command import Command, Group
+from envbuild.cli.common import Place, Session, output_options, shown
+from envbuild.core.digests import Json
+from envbuild.core.errors import UsageError
+
+UNITS = {"h": 1, "d": 24, "w": 7 * 24}
+KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def parse_moment(context: click.Context, parameter: click.Parameter, value: str | None) -> datetime:  # noqa: ARG001
+    """``2026-01-31T23:59:59Z``; now where nothing is named."""
+    if value is None:
+        return datetime.now(timezone.utc)
+    try:
+        return moment_of(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no moment such as 2026-01-31T23:59:59Z (UTC)") from None
+
+
+def parse_age(context: click.Context, parameter: click.Parameter, value: str | None) -> timedelta | None:  # noqa: ARG001
+    """``12h``, ``30d`` or ``4w``."""
+    if value is None:
+        return None
+    if not (found := re.fullmatch(r"(\d{1,5})([hdw])", value)):
+        raise click.BadParameter(f"{value!r} is no age such as 12h, 30d or 4w")
+    return timedelta(hours=int(found[1]) * UNITS[found[2]])
+
+
+def parse_digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001
+    """``sha256:`` and 64 hex digits."""
+    if value is not None and not re.fullmatch(r"sha256:[0-9a-f]{64}", value):
+        raise click.BadParameter(f"{value!r} is no digest: sha256: and 64 hex digits")
+    return value
+
+
+def parse_name(context: click.Context, parameter: click.Parameter, value: str) -> str:  # noqa: ARG001
+    """What a key's files are called."""
+    if not KEY_NAME.fullmatch(value):
+        raise click.BadParameter(f"{value!r}: letters, digits, dots, dashes and underscores")
+    return value
+
+
+@click.group("certificate", cls=Group)
+def command() -> None:
+    """Make signing keys; show what a certificate says; verify whose it is and what it is about."""
+
+
+@command.command("keygen")
+@click.option("--out", "folder", type=Place(file_okay=False), required=True, help="The folder for both files.")
+@click.option("--name", default="envbuild", show_default=True, callback=parse_name, help="NAME.key and NAME.pub.")
+@click.option("--password", metavar="REF", help="Lock the private key with a password: env:NAME or file:PATH.")
+@output_options
+def keygen_command(session: Session, folder: Path, name: str, password: str | None) -> None:
+    """Make an Ed25519 key pair: NAME.key (private, mode 600) and NAME.pub. No file is overwritten."""
+    made = make_keys(folder, name, secret_of(password, "the password", os.environ) if password else None)
+    session.done(
+        {"private": str(made.private.resolve()), "public": str(made.public.resolve()), "keyid": made.keyid},
+        f"key {made.keyid}",
+        f"private: {shown(made.private)}{'' if password else ' (not locked with a password)'}: keep it to yourself",
+        f"public:  {shown(made.public)}: give it to those who are to trust it",
+    )
+
+
+@command.command("show", cls=Command)
+@click.argument("file", type=Place())
+@output_options
+def show_command(session: Session, file: Path) -> None:
+    """Tell what the certificate FILE says. Whether to believe it is the matter of `envbuild certificate verify`."""
+    statement, opened = read_certificate(file)
+    keyid = opened.content.signed.keyid if opened.content.signed else None
+    if keyid is None:
+        session.reporter.note(f"note: {UNSIGNED}")
+    session.done(
+        {"verified": False, "keyid": keyid, "statement": statement.model_dump(mode="json", by_alias=True)},
+        *lines(statement, keyid),
+    )
+
+
+@command.command("verify", cls=Command)
+@click.argument("file", type=Place())
+@click.option("--trust", type=Place(dir_okay=False), help="The keys that you trust; default: the configuration's.")
+@click.option("--image", type=Place(), help="It must be about this .sqsh, OCI layout or folder of out/images.")
+@click.option("--digest", metavar="sha256:...", callback=parse_digest, help="It must be about this digest.")
+@click.option("--lock", type=Place(file_okay=False), help="It must be about this lock directory.")
+@click.option("--at", metavar="MOMENT", callback=parse_moment, help="Verify for this moment instead of now.")
+@click.option("--max-age", metavar="AGE", callback=parse_age, help="The oldest numbers in it: 12h, 30d, 4w at most.")
+@output_options
+def verify_command(
+    session: Session,
+    file: Path,
+    trust: Path | None,
+    image: Path | None,
+    digest: str | None,
+    lock: Path | None,
+    at: datetime,
+    max_age: timedelta | None,
+) -> None:
+    """Verify that the certificate FILE is signed by a trusted key, in its time, and is about what you name.
+
+    Exit code 12 and the reason where it does not count.
+    """
+    configured = session.site.signing.trust
+    if trust is None and configured is None:
+        raise UsageError(
+            "whose certificates count is not clear",
+            why="There is neither --trust nor signing.trust in the configuration; a certificate's own word is none.",
+            fix="Name a file of public keys: --trust trust.toml (docs/certificate.md shows one).",
+        )
+    found = verify(
+        file,
+        load_trust(trust or Path(configured or "")),
+        About(image=image, digest=digest, lock=lock),
+        at=at,
+        max_age=max_age,
+    )
+    predicate = found.statement.predicate
+    result: dict[str, Json] = {
+        "verified": True,
+        "at": at.strftime(MOMENT_FORMAT),
+        "key": {"name": found.key.name, "keyid": found.key.keyid},
+        "subject": dict(found.statement.digests()),
+        "stack": predicate.stack,
+        "base": predicate.base,
+        "target": predicate.target,
+        "in": predicate.in_,
+        "lock_digest": predicate.lock_digest,
+        "matrix": predicate.matrix,
+        "whole_matrix": predicate.whole_matrix,
+        "cases": len(predicate.cases),
+        "reused": sum(case.reused is not None for case in predicate.cases),
+        "issued_at": predicate.issued_at,
+        "oldest_measurement": oldest_measurement(found.statement),
+        "compared": list(found.compared),
+    }
+    whole = predicate.matrix if predicate.whole_matrix else f"a PART of {predicate.matrix}"
+    session.done(
+        result,
+        f"verified: signed by {found.key.name} (key {found.key.keyid[:16]}), issued {predicate.issued_at}",
+        f"it says: {predicate.stack} on {predicate.base} for {predicate.target} passed {whole} "
+        f"({count(predicate.cases)}), run in {predicate.in_}",
+        *(f"about: {name} {value}" for name, value in found.statement.digests().items()),
+        *(f"compared here: {text}" for text in found.compared),
+        *([] if found.compared else ["nothing was compared: name your image with --image, --digest or --lock"]),
+    )

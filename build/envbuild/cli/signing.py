@@ -1,0 +1,43 @@
+"""The options of commands that sign."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from envbuild.cli.common import F, Session
+
+if TYPE_CHECKING:
+    from envbuild.certify.certificates.signing import Signer
+
+OFF = "off"
+
+
+def key_options(function: F) -> F:
+    """Add ``--key`` and ``--key-password``; :func:`signer_of` reads them."""
+    for option in (
+        click.option("--key-password", metavar="REF", help="Of that key, by reference: env:NAME or file:PATH."),
+        click.option(
+            "--key", metavar="FILE", help="Sign with this private key; env:NAME: it is in a variable; off: do not sign."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def signer_of(session: Session, key: str | None, password: str | None) -> Signer | None:
+    """The signer that the options name, or the site's; None: certificates are not signed.
+
+    Raises:
+        ConfigurationError: the key cannot be used.
+    """
+    settings = session.site.signing
+    if key is None:
+        # The site's password is of the site's key.
+        key, password = settings.key, password or settings.password
+    if not key or key == OFF:
+        return None
+    from envbuild.certify.certificates.signing import load_signer
+
+    return load_signer(key, password)

@@ -1,0 +1,81 @@
+"""Reports of made-up certifications: one that passed with 64 cases, one that failed in every way, one of a venv."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from helpers.certificates import EVIL, SHA, case_of, cases, measured, statement, steps_of
+
+from envbuild.certify.certificates.statement import Certificate
+from envbuild.certify.reports.report import Report, report_of
+
+NAME = "mcore-ubuntu2404-cu130-h200"
+KEYID = "ab" * 32
+MODELS = ("gpt", "gqa", "moe", "mamba-hybrid")
+DIFFERS = {"code": "version-mismatch", "package": "torch", "expected": "2.11.0+cu130", "found": "2.10.0"}
+LINES = tuple(f"[rank{number % 2}]: a line of a log that is wider than a phone {'x' * number}" for number in range(40))
+
+
+def large() -> Report:
+    """Signed, 64 cases of eight models and precisions, one of them reused."""
+    found = [*cases(MODELS), *cases(MODELS, "bf16")]
+    found[3]["reused"] = {"from": "2026-02-27T08:00:00Z", "run": "r1"}
+    for number, case in enumerate(found):
+        for step in case["steps"] if case["baseline"] else ():
+            step["loss"] *= 1 + number % 7 * 1e-7 * step["step"]
+    certificate = Certificate.model_validate(statement(cases=found))
+    return report_of(certificate, name=NAME, keyid=KEYID, logs={})
+
+
+def venv() -> Report:
+    """Not signed, a lock in a venv, no GPU, every number the baseline's."""
+    told = measured(machine=None, bandwidth=None, environment={"python": "3.12.3", "cuda_redirects": ["torch.cuda.x"]})
+    zero = {"loss": 0.0, "grad_norm": 0.0, "weights": None}
+    found = [case if case["baseline"] is None else {**case, "largest_relative_difference": zero} for case in cases()]
+    certificate = Certificate.model_validate(
+        statement(cases=found, subject={"in": "venv"}, measured=told, runtime=None, whole_matrix=False)
+    )
+    return report_of(certificate, name=NAME, keyid=None, logs={})
+
+
+def failed(**changes: Any) -> Report:
+    """Two of eight cases failed, and so did the bandwidth and the environment."""
+    found = cases()
+    allowed = "off by 1.00e-02 relative, allowed 1e-05"
+    found[5] = case_of(
+        "gpt-fp32-pp2-vp2",
+        passed=False,
+        steps=steps_of(loss=1.01, norm=2.0),
+        problems=[{"check": "parity-loss", "text": f"step {number}: loss: {allowed}"} for number in range(1, 9)],
+        largest_relative_difference={"loss": 1e-2, "grad_norm": 1.0, "weights": None},
+    )
+    cut = steps_of()[:3]
+    cut[2]["loss"] = None
+    found[6] = case_of(
+        "gpt-fp32-cp2",
+        passed=False,
+        steps=cut,
+        problems=[
+            {"check": "not-finite", "text": "step 3: loss"},
+            {"check": "rank-exception", "text": f"\x1b[31m{EVIL}"},
+        ],
+        largest_relative_difference={"loss": None, "grad_norm": None, "weights": None},
+    )
+    fields: dict[str, Any] = {
+        "passed": False, "name": NAME, "what": "2 of 8 cases failed", "stack": "mcore", "base": "ubuntu2404-cu130",
+        "target": "h200", "in_": "sqsh", "runtime": "loop", "lock_digest": SHA["lock"], "matrix": "certify-full",
+        "digests": {f"{NAME}.oci": SHA["oci"], f"{NAME}.sqsh": SHA["sqsh"]}, "whole_matrix": True, "cases": found,
+        "problems": [{"check": "bandwidth", "text": "all_reduce moves 12.1 GB/s; the floor is 300"}],
+        "findings": [DIFFERS], "measured": measured(finished_at=None), "plan_digest": SHA["plan"], "nonce": "ab" * 16,
+        "envbuild": "0.1.0", "judge": 2, "logs": {"gpt-fp32-cp2": ["logs/gpt-fp32-cp2/rank1.log"]},
+        "log": "out/run/smoke.log", "log_end": "\n".join([*LINES, EVIL]), **changes,
+    }  # fmt: skip
+    return Report.model_validate(fields)
+
+
+def unreadable() -> Report:
+    """Nothing was measured that could be read."""
+    return failed(cases=[], problems=[], findings=[], measured=None, what="the results cannot be judged", log_end="")
+
+
+REPORTS = {"large": large, "venv": venv, "failed": failed, "unreadable": unreadable}

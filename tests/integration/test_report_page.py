@@ -1,0 +1,150 @@
+"""The page in a real Chromium: at a desk and on a phone, light and dark."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.browser import ENTER, TAB, Browser, open_browser
+from helpers.reports import REPORTS, large
+
+from envbuild.certify.reports.report import write_reports
+
+WIDTHS = (1280, 360)
+SCHEMES = ("light", "dark")
+# WCAG 2, AA: text, and what is drawn.
+TEXT, DRAWN = 4.5, 3.0
+RED = "body { background: red }"
+FOCUSED = "const e = document.activeElement; return [e.tagName, e.textContent.trim().slice(0, 40)]"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with open_browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    return {name: write_reports(folder / name, make()).page for name, make in REPORTS.items()}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", REPORTS)
+def test_page_fits_loads_nothing_and_can_be_read(
+    browser: Browser, pages: dict[str, Path], tmp_path: Path, name: str, width: int, scheme: str
+) -> None:
+    browser.console(), browser.requests()
+    browser.show(pages[name], width=width, scheme=scheme)
+    verdict = browser.ask("return document.querySelector('h1').textContent")
+    assert verdict == ("Certified" if name in ("large", "venv") else "Not certified")
+    for part in ("closed", "open"):
+        if part == "open":
+            browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert browser.ask("return document.documentElement.scrollWidth") == width, part
+        outside = browser.ask(
+            "return [...document.querySelectorAll('main > *')].filter(e => e.getBoundingClientRect().right > "
+            "document.documentElement.clientWidth + 1).map(e => e.outerHTML.slice(0, 80))"
+        )
+        assert outside == [], part
+    assert browser.console() == []
+    assert browser.requests() == [pages[name].as_uri()]
+    contrasts = browser.contrasts()
+    assert len(contrasts) > 20
+    assert [found for found in contrasts if found[0] < TEXT] == []
+    picture = browser.screenshot(tmp_path / f"{name}-{width}-{scheme}.png")
+    assert struct.unpack(">I", picture[16:20])[0] == width
+
+
+def test_style_is_in_force_although_the_policy_allows_nothing_else(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.show(pages["large"], width=1280, scheme="light")
+    light = browser.ask("return getComputedStyle(document.body).backgroundColor")
+    browser.show(pages["large"], width=1280, scheme="dark")
+    dark = browser.ask("return getComputedStyle(document.body).backgroundColor")
+    assert (light, dark) == ("rgb(255, 255, 255)", "rgb(15, 18, 22)")
+    added = (
+        "const s = document.createElement('style'); s.textContent = 'body { background: red }'; document.head.append(s)"
+    )
+    browser.ask(added)
+    assert browser.ask("return getComputedStyle(document.body).backgroundColor") == dark
+    browser.console()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_curves_are_drawn_where_they_can_be_seen(browser: Browser, pages: dict[str, Path], scheme: str) -> None:
+    browser.show(pages["failed"], width=360, scheme=scheme)
+    drawn = browser.ask(
+        "return [...document.querySelectorAll('figure path.line')].filter(p => p.getClientRects().length)"
+        ".map(p => [p.getTotalLength(), getComputedStyle(p).stroke, p.getAttribute('class')])"
+    )
+    assert len(drawn) > 20
+    assert [found for found in drawn if found[0] <= 0 or found[1] == "none"] == []
+    ground = browser.ask("return getComputedStyle(document.body).backgroundColor")
+    # The baseline's broad band lies below the others and is seen with them.
+    faint = [found for found in drawn if "baseline" not in found[2] and ratio(found[1], ground) < DRAWN]
+    assert faint == []
+    sizes = browser.ask(
+        "return [...document.querySelectorAll('figure svg text')].filter(t => t.getClientRects().length)"
+        ".map(t => t.getBoundingClientRect().height)"
+    )
+    assert min(sizes) > 9, "text in charts is too small on a phone"
+
+
+def ratio(one: str, two: str) -> float:
+    def light(colour: str) -> float:
+        values = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+        linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    first, second = sorted((light(one), light(two)), reverse=True)
+    return (first + 0.05) / (second + 0.05)
+
+
+def test_all_cases_are_within_reach_of_a_keyboard(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.show(pages["failed"], width=1280, scheme="light")
+    seen = []
+    for _ in range(60):
+        browser.press(TAB)
+        seen.append(
+            browser.ask("const e = document.activeElement; return [e.tagName, e.textContent.trim().slice(0, 40)]")
+        )
+    assert seen[0] == ["A", "To the cases"]
+    assert sum(tag == "A" for tag, _ in seen) >= 8
+    assert any(tag == "SUMMARY" for tag, _ in seen)
+    while browser.ask("return document.activeElement.tagName") != "SUMMARY":
+        browser.press(TAB)
+    opened = "return document.activeElement.parentElement.open"
+    before = browser.ask(opened)
+    browser.press(ENTER)
+    assert browser.ask(opened) is not before
+    outline = browser.ask("return getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+
+
+def test_link_of_a_tile_leads_to_its_case(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.show(pages["large"], width=360, scheme="light")
+    assert len(large().cases) == browser.ask("return document.querySelectorAll('a.tile').length")
+    browser.ask("document.querySelectorAll('a.tile')[20].click()")
+    top = browser.ask("return document.querySelector(':target').getBoundingClientRect().top")
+    assert -1 <= top < 900
+
+
+def test_wide_things_scroll_inside_on_a_phone(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.show(pages["failed"], width=360, scheme="light")
+    inside = browser.ask(
+        "return [...document.querySelectorAll('pre, .scroll')].filter(e => e.scrollWidth > e.clientWidth)"
+        ".map(e => [getComputedStyle(e).overflowX, e.tabIndex, e.getAttribute('role')])"
+    )
+    assert inside
+    assert {tuple(found) for found in inside} == {("auto", 0, "region")}
+
+
+def test_tools_of_pages_find_no_script_to_run(browser: Browser, pages: dict[str, Path]) -> None:
+    """So that nothing is lost where scripts are switched off, and nothing that was measured becomes one."""
+    for page in pages.values():
+        browser.show(page, width=1280, scheme="light")
+        assert browser.ask("return document.scripts.length") == 0

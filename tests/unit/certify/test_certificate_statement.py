@@ -1,0 +1,162 @@
+"""What a certificate says, and about what: an image where one was certified, else the lock, and never both."""
+
+import hashlib
+import json
+
+import pytest
+from helpers.certificates import SHA, case_of, cases, measured, statement
+from pydantic import ValidationError
+
+from envbuild.certify.certificates.reading import read_certificate
+from envbuild.certify.certificates.signing import write_certificate
+from envbuild.certify.certificates.statement import PREDICATE_TYPE, STATEMENT_TYPE, Certificate
+from envbuild.certify.certificates.telling import lines
+from envbuild.core.errors import CertificateRefusedError, ConfigurationError
+
+NAME = "mcore-ubuntu2404-cu130-h200"
+
+
+def hexadecimal(name):
+    return SHA[name].removeprefix("sha256:")
+
+
+def test_statement_holds_every_number_and_what_decided_it():
+    reused = {"from": "2026-02-01T00:00:00Z", "run": "r1"}
+    made = statement(cases=[*cases(), case_of("gpt-fp32-tp2", repeat=2, reused=reused)])
+    assert json.loads(json.dumps(made, allow_nan=False)) == made
+    # in-toto knows these fields of a statement and of a subject, and cosign reads no others.
+    assert set(made) == {"_type", "subject", "predicateType", "predicate"}
+    assert (made["_type"], made["predicateType"]) == (STATEMENT_TYPE, PREDICATE_TYPE)
+    assert made["subject"] == [
+        {"name": f"{NAME}.oci", "digest": {"sha256": hexadecimal("oci")}},
+        {"name": f"{NAME}.sqsh", "digest": {"sha256": hexadecimal("sqsh")}},
+    ]
+    predicate = made["predicate"]
+    assert predicate["cases"][:-1] == cases()
+    assert predicate["cases"][-1]["reused"] == reused
+    assert predicate["measured"] == measured()
+    assert (predicate["in"], predicate["nonce"], predicate["lock_digest"]) == ("sqsh", "ab" * 16, SHA["lock"])
+    # The seal as the docs describe it.
+    seal = predicate.pop("seal")
+    text = json.dumps(made, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert seal == "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("where", ["venv", "here"])
+def test_run_without_an_image_certifies_the_lock_whatever_digests_are_named(where):
+    made = statement(subject={"in": where})
+    assert made["subject"] == [{"name": f"{NAME}.lock", "digest": {"sha256": hexadecimal("lock")}}]
+
+
+@pytest.mark.parametrize(
+    ("subject", "forms"),
+    [
+        ({"in": "docker", "sqsh_digest": ""}, ["oci"]),
+        ({"in": "sqsh", "oci_digest": ""}, ["sqsh"]),
+        ({}, ["oci", "sqsh"]),
+    ],
+)
+def test_image_is_a_subject_in_the_forms_that_it_has(subject, forms):
+    assert [item["name"].rpartition(".")[2] for item in statement(subject=subject)["subject"]] == forms
+
+
+def subjects(*kinds):
+    return [
+        {"name": f"x.{kind}", "digest": {"sha256": hexadecimal("lock" if kind == "lock" else "oci")}} for kind in kinds
+    ]
+
+
+@pytest.mark.parametrize(
+    ("where", "found", "words"),
+    [
+        ("venv", subjects("oci"), "certifies a lock and no image"),
+        ("here", subjects("lock", "oci"), "certifies a lock and no image"),
+        ("sqsh", subjects("lock"), "certifies that image"),
+        ("sqsh", subjects("oci", "oci"), "a subject twice"),
+        ("venv", [{"name": "x.lock", "digest": {"sha256": "0" * 64}}], "another lock"),
+        ("sqsh", [], "at least 1 item"),
+    ],
+)
+def test_subject_that_does_not_fit_where_it_ran_is_refused(where, found, words):
+    made = statement()
+    made["subject"], made["predicate"]["in"] = found, where
+    with pytest.raises(ValidationError, match=words):
+        Certificate.model_validate(made)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"passed": False}, "did not pass"),
+        ({"problems": [{"check": "parity-loss", "text": "x"}]}, "did not pass"),
+        ({"steps": []}, "has no numbers"),
+        ({"steps": [{"step": 1, "loss": None, "grad_norm": 1.0}]}, "not finite"),
+        ({"steps": [{"step": 1, "loss": float("nan"), "grad_norm": 1.0}]}, "finite"),
+        ({"repeat": 0}, "greater"),
+        ({"surprise": 1}, "Extra"),
+    ],
+)
+def test_no_statement_is_made_of_a_case_that_did_not_pass(changes, words):
+    with pytest.raises(ValidationError, match=words):
+        statement(cases=[case_of("gpt-fp32-tp2", **changes)])
+
+
+@pytest.mark.parametrize("moment", ["2026-13-01T00:00:00Z", "2026-01-01", "yesterday", "2026-1-1T0:0:0Z"])
+def test_moment_that_is_none_is_refused(moment):
+    with pytest.raises(ValidationError):
+        statement(measured=measured(started_at=moment))
+
+
+def test_lines_say_what_is_not_signed_and_what_is_reused_and_how_far_off_each_case_was():
+    made = Certificate.model_validate(
+        statement(
+            whole_matrix=False,
+            cases=[
+                case_of("gpt-fp32-baseline"),
+                case_of("gpt-fp32-tp2", reused={"from": "2026-02-01T00:00:00Z", "run": "r"}),
+            ],
+        )
+    )
+    text = "\n".join(lines(made, None))
+    for words in (
+        "NOT SIGNED", "a PART of the matrix: 2 cases, 1 reused", "2 x NVIDIA H200",
+        "driver 580.82.07, CUDA 13.0, NCCL 2.27.7",
+        f"{NAME}.sqsh  {SHA['sqsh']}", "up to 349.0 GB/s", "nonce abab",
+    ):  # fmt: skip
+        assert words in text
+    table = text.splitlines()[-3:]
+    assert table[0].split() == ["case", "repeat", "loss", "grad", "norm", "weights", "from"]
+    assert table[2].split() == [
+        *("gpt-fp32-tp2", "1", "2.5e-07", "of", "1e-05", "1.9e-06", "of", "0.0001", "-"),
+        *("reused", "from", "2026-02-01T00:00:00Z"),
+    ]
+    assert "key abc" in "\n".join(lines(made, "abc"))
+
+
+def test_certificate_of_an_older_envbuild_is_refused_in_words(tmp_path):
+    old = {"_type": STATEMENT_TYPE, "subject": [], "predicateType": "urn:envbuild:certificate:1", "predicate": {}}
+    (tmp_path / "certificate.json").write_text(json.dumps(old, indent=2))
+    with pytest.raises(CertificateRefusedError, match="is refused") as caught:
+        read_certificate(tmp_path / "certificate.json")
+    assert "of an older envbuild" in caught.value.why
+
+
+def test_file_that_is_none_is_refused_without_waiting_or_reading_it_whole(tmp_path):
+    with pytest.raises(ConfigurationError, match="there is no certificate"):
+        read_certificate(tmp_path / "none")
+    with pytest.raises(CertificateRefusedError, match="is refused"):
+        read_certificate(tmp_path)
+    huge = tmp_path / "huge"
+    with huge.open("wb") as stream:
+        stream.truncate(1 << 40)  # one hole: reading it would take the memory of the machine
+    with pytest.raises(CertificateRefusedError) as caught:
+        read_certificate(huge)
+    assert "larger than 32 MiB" in caught.value.why
+
+
+def test_same_statement_is_the_same_bytes(tmp_path):
+    made = statement()
+    for name, content in (("one", made), ("two", dict(reversed(list(made.items()))))):
+        write_certificate(tmp_path / name, content, None)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert (tmp_path / "one").read_bytes().count(b"\n") == 1

@@ -1,0 +1,324 @@
+"""A certificate counts for the key that is trusted, in its time, about the thing that was named; each refusal."""
+
+import json
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from helpers.certificates import SHA, case_of, measured, statement
+
+from envbuild.certify.certificates.envelope import SignedBytes, decode, encode
+from envbuild.certify.certificates.keys import make_keys
+from envbuild.certify.certificates.signing import load_signer, write_certificate
+from envbuild.certify.certificates.statement import MOMENT_FORMAT, moment_of
+from envbuild.certify.certificates.trust import load_trust
+from envbuild.certify.certificates.verifying import About, verify
+from envbuild.core.digests import canonical_json
+from envbuild.core.errors import CertificateRefusedError, ConfigurationError
+
+NOW = datetime.now(timezone.utc)
+SMALL = [case_of("gpt-fp32-baseline"), case_of("gpt-fp32-tp2")]
+
+
+def moment(**ago):
+    return (NOW - timedelta(**ago)).strftime(MOMENT_FORMAT)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Keys of two signers, and a certificate that the first one signed."""
+    place = tmp_path_factory.mktemp("signed")
+    for name in ("lab", "other"):
+        make_keys(place, name, None)
+    write_certificate(place / "certificate", statement(cases=SMALL), load_signer(str(place / "lab.key"), None))
+    return place
+
+
+def trust_of(folder, tmp_path, settings="", name="lab", key="lab"):
+    path = tmp_path / "trust.toml"
+    path.write_text(f'[keys.{name}]\nfile = "{folder / key}.pub"\n{settings}\n')
+    return load_trust(path)
+
+
+def refused(path, trust, words, about=About(), at=NOW, **options):  # noqa: B008
+    with pytest.raises(CertificateRefusedError, match="is refused") as caught:
+        verify(path, trust, about, at=at, **options)
+    assert caught.value.exit_code == 12
+    assert words in caught.value.why, caught.value.why
+    assert caught.value.fix
+
+
+def signed(folder, tmp_path, made, signer="lab"):
+    path = tmp_path / "certificate"
+    write_certificate(path, made, load_signer(str(folder / f"{signer}.key"), None))
+    return path
+
+
+def test_certificate_of_a_trusted_key_counts(folder, tmp_path):
+    found = verify(folder / "certificate", trust_of(folder, tmp_path), About(), at=NOW)
+    assert (found.key.name, found.compared) == ("lab", ())
+    assert [case.id for case in found.statement.predicate.cases] == ["gpt-fp32-baseline", "gpt-fp32-tp2"]
+
+
+def test_every_byte_counts(folder, tmp_path):
+    """One byte changed anywhere in the file, in every bit of it in turn and in its case: it does not verify."""
+    data, trust = (folder / "certificate").read_bytes(), trust_of(folder, tmp_path)
+    path = tmp_path / "changed"
+    counted = 0
+    for position in range(len(data)):
+        for mask in (1 << position % 8, 0x20):
+            path.write_bytes(data[:position] + bytes([data[position] ^ mask]) + data[position + 1 :])
+            try:
+                verify(path, trust, About(), at=NOW)
+            except CertificateRefusedError:
+                continue
+            counted += 1
+    assert (counted, len(data) > 3000) == (0, True)
+    for cut in (data[:-1], data + b"\n", data + b" ", b"\xef\xbb\xbf" + data, b""):
+        path.write_bytes(cut)
+        refused(path, trust, "")
+
+
+def envelope_of(folder):
+    return json.loads((folder / "certificate").read_bytes())
+
+
+def rewritten(folder, tmp_path, change):
+    envelope = envelope_of(folder)
+    text = change(envelope)
+    path = tmp_path / "rewritten"
+    path.write_text(text if isinstance(text, str) else json.dumps(envelope, separators=(",", ":")) + "\n")
+    return path
+
+
+def put(*place, value):
+    def change(envelope):
+        for key in place[:-1]:
+            envelope = envelope[key]
+        envelope[place[-1]] = value
+
+    return change
+
+
+def second_signature(envelope):
+    envelope["signatures"].append(dict(envelope["signatures"][0]))
+
+
+def spaces_in_base64(envelope):
+    envelope["payload"] = envelope["payload"][:8] + "\n" + envelope["payload"][8:]
+
+
+def twice(envelope):
+    text = json.dumps(envelope, separators=(",", ":")) + "\n"
+    return text.replace('{"payloadType"', '{"payload":"e30=","payloadType"', 1)
+
+
+def own_key(envelope):
+    envelope["publicKey"] = "-----BEGIN PUBLIC KEY-----"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (put("payloadType", value="application/json"), "Its payloadType is 'application/json'"),
+        (put("signatures", value=[]), "It is not signed"),
+        (put("signatures", value={}), "are no list"),
+        (put("signatures", 0, "sig", value="AAAA"), "has 3 bytes"),
+        (put("signatures", 0, "sig", value=None), "is no text"),
+        (put("signatures", 0, "keyid", value=""), "It says that it is of key ''"),
+        (put("signatures", 0, "keyid", value=7), "a keyid and a sig"),
+        (put("payload", value="e30"), "no base64"),
+        (put("payload", value="\u00e9"), "no base64"),
+        (second_signature, "2 signatures"),
+        (spaces_in_base64, "no base64"),
+        (twice, "has a key twice"),
+        (own_key, "nothing else"),
+        (json.dumps, "not in the form that envbuild writes"),
+        (lambda envelope: "[" * 100000, "no JSON"),
+        (lambda envelope: "null\n", "no DSSE envelope"),
+    ],
+)
+def test_envelope_of_another_form_is_refused(folder, tmp_path, change, words):
+    refused(rewritten(folder, tmp_path, change), trust_of(folder, tmp_path), words)
+
+
+def test_unsigned_certificate_is_refused(folder, tmp_path):
+    write_certificate(tmp_path / "certificate", statement(), None)
+    refused(tmp_path / "certificate", trust_of(folder, tmp_path), "It is not signed")
+
+
+def test_key_that_nobody_named_is_refused_also_with_its_public_half_beside_the_certificate(folder, tmp_path):
+    path = signed(folder, tmp_path, statement(), "other")
+    refused(path, trust_of(folder, tmp_path), "has other keys: lab (")
+
+
+def test_signature_of_one_key_under_the_id_of_another_is_refused(folder, tmp_path):
+    mine, theirs = (signed(folder, tmp_path, statement(cases=SMALL), name).read_bytes() for name in ("lab", "other"))
+    keyid = json.loads(mine)["signatures"][0]["keyid"]
+    path = tmp_path / "forged"
+    path.write_bytes(theirs.replace(json.loads(theirs)["signatures"][0]["keyid"].encode(), keyid.encode()))
+    refused(path, trust_of(folder, tmp_path), "Its signature is not that of key lab")
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        (b"{}", "What it says is no certificate"),
+        (b"[]", "What it says is no certificate"),
+        (b"not JSON", "What it says is no certificate"),
+        (b'{"_type": 1, "_type": 2}', "a key twice"),
+        (b"[" * 100000, "What it says is no certificate"),
+        (canonical_json({**statement(), "predicateType": "https://slsa.dev/provenance/v1"}), "predicateType"),
+        (canonical_json({**statement(), "_type": "https://in-toto.io/Statement/v0.1"}), "_type"),
+        (canonical_json(statement()).replace(b"certify-full", b"certify-huge"), "Its seal is"),
+        (canonical_json(statement()).replace(b'"whole_matrix":true', b'"whole_matrix":1'), "whole_matrix"),
+    ],
+)
+def test_what_a_trusted_key_signed_must_still_be_a_certificate(folder, tmp_path, payload, words):
+    path = tmp_path / "certificate"
+    path.write_bytes(encode(load_signer(str(folder / "lab.key"), None).sign(payload)))
+    refused(path, trust_of(folder, tmp_path), words)
+
+
+def test_nothing_in_it_is_read_before_the_signature_counts(folder, tmp_path):
+    content = decode((folder / "certificate").read_bytes())
+    path = tmp_path / "certificate"
+    path.write_bytes(encode(SignedBytes(b"[" * 100000, content.signed)))
+    refused(path, trust_of(folder, tmp_path), "Its signature is not")
+
+
+# ---- time
+
+
+def test_key_counts_in_its_time_alone(folder, tmp_path):
+    def trust(before, after):
+        return trust_of(folder, tmp_path, f'not_before = "{before}"\nnot_after = "{after}"')
+
+    path = folder / "certificate"
+    verify(path, trust(moment(days=1), moment(days=-1)), About(), at=NOW)
+    refused(path, trust(moment(days=9), moment(days=1)), "Key lab expired: it counts until")
+    refused(path, trust(moment(days=-1), moment(days=-9)), "Key lab counts from")
+
+
+def backdated(folder, tmp_path, **ago):
+    """What a thief of the key writes: an old moment of issue."""
+    made = statement(cases=SMALL, measured=measured(started_at=moment(**ago), finished_at=moment(**ago)))
+    made["predicate"]["issued_at"] = moment(**ago)
+    from envbuild.certify.certificates.statement import seal_of
+
+    made["predicate"]["seal"] = seal_of(made)
+    return signed(folder, tmp_path, made)
+
+
+def test_expired_key_does_not_count_however_old_its_certificate_says_that_it_is(folder, tmp_path):
+    path = backdated(folder, tmp_path, days=5)
+    trust = trust_of(folder, tmp_path, f'not_after = "{moment(days=1)}"')
+    refused(path, trust, "is verified for")
+    # Whoever knows that the file was there then may say so.
+    verify(path, trust, About(), at=NOW - timedelta(days=2))
+
+
+def test_certificate_from_before_the_key_does_not_count(folder, tmp_path):
+    path = backdated(folder, tmp_path, days=5)
+    refused(path, trust_of(folder, tmp_path, f'not_before = "{moment(days=4)}"'), "was issued at")
+
+
+def test_certificate_from_after_the_moment_does_not_count(folder, tmp_path):
+    refused(folder / "certificate", trust_of(folder, tmp_path), "after the moment", at=NOW - timedelta(days=1))
+    verify(folder / "certificate", trust_of(folder, tmp_path), About(), at=NOW - timedelta(minutes=4))
+
+
+def test_age_is_that_of_the_oldest_number_in_it(folder, tmp_path):
+    recent = measured(started_at=moment(hours=2), finished_at=moment(hours=1))
+    reused = case_of("gpt-fp32-tp2", reused={"from": moment(days=40), "run": "r"})
+    day, trust = timedelta(days=1), trust_of(folder, tmp_path)
+    path = signed(folder, tmp_path, statement(cases=SMALL, measured=recent))
+    verify(path, trust, About(), at=NOW, max_age=day)
+    refused(path, trust, "Its oldest numbers are from", max_age=timedelta(hours=1))
+    path = signed(folder, tmp_path, statement(cases=[SMALL[0], reused], measured=recent))
+    refused(path, trust, f"Its oldest numbers are from {moment(days=40)}", max_age=day)
+    verify(path, trust, About(), at=NOW, max_age=41 * day)
+
+
+# ---- trust
+
+
+@pytest.mark.parametrize("order", [("revoked", "fine"), ("fine", "revoked")])
+def test_revoked_key_is_refused_and_does_not_go_on_under_another_name(folder, tmp_path, order):
+    refused(
+        folder / "certificate",
+        trust_of(folder, tmp_path, 'revoked = "the laptop was stolen"'),
+        "Key lab was revoked: the laptop was stolen",
+        at=NOW - timedelta(days=300),
+    )
+    lines = {"revoked": 'revoked = "stolen"', "fine": ""}
+    keys = [f'[keys.{name}]\nfile = "{folder}/lab.pub"\n{lines[name]}\n' for name in order]
+    (tmp_path / "trust.toml").write_text("".join(keys))
+    with pytest.raises(ConfigurationError, match="one key under two names"):
+        load_trust(tmp_path / "trust.toml")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ('stacks = ["nemo"]', "about stack mcore; key lab is trusted for nemo"),
+        ('targets = ["cpu", "h100"]', "about target h200; key lab is trusted for cpu, h100"),
+        ('stacks = ["mcore"]\ntargets = ["h200"]', None),
+    ],
+)
+def test_key_counts_for_the_stacks_and_targets_it_is_trusted_with(folder, tmp_path, settings, words):
+    trust = trust_of(folder, tmp_path, settings)
+    if words:
+        refused(folder / "certificate", trust, words)
+    else:
+        verify(folder / "certificate", trust, About(), at=NOW)
+
+
+def test_key_may_stand_in_the_trust_file_itself(folder, tmp_path):
+    path = tmp_path / "trust.toml"
+    path.write_text(f'[keys.lab]\npublic = """\n{(folder / "lab.pub").read_text()}"""\n')
+    assert verify(folder / "certificate", load_trust(path), About(), at=NOW).key.name == "lab"
+    # By its path from the trust file's folder.
+    (tmp_path / "mine.pub").write_bytes((folder / "lab.pub").read_bytes())
+    path.write_text('[keys.lab]\nfile = "mine.pub"\n')
+    assert verify(folder / "certificate", load_trust(path), About(), at=NOW).key.name == "lab"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "keys"),
+        ("[keys]\n", "keys"),
+        ("[keys.lab]\n", "either `public`"),
+        ('[keys.lab]\npublic = "x"\nfile = "y"\n', "either `public`"),
+        ('[keys.lab]\nfile = "x"\nnot_after = 2026-01-01\n', "not_after"),
+        ('[keys.lab]\nfile = "x"\nnot_after = "2026-01-01"\n', "not_after"),
+        (
+            '[keys.lab]\nfile = "x"\nnot_before = "2026-02-01T00:00:00Z"\nnot_after = "2026-01-01T00:00:00Z"\n',
+            "earlier",
+        ),
+        ('[keys.lab]\nfile = "x"\nnot_afer = "2026-01-01T00:00:00Z"\n', "did you mean 'not_after'"),
+        ('[keys.lab]\nfile = "x"\nrevoked = false\n', "revoked"),
+        ('[keys.lab]\nfile = "x"\nstacks = []\n', "stacks"),
+        ('[keys.lab]\nfile = "none.pub"\n', "is not there"),
+    ],
+)
+def test_trust_file_that_is_wrong_is_refused(tmp_path, text, words):
+    path = tmp_path / "trust.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        load_trust(path)
+    assert words in f"{caught.value.what} {caught.value.why}"
+
+
+# ---- what it is about
+
+
+def test_digest_must_be_one_of_its_subjects(folder, tmp_path):
+    trust, path = trust_of(folder, tmp_path), folder / "certificate"
+    found = verify(path, trust, About(digest=SHA["oci"]), at=NOW)
+    assert found.compared == (f"the digest that was named: mcore-ubuntu2404-cu130-h200.oci, {SHA['oci']}",)
+    refused(path, trust, "another one", About(digest=SHA["lock"]))
+
+
+def test_moments_are_those_of_utc():
+    assert moment_of("2026-01-31T23:59:59Z") == datetime(2026, 1, 31, 23, 59, 59, tzinfo=timezone.utc)

@@ -1,0 +1,201 @@
+"""The page: all of it in one file, nothing from outside, every word escaped, lines where the numbers are."""
+
+import base64
+import hashlib
+import html
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+from helpers.certificates import SHA, case_of
+from helpers.reports import EVIL, KEYID, REPORTS, failed, large, venv
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.certify.reports.charts import BOTTOM, HEIGHT, LEAST, LEFT, RIGHT, TOP, WIDTH, Series, bytes_text, draw
+from envbuild.certify.reports.page import page_html
+from envbuild.certify.reports.report import end_of, write_reports
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Elements that are closed as they were opened, their attributes, and what a person reads."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements, self.words, self.style = [], [], [], ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" in self.open:
+            self.style += data
+        else:
+            self.words.append(data)
+
+    def of(self, *tags):
+        return [attributes for tag, attributes in self.elements if tag in tags]
+
+
+@pytest.fixture(params=REPORTS, scope="module")
+def report(request):
+    return REPORTS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def page(report):
+    return Page(page_html(report))
+
+
+def test_page_needs_nothing_from_outside_and_runs_no_script(report, page):
+    tags = {tag for tag, _ in page.elements}
+    assert tags.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "form", "base", "use", "image"})
+    (policy,) = [meta["content"] for meta in page.of("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    digest = base64.b64encode(hashlib.sha256(page.style.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert "url(" not in page.style
+    assert "@import" not in page.style
+    for _, attributes in page.elements:
+        assert not [name for name in attributes if name == "style" or name.startswith("on")]
+        assert attributes.get("href", "#").startswith("#")
+        assert not {"src", "srcset", "action"} & set(attributes)
+
+
+def test_every_link_leads_somewhere_and_ids_are_unique(page):
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {link["href"][1:] for link in page.of("a")} <= set(ids)
+
+
+def test_page_shows_the_verdict_what_it_is_about_and_every_case(report, page):
+    words = " ".join(" ".join(page.words).split())
+    assert words.index("Certified" if report.passed else "Not certified") < words.index("What it is about")
+    for digest in (*report.digests.values(), report.lock_digest):
+        assert digest in words
+    assert len(page.of("details")) >= len(report.cases)
+    for case in report.cases:
+        assert case.id in words
+        for problem in case.problems:
+            assert problem.check in words
+    told = {True: f"Signed by key {KEYID}", False: "Not signed:"}[report.keyid is not None]
+    assert (told in words) is report.passed
+    assert ("What is wrong" in words) is not report.passed
+
+
+def test_markup_in_what_was_measured_is_text(report, page):
+    text = page_html(report)
+    assert "<script" not in text
+    if report.measured and report.measured.machine:
+        assert html.escape(EVIL).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in text
+
+
+def test_reused_cases_and_parts_of_a_matrix_are_named():
+    words = " ".join(Page(page_html(large())).words)
+    assert "measured 2026-02-27T08:00:00Z, run r1" in words
+    assert "a part of matrix" not in words
+    words = " ".join(Page(page_html(venv())).words)
+    assert "a part of matrix" in words
+    assert "digit for digit" in words
+    assert SHA["oci"] not in words
+
+
+def paths(text):
+    return re.findall(r'<path class="line ([a-z0-9-]+)" d="([^"]*)"', text)
+
+
+def test_lines_are_drawn_and_end_where_numbers_do():
+    drawn = paths(page_html(failed(cases=[case_of("gpt-fp32-baseline"), failed().cases[6]])))
+    assert all(path.startswith("M") for _, path in drawn)
+    # Three steps, the third with no loss: two points; the gradient norm has three.
+    lengths = [path.count("L") + 1 for style, path in drawn if style == "line-failed"]
+    assert sorted(lengths)[:2] == [2, 2]
+    assert 3 in lengths
+    baseline = [path for style, path in drawn if style == "line-baseline"]
+    assert {path.count("L") + 1 for path in baseline} == {8}
+
+
+def test_bandwidth_is_drawn_from_zero_with_the_floor():
+    text = page_html(large())
+    assert text.count("at least") == 1
+    assert "349.0" in text
+    assert "at least" not in page_html(venv())
+
+
+def test_page_is_of_a_size_that_a_phone_loads():
+    assert len(large().cases) == 64
+    assert len(page_html(large()).encode()) < 700_000
+
+
+def test_same_report_is_the_same_bytes(tmp_path, report):
+    one, two = write_reports(tmp_path / "one", report), write_reports(tmp_path / "two", report)
+    assert one.page.read_bytes() == two.page.read_bytes()
+    assert one.junit.read_bytes() == two.junit.read_bytes()
+    assert (one.page.name, one.junit.name) == ("report.html", "junit.xml")
+
+
+def test_end_of_a_log_is_its_last_lines_whatever_is_in_it(tmp_path):
+    log = tmp_path / "log"
+    log.write_bytes(b"".join(b"line %d \xff\n" % number for number in range(100_000)))
+    assert end_of(log, 2) == "line 99998 \ufffd\nline 99999 \ufffd"
+    assert end_of(tmp_path / "none") == ""
+
+
+# ---- charts
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e12, max_value=1e12)
+POINTS = st.lists(st.tuples(st.integers(1, 500).map(float), st.none() | NUMBERS), min_size=1, max_size=30)
+
+
+@given(POINTS, st.booleans(), st.booleans())
+def test_whatever_the_numbers_are_lines_and_ticks_stay_within_the_chart(points, log_y, from_zero):
+    chart = draw("title", [Series("a", points, "line-0")], x_label="step", log_y=log_y, from_zero=from_zero)
+    drawable = [y for _, y in points if y is not None and (y > LEAST or not log_y)]
+    assert (chart is None) is (not drawable)
+    if chart is None:
+        return
+    (line,) = chart.lines
+    assert len(line.dots) == len(drawable)
+    for x, y in line.dots:
+        assert LEFT <= x <= WIDTH - RIGHT
+        assert TOP <= y <= HEIGHT - BOTTOM
+    assert chart.y_ticks
+    for tick in chart.y_ticks:
+        assert TOP <= tick.at <= HEIGHT - BOTTOM
+    assert len({tick.text for tick in chart.y_ticks}) == len(chart.y_ticks)
+
+
+def test_larger_is_higher_and_later_is_further_right():
+    chart = draw("t", [Series("a", [(1, 5.0), (2, 3.0), (3, 4.0)], "line-0")], x_label="step", limit=(6.0, "allowed"))
+    first, second, third = chart.lines[0].dots
+    assert first[0] < second[0] < third[0]
+    assert first[1] < third[1] < second[1]
+    assert chart.limit.at < first[1]
+    # On a power scale equal factors are equal distances.
+    chart = draw("t", [Series("a", [(1, 1e-6), (2, 1e-4), (3, 1e-2)], "line-0")], x_label="step", log_y=True)
+    heights = [y for _, y in chart.lines[0].dots]
+    assert math.isclose(heights[0] - heights[1], heights[1] - heights[2], abs_tol=0.2)
+
+
+def test_number_that_is_not_there_is_a_gap():
+    chart = draw("t", [Series("a", [(1, 1.0), (2, None), (3, 1.5), (4, 2.0)], "line-0")], x_label="step")
+    assert chart.lines[0].path.count("M") == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(512, "512 B"), (65536, "64 KiB"), (1 << 30, "1 GiB"), (1 << 42, "4096 GiB")]
+)
+def test_sizes_are_shown_as_people_say_them(value, text):
+    assert bytes_text(value) == text
