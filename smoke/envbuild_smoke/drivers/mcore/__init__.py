@@ -42,7 +42,7 @@ def train(context: RankContext) -> None:
     """
     case = context.case
     with joined(context) as device:
-        set_up_parallelism(case.layout, case.training.seed)
+        set_up_parallelism(case.layout, case.training.seed, device)
         run = _Run(context, device)
         run.start()
         for step in range(1, case.training.steps + 1):
