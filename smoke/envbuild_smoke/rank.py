@@ -4,22 +4,18 @@ A rank that raises writes `rank<N>.failure.json` at that moment. Its peers fail 
 connections break, and may well be the first to exit; the record keeps cause and consequence apart.
 """
 
-import faulthandler
-import importlib
 import json
 import math
 import os
-import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from envbuild_smoke import drivers
 from envbuild_smoke.plan import Case, Device, Model
-from envbuild_smoke.plan_file import parse_plan
 
 # What a rank runs, as "module:function"; tests put another function here.
 DEFAULT_ENTRY = "envbuild_smoke.rank:train_case"
@@ -67,23 +63,6 @@ class RankContext:
     device_index: int = 0
     world_size: int | None = None
     save_final_weights: bool = False
-
-    @classmethod
-    def from_command(cls, command: dict[str, Any], *, rank: int, port: int, listener: int | None) -> "RankContext":
-        """Build the context from the template's "start" command."""
-        plan = parse_plan(command["plan"].encode())
-        case = plan.case(command["case"])
-        return cls(
-            case=case,
-            model=plan.models[case.model],
-            device=plan.device,
-            out=Path(command["out"]),
-            rank=rank,
-            port=port,
-            listener=listener,
-            device_index=rank,
-            save_final_weights=saves_final_weights(plan.cases, case),
-        )
 
     @property
     def rank_count(self) -> int:
@@ -149,33 +128,6 @@ def metrics_path(out: Path, case_id: str) -> Path:
 def failure_record_path(out: Path, case_id: str, rank: int) -> Path:
     """Return where a rank that raises puts this on record."""
     return out / "cases" / case_id / f"rank{rank}.failure.json"
-
-
-def run_rank(entry: str, context: RankContext) -> int:
-    """Run `entry` ("module:function") and return the exit status; an exception is put on record."""
-    faulthandler.enable()
-    # The runner sends this signal to ranks that ran out of time: their stacks say where they hang.
-    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-    module, _, name = entry.partition(":")
-    try:
-        function = cast("Callable[[RankContext], None]", getattr(importlib.import_module(module), name))
-        function(context)
-    except SystemExit as error:
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException as error:  # noqa: BLE001 - recorded, and turned into the exit status
-        _record_failure(context, error)
-        traceback.print_exc()
-        return 1
-    return 0
-
-
-def _record_failure(context: RankContext, error: BaseException) -> None:
-    """Write when the rank raised, on the clock that all ranks share, and what."""
-    record = {"monotonic_seconds": time.monotonic(), "message": last_line(error)}
-    path = failure_record_path(context.out, context.case.id, context.rank)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(record), encoding="utf-8")
-    os.replace(partial, path)
 
 
 def last_line(error: BaseException) -> str:
