@@ -122,12 +122,9 @@ def _mamba_divisions(case: Case, model: Model) -> list[Division]:
 def _fp8_sizes(case: Case, model: Model) -> list[tuple[str, int]]:
     """The sides of the matrices that fp8 multiplies, on one rank; called where they are whole."""
     layout, mamba = case.layout, model.mamba
-    head_size = model.hidden_size // model.num_attention_heads
-    projection = (model.num_attention_heads + 2 * model.num_query_groups) * head_size
     parts = layout.context * (layout.tensor if layout.sequence else 1)
     sizes = [
         ("hidden_size / tensor", model.hidden_size // layout.tensor),
-        ("the width of queries, keys and values / tensor", projection // layout.tensor),
         ("tokens of a micro batch on a rank", model.sequence_length // parts * case.training.micro_batch_size),
     ]
     if mamba is not None:
