@@ -81,9 +81,9 @@ def joined(context: RankContext) -> Iterator[torch.device]:
     os.environ.update(variables)
 
 
-def set_up_parallelism(layout: Layout, seed: int) -> None:
+def set_up_parallelism(layout: Layout, seed: int, device: torch.device) -> None:
     """Make Megatron's process groups and seed every random state, as in a fresh process."""
-    torch.use_deterministic_algorithms(torch.cuda.is_initialized(), warn_only=True)
+    torch.use_deterministic_algorithms(device.type == "cuda", warn_only=True)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
