@@ -126,6 +126,7 @@ class _Run:
         directory = self._context.resume_checkpoint
         checkpoints.save_training(self._chunks, self._optimizer, directory)
         self._forget()
+        gc.collect()
         self._build()
         self._build_optimizer()
         checkpoints.load_training(self._chunks, self._optimizer, directory)
@@ -148,7 +149,6 @@ class _Run:
         empty: list[Any] = []
         # The configuration refers to the optimizer, and the optimizer to the model.
         self._chunks, self._wrapped, self._optimizer, self._config = empty, empty, None, None
-        gc.collect()
 
 
 def _is_reporting_rank() -> bool:

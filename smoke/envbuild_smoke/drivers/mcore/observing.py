@@ -28,7 +28,11 @@ def observe(case: Case, chunks: list[torch.nn.Module], optimizer: Any, samples: 
         "optimizer": ",".join(sorted({_class_name(getattr(one, "optimizer", one)) for one in inner})),
         "distributed_optimizer": any(type(one).__name__ == "DistributedOptimizer" for one in inner),
         "hidden_dropout": _largest(modules, ("hidden_dropout", "embedding_dropout")),
-        "attention_dropout": _largest(attentions, ("attention_dropout",)),
+        "attention_dropout": _largest(
+            # Transformer Engine's attention has one module for each backend.
+            [part for module in attentions for part in module.modules()],
+            ("attention_dropout",),
+        ),
         "params_dtype": ",".join(
             sorted({str(p.dtype).removeprefix("torch.") for chunk in chunks for p in chunk.parameters()})
         ),
