@@ -1,208 +1,96 @@
-"""One case from start to end: its ranks are forked, watched, and, if need be, killed."""
+"""One case from start to end: what its ranks report while they run, and what became of it."""
 
 import json
-import signal
-import threading
-import time
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from envbuild_smoke import failure
-from envbuild_smoke.failure import RankEnd
-from envbuild_smoke.plan import Case, Plan
+from envbuild_smoke.plan import Case
+from envbuild_smoke.pool import Pool
 from envbuild_smoke.rank import failure_record_path, metrics_path
-from envbuild_smoke.ranks import Template, kill_leftovers, signal_group, signal_rank
 from envbuild_smoke.results import CaseResult, Failure, Status
-
-# After one rank failed, its peers get this long to fail by themselves and say so in their logs.
-GRACE_SECONDS = 3.0
-# Ranks that ran out of time are asked for their stacks and get this long to write them.
-STACKS_SECONDS = 0.5
-# SIGKILL leaves a process no choice, but one that waits for a disk or a driver may not die at once.
-DEATH_LIMIT_SECONDS = 30.0
-POLL_SECONDS = 0.05
+from envbuild_smoke.task_run import Task, TaskRun
 
 Emit = Callable[[dict[str, Any]], None]
 
 
-class RunInterruptedError(Exception):
-    """The run was told to stop (SIGINT, SIGTERM)."""
-
-
 class CaseRun:
-    """A case while it runs; `run` is to be called once.
-
-    `template_gone` says afterwards whether the template process died under it.
-    """
+    """A case while it runs; call `look` after every wait, until it returns True, then take `result`."""
 
     def __init__(
-        self, plan: Plan, case: Case, out: Path, template: Template, stop: threading.Event, emit: Emit
+        self, task: Task, pool: Pool, devices: tuple[int, ...], *, on_cuda: bool, emit: Emit, now: float
     ) -> None:
-        self.template_gone = False
-        self._plan = plan
-        self._case = case
-        self._out = out.resolve()
-        self._template = template
-        self._stop = stop
+        # What an interrupted run left here would be taken for this one's.
+        for folder in (task.folder, task.out / "checkpoints" / task.case.id):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.weights_saved = False
+        self.run = TaskRun(task, pool, devices, on_cuda, now)
+        self._case: Case = task.case
+        self._repeat = task.repeat
+        self._reports = metrics_path(task.out, task.case.id)
         self._emit = emit
-        self._logs = tuple(f"cases/{case.id}/rank{rank}.log" for rank in range(case.world_size))
-        self._pids: list[int] = []
-        self._ends: dict[int, RankEnd] = {}
         self._steps: list[dict[str, Any]] = []
-        self._metrics_read = 0
-        self._killed_at = float("inf")
+        self._observed: dict[str, Any] | None = None
+        self._read = 0
 
-    def run(self) -> CaseResult:
-        """Run the case to its end; raises RunInterruptedError, with no rank left, when the run is to stop."""
-        (self._out / "cases" / self._case.id).mkdir(parents=True, exist_ok=True)
-        began = time.monotonic()
-        self._template.start_ranks(self._start_command())
-        try:
-            timed_out_at = self._watch(began)
-        finally:
-            self._end_ranks()
-        self._read_steps()
-        status, cause = self._judge(timed_out_at)
+    def look(self, now: float) -> bool:
+        """Take note of what was reported and of who ended; True when the case has ended."""
+        ended = self.run.look(now)
+        self._read_reports()
+        return ended
+
+    def result(self, started_seconds: float, device_ids: tuple[int, ...]) -> CaseResult:
+        """Return what happened to it."""
+        status, cause = self._judge()
         startup = None
         if self._steps:
             first = self._steps[0]
-            startup = first["monotonic_seconds"] - first["seconds"] - began
+            startup = first["monotonic_seconds"] - first["seconds"] - self.run.began
         shown = ("step", "loss", "grad_norm", "seconds")
+        observed = {**(self._observed or {}), "libraries": self.run.libraries}
         return CaseResult(
             case=self._case.id,
+            repeat=self._repeat,
             status=status,
             steps=tuple({name: step[name] for name in shown} for step in self._steps),
-            seconds=time.monotonic() - began,
+            seconds=self.run.ended_at - self.run.began,
             startup_seconds=startup,
+            started_seconds=started_seconds,
+            devices=device_ids,
+            fresh_processes=self.run.fresh,
+            observed=observed if self._observed or status == "completed" else None,
             failure=cause,
-            logs=tuple(log for log in self._logs if (self._out / log).exists()),
+            logs=tuple(self.run.task.log_name(rank) for rank, log in enumerate(self.run.task.logs) if log.exists()),
         )
 
-    def _start_command(self) -> dict[str, Any]:
-        size = str(self._case.world_size)
-        common = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
-        return {
-            "case": self._case.id,
-            "plan": self._plan.content.decode(),
-            "out": str(self._out),
-            "ranks": [
-                {
-                    "log": str(self._out / log),
-                    "environment": {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                }
-                for rank, log in enumerate(self._logs)
-            ],
-        }
-
-    def _watch(self, began: float) -> float | None:
-        """Wait for all ranks to end; return when the time limit was seen to be over, None if it did not come first."""
-        deadline = began + self._case.time_limit_seconds
-        failed_at: float | None = None
-        while not self._all_ended():
-            self._take_event()
-            self._read_steps()
-            if self._stop.is_set():
-                raise RunInterruptedError
-            moment = time.monotonic()
-            if failed_at is None and any(end.exit_status != 0 for end in self._ends.values()):
-                failed_at = moment
-            if failed_at is not None:
-                if moment > failed_at + GRACE_SECONDS:
-                    return None
-            elif moment > deadline:
-                for rank, pid in enumerate(self._pids):
-                    if rank not in self._ends:
-                        # Not its group: helpers of libraries would die of the signal, and the rank of their death.
-                        signal_rank(pid, signal.SIGUSR1)
-                time.sleep(STACKS_SECONDS)
-                return moment
-        return None
-
-    def _all_ended(self) -> bool:
-        return self.template_gone or len(self._ends) == self._case.world_size
-
-    def _take_event(self) -> None:
-        event = self._template.next_event(POLL_SECONDS)
-        if event is None:
-            return
-        if event["event"] == "gone":
-            self.template_gone = True
-        elif event["event"] == "started" and event["case"] == self._case.id:
-            self._pids = event["pids"]
-        elif event["event"] == "exit" and event["pid"] in self._pids:
-            rank, status, moment = self._pids.index(event["pid"]), event["status"], event["monotonic_seconds"]
-            killed = status == -signal.SIGKILL and moment > self._killed_at
-            self._ends[rank] = RankEnd(rank=rank, exit_status=status, seen_at=moment, killed_by_runner=killed)
-
-    def _end_ranks(self) -> None:
-        """Kill what still runs, ranks and what they started, and wait until the ranks are gone."""
-        limit = time.monotonic() + DEATH_LIMIT_SECONDS
-        # Ranks that are only just being forked are known a moment later.
-        while not self._pids and not self.template_gone and time.monotonic() < limit:
-            self._take_event()
-        self._killed_at = time.monotonic()
-        for rank, pid in enumerate(self._pids):
-            if rank in self._ends:
-                kill_leftovers(pid)
+    def _read_reports(self) -> None:
+        """Take over what was reported since the last look, and pass on what is of interest at once."""
+        for report in read_lines(self._reports, self._read):
+            self._read += report.length
+            content = report.content
+            if "weights_saved" in content:
+                self.weights_saved = True
+                self._emit({"event": "weights-saved", "case": self._case.id, "repeat": self._repeat})
+            elif "observed" in content:
+                self._observed = content["observed"]
             else:
-                signal_group(pid, signal.SIGKILL)
-        while not self._all_ended() and time.monotonic() < limit:
-            self._take_event()
+                self._steps.append(content)
+                shown = {name: content[name] for name in ("step", "loss", "grad_norm")}
+                self._emit({"event": "step", "case": self._case.id, "repeat": self._repeat, **shown})
 
-    def _read_steps(self) -> None:
-        """Take over the steps reported since the last look, and pass them on."""
-        try:
-            with metrics_path(self._out, self._case.id).open("rb") as file:
-                file.seek(self._metrics_read)
-                content = file.read()
-        except FileNotFoundError:
-            return
-        # The last line may still be in the writing.
-        whole = content[: content.rfind(b"\n") + 1]
-        self._metrics_read += len(whole)
-        for line in whole.splitlines():
-            step = json.loads(line)
-            self._steps.append(step)
-            shown = {name: step[name] for name in ("step", "loss", "grad_norm")}
-            self._emit({"event": "step", "case": self._case.id, **shown})
-
-    def _judge(self, timed_out_at: float | None) -> tuple[Status, Failure | None]:
+    def _judge(self) -> tuple[Status, Failure | None]:
         """Return how the case ended and, unless it completed, why."""
-        until = float("inf") if timed_out_at is None else timed_out_at
-        records = {}
-        for rank in range(self._case.world_size):
-            record = failure.read_record(failure_record_path(self._out, self._case.id, rank))
-            # What a rank raises once its time was over says nothing about why it took so long.
-            if record is not None and float(record["monotonic_seconds"]) <= until:
-                records[rank] = record
-        ends = [end for end in self._ends.values() if end.rank in records or end.seen_at <= until]
-        cause = failure.earliest(ends, records, self._case.id)
+        timed_out = self.run.timed_out_at is not None
+        cause = failure_of(self.run, f"{len(self._steps)} of {self._case.training.steps} steps")
         if cause is not None:
-            return "failed", cause
-        if timed_out_at is not None:
-            return "timed-out", self._timeout(timed_out_at)
-        if self.template_gone:
-            message = "the process that ranks are forked from died, and they with it; see template.log"
-            return "failed", Failure(kind="exit", message=message)
+            return ("timed-out" if cause.kind == "timeout" and timed_out else "failed"), cause
         problem = self._step_problem()
         if problem is not None:
-            return "failed", Failure(kind="incomplete", message=problem, exit_status=0, log=self._logs[-1])
+            log = self.run.task.log_name(self._case.world_size - 1)
+            return "failed", Failure(kind="incomplete", message=problem, exit_status=0, log=log)
         return "completed", None
-
-    def _timeout(self, timed_out_at: float) -> Failure:
-        ended = {rank for rank, end in self._ends.items() if end.seen_at <= timed_out_at}
-        hanging = [rank for rank in range(self._case.world_size) if rank not in ended]
-        done = f"{len(self._steps)} of {self._case.training.steps} steps"
-        message = (
-            f"not done after {self._case.time_limit_seconds:g} s, with {done}; ranks still running: "
-            f"{', '.join(map(str, hanging)) or 'none'}; where each hung is at the end of its log"
-        )
-        if not hanging:
-            return Failure(kind="timeout", message=message)
-        first = hanging[0]
-        status = self._ends[first].exit_status if first in self._ends else None
-        return Failure(kind="timeout", message=message, rank=first, exit_status=status, log=self._logs[first])
 
     def _step_problem(self) -> str | None:
         """Say which steps are missing or repeated; None if all are there."""
@@ -210,4 +98,57 @@ class CaseRun:
         last = self._case.training.steps
         if numbers == list(range(1, last + 1)):
             return None
-        return f"every rank exited with 0, but the steps reported are {numbers}, not 1 to {last}"
+        return f"every rank was done, but the steps reported are {numbers}, not 1 to {last}"
+
+
+class Report:
+    """A line that a rank wrote, and its length in bytes."""
+
+    def __init__(self, line: bytes) -> None:
+        self.content: dict[str, Any] = json.loads(line)
+        self.length = len(line)
+
+
+def read_lines(path: Path, offset: int) -> list[Report]:
+    """Return the whole lines of a file from `offset` on; the last may still be in the writing."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            content = file.read()
+    except FileNotFoundError:
+        return []
+    return [Report(line) for line in content[: content.rfind(b"\n") + 1].splitlines(keepends=True)]
+
+
+def failure_of(run: TaskRun, progress: str) -> Failure | None:
+    """Return why a task that ended was not done by all of its ranks; None when it was."""
+    task = run.task
+    until = float("inf") if run.timed_out_at is None else run.timed_out_at
+    records = {}
+    for rank in range(task.world_size):
+        record = failure.read_record(failure_record_path(task.out, task.case.id, rank))
+        # What a rank raises once its time was over says nothing about why it took so long.
+        if record is not None and float(record["monotonic_seconds"]) <= until:
+            records[rank] = record
+    ends = [end for end in run.ends.values() if end.rank in records or end.seen_at <= until]
+    cause = failure.earliest(ends, records, task.log_name)
+    if cause is not None:
+        return cause
+    if run.timed_out_at is not None:
+        return _timeout(run, progress)
+    if run.template_gone:
+        message = "the process that ranks are forked from died, and they with it; see template.log"
+        return Failure(kind="exit", message=message)
+    return None
+
+
+def _timeout(run: TaskRun, progress: str) -> Failure:
+    task = run.task
+    message = f"not done after {task.limit_seconds:g} s, with {progress}; ranks still running: "
+    hanging = run.hanging
+    message += f"{', '.join(map(str, hanging)) or 'none'}; where each hung is at the end of its log"
+    if not hanging:
+        return Failure(kind="timeout", message=message)
+    first = hanging[0]
+    status = run.ends[first].exit_status if first in run.ends else None
+    return Failure(kind="timeout", message=message, rank=first, exit_status=status, log=task.log_name(first))

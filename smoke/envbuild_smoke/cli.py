@@ -1,4 +1,4 @@
-"""The command line: `run` a plan, print the environment (`info`), and the internal `template`.
+"""The command line: `run` a plan, print the environment (`info`), and the internal `template` and `rank`.
 
 Progress goes to stdout as JSON lines, everything for people to stderr.
 """
@@ -13,31 +13,61 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envbuild_smoke import __version__
+
+if TYPE_CHECKING:
+    from envbuild_smoke.gpus import CannotRunError
+    from envbuild_smoke.plan import Case, Plan
+    from envbuild_smoke.runner import Options
 
 OK = 0
 CASES_FAILED = 1
 BAD_PLAN = 2
 UNUSABLE_ENVIRONMENT = 3
+WRONG_GPUS = 4
 INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in `arguments` (default: the process's own) and return the exit status."""
     options = _parser().parse_args(arguments)
-    if options.command == "template":
-        # Imported here: the runner must not load what only the template needs, and the reverse.
-        from envbuild_smoke.template import serve
-
-        return serve(options.entry, tuple(options.preload))
+    if options.command in ("template", "rank"):
+        return _serve(options)
     if options.command == "info":
-        from envbuild_smoke.environment import describe
+        return _info(options.device)
+    return _run(options)
 
-        print(json.dumps(describe(options.device), indent=2))
-        return OK
-    return _run(options.plan, options.out, tuple(options.only))
+
+def _serve(options: argparse.Namespace) -> int:
+    """Be one of the processes that the runner starts."""
+    # Imported here: the runner must not load what only these need, and the reverse.
+    from envbuild_smoke import template
+    from envbuild_smoke.plan_file import parse_plan
+    from envbuild_smoke.program import RankProgram
+
+    program = RankProgram.from_argument(options.program)
+    descriptor = options.plan_descriptor
+    # Not read: the offset is shared with the other processes.
+    plan = parse_plan(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+    if options.command == "template":
+        return template.serve(program, plan, descriptor, options.control)
+    return template.run_executed_rank(program, plan, options.channel)
+
+
+def _info(device: str) -> int:
+    from envbuild_smoke import gpus
+    from envbuild_smoke.environment import describe
+
+    found: tuple[gpus.Gpu, ...] = ()
+    if device == "cuda":
+        try:
+            found = gpus.installed()
+        except gpus.CannotRunError as error:
+            return _cannot_run(error)
+    print(json.dumps(describe("cuda" if device == "cuda" else "cpu", gpus=found), indent=2))
+    return OK
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,36 +87,62 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ID",
         help="run only these cases, and their baselines",
     )
+    run.add_argument(
+        "--gpus", type=_names, default=(), metavar="LIST", help="indices or UUIDs; by default all that are visible"
+    )
+    run.add_argument(
+        "--isolation",
+        choices=("live", "process"),
+        default="live",
+        help="keep rank processes alive between cases (default), or start new interpreters for every case",
+    )
+    run.add_argument("--resume", action="store_true", help="go on with the interrupted run in --out")
+    run.add_argument("--image", type=Path, metavar="FILE", help="the file of the image this runs in, to be hashed")
     info = commands.add_parser("info", help="print the environment as JSON")
     info.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="as in a plan (default: cpu)")
     template = commands.add_parser("template", help="internal: the process that ranks are forked from")
-    template.add_argument("--entry", required=True)
-    template.add_argument("--preload", action="append", default=[])
+    template.add_argument("--control", type=int, required=True)
+    rank = commands.add_parser("rank", help="internal: a rank in an interpreter of its own")
+    rank.add_argument("--channel", type=int, required=True)
+    for internal in (template, rank):
+        internal.add_argument("--program", required=True)
+        internal.add_argument("--plan-descriptor", type=int, required=True)
     return parser
 
 
-def _run(plan_path: Path, out: Path, only: tuple[str, ...]) -> int:
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of GPUs such as 0,1 or GPU-3f2a...")
+    return names
+
+
+def _run(arguments: argparse.Namespace) -> int:
     # Here, for the same reason: the template must not depend on what only the runner needs.
-    from envbuild_smoke.case_run import RunInterruptedError
+    from envbuild_smoke.gpus import CannotRunError, UnknownGpuError
     from envbuild_smoke.plan import PlanError
     from envbuild_smoke.plan_file import read_plan
     from envbuild_smoke.results import FILE_NAME
-    from envbuild_smoke.runner import UnusableEnvironmentError, run_plan
+    from envbuild_smoke.resume import ResumeError
+    from envbuild_smoke.runner import RunInterruptedError, UnusableEnvironmentError, run_plan
 
-    try:
-        plan = read_plan(plan_path)
-        cases = plan.selection(only)
-    except PlanError as error:
-        return _refuse(str(error))
-    for name in (FILE_NAME, "cases", "checkpoints"):
-        if (out / name).exists():
-            return _refuse(f"{out} already holds {name}; nothing is overwritten, give another --out")
+    out = arguments.out
     stop = threading.Event()
     _stop_on_signals(stop)
     try:
-        results = run_plan(plan, cases, out, emit=_Progress(), stop=stop)
+        plan = read_plan(arguments.plan)
+        cases = plan.selection(tuple(arguments.only))
+        options = _options(arguments, plan, cases)
+        results = run_plan(plan, cases, out, emit=_Progress(), stop=stop, options=options)
+    except (PlanError, UnknownGpuError, ResumeError, _RefusedError) as error:
+        return _refuse(str(error))
+    except CannotRunError as error:
+        return _cannot_run(error)
     except RunInterruptedError:
-        _say("interrupted; all ranks were killed, the results of finished cases are kept")
+        _say(
+            "interrupted; all ranks were killed, the results of finished cases are kept; the same command with "
+            "--resume goes on"
+        )
         return INTERRUPTED
     except UnusableEnvironmentError as error:
         _say(f"this environment cannot run the plan: {error}")
@@ -98,6 +154,43 @@ def _run(plan_path: Path, out: Path, only: tuple[str, ...]) -> int:
     completed = sum(result.status == "completed" for result in results)
     _say(f"{completed} of {len(results)} cases completed; results in {out / FILE_NAME}")
     return OK if completed == len(results) else CASES_FAILED
+
+
+class _RefusedError(Exception):
+    """The arguments do not go together, or name something that is not there."""
+
+
+def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]") -> "Options":
+    """Check the rest of the arguments, and hash the image's file, before anything starts."""
+    from envbuild_smoke import gpus, machine
+    from envbuild_smoke.results import FILE_NAME
+    from envbuild_smoke.runner import Options
+
+    resume = arguments.resume and (arguments.out / FILE_NAME).exists()
+    for name in () if resume else (FILE_NAME, "cases", "checkpoints"):
+        if (arguments.out / name).exists():
+            raise _RefusedError(
+                f"{arguments.out} already holds {name}; nothing is overwritten: give another --out, or go on with "
+                "--resume"
+            )
+    if arguments.gpus and plan.device == "cpu":
+        raise _RefusedError("--gpus is given, and the plan is for device cpu")
+    chosen: tuple[gpus.Gpu, ...] = ()
+    if plan.device == "cuda":
+        ranks = plan.bandwidth.ranks if plan.bandwidth else 1
+        count = max(ranks, *(case.world_size for case in cases))
+        chosen = gpus.select(plan.gpu, count, arguments.gpus)
+    try:
+        image = None if arguments.image is None else machine.image(arguments.image)
+    except OSError as error:
+        raise _RefusedError(f"--image {arguments.image} cannot be read: {error.strerror or error}") from error
+    return Options(gpus=chosen, isolation=arguments.isolation, resume=resume, image=image)
+
+
+def _cannot_run(error: "CannotRunError") -> int:
+    print(json.dumps({"event": "cannot-run", "reason": error.reason, "message": str(error)}), flush=True)
+    _say(str(error))
+    return WRONG_GPUS
 
 
 def _stop_on_signals(stop: threading.Event) -> None:
@@ -116,6 +209,9 @@ class _Progress:
         self._broken = False
 
     def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "resumed":
+            cut = f"; a last line of {event['cut_bytes']} bytes, not written to its end, was cut off"
+            _say(f"going on: {event['kept']} results are kept{cut if event['cut_bytes'] else ''}")
         if self._broken:
             return
         try:

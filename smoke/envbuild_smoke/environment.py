@@ -4,19 +4,23 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
-import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from envbuild_smoke import redirect_cpu
-from envbuild_smoke.plan import Device
+from envbuild_smoke import installed, libraries, redirect_cpu
+from envbuild_smoke.gpus import Gpu
+from envbuild_smoke.names import normalize
+from envbuild_smoke.plan import Device, Plan
 
 # Import names whose files are put on record: they tell an environment from the host's packages behind it.
 MODULES = {"torch": "torch", "megatron.core": "megatron-core"}
 
 
-def describe(device: Device, imported: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+def describe(
+    device: Device, imported: Mapping[str, Mapping[str, Any]] | None = None, gpus: Sequence[Gpu] = ()
+) -> dict[str, Any]:
     """Return the environment as one JSON object; `imported` is what the template process reported."""
     files = {name: find_file(name) for name in MODULES}
     # What was really imported counts for more than what would be.
@@ -28,7 +32,7 @@ def describe(device: Device, imported: Mapping[str, Mapping[str, Any]] | None = 
         "versions": {name: found[0] for name, found in distributions().items()},
         "files": files,
         "device": device,
-        "gpus": gpus() if device == "cuda" else [],
+        "gpus": [{"name": gpu.name, "memory": gpu.memory, "driver": gpu.driver} for gpu in gpus],
         "cuda_redirects": [redirect.symbol for redirect in redirect_cpu.PATCHED] if device == "cpu" else [],
     }
 
@@ -53,35 +57,38 @@ def find_file(module: str) -> str | None:
     return spec.origin if spec else None
 
 
-def gpus() -> list[dict[str, str]]:
-    """Return name, memory and driver of each GPU as nvidia-smi prints them; empty without nvidia-smi."""
-    # Not through torch: the runner would have to import it, and CUDA would hold memory on every GPU.
-    fields = "name,memory.total,driver_version"
-    try:
-        answer = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
-    return [{"name": row[0], "memory": row[1], "driver": row[2]} for row in rows if len(row) == 3]
+def all_findings(
+    plan: Plan, ready: Mapping[str, Any], files: Sequence[installed.Finding]
+) -> list[dict[str, str | None]]:
+    """Return what is not as the lock says; `ready` is what the template reported, `files` what was found before."""
+    result = findings(plan.expected_versions, ready.get("modules", {}))
+    result += files
+    folders = [folder for folder in sys.path if Path(folder).is_dir() and folder.endswith("-packages")]
+    known = libraries.reachable(folders)
+    for name, paths in libraries.twice(known, ready.get("libraries", {})).items():
+        result.append({"code": "library-twice", "package": name, "expected": None, "found": ", ".join(paths)})
+    for module, error in ready.get("missing", {}).items():
+        result.append({"code": "module-missing", "package": module, "expected": None, "found": error})
+    return result
+
+
+def file_findings(expected: Mapping[str, str]) -> list[installed.Finding]:
+    """Return the findings about the files of the lock's packages."""
+    files = installed.recorded(expected)
+    return installed.file_findings(files) + installed.shadowed(files)
 
 
 def findings(
     expected: Mapping[str, str],
     imported: Mapping[str, Mapping[str, Any]],
-    installed: Mapping[str, list[str]] | None = None,
+    present: Mapping[str, list[str]] | None = None,
 ) -> list[dict[str, str | None]]:
     """Compare the environment with the lock's versions.
 
     Codes: `package-missing`, `version-mismatch` (metadata against the lock), `package-twice` (two copies of
     a locked package on the path), `imported-version-differs` (the module that was really imported).
     """
-    found = distributions() if installed is None else installed
+    found = distributions() if present is None else present
     result: list[dict[str, str | None]] = []
 
     def add(code: str, package: str, wanted: str | None, seen: str | None) -> None:
@@ -104,11 +111,6 @@ def findings(
         if seen and wanted and _public(seen) != _public(wanted):
             add("imported-version-differs", package, wanted, seen)
     return result
-
-
-def normalize(name: str) -> str:
-    """Return a distribution's name as package indexes compare it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _public(version: str) -> str:

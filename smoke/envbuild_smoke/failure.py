@@ -6,7 +6,7 @@ one of them is the cause.
 
 import json
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,27 @@ DEATH_SEEN_LATE_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnd:
-    """How a rank ended: exit status (negative: a signal), and when it was seen (monotonic seconds)."""
+    """How a rank process ended: exit status (negative: a signal), and when it was seen (monotonic seconds).
+
+    `done` says that its task was done by then.
+    """
 
     rank: int
     exit_status: int
     seen_at: float
     killed_by_runner: bool
+    done: bool = False
 
 
-def earliest(ends: list[RankEnd], records: Mapping[int, Mapping[str, Any]], case_id: str) -> Failure | None:
+def earliest(
+    ends: list[RankEnd], records: Mapping[int, Mapping[str, Any]], log_name: Callable[[int], str]
+) -> Failure | None:
     """Return the failure of the rank that failed first, or None if none failed by itself.
 
-    `records` holds, by rank, what ranks that raised wrote down at that moment.
+    `records` holds, by rank, what ranks that raised wrote down at that moment. A rank that ends before its task
+    is done has failed, whatever its exit status.
     """
-    failed = [end for end in ends if end.rank in records or (end.exit_status != 0 and not end.killed_by_runner)]
+    failed = [end for end in ends if end.rank in records or not (end.done or end.killed_by_runner)]
     if not failed:
         return None
 
@@ -44,15 +51,16 @@ def earliest(ends: list[RankEnd], records: Mapping[int, Mapping[str, Any]], case
 
     # Equal moments happen only in tests; the lower rank makes the answer the same every time.
     first = min(failed, key=lambda end: (moment(end), end.rank))
-    log = f"cases/{case_id}/rank{first.rank}.log"
+    log = log_name(first.rank)
     status = first.exit_status
     if first.rank in records:
-        message = str(records[first.rank]["message"])
-        return Failure(rank=first.rank, exit_status=status, kind="exception", message=message, log=log)
+        record = records[first.rank]
+        message = str(record["message"])
+        return Failure(rank=first.rank, exit_status=status, kind=record["kind"], message=message, log=log)
     if status < 0:
         message = f"killed by {signal_name(-status)}"
         return Failure(rank=first.rank, exit_status=status, kind="signal", message=message, log=log)
-    message = f"exited with status {status} without an exception"
+    message = f"exited with status {status} without an exception, before it was done"
     return Failure(rank=first.rank, exit_status=status, kind="exit", message=message, log=log)
 
 

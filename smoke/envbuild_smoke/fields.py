@@ -45,6 +45,11 @@ class Table:
         """Return the object under `key` for reading."""
         return Table(self.take(key, anything), f"{self._where}.{key}")
 
+    def table_or_null(self, key: str) -> "Table | None":
+        """Return the object under `key` for reading, None when it is null."""
+        value = self.take(key, anything)
+        return None if value is None else Table(value, f"{self._where}.{key}")
+
     def end(self) -> None:
         """Refuse keys that nobody took."""
         if self._values:
@@ -76,11 +81,33 @@ def string(value: object) -> str:
     return value
 
 
-def string_or_null(value: object) -> str | None:
-    """Accept a string or null."""
-    if value is not None and not isinstance(value, str):
-        raise ValueError("a string or null")
-    return value
+def null_or(check: Check[T]) -> Check[T | None]:
+    """Accept null, or what `check` accepts."""
+
+    def checked(value: object) -> T | None:
+        if value is None:
+            return None
+        try:
+            return check(value)
+        except ValueError as error:
+            raise ValueError(f"{error}, or null") from None
+
+    return checked
+
+
+def tuple_of(check: Check[T], least: int = 0) -> Check[tuple[T, ...]]:
+    """Accept an array of at least `least` values, each of which `check` accepts."""
+
+    def checked(value: object) -> tuple[T, ...]:
+        values = array(value)
+        if len(values) < least:
+            raise ValueError(f"an array of {least} or more")
+        try:
+            return tuple(check(entry) for entry in values)
+        except ValueError as error:
+            raise ValueError(f"an array, each entry {error}") from None
+
+    return checked
 
 
 def boolean(value: object) -> bool:

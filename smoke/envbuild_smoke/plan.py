@@ -4,11 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-SCHEMA = "envbuild.plan/1"
+SCHEMA = "envbuild.plan/2"
 
 Device = Literal["cpu", "cuda"]
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp8"]
+Kind = Literal["gpt", "mamba-hybrid"]
+Normalization = Literal["LayerNorm", "RMSNorm"]
 LayerSpec = Literal["local", "transformer-engine"]
+AttentionBackend = Literal["local", "auto", "flash", "fused", "unfused"]
+Recompute = Literal["none", "selective", "full"]
 
 
 class PlanError(Exception):
@@ -16,21 +20,53 @@ class PlanError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
-    """A GPT to train; sizes in elements, `sequence_length` in tokens."""
+class Moe:
+    """A mixture of experts in the place of each layer's MLP; `router_topk` experts take each token."""
 
-    kind: str
+    num_experts: int
+    router_topk: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba:
+    """The Mamba layers of a hybrid model.
+
+    `hybrid_override_pattern` has a letter for each layer: M for Mamba, * for attention, - for an MLP.
+    """
+
+    hybrid_override_pattern: str
+    state_dim: int
+    head_dim: int
+    num_groups: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model to train; sizes in elements, `sequence_length` in tokens.
+
+    `num_query_groups` equals `num_attention_heads` when attention is not grouped. `moe` is None in a model
+    without experts, `mamba` is None in every model but those of kind mamba-hybrid.
+    """
+
+    kind: Kind
     num_layers: int
     hidden_size: int
     num_attention_heads: int
+    num_query_groups: int
     sequence_length: int
     vocabulary_size: int
-    layer_spec: LayerSpec = "local"
+    normalization: Normalization
+    layer_spec: LayerSpec
+    moe: Moe | None
+    mamba: Mamba | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How many ways each kind of parallelism splits the work; 1 means not at all."""
+    """How many ways each kind of parallelism splits the work; 1 means not at all.
+
+    `expert` shares the ranks of `data` and `context`, and takes none of its own.
+    """
 
     data: int
     tensor: int
@@ -42,7 +78,7 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks; expert parallelism reuses the data-parallel ones."""
+        """Number of ranks."""
         return self.data * self.tensor * self.pipeline * self.context
 
 
@@ -64,15 +100,25 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings handed to megatron-core's ModelParallelConfig as they are."""
+    """Settings of megatron-core; a baseline has the plain ones, a case may differ from it in them."""
 
     overlap_p2p_comm: bool
     batch_p2p_comm: bool
+    attention_backend: AttentionBackend
+    distributed_optimizer: bool
+    recompute: Recompute
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One training run. `baseline` is None for a baseline, else the case whose checkpoint is loaded."""
+    """One training run.
+
+    Attributes:
+        baseline: None for a baseline, else the case whose initial weights are loaded.
+        resume_at: after this step weights and optimizer are saved, all is torn down, built anew and loaded.
+        compare_weights: the final weights are compared with the baseline's final weights.
+        estimated_seconds: how long it is likely to take, for packing; None when nobody knows.
+    """
 
     id: str
     baseline: str | None
@@ -83,20 +129,45 @@ class Case:
     world_size: int
     training: Training
     settings: Settings
+    resume_at: int | None
+    compare_weights: bool
+    estimated_seconds: float | None
     time_limit_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What every GPU used must be: of one of these compute capabilities ("90a"), and of these names if any."""
+
+    sm: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bandwidth:
+    """A sweep of all_reduce after the cases; `floor_gigabytes_per_second` is None where there is no floor."""
+
+    ranks: int
+    sizes_bytes: tuple[int, ...]
+    floor_gigabytes_per_second: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """All cases of a run, baselines first, and what they are run for.
 
-    `content` is the plan as it was read, byte for byte; `digest` is "sha256:..." of it.
+    `gpu` is None exactly on the CPU. `repeats` is how often each case runs. `content` is the plan as it was
+    read, byte for byte; `digest` is "sha256:..." of it.
     """
 
     nonce: str
     subject: Mapping[str, str]
     device: Device
+    gpu: Gpu | None
     expected_versions: Mapping[str, str]
+    expected_modules: tuple[str, ...]
+    repeats: int
+    bandwidth: Bandwidth | None
     models: Mapping[str, Model]
     cases: tuple[Case, ...]
     digest: str

@@ -4,22 +4,18 @@ A rank that raises writes `rank<N>.failure.json` at that moment. Its peers fail 
 connections break, and may well be the first to exit; the record keeps cause and consequence apart.
 """
 
-import faulthandler
-import importlib
 import json
 import math
 import os
-import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from envbuild_smoke import drivers
 from envbuild_smoke.plan import Case, Device, Model
-from envbuild_smoke.plan_file import parse_plan
 
 # What a rank runs, as "module:function"; tests put another function here.
 DEFAULT_ENTRY = "envbuild_smoke.rank:train_case"
@@ -40,6 +36,8 @@ def common_environment(device: Device) -> dict[str, str]:
     else:
         # cuBLAS gives the same digits in every run only with a fixed workspace.
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        # Transformer Engine's attention is to do so, too; Megatron's deterministic mode insists on it.
+        environment["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
         # Libraries ask torch.cuda.is_available() as they are imported. Answered through NVML, this does not
         # start CUDA, which a process that is to be forked must not have done.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -48,7 +46,12 @@ def common_environment(device: Device) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """What a rank is told. `listener` is rank 0's open socket on `port`, where the ranks of the case meet."""
+    """What a rank is told. `listener` is rank 0's open socket on `port`, where the ranks of the case meet.
+
+    `device_index` is the number of the GPU to train on among those this process sees. `world_size` is given for
+    a task that is not the case's training: a comparison of weights by one rank, a sweep of bandwidth by many.
+    `save_final_weights` says that somebody compares the weights this case ends with.
+    """
 
     case: Case
     model: Model
@@ -57,79 +60,74 @@ class RankContext:
     rank: int
     port: int
     listener: int | None
+    device_index: int = 0
+    world_size: int | None = None
+    save_final_weights: bool = False
 
-    @classmethod
-    def from_command(cls, command: dict[str, Any], *, rank: int, port: int, listener: int | None) -> "RankContext":
-        """Build the context from the template's "start" command."""
-        plan = parse_plan(command["plan"].encode())
-        case = plan.case(command["case"])
-        return cls(
-            case=case,
-            model=plan.models[case.model],
-            device=plan.device,
-            out=Path(command["out"]),
-            rank=rank,
-            port=port,
-            listener=listener,
-        )
+    @property
+    def rank_count(self) -> int:
+        """Number of ranks that take part."""
+        return self.case.world_size if self.world_size is None else self.world_size
 
     @property
     def checkpoint(self) -> Path:
         """Directory of the checkpoint that the baseline of this case saves and the others load."""
-        return self.out / "checkpoints" / (self.case.baseline or self.case.id)
+        return self._checkpoint(self.case.baseline or self.case.id, "initial")
+
+    @property
+    def final_checkpoint(self) -> Path:
+        """Directory of the weights this case ends with, where they are to be compared."""
+        return self._checkpoint(self.case.id, "final")
+
+    @property
+    def baseline_final_checkpoint(self) -> Path:
+        """Directory of the weights that the baseline of this case ends with."""
+        return self._checkpoint(self.case.baseline or self.case.id, "final")
+
+    @property
+    def resume_checkpoint(self) -> Path:
+        """Directory that a case which is torn down and resumed saves to in between."""
+        return self._checkpoint(self.case.id, "resume")
+
+    def _checkpoint(self, case_id: str, name: str) -> Path:
+        return self.out / "checkpoints" / case_id / name
 
     def report_step(self, step: int, *, loss: float, grad_norm: float, seconds: float) -> None:
-        """Append a finished step (counted from 1) to metrics.jsonl; one rank of a case does this."""
+        """Report a finished step (counted from 1); one rank of a case does this."""
         for name, value in (("loss", loss), ("grad_norm", grad_norm)):
             # Training on is pointless, and JSON has no NaN.
             if not math.isfinite(value):
                 raise FloatingPointError(f"step {step}: {name} is {value}")
-        line = {
-            "step": step,
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "seconds": round(seconds, 4),
-            "monotonic_seconds": time.monotonic(),
-        }
-        with metrics_path(self.out, self.case.id).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        self._report(step=step, loss=loss, grad_norm=grad_norm, seconds=round(seconds, 4))
+
+    def report_weights_saved(self) -> None:
+        """Report that `checkpoint` is complete: the cases of this baseline can start. One rank does this."""
+        self._report(weights_saved=True)
+
+    def report_observed(self, observed: dict[str, Any]) -> None:
+        """Report what was really built (schemas/result.schema.json says what that is); one rank does this."""
+        self._report(observed=observed)
+
+    def _report(self, **fields: Any) -> None:
+        """Append a line to metrics.jsonl, told apart by its keys, in one write: several ranks may report."""
+        line = {**fields, "monotonic_seconds": time.monotonic()}
+        with metrics_path(self.out, self.case.id).open("ab", buffering=0) as file:
+            file.write(json.dumps(line).encode() + b"\n")
+
+
+def saves_final_weights(cases: Iterable[Case], case: Case) -> bool:
+    """True if the weights that `case` ends with are compared, as a case's own or as its baseline's."""
+    return case.compare_weights or any(other.compare_weights and other.baseline == case.id for other in cases)
 
 
 def metrics_path(out: Path, case_id: str) -> Path:
-    """Return where the reporting rank of a case writes its steps."""
+    """Return where the ranks of a case write what they report."""
     return out / "cases" / case_id / "metrics.jsonl"
 
 
 def failure_record_path(out: Path, case_id: str, rank: int) -> Path:
     """Return where a rank that raises puts this on record."""
     return out / "cases" / case_id / f"rank{rank}.failure.json"
-
-
-def run_rank(entry: str, context: RankContext) -> int:
-    """Run `entry` ("module:function") and return the exit status; an exception is put on record."""
-    faulthandler.enable()
-    # The runner sends this signal to ranks that ran out of time: their stacks say where they hang.
-    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-    module, _, name = entry.partition(":")
-    try:
-        function = cast("Callable[[RankContext], None]", getattr(importlib.import_module(module), name))
-        function(context)
-    except SystemExit as error:
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException as error:  # noqa: BLE001 - recorded, and turned into the exit status
-        _record_failure(context, error)
-        traceback.print_exc()
-        return 1
-    return 0
-
-
-def _record_failure(context: RankContext, error: BaseException) -> None:
-    """Write when the rank raised, on the clock that all ranks share, and what."""
-    record = {"monotonic_seconds": time.monotonic(), "message": last_line(error)}
-    path = failure_record_path(context.out, context.case.id, context.rank)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(record), encoding="utf-8")
-    os.replace(partial, path)
 
 
 def last_line(error: BaseException) -> str:

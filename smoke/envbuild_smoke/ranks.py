@@ -1,21 +1,20 @@
-"""The runner's side of the template process: starts it, has ranks forked, hears of their ends."""
+"""The runner's side of the template process: starts it, has rank processes started, hears of their ends."""
 
-import json
 import os
-import queue
 import signal
+import socket
 import subprocess
 import sys
-import threading
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from envbuild_smoke.plan import Device
-from envbuild_smoke.rank import DEFAULT_ENTRY, common_environment
+from envbuild_smoke.plan import Plan
+from envbuild_smoke.program import RankProgram
+from envbuild_smoke.rank import common_environment
+from envbuild_smoke.wire import Channel, Message
 
-# How long the template may take to end once its stdin is closed; while it imports, it does not look there.
+# How long the template may take to end once the runner hung up; while it imports, it does not look there.
 _END_SECONDS = 2.0
 
 
@@ -23,69 +22,48 @@ class TemplateError(Exception):
     """The libraries cannot be imported, or the template process died."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankProgram:
-    """What a rank runs ("module:function") and the modules imported before it is forked."""
-
-    entry: str = DEFAULT_ENTRY
-    preload: tuple[str, ...] = ()
-
-
 class Template:
-    """A running template process."""
+    """A running template process. `lock` is a descriptor that it and its ranks keep open as long as they live."""
 
-    def __init__(self, program: RankProgram, device: Device, log: Path) -> None:
-        command = [
-            sys.executable,
-            *_interpreter_options(),
-            str(entry_point()),
-            "template",
-            "--entry",
-            program.entry,
-        ]
-        for module in program.preload:
-            command += ["--preload", module]
+    def __init__(self, program: RankProgram, plan: Plan, log: Path, *, lock: int, variables: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        content = os.memfd_create("plan.json")
+        with os.fdopen(os.dup(content), "wb") as file:
+            file.write(plan.content)
+        command = [sys.executable, *_interpreter_options(), str(entry_point()), "template"]
+        command += ["--program", program.as_argument()]
+        command += ["--plan-descriptor", str(content), "--control", str(theirs.fileno())]
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
                 stderr=stderr,
-                env={**os.environ, **common_environment(device)},
+                env={**os.environ, **common_environment(plan.device), **variables},
+                pass_fds=(content, theirs.fileno(), lock),
                 # Ctrl-C in a terminal reaches the whole foreground group; killing is the runner's decision.
                 start_new_session=True,
             )
-        self._events: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._read_events, daemon=True).start()
+        theirs.close()
+        os.close(content)
+        self.channel = Channel(ours)
 
-    def _read_events(self) -> None:
-        if self._process.stdout is not None:
-            for line in self._process.stdout:
-                self._events.put(json.loads(line))
-        # The stream ends with the process: whoever waits for an event must not wait on.
-        self._events.put({"event": "gone"})
+    def start_rank(self, key: int, *, fork: bool, log: Path) -> Channel:
+        """Have a rank process started, and return the runner's end of its channel.
 
-    def next_event(self, timeout_seconds: float) -> dict[str, Any] | None:
-        """Return the next event, or None when none came in time."""
-        try:
-            return self._events.get(timeout=timeout_seconds)
-        except queue.Empty:
-            return None
-
-    def start_ranks(self, command: dict[str, Any]) -> None:
-        """Have ranks forked; a "started" and "exit" events follow."""
-        try:
-            if self._process.stdin is not None:
-                self._process.stdin.write((json.dumps(command) + "\n").encode())
-                self._process.stdin.flush()
-        except BrokenPipeError as error:
-            raise TemplateError("the process that ranks are forked from is gone") from error
+        A "started" and an "exit" event follow on the template's own channel.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command: Message = {"start": key, "how": "fork" if fork else "execute", "log": str(log)}
+            if not self.channel.send(command, (theirs.fileno(),)):
+                ours.close()
+                raise TemplateError("the process that ranks are forked from is gone")
+        return Channel(ours)
 
     def close(self) -> None:
         """End the template and whatever ranks it still has."""
-        if self._process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self._process.stdin.close()
+        self.channel.close()
         try:
             self._process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -93,26 +71,34 @@ class Template:
             self._process.wait()
 
 
-def signal_group(pid: int, number: int) -> None:
-    """Send a signal to a rank and everything it started; if nothing of it is left, do nothing."""
+def kill_group(pid: int) -> None:
+    """Kill a rank process and everything it started; if nothing of it is left, do nothing."""
     try:
-        os.killpg(pid, number)
+        os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
         # Between its fork and its setsid a rank answers to its pid alone.
         with suppress(ProcessLookupError):
-            os.kill(pid, number)
+            os.kill(pid, signal.SIGKILL)
 
 
-def signal_rank(pid: int, number: int) -> None:
-    """Send a signal to a rank alone, not to what it started; if it is gone, do nothing."""
+def ask_for_stacks(pid: int) -> None:
+    """Have a rank process write where it is; not its group: helpers of libraries would die of the signal."""
     with suppress(ProcessLookupError):
-        os.kill(pid, number)
+        os.kill(pid, signal.SIGUSR1)
 
 
-def kill_leftovers(pid: int) -> None:
-    """Kill what a rank that has ended left behind in its process group."""
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+def left_behind(pids: set[int]) -> set[int]:
+    """Return those of the rank processes whose process group has other processes in it."""
+    groups = set()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) in pids:
+            continue
+        with suppress(OSError):
+            # State, parent and group follow the name, which may hold anything but ends with the last bracket.
+            state, _, group = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:3]
+            if state not in "ZX" and int(group) in pids:
+                groups.add(int(group))
+    return groups
 
 
 def entry_point() -> Path:

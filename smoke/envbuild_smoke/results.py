@@ -11,11 +11,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-SCHEMA = "envbuild.results/1"
+SCHEMA = "envbuild.results/2"
 FILE_NAME = "results.jsonl"
 
 Status = Literal["completed", "failed", "timed-out", "not-run"]
-FailureKind = Literal["exception", "exit", "signal", "timeout", "baseline-missing", "incomplete"]
+FailureKind = Literal["exception", "exit", "signal", "timeout", "baseline-missing", "incomplete", "not-finite"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,29 +34,47 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """What happened to one case; `startup_seconds` until its first step began, None if none did."""
+    """What happened to one case, the `repeat`th time; `devices` and `started_seconds` say where and when.
+
+    `startup_seconds` passed until its first step began, None if none did. `fresh_processes` counts the rank
+    processes that did not live before. `observed` is what the driver read from what it had built, `weights`
+    how the final weights differ from the baseline's.
+    """
 
     case: str
     status: Status
+    repeat: int = 1
     steps: tuple[dict[str, Any], ...] = ()
     seconds: float = 0.0
     startup_seconds: float | None = None
+    started_seconds: float = 0.0
+    devices: tuple[int, ...] = ()
+    fresh_processes: int = 0
+    weights: dict[str, Any] | None = None
+    observed: dict[str, Any] | None = None
     failure: Failure | None = None
     logs: tuple[str, ...] = ()
 
     def as_line(self) -> dict[str, Any]:
         """Return the line of the results file."""
         startup = None if self.startup_seconds is None else round(self.startup_seconds, 3)
-        rounded = {"seconds": round(self.seconds, 3), "startup_seconds": startup}
+        rounded = {
+            "seconds": round(self.seconds, 3),
+            "startup_seconds": startup,
+            "started_seconds": round(self.started_seconds, 3),
+        }
         return {"schema": SCHEMA, "type": "case", **asdict(self), **rounded}
 
 
 class ResultsWriter:
-    """Appends lines to the `results.jsonl` of an output directory, which must not have one yet."""
+    """Appends lines to the `results.jsonl` of an output directory.
 
-    def __init__(self, out: Path) -> None:
+    It must not have one yet, unless `resumed`, and is then whole up to the end of its last line.
+    """
+
+    def __init__(self, out: Path, *, resumed: bool = False) -> None:
         # "x": results that are already there are evidence, and never overwritten.
-        self._file = (out / FILE_NAME).open("x", encoding="utf-8")
+        self._file = (out / FILE_NAME).open("a" if resumed else "x", encoding="utf-8")
         # The file's name, too, has to survive a crash of the machine.
         directory = os.open(out, os.O_RDONLY)
         try:

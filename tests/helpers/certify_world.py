@@ -14,15 +14,18 @@ from unit.image.test_record import RECORD
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.certificates.envelope import SignedBytes, decode, encode
 from envbuild.certify.certificates.statement import CERTIFICATE_FILE, seal_of
-from envbuild.certify.certifying import Certification, certify
+from envbuild.certify.certifying import Certification, How, certify
+from envbuild.certify.job import Asked, Job
+from envbuild.certify.places import Machinery
 from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
 from envbuild.core.process import Finished
-from envbuild.core.progress import SilentReporter
+from envbuild.core.progress import Reporter, SilentReporter
 from envbuild.image.layers import Layer
 from envbuild.image.oci import RunConfig, make_oci, write_layout
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE, PlacedImage, image_path
 from envbuild.image.record import RECORD_FILE, LayerRecord, dump
-from envbuild.launch.local import Runtime
+from envbuild.launch.images import variables_of
+from envbuild.launch.ways import Task
 from envbuild.lock.record import LockDirectory
 from envbuild.store import seals
 from envbuild.store.local import LocalStore
@@ -49,30 +52,66 @@ class World:
     faults: dict[str, Any] = field(default_factory=dict)
     calls: list[dict[str, Any]] = field(default_factory=list)
     spoil: Callable[[Path], None] = lambda results: None
+    status: int = 0
+    says: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
     told: Told = field(default_factory=Told)
 
-    def certify(self, **options: Any) -> Certification:
-        arguments: dict[str, Any] = {
+    @property
+    def store(self) -> LocalStore:
+        return LocalStore(self.project / "cache", SilentReporter())
+
+    def asked(self, **options: Any) -> Asked:
+        """What is asked for; ``options`` are its fields."""
+        fields: dict[str, Any] = {
+            "selection": self.selection,
             "lock": self.lock,
             "image": self.image,
             "matrix_name": "certify-quick",
-            "only": (),
             "out_dir": self.project / "out",
-            "store": LocalStore(self.project / "cache", SilentReporter()),
-            "reporter": self.told,
         }
-        return certify(self.selection, **(arguments | options))
+        return Asked(**(fields | options))
+
+    def certify(self, **options: Any) -> Certification:
+        """Certify; ``options`` are those of what is asked, of how, and of the machinery."""
+        machinery = {name: options.pop(name) for name in ("runtime", "venv", "gpus", "isolation") if name in options}
+        how = {name: options.pop(name) for name in ("fresh", "resume", "signer") if name in options}
+        how = How(machinery=Machinery(**machinery), **how)
+        return certify(self.asked(**options), self.store, self.told, how)
 
     def certificates(self) -> list[Path]:
         return list((self.project / "out" / "certificates").rglob(CERTIFICATE_FILE))
 
-    def run_in_image(self, runtime: Runtime, sqsh: Path, argv: list[str], **options: Any) -> Finished:
-        self.calls.append({"runtime": runtime.name, "sqsh": sqsh, **options})
-        (plan,) = (source for source in options["read_only"] if source.name == "plan.json")
-        (out,) = options["writable"]
-        write(out / "results.jsonl", results_of(plan.read_bytes(), **self.faults))
-        self.spoil(out / "results.jsonl")
-        return Finished(argv=tuple(map(str, argv)), status=0, output="", seconds=1.0)
+    def open_way(self, job: Job, machinery: Machinery, reporter: Reporter) -> StandInWay:
+        """In the place of a real way to run plans."""
+        return StandInWay(self, machinery.runtime or "loop")
+
+
+@dataclass
+class StandInWay:
+    """Runs no image: writes what the runner would have written there."""
+
+    world: World
+    name: str
+    python: str = "/usr/bin/python3"
+
+    def variables(self) -> dict[str, str]:
+        return {**variables_of(self.world.image), **self.world.variables}
+
+    def run(self, task: Task) -> Finished:
+        plan = task.plan.read_bytes()
+        self.world.calls.append(
+            {"runtime": self.name, "plan": json.loads(plan), "arguments": task.arguments, "task": task}
+        )
+        for line in self.world.says:
+            if task.on_line:
+                task.on_line(line)
+        results = task.results / "results.jsonl"
+        if self.world.status in (0, 1):
+            told = {"variables": self.world.variables, "smoke_digest": sha256_file(task.runner), **self.world.faults}
+            write(results, results_of(plan, **told))
+            self.world.spoil(results)
+        return Finished(argv=(), status=self.world.status, output="\n".join(self.world.says), seconds=1.0)
 
 
 def place_image(out_dir: Path, lock: LockDirectory, name: str = "mcore") -> PlacedImage:

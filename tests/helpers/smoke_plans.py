@@ -26,7 +26,16 @@ def case_document(case_id: str, baseline: str | None = None, *, overlap: bool = 
             "clip_grad_norm": 1.0,
             "seed": 1234,
         },
-        "settings": {"overlap_p2p_comm": overlap, "batch_p2p_comm": not overlap},
+        "settings": {
+            "overlap_p2p_comm": overlap,
+            "batch_p2p_comm": not overlap,
+            "attention_backend": "local",
+            "distributed_optimizer": False,
+            "recompute": "none",
+        },
+        "resume_at": None,
+        "compare_weights": False,
+        "estimated_seconds": None,
         "time_limit_seconds": 120,
     }
 
@@ -34,19 +43,28 @@ def case_document(case_id: str, baseline: str | None = None, *, overlap: bool = 
 def plan_document(*cases: Document) -> Document:
     """A plan of these cases on the CPU."""
     return {
-        "schema": "envbuild.plan/1",
+        "schema": "envbuild.plan/2",
         "nonce": "0123456789abcdef" * 2,
         "subject": {"stack": "mcore", "target": "cpu"},
         "device": "cpu",
+        "gpu": None,
         "expected_versions": {},
+        "expected_modules": [],
+        "repeats": 1,
+        "bandwidth": None,
         "models": {
             "gpt": {
                 "kind": "gpt",
                 "num_layers": 4,
                 "hidden_size": 64,
                 "num_attention_heads": 4,
+                "num_query_groups": 4,
                 "sequence_length": 64,
                 "vocabulary_size": 512,
+                "normalization": "LayerNorm",
+                "layer_spec": "local",
+                "moe": None,
+                "mamba": None,
             }
         },
         "cases": list(cases),

@@ -1,6 +1,6 @@
 """A stand-in for the smoke runner: numbers that agree, with faults put in. Needs only the standard library.
 
-Zipped as it is, it runs inside an image that has no torch; its environment then says what it saw there.
+Zipped as it is, it runs inside an image that has no torch; the variables that it reports then say what it saw there.
 """
 
 from __future__ import annotations
@@ -11,27 +11,97 @@ import socket
 import sys
 from pathlib import Path
 
+SCHEMA = "envbuild.results/2"
 # A port of the machine outside on which somebody listens.
 PORT = 0
+GPU = {"index": 0, "uuid": "GPU-0", "name": "NVIDIA H200", "memory": "143771 MiB", "driver": "580.82.07"}
 
 
-def results_of(plan_bytes: bytes, findings=(), scale=None, environment=None) -> list[dict]:
-    """The lines of results.jsonl for a plan; ``scale`` multiplies the numbers of the cases it names."""
-    plan, digest = json.loads(plan_bytes), hashlib.sha256(plan_bytes).hexdigest()
-    run = {
-        "schema": "envbuild.results/1", "type": "run", "plan_digest": f"sha256:{digest}",
-        "nonce": plan["nonce"], "smoke_version": "1", "environment": environment or {"python": "3.11.2"},
-        "environment_findings": list(findings), "started_at": "2026-01-01T00:00:00Z",
+def run_line(plan_bytes, *, findings=(), variables=None, image=None, smoke_digest=None, gpus=(), **changes):
+    """The first line of results.jsonl; ``image`` is the digest of what was hashed, by default the plan's."""
+    plan = json.loads(plan_bytes)
+    subject = plan["subject"]
+    hashed = image or subject.get("sqsh_digest" if subject["in"] == "sqsh" else "oci_digest")
+    environment = {
+        "python": "3.11.2", "platform": "linux", "cpu_count": 2, "versions": {"torch": "2.13.0+cpu"}, "files": {},
+        "device": plan["device"], "gpus": [], "cuda_redirects": ["torch.cuda.synchronize"],
     }  # fmt: skip
-    lines = [run]
-    for case in plan["cases"]:
-        factor = (scale or {}).get(case["id"], 1.0)
-        numbers = [(number, factor * (6.5 - number / 8)) for number in range(1, case["training"]["steps"] + 1)]
-        steps = [{"step": number, "loss": loss, "grad_norm": 1.5, "seconds": 0.1} for number, loss in numbers]
-        lines.append(
-            {"type": "case", "case": case["id"], "status": "completed", "steps": steps, "seconds": 1.0, "failure": None}
-        )
-    return [*lines, {"type": "end", "finished_at": "2026-01-01T00:01:00Z"}]
+    machine = {
+        "cpu_model": "A processor", "cpu_count": 2, "memory_bytes": 1 << 33, "cuda": None, "nccl": None,
+        "gpus": [{**GPU, "compute_capability": "9.0", **gpu} for gpu in gpus],
+        "topology": None, "variables": variables or {},
+    }  # fmt: skip
+    return {
+        "schema": SCHEMA, "type": "run", "plan_digest": f"sha256:{hashlib.sha256(plan_bytes).hexdigest()}",
+        "nonce": plan["nonce"], "subject": subject, "smoke_version": "2", "smoke_digest": smoke_digest,
+        "started_at": "2026-01-01T00:00:00Z", "environment": environment, "environment_findings": list(findings),
+        "machine": machine, "isolation": "live", "devices": [0, 1],
+        "image": {"file_digest": hashed, "file_bytes": 10, "fingerprint": None} if hashed else None, **changes,
+    }  # fmt: skip
+
+
+def observed_of(case, model):
+    """What a driver says that built what it was asked for."""
+    return {
+        "layer_spec": model["layer_spec"], "attention": "DotProductAttention",
+        "attention_backend": case["settings"]["attention_backend"], "normalization": model["normalization"],
+        "optimizer": "FP32Optimizer", "distributed_optimizer": case["settings"]["distributed_optimizer"],
+        "hidden_dropout": 0.0, "attention_dropout": 0.0, "parameters": 123456, "samples_digest": "sha256:samples",
+        "params_dtype": {"fp32": "torch.float32"}.get(case["precision"], "torch.bfloat16"), "libraries": {},
+    }  # fmt: skip
+
+
+def case_line(plan, case, repeat=1, factor=1.0):
+    """A case that completed; ``factor`` multiplies its losses."""
+    numbers = range(1, case["training"]["steps"] + 1)
+    # JSON has no NaN: null stands for it.
+    losses = [factor * (6.5 - number / 8) for number in numbers]
+    steps = [
+        {"step": number, "loss": loss if loss == loss else None, "grad_norm": 1.5 / number, "seconds": 0.1}
+        for number, loss in zip(numbers, losses, strict=True)
+    ]
+    weights = {
+        "compared_with": case["baseline"], "tensors": 7, "largest_relative_difference": 0.0, "worst": None,
+        "missing": [], "unexpected": [],
+    }  # fmt: skip
+    return {
+        "schema": SCHEMA, "type": "case", "case": case["id"], "repeat": repeat, "status": "completed", "steps": steps,
+        "seconds": 1.5, "startup_seconds": 0.5, "started_seconds": 2.0, "devices": [*range(case["world_size"])],
+        "fresh_processes": 0, "weights": weights if case["compare_weights"] else None,
+        "observed": observed_of(case, plan["models"][case["model"]]), "failure": None, "logs": [],
+    }  # fmt: skip
+
+
+def end_line(cases):
+    """The last line, behind the lines of ``cases``."""
+    completed = sum(line["status"] == "completed" for line in cases)
+    finished = "2026-01-01T00:01:00Z"
+    return {"schema": SCHEMA, "type": "end", "cases": len(cases), "completed": completed, "finished_at": finished}
+
+
+def bandwidth_line(asked, **changes):
+    """What was asked for, on NVLink."""
+    points = [
+        {"bytes": size, "seconds": 0.01, "algorithm_gigabytes_per_second": 300.0, "bus_gigabytes_per_second": 300.0}
+        for size in asked["sizes_bytes"]
+    ]
+    line = {
+        "schema": SCHEMA, "type": "bandwidth", "ranks": asked["ranks"], "backend": "nccl", "transports": ["P2P/CUMEM"],
+        "points": points, "failure": None,
+    }  # fmt: skip
+    return {**line, **changes}
+
+
+def results_of(plan_bytes: bytes, scale=None, **run) -> list[dict]:
+    """The lines of results.jsonl for a plan; ``scale`` multiplies the losses of the cases it names."""
+    plan = json.loads(plan_bytes)
+    cases = [
+        case_line(plan, case, repeat, (scale or {}).get(case["id"], 1.0))
+        for case in plan["cases"]
+        for repeat in range(1, plan["repeats"] + 1)
+    ]
+    sweep = [bandwidth_line(plan["bandwidth"])] if plan["bandwidth"] else []
+    return [run_line(plan_bytes, **run), *cases, *sweep, end_line(cases)]
 
 
 def write(path: Path, lines: list[dict]) -> None:
@@ -39,11 +109,16 @@ def write(path: Path, lines: list[dict]) -> None:
 
 
 def main() -> None:
-    plan, out = (Path(sys.argv[sys.argv.index(option) + 1]) for option in ("--plan", "--out"))
+    words = sys.argv
+    plan, out = (Path(words[words.index(option) + 1]) for option in ("--plan", "--out"))
+    image = Path(words[words.index("--image") + 1]) if "--image" in words else None
     with socket.socket() as outside:
-        seen = {"interfaces": [name for _, name in socket.if_nameindex()]}
-        seen["reached"] = outside.connect_ex(("127.0.0.1", PORT)) == 0
-    write(out / "results.jsonl", results_of(plan.read_bytes(), environment=seen))
+        seen = {"INTERFACES": " ".join(name for _, name in socket.if_nameindex())}
+        seen["REACHED"] = str(outside.connect_ex(("127.0.0.1", PORT)) == 0)
+    seen["WORDS"] = " ".join(words[1:])
+    hashed = f"sha256:{hashlib.sha256(image.read_bytes()).hexdigest()}" if image else None
+    own = f"sha256:{hashlib.sha256(Path(words[0]).read_bytes()).hexdigest()}"
+    write(out / "results.jsonl", results_of(plan.read_bytes(), variables=seen, image=hashed, smoke_digest=own))
 
 
 if __name__ == "__main__":

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Tool
+from docker import DockerClient
+from helpers.docker_daemon import Daemon
 from helpers.mini import NAME
 
 from envbuild.catalog.catalog import Catalog, Machine, select
-from envbuild.certify import certifying
-from envbuild.certify.certifying import certify
+from envbuild.certify import job
+from envbuild.certify.certifying import Certification, certify
+from envbuild.certify.job import Asked
 from envbuild.core.digests import sha256_file
+from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError, CheckRefusedError
 from envbuild.core.progress import SilentReporter
+from envbuild.image.docker.engine import open_engine
 from envbuild.image.outputs import find_image
-from envbuild.launch.local import run_in_image
+from envbuild.launch.containers import InDocker
+from envbuild.launch.images import layers_of
+from envbuild.launch.local import OpenImage, open_layers
+from envbuild.launch.ways import Task, Where
 from envbuild.lock.locking import find_lock
 from envbuild.store.local import LocalStore
 
@@ -34,38 +45,132 @@ def stand_in(folder: Path, port: int) -> tuple[Path, str]:
     return file, sha256_file(file)
 
 
-def seen_inside(mini: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the certificate says of the environment, with somebody outside who listens on loopback."""
+def certified(mini: Tool, tmp_path: Path, place: Where) -> Certification:
+    """What comes of certifying the small image in one of its forms."""
     selection = select(Catalog.open(mini.project), NAME, "cpu", None, Machine.here())
+    asked = Asked(
+        selection=selection,
+        lock=find_lock(mini.project, selection),
+        image=find_image(mini.project / "out", NAME, selection.base_name, "cpu"),
+        matrix_name="certify-quick",
+        out_dir=tmp_path / "out",
+        place=place,
+    )
+    return certify(asked, LocalStore(tmp_path / "store", SilentReporter()), SilentReporter())
+
+
+def seen_inside(mini: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Where = "sqsh") -> Certification:
+    """The same with the stand-in, and with somebody outside who listens on loopback."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        monkeypatch.setattr(certifying, "smoke_file", lambda store: stand_in(tmp_path, listening.getsockname()[1]))
-        done = certify(
-            selection,
-            lock=find_lock(mini.project, selection),
-            image=find_image(mini.project / "out", NAME, selection.base_name, "cpu"),
-            matrix_name="certify-quick",
-            only=(),
-            out_dir=tmp_path / "out",
-            store=LocalStore(mini.cache, SilentReporter()),
-            reporter=SilentReporter(),
-        )
+        monkeypatch.setattr(job, "smoke_file", lambda store: stand_in(tmp_path, listening.getsockname()[1]))
+        done = certified(mini, tmp_path, place)
     assert done.ran
-    return done.statement.predicate.environment
+    return done
 
 
+def variables(done: Certification) -> dict[str, str]:
+    machine = done.statement.predicate.measured.machine
+    assert machine is not None
+    return machine.variables
+
+
+@pytest.mark.parametrize("place", ["sqsh", "oci"])
 def test_cases_have_loopback_and_nothing_else(
-    mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Where
 ) -> None:
-    assert seen_inside(mini, tmp_path, monkeypatch) == {"interfaces": ["lo"], "reached": False}
+    seen = variables(seen_inside(mini, tmp_path, monkeypatch, place))
+    assert (seen["INTERFACES"], seen["REACHED"]) == ("lo", "False")
 
 
 def test_stand_in_would_reach_the_machine_outside_if_it_had_its_network(
     mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the test above can fail."""
+    run = OpenImage.run
 
-    def with_network(*arguments: Any, **options: Any) -> Any:
-        return run_in_image(*arguments, **{**options, "network": True})
+    def with_network(self: OpenImage, *arguments: Any, **options: Any) -> Any:
+        return run(self, *arguments, **{**options, "network": True})
 
-    monkeypatch.setattr(certifying, "run_in_image", with_network)
-    assert seen_inside(mini, tmp_path, monkeypatch)["reached"] is True
+    monkeypatch.setattr(OpenImage, "run", with_network)
+    assert variables(seen_inside(mini, tmp_path, monkeypatch))["REACHED"] == "True"
+
+
+def test_subjects_are_what_the_runner_hashed_where_it_ran(
+    mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = mini_image["record"]
+    done = seen_inside(mini, tmp_path, monkeypatch, "oci")
+    assert list(done.statement.digests().values()) == [record["oci_digest"]]
+    assert done.statement.predicate.measured.image.file_digest == record["oci_digest"]  # type: ignore[union-attr]
+    assert done.statement.predicate.runtime == "layers"
+    other = seen_inside(mini, tmp_path, monkeypatch, "sqsh")
+    assert list(other.statement.digests().values()) == [record["oci_digest"], record["sqsh"]["digest"]]
+    assert other.statement.predicate.measured.image.file_digest == record["sqsh"]["digest"]  # type: ignore[union-attr]
+
+
+def test_docker_runs_the_image_with_that_digest_without_a_network(
+    mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dockerd: Daemon
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", dockerd.host)
+    done = seen_inside(mini, tmp_path, monkeypatch, "docker")
+    seen = variables(done)
+    assert (seen["INTERFACES"], seen["REACHED"]) == ("lo", "False")
+    assert done.statement.digests() == {f"{done.statement.subject[0].name}": mini_image["record"]["oci_digest"]}
+    assert done.statement.predicate.runtime == open_engine().version
+    results = done.certificate.parent / "run" / "results" / "results.jsonl"
+    assert results.stat().st_uid == os.getuid()
+    with contextlib.closing(DockerClient(base_url=dockerd.host)) as client:
+        assert client.containers.list(all=True) == []
+
+
+def test_docker_without_gpus_says_what_is_missing(
+    mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dockerd: Daemon
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", dockerd.host)
+    image = find_image(mini.project / "out", NAME, Path(mini_image["path"]).name.split("-")[1], "cpu")
+    files = {name: tmp_path / name for name in ("plan.json", "smoke.pyz")}
+    for path in files.values():
+        path.write_text("{}")
+    (tmp_path / "results").mkdir()
+    way = InDocker(image=image, engine=open_engine(), tag="mini:cpu", reporter=SilentReporter(), gpus=True)
+    task = Task(plan=files["plan.json"], runner=files["smoke.pyz"], results=tmp_path / "results")
+    with pytest.raises(CertificationCannotRunError, match="cannot give GPUs to containers") as caught:
+        way.run(task)
+    assert caught.value.reason == "no-runtime"
+
+
+def test_task_in_docker_that_runs_too_long_is_ended_and_gone(
+    mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dockerd: Daemon
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", dockerd.host)
+    image = find_image(mini.project / "out", NAME, Path(mini_image["path"]).name.split("-")[1], "cpu")
+    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "smoke.pyz").write_text("import time; print('started', flush=True); time.sleep(600)")
+    (tmp_path / "results").mkdir()
+    lines: list[str] = []
+    task = Task(
+        plan=tmp_path / "plan.json",
+        runner=tmp_path / "smoke.pyz",
+        results=tmp_path / "results",
+        on_line=lines.append,
+        timeout_seconds=4,
+        log=tmp_path / "log",
+    )
+    way = InDocker(image=image, engine=open_engine(), tag="mini:cpu", reporter=SilentReporter())
+    with pytest.raises(CertificationFailedError, match="ran longer than 4 s"):
+        way.run(task)
+    assert lines == ["started"]
+    assert (tmp_path / "log").read_text() == "started\n"
+    with contextlib.closing(DockerClient(base_url=dockerd.host)) as client:
+        assert client.containers.list(all=True) == []
+
+
+def test_layer_that_is_not_its_digest_is_refused_before_anything_runs(
+    mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selection = select(Catalog.open(mini.project), NAME, "cpu", None, Machine.here())
+    image = find_image(mini.project / "out", NAME, selection.base_name, "cpu")
+    layers = layers_of(image)
+    broken = [*layers[:-1], replace(layers[-1], digest="sha256:" + "0" * 64)]
+    with pytest.raises(CheckRefusedError), open_layers(broken, {}, tmp_path):
+        raise AssertionError("it was opened")

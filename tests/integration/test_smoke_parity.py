@@ -119,7 +119,7 @@ def test_record_names_what_was_imported(parity: Run, stack_python: Path) -> None
         assert Path(environment["files"][module]).is_relative_to(site_packages)
     assert parity.run["smoke_digest"].startswith("sha256:")
     assert parity.run["environment_findings"] == []
-    assert (parity.out / "checkpoints" / BASELINE / "metadata.json").is_file()
+    assert (parity.out / "checkpoints" / BASELINE / "initial" / "metadata.json").is_file()
 
 
 def test_killed_rank_ends_its_case_and_no_other(smoke_pyz: Path, stack_python: Path, tmp_path: Path) -> None:

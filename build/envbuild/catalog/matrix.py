@@ -2,64 +2,262 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from envbuild.catalog.fields import Device, Model, Name
+
+T = TypeVar("T")
 
 # With a vocabulary of 1 every loss is 0, whatever is computed; this many leave something to compare.
 LEAST_VOCABULARY = 32
 
-
-class GptModel(Model):
-    """A small GPT for certification, in megatron-core's words."""
-
-    kind: Literal["gpt"]
-    num_layers: Annotated[int, Field(gt=0, le=1024)]
-    hidden_size: Annotated[int, Field(gt=0, le=65536)]
-    num_attention_heads: Annotated[int, Field(gt=0, le=1024)]
-    sequence_length: Annotated[int, Field(gt=0, le=131072, description="tokens a sample")]
-    vocabulary_size: Annotated[int, Field(ge=LEAST_VOCABULARY, le=2**20)]
-
-
-class Training(Model):
-    """How every case of a matrix trains."""
-
-    steps: Annotated[int, Field(gt=0, le=100_000)]
-    micro_batch_size: Annotated[int, Field(gt=0, le=1024, description="samples")]
-    global_batch_size: Annotated[int, Field(gt=0, le=65536, description="samples")]
-    learning_rate: Annotated[float, Field(gt=0)]
-    clip_grad_norm: Annotated[float, Field(gt=0)]
-    seed: Annotated[int, Field(ge=0, lt=2**32)]
-
-
-class Tolerance(Model):
-    """How far a step's numbers may be from the baseline's, relative to the baseline's."""
-
-    loss_relative: Annotated[float, Field(ge=0, le=0.01)]
-    grad_norm_relative: Annotated[float, Field(ge=0, le=0.02)]
+Size = Annotated[int, Field(ge=1, le=1024)]
+Heads = Annotated[int, Field(gt=0, le=1024)]
+Samples = Annotated[int, Field(gt=0, le=65536, description="samples")]
+MicroSamples = Annotated[int, Field(gt=0, le=1024, description="samples")]
+Step = Annotated[int, Field(gt=0, le=100_000)]
 
 
 class Precision(str, Enum):
     """The number format a case trains in."""
 
     FP32 = "fp32"
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+
+class LayerSpec(str, Enum):
+    """Whose layers a model is made of: megatron-core's own, or Transformer Engine's."""
+
+    LOCAL = "local"
+    TRANSFORMER_ENGINE = "transformer-engine"
+
+
+class Normalization(str, Enum):
+    """Which norm a model has."""
+
+    LAYER = "LayerNorm"
+    RMS = "RMSNorm"
+
+
+class AttentionBackend(str, Enum):
+    """Which attention a case computes with: megatron-core's own, or one of Transformer Engine's."""
+
+    LOCAL = "local"
+    AUTO = "auto"
+    FLASH = "flash"
+    FUSED = "fused"
+    UNFUSED = "unfused"
+
+
+class Recompute(str, Enum):
+    """Which activations are computed again in the backward pass."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+class Experts(Model):
+    """A mixture of experts in the place of each layer's MLP."""
+
+    num_experts: Annotated[int, Field(ge=2, le=1024)]
+    router_topk: Annotated[int, Field(ge=2, le=1024, description="experts that take each token")]
+
+
+class MambaLayers(Model):
+    """The Mamba layers of a hybrid model."""
+
+    hybrid_override_pattern: Annotated[str, StringConstraints(pattern=r"^[M*-]{1,1024}$")] = Field(
+        description="a letter for each layer: M for Mamba, * for attention, - for an MLP"
+    )
+    state_dim: Annotated[int, Field(gt=0, le=1024)]
+    head_dim: Annotated[int, Field(gt=0, le=1024)]
+    num_groups: Annotated[int, Field(gt=0, le=1024)]
+
+
+class ModelSpec(Model):
+    """A small model for certification, in megatron-core's words."""
+
+    kind: Literal["gpt", "mamba-hybrid"]
+    num_layers: Annotated[int, Field(gt=0, le=1024)]
+    hidden_size: Annotated[int, Field(gt=0, le=65536)]
+    num_attention_heads: Heads
+    num_query_groups: Heads | None = Field(
+        default=None, description="groups that share keys and values; without it each head has its own"
+    )
+    sequence_length: Annotated[int, Field(gt=0, le=131072, description="tokens a sample")]
+    vocabulary_size: Annotated[int, Field(ge=LEAST_VOCABULARY, le=2**20)]
+    normalization: Normalization = Normalization.LAYER
+    layer_spec: LayerSpec = LayerSpec.LOCAL
+    moe: Experts | None = None
+    mamba: MambaLayers | None = Field(default=None, description="of kind mamba-hybrid, and only there")
+
+    @property
+    def query_groups(self) -> int:
+        """How many groups of heads share keys and values."""
+        return self.num_query_groups or self.num_attention_heads
+
+
+class Training(Model):
+    """How every case of a matrix trains."""
+
+    steps: Step
+    micro_batch_size: MicroSamples
+    global_batch_size: Samples
+    learning_rate: Annotated[float, Field(gt=0)]
+    clip_grad_norm: Annotated[float, Field(gt=0)]
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+
+
+LossBound = Annotated[float, Field(ge=0, le=0.01)]
+GradNormBound = Annotated[float, Field(ge=0, le=0.02)]
+WeightsBound = Annotated[float, Field(ge=0, le=0.05)]
+
+
+class Band(Model):
+    """How far a case's numbers may be from the baseline's, relative to the baseline's."""
+
+    loss_relative: LossBound
+    grad_norm_relative: GradNormBound
+    weights_relative: WeightsBound = Field(description="for each tensor of the final weights, where they are compared")
+
+
+class AxisBand(Model):
+    """What cases that use an axis may differ by, where it is not what all others may."""
+
+    loss_relative: LossBound | None = None
+    grad_norm_relative: GradNormBound | None = None
+    weights_relative: WeightsBound | None = None
+
+
+class Tolerance(Band):
+    """The band of a precision, and of the axes for which it is narrower or wider.
+
+    A case that uses several axes has the widest of their bands; an axis without one has the precision's.
+    """
+
+    data: AxisBand | None = None
+    tensor: AxisBand | None = None
+    sequence: AxisBand | None = None
+    pipeline: AxisBand | None = None
+    context: AxisBand | None = None
+    expert: AxisBand | None = None
+    micro_batch_size: AxisBand | None = None
+    attention_backend: AxisBand | None = None
+    distributed_optimizer: AxisBand | None = None
+    recompute: AxisBand | None = None
+    resume_at: AxisBand | None = None
+
+    def of(self, axes: Iterable[str]) -> Band:
+        """The band of a case that uses these axes; those that no band can be given for are left out of account."""
+        used = [getattr(self, axis) for axis in axes if axis in AXES_WITH_BANDS]
+
+        def widest(name: str) -> float:
+            default: float = getattr(self, name)
+            own = [getattr(band, name) if band is not None else None for band in used]
+            return max((default if value is None else value for value in own), default=default)
+
+        return Band(**{name: widest(name) for name in Band.model_fields})
+
+
+AXES_WITH_BANDS = tuple(name for name in Tolerance.model_fields if name not in Band.model_fields)
 
 
 class CaseSpec(Model):
-    """One row of a matrix: the axes in which it differs from the baseline."""
+    """The axes in which a case differs from the baseline."""
 
     model: Name
     precision: Precision = Precision.FP32
-    data: Annotated[int, Field(ge=1, le=1024)] = 1
-    tensor: Annotated[int, Field(ge=1, le=1024)] = 1
-    pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
-    virtual_pipeline: Annotated[int, Field(ge=1, le=1024, description="model chunks a pipeline stage")] = 1
-    overlap_p2p_comm: bool | None = Field(
+    data: Size = 1
+    tensor: Size = 1
+    sequence: bool = False
+    pipeline: Size = 1
+    virtual_pipeline: Size = 1
+    context: Size = 1
+    expert: Size = 1
+    micro_batch_size: MicroSamples | None = None
+    global_batch_size: Samples | None = None
+    overlap_p2p_comm: bool | None = None
+    attention_backend: AttentionBackend | None = None
+    distributed_optimizer: bool = False
+    recompute: Recompute = Recompute.NONE
+    resume_at: Step | None = None
+    compare_weights: bool = False
+
+
+def _tag(value: object) -> str:
+    return "[many]" if isinstance(value, (list, tuple)) else "[one]"
+
+
+# A value, or a list of values: a case for each.
+OneOrMore = Annotated[
+    Annotated[T, Tag("[one]")] | Annotated[tuple[T, ...], Field(min_length=1), Tag("[many]")],
+    Discriminator(_tag),
+]
+
+
+class CaseRow(Model):
+    """One row of a matrix: a case, or with lists of values one for each combination of them.
+
+    What it does not name is as in the baseline.
+    """
+
+    model: OneOrMore[Name]
+    precision: OneOrMore[Precision] = Precision.FP32
+    data: OneOrMore[Size] = 1
+    tensor: OneOrMore[Size] = 1
+    sequence: OneOrMore[bool] = Field(default=False, description="sequence parallel, over the tensor-parallel ranks")
+    pipeline: OneOrMore[Size] = 1
+    virtual_pipeline: OneOrMore[Size] = Field(default=1, description="model chunks a pipeline stage")
+    context: OneOrMore[Size] = 1
+    expert: OneOrMore[Size] = Field(default=1, description="over the ranks of data x context")
+    micro_batch_size: OneOrMore[MicroSamples] | None = Field(
+        default=None, description="in the place of the matrix's, where the case may differ in it from its baseline"
+    )
+    global_batch_size: OneOrMore[Samples] | None = Field(
+        default=None, description="in the place of the matrix's; such cases have a baseline of their own"
+    )
+    overlap_p2p_comm: OneOrMore[bool] | None = Field(
         default=None, description="megatron-core's flag; without it the setting that is right for the layout"
     )
+    attention_backend: OneOrMore[AttentionBackend] | None = Field(
+        default=None, description="without it local, or with Transformer Engine's layers auto"
+    )
+    distributed_optimizer: OneOrMore[bool] = False
+    recompute: OneOrMore[Recompute] = Recompute.NONE
+    resume_at: OneOrMore[Step] | None = Field(
+        default=None, description="after this step everything is saved, torn down, built anew and loaded"
+    )
+    compare_weights: bool = Field(default=False, description="compare the final weights with the baseline's too")
+    devices: tuple[Device, ...] | None = Field(
+        default=None, min_length=1, description="left out on other devices; without it, all of the matrix's"
+    )
+    where_possible: bool = Field(
+        default=False, description="left out, not refused, where the GPU or the environment's packages cannot do it"
+    )
+
+    def specs(self) -> Iterator[CaseSpec]:
+        """A case for each combination of the values."""
+        given = [name for name in CaseSpec.model_fields if name in self.model_fields_set]
+        values = [value if isinstance(value := getattr(self, name), tuple) else (value,) for name in given]
+        for chosen in itertools.product(*values):
+            yield CaseSpec.model_validate(dict(zip(given, chosen, strict=True)))
+
+
+class Bandwidth(Model):
+    """An all_reduce sweep after the cases."""
+
+    sizes_bytes: tuple[Annotated[int, Field(ge=4, le=2**40)], ...] = Field(min_length=1)
+    floor_gigabytes_per_second: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="of bus bandwidth, for the best of the sizes; without it there is none"
+    )
+    devices: tuple[Device, ...] = Field(default=(Device.CUDA,), min_length=1)
 
 
 class Matrix(Model):
@@ -68,7 +266,17 @@ class Matrix(Model):
     summary: str
     devices: tuple[Device, ...] = Field(min_length=1, description="the devices these cases can run on")
     time_limit_seconds: Annotated[int, Field(gt=0, le=604_800, description="for each case")]
-    models: dict[Name, GptModel] = Field(min_length=1)
+    models: dict[Name, ModelSpec] = Field(min_length=1)
     training: Training
     tolerance: dict[Precision, Tolerance]
-    cases: tuple[CaseSpec, ...] = Field(min_length=1)
+    bandwidth: Bandwidth | None = None
+    cases: tuple[CaseRow, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _models_fit_their_kind(self) -> Matrix:
+        for name, model in self.models.items():
+            if (model.kind == "mamba-hybrid") != (model.mamba is not None):
+                raise ValueError(f"models.{name}: kind mamba-hybrid needs a table mamba, and no other kind has one")
+            if model.mamba is not None and model.moe is not None:
+                raise ValueError(f"models.{name}: a model of kind mamba-hybrid has no moe here")
+        return self

@@ -13,7 +13,21 @@ from pydantic import Field, StringConstraints, model_validator
 
 from envbuild.catalog.base import Base, PythonSource
 from envbuild.catalog.fields import DATE, MACHINES, NAME_PATTERN, Device, Model, Name, PackageName, Specifier
-from envbuild.catalog.matrix import LEAST_VOCABULARY, CaseSpec, GptModel, Matrix, Precision, Tolerance, Training
+from envbuild.catalog.matrix import (
+    LEAST_VOCABULARY,
+    AttentionBackend,
+    Band,
+    CaseRow,
+    CaseSpec,
+    LayerSpec,
+    Matrix,
+    ModelSpec,
+    Normalization,
+    Precision,
+    Recompute,
+    Tolerance,
+    Training,
+)
 from envbuild.catalog.recipe import WheelRecipe
 from envbuild.catalog.stack import Component, Driver, Phase, Stack
 
@@ -23,7 +37,10 @@ __all__ = [
     "LEAST_VOCABULARY",
     "MACHINES",
     "NAME_PATTERN",
+    "AttentionBackend",
+    "Band",
     "Base",
+    "CaseRow",
     "CaseSpec",
     "Cluster",
     "CompanionRelease",
@@ -32,13 +49,16 @@ __all__ = [
     "Conflict",
     "Device",
     "Driver",
-    "GptModel",
+    "LayerSpec",
     "Matrix",
     "Model",
+    "ModelSpec",
     "Name",
+    "Normalization",
     "Phase",
     "Precision",
     "PythonSource",
+    "Recompute",
     "Stack",
     "Target",
     "Tolerance",

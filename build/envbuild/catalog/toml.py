@@ -22,6 +22,8 @@ Location = tuple["int | str", ...]
 _HEADER = re.compile(r"^\s*(\[\[?)\s*(.+?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"""^\s*((?:"[^"]*"|'[^']*'|[\w-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[\w-]+))*)\s*=""")
 _AT_LINE = re.compile(r"at line (\d+)")
+# What pydantic puts into locations that is in no file: which of two kinds of value something was read as.
+_TAGS = ("[key]", "[one]", "[many]")
 _PART = re.compile(r""""([^"]*)"|'([^']*)'|([\w-]+)""")
 
 
@@ -134,7 +136,7 @@ def _line(text: str, number: int) -> str:
 
 def _location(problem: Any) -> Location:
     inside: Location = getattr(problem.get("ctx", {}).get("error"), "location", ())
-    return (*(part for part in problem["loc"] if part != "[key]"), *inside)
+    return (*(part for part in problem["loc"] if part not in _TAGS), *inside)
 
 
 def _describe(problem: Any, model: type[BaseModel], lines: dict[Location, int]) -> str:

@@ -1,55 +1,45 @@
-"""``envbuild certify``: plan, run inside the image, judge, and write a certificate when every case passed."""
+"""``envbuild certify``: plan, run, judge, and write a certificate when every case passed."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from envbuild.catalog.catalog import Selection
-from envbuild.catalog.models import Driver, Matrix
-from envbuild.certify.cases import Case, expand
+from envbuild.certify import durations, reuse
 from envbuild.certify.certificates.reading import read_certificate
 from envbuild.certify.certificates.signing import Signer, verifies, write_certificate
 from envbuild.certify.certificates.statement import (
     CERTIFICATE_FILE,
+    Bandwidth,
     Certificate,
     Measured,
     SmokeRunner,
     make_certificate,
 )
-from envbuild.certify.judge import Results, Verdict, judge, read_results
-from envbuild.certify.plan import DRIVERS, JUDGE_VERSION, Subject, certification_key, make_plan
-from envbuild.certify.telling import failure, progress, show
-from envbuild.certify.verdicts import case_verdict
-from envbuild.certify.zipapp import FILE_NAME, smoke_file
+from envbuild.certify.job import Asked, Job, make_job
+from envbuild.certify.judge import Verdict, judge, run_problems
+from envbuild.certify.places import Machinery, open_way
+from envbuild.certify.plan import JUDGE_VERSION
+from envbuild.certify.results import Results
+from envbuild.certify.reuse import Kept, Machine
+from envbuild.certify.running import RESULTS_DIR, Run, run_plan
+from envbuild.certify.telling import failure, show
+from envbuild.certify.verdicts import case_verdict, tolerances_json
 from envbuild.core import locks
-from envbuild.core.digests import Json, sha256_bytes, sha256_file
 from envbuild.core.errors import (
     CertificateRefusedError,
-    CertificationCannotRunError,
     CertificationFailedError,
     CheckRefusedError,
-    ConfigurationError,
-    MachineError,
-    UsageError,
+    ResultsRefusedError,
     disk_full,
 )
-from envbuild.core.files import machine_errors, remove_tree, space_is_low, write_atomic
-from envbuild.core.process import ran_out_of_space
+from envbuild.core.files import remove_tree, space_is_low
 from envbuild.core.progress import Reporter
 from envbuild.image.outputs import PlacedImage, verify
-from envbuild.launch.local import Runtime, probe, run_in_image
-from envbuild.lock.locking import is_older
-from envbuild.lock.record import Lock, LockDirectory
 from envbuild.store import seals
 from envbuild.store.local import LocalStore
-
-PLAN_DIR = "/envbuild/plan"
-RESULTS_DIR = "/envbuild/results"
-SMOKE_CANNOT_RUN = 3
-# Time for starting the container and Python, on top of the cases' own limits.
-START_SECONDS = 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +49,7 @@ class Certification:
     Attributes:
         certificate: its file.
         statement: what is in it.
-        ran: whether this call ran the cases.
+        cases_run: how many cases this call ran; none where a certificate was there, or all had passed before.
         lock_is_current: whether the lock was made from the stack and the base as they are now.
         keyid: of the key that signed it; None where nobody did.
         not_counted: why a certificate that was there did not count, in words.
@@ -67,313 +57,235 @@ class Certification:
 
     certificate: Path
     statement: Certificate
-    ran: bool
+    cases_run: int
     lock_is_current: bool
     keyid: str | None = None
     not_counted: str = ""
 
-
-def chosen_cases(matrix: Matrix, matrix_name: str, selection: Selection, only: tuple[str, ...]) -> tuple[Case, ...]:
-    """The cases to run: all of the matrix, or those named and the baselines they need.
-
-    Raises:
-        UsageError: ``only`` names a case that the matrix does not have.
-    """
-    cases = expand(matrix, matrix_name, selection.target.device)
-    if not only:
-        if all(case.is_baseline for case in cases):
-            raise ConfigurationError(
-                f"matrix {matrix_name} compares nothing",
-                why="All its cases are baselines, and a baseline agrees with itself.",
-                fix="Add a case with another layout to it.",
-            )
-        return cases
-    known = {case.id: case for case in cases}
-    if unknown := [name for name in only if name not in known]:
-        raise UsageError(
-            f"matrix {matrix_name} has no case {unknown[0]!r}",
-            why=f"Its cases: {', '.join(known)}.",
-            fix="Choose among these (`envbuild certify --print-cases`).",
-        )
-    if all(known[name].is_baseline for name in only):
-        raise UsageError(
-            f"{only[0]} alone compares nothing",
-            why="It is a baseline: the case that others are compared with. It runs with each of them by itself.",
-            fix=f"Name another case: {', '.join(case.id for case in cases if not case.is_baseline)}.",
-        )
-    wanted = {*only, *(known[name].baseline_id for name in only)}
-    return tuple(case for case in cases if case.id in wanted)
+    @property
+    def ran(self) -> bool:
+        """Whether this call ran anything."""
+        return self.cases_run > 0
 
 
-def driver_of(selection: Selection, lock: Lock | None = None) -> Driver:
-    """The driver of the cases: what the lock says, and without a lock what the stack's file says.
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How the cases are run.
 
-    Raises:
-        CertificationCannotRunError: there are no cases for it, so no image is of use for this.
-    """
-    stack = selection.stack
-    possible, says = [stack.driver], f"The file of stack {selection.stack_name}"
-    if lock is not None and lock.driver is not None:
-        possible, says = [lock.driver], f"The lock of stack {lock.stack} on {lock.base.name}"
-    elif lock is None and stack.takeover is not None:
-        possible.append(stack.takeover.driver)
-    if not any(driver in DRIVERS for driver in possible):
-        names = " or ".join(driver.value for driver in possible)
-        known = ", ".join(driver.value for driver in DRIVERS)
-        raise CertificationCannotRunError(
-            f"there are no certification cases for driver {names} yet",
-            why=f"{says} names it as the training code that certifies it; the smoke runner has cases for: {known}.",
-            fix=f'Nothing was run. Certify a stack with driver = "{DRIVERS[0].value}", such as stack mcore.',
-        )
-    return possible[0]
-
-
-def certify(
-    selection: Selection,
-    *,
-    lock: LockDirectory,
-    image: PlacedImage,
-    matrix_name: str,
-    only: tuple[str, ...],
-    out_dir: Path,
-    store: LocalStore,
-    reporter: Reporter,
-    runtime_name: str | None = None,
-    fresh: bool = False,
-    signer: Signer | None = None,
-) -> Certification:
-    """Certify an image, unless a certificate for exactly this is there already, as it was written.
-
-    Args:
-        only: case IDs to run instead of the whole matrix.
-        runtime_name: how the .sqsh is opened, so a certificate made with another one does not count; when None, the
-            best that this machine can do, and any certificate counts.
-        fresh: run even if a certificate is there.
+    Attributes:
+        machinery: the runtime, environment or GPUs that were named.
+        fresh: run even if a certificate or verdicts are there.
+        resume: go on with an interrupted run.
         signer: whose signature the certificate gets, so one without it does not count; when None, any counts.
+    """
+
+    machinery: Machinery = field(default_factory=Machinery)
+    fresh: bool = False
+    resume: bool = False
+    signer: Signer | None = None
+
+
+DEFAULT = How()
+
+
+def certify(asked: Asked, store: LocalStore, reporter: Reporter, how: How = DEFAULT) -> Certification:
+    """Certify an image or a lock, unless a certificate for exactly this image is there already, as it was written.
 
     Raises:
         CertificationFailedError: a case did not pass; the results and logs stay.
-        CertificationCannotRunError: no runtime, no cases for the stack's driver, or the image lacks the stack.
+        CertificationCannotRunError: no runtime, no GPUs, no cases for the stack's driver, or no stack where they run.
+        ResultsRefusedError: the runner's results are not whole.
     """
-    job = _make_job(selection, lock, image, matrix_name, only, out_dir, store)
+    job = make_job(asked, store)
     if not job.lock_is_current:
         reporter.note("note: the lock is older than its stack or base; what is certified is what was locked")
     certificate = job.folder / CERTIFICATE_FILE
     # Two runs of one key share a folder: the second waits, and then finds the certificate.
     waiting = f"another envbuild certifies the same in {job.folder}: waiting for it"
     with locks.exclusive(job.folder.with_name(f".{job.folder.name}.lock"), on_wait=lambda: reporter.note(waiting)):
-        standing, not_counted = _standing(certificate, job, runtime_name, signer)
+        stands, not_counted = _stands(certificate, job, how)
         if not_counted:
             reporter.note(f"note: {certificate} does not count: {not_counted}. Certifying again")
-        if standing and not fresh:
-            if problem := seals.broken(image.path):
-                raise CheckRefusedError(
-                    f"the image in {image.path} is not the one that was certified",
-                    why=f"{problem} since it was built.",
-                    fix=f"Put it right: {image.command}",
-                )
-            ran = False
+        if stands and not how.fresh and job.certifies_image:
+            _check_unchanged(asked.image)
+            count = 0
         else:
-            _certify(job, certificate, _runtime(runtime_name), signer, reporter)
-            ran = True
-        statement, file = read_certificate(certificate)
+            count = _certify(job, certificate, store, reporter, how)
+        return certification(certificate, job, cases_run=count, not_counted=not_counted)
+
+
+def certification(certificate: Path, job: Job, *, cases_run: int, not_counted: str = "") -> Certification:
+    """A certificate that counts, read."""
+    statement, file = read_certificate(certificate)
     return Certification(
         certificate=certificate,
         statement=statement,
-        ran=ran,
+        cases_run=cases_run,
         lock_is_current=job.lock_is_current,
         keyid=file.content.signed.keyid if file.content.signed else None,
         not_counted=not_counted,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """What is certified, with what, and where its files go."""
-
-    plan: dict[str, Json]
-    key: str
-    cases: tuple[Case, ...]
-    matrix_name: str
-    matrix: Matrix
-    whole_matrix: bool
-    lock_is_current: bool
-    subject: Subject
-    smoke: Path
-    smoke_digest: str
-    image: PlacedImage
-    folder: Path
-
-
-def _make_job(
-    selection: Selection,
-    lock: LockDirectory,
-    image: PlacedImage,
-    matrix_name: str,
-    only: tuple[str, ...],
-    out_dir: Path,
-    store: LocalStore,
-) -> _Job:
-    driver = driver_of(selection, lock.lock)
-    matrix = selection.catalog.matrix(matrix_name)
-    cases = chosen_cases(matrix, matrix_name, selection, only)
-    if image.record.lock_digest != lock.lock.digest:
-        raise ConfigurationError(
-            f"the image in {image.path} was made from another lock",
-            why=f"It has lock {image.record.lock_digest}; the lock now is {lock.lock.digest}.",
-            fix=f"Build it again: {image.command}",
+def _check_unchanged(image: PlacedImage | None) -> None:
+    if image is not None and (problem := seals.broken(image.path)):
+        raise CheckRefusedError(
+            f"the image in {image.path} is not the one that was certified",
+            why=f"{problem} since it was built.",
+            fix=f"Put it right: {image.command}",
         )
-    image.sqsh()
-    subject = Subject(
-        name=image.name,
-        stack=selection.stack_name,
-        base=selection.base_name,
-        target=selection.target_name,
-        lock_digest=lock.lock.digest,
-        oci_digest=image.record.oci_digest,
-        sqsh_digest=image.record.sqsh_digest or "",
-    )
-    smoke, smoke_digest = smoke_file(store)
-    plan = make_plan(
-        subject=subject,
-        device=selection.target.device,
-        driver=driver,
-        matrix=matrix,
-        cases=cases,
-        expected_versions={**lock.packages(), **{name: item.version for name, item in lock.lock.components.items()}},
-    )
-    whole = len(cases) == len(expand(matrix, matrix_name, selection.target.device))
-    key = certification_key(plan, matrix, smoke_digest, scope=matrix_name if whole else f"part of {matrix_name}")
-    folder = out_dir / "certificates" / image.name / key.removeprefix("sha256:")[:12]
-    return _Job(
-        plan=plan,
-        key=key,
-        cases=cases,
-        matrix_name=matrix_name,
-        matrix=matrix,
-        whole_matrix=whole,
-        lock_is_current=not is_older(lock.lock, selection),
-        subject=subject,
-        smoke=smoke,
-        smoke_digest=smoke_digest,
-        image=image,
-        folder=folder,
-    )
 
 
-def _certify(job: _Job, certificate: Path, runtime: Runtime, signer: Signer | None, reporter: Reporter) -> None:
-    with reporter.step("check the image against its digests"):
-        verify(job.image)
-    run_dir = job.folder / "run"
-    try:
-        results, verdicts = _passed(job, run_dir, runtime, reporter)
-    except CertificationFailedError:
-        # What was measured last counts, also where an earlier run passed.
-        certificate.unlink(missing_ok=True)
-        raise
-    statement = make_certificate(
-        name=job.subject.name,
-        subject=job.subject.as_json(),
-        key=job.key,
-        lock_is_current=job.lock_is_current,
-        matrix_name=job.matrix_name,
-        tolerance={precision.value: band.model_dump(mode="json") for precision, band in job.matrix.tolerance.items()},
-        whole_matrix=job.whole_matrix,
-        plan_digest=sha256_file(run_dir / "plan" / "plan.json"),
-        nonce=str(job.plan["nonce"]),
-        judge_version=JUDGE_VERSION,
-        runtime=runtime.name,
-        measured=Measured(
-            smoke=SmokeRunner(version=results.smoke_version, digest=job.smoke_digest),
-            environment=dict(results.environment),
-            started_at=results.started_at,
-            finished_at=results.finished_at,
-        ),
-        cases=[case_verdict(verdict) for verdict in verdicts],
-    )
-    write_certificate(certificate, statement, signer)
-
-
-def _passed(job: _Job, run_dir: Path, runtime: Runtime, reporter: Reporter) -> tuple[Results, tuple[Verdict, ...]]:
-    """Run the cases and judge them.
-
-    Raises:
-        CertificationFailedError: not every case passed, or it cannot be said.
-    """
-    results = _run(job, run_dir, runtime, reporter)
-    verdicts = judge(job.cases, job.matrix, results)
-    show(verdicts, reporter)
-    remove_tree(run_dir / "results" / "checkpoints")
-    passed = all(verdict.passed for verdict in verdicts)
-    if not passed or results.environment_findings or results.finished_at is None:
-        if space_is_low(run_dir):
-            raise disk_full(run_dir)
-        raise failure(verdicts, results, run_dir)
-    return results, verdicts
-
-
-def _runtime(name: str | None) -> Runtime:
-    try:
-        return probe(name)
-    except MachineError as error:
-        raise CertificationCannotRunError(error.what, why=error.why, fix=error.fix, log=error.log) from error
-
-
-def _standing(
-    certificate: Path, job: _Job, runtime_name: str | None, signer: Signer | None
-) -> tuple[Certificate | None, str]:
-    """The certificate that is there, if it is of this job and as it was written; else why it does not count."""
+def _stands(certificate: Path, job: Job, how: How) -> tuple[bool, str]:
+    """Whether there is a certificate of this job, as it was written; where there is another, why it does not count."""
     if not certificate.is_file():
-        return None, ""
+        return False, ""
     try:
         found, file = read_certificate(certificate)
     except CertificateRefusedError as error:
-        return None, error.why
+        return False, error.why
     problem = found.mismatch(
         name=job.subject.name,
-        subject=job.subject.as_json(),
+        subject=_texts(job.subject.as_json()),
         key=job.key,
         case_ids=[case.id for case in job.cases],
     )
-    if not problem and signer and not verifies(file.content, signer.public):
-        problem = f"it is not signed by key {signer.keyid}"
-    if not problem and runtime_name not in (None, found.predicate.runtime):
-        problem = f"it was made with runtime {found.predicate.runtime}, and {runtime_name} was asked for"
-    return (None, problem) if problem else (found, "")
+    runtime = how.machinery.runtime
+    if not problem and how.signer and not verifies(file.content, how.signer.public):
+        problem = f"it is not signed by key {how.signer.keyid}"
+    if not problem and runtime not in (None, found.predicate.runtime):
+        problem = f"it was made with runtime {found.predicate.runtime}, and {runtime} was asked for"
+    return not problem, problem
 
 
-def _run(job: _Job, run_dir: Path, runtime: Runtime, reporter: Reporter) -> Results:
-    remove_tree(run_dir)
-    results_dir = run_dir / "results"
-    plan_bytes = (json.dumps(job.plan, indent=2) + "\n").encode()
-    with machine_errors(run_dir):
-        results_dir.mkdir(parents=True)
-    write_atomic(run_dir / "plan" / "plan.json", plan_bytes)
-    log = run_dir / "smoke.log"
-    with reporter.step(f"train {len(job.cases)} cases inside the image, network off ({runtime.name})"):
-        finished = run_in_image(
-            runtime,
-            job.image.sqsh(),
-            [
-                *(job.image.record.python, f"{PLAN_DIR}/{FILE_NAME}", "run"),
-                *("--plan", f"{PLAN_DIR}/plan.json", "--out", RESULTS_DIR),
-            ],
-            read_only={run_dir / "plan" / "plan.json": f"{PLAN_DIR}/plan.json", job.smoke: f"{PLAN_DIR}/{FILE_NAME}"},
-            writable={results_dir: RESULTS_DIR},
-            env={"PYTHONUNBUFFERED": "1"},
-            network=False,
-            on_line=progress(reporter),
-            log=log,
-            timeout_seconds=START_SECONDS + len(job.cases) * (job.matrix.time_limit_seconds + START_SECONDS),
-        )
-    results_file = results_dir / "results.jsonl"
-    if finished.status != 0 and ran_out_of_space(finished.output, run_dir):
-        raise disk_full(run_dir)
-    if finished.status == SMOKE_CANNOT_RUN or not results_file.is_file():
-        raise CertificationCannotRunError(
-            "the environment in the image cannot run the plan",
-            why=finished.output[-2000:].strip() or f"The runner exited with status {finished.status}.",
-            fix=f"The log has the whole story; try it by hand: the plan is {run_dir / 'plan' / 'plan.json'}.",
-            log=log,
-        )
-    return read_results(results_file, sha256_bytes(plan_bytes), str(job.plan["nonce"]))
+def _texts(subject: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in subject.items()}
+
+
+def _certify(job: Job, certificate: Path, store: LocalStore, reporter: Reporter, how: How) -> int:
+    """Run what must run, and write the certificate; how many cases ran."""
+    way = open_way(job, how.machinery, reporter)
+    if job.asked.image is not None:
+        with reporter.step("check the image against its digests"):
+            verify(job.asked.image)
+    machine = Machine.here(way.name, how.machinery.gpus_used(job), way.variables())
+    kept = {} if how.fresh else reuse.find(job, machine, store)
+    cases = tuple(case for case in job.cases if case.id not in kept)
+    if not cases:
+        show(reused := [kept[case.id].verdict for case in job.cases], reporter)
+        newest = max(kept.values(), key=lambda item: item.measured.finished_at)
+        _write(job, certificate, way.name, _Proof.of_kept(newest), reused, how.signer)
+        return 0
+    plan = job.plan_of(cases)
+    try:
+        run = run_plan(job, plan, way, reporter, how.machinery.arguments(), resume=how.resume)
+        verdicts = passed(job, cases, run, kept, reporter)
+    except (CertificationFailedError, ResultsRefusedError):
+        # What was measured last counts, also where an earlier run passed.
+        certificate.unlink(missing_ok=True)
+        reuse.forget(job, cases, machine, store)
+        raise
+    proof = proof_of(job, run)
+    if Machine.of(way.name, run.results) == machine:
+        reuse.keep(job, verdicts, machine, proof.measured, run.plan, run.plan_digest, store)
+    durations.record(run.plan, verdicts, store)
+    _write(job, certificate, way.name, proof, verdicts, how.signer)
+    return len(cases)
+
+
+def passed(
+    job: Job, cases: Sequence[Any], run: Run, kept: Mapping[str, Kept], reporter: Reporter
+) -> tuple[Verdict, ...]:
+    """The verdicts on all cases of a job, in its order, each passed.
+
+    Raises:
+        CertificationFailedError: not every case passed, or the run as a whole does not count.
+    """
+    results = run.results
+    judged = judge(tuple(cases), job.matrix, results, run.plan)
+    problems = run_problems(run.plan, results)
+    by_case: dict[str, list[Verdict]] = {name: [item.verdict] for name, item in kept.items()}
+    for verdict in judged:
+        by_case.setdefault(verdict.case.id, []).append(verdict)
+    verdicts = tuple(verdict for case in job.cases for verdict in by_case.get(case.id, ()))
+    show(verdicts, reporter)
+    for problem in problems:
+        reporter.note(f"  FAILED    {problem}")
+    remove_tree(run.folder / RESULTS_DIR / "checkpoints")
+    if problems or not all(verdict.passed for verdict in verdicts):
+        if space_is_low(run.folder):
+            raise disk_full(run.folder)
+        raise failure(verdicts, problems, results, run.folder)
+    return verdicts
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Proof:
+    """What a certificate says of the run that it rests on."""
+
+    measured: Measured
+    plan_digest: str
+    nonce: str
+
+    @classmethod
+    def of_kept(cls, kept: Kept) -> _Proof:
+        return cls(measured=kept.measured, plan_digest=kept.plan_digest, nonce=kept.nonce)
+
+
+def proof_of(job: Job, run: Run) -> _Proof:
+    """What a certificate says of a run."""
+    return _Proof(
+        measured=measured_of(run.results, job.smoke_digest, run.plan),
+        plan_digest=run.plan_digest,
+        nonce=str(run.plan["nonce"]),
+    )
+
+
+def measured_of(results: Results, smoke_digest: str, plan: Mapping[str, Any]) -> Measured:
+    """What a run measured beside its cases."""
+    bandwidth = None
+    if results.bandwidth is not None:
+        fields = {name: results.bandwidth[name] for name in ("ranks", "backend", "transports", "points")}
+        floor = (plan["bandwidth"] or {}).get("floor_gigabytes_per_second")
+        bandwidth = Bandwidth.model_validate({**fields, "floor_gigabytes_per_second": floor})
+    return Measured.model_validate(
+        {
+            "smoke": SmokeRunner(version=results.smoke_version, digest=smoke_digest),
+            "environment": dict(results.environment),
+            "machine": results.machine,
+            "image": results.image,
+            "bandwidth": bandwidth,
+            "isolation": results.isolation,
+            "devices": results.devices,
+            "started_at": results.started_at,
+            "finished_at": results.finished_at,
+        }
+    )
+
+
+def write_proven(
+    job: Job, certificate: Path, runtime: str, run: Run, verdicts: Sequence[Verdict], signer: Signer | None
+) -> None:
+    """Write the certificate of a run in which everything passed."""
+    _write(job, certificate, runtime, proof_of(job, run), verdicts, signer)
+
+
+def _write(
+    job: Job, certificate: Path, runtime: str, proof: _Proof, verdicts: Sequence[Verdict], signer: Signer | None
+) -> None:
+    statement = make_certificate(
+        name=job.subject.name,
+        subject=_texts(job.subject.as_json()),
+        key=job.key,
+        lock_is_current=job.lock_is_current,
+        matrix_name=job.asked.matrix_name,
+        tolerance=tolerances_json(job.matrix),
+        whole_matrix=job.whole_matrix,
+        plan_digest=proof.plan_digest,
+        nonce=proof.nonce,
+        judge_version=JUDGE_VERSION,
+        runtime=runtime,
+        measured=proof.measured,
+        cases=[case_verdict(verdict) for verdict in verdicts],
+    )
+    write_certificate(certificate, statement, signer)

@@ -1,4 +1,4 @@
-"""The judge: a case passes when every step's loss and gradient norm agree with its baseline's, and only then.
+"""The judge: a case passes when everything about it agrees with its baseline's, step by step, and only then.
 
 That the job ended, or that the loss fell, is no evidence: a wrong gradient scale and a wrong interleaved pipeline
 both train.
@@ -6,172 +6,159 @@ both train.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from envbuild.catalog.models import Matrix, Tolerance
-from envbuild.certify.cases import Case
+from envbuild.catalog.models import Band, Matrix
+from envbuild.certify.cases import Case, same_arithmetic
+from envbuild.certify.observing import bandwidth_problems, environment_problems, observed_problems
 from envbuild.certify.plan import tolerance_of
-from envbuild.core.errors import CertificationFailedError
+from envbuild.certify.problems import Check, Problem
+from envbuild.certify.results import CaseResult, Results, Step, Weights
 
-RESULTS_SCHEMA = "envbuild.results/1"
+__all__ = ["CaseResult", "Problem", "Results", "Step", "Verdict", "Weights", "judge", "run_problems"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """What one training step measured."""
-
-    step: int
-    loss: float
-    grad_norm: float
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaseResult:
-    """What the runner says about a case."""
-
-    case: str
-    status: str
-    steps: tuple[Step, ...]
-    seconds: float
-    failure: Mapping[str, Any] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Results:
-    """A results.jsonl that belongs to one plan."""
-
-    environment: Mapping[str, Any]
-    environment_findings: tuple[Mapping[str, Any], ...]
-    smoke_version: str
-    started_at: str
-    finished_at: str | None
-    cases: Mapping[str, CaseResult]
+# What a failed rank is called, by the kind that the runner states.
+_FAILURES: Mapping[str, Check] = {
+    "exception": "rank-exception",
+    "exit": "rank-exit",
+    "signal": "rank-signal",
+    "timeout": "timeout",
+    "baseline-missing": "baseline",
+    "not-finite": "not-finite",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The judgement of a case: it passed, or why not."""
+    """The judgement of one repeat of a case: it passed, or why not.
+
+    Attributes:
+        largest_weights_difference: None where weights were not to be compared.
+        tolerance: what was allowed; None for a baseline.
+        reused: from when and which run, where it is an earlier run's verdict.
+    """
 
     case: Case
     passed: bool
-    problems: tuple[str, ...] = ()
+    repeat: int = 1
+    problems: tuple[Problem, ...] = ()
     largest_loss_difference: float | None = None
     largest_grad_norm_difference: float | None = None
+    largest_weights_difference: float | None = None
+    tolerance: Band | None = None
     seconds: float | None = None
+    devices: tuple[Any, ...] = ()
     steps: tuple[Step, ...] = field(default=())
+    observed: Mapping[str, Any] | None = None
+    reused: Mapping[str, str] | None = None
 
 
-def read_results(path: Path, plan_digest: str, nonce: str) -> Results:
-    """Read a results.jsonl.
+def judge(cases: tuple[Case, ...], matrix: Matrix, results: Results, plan: Mapping[str, Any]) -> tuple[Verdict, ...]:
+    """The verdict on every repeat of every case of a plan."""
+    return _Judge(cases, matrix, results, plan).verdicts()
 
-    Raises:
-        CertificationFailedError: missing, truncated, malformed, or of another plan.
-    """
 
-    def refuse(why: str) -> CertificationFailedError:
-        return CertificationFailedError(
-            f"the results in {path} cannot be judged", why=why, fix="Run the certification again.", log=path, cases=()
+def run_problems(plan: Mapping[str, Any], results: Results) -> tuple[Problem, ...]:
+    """What is wrong with a run as a whole, whatever its cases say."""
+    problems = [*environment_problems(results), *bandwidth_problems(plan, results)]
+    if results.finished_at is None:
+        problems.append(Problem(check="not-reported", text="the runner did not come to its end"))
+    return tuple(problems)
+
+
+class _Judge:
+    def __init__(self, cases: tuple[Case, ...], matrix: Matrix, results: Results, plan: Mapping[str, Any]) -> None:
+        self._cases = cases
+        self._matrix = matrix
+        self._results = results
+        self._repeats = int(plan.get("repeats", 1))
+        self._planned = {case["id"]: case for case in plan["cases"]}
+        self._models = plan["models"]
+        self._on_cpu = plan["device"] == "cpu"
+
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Case by case; of each case, repeat by repeat."""
+        return tuple(self._of(case, repeat) for case in self._cases for repeat in range(1, self._repeats + 1))
+
+    def _of(self, case: Case, repeat: int) -> Verdict:
+        result = self._results.of(case.id, repeat)
+        verdict = Verdict(case=case, repeat=repeat, passed=False)
+        if result is None:
+            return _failed(verdict, [Problem(check="not-reported", text="the runner reported nothing about it")])
+        verdict = replace(
+            verdict,
+            seconds=result.seconds,
+            devices=result.devices,
+            steps=result.steps,
+            observed=result.observed,
+            tolerance=None if case.is_baseline else tolerance_of(self._matrix, case),
         )
-
-    try:
-        lines = path.read_text().splitlines()
-        records: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
-    except FileNotFoundError:
-        raise refuse("The runner wrote no results.") from None
-    except ValueError as error:
-        raise refuse(f"A line is no JSON: {error}") from error
-    try:
-        run = records[0]
-        if run["type"] != "run" or run["schema"] != RESULTS_SCHEMA:
-            raise refuse(f"The first line is {run.get('type')!r} of schema {run.get('schema')!r}.")
-        if run["plan_digest"] != plan_digest or run["nonce"] != nonce:
-            raise refuse("They are the results of another plan (its digest or nonce differs).")
-        found = [_case_result(record) for record in records if record["type"] == "case"]
-        if len({result.case for result in found}) != len(found):
-            raise refuse("A case is in it twice.")
-        end = next((record for record in records if record["type"] == "end"), None)
-        return Results(
-            environment=run["environment"],
-            environment_findings=tuple(run["environment_findings"]),
-            smoke_version=run["smoke_version"],
-            started_at=run["started_at"],
-            finished_at=end["finished_at"] if end else None,
-            cases={result.case: result for result in found},
+        if problems := self._incomplete(case, result):
+            return _failed(verdict, problems)
+        baseline = None if case.is_baseline else self._results.of(case.baseline_id, repeat)
+        if not case.is_baseline and (baseline is None or self._incomplete(case, baseline)):
+            text = f"its baseline {case.baseline_id} did not complete, so there is nothing to compare with"
+            return _failed(verdict, [Problem(check="baseline", text=text)])
+        planned = self._planned[case.id]
+        problems = observed_problems(
+            planned, self._models[planned["model"]], result.observed, baseline.observed if baseline else None
         )
-    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-        raise refuse(f"It lacks a field or has one of the wrong kind: {error!r}") from error
+        problems += self._repeated(case, result)
+        if baseline is not None:
+            compared = _Compared(case, result, baseline, tolerance_of(self._matrix, case))
+            # What was computed comes first: it is what people look for.
+            problems = [*compared.problems, *problems]
+            verdict = compared.on(verdict)
+        return _failed(verdict, problems) if problems else replace(verdict, passed=True)
+
+    def _incomplete(self, case: Case, result: CaseResult) -> list[Problem]:
+        return incomplete(result, self._planned[case.id]["training"]["steps"])
+
+    def _repeated(self, case: Case, result: CaseResult) -> list[Problem]:
+        """On the CPU the same processes compute the same digits: what differs was not decided by the plan."""
+        first = self._results.of(case.id, 1)
+        if not self._on_cpu or result.repeat == 1 or first is None:
+            return []
+        for mine, other in zip(result.steps, first.steps, strict=False):
+            if (mine.loss, mine.grad_norm) != (other.loss, other.grad_norm):
+                text = (
+                    f"step {mine.step} differs from repeat 1: loss {mine.loss!r}, not {other.loss!r}; grad_norm "
+                    f"{mine.grad_norm!r}, not {other.grad_norm!r}"
+                )
+                return [Problem(check="repeats", text=text)]
+        return []
 
 
-def _number(value: object) -> float:
-    """JSON has no NaN and no infinity: the runner writes null for a number that is not finite."""
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{value!r} is no number")
-    return float(value)
+def _failed(verdict: Verdict, problems: list[Problem]) -> Verdict:
+    return replace(verdict, passed=False, problems=tuple(problems))
 
 
-def _case_result(record: Mapping[str, Any]) -> CaseResult:
-    steps = tuple(
-        Step(
-            step=int(step["step"]),
-            loss=_number(step["loss"]),
-            grad_norm=_number(step["grad_norm"]),
-            seconds=float(step["seconds"]),
-        )
-        for step in record["steps"]
-    )
-    return CaseResult(
-        case=record["case"],
-        status=record["status"],
-        steps=steps,
-        seconds=float(record["seconds"]),
-        failure=record["failure"],
-    )
-
-
-def judge(cases: tuple[Case, ...], matrix: Matrix, results: Results) -> tuple[Verdict, ...]:
-    """The verdict on every case of a plan."""
-    return tuple(_judge_case(case, matrix, results) for case in cases)
-
-
-def _judge_case(case: Case, matrix: Matrix, results: Results) -> Verdict:
-    result = results.cases.get(case.id)
-    if result is None:
-        return Verdict(case=case, passed=False, problems=("the runner reported nothing about it",))
-    own = _complete(result, matrix.training.steps)
-    if own or case.is_baseline:
-        return Verdict(case=case, passed=not own, problems=own, seconds=result.seconds, steps=result.steps)
-    baseline = results.cases.get(case.baseline_id)
-    if baseline is None or _complete(baseline, matrix.training.steps):
-        problem = f"its baseline {case.baseline_id} did not complete, so there is nothing to compare with"
-        return Verdict(case=case, passed=False, problems=(problem,), seconds=result.seconds, steps=result.steps)
-    return _compare(case, result, baseline, tolerance_of(matrix, case))
-
-
-def _complete(result: CaseResult, steps: int) -> tuple[str, ...]:
+def incomplete(result: CaseResult, steps: int) -> list[Problem]:
     """Why a result cannot count, whatever its numbers; empty when it can."""
     if result.status != "completed":
-        failure = result.failure or {}
-        reason = failure.get("message") or "no reason was recorded"
-        where = f" (rank {failure['rank']}: {failure.get('log')})" if failure.get("rank") is not None else ""
-        return (f"{result.status}: {reason}{where}",)
-    if [step.step for step in result.steps] != list(range(1, steps + 1)):
-        found = [step.step for step in result.steps]
-        return (f"steps 1 to {steps} were expected, found {found}",)
+        return [_failure(result)]
+    found = [step.step for step in result.steps]
+    if found != list(range(1, steps + 1)):
+        return [Problem(check="steps", text=f"steps 1 to {steps} were expected, found {found}")]
     # Zeros agree with zeros: where nothing is learned, agreement says nothing.
-    return tuple(
-        f"step {step.step}: {name} is {value}"
+    return [
+        Problem(check="not-finite", text=f"step {step.step}: {name} is {value}")
         for step in result.steps
         for name, value in (("loss", step.loss), ("grad_norm", step.grad_norm))
         if not math.isfinite(value) or value <= 0
-    )
+    ]
+
+
+def _failure(result: CaseResult) -> Problem:
+    failure = result.failure or {}
+    reason = failure.get("message") or "no reason was recorded"
+    where = f" (rank {failure['rank']}: {failure.get('log')})" if failure.get("rank") is not None else ""
+    kind = str(failure.get("kind"))
+    check: Check = _FAILURES.get(kind, "steps" if kind == "incomplete" and result.steps else "not-reported")
+    return Problem(check=check, text=f"{result.status}: {reason}{where}")
 
 
 def relative_difference(expected: float, found: float) -> float:
@@ -181,27 +168,71 @@ def relative_difference(expected: float, found: float) -> float:
     return abs(found - expected) / abs(expected) if expected else math.inf
 
 
-def _compare(case: Case, result: CaseResult, baseline: CaseResult, band: Tolerance) -> Verdict:
-    problems: list[str] = []
-    largest = {"loss": 0.0, "grad_norm": 0.0}
-    for mine, reference in zip(result.steps, baseline.steps, strict=True):
-        for name, expected, found, allowed in (
-            ("loss", reference.loss, mine.loss, band.loss_relative),
-            ("grad_norm", reference.grad_norm, mine.grad_norm, band.grad_norm_relative),
-        ):
-            difference = relative_difference(expected, found)
-            largest[name] = max(largest[name], difference)
-            if difference > allowed:
-                problems.append(
-                    f"step {mine.step}: {name} expected {expected:.8g}, found {found:.8g}: off by {difference:.2e} "
-                    f"relative, allowed {allowed:g}"
+class _Compared:
+    """A case beside its baseline: how far they are from each other, and where that is too far."""
+
+    def __init__(self, case: Case, result: CaseResult, baseline: CaseResult, band: Band) -> None:
+        self.problems: list[Problem] = []
+        self._largest = {"loss": 0.0, "grad_norm": 0.0}
+        self._weights: float | None = None
+        self._steps(result, baseline, band)
+        if case.compare_weights:
+            self._compare_weights(case.baseline_id, result.weights, band)
+        if same_arithmetic(case):
+            self._bits(result, baseline)
+
+    def on(self, verdict: Verdict) -> Verdict:
+        """The verdict with what was measured."""
+        return replace(
+            verdict,
+            largest_loss_difference=self._largest["loss"],
+            largest_grad_norm_difference=self._largest["grad_norm"],
+            largest_weights_difference=self._weights,
+        )
+
+    def _steps(self, result: CaseResult, baseline: CaseResult, band: Band) -> None:
+        for mine, reference in zip(result.steps, baseline.steps, strict=True):
+            numbers: tuple[tuple[str, Check, float, float, float], ...] = (
+                ("loss", "parity-loss", reference.loss, mine.loss, band.loss_relative),
+                ("grad_norm", "parity-grad-norm", reference.grad_norm, mine.grad_norm, band.grad_norm_relative),
+            )
+            for name, check, expected, found, allowed in numbers:
+                difference = relative_difference(expected, found)
+                self._largest[name] = max(self._largest[name], difference)
+                if difference > allowed:
+                    text = (
+                        f"step {mine.step}: {name} expected {expected:.8g}, found {found:.8g}: off by "
+                        f"{difference:.2e} relative, allowed {allowed:g}"
+                    )
+                    self.problems.append(Problem(check=check, text=text))
+
+    def _bits(self, result: CaseResult, baseline: CaseResult) -> None:
+        for mine, reference in zip(result.steps, baseline.steps, strict=True):
+            if (mine.loss, mine.grad_norm) != (reference.loss, reference.grad_norm):
+                text = (
+                    f"step {mine.step}: data parallel does the baseline's arithmetic, and differs from it: loss "
+                    f"{mine.loss!r}, not {reference.loss!r}; grad_norm {mine.grad_norm!r}, not {reference.grad_norm!r}"
                 )
-    return Verdict(
-        case=case,
-        passed=not problems,
-        problems=tuple(problems),
-        largest_loss_difference=largest["loss"],
-        largest_grad_norm_difference=largest["grad_norm"],
-        seconds=result.seconds,
-        steps=result.steps,
-    )
+                self.problems.append(Problem(check="data-parallel-bits", text=text))
+                return
+        if self._weights:
+            text = f"the final weights differ from the baseline's by {self._weights:.2e}, and must not"
+            self.problems.append(Problem(check="data-parallel-bits", text=text))
+
+    def _compare_weights(self, baseline: str, weights: Weights | None, band: Band) -> None:
+        if weights is None or weights.compared_with != baseline or weights.tensors < 1:
+            found = "not compared" if weights is None else f"compared with {weights.compared_with}"
+            text = f"its final weights were to be compared with those of {baseline}, and were {found}"
+            self.problems.append(Problem(check="parity-weights", text=text))
+            return
+        for names, words in ((weights.missing, "lacks"), (weights.unexpected, "has, and its baseline has not,")):
+            if names:
+                text = f"its final checkpoint {words} {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+                self.problems.append(Problem(check="parity-weights", text=text))
+        self._weights = weights.largest_relative_difference
+        if not self._weights <= band.weights_relative:  # NaN is no agreement
+            text = (
+                f"final weights: {weights.worst} is off by {self._weights:.2e} relative, allowed "
+                f"{band.weights_relative:g}"
+            )
+            self.problems.append(Problem(check="parity-weights", text=text))

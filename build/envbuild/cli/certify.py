@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import click
+from click.core import ParameterSource
 
 from envbuild.catalog.catalog import Selection
+from envbuild.certify.by_hand import judge_folder, write_plan
 from envbuild.certify.certificates.signing import UNSIGNED
-from envbuild.certify.certifying import certify, chosen_cases, driver_of
+from envbuild.certify.certifying import Certification, How, certify
+from envbuild.certify.choosing import driver_of
+from envbuild.certify.job import Asked, Job
+from envbuild.certify.places import DEFAULT_VENV, Machinery, parse_gpus
 from envbuild.cli.command import Command
-from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options, shown
+from envbuild.cli.common import Place, Session, name_option, out_dir_option, output_options, selection_options, shown
+from envbuild.cli.print_cases import print_cases as show_cases
 from envbuild.cli.signing import key_options, signer_of
 from envbuild.core.digests import short
-from envbuild.image.outputs import find_image
+from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.image.outputs import PlacedImage, find_image
 from envbuild.launch.local import RUNTIMES
+from envbuild.launch.ways import WITHOUT_IMAGE, Where
 from envbuild.lock.locking import find_lock
+
+# What a plan that is only written, or judged, has no use for.
+MACHINERY = ("gpus", "isolation", "runtime", "venv", "fresh", "resume")
 
 
 @click.command("certify", cls=Command)
@@ -24,8 +36,23 @@ from envbuild.lock.locking import find_lock
 @click.option("--matrix", metavar="NAME", help="The cases; default: the stack's own matrix.")
 @click.option("--only", metavar="ID", multiple=True, help="Run this case (and its baseline); may be repeated.")
 @click.option("--print-cases", is_flag=True, help="Print the cases and run nothing.")
+@click.option(
+    "--in",
+    "place",
+    type=click.Choice(get_args(Where)),
+    default="sqsh",
+    show_default=True,
+    help="Where the cases train: the image in one of its forms, a virtual environment, or this one (a lock).",
+)
+@click.option("--venv", type=Place(file_okay=False), default=DEFAULT_VENV, show_default=True, help="For --in venv.")
 @click.option("--runtime", type=click.Choice(list(RUNTIMES)), help="How the .sqsh is opened; default: the best here.")
-@click.option("--fresh", is_flag=True, help="Run even if a certificate for exactly this is there.")
+@click.option("--gpus", metavar="LIST", help="Use these GPUs alone, by nvidia-smi's index: 0,1.")
+@click.option("--isolation", type=click.Choice(["live", "process"]), help="Rank processes: kept alive, or one a case.")
+@click.option("--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, help="Train every case so often.")
+@click.option("--fresh", is_flag=True, help="Run all cases, also those that passed before.")
+@click.option("--resume", is_flag=True, help="Go on with a run that was interrupted.")
+@click.option("--plan-out", metavar="DIR", type=Place(file_okay=False), help="Write the plan for another machine.")
+@click.option("--judge", metavar="DIR", type=Place(file_okay=False), help="Judge what came back of such a plan.")
 @key_options
 @out_dir_option
 @output_options
@@ -38,45 +65,111 @@ def command(
     matrix: str | None,
     only: tuple[str, ...],
     print_cases: bool,
+    place: Where,
+    venv: Path,
     runtime: str | None,
+    gpus: str | None,
+    isolation: str | None,
+    repeat: int,
     fresh: bool,
+    resume: bool,
+    plan_out: Path | None,
+    judge: Path | None,
     key: str | None,
     key_password: str | None,
     out_dir: Path,
 ) -> None:
-    """Train inside the image in every parallel layout; pass only if each reproduces the one-process baseline.
+    """Train in every parallel layout; pass only if each reproduces the one-process baseline.
 
-    Loss and gradient norm of every step must agree with the baseline's within the matrix's tolerance. The network
-    is off. A certificate is written when every case passes.
+    Loss and gradient norm of every step must agree with the baseline's within the matrix's tolerance. Inside an image
+    the network is off. A certificate is written when every case passes.
     """
+    _refuse_idle(click.get_current_context())
     selection = session.select(stack, target, base)
     matrix_name = matrix or selection.stack.matrix
     if print_cases:
-        _print_cases(session, selection, matrix_name, only)
+        show_cases(session, selection, matrix_name, only)
         return
     driver_of(selection)
-    signer = signer_of(session, key, key_password)
+    machinery = Machinery(
+        runtime=runtime, venv=venv, gpus=parse_gpus(gpus) if gpus is not None else (), isolation=isolation
+    )
+    how = How(machinery=machinery, fresh=fresh, resume=resume, signer=signer_of(session, key, key_password))
     lock = find_lock(session.project, selection, name)
     driver_of(selection, lock.lock)
-    image = find_image(out_dir, selection.stack_name, selection.base_name, selection.target_name, name)
-    result = certify(
-        selection,
+    asked = Asked(
+        selection=selection,
         lock=lock,
-        image=image,
         matrix_name=matrix_name,
-        only=only,
         out_dir=out_dir,
-        store=session.store,
-        reporter=session.reporter,
-        runtime_name=runtime,
-        fresh=fresh,
-        signer=signer,
+        only=only,
+        place=place,
+        image=_image(selection, out_dir, name, place, needed=judge is None),
+        lock_name=name,
+        repeats=repeat,
     )
+    if plan_out is not None:
+        _tell_plan(session, write_plan(asked, plan_out, session.store), plan_out)
+    elif judge is not None:
+        _tell(session, judge_folder(asked, judge, session.store, session.reporter, how), judged=True)
+    else:
+        _tell(session, certify(asked, session.store, session.reporter, how))
+
+
+def _image(selection: Selection, out_dir: Path, name: str | None, place: Where, *, needed: bool) -> PlacedImage | None:
+    """The image that is certified; None for a lock, and where results are judged on a machine that has none."""
+    if place in WITHOUT_IMAGE:
+        return None
+    try:
+        return find_image(out_dir, selection.stack_name, selection.base_name, selection.target_name, name)
+    except ConfigurationError:
+        if needed:
+            raise
+        return None
+
+
+def _refuse_idle(context: click.Context) -> None:
+    """Refuse options that the others leave nothing to do.
+
+    Raises:
+        UsageError: there is one.
+    """
+    given = {
+        name
+        for name in context.params
+        if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
+    }
+    idle: list[tuple[str, str, str]] = [
+        *(("plan_out", name, "It writes a plan, and runs nothing.") for name in (*MACHINERY, "judge", "key")),
+        *(("judge", name, "It judges what ran already.") for name in (*MACHINERY, "repeat", "place")),
+    ]
+    for option, other, why in idle:
+        if {option, other} <= given:
+            raise UsageError(
+                f"{_flag(other)} does nothing with {_flag(option)}", why=why, fix=f"Leave {_flag(other)} out."
+            )
+    place = context.params["place"]
+    for option, wanted in (("venv", "venv"), ("runtime", "sqsh")):
+        if option in given and place != wanted:
+            raise UsageError(
+                f"{_flag(option)} does nothing with --in {place}", why=f"It is for --in {wanted}.", fix="Leave one out."
+            )
+    if {"fresh", "resume"} <= given:
+        raise UsageError("--fresh and --resume contradict each other", fix="Leave one of them out.")
+
+
+def _flag(name: str) -> str:
+    return "--in" if name == "place" else f"--{name.replace('_', '-')}"
+
+
+def _tell(session: Session, result: Certification, *, judged: bool = False) -> None:
     predicate = result.statement.predicate
-    state = "certified" if result.ran else "nothing to do: already certified"
+    state = "certified" if result.ran or judged else "nothing to do: already certified"
+    reused = sum(case.reused is not None for case in predicate.cases)
     session.done(
         {
             "ran": result.ran,
+            "cases_run": result.cases_run,
             "certificate": str(result.certificate.resolve()),
             "key": predicate.key,
             "signed": result.keyid is not None,
@@ -86,29 +179,20 @@ def command(
             "cases": result.statement.cases_json(),
         },
         f"{state}: {len(predicate.cases)} cases agree with their baseline, key {short(predicate.key)}",
+        *([f"{reused} of them passed in an earlier run and were not run again"] if reused else []),
         f"signed by key {result.keyid}" if result.keyid else UNSIGNED,
         shown(result.certificate),
     )
 
 
-def _print_cases(session: Session, selection: Selection, matrix_name: str, only: tuple[str, ...]) -> None:
-    matrix = selection.catalog.matrix(matrix_name)
-    cases = chosen_cases(matrix, matrix_name, selection, only)
-    width = max(len(case.id) for case in cases)
+def _tell_plan(session: Session, job: Job, folder: Path) -> None:
     session.done(
         {
-            "matrix": matrix_name,
-            "cases": [
-                {
-                    "id": case.id,
-                    "processes": case.layout.world_size,
-                    "baseline": None if case.is_baseline else case.baseline_id,
-                }
-                for case in cases
-            ],
+            "plan": str(folder.resolve()),
+            "nonce": job.plan["nonce"],
+            "subject": job.plan["subject"],
+            "cases": [case.id for case in job.cases],
         },
-        *[
-            f"{case.id:<{width}}  {case.layout.world_size} process{'es' if case.layout.world_size > 1 else ''}"
-            for case in cases
-        ],
+        f"{shown(folder)}: a plan of {len(job.cases)} cases, the runner, and README.md, which says how to run it",
+        f"what comes back is judged with: envbuild certify ... --judge {shown(folder)}",
     )

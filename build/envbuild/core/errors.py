@@ -85,6 +85,7 @@ class CertificationFailedError(EnvbuildError):
     Args:
         cases: every case as a passing run shows it; empty when the results cannot be judged.
         environment_findings: what differs between the lock and the environment in the image.
+        problems: of the run as a whole, each with the code of its check.
     """
 
     exit_code = 7
@@ -99,16 +100,19 @@ class CertificationFailedError(EnvbuildError):
         log: Path | None = None,
         cases: Sequence[Mapping[str, Json]] | None = None,
         environment_findings: Sequence[Mapping[str, Json]] = (),
+        problems: Sequence[Mapping[str, Json]] = (),
     ) -> None:
         super().__init__(what, why=why, fix=fix, log=log)
         self.cases = cases
         self.environment_findings = environment_findings
+        self.problems = problems
 
     def as_json(self) -> dict[str, Json]:
         shown = super().as_json()
         if self.cases is not None:
             shown["cases"] = [dict(case) for case in self.cases]
             shown["environment_findings"] = [dict(finding) for finding in self.environment_findings]
+            shown["problems"] = [dict(problem) for problem in self.problems]
         return shown
 
 

@@ -18,11 +18,21 @@ CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
 @dataclass(frozen=True, kw_only=True)
 class Bind:
-    """A file or directory of the host, and where it is seen inside. Its place must exist there or be on a tmpfs."""
+    """A file or directory of the host, and where it is seen inside. Its place must exist there or be on a tmpfs.
+
+    Attributes:
+        device: it is a device that may be used inside.
+    """
 
     source: Path
     target: str
     writable: bool = False
+    device: bool = False
+
+    @property
+    def option(self) -> str:
+        """The word of bubblewrap for it."""
+        return "--dev-bind" if self.device else "--bind" if self.writable else "--ro-bind"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +67,7 @@ class Sandbox:
         for folder in self.opened:
             words += ["--tmpfs", folder, *self._shown(folder)]
         for bind in self.binds:
-            words += ["--bind" if bind.writable else "--ro-bind", str(bind.source), bind.target]
+            words += [bind.option, str(bind.source), bind.target]
         for place, points_to in self.links:
             words += ["--symlink", points_to, place]
         for name, value in self.environment.items():

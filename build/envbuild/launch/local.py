@@ -1,4 +1,4 @@
-"""Runs commands on this machine inside an image, straight from its .sqsh."""
+"""Runs commands on this machine inside an image: straight from its .sqsh, or from its layers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from envbuild.core.errors import InternalError, MachineError
+from envbuild.core import sandbox
+from envbuild.core.errors import BuildError, EnvbuildError, InternalError, MachineError
 from envbuild.core.process import Finished, find_tool, run, tail
 from envbuild.core.sandbox import Bind, Sandbox
+from envbuild.image.merging.blobs import LayerBlob
+from envbuild.image.merging.unpack import unpack
+from envbuild.launch.gpus import Driver
 from envbuild.launch.runtimes import RUNTIMES, Runtime, probe, scratch
 
-__all__ = ["RUNTIMES", "OpenImage", "Runtime", "open_image", "probe", "run_in_image"]
+__all__ = ["RUNTIMES", "OpenImage", "Runtime", "open_image", "open_layers", "probe", "run_in_image"]
+
+# What certificates call an image that was put together from its layers.
+LAYERS = "layers"
 
 # Directories of an image in which things may be mounted. They are empty and writable while a command runs.
 MOUNTABLE = ("/envbuild", "/mnt", "/run", "/tmp")  # noqa: S108 - inside, and private
@@ -29,12 +36,14 @@ class OpenImage:
     Attributes:
         rootfs: where its root is unpacked, or where each command mounts it for itself.
         variables: the image's own environment.
+        driver: of the GPUs that commands see; without one they see none.
     """
 
     runtime: Runtime
     sqsh: Path
     rootfs: Path
     variables: Mapping[str, str]
+    driver: Driver | None = None
 
     def run(
         self,
@@ -48,6 +57,7 @@ class OpenImage:
         on_line: Callable[[str], None] | None = None,
         log: Path | None = None,
         timeout_seconds: float | None = None,
+        error: type[EnvbuildError] = BuildError,
     ) -> Finished:
         """Run ``argv`` inside; a status other than 0 is the caller's to judge.
 
@@ -58,6 +68,7 @@ class OpenImage:
             read_only: files and directories of this machine, and where they are seen inside (below ``MOUNTABLE``).
             writable: the same for what the command may write to.
             env: variables besides the image's own.
+            error: of a command that ran past its time limit.
         """
         binds = [Bind(source=source.resolve(), target=target) for source, target in (read_only or {}).items()]
         for source, target in (writable or {}).items():
@@ -65,13 +76,11 @@ class OpenImage:
         tmpfs = tuple(dict.fromkeys(mountable_above(bind.target) for bind in binds))
         if network:
             binds += [Bind(source=Path(name).resolve(), target=name) for name in RESOLVER if Path(name).exists()]
-        box = Sandbox(
-            root=self.rootfs,
-            binds=tuple(binds),
-            tmpfs=tmpfs,
-            environment={**self.variables, **(env or {})},
-            network=network,
-        )
+        variables = {**self.variables, **(env or {})}
+        if self.driver is not None:
+            binds += self.driver.binds()
+            variables = self.driver.environment(variables)
+        box = Sandbox(root=self.rootfs, binds=tuple(binds), tmpfs=tmpfs, environment=variables, network=network)
         return run(
             self.command(box, argv),
             what=what,
@@ -80,6 +89,7 @@ class OpenImage:
             log=log,
             timeout_seconds=timeout_seconds,
             check=False,
+            error=error,
         )
 
     def command(self, box: Sandbox, argv: Sequence[str]) -> list[str | Path]:
@@ -89,7 +99,9 @@ class OpenImage:
 
 
 @contextlib.contextmanager
-def open_image(runtime: Runtime, sqsh: Path, scratch_dir: Path | None = None) -> Iterator[OpenImage]:
+def open_image(
+    runtime: Runtime, sqsh: Path, scratch_dir: Path | None = None, driver: Driver | None = None
+) -> Iterator[OpenImage]:
     """Open a .sqsh for running commands in it.
 
     Mounts live in namespaces of the commands themselves, so none is left behind whatever happens; an unpacked copy
@@ -116,7 +128,28 @@ def open_image(runtime: Runtime, sqsh: Path, scratch_dir: Path | None = None) ->
                 fix="Check that the file is whole (remove it, and `envbuild image` makes it again), or try another "
                 "--runtime.",
             )
-        yield replace(bare, variables=parse_environment(finished.output))
+        yield replace(bare, variables=parse_environment(finished.output), driver=driver)
+
+
+@contextlib.contextmanager
+def open_layers(
+    layers: Sequence[LayerBlob],
+    variables: Mapping[str, str],
+    scratch_dir: Path | None = None,
+    driver: Driver | None = None,
+) -> Iterator[OpenImage]:
+    """Put an image together from its layers (lowest first) for running commands in it; gone with the block.
+
+    Raises:
+        CheckRefusedError: a layer is damaged, or is not the one that its digest names.
+        MachineError: there is no space, or no namespace for bubblewrap.
+    """
+    runtime = Runtime(name=LAYERS, bwrap=sandbox.probe(), opener=None)
+    with scratch(scratch_dir).staging("image") as folder:
+        rootfs = folder / "rootfs"
+        rootfs.mkdir()
+        unpack(layers, rootfs)
+        yield OpenImage(runtime=runtime, sqsh=folder, rootfs=rootfs, variables=variables, driver=driver)
 
 
 def run_in_image(

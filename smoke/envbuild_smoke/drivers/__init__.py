@@ -7,6 +7,7 @@ threads or process groups.
 
 import importlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
 MODULES = {"mcore": "envbuild_smoke.drivers.mcore"}
 
 
+def module(name: str) -> ModuleType:
+    """Return the module of the driver `name` (a key of `MODULES`)."""
+    return importlib.import_module(MODULES[name])
+
+
 def load(name: str) -> "Callable[[RankContext], None]":
     """Return the `train` function of the driver `name` (a key of `MODULES`)."""
-    module = importlib.import_module(MODULES[name])
-    return cast("Callable[[RankContext], None]", module.train)
+    return cast("Callable[[RankContext], None]", module(name).train)

@@ -80,7 +80,7 @@ def line_of(text: str, part: str) -> int:
             id="literal",
         ),
         pytest.param(
-            Matrix, MATRIX, "[tolerance.fp32]", "[tolerance.fp8]", ["tolerance.fp8: found 'fp8'"], id="enum-key"
+            Matrix, MATRIX, "[tolerance.fp32]", "[tolerance.fp16]", ["tolerance.fp16: found 'fp16'"], id="enum-key"
         ),
         pytest.param(Base, BASE, '"3.11"', '"3"', ["python.version: found '3'; must match"], id="pattern"),
         pytest.param(Base, BASE, 'release = "12"', "release = 12", ["valid string; found 12"], id="number-for-string"),

@@ -10,7 +10,6 @@ from helpers.locks import inputs_of, make_lock
 
 from envbuild.catalog.catalog import Catalog, Machine, select
 from envbuild.certify import certifying
-from envbuild.launch.local import Runtime
 from envbuild.lock.record import read_lock
 
 
@@ -21,8 +20,5 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     make_lock(project / "lockfiles" / "mcore" / "debian12", inputs=inputs_of(selection))
     lock = read_lock(project / "lockfiles" / "mcore" / "debian12")
     made = World(project, selection, lock, place_image(project / "out", lock))
-    monkeypatch.setattr(certifying, "run_in_image", made.run_in_image)
-    monkeypatch.setattr(
-        certifying, "probe", lambda name: Runtime(name=name or "loop", bwrap=Path("/usr/bin/bwrap"), opener=None)
-    )
+    monkeypatch.setattr(certifying, "open_way", made.open_way)
     return made

@@ -3,34 +3,43 @@
 import itertools
 import json
 import re
-from pathlib import Path
 
 import pytest
+from helpers.matrices import six_layouts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import CaseSpec, Device, Driver, GptModel, Matrix, Precision, Training
-from envbuild.certify.cases import HEAD_SIZE_MULTIPLE, Layout, _case, broken_rules, expand
-from envbuild.certify.plan import Subject, make_plan
+from envbuild.catalog.models import CaseRow, Device, Driver, Matrix, ModelSpec, Precision, Training
+from envbuild.certify.cases import Case, Layout, Row, expand
+from envbuild.certify.cases.rules import HEAD_SIZE_MULTIPLE, broken_rules
+from envbuild.certify.ground import Ground
+from envbuild.certify.plan import Expected, Subject, make_plan
 from envbuild.core.errors import ConfigurationError
 from envbuild_smoke.plan_file import parse_plan
 
-QUICK = Catalog.open(Path("/nonexistent")).matrix("certify-quick")
+QUICK = six_layouts()
 GPT = QUICK.models["gpt"]
-BASELINE = CaseSpec(model="gpt")
+CPU = Ground(device=Device.CPU)
+BEDS = {Device.CPU: CPU, Device.CUDA: Ground(device=Device.CUDA, sm=("90",))}
+BASELINE = CaseRow(model="gpt")
 
 
-def matrix(*cases: CaseSpec, **changes: object) -> Matrix:
+def matrix(*cases: CaseRow, **changes: object) -> Matrix:
     return QUICK.model_copy(update={"cases": (BASELINE, *cases), **changes})
 
 
-def spec(**axes: object) -> CaseSpec:
-    return CaseSpec(model="gpt", **axes)  # type: ignore[arg-type]
+def spec(**axes: object) -> CaseRow:
+    return CaseRow(model="gpt", **axes)  # type: ignore[arg-type]
 
 
-def gpt(**changes: int) -> GptModel:
+def case_of(row: CaseRow, of: Matrix = QUICK) -> Case:
+    (only,) = row.specs()
+    models = {**of.models, row.model: of.models.get(row.model, GPT)}  # type: ignore[dict-item]
+    return Row.of(only, of.model_copy(update={"models": models}), CPU).case
+
+
+def gpt(**changes: int) -> ModelSpec:
     return GPT.model_copy(update=changes)
 
 
@@ -40,14 +49,14 @@ def training(**changes: int) -> Training:
 
 def refused(wrong: Matrix) -> str:
     with pytest.raises(ConfigurationError, match="cannot be run") as caught:
-        expand(wrong, "m", Device.CPU)
+        expand(wrong, "m", CPU)
     assert caught.value.fix == "Correct envs/matrices/m.toml."
     return caught.value.why
 
 
 @pytest.mark.parametrize("device", [Device.CPU, Device.CUDA])
-def test_expand_shipped_matrix(device):
-    cases = expand(QUICK, "certify-quick", device)
+def test_expand(device):
+    cases = expand(QUICK, "certify-quick", BEDS[device])
     assert [(case.id, case.layout.world_size) for case in cases] == [
         ("gpt-fp32-baseline", 1),
         ("gpt-fp32-dp2", 2),
@@ -61,7 +70,7 @@ def test_expand_shipped_matrix(device):
 
 
 def test_expand_puts_baselines_first():
-    cases = expand(QUICK.model_copy(update={"cases": (spec(data=2), BASELINE)}), "m", Device.CPU)
+    cases = expand(QUICK.model_copy(update={"cases": (spec(data=2), BASELINE)}), "m", CPU)
     assert [case.id for case in cases] == ["gpt-fp32-baseline", "gpt-fp32-dp2"]
 
 
@@ -95,7 +104,7 @@ def test_layouts_that_differ_have_labels_that_differ(pair):
     ],
 )
 def test_overlap_p2p_comm_is_on_for_virtual_pipelines_unless_stated(axes, overlap):
-    assert _case(spec(**axes)).overlap_p2p_comm is overlap
+    assert case_of(spec(**axes)).overlap_p2p_comm is overlap
 
 
 THREE = "must be a multiple of tensor = 3"
@@ -221,7 +230,7 @@ def test_case_that_nothing_near_makes_runnable_is_to_be_left_out():
 
 sizes = st.integers(1, 12)
 specs = st.builds(
-    CaseSpec,
+    CaseRow,
     model=st.sampled_from(["gpt", "gpt-fp32", "x" * 106, "x" * 107]),
     data=sizes,
     tensor=sizes,
@@ -230,7 +239,7 @@ specs = st.builds(
     overlap_p2p_comm=st.sampled_from([None, True, False]),
 )
 any_model = st.builds(
-    GptModel,
+    ModelSpec,
     kind=st.just("gpt"),
     num_layers=st.integers(1, 16),
     hidden_size=st.integers(1, 600) | st.just(65536),
@@ -239,7 +248,7 @@ any_model = st.builds(
     vocabulary_size=st.integers(32, 600),
 )
 fitting_model = st.builds(
-    GptModel,
+    ModelSpec,
     kind=st.just("gpt"),
     num_layers=st.sampled_from([12, 24, 720]),
     hidden_size=st.sampled_from([96, 192]),
@@ -273,23 +282,23 @@ def matrices(draw: st.DrawFn) -> Matrix:
         models={name: draw(models) for name in names},
         training=draw(trainings),
         tolerance=QUICK.tolerance,
-        cases=(*(CaseSpec(model=name) for name in used), *rows),
+        cases=(*(CaseRow(model=name) for name in used), *rows),
     )
 
 
 def runnable(drawn: Matrix) -> Matrix | None:
     """The matrix without the cases that the planner refuses; None when no case is left."""
-    kept: list[CaseSpec] = []
+    kept: list[CaseRow] = []
     for row in drawn.cases:
         try:
-            expand(drawn.model_copy(update={"cases": (*kept, row)}), "m", Device.CPU)
+            expand(drawn.model_copy(update={"cases": (*kept, row)}), "m", CPU)
         except ConfigurationError:
             continue
         kept.append(row)
     return drawn.model_copy(update={"cases": tuple(kept)}) if kept else None
 
 
-SUBJECT = Subject(name="n", stack="s", base="b", target="t", lock_digest="", oci_digest="", sqsh_digest="")
+SUBJECT = Subject(name="n", stack="s", base="b", target="t", lock_digest="")
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -299,9 +308,9 @@ def test_smoke_refuses_no_plan_of_the_planner(drawn, device):
     accepted = runnable(drawn)
     if accepted is None:
         return
-    cases = expand(accepted, "m", device)
+    cases = expand(accepted, "m", BEDS[device])
     plan = make_plan(
-        subject=SUBJECT, device=device, driver=Driver.MCORE, matrix=accepted, cases=cases, expected_versions={}
+        subject=SUBJECT, ground=BEDS[device], driver=Driver.MCORE, matrix=accepted, cases=cases, expected=Expected()
     )
     assert [case.id for case in parse_plan(json.dumps(plan).encode()).cases] == [case.id for case in cases]
 
@@ -317,11 +326,11 @@ def test_smoke_refuses_no_layout_that_the_planner_takes(overlap):
         rows = (row,) if data * tensor * pipeline == 1 else (BASELINE, row)
         tried = wide.model_copy(update={"cases": rows})
         try:
-            cases = expand(tried, "m", Device.CPU)
+            cases = expand(tried, "m", CPU)
         except ConfigurationError:
             continue
         plan = make_plan(
-            subject=SUBJECT, device=Device.CPU, driver=Driver.MCORE, matrix=tried, cases=cases, expected_versions={}
+            subject=SUBJECT, ground=CPU, driver=Driver.MCORE, matrix=tried, cases=cases, expected=Expected()
         )
         parse_plan(json.dumps(plan).encode())
         taken += 1
@@ -335,24 +344,21 @@ def with_changes(wrong: Matrix, position: int, advice: str) -> Matrix:
     assert changes
 
     def changed(old, kind):
-        return kind.model_validate(old.model_dump() | {n: v for n, v in changes.items() if n in kind.model_fields})
+        values = {name: value for name, value in changes.items() if name in kind.model_fields}
+        return kind.model_validate(old.model_dump(exclude_unset=kind is CaseRow) | values)
 
     rows = list(wrong.cases)
-    rows[position] = changed(row, CaseSpec)
+    rows[position] = changed(row, CaseRow)
     update = {
         "cases": tuple(rows),
-        "models": {**wrong.models, row.model: changed(model, GptModel)},
+        "models": {**wrong.models, row.model: changed(model, ModelSpec)},
         "training": changed(train, Training),
     }
     return wrong.model_copy(update=update)
 
 
 def broken_positions(drawn: Matrix) -> set[int]:
-    return {
-        position
-        for position, row in enumerate(drawn.cases)
-        if broken_rules(row, drawn.models[row.model], drawn.training)
-    }
+    return {position for position, row in enumerate(drawn.cases) if broken_rules(Row.of(next(row.specs()), drawn, CPU))}
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -361,11 +367,11 @@ def test_following_the_advice_repairs_a_case_and_breaks_no_other(drawn):
     broken = broken_positions(drawn)
     if not broken:
         return
-    ids = [_case(row).id for row in drawn.cases]
+    ids = [case_of(row, drawn).id for row in drawn.cases]
     for position, (_, advice) in told(drawn).items():
         followed = with_changes(drawn, position, advice)
         assert broken_positions(followed) <= broken - {position}
-        new = _case(followed.cases[position]).id
+        new = case_of(followed.cases[position], followed).id
         # Of several with one ID, the first may keep it.
         assert new not in ids[:position]
         assert new == ids[position] or new not in ids
@@ -376,7 +382,7 @@ def test_nearest_hidden_size_is_the_nearest(hidden, heads):
     model = gpt(hidden_size=hidden, num_attention_heads=heads)
     fitting = 8 * heads
     if hidden % fitting == 0:
-        expand(matrix(models={"gpt": model}), "m", Device.CPU)
+        expand(matrix(models={"gpt": model}), "m", CPU)
         return
     name, nearest = told(matrix(models={"gpt": model}))[0][1].split(" = ")
     assert name == "hidden_size"
@@ -390,7 +396,7 @@ def test_nearest_hidden_size_is_the_nearest(hidden, heads):
         *(("training", name, 10**23) for name in ("steps", "micro_batch_size", "global_batch_size", "seed")),
         ("training", "seed", 2**32),
         ("training", "steps", 100_001),
-        *(("gpt", name, 10**23) for name in sorted(set(GptModel.model_fields) - {"kind"})),
+        *(("gpt", name, 10**23) for name in sorted(set(ModelSpec.model_fields) - {"kind"})),
         ("gpt", "vocabulary_size", 1),
         ("gpt", "vocabulary_size", 31),
         *(("case", axis, 10**23) for axis in ("data", "tensor", "pipeline", "virtual_pipeline")),
@@ -399,9 +405,10 @@ def test_nearest_hidden_size_is_the_nearest(hidden, heads):
 )
 def test_number_out_of_bounds_is_refused(part, name, value):
     old = {"training": QUICK.training, "gpt": GPT, "case": BASELINE, "matrix": QUICK}[part]
-    type(old).model_validate(old.model_dump())
+    kept = old.model_dump(exclude_unset=True)
+    type(old).model_validate(kept)
     with pytest.raises(ValidationError, match=name):
-        type(old).model_validate(old.model_dump() | {name: value})
+        type(old).model_validate(kept | {name: value})
 
 
 def test_head_size_rule_is_that_of_the_attention_backends():
@@ -424,7 +431,7 @@ def test_cases_that_differ_only_in_overlap_have_one_id():
 
 words = st.sampled_from(["gpt", "fp32", "bf16", "baseline", "tp2", "dp2", "pp2"])
 rows = st.builds(
-    CaseSpec,
+    CaseRow,
     model=st.lists(words, min_size=1, max_size=4).map("-".join),
     precision=st.sampled_from(Precision),
     **dict.fromkeys(("data", "tensor", "pipeline", "virtual_pipeline"), st.integers(1, 3)),
@@ -433,13 +440,13 @@ rows = st.builds(
 
 @given(one=rows, other=rows)
 def test_names_of_models_that_look_like_parts_of_an_id_do_not_make_ids_equal(one, other):
-    assert (_case(one).id == _case(other).id) == (_case(one) == _case(other))
+    assert (case_of(one).id == case_of(other).id) == (case_of(one) == case_of(other))
 
 
 def test_id_is_no_longer_than_smoke_takes():
     name = "x" * 106
-    expand(QUICK.model_copy(update={"models": {name: GPT}, "cases": (CaseSpec(model=name),)}), "m", Device.CPU)
-    long = QUICK.model_copy(update={"models": {name + "x": GPT}, "cases": (CaseSpec(model=name + "x"),)})
+    expand(QUICK.model_copy(update={"models": {name: GPT}, "cases": (CaseRow(model=name),)}), "m", CPU)
+    long = QUICK.model_copy(update={"models": {name + "x": GPT}, "cases": (CaseRow(model=name + "x"),)})
     why = refused(long)
     assert f"{name}x-fp32-baseline has 121 characters; an ID has at most 120: shorten the model's name" in why
 
@@ -450,7 +457,7 @@ def test_case_without_its_baseline():
 
 
 def test_case_of_an_unknown_model():
-    assert refused(matrix(CaseSpec(model="bert"))) == "cases[1]: no model 'bert' is defined; defined: gpt"
+    assert refused(matrix(CaseRow(model="bert"))) == "cases[1]: no model 'bert' is defined; defined: gpt"
 
 
 def test_case_without_a_tolerance():
@@ -458,15 +465,15 @@ def test_case_without_a_tolerance():
 
 
 def test_all_problems_are_told_at_once():
-    assert len(refused(matrix(spec(data=2), spec(data=2), spec(pipeline=3), CaseSpec(model="bert"))).splitlines()) == 3
+    assert len(refused(matrix(spec(data=2), spec(data=2), spec(pipeline=3), CaseRow(model="bert"))).splitlines()) == 3
 
 
 def test_matrix_for_another_device():
     with pytest.raises(ConfigurationError, match="matrix m is not for device cpu") as caught:
-        expand(QUICK.model_copy(update={"devices": (Device.CUDA,)}), "m", Device.CPU)
+        expand(QUICK.model_copy(update={"devices": (Device.CUDA,)}), "m", CPU)
     assert "cuda" in caught.value.why
     assert "--matrix" in caught.value.fix
 
 
 def test_id_is_made_from_all_fields():
-    assert _case(spec(precision=Precision.FP32, tensor=2)).id == "gpt-fp32-tp2"
+    assert case_of(spec(precision=Precision.FP32, tensor=2)).id == "gpt-fp32-tp2"

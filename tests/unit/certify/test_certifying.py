@@ -1,14 +1,20 @@
 """The parts of `certify` that need no image: which cases are chosen, what is shown, how a failure is told."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.matrices import six_layouts
 
 from envbuild.catalog.catalog import Catalog, Machine, select
-from envbuild.certify.certifying import chosen_cases
-from envbuild.certify.judge import Results, Verdict
-from envbuild.certify.telling import failure, progress
+from envbuild.catalog.models import Device
+from envbuild.certify.cases import expand
+from envbuild.certify.choosing import chosen_cases
+from envbuild.certify.ground import Ground
+from envbuild.certify.judge import CaseResult, Results, Step, Verdict
+from envbuild.certify.problems import Problem
+from envbuild.certify.telling import Watcher, failure, show
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
 
@@ -22,7 +28,7 @@ def chosen(*only: str) -> list[str]:
 
 
 def test_all_cases_without_only():
-    assert len(chosen()) == len(MATRIX.cases)
+    assert chosen() == [case.id for case in expand(MATRIX, "certify-quick", Ground(device=Device.CPU))]
 
 
 @pytest.mark.parametrize(
@@ -64,73 +70,126 @@ class Shown(SilentReporter):
     update = note
 
 
+def shown(*events) -> list[str]:
+    reporter = Shown()
+    watcher = Watcher(reporter)
+    for event in events:
+        watcher(event if isinstance(event, str) else json.dumps(event))
+    return reporter.texts
+
+
 @pytest.mark.parametrize(
-    ("event", "shown"),
+    ("events", "last"),
     [
-        ({"event": "case-started", "index": 2, "total": 6, "case": "c"}, ["case 2/6 c"]),
-        ({"event": "step", "case": "c", "step": 3, "loss": 5.5}, ["c step 3: loss 5.50000"]),
-        ({"event": "step", "case": "c", "step": 3, "loss": None}, ["c step 3: loss not finite"]),
-        ({"event": "case-finished", "case": "c", "status": "failed", "seconds": 1.25}, ["  c: failed in 1.2 s"]),
-        ({"event": "step"}, []),
-        ({"event": "new"}, []),
-        ({}, []),
-        (["event"], []),
-        (5, []),
+        ([{"event": "case-started", "case": "c", "index": 1, "total": 6, "devices": [0]}], "0 done; c starts"),
+        ([{"event": "step", "case": "c", "step": 3, "loss": 5.5}], "0 done; c step 3, loss 5.50000"),
+        ([{"event": "step", "case": "c", "step": 3, "loss": None}], "0 done; c step 3, loss not finite"),
+        (
+            [{"event": "case-started", "case": "c"}, {"event": "case-started", "case": "d"}],
+            "0 done; c starts; d starts",
+        ),
+        (
+            [
+                {"event": "case-started", "case": "c"},
+                {"event": "case-started", "case": "d"},
+                {"event": "case-finished", "case": "c", "status": "failed", "seconds": 1.25},
+            ],
+            "1 done; d starts",
+        ),
+        ([{"event": "bandwidth"}], "  bandwidth measured"),
     ],
 )
-def test_progress_of_events(event, shown):
-    reporter = Shown()
-    progress(reporter)(json.dumps(event))
-    assert reporter.texts == shown
+def test_progress_of_events(events, last):
+    assert shown(*events)[-1] == last
 
 
-@pytest.mark.parametrize("line", ["", "words for people", "{", '"event"'])
-def test_progress_leaves_other_lines_to_the_log(line):
-    reporter = Shown()
-    progress(reporter)(line)
-    assert reporter.texts == []
-
-
-CASES = chosen_cases(MATRIX, "certify-quick", SELECTION, ())
-PASSED = tuple(Verdict(case=case, passed=True) for case in CASES)
-FAILED = Verdict(case=CASES[1], passed=False, problems=("step 1: loss ...", "step 2: loss ..."))
-FINDING = {"code": "version-differs", "package": "torch", "expected": "2.13.0+cpu", "found": "2.12.0"}
+@pytest.mark.parametrize(("more", "name"), [({}, "c"), ({"repeat": 1}, "c"), ({"repeat": 2}, "c (repeat 2)")])
+def test_end_of_a_case_is_noted(more, name):
+    event = {"event": "case-finished", "case": "c", "status": "completed", "seconds": 1.25, **more}
+    assert shown(event) == [f"  {name}: completed in 1.2 s", "1 done"]
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "findings", "finished_at", "what", "why"),
+    "line",
+    ["", "words for people", "{", '"event"', "5", "{}", '["event"]', '{"event": "step"}', '{"event": "new"}',
+     '{"event": "case-finished", "case": "c", "status": "s", "seconds": "x"}'],
+)  # fmt: skip
+def test_progress_leaves_other_lines_to_the_log(line):
+    assert shown(line) == []
+
+
+def test_why_the_runner_cannot_begin_is_kept():
+    watcher = Watcher(SilentReporter())
+    watcher(json.dumps({"event": "cannot-run", "reason": "too-few-gpus", "message": "needs 4, there are 2"}))
+    assert watcher.cannot_run == ("too-few-gpus", "needs 4, there are 2")
+
+
+CASES = expand(six_layouts(), "six", Ground(device=Device.CPU))
+PASSED = tuple(Verdict(case=case, passed=True) for case in CASES)
+PROBLEMS = (Problem(check="parity-loss", text="step 1: loss ..."), Problem(check="steps", text="step 2: ..."))
+FAILED = Verdict(case=CASES[1], passed=False, problems=PROBLEMS)
+ELSEWHERE = Problem(check="environment", text="shadowed: torch: expected a, found b")
+SLOW = Problem(check="bandwidth", text="all_reduce of 2 ranks reaches 1 GB/s, the floor is 2")
+END = Problem(check="not-reported", text="the runner did not come to its end")
+
+
+def results(*cases):
+    return Results(
+        environment={},
+        environment_findings=(),
+        smoke_version="1",
+        started_at="t",
+        finished_at="t",
+        cases={(case.case, case.repeat): case for case in cases},
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "problems", "what", "why"),
     [
         (
             (PASSED[0], FAILED, *PASSED[2:]),
             (),
-            "t",
             "1 of 6 cases failed",
-            ["gpt-fp32-dp2: step 1: loss ...", "gpt-fp32-dp2: step 2: loss ..."],
+            ["gpt-fp32-dp2: parity-loss: step 1: loss ...", "gpt-fp32-dp2: steps: step 2: ..."],
         ),
-        (
-            PASSED,
-            (FINDING,),
-            "t",
-            "the environment is not what was locked",
-            ["torch: the lock has 2.13.0+cpu, the image has 2.12.0"],
-        ),
-        (PASSED, (), None, "the runner did not come to its end", ["the runner ended before its last line"]),
+        (PASSED, (ELSEWHERE,), "the environment is not what was locked", [str(ELSEWHERE)]),
+        (PASSED, (SLOW,), "the network between the GPUs is not what it has to be", [str(SLOW)]),
+        (PASSED, (END,), "the run does not count", [str(END)]),
     ],
 )
-def test_failure_names_cases_steps_findings_and_where_the_logs_are(verdicts, findings, finished_at, what, why):
-    results = Results(
-        environment={},
-        environment_findings=findings,
-        smoke_version="1",
-        started_at="t",
-        finished_at=finished_at,
-        cases={},
-    )
-    error = failure(verdicts, results, Path("/run"))
+def test_failure_names_cases_checks_and_where_the_logs_are(verdicts, problems, what, why):
+    error = failure(verdicts, problems, results(), Path("/run"))
     assert error.what == what
-    assert len(error.why.splitlines()) == len(why)
-    for part in why:
-        assert part in error.why
+    assert error.why.splitlines() == why
     assert "No certificate was written" in error.fix
     assert "/run" in error.fix
     assert error.log == Path("/run/smoke.log")
+    assert error.as_json()["problems"] == [problem.as_json() for problem in problems]
+    assert [case["passed"] for case in error.as_json()["cases"]] == [verdict.passed for verdict in verdicts]
+
+
+def test_failure_shows_the_log_of_the_rank_that_failed(tmp_path):
+    """Where known failures are looked for."""
+    log = tmp_path / "results" / "logs" / "rank1.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("RuntimeError: boom")
+    named = {"kind": "exception", "rank": 1, "message": "boom", "log": "logs/rank1.log"}
+    failed = CaseResult(case=FAILED.case.id, status="failed", steps=(), seconds=1.0, failure=named)
+    assert failure((FAILED,), (), results(failed), tmp_path).log == log
+
+
+def test_one_line_a_case():
+    reporter = Shown()
+    agrees = replace(
+        PASSED[1], largest_loss_difference=1e-8, largest_grad_norm_difference=2e-7, largest_weights_difference=3e-6
+    )
+    reused = replace(PASSED[2], reused={"from": "2026-01-01T00:00:00Z", "run": "sha256:r"})
+    step = Step(step=1, loss=6.0, grad_norm=1.0, seconds=0.1)
+    show((replace(PASSED[0], steps=(step,)), agrees, replace(FAILED, repeat=2), reused), reporter)
+    assert reporter.texts == [
+        "  baseline  gpt-fp32-baseline: loss 6.00000",
+        "  agrees    gpt-fp32-dp2: loss within 1.0e-08, grad norm within 2.0e-07, weights within 3.0e-06",
+        "  FAILED    gpt-fp32-dp2 (repeat 2): parity-loss: step 1: loss ... (and 1 more)",
+        "  reused    gpt-fp32-tp2: passed on 2026-01-01T00:00:00Z",
+    ]

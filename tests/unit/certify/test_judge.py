@@ -1,161 +1,141 @@
-"""The judge passes agreement, step by step, and nothing else."""
+"""The judge passes agreement, step by step, and nothing else; each problem has the code of its check."""
 
-import json
 import math
-from pathlib import Path
+from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from helpers.stand_in import bandwidth_line
+from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read, with_case
 
-from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Device
-from envbuild.certify.cases import expand
-from envbuild.certify.judge import RESULTS_SCHEMA, Verdict, judge, read_results, relative_difference
-from envbuild.core.errors import CertificationFailedError
+from envbuild.certify.judge import judge, relative_difference, run_problems
+from envbuild.certify.plan import tolerance_of
+from envbuild.certify.problems import CHECKS, Check
 
-MATRIX = Catalog.open(Path("/nonexistent")).matrix("certify-quick")
-CASES = expand(MATRIX, "certify-quick", Device.CPU)
-BAND = MATRIX.tolerance["fp32"]
-DIGEST, NONCE = "sha256:plan", "nonce"
-LOSSES = [6.2413, 6.1007, 5.9871, 5.8512, 5.7003]
-GRAD_NORMS = [1.7301, 1.5202, 1.4103, 1.3304, 1.2505]
-TP2 = "gpt-fp32-tp2"
-BASELINE = "gpt-fp32-baseline"
-
-
-def steps() -> list[dict]:
-    return [
-        {"step": number, "loss": loss, "grad_norm": norm, "seconds": 0.1}
-        for number, (loss, norm) in enumerate(zip(LOSSES, GRAD_NORMS, strict=True), 1)
-    ]
-
-
-def healthy() -> list[dict]:
-    """The lines of a results file in which all cases agree to the last digit."""
-    run = {
-        "schema": RESULTS_SCHEMA, "type": "run", "plan_digest": DIGEST, "nonce": NONCE, "smoke_version": "1",
-        "environment": {"packages": {}}, "environment_findings": [], "started_at": "2026-01-01T00:00:00Z",
-    }  # fmt: skip
-    cases = [
-        {"type": "case", "case": case.id, "status": "completed", "steps": steps(), "seconds": 1.0, "failure": None}
-        for case in CASES
-    ]
-    return [run, *cases, {"type": "end", "finished_at": "2026-01-01T00:01:00Z"}]
-
-
-def of(lines: list[dict], case: str) -> dict:
-    return next(line for line in lines if line.get("case") == case)
+BAND = tolerance_of(MATRIX, next(case for case in CASES if case.id == TP2))
+DP2 = "gpt-fp32-dp2"
+STEPS = MATRIX.training.steps
 
 
 @pytest.fixture
-def path(tmp_path) -> Path:
-    return tmp_path / "results.jsonl"
+def judged(tmp_path):
+    """Judges lines of a plan: the verdicts, by ID (and repeat, where the plan has several)."""
+
+    def verdicts(plan, lines, cases=CASES):
+        results = read(tmp_path / "results.jsonl", plan, lines)
+        found = judge(cases, MATRIX, results, plan)
+        return {(item.case.id, item.repeat) if plan["repeats"] > 1 else item.case.id: item for item in found}
+
+    return verdicts
 
 
-def verdicts(path: Path, lines: list[dict]) -> dict[str, Verdict]:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return {verdict.case.id: verdict for verdict in judge(CASES, MATRIX, read_results(path, DIGEST, NONCE))}
+@pytest.fixture
+def failed(judged):
+    """The problems of what did not pass, as (check, text)."""
+
+    def problems(plan, lines, cases=CASES):
+        found = judged(plan, lines, cases)
+        assert len(found) == len(CASES) * plan["repeats"]
+        assert all(bool(item.problems) is not item.passed for item in found.values())
+        return {
+            name: [(problem.check, problem.text) for problem in item.problems]
+            for name, item in found.items()
+            if not item.passed
+        }
+
+    return problems
 
 
-def failed(path: Path, lines: list[dict]) -> dict[str, tuple[str, ...]]:
-    found = verdicts(path, lines)
-    assert len(found) == len(CASES)
-    return {name: verdict.problems for name, verdict in found.items() if not verdict.passed}
+def test_codes_are_those_that_problems_may_have():
+    assert get_args(Check) == CHECKS
+    assert len(set(CHECKS)) == len(CHECKS)
 
 
-def test_agreement_passes(path):
-    found = verdicts(path, healthy())
+def test_agreement_passes(judged):
+    plan = plan_of()
+    found = judged(plan, lines_of(plan))
     assert all(verdict.passed and not verdict.problems for verdict in found.values())
-    assert found[TP2].largest_loss_difference == found[TP2].largest_grad_norm_difference == 0
-    assert found[BASELINE].largest_loss_difference is None
-    assert [step.loss for step in found[TP2].steps] == LOSSES
+    tp2, baseline = found[TP2], found[BASELINE]
+    assert tp2.largest_loss_difference == tp2.largest_grad_norm_difference == 0
+    assert (tp2.largest_weights_difference, tp2.tolerance, tp2.devices, tp2.seconds) == (None, BAND, (0, 1), 1.5)
+    assert tp2.observed["layer_spec"] == "local"
+    assert (baseline.largest_loss_difference, baseline.tolerance) == (None, None)
+    assert [step.loss for step in tp2.steps] == [6.375, 6.25, 6.125, 6.0, 5.875]
 
 
-@pytest.mark.parametrize(("number", "band"), [("loss", BAND.loss_relative), ("grad_norm", BAND.grad_norm_relative)])
+# ---- loss and grad norm
+
+
+@pytest.mark.parametrize(
+    ("number", "check", "band"),
+    [("loss", "parity-loss", BAND.loss_relative), ("grad_norm", "parity-grad-norm", BAND.grad_norm_relative)],
+)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("step", [1, 3, 5])
-def test_one_number_at_the_tolerance(path, number, band, sign, step):
-    lines = healthy()
-    entry = of(lines, TP2)["steps"][step - 1]
+def test_one_number_at_the_tolerance(judged, failed, number, check, band, sign, step):
+    plan = plan_of()
+    lines = lines_of(plan)
+    entry = line(lines, TP2)["steps"][step - 1]
     value = entry[number]
     entry[number] = value * (1 + sign * band * 0.99)
-    found = verdicts(path, lines)
+    found = judged(plan, lines)
     assert all(verdict.passed for verdict in found.values())
     assert getattr(found[TP2], f"largest_{number}_difference") == pytest.approx(band * 0.99)
 
     entry[number] = value * (1 + sign * band * 1.01)
-    problems = failed(path, lines)
-    assert list(problems) == [TP2]
-    (problem,) = problems[TP2]
-    assert problem.startswith(f"step {step}: {number} expected {value:.8g}, found {entry[number]:.8g}: off by ")
-    assert problem.endswith(f"allowed {band:g}")
+    ((name, ((code, text),)),) = failed(plan, lines).items()
+    assert (name, code) == (TP2, check)
+    assert text.startswith(f"step {step}: {number} expected {value:.8g}, found {entry[number]:.8g}: off by ")
+    assert text.endswith(f"allowed {band:g}")
 
 
-def test_grad_norm_alone_fails_a_case(path):
+def test_grad_norm_alone_fails_a_case(failed):
     """A wrong gradient scale: the losses of the first step agree, and Adam hides it in the others."""
-    lines = healthy()
-    for entry in of(lines, TP2)["steps"]:
+    plan = plan_of()
+    lines = lines_of(plan)
+    for entry in line(lines, TP2)["steps"]:
         entry["grad_norm"] *= 2
-    problems = failed(path, lines)[TP2]
-    assert len(problems) == len(LOSSES)
-    assert all("grad_norm expected" in problem for problem in problems)
+    assert [check for check, _ in failed(plan, lines)[TP2]] == ["parity-grad-norm"] * STEPS
 
 
-def test_difference_is_visible_in_the_words_also_for_small_numbers(path):
-    lines = healthy()
+def test_difference_is_visible_in_the_words_also_for_small_numbers(failed):
+    plan = plan_of()
+    lines = lines_of(plan)
     for case in CASES:
-        for entry in of(lines, case.id)["steps"]:
+        for entry in line(lines, case.id)["steps"]:
             entry["grad_norm"] *= 1e-6
-    of(lines, TP2)["steps"][0]["grad_norm"] *= 1.001
-    (problem,) = failed(path, lines)[TP2]
-    words = problem.replace(",", "").replace(":", "").split()
+    line(lines, TP2)["steps"][0]["grad_norm"] *= 1.001
+    ((_, text),) = failed(plan, lines)[TP2]
+    words = text.replace(",", "").replace(":", "").split()
     assert words[words.index("expected") + 1] != words[words.index("found") + 1]
 
 
-def test_tolerance_is_shown_as_stated(path):
-    band = BAND.model_copy(update={"loss_relative": 2.5e-5})
-    matrix = MATRIX.model_copy(update={"tolerance": {"fp32": band}})
-    lines = healthy()
-    of(lines, TP2)["steps"][0]["loss"] *= 1 + 2.6e-5
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    verdict = next(v for v in judge(CASES, matrix, read_results(path, DIGEST, NONCE)) if not v.passed)
-    assert "off by 2.60e-05 relative, allowed 2.5e-05" in verdict.problems[0]
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("number", ["loss", "grad_norm"])
-def test_number_that_is_none_fails_a_case(path, number, value):
-    lines = healthy()
-    of(lines, TP2)["steps"][2][number] = value
-    assert failed(path, lines) == {TP2: (f"step 3: {number} is {value}",)}
+def test_null_is_how_the_runner_writes_a_number_that_is_none(failed, number):
+    plan = plan_of()
+    lines = lines_of(plan)
+    line(lines, TP2)["steps"][2][number] = None
+    assert failed(plan, lines) == {TP2: [("not-finite", f"step 3: {number} is nan")]}
 
 
-@pytest.mark.parametrize("number", ["loss", "grad_norm"])
-def test_null_is_how_the_runner_writes_a_number_that_is_none(path, number):
-    lines = healthy()
-    of(lines, TP2)["steps"][2][number] = None
-    assert failed(path, lines) == {TP2: (f"step 3: {number} is nan",)}
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_the_same_nan_everywhere_is_no_agreement(path, value):
-    lines = healthy()
-    for case in CASES:
-        of(lines, case.id)["steps"][4]["loss"] = value
-    assert set(failed(path, lines)) == {case.id for case in CASES}
+def test_the_same_nan_everywhere_is_no_agreement(failed):
+    plan = plan_of()
+    lines = lines_of(plan, scale={case.id: math.nan for case in CASES})
+    found = failed(plan, lines)
+    assert set(found) == {case.id for case in CASES}
+    assert {check for problems in found.values() for check, _ in problems} == {"not-finite"}
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, -1.5])
 @pytest.mark.parametrize("number", ["loss", "grad_norm"])
-def test_zeros_and_negative_numbers_are_no_agreement(path, number, value):
+def test_zeros_and_negative_numbers_are_no_agreement(failed, number, value):
     """Where nothing is learned, every layout has the same numbers."""
-    lines = healthy()
+    plan = plan_of()
+    lines = lines_of(plan)
     for case in CASES:
-        of(lines, case.id)["steps"][1][number] = value
-    problems = failed(path, lines)
-    assert set(problems) == {case.id for case in CASES}
-    assert problems[BASELINE] == problems[TP2] == (f"step 2: {number} is {value}",)
+        line(lines, case.id)["steps"][1][number] = value
+    found = failed(plan, lines)
+    assert set(found) == {case.id for case in CASES}
+    assert found[BASELINE] == found[TP2] == [("not-finite", f"step 2: {number} is {value}")]
 
 
 @pytest.mark.parametrize(
@@ -167,135 +147,308 @@ def test_zeros_and_negative_numbers_are_no_agreement(path, number, value):
         lambda steps: [*steps, {**steps[-1], "step": 6}],
         lambda steps: [*steps[:-1], steps[-2]],
         lambda steps: list(reversed(steps)),
-        lambda steps: [{**step, "step": step["step"] - 1} for step in steps],
     ],
-    ids=["last-missing", "first-missing", "none", "one-more", "one-twice", "reversed", "from-zero"],
+    ids=["last-missing", "first-missing", "none", "one-more", "one-twice", "reversed"],
 )
-def test_wrong_steps_fail_a_case(path, spoil):
-    lines = healthy()
-    of(lines, TP2)["steps"] = spoil(of(lines, TP2)["steps"])
-    problems = failed(path, lines)
-    assert list(problems) == [TP2]
-    assert problems[TP2][0].startswith("steps 1 to 5 were expected, found [")
+def test_wrong_steps_fail_a_case(failed, spoil):
+    plan = plan_of()
+    lines = lines_of(plan)
+    line(lines, TP2)["steps"] = spoil(line(lines, TP2)["steps"])
+    ((name, ((check, text),)),) = failed(plan, lines).items()
+    assert (name, check) == (TP2, "steps")
+    assert text.startswith("steps 1 to 5 were expected, found [")
 
 
-@pytest.mark.parametrize("status", ["failed", "timed-out", "not-run", "some-new-word", "", "Completed"])
-def test_other_status_fails_a_case_whatever_its_numbers(path, status):
-    lines = healthy()
-    failure = {"rank": 1, "message": "RuntimeError: boom", "log": "logs/rank1.log"}
-    of(lines, TP2).update(status=status, failure=failure)
-    assert failed(path, lines) == {TP2: (f"{status}: RuntimeError: boom (rank 1: logs/rank1.log)",)}
+# ---- data parallel, digit for digit
 
 
-def test_failure_without_a_reason(path):
-    lines = healthy()
-    of(lines, TP2).update(status="failed")
-    assert failed(path, lines) == {TP2: ("failed: no reason was recorded",)}
+def test_data_parallel_with_the_same_arithmetic_must_have_the_same_digits(failed):
+    cases = with_case(DP2, micro_batch_size=8)
+    plan = plan_of(cases=cases)
+    lines = lines_of(plan)
+    assert failed(plan, lines, cases) == {}
+    entry = line(lines, DP2)["steps"][3]
+    entry["loss"] = math.nextafter(entry["loss"], 7)
+    ((name, ((check, text),)),) = failed(plan, lines, cases).items()
+    assert (name, check) == (DP2, "data-parallel-bits")
+    assert text.startswith("step 4: data parallel does the baseline's arithmetic, and differs from it: loss 6.000000")
+    plain = plan_of()
+    assert failed(plain, [lines_of(plain)[0], *lines[1:]]) == {}
 
 
-@pytest.mark.parametrize("what", ["missing", "failed", "step-missing", "nan"])
-def test_without_a_sound_baseline_nothing_passes(path, what):
-    lines = healthy()
-    baseline = of(lines, BASELINE)
-    match what:
-        case "missing":
-            lines.remove(baseline)
-        case "failed":
-            baseline["status"] = "failed"
-        case "step-missing":
-            baseline["steps"].pop()
-        case "nan":
-            baseline["steps"][0]["loss"] = math.nan
-    problems = failed(path, lines)
-    assert set(problems) == {case.id for case in CASES}
-    assert problems[TP2] == (f"its baseline {BASELINE} did not complete, so there is nothing to compare with",)
+def test_data_parallel_with_the_same_arithmetic_must_have_the_same_weights(failed):
+    cases = with_case(DP2, micro_batch_size=8, compare_weights=True)
+    plan = plan_of(cases=cases)
+    lines = lines_of(plan)
+    line(lines, DP2)["weights"]["largest_relative_difference"] = 1e-12
+    ((name, ((check, text),)),) = failed(plan, lines, cases).items()
+    assert (name, check) == (DP2, "data-parallel-bits")
+    assert text == "the final weights differ from the baseline's by 1.00e-12, and must not"
 
 
-def test_case_without_results_fails(path):
-    lines = healthy()
-    lines.remove(of(lines, TP2))
-    assert failed(path, lines) == {TP2: ("the runner reported nothing about it",)}
+# ---- final weights
 
 
-def test_results_without_an_end_have_no_end_time(path):
-    """`certify` gives no certificate for those."""
-    path.write_text("".join(json.dumps(line) + "\n" for line in healthy()[:-1]))
-    assert read_results(path, DIGEST, NONCE).finished_at is None
+COMPARED = with_case(TP2, compare_weights=True)
 
 
-def refused(path: Path, text: str, digest: str = DIGEST, nonce: str = NONCE) -> str:
-    path.write_text(text)
-    with pytest.raises(CertificationFailedError, match="cannot be judged") as caught:
-        read_results(path, digest, nonce)
-    assert caught.value.log == path
-    return caught.value.why
-
-
-TEXT = "".join(json.dumps(line) + "\n" for line in healthy())
-
-
-@pytest.mark.parametrize(("digest", "nonce"), [("sha256:other", NONCE), (DIGEST, "other")])
-def test_results_of_another_plan_are_refused(path, digest, nonce):
-    assert "another plan" in refused(path, TEXT, digest, nonce)
-
-
-def test_truncated_results_are_refused(path):
-    assert "no JSON" in refused(path, TEXT[: len(TEXT) // 2])
-
-
-def test_missing_results_are_refused(path):
-    with pytest.raises(CertificationFailedError) as caught:
-        read_results(path, DIGEST, NONCE)
-    assert caught.value.why == "The runner wrote no results."
-
-
-def test_case_that_is_there_twice_is_refused(path):
-    lines = healthy()
-    lines.insert(1, of(lines, TP2))
-    assert refused(path, "".join(json.dumps(line) + "\n" for line in lines)) == "A case is in it twice."
+def test_weights_within_the_tolerance_pass(judged, failed):
+    plan = plan_of(cases=COMPARED)
+    lines = lines_of(plan)
+    line(lines, TP2)["weights"].update(largest_relative_difference=BAND.weights_relative * 0.99, worst="w")
+    found = judged(plan, lines, COMPARED)[TP2]
+    assert found.passed
+    assert found.largest_weights_difference == BAND.weights_relative * 0.99
+    line(lines, TP2)["weights"]["largest_relative_difference"] *= 1.1
+    ((_, ((check, text),)),) = failed(plan, lines, COMPARED).items()
+    assert check == "parity-weights"
+    assert text.startswith("final weights: w is off by ")
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("weights", "said"),
     [
-        ('"schema": "envbuild.results/1"', '"schema": "envbuild.results/2"'),
-        ('"type": "run"', '"type": "ran"'),
-        ('"nonce"', '"once"'),
-        ('"steps"', '"step"'),
-        ('"seconds": 1.0', '"seconds": null'),
-        ('"loss": 6.2413', '"loss": "x"'),
-        ('"loss": 6.2413', '"loss": []'),
-        ('"loss": 6.2413', '"loss": 1' + "0" * 400),
+        (None, "and were not compared"),
+        ({"compared_with": DP2}, f"and were compared with {DP2}"),
+        ({"tensors": 0}, "were to be compared"),
+        ({"missing": ["layer.3"]}, "its final checkpoint lacks layer.3"),
+        ({"missing": list("abcdefg")}, "its final checkpoint lacks a, b, c, d, e ..."),
+        ({"unexpected": ["layer.4"]}, "its final checkpoint has, and its baseline has not, layer.4"),
+        ({"largest_relative_difference": None, "worst": "w"}, "final weights: w is off by nan"),
     ],
 )
-def test_malformed_results_are_refused(path, old, new):
-    assert old in TEXT
-    assert refused(path, TEXT.replace(old, new, 1))
+def test_weights_that_are_not_the_baselines_fail_a_case(failed, weights, said):
+    plan = plan_of(cases=COMPARED)
+    lines = lines_of(plan)
+    found = line(lines, TP2)
+    found["weights"] = weights and {**found["weights"], **weights}
+    ((name, ((check, text),)),) = failed(plan, lines, COMPARED).items()
+    assert (name, check) == (TP2, "parity-weights")
+    assert said in text
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "[]\n", "1\n", "null\n", '"run"\n', "\x00", "{}\n"])
-def test_other_files_are_refused(path, text):
-    assert refused(path, text)
+# ---- ranks that failed
 
 
-@given(st.binary(max_size=60))
-def test_any_bytes_are_refused(tmp_path_factory, data):
-    path = tmp_path_factory.mktemp("any") / "results.jsonl"
-    path.write_bytes(data)
-    with pytest.raises(CertificationFailedError):
-        read_results(path, DIGEST, NONCE)
+@pytest.mark.parametrize(
+    ("kind", "check"),
+    [
+        ("exception", "rank-exception"),
+        ("exit", "rank-exit"),
+        ("signal", "rank-signal"),
+        ("timeout", "timeout"),
+        ("baseline-missing", "baseline"),
+        ("incomplete", "steps"),
+        ("not-finite", "not-finite"),
+    ],
+)
+@pytest.mark.parametrize("status", ["failed", "timed-out", "not-run"])
+def test_other_status_fails_a_case_whatever_its_numbers(failed, status, kind, check):
+    plan = plan_of()
+    lines = lines_of(plan)
+    failure = {"rank": 1, "exit_status": 1, "kind": kind, "message": "boom", "log": "logs/rank1.log"}
+    line(lines, TP2).update(status=status, failure=failure)
+    lines[-1]["completed"] -= 1
+    assert failed(plan, lines) == {TP2: [(check, f"{status}: boom (rank 1: logs/rank1.log)")]}
 
 
-@given(st.integers(0, len(TEXT) - 1))
-def test_any_truncation_gives_no_full_set_of_passes_with_an_end(tmp_path_factory, length):
-    path = tmp_path_factory.mktemp("cut") / "results.jsonl"
-    path.write_text(TEXT[:length])
-    try:
-        results = read_results(path, DIGEST, NONCE)
-    except CertificationFailedError:
-        return
-    sound = all(verdict.passed for verdict in judge(CASES, MATRIX, results))
-    assert not sound or results.finished_at is None or TEXT[length:] == "\n"
+def test_rank_that_ended_well_and_reported_nothing_is_told_as_that(failed):
+    """Exit 0 is no evidence: NeMo-Run's experiment exits 0 after a failed job."""
+    plan = plan_of()
+    lines = lines_of(plan)
+    failure = {"rank": None, "exit_status": 0, "kind": "incomplete", "message": "no steps", "log": None}
+    line(lines, TP2).update(status="failed", steps=[], failure=failure)
+    lines[-1]["completed"] -= 1
+    assert failed(plan, lines) == {TP2: [("not-reported", "failed: no steps")]}
+
+
+@pytest.mark.parametrize("what", ["missing", "failed", "step-missing", "nan"])
+def test_without_a_sound_baseline_nothing_passes(failed, what):
+    plan = plan_of()
+    lines = lines_of(plan)
+    baseline = line(lines, BASELINE)
+    match what:
+        case "missing":
+            lines.remove(baseline)
+            lines[-1].update(cases=len(CASES) - 1, completed=len(CASES) - 1)
+        case "failed":
+            failure = {"rank": 0, "exit_status": 1, "kind": "exit", "message": "m", "log": None}
+            baseline.update(status="failed", failure=failure)
+            lines[-1]["completed"] -= 1
+        case "step-missing":
+            baseline["steps"].pop()
+        case "nan":
+            baseline["steps"][0]["loss"] = None
+    found = failed(plan, lines)
+    assert set(found) == {case.id for case in CASES}
+    assert found[TP2] == [
+        ("baseline", f"its baseline {BASELINE} did not complete, so there is nothing to compare with")
+    ]
+
+
+def test_case_that_the_runner_left_out_fails(failed):
+    plan = plan_of()
+    lines = lines_of(plan)
+    lines.remove(line(lines, TP2))
+    lines[-1].update(cases=len(CASES) - 1, completed=len(CASES) - 1)
+    assert failed(plan, lines) == {TP2: [("not-reported", "the runner reported nothing about it")]}
+
+
+# ---- what was built
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hidden_dropout", 0.1),
+        ("attention_dropout", 0.1),
+        ("hidden_dropout", False),
+        ("attention_backend", "fused"),
+        ("layer_spec", "transformer-engine"),
+        ("normalization", "RMSNorm"),
+        ("distributed_optimizer", True),
+        ("distributed_optimizer", None),
+        ("params_dtype", "torch.bfloat16"),
+    ],
+)
+@pytest.mark.parametrize("case", [TP2, BASELINE])
+def test_what_was_built_must_be_what_was_planned(failed, case, name, value):
+    plan = plan_of()
+    lines = lines_of(plan)
+    line(lines, case)["observed"][name] = value
+    ((check, text),) = failed(plan, lines)[case]
+    assert check == "observed"
+    assert text.startswith(f"{name}: the plan asks for ")
+
+
+@pytest.mark.parametrize("name", ["parameters", "samples_digest"])
+def test_what_a_case_was_trained_with_must_be_its_baselines(failed, name):
+    plan = plan_of()
+    lines = lines_of(plan)
+    line(lines, TP2)["observed"][name] = "other"
+    ((case, ((check, text),)),) = failed(plan, lines).items()
+    assert (case, check) == (TP2, "observed")
+    assert "are others than its baseline's: other, not " in text
+    line(lines, TP2)["observed"][name] = None
+    assert failed(plan, lines)[TP2][0][1].startswith("nothing was observed of its ")
+
+
+def test_nothing_observed_is_no_agreement(failed):
+    plan = plan_of()
+    lines = lines_of(plan)
+    line(lines, TP2)["observed"] = None
+    assert failed(plan, lines) == {TP2: [("observed", "the driver said nothing of what it built")]}
+
+
+def test_library_that_a_process_had_twice_fails_a_case(failed):
+    plan = plan_of()
+    lines = lines_of(plan)
+    line(lines, TP2)["observed"]["libraries"] = {"libnccl.so.2": ["/b", "/a"], "libcudnn.so.9": ["/c", "/c"]}
+    assert failed(plan, lines) == {TP2: [("environment", "library-twice: libnccl.so.2 was loaded from /a and /b")]}
+
+
+# ---- repeats
+
+
+def test_every_repeat_is_judged_with_its_own_baseline(failed):
+    plan = plan_of(repeats=3)
+    lines = lines_of(plan)
+    assert failed(plan, lines) == {}
+    line(lines, TP2, 2)["steps"][0]["loss"] *= 2
+    found = failed(plan, lines)
+    assert list(found) == [(TP2, 2)]
+    assert [check for check, _ in found[TP2, 2]] == ["parity-loss", "repeats"]
+
+
+def test_repeats_on_the_cpu_must_have_the_same_digits_and_on_gpus_not(failed):
+    plan = plan_of(repeats=2)
+    lines = lines_of(plan)
+    entry = line(lines, TP2, 2)["steps"][4]
+    entry["grad_norm"] = math.nextafter(entry["grad_norm"], 1)
+    ((name, ((check, text),)),) = failed(plan, lines).items()
+    assert (name, check) == ((TP2, 2), "repeats")
+    assert text.startswith("step 5 differs from repeat 1: ")
+    gpu = plan_of(repeats=2, device="cuda", nonce=plan["nonce"])
+    assert failed(gpu, [lines_of(gpu)[0], *lines[1:]]) == {}
+
+
+# ---- the run as a whole
+
+SWEEP = {"ranks": 2, "sizes_bytes": [1 << 20, 1 << 30], "floor_gigabytes_per_second": 250.0}
+
+
+@pytest.fixture
+def problems(tmp_path):
+    """The problems of a run with a bandwidth line, as (check, text)."""
+
+    def found(asked=SWEEP, bandwidth=None, **run):
+        plan = plan_of(bandwidth=asked)
+        lines = [item for item in lines_of(plan, **run) if item["type"] != "bandwidth"]
+        if bandwidth is not None:
+            lines.insert(-1, bandwidth_line(SWEEP, **bandwidth))
+        results = read(tmp_path / "results.jsonl", plan, lines)
+        return [(problem.check, problem.text) for problem in run_problems(plan, results)]
+
+    return found
+
+
+def points(*speeds):
+    return [
+        {"bytes": size, "seconds": 1, "algorithm_gigabytes_per_second": speed, "bus_gigabytes_per_second": speed}
+        for size, speed in zip(SWEEP["sizes_bytes"], speeds, strict=False)
+    ]
+
+
+@pytest.mark.parametrize("floor", [None, 300.0])
+def test_bandwidth_at_the_floor_on_nvlink_passes(problems, floor):
+    assert problems({**SWEEP, "floor_gigabytes_per_second": floor}, {}) == []
+    assert problems(None) == []
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "check", "said"),
+    [
+        (None, "bandwidth", "was not measured"),
+        ({"points": points(20, 249)}, "bandwidth", "reaches 249 GB/s, the floor is 250"),
+        ({"points": points(0, 300)}, "bandwidth", "not positive"),
+        ({"points": points(300)}, "bandwidth", "asked was for 2 ranks and 2 sizes; measured were 2 ranks and 1 sizes"),
+        ({"ranks": 1}, "bandwidth", "measured were 1 ranks"),
+        ({"transports": ["P2P/CUMEM", "NET/Socket/0"]}, "transport", "ranks of one node speak by NET/Socket/0; they"),
+        ({"transports": []}, "transport", "names no transport"),
+        ({"transports": None}, "transport", "names no transport"),
+    ],
+)
+def test_slow_or_wrong_network_is_a_problem(problems, bandwidth, check, said):
+    ((code, text),) = problems(SWEEP, bandwidth)
+    assert code == check
+    assert said in text
+
+
+def test_bandwidth_that_could_not_be_measured_is_a_problem(problems):
+    failure = {"rank": 0, "exit_status": 1, "kind": "exception", "message": "NCCL error", "log": None}
+    assert problems(SWEEP, {"failure": failure}) == [("bandwidth", "measuring it failed: NCCL error")]
+
+
+def test_why_sockets_is_told_from_the_variables(problems):
+    variables = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "IB", "NCCL_CUMEM_DISABLE": "0"}
+    ((_, text),) = problems(SWEEP, {"transports": ["NET/Socket"]}, variables=variables)
+    assert "(NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1)" in text
+    assert text.endswith("the variables ask for InfiniBand")
+
+
+def test_gloo_has_no_transport_to_speak_of(problems):
+    assert problems(SWEEP, {"backend": "gloo", "transports": None}) == []
+
+
+def test_environment_that_is_not_the_locks_is_a_problem(problems):
+    findings = [
+        {"code": "shadowed", "package": "torch", "expected": "a", "found": "b"},
+        {"code": "unusable", "package": None, "expected": None, "found": "boom"},
+    ]
+    assert problems(None, findings=findings) == [
+        ("environment", "shadowed: torch: expected a, found b"),
+        ("environment", "unusable: the environment: expected none, found boom"),
+    ]
 
 
 @pytest.mark.parametrize(

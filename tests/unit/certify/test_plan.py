@@ -1,22 +1,26 @@
 """The plan is all that the runner is told; its key changes with everything that decides a verdict."""
 
+import dataclasses
 import json
-from pathlib import Path
 
 import jsonschema
 import pytest
+from helpers.matrices import six_layouts
 
-from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Device, Driver
 from envbuild.certify import plan as plan_module
 from envbuild.certify.cases import expand
-from envbuild.certify.plan import Subject, certification_key, make_plan
+from envbuild.certify.ground import Ground
+from envbuild.certify.plan import Expected, Subject, Sweep, certification_key, make_plan
 from envbuild.core.digests import sha256_bytes
 from envbuild_smoke import drivers
+from envbuild_smoke.plan_file import parse_plan
 
-MATRIX = Catalog.open(Path("/nonexistent")).matrix("certify-quick")
-CASES = expand(MATRIX, "certify-quick", Device.CPU)
+MATRIX = six_layouts()
+CPU = Ground(device=Device.CPU)
+H200 = Ground(device=Device.CUDA, sm=("90",))
+CASES = expand(MATRIX, "certify-quick", CPU)
 SUBJECT = Subject(
     name="n",
     stack="mcore",
@@ -31,11 +35,11 @@ SUBJECT = Subject(
 def plan(**changes: object) -> dict:
     arguments: dict = {
         "subject": SUBJECT,
-        "device": Device.CPU,
+        "ground": CPU,
         "driver": Driver.MCORE,
         "matrix": MATRIX,
         "cases": CASES,
-        "expected_versions": {"torch": "2.13.0+cpu"},
+        "expected": Expected(versions={"torch": "2.13.0+cpu"}, modules=("torch",)),
     }
     return make_plan(**(arguments | changes))
 
@@ -70,11 +74,20 @@ def test_plan_of_a_case():
         },
         "world_size": 2,
         "training": MATRIX.training.model_dump(),
-        "settings": {"overlap_p2p_comm": True, "batch_p2p_comm": False},
+        "settings": {
+            "overlap_p2p_comm": True,
+            "batch_p2p_comm": False,
+            "attention_backend": "local",
+            "distributed_optimizer": False,
+            "recompute": "none",
+        },
+        "resume_at": None,
+        "compare_weights": False,
+        "estimated_seconds": None,
         "time_limit_seconds": MATRIX.time_limit_seconds,
     }
     assert cases["gpt-fp32-baseline"]["baseline"] is None
-    assert cases["gpt-fp32-pp2"]["settings"] == {"overlap_p2p_comm": False, "batch_p2p_comm": True}
+    assert cases["gpt-fp32-pp2"]["settings"]["batch_p2p_comm"] is True
 
 
 def test_plan_holds_only_the_models_in_use():
@@ -86,6 +99,35 @@ def test_nonce_is_fresh():
     assert len({plan()["nonce"] for _ in range(100)}) == 100
 
 
+def test_plan_says_which_gpus():
+    assert (plan()["device"], plan()["gpu"]) == ("cpu", None)
+    there = plan(ground=H200)
+    assert (there["device"], there["gpu"]) == ("cuda", {"sm": ["90"]})
+    parse_plan(json.dumps(there).encode())
+
+
+def test_plan_with_a_sweep_and_repeats_is_one_of_smoke_s():
+    sweep = Sweep(ranks=2, sizes_bytes=(1024, 2048), floor_gigabytes_per_second=100.0)
+    read = parse_plan(json.dumps(plan(sweep=sweep, repeats=3)).encode())
+    assert read.bandwidth is not None
+    assert (read.repeats, read.bandwidth.ranks, read.bandwidth.sizes_bytes) == (3, 2, (1024, 2048))
+    assert read.bandwidth.floor_gigabytes_per_second == 100.0
+    assert read.expected_modules == ("torch",)
+
+
+def test_plan_names_only_the_digests_that_are_certified():
+    assert plan()["subject"] == SUBJECT.as_json()
+    assert plan()["subject"]["in"] == "sqsh"
+    alone = Subject(name="n", stack="s", base="b", target="t", lock_digest="l", place="venv")
+    assert alone.as_json() == {"stack": "s", "base": "b", "target": "t", "in": "venv", "lock_digest": "l"}
+
+
+def test_estimates_are_in_the_plan_and_not_in_the_key():
+    cases = {case["id"]: case["estimated_seconds"] for case in plan(estimates={"gpt-fp32-tp2": 6.5})["cases"]}
+    assert (cases["gpt-fp32-tp2"], cases["gpt-fp32-dp2"]) == (6.5, None)
+    assert key(estimates={"gpt-fp32-tp2": 6.5}) == key()
+
+
 def key(matrix=MATRIX, smoke: str = "sha256:smoke", scope: str = "quick", **changes: object) -> str:
     return certification_key(plan(matrix=matrix, **changes), matrix, smoke, scope=scope)
 
@@ -95,7 +137,7 @@ def test_key_does_not_depend_on_the_nonce():
 
 
 def subject(**changes: str) -> Subject:
-    return Subject(**({"name": "n"} | SUBJECT.as_json() | changes))  # type: ignore[arg-type]
+    return dataclasses.replace(SUBJECT, **changes)
 
 
 def matrix(**changes: object):
@@ -105,10 +147,18 @@ def matrix(**changes: object):
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"subject": subject(**{field: sha256_bytes(b"other")})} for field in SUBJECT.as_json()),
-        {"device": Device.CUDA},
+        *({"subject": subject(**{field: sha256_bytes(b"other")})} for field in sorted(set(SUBJECT.as_json()) - {"in"})),
+        {"subject": subject(place="venv")},
+        {"subject": subject(sqsh_digest=None)},
+        {"ground": H200},
+        {"ground": Ground(device=Device.CUDA, sm=("100",))},
+        {"repeats": 2},
+        {"sweep": Sweep(ranks=2, sizes_bytes=(1024,))},
+        {"sweep": Sweep(ranks=4, sizes_bytes=(1024,))},
+        {"sweep": Sweep(ranks=2, sizes_bytes=(1024,), floor_gigabytes_per_second=10.0)},
         {"cases": CASES[:-1]},
-        {"expected_versions": {"torch": "2.13.1+cpu"}},
+        {"expected": Expected(versions={"torch": "2.13.1+cpu"}, modules=("torch",))},
+        {"expected": Expected(versions={"torch": "2.13.0+cpu"})},
         {"smoke": "sha256:other"},
         {"matrix": matrix(time_limit_seconds=1)},
         {"matrix": matrix(training=MATRIX.training.model_copy(update={"seed": 1}))},

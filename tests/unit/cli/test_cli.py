@@ -299,10 +299,34 @@ def test_schema_into_files(project, capsys):
 def test_print_cases(project, capsys):
     arguments = ["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--print-cases"]
     assert run([*arguments, "--json"]) == 0
-    cases = json.loads(capsys.readouterr().out)["cases"]
-    assert [(case["id"], case["processes"]) for case in cases][-1] == ("gpt-fp32-tp2-pp2", 4)
+    told = json.loads(capsys.readouterr().out)
+    cases = {case["id"]: case for case in told["cases"]}
+    assert cases["gpt-fp32-tp2-pp2"] == {
+        "id": "gpt-fp32-tp2-pp2",
+        "processes": 4,
+        "baseline": "gpt-fp32-baseline",
+        "compares_weights": False,
+    }
+    assert told["left_out"] == []
     assert run([*arguments, "--only", "gpt-fp32-dp2"]) == 0
     assert capsys.readouterr().out.splitlines() == ["gpt-fp32-baseline  1 process", "gpt-fp32-dp2       2 processes"]
+
+
+def test_print_cases_says_what_is_left_out_and_why(project, capsys):
+    arguments = ["certify", "--stack", "mcore", "--target", "a100", "--matrix", "certify-full", "--print-cases"]
+    assert run([*arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    left_out = {item["id"]: item["why"] for item in told["left_out"]}
+    assert left_out["hybrid-bf16-pp2"] == "it needs the package mamba-ssm, which the environment does not have"
+    assert left_out["te-fp8-dp2"] == "precision = fp8 needs GPUs of SM 89 or newer; the target has SM 80"
+    assert not left_out.keys() & {case["id"] for case in told["cases"]}
+    assert run(arguments) == 0
+    last = capsys.readouterr().out.splitlines()[-3:]
+    assert [line.partition(": ")[0] for line in last] == [
+        "left out, it needs the package flash-attn, which the environment does not have",
+        "left out, precision = fp8 needs GPUs of SM 89 or newer; the target has SM 80",
+        "left out, it needs the package mamba-ssm, which the environment does not have",
+    ]
 
 
 def test_image_for_a_cluster_that_cannot_read_it_is_refused_at_once(project, capsys):

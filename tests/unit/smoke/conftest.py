@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from helpers.smoke_plans import Document, case_document, plan_document
 
-from envbuild_smoke import case_run
+from envbuild_smoke import task_run
 from envbuild_smoke.plan_file import parse_plan
-from envbuild_smoke.ranks import RankProgram
-from envbuild_smoke.runner import run_plan
+from envbuild_smoke.program import RankProgram
+from envbuild_smoke.runner import Options, run_plan
 
+FAKE = RankProgram(entry="fake_ranks:main", compare="fake_ranks:compare", bandwidth="fake_ranks:bandwidth")
 HERE = Path(__file__).resolve().parent
 
 
@@ -29,22 +30,25 @@ def document() -> Document:
 def _fake_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the fake rank program importable in the template process, and failing cases end sooner."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parents[2] / "smoke")]))
-    monkeypatch.setattr(case_run, "GRACE_SECONDS", 1.2)
+    monkeypatch.setattr(task_run, "GRACE_SECONDS", 1.2)
 
 
 @pytest.fixture
 def run_fake(tmp_path: Path) -> Callable[..., list[Document]]:
     """Runs cases into tmp_path with the fake rank program; returns the lines of results.jsonl."""
 
-    def run(*cases: Document, program: RankProgram | None = None) -> list[Document]:
-        plan = parse_plan(json.dumps(plan_document(*cases)).encode())
+    def run(
+        *cases: Document, program: RankProgram = FAKE, options: Options | None = None, **changes: object
+    ) -> list[Document]:
+        plan = parse_plan(json.dumps({**plan_document(*cases), **changes}).encode())
         run_plan(
             plan,
             plan.cases,
             tmp_path,
             emit=lambda _event: None,
             stop=threading.Event(),
-            program=program or RankProgram(entry="fake_ranks:main"),
+            program=program,
+            options=options,
         )
         return [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
 

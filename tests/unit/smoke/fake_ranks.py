@@ -4,17 +4,25 @@ The first word of a case's id says what its ranks do. It is loaded into the real
 what is tested is the real runner, forks and signals included.
 """
 
+import ctypes
+import json
 import os
 import signal
+import socket
 import subprocess
 import time
 import traceback
+from pathlib import Path
 
 from envbuild_smoke.rank import RankContext
 
 
 def main(context: RankContext) -> None:
-    (context.out / "cases" / context.case.id / f"rank{context.rank}.pid").write_text(str(os.getpid()))
+    folder = context.out / "cases" / context.case.id
+    (folder / f"rank{context.rank}.pid").write_text(str(os.getpid()))
+    (folder / f"rank{context.rank}.told").write_text(
+        json.dumps({"device_index": context.device_index, "parent": os.getppid(), "save": context.save_final_weights})
+    )
     print(f"hello from rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}")
     globals()[context.case.id.split("-")[0]](context)
 
@@ -24,6 +32,98 @@ def train(context: RankContext) -> None:
     if context.rank == context.case.world_size - 1:
         for step in range(1, context.case.training.steps + 1):
             context.report_step(step, loss=7.0 - step, grad_norm=1.0 / step, seconds=0.0)
+
+
+def saves(context: RankContext) -> None:
+    """A baseline that says when its weights are there, and goes on until a file lets it end."""
+    context.checkpoint.mkdir(parents=True)
+    context.report_weights_saved()
+    wait_for(context.out / "go")
+    if context.save_final_weights:
+        context.final_checkpoint.mkdir(parents=True)
+    train(context)
+
+
+def waits(context: RankContext) -> None:
+    """Reports its steps, and waits for a file."""
+    train(context)
+    wait_for(context.out / "go")
+
+
+def opens(context: RankContext) -> None:
+    """Lets such a baseline end."""
+    (context.out / "go").touch()
+    train(context)
+
+
+def meets(context: RankContext) -> None:
+    """The ranks meet at the port: rank 0 got the socket that listens there."""
+    if context.rank == 0:
+        assert context.listener is not None
+        with socket.socket(fileno=context.listener) as listener:
+            for _ in range(context.case.world_size - 1):
+                connection, _address = listener.accept()
+                connection.close()
+    else:
+        socket.create_connection(("127.0.0.1", context.port), timeout=5).close()
+    train(context)
+
+
+def observes(context: RankContext) -> None:
+    context.report_observed({"layer_spec": "local"})
+    train(context)
+
+
+def stopped(context: RankContext) -> None:
+    """Rank 1 is stopped: it neither runs nor ends."""
+    if context.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        wait_for_nothing()
+
+
+def silent(context: RankContext) -> None:
+    """Rank 0 leaves with status 0 and has done nothing."""
+    if context.rank == 0:
+        os._exit(0)
+    train(context)
+
+
+def late(context: RankContext) -> None:
+    """All steps are done; then rank 0 raises while it tears down."""
+    train(context)
+    if context.rank == 0:
+        time.sleep(0.1)
+        raise RuntimeError("planted in the teardown")
+
+
+def prints(context: RankContext) -> None:
+    """Words of Python and of a C library that buffers."""
+    ctypes.CDLL(None).printf(b"C of %d in %s\n", context.rank, context.case.id.encode())
+    print(f"Python of {context.rank} in {context.case.id}", end="")
+    train(context)
+
+
+def compare(context: RankContext) -> dict[str, object]:
+    """What the comparison of weights answers; some fail."""
+    if "bad" in context.case.id:
+        raise ValueError("planted in the comparison")
+    return {
+        "compared_with": context.case.baseline,
+        "tensors": 3,
+        "largest_relative_difference": 0.0,
+        "worst": "x",
+        "missing": [],
+        "unexpected": [],
+    }
+
+
+def bandwidth(context: RankContext, sizes: list[int]) -> dict[str, object]:
+    """A sweep over ranks that live for it alone."""
+    point = {"seconds": 0.5, "algorithm_gigabytes_per_second": 2.0, "bus_gigabytes_per_second": 1.0}
+    (context.out / "cases" / context.case.id / f"rank{context.rank}.pid").write_text(str(os.getpid()))
+    assert context.rank_count == context.case.world_size
+    return {"backend": "gloo", "transports": None, "points": [{"bytes": size, **point} for size in sizes]}
 
 
 def raises(context: RankContext) -> None:
@@ -86,6 +186,11 @@ def lingers(context: RankContext) -> None:
 def start_child(context: RankContext) -> None:
     child = subprocess.Popen(["sleep", "600"])
     (context.out / "cases" / context.case.id / f"child{context.rank}.pid").write_text(str(child.pid))
+
+
+def wait_for(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.02)
 
 
 def wait_for_nothing() -> None:

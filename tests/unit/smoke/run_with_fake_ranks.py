@@ -4,10 +4,11 @@ import sys
 from functools import partial
 
 from envbuild_smoke import cli, runner
-from envbuild_smoke.ranks import RankProgram
+from envbuild_smoke.program import RankProgram
 
 if __name__ == "__main__":
-    runner.run_plan = partial(runner.run_plan, program=RankProgram(entry="fake_ranks:main"))
+    program = RankProgram(entry="fake_ranks:main", compare="fake_ranks:compare", bandwidth="fake_ranks:bandwidth")
+    runner.run_plan = partial(runner.run_plan, program=program)
     status = cli.main()
     cli.close_streams()
     sys.exit(status)

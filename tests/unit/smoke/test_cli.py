@@ -40,8 +40,9 @@ def test_run_prints_events_and_exits_0(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert [event["event"] for event in events] == ["case-started", *["step"] * 5, "case-finished"]
-    assert events[0] == {"event": "case-started", "case": "train-baseline", "index": 1, "total": 1}
-    assert events[1] == {"event": "step", "case": "train-baseline", "step": 1, "loss": 6.0, "grad_norm": 1.0}
+    about = {"case": "train-baseline", "repeat": 1}
+    assert events[0] == {"event": "case-started", **about, "index": 1, "total": 1, "devices": [0]}
+    assert events[1] == {"event": "step", **about, "step": 1, "loss": 6.0, "grad_norm": 1.0}
     assert events[-1]["status"] == "completed"
     assert "1 of 1 cases completed" in done.stderr
 
@@ -61,7 +62,7 @@ def test_refused_run_exits_2_and_writes_nothing(tmp_path: Path, damage: str) -> 
     plan = plan_file(tmp_path, case_document("train-baseline"))
     command = [*FAKE, "run", "--plan", plan, "--out", str(out)]
     if damage == "plan":
-        Path(plan).write_text('{"schema": "envbuild.plan/1"}')
+        Path(plan).write_text('{"schema": "envbuild.plan/2"}')
         words = "plan.models: missing"
     elif damage == "only":
         command += ["--only", "train-tp2"]

@@ -10,6 +10,8 @@ from envbuild_smoke.plan import PlanError
 from envbuild_smoke.plan_file import parse_plan, read_plan
 
 Document = dict[str, Any]
+BANDWIDTH = {"ranks": 2, "sizes_bytes": [1024], "floor_gigabytes_per_second": None}
+MAMBA = {"hybrid_override_pattern": "M*-M", "state_dim": 16, "head_dim": 16, "num_groups": 1}
 
 
 def refusal(document: Document) -> str:
@@ -55,9 +57,21 @@ def test_selection_of_unknown_case_lists_the_known(document: Document) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        ("schema", "envbuild.plan/2", ["plan.schema", '"envbuild.plan/2"', "'envbuild.plan/1'"]),
+        ("schema", "envbuild.plan/1", ["plan.schema", '"envbuild.plan/1"', "'envbuild.plan/2'"]),
         ("nonce", "xyz", ["plan.nonce", "xyz", "32 lower-case"]),
         ("device", "tpu", ["plan.device", "tpu", "'cpu', 'cuda'"]),
+        ("gpu", {"sm": ["90"]}, ["plan.gpu", "an object with device 'cpu'", "null on the CPU"]),
+        ("gpu", {"sm": []}, ["plan.gpu.sm", "1 or more"]),
+        ("gpu", {"sm": ["9.0"]}, ["plan.gpu.sm", "without its dot"]),
+        ("gpu", {"sm": ["90"], "names": [1]}, ["plan.gpu.names", "a string"]),
+        ("gpu", {"sm": ["90"], "memory": 1}, ["plan.gpu", "unknown key 'memory'"]),
+        ("gpu", "h200", ["plan.gpu", "h200", "an object"]),
+        ("expected_modules", ["torch", "a b"], ["plan.expected_modules", "dotted name"]),
+        ("repeats", 0, ["plan.repeats", "found 0", "1 or more"]),
+        ("bandwidth", {}, ["plan.bandwidth.ranks", "missing"]),
+        ("bandwidth", BANDWIDTH | {"ranks": 1}, ["plan.bandwidth.ranks", "2 or more"]),
+        ("bandwidth", BANDWIDTH | {"sizes_bytes": []}, ["plan.bandwidth.sizes_bytes", "1 or more"]),
+        ("bandwidth", BANDWIDTH | {"floor_gigabytes_per_second": 0}, ["plan.bandwidth.floor", "above 0, or null"]),
         ("extra", 1, ["plan", "unknown key 'extra'", "'cases'"]),
         ("subject", {"stack": 1}, ["plan.subject", "strings"]),
         ("cases", [], ["plan.cases", "empty"]),
@@ -71,7 +85,7 @@ def test_selection_of_unknown_case_lists_the_known(document: Document) -> None:
         ("cases.1.baseline", "train-dp2", ["train-dp2", "the plan's baselines: 'train-baseline'"]),
         ("cases.1.driver", "jax", ["plan.cases[1].driver", "jax", "'mcore'"]),
         ("cases.1.model", "bert", ["train-dp2", "bert", "'gpt'"]),
-        ("cases.1.precision", "fp8", ["plan.cases[1].precision", "'fp32', 'bf16'"]),
+        ("cases.1.precision", "fp16", ["plan.cases[1].precision", "'fp32', 'bf16', 'fp8'"]),
         ("cases.1.precision", "bf16", ["train-dp2", "precision", "train-baseline"]),
         ("cases.1.training.seed", 1, ["train-dp2", "seed", "found 1", "1234"]),
         ("cases.1.training.steps", 0, ["plan.cases[1].training.steps", "found 0", "1 or more"]),
@@ -85,13 +99,25 @@ def test_selection_of_unknown_case_lists_the_known(document: Document) -> None:
         ("cases.1.settings.nccl", 1, ["plan.cases[1].settings", "nccl", "'overlap_p2p_comm'"]),
         ("cases.1.world_size", 4, ["train-dp2", "world_size is 4", "is 2"]),
         ("cases.1.layout.data", 3, ["train-dp2", "global_batch_size is 16", "(6)"]),
-        ("cases.1.layout.expert", 2, ["train-dp2", "layout.expert is 2"]),
+        ("cases.1.layout.expert", 2, ["train-dp2", "layout.expert is 2", "no experts"]),
         ("cases.1.layout.virtual_pipeline", 2, ["train-dp2", "virtual_pipeline > 1 needs pipeline > 1"]),
         ("cases.1.settings.overlap_p2p_comm", True, ["train-dp2", "both true"]),
         ("models.gpt.num_attention_heads", 3, ["hidden_size is 64", "(3) does not divide"]),
         ("models.gpt.num_attention_heads", 16, ["is 4", "multiple of 8"]),
         ("models.gpt.layer_spec", "apex", ["plan.models.gpt.layer_spec", "'transformer-engine'"]),
         ("models.gpt.layer_spec", "transformer-engine", ["needs device 'cuda'"]),
+        ("models.gpt.normalization", "BatchNorm", ["plan.models.gpt.normalization", "'LayerNorm', 'RMSNorm'"]),
+        ("models.gpt.num_query_groups", 0, ["plan.models.gpt.num_query_groups", "1 or more"]),
+        ("models.gpt.moe", {"num_experts": 4}, ["plan.models.gpt.moe.router_topk", "missing"]),
+        ("models.gpt.moe", 4, ["plan.models.gpt.moe", "an object"]),
+        ("models.gpt.mamba", MAMBA | {"hybrid_override_pattern": "MX"}, ["hybrid_override_pattern", "M (Mamba)"]),
+        ("models.gpt.mamba", MAMBA | {"conv": 4}, ["plan.models.gpt.mamba", "unknown key 'conv'"]),
+        ("cases.1.settings.attention_backend", "xformers", ["attention_backend", "'unfused'"]),
+        ("cases.1.settings.recompute", "some", ["settings.recompute", "'none', 'selective', 'full'"]),
+        ("cases.1.settings.distributed_optimizer", 1, ["distributed_optimizer", "true or false"]),
+        ("cases.1.resume_at", 0, ["plan.cases[1].resume_at", "1 or more, or null"]),
+        ("cases.1.compare_weights", None, ["plan.cases[1].compare_weights", "true or false"]),
+        ("cases.1.estimated_seconds", 0, ["plan.cases[1].estimated_seconds", "above 0, or null"]),
         ("models.gpt.kind", "bert", ["plan.models.gpt.kind", "'gpt'"]),
     ],
 )
@@ -106,7 +132,7 @@ def test_plan_refused(document: Document, path: str, value: object, words: list[
     [
         ({"pipeline": 2, "virtual_pipeline": 4}, {}, ["num_layers is 4", "(8)"]),
         ({"tensor": 3}, {}, ["num_attention_heads is 4", "(3)"]),
-        ({"tensor": 2, "sequence": True}, {}, ["sequence needs a model with layer_spec"]),
+        ({"tensor": 2, "sequence": True}, {}, ["sequence needs a model with layer_spec", "or normalization 'RMSNorm'"]),
         ({"sequence": True}, {}, ["sequence needs tensor > 1"]),
         ({"context": 2}, {}, ["context > 1 needs a model with layer_spec"]),
         ({"pipeline": 2}, {"overlap_p2p_comm": True, "batch_p2p_comm": False}, ["needs virtual_pipeline > 1"]),
@@ -141,6 +167,21 @@ def every_key(value: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]
     if isinstance(value, list):
         return [p for index, entry in enumerate(value) for p in every_key(entry, (*path, str(index)))]
     return []
+
+
+def test_plan_for_gpus_must_say_which(document: Document) -> None:
+    document["device"] = "cuda"
+    assert "plan.gpu: found null with device 'cuda'" in refusal(document)
+    document["gpu"] = {"sm": ["90", "100a"]}
+    read = parse_plan(json.dumps(document).encode())
+    assert read.gpu is not None
+    assert (read.gpu.sm, read.gpu.names) == (("90", "100a"), ())
+
+
+def test_plan_with_sequence_and_rms_norm(document: Document) -> None:
+    document["models"]["gpt"]["normalization"] = "RMSNorm"
+    document["cases"][1]["layout"].update({"data": 1, "tensor": 2, "sequence": True})
+    assert parse_plan(json.dumps(document).encode()).cases[1].layout.sequence
 
 
 def test_plan_without_any_one_key_is_refused(document: Document) -> None:

@@ -10,7 +10,7 @@ import pytest
 from helpers.smoke_plans import Document, case_document
 from unit.smoke.processes import assert_gone
 
-from envbuild_smoke.ranks import RankProgram
+from envbuild_smoke.program import RankProgram
 from envbuild_smoke.runner import UnusableEnvironmentError
 
 RunFake = Callable[..., list[Document]]

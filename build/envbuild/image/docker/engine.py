@@ -52,6 +52,17 @@ class Engine:
         self.version = f"{'podman' if self.is_podman else 'docker'} {version.get('Version', 'of unknown version')}"
         self.api_version = str(version.get("ApiVersion", ""))
 
+    @property
+    def api(self) -> APIClient:
+        """The SDK's client; its calls belong into :meth:`errors`."""
+        return self._api
+
+    @property
+    def is_rootless(self) -> bool:
+        """Whether root in its containers is the account that runs it."""
+        with self.errors("ask how it runs"):
+            return any("rootless" in str(item) for item in self._api.info().get("SecurityOptions") or ())
+
     def find(self, name: str) -> Found | None:
         """An image by its tag or ID."""
         from docker.errors import ImageNotFound

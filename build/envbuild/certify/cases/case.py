@@ -1,0 +1,197 @@
+"""A case: one row of a matrix with everything that it leaves unsaid, and the ID made from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+
+from envbuild.catalog.models import (
+    AttentionBackend,
+    CaseSpec,
+    LayerSpec,
+    Matrix,
+    ModelSpec,
+    Precision,
+    Recompute,
+    Training,
+)
+from envbuild.certify.ground import Ground
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Parallel sizes: how many processes share what. Expert parallelism has the ranks of data x context."""
+
+    data: int = 1
+    tensor: int = 1
+    sequence: bool = False
+    pipeline: int = 1
+    virtual_pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def label(self) -> str:
+        """The layout in the field's short words: ``tp2-pp2``; ``baseline`` for one process."""
+        sizes = (
+            ("dp", self.data),
+            ("tp", self.tensor),
+            ("sp", int(self.sequence)),
+            ("pp", self.pipeline),
+            ("vp", self.virtual_pipeline),
+            ("cp", self.context),
+            ("ep", self.expert),
+        )
+        words = (word if word == "sp" else f"{word}{size}" for word, size in sizes if size > (word != "sp"))
+        return "-".join(words) or "baseline"
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the axes that split something."""
+        return tuple(name for name, size in vars(self).items() if size > (name != "sequence"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One certification run. Its ID is made from its fields: ``gpt-fp32-tp2-pp2-do``.
+
+    Attributes:
+        settings: the axes beside the layout in which it differs from what is plain, with the words for them in its ID.
+        separate: the word for a global batch that is not the matrix's; its baseline has it too.
+    """
+
+    model: str
+    precision: Precision
+    layout: Layout
+    micro_batch_size: int
+    global_batch_size: int
+    overlap_p2p_comm: bool
+    attention_backend: AttentionBackend
+    distributed_optimizer: bool
+    recompute: Recompute
+    resume_at: int | None
+    compare_weights: bool
+    settings: tuple[tuple[str, str], ...] = ()
+    separate: str = ""
+
+    @property
+    def id(self) -> str:
+        # "baseline" is said of baselines alone, and not of a case of one process that resumes, for example.
+        layout = () if self.layout.world_size == 1 and self.settings else (self.layout.label,)
+        words = (self.model, self.precision.value, *layout, self.separate, *(word for _, word in self.settings))
+        return "-".join(filter(None, words))
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.id == self.baseline_id
+
+    @property
+    def baseline_id(self) -> str:
+        """The case whose weights and numbers this one must reproduce."""
+        return "-".join(filter(None, (self.model, self.precision.value, "baseline", self.separate)))
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes, each with a GPU of its own where there are any."""
+        return self.layout.world_size
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro batches each data-parallel rank trains in a step."""
+        return self.global_batch_size // (self.micro_batch_size * self.layout.data)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes in which it differs from its baseline."""
+        return (*self.layout.axes, *(axis for axis, _ in self.settings))
+
+
+def same_arithmetic(case: Case) -> bool:
+    """Whether a case must agree with its baseline bit for bit, and not only within a tolerance.
+
+    With two data-parallel ranks of one micro batch each, the baseline adds the gradients of the same two micro batches,
+    and the sum of two numbers does not depend on their order. fp8 has scales of its own on each rank.
+    """
+    plain = case.layout == Layout(data=2) and not case.settings
+    return plain and case.micro_batches == 1 and case.precision is not Precision.FP8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """All that decides a case: what the matrix says of it, and what it runs on."""
+
+    spec: CaseSpec
+    model: ModelSpec
+    training: Training
+    ground: Ground
+
+    @classmethod
+    def of(cls, spec: CaseSpec, matrix: Matrix, ground: Ground) -> Row:
+        return cls(spec=spec, model=matrix.models[spec.model], training=matrix.training, ground=ground)
+
+    @property
+    def micro_batch_size(self) -> int:
+        return self.spec.micro_batch_size or self.training.micro_batch_size
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.spec.global_batch_size or self.training.global_batch_size
+
+    @property
+    def overlap_p2p_comm(self) -> bool:
+        stated = self.spec.overlap_p2p_comm
+        return self.spec.virtual_pipeline > 1 if stated is None else stated
+
+    @property
+    def usual_attention(self) -> AttentionBackend:
+        """The attention of the model's baselines."""
+        local = self.model.layer_spec is LayerSpec.LOCAL
+        return AttentionBackend.LOCAL if local else AttentionBackend.AUTO
+
+    @property
+    def attention_backend(self) -> AttentionBackend:
+        return self.spec.attention_backend or self.usual_attention
+
+    @cached_property
+    def case(self) -> Case:
+        """The case that it is."""
+        spec = self.spec
+        other_batch = self.global_batch_size != self.training.global_batch_size
+        case = Case(
+            model=spec.model,
+            precision=spec.precision,
+            layout=Layout(**{name: getattr(spec, name) for name in Layout.__dataclass_fields__}),
+            micro_batch_size=self.micro_batch_size,
+            global_batch_size=self.global_batch_size,
+            overlap_p2p_comm=self.overlap_p2p_comm,
+            attention_backend=self.attention_backend,
+            distributed_optimizer=spec.distributed_optimizer,
+            recompute=spec.recompute,
+            resume_at=spec.resume_at,
+            compare_weights=False,
+            settings=tuple(self._settings()),
+            separate=f"gb{self.global_batch_size}" if other_batch else "",
+        )
+        # A baseline's weights would be compared with themselves.
+        return case if case.is_baseline else dataclasses.replace(case, compare_weights=spec.compare_weights)
+
+    def _settings(self) -> list[tuple[str, str]]:
+        spec = self.spec
+        possible = [
+            (self.micro_batch_size != self.training.micro_batch_size, "micro_batch_size", f"mb{self.micro_batch_size}"),
+            (spec.distributed_optimizer, "distributed_optimizer", "do"),
+            (spec.recompute is not Recompute.NONE, "recompute", f"rc-{spec.recompute.value}"),
+            (
+                self.attention_backend is not self.usual_attention,
+                "attention_backend",
+                f"attn-{self.attention_backend.value}",
+            ),
+            (spec.resume_at is not None, "resume_at", f"resume{spec.resume_at}"),
+        ]
+        return [(axis, word) for differs, axis, word in possible if differs]

@@ -1,0 +1,122 @@
+"""A matrix expanded into cases, and what is left out where it cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from envbuild.catalog.models import Matrix
+from envbuild.certify.cases.case import Case, Row
+from envbuild.certify.cases.nearest import Broken, with_nearest
+from envbuild.certify.cases.rules import broken_rules
+from envbuild.certify.ground import Ground
+from envbuild.core.errors import ConfigurationError
+
+# A case's ID names a directory; smoke takes no longer one.
+CASE_ID_LENGTH = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A case of the matrix that is not for what it would run on, and why."""
+
+    id: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expansion:
+    """A matrix on one device: its cases, baselines first, and those left out."""
+
+    cases: tuple[Case, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def expand(matrix: Matrix, name: str, ground: Ground) -> tuple[Case, ...]:
+    """The cases of :func:`expansion`."""
+    return expansion(matrix, name, ground).cases
+
+
+def expansion(matrix: Matrix, name: str, ground: Ground) -> Expansion:
+    """All cases of a matrix on a device.
+
+    Raises:
+        ConfigurationError: the matrix is not for the device, a layout is impossible or known to be wrong, a case is
+            listed twice, or a case has no baseline or no tolerance.
+    """
+    if ground.device not in matrix.devices:
+        raise ConfigurationError(
+            f"matrix {name} is not for device {ground.device.value}",
+            why=f"It names the devices: {', '.join(item.value for item in matrix.devices)}.",
+            fix="Choose another matrix with --matrix (`envbuild list matrices`).",
+        )
+    reading = _Reading(matrix, ground)
+    problems = [*reading.problems, *with_nearest(reading.rows, reading.broken)]
+    cases = {row.case.id: row.case for _, row in reading.rows}
+    problems += [
+        f"{case.id}: its baseline {case.baseline_id} is not among the cases"
+        for case in cases.values()
+        if case.baseline_id not in cases
+    ]
+    if problems:
+        raise ConfigurationError(
+            f"matrix {name} has cases that cannot be run",
+            why="\n".join(problems),
+            fix=f"Correct envs/matrices/{name}.toml.",
+        )
+    in_order = sorted(cases.values(), key=lambda case: not case.is_baseline)
+    return Expansion(cases=tuple(in_order), left_out=tuple(reading.left_out))
+
+
+class _Reading:
+    """The rows of a matrix, looked at one by one.
+
+    Attributes:
+        rows: those for this device with their positions in the file, also those that cannot be run.
+    """
+
+    def __init__(self, matrix: Matrix, ground: Ground) -> None:
+        self.rows: list[tuple[int, Row]] = []
+        self.broken: list[Broken] = []
+        self.problems: list[str] = []
+        self.left_out: list[LeftOut] = []
+        self._matrix, self._ground = matrix, ground
+        for position, written in enumerate(matrix.cases):
+            for spec in written.specs():
+                if spec.model not in matrix.models:
+                    known = ", ".join(matrix.models)
+                    self.problems.append(f"cases[{position}]: no model {spec.model!r} is defined; defined: {known}")
+                    continue
+                row = Row.of(spec, matrix, ground)
+                if written.devices is not None and ground.device not in written.devices:
+                    devices = " or ".join(device.value for device in written.devices)
+                    self.left_out.append(LeftOut(id=row.case.id, why=f"it is for device {devices}"))
+                else:
+                    self._take(position, row, where_possible=written.where_possible)
+
+    def _take(self, position: int, row: Row, *, where_possible: bool) -> None:
+        rules = broken_rules(row)
+        impossible = [rule.text for rule in rules if rule.ground]
+        if where_possible and impossible:
+            self.left_out.append(LeftOut(id=row.case.id, why="; ".join(impossible)))
+            return
+        if rules:
+            self.broken.append(Broken(index=len(self.rows), rules=tuple(rules)))
+        self.problems += [f"cases[{position}]: {problem}" for problem in self._problems(row)]
+        self.rows.append((position, row))
+
+    def _problems(self, row: Row) -> list[str]:
+        case, found = row.case, []
+        if len(case.id) > CASE_ID_LENGTH:
+            text = f"{case.id} has {len(case.id)} characters; an ID has at most {CASE_ID_LENGTH}"
+            found.append(f"{text}: shorten the model's name")
+        if other := next((other.case for _, other in self.rows if other.case.id == case.id), None):
+            differing = [name for name, value in vars(case).items() if value != getattr(other, name)]
+            names = ", ".join(differing)
+            found.append(
+                f"{case.id} is the ID of another case too, which differs in {names}; IDs must differ"
+                if differing
+                else f"{case.id} is listed twice"
+            )
+        if case.precision not in self._matrix.tolerance:
+            found.append(f"there is no [tolerance.{case.precision.value}]")
+        return found

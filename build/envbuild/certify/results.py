@@ -1,0 +1,319 @@
+"""results.jsonl read: whole, as its schema has it, and of one plan; anything else is refused.
+
+Its schema lives with smoke. What the numbers in it mean is the judge's business.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from envbuild.catalog.data import data_root
+from envbuild.core.digests import Json
+from envbuild.core.errors import ResultsRefusedError
+
+RESULTS_SCHEMA = "envbuild.results/2"
+SCHEMA_FILE = "smoke/envbuild_smoke/schemas/result.schema.json"
+# Reasons, for programs.
+MISSING, SCHEMA, TRUNCATED, REPEATED, PLAN, IMAGE = "missing", "schema", "truncated", "repeated-case", "plan", "image"
+SMOKE = "smoke"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one training step measured; NaN for a number that was not finite."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """How a case's final weights compare with its baseline's."""
+
+    compared_with: str
+    tensors: int
+    largest_relative_difference: float
+    worst: str | None = None
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseResult:
+    """What the runner says about one repeat of a case."""
+
+    case: str
+    status: str
+    steps: tuple[Step, ...]
+    seconds: float
+    failure: Mapping[str, Any] | None
+    repeat: int = 1
+    devices: tuple[Json, ...] = ()
+    started_seconds: float | None = None
+    startup_seconds: float | None = None
+    fresh_processes: int = 0
+    weights: Weights | None = None
+    observed: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """A results.jsonl that belongs to one plan.
+
+    Attributes:
+        cases: by ID and repeat.
+        machine: where it ran: GPUs, driver, CUDA, NCCL, variables.
+        image: what the runner hashed before it started; None outside of an image.
+        bandwidth: the line of the all_reduce sweep.
+        run: the whole first line.
+    """
+
+    environment: Mapping[str, Any]
+    environment_findings: tuple[Mapping[str, Any], ...]
+    smoke_version: str
+    started_at: str
+    finished_at: str | None
+    cases: Mapping[tuple[str, int], CaseResult]
+    smoke_digest: str | None = None
+    machine: Mapping[str, Any] | None = None
+    image: Mapping[str, Any] | None = None
+    isolation: str = "live"
+    devices: tuple[Json, ...] = ()
+    bandwidth: Mapping[str, Any] | None = None
+    resumed: tuple[str, ...] = ()
+    run: Mapping[str, Any] | None = None
+
+    def of(self, case: str, repeat: int = 1) -> CaseResult | None:
+        """One repeat of a case; None where the runner said nothing about it."""
+        return self.cases.get((case, repeat))
+
+
+class _Refused(Exception):  # noqa: N818 - made into one of ours where the file is known
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__(why)
+        self.reason = reason
+
+
+def read_results(path: Path, plan: Mapping[str, Any], plan_digest: str, smoke_digest: str | None = None) -> Results:
+    """Read the results of a plan.
+
+    Args:
+        plan: the plan as it was given to the runner; ``plan_digest`` is that of its bytes.
+        smoke_digest: of the runner that had to be used; any when None.
+
+    Raises:
+        ResultsRefusedError: missing, cut off, malformed, with a case twice, or of another plan, image or runner.
+    """
+    try:
+        return _read(path, plan, plan_digest, smoke_digest)
+    except _Refused as refused:
+        raise ResultsRefusedError(
+            f"the results in {path} cannot be judged",
+            why=str(refused),
+            fix=_FIXES.get(refused.reason, "Run the certification again."),
+            log=path,
+            reason=refused.reason,
+        ) from refused
+
+
+_FIXES = {
+    TRUNCATED: "If the runner was interrupted, let it go on (--resume). If the file was copied, copy it again, whole.",
+    PLAN: "Bring back the results of this plan, or run it (again). A plan's results are never judged by another plan.",
+    IMAGE: "Run the plan in the image that it is for; its digests are in the plan under `subject`.",
+    SMOKE: "Run the plan with the smoke.pyz that was written beside it.",
+}
+
+
+def _read(path: Path, plan: Mapping[str, Any], plan_digest: str, smoke_digest: str | None) -> Results:
+    records = _records(path)
+    run, end = _frame(records)
+    _check_plan(run, plan, plan_digest)
+    if smoke_digest is not None and run["smoke_digest"] != smoke_digest:
+        used = run["smoke_digest"] or "one from its sources"
+        raise _Refused(SMOKE, f"The plan is for runner {smoke_digest}; it ran with {used}.")
+    _check_image(run["image"], plan["subject"])
+    found = [_case_result(record) for record in records if record["type"] == "case"]
+    _check_cases(found, plan, end)
+    bandwidths = [record for record in records if record["type"] == "bandwidth"]
+    if len(bandwidths) > 1:
+        raise _Refused(REPEATED, "The bandwidth is in it twice.")
+    return Results(
+        environment=run["environment"],
+        environment_findings=tuple(run["environment_findings"]),
+        smoke_version=run["smoke_version"],
+        smoke_digest=run["smoke_digest"],
+        started_at=run["started_at"],
+        finished_at=end["finished_at"],
+        cases={(result.case, result.repeat): result for result in found},
+        machine=run["machine"],
+        image=run["image"],
+        isolation=run["isolation"],
+        devices=tuple(run["devices"]),
+        bandwidth=bandwidths[0] if bandwidths else None,
+        resumed=tuple(record["at"] for record in records if record["type"] == "resumed"),
+        run=run,
+    )
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """The lines of the file, each as the schema has it."""
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _Refused(MISSING, "The runner wrote no results: there is no such file.") from None
+    except OSError as error:
+        raise _Refused(MISSING, f"The file cannot be read: {error.strerror}.") from error
+    if not data.strip():
+        raise _Refused(MISSING, "The file is empty.")
+    try:
+        lines = data.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise _Refused(SCHEMA, f"It is no text: {error}") from error
+    if lines[-1]:
+        raise _Refused(TRUNCATED, "Its last line is not whole.")
+    records = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            record = json.loads(line, object_pairs_hook=_each_key_once, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise _Refused(SCHEMA, f"Line {number} is no JSON: {error}") from error
+        _check_schema(record, number)
+        records.append(record)
+    return records
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"JSON has no {word}; the runner writes null for a number that is not finite")
+
+
+@cache
+def _validators() -> Mapping[str, Any]:
+    """A validator for each type of line."""
+    from jsonschema import Draft202012Validator
+
+    schema = json.loads((data_root() / SCHEMA_FILE).read_text())
+    kinds = [item["$ref"].rsplit("/", 1)[1] for item in schema["oneOf"]]
+    return {kind: Draft202012Validator({"$ref": f"#/$defs/{kind}", "$defs": schema["$defs"]}) for kind in kinds}
+
+
+def _check_schema(record: object, number: int) -> None:
+    kind = record.get("type") if isinstance(record, dict) else None
+    validator = _validators().get(kind) if isinstance(kind, str) else None
+    if not isinstance(record, dict) or validator is None:
+        raise _Refused(SCHEMA, f"Line {number} is of no type that is known: {str(kind)[:40]!r}.")
+    if record.get("schema") != RESULTS_SCHEMA:
+        raise _Refused(SCHEMA, f"Line {number} is of schema {str(record.get('schema'))[:60]!r}, not {RESULTS_SCHEMA}.")
+    error = next(iter(sorted(validator.iter_errors(record), key=lambda error: list(map(str, error.path)))), None)
+    if error is not None:
+        where = ".".join(map(str, error.path)) or "it"
+        raise _Refused(SCHEMA, f"Line {number} ({kind}): {where}: {error.message[:300]}")
+
+
+def _frame(records: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The first line and the last."""
+    kinds = [record["type"] for record in records]
+    if kinds[0] != "run" or kinds.count("run") != 1:
+        raise _Refused(SCHEMA, f"It begins with {kinds[0]!r} and has {kinds.count('run')} lines of type run, not one.")
+    if "end" not in kinds:
+        raise _Refused(TRUNCATED, "The runner did not come to its end: the last line, of type end, is missing.")
+    if kinds[-1] != "end" or kinds.count("end") != 1:
+        raise _Refused(SCHEMA, "It has lines behind its end.")
+    return records[0], records[-1]
+
+
+def _check_plan(run: Mapping[str, Any], plan: Mapping[str, Any], plan_digest: str) -> None:
+    for name, stated, expected in (
+        ("nonce", run["nonce"], plan["nonce"]),
+        ("subject", run["subject"], dict(plan["subject"])),
+        ("digest", run["plan_digest"], plan_digest),
+    ):
+        if stated != expected:
+            raise _Refused(PLAN, f"They are of another plan: its {name} is {stated}, and this one's is {expected}.")
+
+
+def _check_image(image: Mapping[str, Any] | None, subject: Mapping[str, str]) -> None:
+    """What the runner hashed must be what the plan is about."""
+    expected = subject.get("sqsh_digest" if subject.get("in") == "sqsh" else "oci_digest")
+    if expected is None:
+        if image is not None:
+            raise _Refused(IMAGE, f"The plan is about a lock, and it ran in image {image['file_digest']}.")
+        return
+    if image is None:
+        raise _Refused(IMAGE, f"The plan is about image {expected}; the runner was given none to hash (--image FILE).")
+    if image["file_digest"] != expected:
+        raise _Refused(IMAGE, f"The plan is about image {expected}; they are of {image['file_digest']}.")
+
+
+def _check_cases(found: Sequence[CaseResult], plan: Mapping[str, Any], end: Mapping[str, Any]) -> None:
+    """Every line is of a case of the plan, no case is there twice, and no line was lost."""
+    known, repeats = {case["id"] for case in plan["cases"]}, plan.get("repeats", 1)
+    seen: set[tuple[str, int]] = set()
+    for result in found:
+        if result.case not in known or result.repeat > repeats:
+            raise _Refused(PLAN, f"The plan has no case {result.case!r} with repeat {result.repeat}.")
+        if (result.case, result.repeat) in seen:
+            raise _Refused(REPEATED, f"Case {result.case} is in it twice (repeat {result.repeat}).")
+        seen.add((result.case, result.repeat))
+    completed = sum(result.status == "completed" for result in found)
+    if (end["cases"], end["completed"]) != (len(found), completed):
+        raise _Refused(
+            TRUNCATED,
+            f"By its end {end['completed']} of {end['cases']} cases completed; there are {completed} of {len(found)}.",
+        )
+
+
+def _number(value: float | None) -> float:
+    """JSON has no NaN and no infinity: the runner writes null for a number that is not finite."""
+    try:
+        return math.nan if value is None else float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _case_result(record: Mapping[str, Any]) -> CaseResult:
+    weights = record["weights"]
+    return CaseResult(
+        case=record["case"],
+        repeat=record["repeat"],
+        status=record["status"],
+        steps=tuple(
+            Step(
+                step=step["step"],
+                loss=_number(step["loss"]),
+                grad_norm=_number(step["grad_norm"]),
+                seconds=_number(step["seconds"]),
+            )
+            for step in record["steps"]
+        ),
+        seconds=_number(record["seconds"]),
+        failure=record["failure"],
+        devices=tuple(record["devices"]),
+        started_seconds=record["started_seconds"],
+        startup_seconds=record["startup_seconds"],
+        fresh_processes=record["fresh_processes"],
+        weights=weights
+        and Weights(
+            compared_with=weights["compared_with"],
+            tensors=weights["tensors"],
+            largest_relative_difference=_number(weights["largest_relative_difference"]),
+            worst=weights["worst"],
+            missing=tuple(weights["missing"]),
+            unexpected=tuple(weights["unexpected"]),
+        ),
+        observed=record["observed"],
+    )

@@ -1,0 +1,194 @@
+"""Verdicts of earlier runs: a case that passed is not run again while nothing that decides it changed.
+
+Only an image is known by its content. Of an environment on this machine nobody can say that it is still the one of the
+last time, so what trains there trains every time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from envbuild.certify.cases import Case
+from envbuild.certify.certificates.statement import CaseVerdict, Measured
+from envbuild.certify.choosing import with_baselines
+from envbuild.certify.job import Job
+from envbuild.certify.judge import Verdict
+from envbuild.certify.plan import JUDGE_VERSION, tolerance_of
+from envbuild.certify.results import Results, Step
+from envbuild.certify.verdicts import case_verdict
+from envbuild.core.digests import Json, digest_of
+from envbuild.launch.gpus import Gpu
+from envbuild.store.local import LocalStore
+
+KIND, FILE = "verdicts", "verdict.json"
+PREFIX = "NCCL_"
+# They change what NCCL says, not what it does.
+TALK = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
+# Not what a case computes.
+IDLE = ("estimated_seconds", "time_limit_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What of a machine decides a verdict: the models of its GPUs, their driver, NCCL's settings, and the runtime."""
+
+    runtime: str
+    gpus: tuple[str, ...]
+    drivers: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def here(cls, runtime: str, gpus: Iterable[Gpu], variables: Mapping[str, str]) -> Machine:
+        """The one we are on, as the cases will find it."""
+        found = list(gpus)
+        return cls(
+            runtime=runtime,
+            gpus=tuple(sorted({gpu.name for gpu in found})),
+            drivers=tuple(sorted({gpu.driver for gpu in found})),
+            variables=_settings(variables),
+        )
+
+    @classmethod
+    def of(cls, runtime: str, results: Results) -> Machine:
+        """The machine that results are from."""
+        machine = results.machine or {}
+        gpus = machine.get("gpus", ())
+        return cls(
+            runtime=runtime,
+            gpus=tuple(sorted({gpu["name"] for gpu in gpus})),
+            drivers=tuple(sorted({gpu["driver"] for gpu in gpus})),
+            variables=_settings(machine.get("variables", {})),
+        )
+
+
+def _settings(variables: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(item for item in variables.items() if item[0].startswith(PREFIX) and item[0] not in TALK))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A verdict of an earlier run, and what that run measured beside its cases."""
+
+    verdict: Verdict
+    measured: Measured
+    plan_digest: str
+    nonce: str
+
+
+def find(job: Job, machine: Machine, store: LocalStore) -> dict[str, Kept]:
+    """The verdicts that need no run, by case.
+
+    A baseline is among them only where nothing that needs its weights has to run.
+    """
+    if not job.certifies_image or job.asked.repeats > 1:
+        return {}
+    found = {case.id: kept for case in job.cases if (kept := _read(job, case, machine, store)) is not None}
+    missing = [case.id for case in job.cases if case.id not in found]
+    for case in with_baselines(job.cases, missing):
+        found.pop(case.id, None)
+    return found
+
+
+def keep(job: Job, verdicts: Sequence[Verdict], machine: Machine, measured: Measured, run: Mapping[str, Any],
+         plan_digest: str, store: LocalStore) -> None:  # fmt: skip
+    """Keep the verdicts of a run in which everything passed.
+
+    Args:
+        run: the plan that was run.
+    """
+    if not job.certifies_image or not store.is_writable:
+        return
+    for verdict in verdicts:
+        if verdict.reused or not verdict.passed or verdict.repeat > 1:
+            continue
+        content = {
+            "schema": "envbuild.verdict/1",
+            "case": case_verdict(verdict).model_dump(mode="json", by_alias=True),
+            "measured": measured.model_dump(mode="json", by_alias=True),
+            "plan_digest": plan_digest,
+            "nonce": run["nonce"],
+        }
+        text = json.dumps(content) + "\n"
+        store.rebuild(KIND, key_of(job, verdict.case, machine), partial(_write, text))
+
+
+def forget(job: Job, cases: Iterable[Case], machine: Machine, store: LocalStore) -> None:
+    """Remove the verdicts on cases that did not pass now: what was measured last counts."""
+    if job.certifies_image and store.is_writable:
+        for case in cases:
+            store.remove(KIND, key_of(job, case, machine))
+
+
+def _write(text: str, folder: Path) -> None:
+    (folder / FILE).write_text(text, encoding="utf-8")
+
+
+def key_of(job: Job, case: Case, machine: Machine) -> str:
+    """The digest of everything that decides the verdict on a case."""
+    baseline: Json = None if case.is_baseline else _case(job, case.baseline_id)
+    models: Any = job.plan["models"]
+    return digest_of(
+        {
+            "subject": job.plan["subject"],
+            "device": job.plan["device"],
+            "gpu": job.plan["gpu"],
+            "case": _case(job, case.id),
+            "baseline": baseline,
+            "model": models[case.model],
+            "tolerance": tolerance_of(job.matrix, case).model_dump(mode="json"),
+            "smoke": job.smoke_digest,
+            "judge": JUDGE_VERSION,
+            "runtime": machine.runtime,
+            "gpus": machine.gpus,
+            "drivers": machine.drivers,
+            "variables": dict(machine.variables),
+        }
+    )
+
+
+def _case(job: Job, case_id: str) -> dict[str, Json]:
+    return {name: value for name, value in job.planned(case_id).items() if name not in IDLE}
+
+
+def _read(job: Job, case: Case, machine: Machine, store: LocalStore) -> Kept | None:
+    path = store.find(KIND, key_of(job, case, machine))
+    if path is None:
+        return None
+    try:
+        content = json.loads((path / FILE).read_text(encoding="utf-8"))
+        stored = CaseVerdict.model_validate_json(json.dumps(content["case"]), strict=True)
+        measured = Measured.model_validate_json(json.dumps(content["measured"]), strict=True)
+        plan_digest, nonce = str(content["plan_digest"]), str(content["nonce"])
+    except (ValueError, KeyError, TypeError, ValidationError):
+        return None  # of another version of envbuild: it is run again
+    if not stored.passed or stored.problems or stored.id != case.id:
+        return None
+    verdict = _verdict(case, job, stored)
+    reused = {"from": measured.finished_at, "run": plan_digest}
+    return Kept(verdict=replace(verdict, reused=reused), measured=measured, plan_digest=plan_digest, nonce=nonce)
+
+
+def _verdict(case: Case, job: Job, stored: CaseVerdict) -> Verdict:
+    largest = stored.largest_relative_difference
+    return Verdict(
+        case=case,
+        passed=True,
+        largest_loss_difference=largest.loss,
+        largest_grad_norm_difference=largest.grad_norm,
+        largest_weights_difference=largest.weights,
+        tolerance=None if case.is_baseline else tolerance_of(job.matrix, case),
+        seconds=stored.seconds,
+        devices=stored.devices,
+        steps=tuple(
+            Step(step=step.step, loss=step.loss or 0.0, grad_norm=step.grad_norm or 0.0, seconds=step.seconds or 0.0)
+            for step in stored.steps
+        ),
+        observed=stored.observed,
+    )

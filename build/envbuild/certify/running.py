@@ -1,0 +1,176 @@
+"""Runs a plan somewhere, and reads what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envbuild.certify.job import Job
+from envbuild.certify.plan import deciding
+from envbuild.certify.results import Results, read_results
+from envbuild.certify.telling import Watcher
+from envbuild.core.digests import Json, sha256_bytes
+from envbuild.core.errors import (
+    CertificationCannotRunError,
+    InterruptedByUserError,
+    ResultsRefusedError,
+    disk_full,
+)
+from envbuild.core.files import machine_errors, remove_tree, write_atomic
+from envbuild.core.process import Finished, describe_status, ran_out_of_space, tail
+from envbuild.core.progress import Reporter
+from envbuild.launch.ways import Task, Way
+
+PLAN_FILE, RESULTS_DIR, RESULTS_FILE, LOG_FILE = "plan.json", "results", "results.jsonl", "smoke.log"
+# The runner's exit statuses; 0 and 1 leave results.
+COMPLETED, CASES_FAILED, BAD_PLAN, UNUSABLE, WRONG_GPUS, INTERRUPTED = 0, 1, 2, 3, 4, 130
+# Time for starting the container and Python, on top of the cases' own limits.
+START_SECONDS = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A plan that ran.
+
+    Attributes:
+        folder: with the plan, its results and logs.
+    """
+
+    folder: Path
+    plan: Mapping[str, Any]
+    plan_digest: str
+    results: Results
+    results_digest: str
+
+
+def run_plan(
+    job: Job,
+    plan: dict[str, Json],
+    way: Way,
+    reporter: Reporter,
+    arguments: tuple[str, ...] = (),
+    *,
+    resume: bool = False,
+) -> Run:
+    """Run a plan in the folder of a job.
+
+    Args:
+        arguments: more words of the runner's command line.
+        resume: go on with an interrupted run of such a plan, if there is one.
+
+    Raises:
+        CertificationCannotRunError: the GPUs are not as the plan wants, or the environment cannot run it.
+        ResultsRefusedError: there are no results of this plan, or they are not whole.
+        CertificationFailedError: the runner ran past its time limit.
+    """
+    folder = job.folder / "run"
+    data = _interrupted(folder, plan) if resume else None
+    if data is None:
+        if resume:
+            reporter.note("there is no interrupted run of this to go on with: it begins anew")
+        remove_tree(folder)
+        data = (json.dumps(plan, indent=2) + "\n").encode()
+        write_atomic(folder / PLAN_FILE, data)
+    else:
+        arguments = (*arguments, "--resume")
+    results_dir = folder / RESULTS_DIR
+    with machine_errors(folder):
+        results_dir.mkdir(parents=True, exist_ok=True)
+    seen = json.loads(data)
+    watcher = Watcher(reporter)
+    task = Task(
+        plan=folder / PLAN_FILE,
+        runner=job.smoke,
+        results=results_dir,
+        arguments=arguments,
+        on_line=watcher,
+        log=folder / LOG_FILE,
+        timeout_seconds=_limit(seen),
+    )
+    where = "inside the image, network off" if job.certifies_image else f"in {way.python}"
+    with reporter.step(f"train {len(seen['cases'])} cases {where} ({way.name})"):
+        finished = way.run(task)
+    _check_status(finished, watcher, folder)
+    return read_run(folder, data, results_dir / RESULTS_FILE, job.smoke_digest)
+
+
+def read_run(folder: Path, plan: bytes, results: Path, smoke_digest: str) -> Run:
+    """A run that left its results.
+
+    Raises:
+        ResultsRefusedError: they are not whole, or not of this plan.
+    """
+    content, digest = json.loads(plan), sha256_bytes(plan)
+    found = read_results(results, content, digest, smoke_digest)
+    return Run(
+        folder=folder,
+        plan=content,
+        plan_digest=digest,
+        results=found,
+        results_digest=sha256_bytes(results.read_bytes()),
+    )
+
+
+def _interrupted(folder: Path, plan: dict[str, Json]) -> bytes | None:
+    """The plan of an interrupted run, if it is the same but for its nonce.
+
+    Raises:
+        ResultsRefusedError: it is another one: its results would not be judged by this.
+    """
+    try:
+        data = (folder / PLAN_FILE).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        same = deciding(json.loads(data)) == deciding(plan)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        same = False
+    if not same:
+        raise ResultsRefusedError(
+            "the interrupted run is of another plan",
+            why=f"{folder / PLAN_FILE} is not what would be run now: other cases were asked for, or some passed since.",
+            fix="Leave --resume out: the cases are run anew.",
+            reason="plan",
+        )
+    return data
+
+
+def _limit(plan: Mapping[str, Any]) -> float:
+    seconds = sum(case["time_limit_seconds"] + START_SECONDS for case in plan["cases"])
+    return float(START_SECONDS + seconds * plan["repeats"])
+
+
+def _check_status(finished: Finished, watcher: Watcher, folder: Path) -> None:
+    """Raise what the runner's exit status says, unless it is that there are results."""
+    status, log = finished.status, folder / LOG_FILE
+    if status in (COMPLETED, CASES_FAILED):
+        return
+    if ran_out_of_space(finished.output, folder):
+        raise disk_full(folder)
+    if status == INTERRUPTED:
+        raise InterruptedByUserError("the runner was told to stop; `--resume` goes on with what is left")
+    why = tail(finished.output).strip() or f"The runner {describe_status(status)}."
+    if status == WRONG_GPUS and watcher.cannot_run:
+        reason, why = watcher.cannot_run
+        raise CertificationCannotRunError(
+            "the GPUs are not as the plan wants", why=why, fix=_GPU_FIXES.get(reason, ""), log=log, reason=reason
+        )
+    reasons = {BAD_PLAN: "plan-refused", UNUSABLE: "image-lacks-stack", WRONG_GPUS: "gpus"}
+    raise CertificationCannotRunError(
+        "the environment cannot run the plan",
+        why=why,
+        fix=f"The log has the whole story; try it by hand: the plan is {folder / PLAN_FILE}.",
+        log=log,
+        reason=reasons.get(status, "runner-ended"),
+    )
+
+
+_GPU_FIXES = {
+    "too-few-gpus": "Give it more (--gpus), run fewer cases (--only ID), or use a machine with as many GPUs.",
+    "gpus-in-use": "Wait until they are free, or name others (--gpus). nvidia-smi shows who uses them.",
+    "wrong-gpu": "Certify for the target that these GPUs are of (--target), or use a machine of the target.",
+    "no-driver": "Install NVIDIA's driver, or run the plan where there is one (--plan-out DIR, --judge DIR).",
+}

@@ -1,0 +1,155 @@
+"""Trains models with Megatron-Core: its pipeline schedules, its data parallelism, its optimizer.
+
+Every case of a model starts from the same weights (the baseline's checkpoint, resharded) and sees the same
+samples in the same order, whatever its layout. Dropout is off and so is every fusion that needs a CUDA
+extension. So a case differs from its baseline by rounding alone, unless something is wrong.
+"""
+
+import gc
+import math
+import time
+import warnings
+from functools import partial
+from typing import Any
+
+with warnings.catch_warnings():
+    # "Transformer Engine and Apex are not installed", five times over; the record lists what is installed.
+    warnings.simplefilter("ignore")
+    import torch
+    from megatron.core import parallel_state
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    from envbuild_smoke.drivers.mcore import checkpoints
+    from envbuild_smoke.drivers.mcore.bandwidth import measure_bandwidth
+    from envbuild_smoke.drivers.mcore.comparing import compare_weights
+    from envbuild_smoke.drivers.mcore.data import SamplesRead, forward_step, global_loss, own_batches
+    from envbuild_smoke.drivers.mcore.model import build_chunks, transformer_config
+    from envbuild_smoke.drivers.mcore.observing import observe
+    from envbuild_smoke.drivers.mcore.optimizer import build_optimizer
+    from envbuild_smoke.drivers.mcore.processes import joined, set_up_parallelism
+
+from envbuild_smoke.drivers.samples import global_batch
+from envbuild_smoke.rank import RankContext
+
+__all__ = ["compare_weights", "measure_bandwidth", "train"]
+
+
+def train(context: RankContext) -> None:
+    """Train the case of `context`, reporting each step from the last pipeline stage.
+
+    When it returns, nothing of the case is left in the process. Raises FloatingPointError at the first step
+    whose loss or gradients are not finite.
+    """
+    case = context.case
+    with joined(context) as device:
+        set_up_parallelism(case.layout, case.training.seed)
+        run = _Run(context, device)
+        run.start()
+        for step in range(1, case.training.steps + 1):
+            run.step(step)
+            if step == case.resume_at:
+                run.resume()
+        run.finish()
+        del run
+
+
+class _Run:
+    """A training under way: this rank's part of the model, its optimizer, and the samples it has read."""
+
+    def __init__(self, context: RankContext, device: torch.device) -> None:
+        self._context = context
+        self._case = context.case
+        self._device = device
+        self._samples = SamplesRead()
+        self._build()
+
+    def _build(self) -> None:
+        model = self._context.model
+        self._config = transformer_config(self._case, model, self._device)
+        self._chunks = build_chunks(self._config, self._case, model, self._device)
+
+    def _build_optimizer(self) -> None:
+        self._wrapped, self._optimizer = build_optimizer(self._config, self._case, self._chunks)
+
+    def start(self) -> None:
+        """Save the weights if this is a baseline; otherwise load the baseline's, resharded."""
+        # Before the optimizer is made: it copies the weights, where they are not in float32.
+        if self._case.baseline is not None:
+            checkpoints.load_weights(self._chunks, self._context.checkpoint)
+        else:
+            checkpoints.save_weights(self._chunks, self._context.checkpoint)
+            if torch.distributed.get_rank() == 0:
+                self._context.report_weights_saved()
+        self._build_optimizer()
+
+    def step(self, step: int) -> None:
+        """Train one step and report it."""
+        began = time.monotonic()
+        loss, grad_norm = self._forward_backward(step)
+        # Every rank knows the norm: none has to wait for the one that would report it.
+        if not math.isfinite(grad_norm):
+            raise FloatingPointError(f"step {step}: grad_norm is {grad_norm}")
+        if _is_reporting_rank():
+            self._context.report_step(step, loss=loss, grad_norm=grad_norm, seconds=time.monotonic() - began)
+
+    def _forward_backward(self, step: int) -> tuple[float, float]:
+        model, training = self._context.model, self._case.training
+        microbatches = training.microbatches(self._case.layout)
+        for chunk in self._wrapped:
+            chunk.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        samples = global_batch(
+            training.seed, step, training.global_batch_size, model.sequence_length, model.vocabulary_size
+        )
+        self._samples.start_step()
+        # Each virtual stage walks the micro batches on its own; what they are is noted once.
+        iterators = [
+            own_batches(samples, self._case, self._device, self._samples if index == 0 else None)
+            for index in range(len(self._wrapped))
+        ]
+        outputs = get_forward_backward_func()(
+            forward_step_func=partial(forward_step, model),
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=self._wrapped if len(self._wrapped) > 1 else self._wrapped[0],
+            num_microbatches=microbatches,
+            seq_length=model.sequence_length,
+            micro_batch_size=training.micro_batch_size,
+            forward_only=False,
+        )
+        updated, grad_norm, _ = self._optimizer.step()
+        if not updated:
+            raise FloatingPointError(f"step {step}: the optimizer skipped the update, a gradient is not finite")
+        return global_loss(outputs, microbatches), float(grad_norm)
+
+    def resume(self) -> None:
+        """Save the training, tear model and optimizer down, build them anew, and load it."""
+        directory = self._context.resume_checkpoint
+        checkpoints.save_training(self._chunks, self._optimizer, directory)
+        self._forget()
+        self._build()
+        self._build_optimizer()
+        checkpoints.load_training(self._chunks, self._optimizer, directory)
+
+    def finish(self) -> None:
+        """Report what was built, and save the weights if somebody compares them."""
+        observed = observe(self._case, self._chunks, self._optimizer, self._samples)
+        if _is_reporting_rank():
+            self._context.report_observed(observed)
+        if self._context.save_final_weights:
+            checkpoints.save_weights(self._chunks, self._context.final_checkpoint)
+        self._forget()
+
+    def _forget(self) -> None:
+        # The configuration refers to the optimizer, and the optimizer to the model.
+        empty: list[Any] = []
+        self._chunks, self._wrapped, self._optimizer, self._config = empty, empty, None, None
+        gc.collect()
+
+
+def _is_reporting_rank() -> bool:
+    """True on one rank of the last pipeline stage: the first of its tensor, context and data groups."""
+    return bool(
+        parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+        and parallel_state.get_tensor_model_parallel_rank() == 0
+        and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    )

@@ -1,0 +1,101 @@
+"""How fast all_reduce is on the devices given, and by which way NCCL sends."""
+
+import os
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from envbuild_smoke.drivers.mcore.processes import joined
+from envbuild_smoke.rank import RankContext
+
+WARM_UPS = 5
+ITERATIONS = 20
+
+# "... Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", "... [send] via NET/Socket/0", "... via SHM/direct/direct".
+_VIA = re.compile(r"\bvia ((?:P2P|SHM|NET|COLLNET|NVLS)(?:/[A-Za-z_]+)*)")
+
+
+def measure_bandwidth(context: RankContext, sizes_bytes: Iterable[int]) -> dict[str, Any]:
+    """Time all_reduce of each size over all ranks; every rank calls this, each gets what rank 0 measured.
+
+    Returns backend, transports (None without NCCL) and points. A point's time is the median of `ITERATIONS`, each
+    as slow as its slowest rank. Bus bandwidth is NCCL-tests' figure (doc/PERFORMANCE.md there): a ring moves
+    2 (n - 1) / n bytes over each link for each byte of the message, whatever the number of ranks n.
+    NCCL reads where to write its log once in a process: on GPUs the ranks have to be fresh ones.
+    """
+    with _nccl_log(context) as log, joined(context) as device:
+        backend = torch.distributed.get_backend()
+        points = [_point(context.rank_count, size, device) for size in sizes_bytes]
+        gathered: list[Any] = [None] * context.rank_count
+        torch.distributed.all_gather_object(gathered, _transports(log))
+        # Rank 0's clock counts for all.
+        shared = [points]
+        torch.distributed.broadcast_object_list(shared, src=0)
+    transports = None if backend != "nccl" else sorted({name for names in gathered for name in names})
+    return {"backend": backend, "transports": transports, "points": shared[0]}
+
+
+def _point(ranks: int, size: int, device: torch.device) -> dict[str, Any]:
+    """Time all_reduce of `size` bytes of float32."""
+    message = torch.ones(max(size // 4, 1), dtype=torch.float32, device=device)
+    times = []
+    for iteration in range(WARM_UPS + ITERATIONS):
+        torch.distributed.barrier()
+        _wait(device)
+        began = time.perf_counter()
+        torch.distributed.all_reduce(message)
+        _wait(device)
+        seconds = torch.tensor(time.perf_counter() - began, dtype=torch.float64).to(device)
+        torch.distributed.all_reduce(seconds, op=torch.distributed.ReduceOp.MAX)
+        if iteration >= WARM_UPS:
+            times.append(float(seconds))
+        # Sums of sums would soon be infinite.
+        message.fill_(1.0)
+    seconds_each = statistics.median(times)
+    moved = message.numel() * message.element_size()
+    algorithm = moved / seconds_each / 1e9
+    return {
+        "bytes": moved,
+        "seconds": seconds_each,
+        "algorithm_gigabytes_per_second": algorithm,
+        "bus_gigabytes_per_second": algorithm * 2 * (ranks - 1) / ranks,
+    }
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _nccl_log(context: RankContext) -> Iterator[Path]:
+    """Have NCCL write down how it connects the ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, f"nccl{context.rank}.log")
+        wanted = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,P2P,NET,SHM", "NCCL_DEBUG_FILE": str(log)}
+        before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+        try:
+            yield log
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+def _transports(log: Path) -> list[str]:
+    return transports_in(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else []
+
+
+def transports_in(nccl_log: str) -> list[str]:
+    """Return the ways by which NCCL's log says ranks are connected, "P2P/CUMEM", "SHM/direct/direct", "NET/Socket"."""
+    return sorted(set(_VIA.findall(nccl_log)))

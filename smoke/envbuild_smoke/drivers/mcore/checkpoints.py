@@ -1,0 +1,151 @@
+"""Checkpoints in Megatron's distributed format: initial weights, a training in the middle, final weights.
+
+Every tensor of every layer has a name of its own there, so a layer that is absent is missed by name.
+"""
+
+import os
+import queue
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+
+# megatron-core does not declare psutil, and without it the save of a checkpoint hangs: a helper process
+# raises, and the one that waits for it never hears of it.
+if not getattr(filesystem_async, "HAVE_PSUTIL", True):
+    raise ImportError("psutil is missing: megatron-core needs it to save checkpoints, without declaring it")
+
+
+def save_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
+    """Save the weights of all chunks of all ranks."""
+    _save(_weights_state(chunks), directory)
+
+
+def load_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
+    """Load weights that ranks in whatever layout have saved."""
+    _put_weights(chunks, _load(_weights_state(chunks), directory))
+
+
+def save_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path) -> None:
+    """Save weights, optimizer and random states."""
+    _save(_training_state(chunks, optimizer, loading=False), directory)
+
+
+def load_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path) -> None:
+    """Load what `save_training` saved, into a model and an optimizer of the same layout."""
+    _allocate_state(optimizer)
+    loaded = _load(_training_state(chunks, optimizer, loading=True), directory)
+    _put_weights(chunks, loaded)
+    with _steps_set_aside(_torch_optimizers(optimizer)):
+        optimizer.load_state_dict(loaded["optimizer"])
+    torch_state, python_state, tracked = loaded["random"]
+    torch.set_rng_state(torch_state)
+    random.setstate(python_state)
+    tensor_parallel.get_cuda_rng_tracker().set_states(tracked)
+
+
+def _torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """Return torch's own optimizers inside of Megatron's; those of Apex and Transformer Engine are not among them."""
+    inner = [one.optimizer for one in getattr(optimizer, "chained_optimizers", [optimizer])]
+    return [one for one in inner if type(one).__module__.startswith("torch.optim.")]
+
+
+def _allocate_state(optimizer: Any) -> None:
+    """Have torch's optimizers make their state, which they do in their first step.
+
+    Megatron's sharded optimizer fails when it is asked for the shape of a state that is not there yet. With
+    gradients of zero the step leaves the weights as they are.
+    """
+    for inner in _torch_optimizers(optimizer):
+        for group in inner.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        inner.step()
+        inner.zero_grad()
+
+
+@contextmanager
+def _steps_set_aside(optimizers: list[torch.optim.Optimizer]) -> Iterator[None]:
+    """Keep torch's count of steps out of sight of Megatron's sharded optimizer while it loads.
+
+    Copying loaded tensors into the state, megatron-core 0.16.1 looks for a count for each parameter, of which
+    it saves none, and raises a KeyError. The count it did load is one tensor shared by all parameters, which
+    each of them would increase; here each gets its own again.
+    """
+    steps: list[tuple[dict[str, Any], torch.Tensor]] = []
+
+    def set_aside(inner: torch.optim.Optimizer) -> None:
+        steps.extend((state, state.pop("step").clone()) for state in inner.state.values())
+
+    handles = [inner.register_load_state_dict_post_hook(set_aside) for inner in optimizers]
+    yield
+    for handle in handles:
+        handle.remove()
+    for state, step in steps:
+        state["step"] = step
+
+
+def _metadata() -> dict[str, Any]:
+    return {
+        # A name for each layer and each expert, instead of one tensor over all of them.
+        "non_homogeneous_layers": True,
+        "singleton_local_shards": True,
+        "chained_optim_avoid_prefix": True,
+        # Tensors in the shape of the parameters: what any layout can load.
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+    }
+
+
+def _weights_state(chunks: list[torch.nn.Module]) -> dict[str, Any]:
+    # All chunks in one state: loaded one by one, each would lack the other's layers and be refused.
+    return {f"model{index}": chunk.sharded_state_dict(metadata=_metadata()) for index, chunk in enumerate(chunks)}
+
+
+def _put_weights(chunks: list[torch.nn.Module], loaded: dict[str, Any]) -> None:
+    for index, chunk in enumerate(chunks):
+        chunk.load_state_dict(loaded[f"model{index}"])
+
+
+def _training_state(chunks: list[torch.nn.Module], optimizer: Any, *, loading: bool) -> dict[str, Any]:
+    weights = _weights_state(chunks)
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    states = (torch.get_rng_state(), random.getstate(), tensor_parallel.get_cuda_rng_tracker().get_states())
+    return {
+        **weights,
+        "optimizer": optimizer.sharded_state_dict(weights, is_loading=loading, metadata=_metadata()),
+        "random": ShardedObject("random", states, (world_size,), (rank,), replica_id=0),
+    }
+
+
+def _load(state: dict[str, Any], directory: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = dist_checkpointing.load(state, str(directory))
+    return loaded
+
+
+def _save(state: dict[str, Any], directory: Path) -> None:
+    """Save a torch_dist checkpoint; the directory appears when it is complete."""
+    partial_directory = directory.with_name(f".{directory.name}.partial")
+    if torch.distributed.get_rank() == 0:
+        for leftover in (partial_directory, directory):
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial_directory.mkdir(parents=True)
+    torch.distributed.barrier()
+    # The results of writing travel through a queue in a process of its own, unless there is a queue already.
+    # Starting that process takes longer than everything else together, and here nobody writes in the background.
+    filesystem_async._results_queue = queue.Queue()
+    dist_checkpointing.save(
+        state, str(partial_directory), TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
+    )
+    torch.distributed.barrier()
+    if torch.distributed.get_rank() == 0:
+        os.replace(partial_directory, directory)
+    torch.distributed.barrier()

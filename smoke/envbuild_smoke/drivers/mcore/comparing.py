@@ -1,0 +1,65 @@
+"""Compares the weights that two cases end with, each read from its checkpoint, from all shards, by one process."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import load as load_checkpoint
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from envbuild_smoke.rank import RankContext
+
+
+def compare_weights(context: RankContext) -> dict[str, Any]:
+    """Compare the final weights of the case with those of its baseline; one process does this alone.
+
+    The difference of a tensor is ||own - baseline|| / ||baseline||, in float64 over all its elements (for a
+    baseline of zeros: 0.0 if own is zero as well, else infinity is replaced by the norm of own). A tensor of
+    which any part is absent counts as missing. Values that are not finite raise FloatingPointError.
+    """
+    own, own_partial = read_weights(context.final_checkpoint)
+    baseline, baseline_partial = read_weights(context.baseline_final_checkpoint)
+    if not baseline or baseline_partial:
+        raise ValueError(
+            f"the baseline's final weights in {context.baseline_final_checkpoint} are incomplete: "
+            f"{', '.join(baseline_partial) or 'no tensors at all'}"
+        )
+    differences = {name: _difference(name, own[name], baseline[name]) for name in baseline if name in own}
+    worst = max(differences, key=lambda name: differences[name], default="")
+    return {
+        "compared_with": context.case.baseline,
+        "tensors": len(differences),
+        "largest_relative_difference": differences.get(worst, 0.0),
+        "worst": worst,
+        "missing": sorted(baseline.keys() - own.keys()),
+        "unexpected": sorted((own.keys() | set(own_partial)) - baseline.keys()),
+    }
+
+
+def read_weights(directory: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Return the tensors of a checkpoint by name, whole, and the names of those of which a part is absent."""
+    reader = FileSystemReader(directory)
+    metadata = reader.read_metadata().state_dict_metadata
+    tensors, partial = {}, []
+    for name, stored in metadata.items():
+        if not isinstance(stored, TensorStorageMetadata):
+            continue
+        # Loading leaves what no shard covers as it was, without a word.
+        if sum(math.prod(chunk.sizes) for chunk in stored.chunks) == math.prod(stored.size):
+            tensors[name] = torch.zeros(stored.size, dtype=stored.properties.dtype)
+        else:
+            partial.append(name)
+    load_checkpoint(tensors, storage_reader=FileSystemReader(directory), no_dist=True)
+    return tensors, sorted(partial)
+
+
+def _difference(name: str, own: torch.Tensor, baseline: torch.Tensor) -> float:
+    if own.shape != baseline.shape:
+        raise ValueError(f"{name}: found shape {list(own.shape)}; the baseline's is {list(baseline.shape)}")
+    distance = float(torch.linalg.vector_norm(own.double() - baseline.double()))
+    size = float(torch.linalg.vector_norm(baseline.double()))
+    if not math.isfinite(distance) or not math.isfinite(size):
+        raise FloatingPointError(f"final weights: {name} is not finite everywhere")
+    return distance / size if size > 0 else distance

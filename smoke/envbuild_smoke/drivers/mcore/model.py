@@ -1,0 +1,219 @@
+"""The model of a case: its configuration, its layers, and this rank's part of it."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.enums import AttnBackend
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+
+from envbuild_smoke.plan import Case, Model
+
+# megatron-core 0.16.1 asks whether this is None, and binds it only where Transformer Engine is installed.
+if not hasattr(moe_utils, "te_general_gemm"):
+    moe_utils.te_general_gemm = None
+
+
+def transformer_config(case: Case, model: Model, device: torch.device) -> TransformerConfig:
+    """Return Megatron's configuration of the model in the case's layout.
+
+    A model with RMSNorm is built as Llama and Qwen are: rotary positions, a gated MLP with SiLU, no biases.
+    """
+    layout, settings = case.layout, case.settings
+    dtype = torch.float32 if case.precision == "fp32" else torch.bfloat16
+    return TransformerConfig(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        num_query_groups=model.num_query_groups,
+        normalization=model.normalization,
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        sequence_parallel=layout.sequence,
+        overlap_p2p_comm=settings.overlap_p2p_comm,
+        batch_p2p_comm=settings.batch_p2p_comm,
+        attention_backend=AttnBackend[settings.attention_backend],
+        bf16=dtype == torch.bfloat16,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        # Weights drawn on the CPU do not depend on the tensor-parallel size.
+        use_cpu_initialization=True,
+        deterministic_mode=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        # These kernels come from Apex or nvFuser; the plain ones compute the same.
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+        **_mlp_options(model),
+        **_expert_options(model, device),
+        **_mamba_options(model),
+        **_recompute_options(case),
+        **_fp8_options(case),
+    )
+
+
+def _mlp_options(model: Model) -> dict[str, Any]:
+    # Megatron's expert layer takes no bias.
+    options: dict[str, Any] = {"add_bias_linear": not is_gated(model) and model.moe is None}
+    if is_gated(model):
+        options.update(gated_linear_unit=True, activation_func=torch.nn.functional.silu)
+    return options
+
+
+def is_gated(model: Model) -> bool:
+    """True for a model built as Llama and Qwen are."""
+    return model.kind == "gpt" and model.normalization == "RMSNorm"
+
+
+def _expert_options(model: Model, device: torch.device) -> dict[str, Any]:
+    """Return options under which every layout routes each token to the same experts and drops none."""
+    if model.moe is None:
+        return {}
+    return {
+        "num_moe_experts": model.moe.num_experts,
+        "moe_router_topk": model.moe.router_topk,
+        # Scores that are close decide differently after a rounding error; in float32 they seldom are that close.
+        "moe_router_dtype": "fp32",
+        # The balancing loss is a mean over the tokens of a rank, so it depends on the layout.
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_expert_capacity_factor": None,
+        # The other one is what trains at scale, but it is made of CUDA streams.
+        "moe_token_dispatcher_type": "alltoall" if device.type == "cuda" else "allgather",
+        "moe_grouped_gemm": False,
+        "moe_permute_fusion": False,
+        # A router with a single expert for each token would otherwise always answer 1 and learn nothing.
+        "moe_router_pre_softmax": model.moe.router_topk == 1,
+    }
+
+
+def _mamba_options(model: Model) -> dict[str, Any]:
+    if model.mamba is None:
+        return {}
+    return {
+        "is_hybrid_model": True,
+        "mamba_state_dim": model.mamba.state_dim,
+        "mamba_head_dim": model.mamba.head_dim,
+        "mamba_num_groups": model.mamba.num_groups,
+    }
+
+
+def _recompute_options(case: Case) -> dict[str, Any]:
+    if case.settings.recompute == "none":
+        return {}
+    if case.settings.recompute == "selective":
+        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def _fp8_options(case: Case) -> dict[str, Any]:
+    """Return options of fp8 training, whose scales are those of the very tensor that is quantized.
+
+    With delayed scaling a scale depends on the micro batches that came before on this rank, and the first
+    one's gradients, not scaled at all, are too small for the format: no two layouts would agree.
+    """
+    if case.precision != "fp8":
+        return {}
+    return {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param": False}
+
+
+def build_chunks(config: TransformerConfig, case: Case, model: Model, device: torch.device) -> list[torch.nn.Module]:
+    """Return this rank's part of the model: one module per virtual stage."""
+    chunks = []
+    for stage in range(case.layout.virtual_pipeline):
+        # None, not 0, is Megatron's "there are no virtual stages".
+        stage_or_none = stage if case.layout.virtual_pipeline > 1 else None
+        ends = {
+            "pre_process": parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage_or_none),
+            "post_process": parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage_or_none),
+        }
+        make = _mamba_chunk if model.kind == "mamba-hybrid" else _gpt_chunk
+        chunk = make(config, model, stage_or_none, ends).to(device)
+        chunks.append(Float16Module(config, chunk) if config.bf16 else chunk)
+    return chunks
+
+
+def _gpt_chunk(config: TransformerConfig, model: Model, stage: "int | None", ends: dict[str, bool]) -> torch.nn.Module:
+    return GPTModel(
+        config=config,
+        transformer_layer_spec=_layer_spec(config, model, stage),
+        vocab_size=model.vocabulary_size,
+        max_sequence_length=model.sequence_length,
+        # Tied embeddings make first and last stage exchange gradients, one more thing to get right.
+        share_embeddings_and_output_weights=True,
+        position_embedding_type="rope" if is_gated(model) else "learned_absolute",
+        vp_stage=stage,
+        **ends,
+    )
+
+
+def _mamba_chunk(
+    config: TransformerConfig, model: Model, stage: "int | None", ends: dict[str, bool]
+) -> torch.nn.Module:
+    # These import mamba_ssm and Transformer Engine, which a stack without such models need not have.
+    from megatron.core.models.mamba import MambaModel
+    from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
+
+    if stage is not None or model.mamba is None:
+        raise ValueError("a Mamba hybrid model has no virtual pipeline stages, and needs the sizes of its Mamba layers")
+    return MambaModel(
+        config=config,
+        mamba_stack_spec=mamba_stack_spec,
+        vocab_size=model.vocabulary_size,
+        max_sequence_length=model.sequence_length,
+        hybrid_override_pattern=model.mamba.hybrid_override_pattern,
+        share_embeddings_and_output_weights=True,
+        **ends,
+    )
+
+
+def _layer_spec(
+    config: TransformerConfig, model: Model, stage: "int | None"
+) -> "ModuleSpec | TransformerBlockSubmodules":
+    experts = None if model.moe is None else model.moe.num_experts
+    if model.layer_spec == "transformer-engine":
+        return get_gpt_layer_with_transformer_engine_spec(num_experts=experts, moe_grouped_gemm=False)
+    spec = get_gpt_layer_local_spec(num_experts=experts, moe_grouped_gemm=False, normalization=model.normalization)
+    norm = RMSNorm if model.normalization == "RMSNorm" else LayerNorm
+    spec.submodules = replace(spec.submodules, input_layernorm=norm, pre_mlp_layernorm=norm)
+    # Left to itself, the norm after the last layer is Transformer Engine's or Apex's where they are installed.
+    return TransformerBlockSubmodules(
+        layer_specs=[spec] * get_num_layers_to_build(config, vp_stage=stage), layer_norm=norm
+    )
+
+
+class RMSNorm(torch.nn.RMSNorm):  # type: ignore[misc]
+    """torch's RMSNorm under sequence parallelism, which Megatron's own wrapper of it refuses.
+
+    Each tensor-parallel rank normalizes its part of the sequence, so the gradients of the weight have to be
+    summed over them. The mark on the weight makes Megatron do that.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_options: Any) -> None:
+        super().__init__(hidden_size, eps=eps)
+        self.weight.sequence_parallel = config.sequence_parallel
+
+
+class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
+    """torch's LayerNorm under sequence parallelism, as `RMSNorm`."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_options: Any) -> None:
+        super().__init__(hidden_size, eps=eps)
+        self.weight.sequence_parallel = config.sequence_parallel
+        self.bias.sequence_parallel = config.sequence_parallel

@@ -1,0 +1,144 @@
+"""What was really built, read from the objects that trained: no plan and no configuration is believed."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+from envbuild_smoke.drivers.mcore.data import SamplesRead
+from envbuild_smoke.drivers.mcore.processes import attention_backends
+from envbuild_smoke.plan import Case
+
+# Libraries of which a second copy in a process has been seen to break training.
+_LIBRARIES = re.compile(
+    r"lib(nccl|cudnn\w*|cublas\w*|cudart|cusolver|cusparse|nvrtc|torch|torch_cpu|torch_cuda|c10|c10_cuda"
+    r"|transformer_engine|gomp)(-[0-9a-f]+)?\.so[.\d]*$"
+)
+_LOCAL_ATTENTION = (DotProductAttention,)
+
+
+def observe(case: Case, chunks: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> dict[str, Any]:
+    """Return what this rank's part of the model and optimizer are, after training; every rank calls this."""
+    modules = [module for chunk in chunks for module in chunk.modules()]
+    attentions = [module for name, module in _named(chunks) if name.endswith("core_attention")]
+    inner = _inner_optimizers(optimizer)
+    return {
+        "layer_spec": _layer_spec(modules),
+        "attention": _classes(attentions),
+        "attention_backend": _attention_backend(attentions),
+        "normalization": _normalization(modules),
+        "optimizer": ",".join(sorted({_class_name(getattr(one, "optimizer", one)) for one in inner})),
+        "distributed_optimizer": any(type(one).__name__ == "DistributedOptimizer" for one in inner),
+        "hidden_dropout": _largest(modules, ("hidden_dropout", "embedding_dropout")),
+        "attention_dropout": _largest(attentions, ("attention_dropout",)),
+        "params_dtype": ",".join(
+            sorted({str(p.dtype).removeprefix("torch.") for chunk in chunks for p in chunk.parameters()})
+        ),
+        "parameters": _parameters(chunks),
+        "samples_digest": samples.digest(case.training.micro_batch_size),
+        "libraries": mapped_libraries(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")),
+    }
+
+
+def mapped_libraries(maps: str) -> dict[str, list[str]]:
+    """Return the files from which the libraries that must not be there twice are mapped, by file name."""
+    found: dict[str, set[str]] = {}
+    for line in maps.splitlines():
+        # address, permissions, offset, device, inode, path
+        fields = line.split(maxsplit=5)
+        path = Path(fields[5]) if len(fields) == 6 else Path()
+        if _LIBRARIES.match(path.name):
+            found.setdefault(path.name, set()).add(str(path))
+    return {name: sorted(paths) for name, paths in sorted(found.items())}
+
+
+def _named(chunks: list[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
+    return [pair for chunk in chunks for pair in chunk.named_modules()]
+
+
+def _class_name(thing: object) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _classes(modules: list[torch.nn.Module]) -> str:
+    return ",".join(sorted({_class_name(module) for module in modules}))
+
+
+def _layer_spec(modules: list[torch.nn.Module]) -> str:
+    """Return whose linear layers there are: Transformer Engine's, Megatron's own ("local"), or both, joined."""
+    sources = set()
+    for module in modules:
+        homes = {base.__module__.partition(".")[0] for base in type(module).__mro__}
+        name = type(module).__name__
+        if "transformer_engine" in homes and "Linear" in name:
+            sources.add("transformer-engine")
+        # The output layer is Megatron's own under either spec.
+        elif name == "RowParallelLinear":
+            sources.add("local")
+    return ",".join(sorted(sources))
+
+
+def _attention_backend(attentions: list[torch.nn.Module]) -> str:
+    """Return the backend that computed attention: Transformer Engine says what it chose, Megatron's has no choice.
+
+    Any other class goes by its name.
+    """
+    backends = set()
+    for module in attentions:
+        # By its name: where Transformer Engine is not installed there is no such class.
+        if any(base.__name__ == "TEDotProductAttention" for base in type(module).__mro__):
+            chosen = attention_backends() or {}
+            used = [name for name in ("flash", "fused", "unfused") if chosen.get(f"use_{name}_attention")]
+            backends.add(",".join(used) or "unknown")
+        else:
+            backends.add("local" if type(module) in _LOCAL_ATTENTION else type(module).__name__)
+    return ",".join(sorted(backends)) or "none"
+
+
+def _normalization(modules: list[torch.nn.Module]) -> str:
+    """Return the kinds of norm between layers, joined; Transformer Engine's may be part of a linear layer."""
+    kinds = set()
+    for module in modules:
+        fused = getattr(module, "normalization", None)
+        for kind in ("RMSNorm", "LayerNorm"):
+            if type(module).__name__ == kind or fused == kind:
+                kinds.add(kind)
+    return ",".join(sorted(kinds))
+
+
+def _inner_optimizers(optimizer: Any) -> list[Any]:
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
+def _largest(modules: list[torch.nn.Module], names: tuple[str, ...]) -> float:
+    """Return the largest probability of dropout in attributes of these names: a number, or a Dropout."""
+    found = [0.0]
+    for module in modules:
+        for name in names:
+            value = getattr(module, name, None)
+            value = getattr(value, "p", value)
+            if isinstance(value, int | float):
+                found.append(float(value))
+    return max(found)
+
+
+def _parameters(chunks: list[torch.nn.Module]) -> int:
+    """Return the number of parameters of the whole model: each rank counts those that no other rank counts."""
+    tensor_first = parallel_state.get_tensor_model_parallel_rank() == 0
+    dense_first = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    expert_first = parallel_state.get_expert_data_parallel_rank() == 0
+    own = 0
+    for parameter in (p for chunk in chunks for p in chunk.parameters()):
+        # The last stage's copy of the embedding.
+        if getattr(parameter, "shared", False):
+            continue
+        # "allreduce" is False on the parameters of experts.
+        first = dense_first if getattr(parameter, "allreduce", True) else expert_first
+        if first and (tensor_first or getattr(parameter, "tensor_model_parallel", False)):
+            own += parameter.numel()
+    total = torch.tensor(own, dtype=torch.int64, device=next(chunks[0].parameters()).device)
+    torch.distributed.all_reduce(total)
+    return int(total)

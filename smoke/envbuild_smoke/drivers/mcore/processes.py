@@ -1,0 +1,131 @@
+"""The process of a rank: how it joins the others of a case, and how nothing of the case is left in it.
+
+A rank process runs case after case. What a library keeps in its modules, caches and environment variables
+would make the next case another one than in a fresh process.
+"""
+
+import copy
+import gc
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from megatron.core import parallel_state, rerun_state_machine, tensor_parallel
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.tensor_parallel import random as parallel_random
+
+from envbuild_smoke.plan import Layout
+from envbuild_smoke.rank import RankContext
+
+# Variables that megatron-core sets to choose an attention backend; it refuses to change one that is set.
+_ATTENTION_VARIABLES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+_STATEFUL = (parallel_state, parallel_random)
+
+
+def _state(module: ModuleType) -> dict[str, Any]:
+    """Return the module's global variables that are state by their name, _LIKE_THIS; what can change is copied."""
+    return {
+        name: copy.copy(value) if isinstance(value, dict | list) else value
+        for name, value in vars(module).items()
+        if re.fullmatch(r"_[A-Z][A-Z_]+", name)
+    }
+
+
+# As they are in a process that has done nothing yet: `parallel_state.destroy_model_parallel` forgets a few.
+_FRESH = {module: _state(module) for module in _STATEFUL}
+
+
+def device_of(context: RankContext) -> torch.device:
+    """Return the device that this rank trains on."""
+    return torch.device("cuda", context.device_index) if context.device == "cuda" else torch.device("cpu")
+
+
+@contextmanager
+def joined(context: RankContext) -> Iterator[torch.device]:
+    """Join the ranks of a task, and yield the device; leave them and clean up when it went well.
+
+    After an exception nothing is cleaned up: peers may hang in the middle of a message, and the process is
+    not to be used again.
+    """
+    device = device_of(context)
+    on_cuda = device.type == "cuda"
+    if on_cuda:
+        torch.cuda.set_device(device)
+    variables = {name: os.environ.pop(name) for name in _ATTENTION_VARIABLES if name in os.environ}
+    store = torch.distributed.TCPStore(
+        "127.0.0.1",
+        context.port,
+        world_size=context.rank_count,
+        is_master=context.rank == 0,
+        master_listen_fd=context.listener,
+    )
+    torch.distributed.init_process_group(
+        "nccl" if on_cuda else "gloo",
+        store=store,
+        rank=context.rank,
+        world_size=context.rank_count,
+        # Known from the start, the first barrier need not guess which GPU is this rank's.
+        device_id=device if on_cuda else None,
+    )
+    yield device
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    _clean_up(on_cuda)
+    for name in _ATTENTION_VARIABLES:
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+
+
+def set_up_parallelism(layout: Layout, seed: int) -> None:
+    """Make Megatron's process groups and seed every random state, as in a fresh process."""
+    torch.use_deterministic_algorithms(torch.cuda.is_initialized(), warn_only=True)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        create_gloo_process_groups=False,
+    )
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def _clean_up(on_cuda: bool) -> None:
+    parallel_state.destroy_model_parallel()
+    for module, fresh in _FRESH.items():
+        for name in _state(module).keys() - fresh.keys():
+            delattr(module, name)
+        for name, value in fresh.items():
+            setattr(module, name, copy.copy(value) if isinstance(value, dict | list) else value)
+    rerun_state_machine.destroy_rerun_state_machine()
+    RotaryEmbedding.forward.cache_clear()
+    _forget_transformer_engine()
+    # Models, gradient buffers and process groups refer to each other in circles.
+    gc.collect()
+    if on_cuda:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def _forget_transformer_engine() -> None:
+    """Reset what Transformer Engine keeps: fp8 scales, and the attention backend that it chose."""
+    quantization = sys.modules.get("transformer_engine.pytorch.fp8")
+    if quantization is not None:
+        quantization.FP8GlobalStateManager.reset()
+    backends = attention_backends()
+    if backends is not None:
+        backends.update(attention_params=None, backend_selection_requires_update=True)
+
+
+def attention_backends() -> "dict[str, Any] | None":
+    """Return Transformer Engine's own record of the attention backend it chose; None when it is not in use."""
+    # Looked up, not imported: where nothing of it is in use, it is not to be loaded for this.
+    module = sys.modules.get("transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention")
+    backends: dict[str, Any] | None = getattr(module, "_attention_backends", None)
+    return backends

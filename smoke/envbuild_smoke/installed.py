@@ -1,0 +1,157 @@
+"""The files of installed packages against what their wheels listed, and against what would be imported.
+
+A wheel's RECORD has the name, hash and size of each of its files. Compared are: that each file is there; the
+size of each; the hash of Python sources and shared libraries up to `HASHED_BYTES`. Left out: hashes of larger
+libraries and of other files, packages without a RECORD (those of the base, mostly), and what installers
+write themselves (bytecode, scripts, their own notes).
+"""
+
+import base64
+import csv
+import hashlib
+import importlib.machinery
+import importlib.metadata
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild_smoke.names import normalize
+
+Finding = dict[str, "str | None"]
+
+# Reading more takes minutes from a network disk (torch for CUDA has one of 1 GB); a library this large that was
+# exchanged has, but for a rare chance, another size.
+HASHED_BYTES = 512 << 20
+_CHUNK_BYTES = 1 << 20
+_HASHED_SUFFIXES = (".py", ".so")
+# One package that is broken is broken in thousands of places: the first few say it.
+_MOST_OF_A_KIND = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedFile:
+    """A file as RECORD lists it; hash ("sha256=...") and size may be absent."""
+
+    package: str
+    name: str
+    path: str
+    digest: str
+    size: int | None
+
+
+def recorded(packages: Iterable[str]) -> dict[str, list[RecordedFile]]:
+    """Return the files of the packages that are installed with a RECORD, by normalized name."""
+    wanted = {normalize(name) for name in packages}
+    found: dict[str, list[RecordedFile]] = {}
+    for distribution in importlib.metadata.distributions():
+        name = normalize(distribution.metadata["Name"] or "")
+        # The first on the path is the one in effect.
+        if name in wanted and name not in found and (text := distribution.read_text("RECORD")):
+            root = str(distribution.locate_file(""))
+            found[name] = list(_rows(name, root, text))
+    return found
+
+
+def file_findings(files: dict[str, list[RecordedFile]]) -> list[Finding]:
+    """Return `file-missing` and `file-differs` for the files of each package."""
+    every = [file for package in files.values() for file in package]
+    with ThreadPoolExecutor(max_workers=min(8, len(os.sched_getaffinity(0)) * 2)) as threads:
+        problems = [problem for problem in threads.map(_problem, every, chunksize=64) if problem]
+    return _shortened(problems)
+
+
+def shadowed(files: dict[str, list[RecordedFile]], path: Sequence[str] | None = None) -> list[Finding]:
+    """Return `shadowed` for modules of the packages that would be imported from a file that none of them lists."""
+    listed = {os.path.realpath(file.path) for package in files.values() for file in package}
+    findings = []
+    for package, entries in files.items():
+        for module, expected in _modules(entries).items():
+            spec = importlib.machinery.PathFinder.find_spec(module, sys.path if path is None else list(path))
+            origin = spec.origin if spec else None
+            # Without an origin it is a namespace, whose parts may lie anywhere.
+            if origin and Path(origin).is_absolute() and os.path.realpath(origin) not in listed:
+                findings.append(_finding("shadowed", package, expected, origin))
+    return findings
+
+
+def _modules(files: Sequence[RecordedFile]) -> dict[str, str]:
+    """Return the top modules of a package, each with the file it is imported from."""
+    found: dict[str, str] = {}
+    for file in files:
+        parts = file.name.split("/")
+        if len(parts) == 2 and parts[1] == "__init__.py" and parts[0].isidentifier():
+            found[parts[0]] = file.path
+        elif len(parts) == 1 and parts[0].endswith(_HASHED_SUFFIXES):
+            module = parts[0].split(".", maxsplit=1)[0]
+            if module.isidentifier():
+                found[module] = file.path
+    return found
+
+
+def _rows(package: str, root: str, text: str) -> Iterator[RecordedFile]:
+    for row in csv.reader(text.splitlines()):
+        if len(row) == 3 and row[0]:
+            size = int(row[2]) if row[2].isdigit() else None
+            path = f"{root}/{row[0]}"
+            yield RecordedFile(package=package, name=row[0], path=path, digest=row[1], size=size)
+
+
+def _problem(file: RecordedFile) -> Finding | None:
+    # Bytecode comes and goes; scripts get the path of their interpreter; notes about the installation have no hash.
+    if not file.digest or file.name.endswith(".pyc") or file.name.startswith("../"):
+        return None
+    try:
+        size = Path(file.path).stat().st_size
+        difference = None if ".dist-info/" in file.name else _difference(file, size)
+    except FileNotFoundError:
+        return _finding("file-missing", file.package, file.path, None)
+    except OSError as error:
+        difference = (file.digest, error.strerror or str(error))
+    if difference is None:
+        return None
+    expected, found = difference
+    return _finding("file-differs", file.package, expected, f"{file.path}: {found}")
+
+
+def _difference(file: RecordedFile, size: int) -> tuple[str, str] | None:
+    """Return what was recorded of a file and what it is, or None when there is no difference."""
+    if file.size is not None and size != file.size:
+        return f"{file.size} bytes", f"{size} bytes"
+    algorithm, _, expected = file.digest.partition("=")
+    if size > HASHED_BYTES or algorithm != "sha256" or not _is_hashed(file.name):
+        return None
+    found = base64.urlsafe_b64encode(_digest(file.path)).decode().rstrip("=")
+    return None if found == expected else (file.digest, f"sha256={found}")
+
+
+def _digest(path: str) -> bytes:
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as content:
+        while chunk := content.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.digest()
+
+
+def _is_hashed(name: str) -> bool:
+    return name.endswith(_HASHED_SUFFIXES) or ".so." in name.rpartition("/")[2]
+
+
+def _shortened(problems: list[Finding]) -> list[Finding]:
+    """Return the first few of each package and kind, and how many more there are."""
+    kept: dict[tuple[str | None, str | None], list[Finding]] = {}
+    for problem in problems:
+        kept.setdefault((problem["package"], problem["code"]), []).append(problem)
+    findings = []
+    for (package, code), group in kept.items():
+        findings += group[:_MOST_OF_A_KIND]
+        if len(group) > _MOST_OF_A_KIND:
+            more = f"{len(group) - _MOST_OF_A_KIND} more of its files"
+            findings.append(_finding(code, package, None, more))
+    return findings
+
+
+def _finding(code: str | None, package: str | None, expected: str | None, found: str | None) -> Finding:
+    return {"code": code, "package": package, "expected": expected, "found": found}

@@ -1,0 +1,147 @@
+"""Decides which job starts next, and on which devices. Pure: no processes, no clock of its own.
+
+Largest first: the job that needs most devices, and of those the longest, where what waits for a job counts with
+it. Jobs that fit beside or before the largest one that finds no room are let through, but only if, by their
+estimates, they do not delay it: so no job waits for ever.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+# What a case without an estimate is taken to last where no case has one: on a GPU, mostly its start.
+UNKNOWN_SECONDS = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Something that runs on `world_size` devices for about `seconds` (None: nobody knows).
+
+    It waits until the job `weights_of` has saved its weights, or has ended, and until the jobs `after` ended.
+    """
+
+    key: str
+    world_size: int
+    seconds: float | None = None
+    weights_of: str | None = None
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A job to be started now on these devices."""
+
+    job: Job
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Running:
+    job: Job
+    devices: tuple[int, ...]
+    until: float
+
+
+class Packer:
+    """The jobs that wait and the devices that are free.
+
+    Tell it what happens (`weights_saved`, `ended`, `dropped`) and ask it what to `start`.
+    """
+
+    def __init__(self, jobs: Sequence[Job], devices: Sequence[int]) -> None:
+        self._free = sorted(devices)
+        self._running: dict[str, _Running] = {}
+        self._saved: set[str] = set()
+        self._ended: set[str] = set()
+        known = [job.seconds for job in jobs if job.seconds is not None]
+        self._unknown_seconds = median(known) if known else UNKNOWN_SECONDS
+        keys = {job.key for job in jobs}
+        for job in jobs:
+            if job.world_size > len(self._free):
+                raise ValueError(f"{job.key} needs {job.world_size} devices; there are {len(self._free)}")
+            missing = {job.weights_of, *job.after} - keys - {None}
+            if missing:
+                raise ValueError(f"{job.key} waits for {', '.join(map(str, missing))}, which is not among the jobs")
+        sizes = {job.key: self._size(job, jobs) for job in jobs}
+        self._waiting = sorted(jobs, key=lambda job: sizes[job.key], reverse=True)
+
+    @property
+    def waiting(self) -> tuple[Job, ...]:
+        """The jobs that were not started, the largest first."""
+        return tuple(self._waiting)
+
+    @property
+    def done(self) -> bool:
+        """True when nothing waits and nothing runs."""
+        return not self._waiting and not self._running
+
+    def weights_saved(self, key: str) -> None:
+        """Job `key`, which runs, has saved the weights that others start from."""
+        self._saved.add(key)
+
+    def ended(self, key: str) -> None:
+        """Job `key` ended; its devices are free."""
+        running = self._running.pop(key)
+        self._free = sorted([*self._free, *running.devices])
+        self._ended.add(key)
+
+    def dropped(self, key: str) -> None:
+        """Job `key`, which waits, will not run; those that wait for it do not wait on."""
+        self._waiting = [job for job in self._waiting if job.key != key]
+        self._ended.add(key)
+
+    def start(self, now: float) -> list[Start]:
+        """Return what is to be started at the moment `now` (seconds); it counts as running from here on."""
+        starts: list[Start] = []
+        # When the largest job that finds no room will have it, and how many devices it leaves over then.
+        reserved: tuple[float, int] | None = None
+        for job in [job for job in self._waiting if self._may_run(job)]:
+            if not self._free:
+                break
+            if job.world_size > len(self._free):
+                reserved = reserved or self._reserve(job)
+                continue
+            if reserved is not None and now + self.seconds(job) > reserved[0]:
+                if job.world_size > reserved[1]:
+                    continue
+                reserved = (reserved[0], reserved[1] - job.world_size)
+            starts.append(self._place(job, now))
+        return starts
+
+    def seconds(self, job: Job) -> float:
+        """Return the estimate for `job`; for one without, the median of the others'."""
+        return self._unknown_seconds if job.seconds is None else job.seconds
+
+    def _size(self, job: Job, jobs: Sequence[Job]) -> tuple[int, float]:
+        """Return what decides the order: devices, and the time of the job and, on one device, of all that follow."""
+        following = sum(other.world_size * self.seconds(other) for other in jobs if other.weights_of == job.key)
+        return job.world_size, self.seconds(job) + following
+
+    def _may_run(self, job: Job) -> bool:
+        weights = job.weights_of is None or job.weights_of in self._saved or job.weights_of in self._ended
+        return weights and self._ended.issuperset(job.after)
+
+    def _reserve(self, job: Job) -> tuple[float, int]:
+        count = len(self._free)
+        for running in sorted(self._running.values(), key=lambda running: running.until):
+            count += len(running.devices)
+            if count >= job.world_size:
+                return running.until, count - job.world_size
+        raise AssertionError("the devices of all jobs together are all devices")
+
+    def _place(self, job: Job, now: float) -> Start:
+        devices = _near(self._free, job.world_size)
+        self._free = [device for device in self._free if device not in devices]
+        self._waiting.remove(job)
+        self._running[job.key] = _Running(job, devices, now + self.seconds(job))
+        return Start(job=job, devices=devices)
+
+
+def _near(free: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return `count` free devices: neighbours that start at a multiple of `count`, else neighbours, else any.
+
+    Neighbours share a switch where not all GPUs are equally near, and blocks that are aligned leave blocks free.
+    """
+    runs = [tuple(range(first, first + count)) for first in free if all(first + step in free for step in range(count))]
+    aligned = [run for run in runs if run[0] % count == 0]
+    return (aligned or runs or [tuple(free[:count])])[0]

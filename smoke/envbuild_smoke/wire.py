@@ -1,0 +1,73 @@
+"""JSON objects over a Unix socket, one a line, and open descriptors beside them.
+
+Both ends are processes of one run: the runner and the template, the runner and a rank.
+"""
+
+import json
+import socket
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+_CHUNK_BYTES = 65536
+_MOST_DESCRIPTORS = 16
+
+Message = dict[str, Any]
+
+
+class Channel:
+    """One end of a connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._pending = b""
+        self._messages: deque[Message] = deque()
+        self._descriptors: deque[int] = deque()
+        self._ended = False
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+        return self._socket.fileno()
+
+    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
+        """Send a message; False when the other end is gone."""
+        content = (json.dumps(message) + "\n").encode()
+        with suppress(BrokenPipeError, ConnectionResetError):
+            sent = socket.send_fds(self._socket, [content], list(descriptors)) if descriptors else 0
+            self._socket.sendall(content[sent:])
+            return True
+        return False
+
+    def receive(self) -> Message | None:
+        """Wait for a message and return it; None when the other end is gone."""
+        while not self._messages and not self._ended:
+            self._read()
+        return self._messages.popleft() if self._messages else None
+
+    def take_all(self) -> tuple[list[Message], bool]:
+        """Read once what is there; return the messages, and whether the other end is gone."""
+        if not self._ended:
+            self._read()
+        messages = list(self._messages)
+        self._messages.clear()
+        return messages, self._ended
+
+    def descriptor(self) -> int:
+        """Return the first descriptor that came and was not taken yet."""
+        return self._descriptors.popleft()
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+    def _read(self) -> None:
+        try:
+            chunk, descriptors, _, _ = socket.recv_fds(self._socket, _CHUNK_BYTES, _MOST_DESCRIPTORS)
+        except ConnectionResetError:
+            chunk, descriptors = b"", []
+        self._descriptors.extend(descriptors)
+        if not chunk:
+            self._ended = True
+            return
+        *lines, self._pending = (self._pending + chunk).split(b"\n")
+        self._messages.extend(json.loads(line) for line in lines)

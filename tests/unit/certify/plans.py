@@ -1,0 +1,64 @@
+"""A plan of the quick matrix on the CPU, and results of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from helpers.matrices import six_layouts
+from helpers.stand_in import results_of, write
+
+from envbuild.catalog.models import Device, Driver
+from envbuild.certify.cases import Case, expand
+from envbuild.certify.ground import Ground
+from envbuild.certify.plan import Expected, Subject, make_plan
+from envbuild.certify.results import Results, read_results
+from envbuild.core.digests import sha256_bytes
+
+MATRIX = six_layouts()
+GROUND = Ground(device=Device.CPU)
+CASES = expand(MATRIX, "six", GROUND)
+SUBJECT = Subject(
+    name="n",
+    stack="mcore",
+    base="debian12",
+    target="cpu",
+    lock_digest=sha256_bytes(b"lock"),
+    oci_digest=sha256_bytes(b"oci"),
+    sqsh_digest=sha256_bytes(b"sqsh"),
+)
+TP2, BASELINE = "gpt-fp32-tp2", "gpt-fp32-baseline"
+
+
+def plan_of(*, subject: Subject = SUBJECT, cases: tuple[Case, ...] = CASES, **changes: Any) -> dict[str, Any]:
+    """The plan; ``changes`` are its keys."""
+    plan = make_plan(
+        subject=subject, ground=GROUND, driver=Driver.MCORE, matrix=MATRIX, cases=cases, expected=Expected()
+    )
+    return {**plan, **changes}
+
+
+def with_case(case_id: str, **changes: Any) -> tuple[Case, ...]:
+    """The cases, one of them changed."""
+    return tuple(dataclasses.replace(case, **changes) if case.id == case_id else case for case in CASES)
+
+
+def bytes_of(plan: dict[str, Any]) -> bytes:
+    return json.dumps(plan).encode()
+
+
+def lines_of(plan: dict[str, Any], **faults: Any) -> list[dict[str, Any]]:
+    return results_of(bytes_of(plan), **faults)
+
+
+def line(lines: list[dict[str, Any]], case: str, repeat: int = 1) -> dict[str, Any]:
+    """The line of a case."""
+    return next(line for line in lines if line.get("case") == case and line["repeat"] == repeat)
+
+
+def read(path: Path, plan: dict[str, Any], lines: list[dict[str, Any]], **options: Any) -> Results:
+    """The lines, written and read."""
+    write(path, lines)
+    return read_results(path, plan, sha256_bytes(bytes_of(plan)), **options)

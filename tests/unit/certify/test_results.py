@@ -1,0 +1,220 @@
+"""Results are read whole, as their schema has them, and of one plan; everything else is refused, with its reason."""
+
+import json
+import math
+from dataclasses import replace
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from unit.certify.plans import BASELINE, SUBJECT, TP2, bytes_of, line, lines_of, plan_of, read
+
+from envbuild.catalog.data import data_root
+from envbuild.certify.results import SCHEMA_FILE, read_results
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import ResultsRefusedError
+
+PLAN = plan_of()
+DIGEST = sha256_bytes(bytes_of(PLAN))
+HEALTHY = lines_of(PLAN)
+TEXT = "".join(json.dumps(item) + "\n" for item in HEALTHY)
+OTHER = sha256_bytes(b"other")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "results.jsonl"
+
+
+def refused(path, data, plan=PLAN, digest=DIGEST, **options):
+    """Why, and the reason."""
+    if data is not None:
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    with pytest.raises(ResultsRefusedError, match="cannot be judged") as caught:
+        read_results(path, plan, digest, **options)
+    assert (caught.value.exit_code, caught.value.log) == (13, path)
+    assert caught.value.fix
+    return caught.value.reason, caught.value.why
+
+
+def text_of(lines):
+    return "".join(json.dumps(item) + "\n" for item in lines)
+
+
+def test_stand_in_writes_what_the_schema_asks_for():
+    validator = jsonschema.Draft202012Validator(json.loads((data_root() / SCHEMA_FILE).read_text()))
+    for item in lines_of(plan_of(bandwidth={"ranks": 2, "sizes_bytes": [8], "floor_gigabytes_per_second": None})):
+        validator.validate(item)
+
+
+def test_results_are_read_with_everything_in_them(path):
+    lines = lines_of(PLAN, variables={"NCCL_DEBUG": "INFO"})
+    line(lines, TP2)["steps"][0]["loss"] = None
+    lines.insert(3, {"schema": lines[0]["schema"], "type": "resumed", "at": "2026-01-01T00:00:30Z", "cut_bytes": 0})
+    found = read(path, PLAN, lines)
+    assert math.isnan(found.of(TP2).steps[0].loss)
+    assert found.of(TP2).steps[1].loss == 6.25
+    assert (found.of(BASELINE).devices, found.of(BASELINE).fresh_processes) == ((0,), 0)
+    assert found.of(BASELINE, 2) is None
+    assert found.machine["variables"] == {"NCCL_DEBUG": "INFO"}
+    assert found.image["file_digest"] == SUBJECT.sqsh_digest
+    assert found.resumed == ("2026-01-01T00:00:30Z",)
+    assert found.run == lines[0]
+
+
+# ---- of another plan, image or runner
+
+
+@pytest.mark.parametrize("key", ["nonce", "plan_digest", "subject"])
+def test_results_of_another_plan_are_refused(path, key):
+    lines = [dict(HEALTHY[0]), *HEALTHY[1:]]
+    lines[0][key] = {"nonce": "0" * 32, "plan_digest": OTHER, "subject": {**HEALTHY[0]["subject"], "stack": "x"}}[key]
+    reason, why = refused(path, text_of(lines))
+    assert reason == "plan"
+    assert why.startswith(f"They are of another plan: its {key.removeprefix('plan_')} is ")
+
+
+@pytest.mark.parametrize(
+    ("place", "digests", "named"),
+    [
+        ("sqsh", {"oci_digest": OTHER, "sqsh_digest": SUBJECT.sqsh_digest}, SUBJECT.sqsh_digest),
+        ("oci", {"oci_digest": OTHER, "sqsh_digest": None}, OTHER),
+        ("docker", {"oci_digest": OTHER, "sqsh_digest": None}, OTHER),
+    ],
+)
+def test_results_of_another_image_are_refused(path, place, digests, named):
+    plan = plan_of(subject=replace(SUBJECT, place=place, **digests))
+    digest = sha256_bytes(bytes_of(plan))
+    assert read(path, plan, lines_of(plan)).image["file_digest"] == named
+    for hashed in (None, sha256_bytes(b"yesterday's")):
+        lines = lines_of(plan)
+        lines[0]["image"] = hashed and {**lines[0]["image"], "file_digest": hashed}
+        reason, why = refused(path, text_of(lines), plan, digest)
+        assert reason == "image"
+        assert named in why
+        assert (hashed or "--image FILE") in why
+
+
+@pytest.mark.parametrize("place", ["venv", "here"])
+def test_results_about_a_lock_are_of_no_image(path, place):
+    plan = plan_of(subject=replace(SUBJECT, place=place, oci_digest=None, sqsh_digest=None))
+    assert read(path, plan, lines_of(plan)).image is None
+    reason, why = refused(path, text_of(lines_of(plan, image=OTHER)), plan, sha256_bytes(bytes_of(plan)))
+    assert (reason, why) == ("image", f"The plan is about a lock, and it ran in image {OTHER}.")
+
+
+def test_results_of_another_runner_are_refused(path):
+    lines = lines_of(PLAN, smoke_digest=OTHER)
+    assert read(path, PLAN, lines, smoke_digest=OTHER).smoke_digest == OTHER
+    assert refused(path, None, smoke_digest=DIGEST)[0] == "smoke"
+    assert refused(path, TEXT, smoke_digest=DIGEST)[1].endswith("it ran with one from its sources.")
+
+
+# ---- not whole
+
+
+def test_missing_results_are_refused(path):
+    assert refused(path, None) == ("missing", "The runner wrote no results: there is no such file.")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\n\n"])
+def test_empty_results_are_refused(path, text):
+    assert refused(path, text) == ("missing", "The file is empty.")
+
+
+def test_results_without_an_end_are_refused(path):
+    reason, why = refused(path, text_of(HEALTHY[:-1]))
+    assert reason == "truncated"
+    assert "of type end, is missing" in why
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(st.integers(0, len(TEXT) - 1))
+def test_any_truncation_is_refused(tmp_path, length):
+    path = tmp_path / "cut.jsonl"
+    path.write_text(TEXT[:length])
+    with pytest.raises(ResultsRefusedError) as caught:
+        read_results(path, PLAN, DIGEST)
+    assert caught.value.reason in ("truncated", "missing")
+
+
+@pytest.mark.parametrize("position", range(1, len(HEALTHY) - 1))
+def test_results_that_lost_the_line_of_a_case_are_refused(path, position):
+    reason, why = refused(path, text_of([*HEALTHY[:position], *HEALTHY[position + 1 :]]))
+    assert reason == "truncated"
+    assert why == f"By its end {len(HEALTHY) - 2} of {len(HEALTHY) - 2} cases completed; there are 5 of 5."
+
+
+def test_case_that_is_there_twice_is_refused(path):
+    lines = [*HEALTHY[:-1], line(HEALTHY, TP2), HEALTHY[-1]]
+    assert refused(path, text_of(lines)) == ("repeated-case", f"Case {TP2} is in it twice (repeat 1).")
+
+
+@pytest.mark.parametrize("change", [{"case": "other"}, {"repeat": 2}])
+def test_case_that_the_plan_has_not_is_refused(path, change):
+    lines = [*HEALTHY[:-2], {**HEALTHY[-2], **change}, HEALTHY[-1]]
+    assert refused(path, text_of(lines))[0] == "plan"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [*HEALTHY, HEALTHY[-1]],
+        [*HEALTHY, HEALTHY[1]],
+        [HEALTHY[0], *HEALTHY],
+        HEALTHY[1:],
+        [HEALTHY[-1], *HEALTHY[:-1]],
+    ],
+    ids=["two-ends", "after-the-end", "two-runs", "no-run", "end-first"],
+)
+def test_lines_out_of_their_places_are_refused(path, lines):
+    assert refused(path, text_of(lines))[0] == "schema"
+
+
+# ---- not as the schema has them
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"schema": "envbuild.results/2"', '"schema": "envbuild.results/1"', "of schema 'envbuild.results/1'"),
+        ('"type": "run"', '"type": "ran"', "of no type that is known: 'ran'"),
+        ('"type": "run", ', "", "of no type that is known: 'None'"),
+        ('"nonce"', '"once"', "Line 1 (run): "),
+        ('"steps"', '"step"', "Line 2 (case): "),
+        ('"seconds": 1.5', '"seconds": null', "Line 2 (case): seconds: "),
+        ('"loss": 6.375', '"loss": "x"', "Line 2 (case): steps.0.loss: "),
+        ('"loss": 6.375', '"loss": NaN', "JSON has no NaN"),
+        ('"loss": 6.375', '"loss": -Infinity', "JSON has no -Infinity"),
+        ('"repeat": 1', '"repeat": 0', "Line 2 (case): repeat: "),
+        ('"repeat": 1', '"repeat": 1, "repeat": 1', "has a key twice"),
+        ('"status": "completed"', '"status": "Completed"', "Line 2 (case): "),
+        ('"isolation": "live"', '"isolation": "live", "approved": true', "Line 1 (run): it: "),
+    ],
+)
+def test_malformed_results_are_refused(path, old, new, said):
+    assert old in TEXT
+    reason, why = refused(path, TEXT.replace(old, new, 1))
+    assert reason == "schema"
+    assert said in why
+
+
+@pytest.mark.parametrize("text", ["[]\n", "1\n", "null\n", '"run"\n', "\x00\n", "{}\n", "[" * 100_000 + "\n", "{\n"])
+def test_other_files_are_refused(path, text):
+    assert refused(path, text)[0] == "schema"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.binary(max_size=60))
+def test_any_bytes_are_refused(tmp_path, data):
+    path = tmp_path / "any.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(ResultsRefusedError):
+        read_results(path, PLAN, DIGEST)
+
+
+def test_number_beyond_all_floats_is_no_number(path):
+    text = TEXT.replace('"loss": 6.375', '"loss": 1' + "0" * 400, 1)
+    path.write_text(text)
+    assert read_results(path, PLAN, DIGEST).of(BASELINE).steps[0].loss == math.inf

@@ -1,0 +1,239 @@
+"""A case that passed is not run again while nothing that decides it changed; what failed last is."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from helpers.stand_in import GPU
+
+from envbuild.certify import durations, reuse
+from envbuild.certify.job import make_job
+from envbuild.certify.plan import JUDGE_VERSION
+from envbuild.certify.reuse import Machine
+from envbuild.core.errors import CertificationFailedError
+from envbuild.core.files import remove_tree
+from envbuild.launch.gpus import Gpu
+
+TP2, PP2, DP2, BASELINE = (f"gpt-fp32-{name}" for name in ("tp2", "pp2", "dp2", "baseline"))
+
+
+def ran(call):
+    return [case["id"] for case in call["plan"]["cases"]]
+
+
+def reused(done):
+    return [case.id for case in done.statement.predicate.cases if case.reused]
+
+
+def test_cases_that_passed_in_a_part_are_not_run_again_in_the_whole(world):
+    world.certify(only=(TP2,))
+    done = world.certify()
+    first, second = map(ran, (world.calls[0], world.calls[1]))
+    assert first == [BASELINE, TP2]
+    # Others need the baseline's weights.
+    assert BASELINE in second
+    assert TP2 not in second
+    assert set(first) | set(second) == {case.id for case in done.statement.predicate.cases}
+    assert (done.cases_run, reused(done)) == (len(second), [TP2])
+    (case,) = (case for case in done.statement.predicate.cases if case.reused)
+    assert case.reused.from_ == "2026-01-01T00:01:00Z"
+    assert case.steps[0].loss == 6.375
+    assert f"  reused    {TP2}: passed on 2026-01-01T00:01:00Z" in world.told.notes
+    assert done.statement.predicate.nonce == world.calls[1]["plan"]["nonce"]
+
+
+def test_baseline_is_not_run_where_nothing_needs_it(world):
+    world.certify(only=(TP2, PP2))
+    done = world.certify(only=(PP2,))
+    assert (len(world.calls), done.ran, reused(done)) == (1, False, [BASELINE, PP2])
+    assert done.statement.predicate.nonce == world.calls[0]["plan"]["nonce"]
+    assert world.certify(only=(PP2,)).certificate == done.certificate
+
+
+def test_fresh_reuses_nothing(world):
+    world.certify(only=(TP2,))
+    done = world.certify(fresh=True)
+    assert reused(done) == []
+    assert TP2 in ran(world.calls[1])
+
+
+def test_repeats_reuse_nothing(world):
+    world.certify()
+    done = world.certify(repeats=2)
+    assert (done.cases_run, reused(done)) == (6, [])
+    assert [(case.id, case.repeat) for case in done.statement.predicate.cases][:3] == [
+        (BASELINE, 1),
+        (BASELINE, 2),
+        (DP2, 1),
+    ]
+
+
+def test_verdict_of_another_runtime_is_not_that_of_the_one_that_is_named(world):
+    world.certify()
+    done = world.certify(runtime="unsquashfs", only=(TP2,))
+    assert (done.ran, reused(done)) == (True, [])
+
+
+def test_case_that_failed_last_is_run_again_although_it_passed_before(world):
+    done = world.certify()
+    world.faults = {"scale": {TP2: 1.1}}
+    with pytest.raises(CertificationFailedError):
+        world.certify(fresh=True)
+    world.faults = {}
+    remove_tree(done.certificate.parent)
+    assert len(ran(world.calls[-1])) == 6
+    assert reused(world.certify()) == []
+
+
+def test_case_that_failed_is_run_again_and_those_that_passed_too(world):
+    """Where one rank was wrong, the machine may have been."""
+    world.faults = {"scale": {TP2: 1.1}}
+    with pytest.raises(CertificationFailedError):
+        world.certify()
+    world.faults = {}
+    assert world.certify().cases_run == 6
+
+
+def test_verdict_that_was_measured_elsewhere_than_it_seemed_is_not_kept(world):
+    """GPUs that only the runner saw: the next run would not find them."""
+    world.faults = {"gpus": [{"name": "NVIDIA H200"}]}
+    world.certify(only=(TP2,))
+    world.faults = {}
+    assert reused(world.certify()) == []
+
+
+def test_verdict_that_was_damaged_in_the_store_is_not_used(world):
+    done = world.certify()
+    remove_tree(done.certificate.parent)
+    for file in (world.project / "cache" / "verdicts").rglob(reuse.FILE):
+        text = json.loads(file.read_text())
+        text["case"]["steps"][0]["loss"] = 1.0
+        file.chmod(0o644)
+        file.write_text(json.dumps(text))
+    assert world.certify().cases_run == 6
+
+
+# ---- what decides a verdict
+
+HERE = Machine(runtime="loop", gpus=("NVIDIA H200",), drivers=("580",), variables=(("NCCL_ALGO", "Ring"),))
+
+
+@pytest.fixture
+def job(world):
+    return make_job(world.asked(), world.store)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"runtime": "squashfuse"},
+        {"gpus": ("NVIDIA B200",)},
+        {"gpus": ("NVIDIA B200", "NVIDIA H200")},
+        {"drivers": ("575",)},
+        {"variables": ()},
+        {"variables": (("NCCL_ALGO", "Tree"),)},
+    ],
+)
+def test_verdict_is_one_of_a_machine(job, change):
+    case = job.cases[1]
+    assert reuse.key_of(job, case, HERE) == reuse.key_of(job, case, replace(HERE))
+    assert reuse.key_of(job, case, replace(HERE, **change)) != reuse.key_of(job, case, HERE)
+
+
+def changed(job, **changes):
+    plan = json.loads(json.dumps(job.plan))
+    for place, value in changes.items():
+        target = plan
+        *path, last = place.split("__")
+        for word in path:
+            target = target[int(word) if word.isdecimal() else word]
+        target[last] = value
+    return replace(job, plan=plan)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"subject__oci_digest": "sha256:other"},
+        {"subject__lock_digest": "sha256:other"},
+        {"subject__in": "oci"},
+        {"device": "cuda"},
+        {"gpu": {"sm": ["90"]}},
+        {"cases__1__training": {}},
+        {"cases__1__settings": {}},
+        {"cases__0__training": {}},
+        {"models__gpt__num_layers": 8},
+    ],
+)
+def test_verdict_is_one_of_an_image_and_a_case(job, change):
+    case = job.cases[1]
+    assert reuse.key_of(changed(job, **change), case, HERE) != reuse.key_of(job, case, HERE)
+
+
+@pytest.mark.parametrize("change", [{"cases__2__training": {}}, {"cases__1__estimated_seconds": 5.0}, {"nonce": "n"}])
+def test_verdict_does_not_depend_on_other_cases_or_estimates(job, change):
+    assert reuse.key_of(changed(job, **change), job.cases[1], HERE) == reuse.key_of(job, job.cases[1], HERE)
+
+
+def test_verdict_is_one_of_a_runner_a_judge_and_a_tolerance(job, monkeypatch):
+    case = job.cases[1]
+    before = reuse.key_of(job, case, HERE)
+    assert reuse.key_of(replace(job, smoke_digest="sha256:other"), case, HERE) != before
+    band = job.matrix.tolerance["fp32"].model_copy(update={"loss_relative": 1e-3})
+    wider = job.matrix.model_copy(update={"tolerance": {case.precision: band}})
+    assert reuse.key_of(replace(job, matrix=wider), case, HERE) != before
+    monkeypatch.setattr(reuse, "JUDGE_VERSION", JUDGE_VERSION + 1)
+    assert reuse.key_of(job, case, HERE) != before
+
+
+def test_machine_is_the_same_from_outside_and_from_its_results(world):
+    world.faults = {"gpus": [{}, {"index": 1, "uuid": "GPU-1"}], "variables": {"NCCL_ALGO": "Ring", "NCCL_DEBUG": "I"}}
+    found = []
+    world.spoil = lambda path: found.append(json.loads(path.read_text().splitlines()[0]))
+    world.certify()
+    (run,) = found
+    gpus = [Gpu(index=str(i), uuid=f"GPU-{i}", name=GPU["name"], driver=GPU["driver"]) for i in range(2)]
+    here = Machine.here("loop", gpus, {"NCCL_ALGO": "Ring", "PATH": "/bin"})
+    assert here == Machine.of("loop", type("Results", (), {"machine": run["machine"]}))
+    assert here.variables == (("NCCL_ALGO", "Ring"),)
+
+
+# ---- environments that are in no image
+
+
+def test_environment_that_is_in_no_image_is_run_every_time(world):
+    """A certificate about it is about its lock; whether another has that lock, only a run can say."""
+    for _ in range(2):
+        done = world.certify(place="venv", image=None)
+        assert (done.ran, reused(done)) == (True, [])
+    assert list(done.statement.digests()) == ["mcore-debian12-cpu.lock"]
+    assert done.statement.digests()["mcore-debian12-cpu.lock"] == world.lock.lock.digest
+    assert not (world.project / "cache" / "verdicts").exists()
+
+
+# ---- durations
+
+
+def test_durations_go_into_the_next_plan_and_into_no_key(world):
+    first = make_job(world.asked(), world.store)
+    assert {case["estimated_seconds"] for case in first.plan["cases"]} == {None}
+    world.certify()
+    second = make_job(world.asked(), world.store)
+    assert {case["estimated_seconds"] for case in second.plan["cases"]} == {1.5}
+    assert (second.key, second.folder) == (first.key, first.folder)
+    assert world.certify().ran is False
+
+
+def test_duration_that_is_news_takes_the_place_of_the_old(world, monkeypatch):
+    job = make_job(world.asked(), world.store)
+    world.certify()
+    verdicts = []
+    record = durations.record
+    monkeypatch.setattr(durations, "record", lambda plan, found, store: verdicts.extend(found))
+    world.certify(fresh=True)
+    for seconds, known in ((1.7, 1.5), (3.0, 3.0)):
+        record(job.plan, [replace(verdict, seconds=seconds) for verdict in verdicts], world.store)
+        assert durations.estimates(job.plan, world.store)[TP2] == known
+    failed = [replace(verdict, passed=False, seconds=90.0) for verdict in verdicts]
+    record(job.plan, failed, world.store)
+    assert durations.estimates(job.plan, world.store)[TP2] == 3.0

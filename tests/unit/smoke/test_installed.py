@@ -1,0 +1,183 @@
+"""Files of installed packages, and libraries that are there twice: real files, really broken."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild_smoke import installed, libraries, machine
+
+Files = dict[str, bytes]
+TORCH: Files = {
+    "torch/__init__.py": b"version = 1\n",
+    "torch/lib/libtorch_cpu.so": b"a library",
+    "torch/data.bin": b"data",
+    "torch/__pycache__/x.pyc": b"bytecode",
+    "../../../bin/torchrun": b"#!python",
+}
+
+
+def install(folder: Path, name: str, files: Files, version: str = "1.0") -> None:
+    """Install a package as a wheel's installer does: files, and a RECORD of them."""
+    metadata = f"{name}-{version}.dist-info"
+    everything = {
+        **files,
+        f"{metadata}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
+    }
+    rows = []
+    for path, content in everything.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+        rows.append(f"{path},sha256={digest},{len(content)}\n")
+    (folder / metadata / "RECORD").write_text("".join(rows) + f"{metadata}/RECORD,,\n")
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of packages, the only one on the path."""
+    folder = tmp_path / "lib" / "python3" / "site-packages"
+    install(folder, "torch", TORCH)
+    install(folder, "Single_File", {"single.py": b"x = 1\n"}, "2.0")
+    monkeypatch.setattr(sys, "path", [str(folder)])
+    return folder
+
+
+def findings() -> list[tuple[str | None, str | None, str | None]]:
+    files = installed.recorded(["torch", "single-file", "absent"])
+    found = installed.file_findings(files) + installed.shadowed(files)
+    return [(finding["code"], finding["package"], finding["found"]) for finding in found]
+
+
+def test_nothing_is_found_where_all_is_as_recorded(packages: Path) -> None:
+    assert findings() == []
+    assert len(installed.recorded(["torch", "single-file"])["torch"]) == 7
+
+
+def test_file_that_is_gone(packages: Path) -> None:
+    (packages / "torch" / "lib" / "libtorch_cpu.so").unlink()
+    assert findings() == [("file-missing", "torch", None)]
+
+
+@pytest.mark.parametrize("name", ["torch/__init__.py", "torch/lib/libtorch_cpu.so"])
+def test_source_or_library_with_other_bytes_of_the_same_size(packages: Path, name: str) -> None:
+    content = (packages / name).read_bytes()
+    (packages / name).write_bytes(content[::-1])
+    ((code, package, found),) = findings()
+    assert (code, package) == ("file-differs", "torch")
+    assert str(found).startswith(f"{packages / name}: sha256=")
+
+
+def test_other_file_is_known_by_its_size(packages: Path) -> None:
+    (packages / "torch" / "data.bin").write_bytes(b"more data")
+    assert findings() == [("file-differs", "torch", f"{packages}/torch/data.bin: 9 bytes")]
+
+
+def test_large_library_is_known_by_its_size_alone(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "HASHED_BYTES", 5)
+    (packages / "torch" / "lib" / "libtorch_cpu.so").write_bytes(b"yrarbil a")
+    assert findings() == []
+
+
+def test_what_installers_write_is_left_out(packages: Path) -> None:
+    (packages / "torch" / "__pycache__" / "x.pyc").unlink()
+    (packages / "../../../bin/torchrun").write_bytes(b"#!/the/interpreter")
+    (packages / "torch-1.0.dist-info" / "METADATA").write_text("Name: torch\nVersion: 1.0\nInstaller: other\n")
+    assert findings() == []
+
+
+def test_many_files_that_are_gone_are_told_in_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "torch", {f"torch/{number}.py": b"" for number in range(20)})
+    for number in range(20):
+        (tmp_path / "torch" / f"{number}.py").unlink()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    found = findings()
+    assert len(found) == 6
+    assert found[-1] == ("file-missing", "torch", "15 more of its files")
+
+
+@pytest.mark.parametrize("module", ["torch/__init__.py", "single.py"])
+def test_module_that_is_found_earlier_on_the_path(packages: Path, tmp_path: Path, module: str) -> None:
+    front = tmp_path / "front"
+    (front / module).parent.mkdir(parents=True)
+    (front / module).write_text("shadow = True\n")
+    sys.path.insert(0, str(front))
+    package = "torch" if "torch" in module else "single-file"
+    assert findings() == [("shadowed", package, str(front / module))]
+
+
+def test_library_reachable_twice(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    other = tmp_path / "other"
+    for path in (first, other / "libnccl.so.2.27.3", other / "libfoo.so.1"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"nccl")
+    # Links to one file are one library.
+    (other / "libnccl.so.2").symlink_to("libnccl.so.2.27.3")
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    assert libraries.twice(libraries.reachable([str(packages)])) == {}
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{other}")
+    (name, paths), *rest = libraries.twice(libraries.reachable([str(packages)])).items()
+    assert (name, rest) == ("libnccl.so.2", [])
+    assert [Path(path).resolve() for path in paths] == [first, other / "libnccl.so.2.27.3"]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("/x/libnccl.so.2.29.7", "libnccl.so.2"),
+        ("/x/libcudnn.so.9", "libcudnn.so.9"),
+        ("/x/torch/lib/libtorch_cpu.so", "libtorch_cpu.so"),
+        ("/x/libcudart.so.13", None),
+        ("/x/libtorch_global_deps.so", None),
+        ("/x/libncclfoo.so.2", None),
+        ("/x/libnccl.so.2.old", None),
+    ],
+)
+def test_names_of_libraries(file: str, name: str | None) -> None:
+    assert libraries.soname(file) == name
+
+
+def test_mapped_libraries_are_read_from_the_process(tmp_path: Path) -> None:
+    """A real process that loads a copy of a real library under such a name."""
+    ffi = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line)
+    copy = tmp_path / "libc10.so"
+    copy.write_bytes(Path(ffi).read_bytes())
+    code = (
+        "import json, mmap; from envbuild_smoke.libraries import mapped;"
+        f"file = open({str(copy)!r}, 'rb'); held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ);"
+        "print(json.dumps(mapped()))"
+    )
+    smoke = str(Path(libraries.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": smoke}, capture_output=True, check=True
+    )
+    assert json.loads(done.stdout) == {"libc10.so": [str(copy)]}
+
+
+def test_image_is_hashed_and_its_fingerprint_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = tmp_path / "image.sqsh"
+    image.write_bytes(b"squashed" * 300_000)
+    monkeypatch.setattr(machine, "FINGERPRINT", tmp_path / "fingerprint.json")
+    expected = {"file_digest": f"sha256:{hashlib.sha256(image.read_bytes()).hexdigest()}", "file_bytes": 2_400_000}
+    assert machine.image(image) == {**expected, "fingerprint": None}
+    machine.FINGERPRINT.write_text('{"schema": "envbuild.fingerprint/1"}')
+    assert machine.image(image)["fingerprint"] == {"schema": "envbuild.fingerprint/1"}
+
+
+def test_machine_names_what_changes_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    described = machine.describe("cpu", (), {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, {"cuda": "13.0", "nccl": None})
+    assert described["variables"]["NCCL_P2P_DISABLE"] == "1"
+    assert described["variables"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert "SECRET_TOKEN" not in described["variables"]
+    assert described["memory_bytes"] > 1 << 28
+    assert (described["cuda"], described["gpus"], described["topology"]) == ("13.0", [], None)

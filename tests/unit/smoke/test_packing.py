@@ -1,0 +1,173 @@
+"""What starts when, and where: any cases, any devices."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild_smoke.packing import Job, Packer
+
+
+def job(key: str, world_size: int = 1, seconds: float | None = 1.0, weights_of: str | None = None) -> Job:
+    return Job(key=key, world_size=world_size, seconds=seconds, weights_of=weights_of)
+
+
+def keys(packer: Packer, now: float = 0.0) -> list[str]:
+    return [start.job.key for start in packer.start(now)]
+
+
+def test_most_devices_first_then_longest() -> None:
+    packer = Packer([job("short"), job("long", seconds=9), job("wide", 2), job("widest", 4)], range(8))
+    assert [start.job.key for start in packer.start(0)] == ["widest", "wide", "long", "short"]
+
+
+def test_case_waits_for_the_weights_not_for_the_end() -> None:
+    packer = Packer([job("base"), job("case", 2, weights_of="base")], range(4))
+    assert keys(packer) == ["base"]
+    assert keys(packer) == []
+    packer.weights_saved("base")
+    # Beside its baseline, which still runs.
+    assert keys(packer) == ["case"]
+
+
+def test_end_of_a_baseline_that_said_nothing_counts_as_weights() -> None:
+    packer = Packer([job("base"), job("case", 2, weights_of="base")], range(4))
+    keys(packer)
+    packer.ended("base")
+    assert keys(packer) == ["case"]
+
+
+def test_comparison_waits_for_both_ends() -> None:
+    compare = Job(key="compare", world_size=1, after=("base", "case"))
+    packer = Packer([job("base"), job("case", 2, weights_of="base"), compare], range(4))
+    keys(packer)
+    packer.weights_saved("base")
+    keys(packer)
+    packer.ended("base")
+    assert keys(packer) == []
+    packer.ended("case")
+    assert keys(packer) == ["compare"]
+
+
+def test_baseline_of_large_cases_goes_first() -> None:
+    cases = [job("a"), job("b"), job("b2", 8, weights_of="b"), job("a2", 2, weights_of="a")]
+    assert keys(Packer(cases, range(8))) == ["b", "a"]
+
+
+def test_reservation_lets_only_what_ends_before_it_pass() -> None:
+    waiting = [
+        job("runs", 3, 5.0),
+        job("large", 3, 9.0),
+        job("slow", 2, 9.0),
+        job("quick", 1, 4.0),
+        job("late", 1, 8.0),
+    ]
+    packer = Packer(waiting, range(4))
+    # large comes first; runs then has to wait for it, quick and late fit beside large.
+    assert keys(packer) == ["large", "late"]
+    packer.ended("large")
+    assert keys(packer, 9.0) == ["runs"]
+
+
+def test_unknown_duration_is_the_median_of_the_known() -> None:
+    packer = Packer([job("a", seconds=2), job("b", seconds=4), job("c", seconds=9), job("d", seconds=None)], range(1))
+    assert packer.seconds(job("d", seconds=None)) == 4
+    assert Packer([job("d", seconds=None)], range(1)).seconds(job("d", seconds=None)) == 15
+
+
+def test_devices_are_neighbours_where_they_can_be() -> None:
+    packer = Packer([job("pair", 2, 9.0), job("one", 1, 3.0), job("other", 1, 2.0)], range(4))
+    assert {start.job.key: start.devices for start in packer.start(0)} == {"pair": (0, 1), "one": (2,), "other": (3,)}
+    packer = Packer([job("pair", 2)], [1, 2, 3])
+    assert packer.start(0)[0].devices == (2, 3)
+    packer = Packer([job("pair", 2)], [1, 4, 6])
+    assert packer.start(0)[0].devices == (1, 4)
+
+
+def test_job_that_can_never_run_is_refused() -> None:
+    with pytest.raises(ValueError, match="wide needs 4 devices; there are 2"):
+        Packer([job("wide", 4)], range(2))
+    with pytest.raises(ValueError, match="case waits for base, which is not among"):
+        Packer([job("case", weights_of="base")], range(2))
+
+
+def test_dropped_job_is_waited_for_no_more() -> None:
+    packer = Packer([job("base"), Job(key="after", world_size=1, after=("base",))], range(1))
+    packer.dropped("base")
+    assert keys(packer) == ["after"]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Jobs, how long they really take, and when after their start baselines save their weights."""
+
+    jobs: Sequence[Job]
+    seconds: Mapping[str, float]
+    saved_after: Mapping[str, float]
+    devices: int
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> Drawn:
+    devices = draw(st.integers(1, 16))
+    durations = st.floats(0.01, 100)
+    jobs: list[Job] = []
+    seconds: dict[str, float] = {}
+    saved: dict[str, float] = {}
+    for number in range(draw(st.integers(1, 4))):
+        base = job(f"base{number}", 1, draw(st.none() | durations))
+        jobs.append(base)
+        seconds[base.key] = draw(durations)
+        if draw(st.booleans()):
+            saved[base.key] = seconds[base.key] * draw(st.floats(0, 1))
+        for case_number in range(draw(st.integers(0, 6))):
+            size = draw(st.integers(1, devices))
+            case = job(f"case{number}-{case_number}", size, draw(st.none() | durations), base.key)
+            jobs.append(case)
+            # Estimates may be far from the truth.
+            seconds[case.key] = draw(durations)
+            if draw(st.booleans()):
+                compare = Job(key=f"{case.key} weights", world_size=1, after=(base.key, case.key))
+                jobs.append(compare)
+                seconds[compare.key] = draw(durations)
+    return Drawn(draw(st.permutations(jobs)), seconds, saved, devices)
+
+
+@given(drawn())
+def test_whatever_runs_shares_no_device_has_its_weights_and_all_runs(given_jobs: Drawn) -> None:
+    packer = Packer(given_jobs.jobs, range(given_jobs.devices))
+    busy: set[int] = set()
+    held: dict[str, tuple[int, ...]] = {}
+    saved: set[str] = set()
+    ended: set[str] = set()
+    events: list[tuple[float, int, str]] = []
+    now = 0.0
+    while not packer.done:
+        for start in packer.start(now):
+            wanted = start.job
+            assert len(set(start.devices)) == wanted.world_size
+            assert busy.isdisjoint(start.devices)
+            assert busy.union(start.devices) <= set(range(given_jobs.devices))
+            assert wanted.weights_of is None or wanted.weights_of in saved | ended
+            assert ended.issuperset(wanted.after)
+            busy.update(start.devices)
+            held[wanted.key] = start.devices
+            heapq.heappush(events, (now + given_jobs.seconds[wanted.key], 1, wanted.key))
+            if wanted.key in given_jobs.saved_after:
+                heapq.heappush(events, (now + given_jobs.saved_after[wanted.key], 0, wanted.key))
+        # Something runs as long as something waits.
+        assert events
+        now, kind, key = heapq.heappop(events)
+        if kind == 0:
+            saved.add(key)
+            packer.weights_saved(key)
+        else:
+            ended.add(key)
+            busy.difference_update(held.pop(key))
+            packer.ended(key)
+    assert ended == {one.key for one in given_jobs.jobs}
