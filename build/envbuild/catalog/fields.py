@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from enum import Enum
 from typing import Annotated
 
@@ -21,7 +22,7 @@ Module = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*
 
 
 # What a JSON schema can say of version specifiers (PEP 440): it allows all of them, and little else.
-_CLAUSE = r"((~=|===?|!=|<=?|>=?)\s*[vV]?[0-9][A-Za-z0-9.*+!_-]*|===\s*[^\s,;)]+)"
+_CLAUSE = r"((~=|===?|!=|<=?|>=?)\s*[vV]?[0-9][A-Za-z0-9.*+!_-]*|===\s*[^\s,;)]*)"
 SPECIFIER_PATTERN = rf"^\s*{_CLAUSE}?(\s*,\s*{_CLAUSE}?)*\s*$"
 
 
@@ -73,3 +74,22 @@ class Device(str, Enum):
 
 
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+MOMENT_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def moment_of(text: str) -> datetime:
+    """A moment as it is written here: ``2026-01-31T23:59:59Z``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return datetime.strptime(text, MOMENT_FORMAT).replace(tzinfo=timezone.utc)
+
+
+def _moment(text: str) -> str:
+    moment_of(text)
+    return text
+
+
+Moment = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z$"), AfterValidator(_moment)]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import click
 
+from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
 from envbuild.certify.certificates.keys import make_keys, secret_of
 from envbuild.certify.certificates.reading import read_certificate
 from envbuild.certify.certificates.signing import UNSIGNED
-from envbuild.certify.certificates.statement import MOMENT_FORMAT, moment_of
 from envbuild.certify.certificates.telling import count, lines
 from envbuild.certify.certificates.trust import load_trust
 from envbuild.certify.certificates.verifying import About, oldest_measurement, verify
-from envbuild.cli.command import Command, Group
+from envbuild.cli.command import Command, Group, hands_over
 from envbuild.cli.common import Place, Session, output_options, shown
 from envbuild.core.digests import Json
 from envbuild.core.errors import UsageError
@@ -58,9 +58,13 @@ def parse_name(context: click.Context, parameter: click.Parameter, value: str) -
     return value
 
 
-@click.group("certificate", cls=Group)
-def command() -> None:
+@click.group("certificate", cls=Group, invoke_without_command=True)
+@output_options
+@click.pass_context
+def command(context: click.Context, session: Session) -> None:  # noqa: ARG001
     """Make signing keys; show what a certificate says; verify whose it is and what it is about."""
+    if not hands_over(context):
+        raise click.UsageError(f"which command? There are: {', '.join(command.commands)}", context)
 
 
 @command.command("keygen")

@@ -8,29 +8,31 @@ from typing import Any
 
 import click
 
-from envbuild.catalog.models import KINDS
+from envbuild.catalog.models import KINDS, Model
 from envbuild.catalog.site import SiteFile
+from envbuild.catalog.trust import TrustFile
 from envbuild.cli.command import Command
 from envbuild.cli.common import Place, Session, output_options, shown
 from envbuild.cli.output import put
 from envbuild.core.files import write_atomic
 
+# Files that are not under envs/: the site's configuration, and the keys that a user trusts.
+ALL: dict[str, type[Model]] = {**KINDS, "site": SiteFile, "trust": TrustFile}
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """The JSON schema of a kind of TOML file (``site``: the site's configuration)."""
-    model = SiteFile if kind == "site" else KINDS[kind]
-    return {"$schema": DIALECT, "title": f"envbuild {kind}", **model.model_json_schema()}
+    """The JSON schema of a kind of TOML file (``site``: the site's configuration; ``trust``: trusted keys)."""
+    return {"$schema": DIALECT, "title": f"envbuild {kind}", **ALL[kind].model_json_schema()}
 
 
 @click.command("schema", cls=Command)
-@click.argument("kind", type=click.Choice([*KINDS, "site"]), required=False)
+@click.argument("kind", type=click.Choice(list(ALL)), required=False)
 @click.option("--into", type=Place(file_okay=False), help="Write KIND.schema.json files here.")
 @output_options
 def command(session: Session, kind: str | None, into: Path | None) -> None:
     """Print the JSON schema of KIND (all kinds without one), or write schema files for your editor."""
-    kinds = [kind] if kind else [*KINDS, "site"]
+    kinds = [kind] if kind else list(ALL)
     schemas = {name: schema_of(name) for name in kinds}
     if into is None:
         put(json.dumps(schemas[kind] if kind else schemas, indent=2) + "\n")

@@ -16,16 +16,15 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import SPECIFIER_PATTERN
 from envbuild.catalog.models import KINDS
-from envbuild.catalog.site import SiteFile
-from envbuild.cli.schema import schema_of
+from envbuild.cli.schema import ALL, schema_of
 from envbuild.core import tomlread
 
 ROOT = data_root()
 FILES = sorted((ROOT / "envs").rglob("*.toml"))
-BLOCK = re.compile(r"^```toml\n# (?:envs/(\w+)/\S+|(config))\.toml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```toml\n# (?:envs/(\w+)/\S+|(config)|(trust))\.toml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 EXAMPLES = [
-    pytest.param(match[1] or "site", match[3], id=f"{page.name}-{number}")
+    pytest.param(match[1] or (match[2] and "site") or match[3], match[4], id=f"{page.name}-{number}")
     for page in PAGES
     for number, match in enumerate(BLOCK.finditer(page.read_text()), 1)
 ]
@@ -51,13 +50,13 @@ def test_every_kind_has_a_shipped_definition():
 
 @pytest.mark.parametrize(("kind", "text"), EXAMPLES)
 def test_example_in_the_docs_loads_and_fits_its_schema(kind, text):
-    toml.parse(text, SiteFile if kind == "site" else KINDS[kind], "example")
+    toml.parse(text, ALL[kind], "example")
     validate(text, kind)
 
 
 def test_docs_show_every_kind():
     """Also proves that the pattern above finds blocks at all."""
-    assert {example.values[0] for example in EXAMPLES} == {*KINDS, "site"}
+    assert {example.values[0] for example in EXAMPLES} == set(ALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -77,7 +76,7 @@ def test_shipped_definitions_name_only_what_exists():
                 catalog.base(base)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "site"])
+@pytest.mark.parametrize("kind", list(ALL))
 def test_schema_refuses_unknown_keys(kind):
     with pytest.raises(jsonschema.ValidationError):
         validate("no_such_key = 1", kind)

@@ -6,10 +6,10 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from helpers.certificates import SHA, case_of, measured, statement
 
+from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
 from envbuild.certify.certificates.envelope import SignedBytes, decode, encode
 from envbuild.certify.certificates.keys import make_keys
 from envbuild.certify.certificates.signing import load_signer, write_certificate
-from envbuild.certify.certificates.statement import MOMENT_FORMAT, moment_of
 from envbuild.certify.certificates.trust import load_trust
 from envbuild.certify.certificates.verifying import About, verify
 from envbuild.core.digests import canonical_json

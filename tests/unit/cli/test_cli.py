@@ -20,6 +20,7 @@ from envbuild import __version__
 from envbuild.catalog.models import KINDS
 from envbuild.cli.commands import COMMANDS, help_text
 from envbuild.cli.main import run
+from envbuild.cli.schema import ALL
 from envbuild.core.errors import ERROR_CLASSES
 from envbuild.core.progress import SilentReporter
 from envbuild.store.local import LocalStore
@@ -281,7 +282,7 @@ def test_current_directory_that_was_removed(project, capsys):
 def test_schema_of_one_kind_and_of_all(project, capsys):
     assert run(["schema", "--json"]) == 0
     schemas = json.loads(capsys.readouterr().out)
-    assert set(schemas) == {*KINDS, "site"}
+    assert set(schemas) == set(ALL)
     for kind, schema in schemas.items():
         jsonschema.Draft202012Validator.check_schema(schema)
         assert run(["schema", kind]) == 0
@@ -291,7 +292,7 @@ def test_schema_of_one_kind_and_of_all(project, capsys):
 def test_schema_into_files(project, capsys):
     assert run(["schema", "--into", "schemas", "--json"]) == 0
     written = json.loads(capsys.readouterr().out)["written"]
-    assert sorted(Path(name).name for name in written) == sorted(f"{kind}.schema.json" for kind in [*KINDS, "site"])
+    assert sorted(Path(name).name for name in written) == sorted(f"{kind}.schema.json" for kind in ALL)
     assert all(json.loads(Path(name).read_text())["additionalProperties"] is False for name in written)
 
 

@@ -21,16 +21,15 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
 from envbuild import __version__
-from envbuild.catalog.fields import Model
+from envbuild.catalog.fields import MOMENT_FORMAT, Model, Moment
 from envbuild.core.digests import Json, digest_of
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Literal["urn:envbuild:certificate:2"] = "urn:envbuild:certificate:2"
 CERTIFICATE_FILE = "certificate.intoto.jsonl"
-MOMENT_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 # Where the cases ran: what was certified by it follows from it.
 Where = Literal["sqsh", "oci", "docker", "venv", "here"]
@@ -38,24 +37,6 @@ WITHOUT_IMAGE = ("venv", "here")
 
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-
-
-def moment_of(text: str) -> datetime:
-    """A moment as certificates write it.
-
-    Raises:
-        ValueError: it is none.
-    """
-    return datetime.strptime(text, MOMENT_FORMAT).replace(tzinfo=timezone.utc)
-
-
-def _moment(text: str) -> str:
-    if moment_of(text).strftime(MOMENT_FORMAT) != text:
-        raise ValueError(f"{text!r} is no moment such as 2026-01-31T23:59:59Z")
-    return text
-
-
-Moment = Annotated[str, AfterValidator(_moment)]
 
 
 class Sha256(Model):

@@ -7,41 +7,12 @@ from datetime import datetime
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from pydantic import Field, model_validator
 
 from envbuild.catalog import toml
-from envbuild.catalog.fields import Model, Name
+from envbuild.catalog.fields import moment_of
+from envbuild.catalog.trust import TrustedKeySettings, TrustFile
 from envbuild.certify.certificates.keys import keyid_of, parse_public, read_public
-from envbuild.certify.certificates.statement import Moment, moment_of
 from envbuild.core.errors import ConfigurationError
-
-
-class TrustedKeySettings(Model):
-    """One key of the file (``[keys.NAME]``)."""
-
-    public: str | None = Field(default=None, description="the public key: the PEM text itself")
-    file: str | None = Field(default=None, description="or a PEM file, by its path from the trust file's folder")
-    not_before: Moment | None = Field(default=None, description="from when on it counts, as 2026-01-31T00:00:00Z")
-    not_after: Moment | None = Field(default=None, description="until when it counts")
-    revoked: str | None = Field(default=None, min_length=1, description="why nothing it signed counts, ever")
-    stacks: tuple[Name, ...] | None = Field(default=None, min_length=1, description="it counts for these stacks alone")
-    targets: tuple[Name, ...] | None = Field(
-        default=None, min_length=1, description="it counts for these targets alone"
-    )
-
-    @model_validator(mode="after")
-    def _one_key_and_some_time(self) -> TrustedKeySettings:
-        if (self.public is None) == (self.file is None):
-            raise ValueError("a key has either `public` (PEM text) or `file` (a PEM file)")
-        if self.not_before and self.not_after and self.not_before >= self.not_after:
-            raise ValueError("not_before must be earlier than not_after")
-        return self
-
-
-class TrustFile(Model):
-    """A file of trusted keys (``trust.toml``)."""
-
-    keys: dict[Name, TrustedKeySettings] = Field(min_length=1)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
 from envbuild.certify.certificates.reading import CertificateFile, open_certificate
 from envbuild.certify.certificates.signing import verifies
-from envbuild.certify.certificates.statement import MOMENT_FORMAT, Certificate, moment_of
+from envbuild.certify.certificates.statement import Certificate
 from envbuild.certify.certificates.trust import Trust, TrustedKey
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CertificateRefusedError, ConfigurationError

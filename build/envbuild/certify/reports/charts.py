@@ -166,11 +166,13 @@ def _decades(low: float, high: float, start: float, end: float) -> Axis:
 
 
 def _spread(values: Sequence[float]) -> tuple[float, ...]:
-    """Some of the values, the first and the last among them."""
-    if len(values) <= TICKS:
-        return tuple(values)
-    last = len(values) - 1
-    return tuple(values[round(index * last / (TICKS - 1))] for index in range(TICKS))
+    """Some of the values, the first and the last among them, far enough from each other for their text."""
+    apart = (_log(values[-1]) - _log(values[0])) / TICKS
+    found = list(values[:1])
+    for value in values[1:-1]:
+        if min(_log(value) - _log(found[-1]), _log(values[-1]) - _log(value)) >= apart:
+            found.append(value)
+    return (*found, *values[-1:]) if len(values) > 1 else tuple(found)
 
 
 def _round_ticks(low: float, high: float, *, whole: bool) -> tuple[float, ...]:

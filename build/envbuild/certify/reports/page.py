@@ -270,7 +270,7 @@ def _overview(views: Sequence[CaseView]) -> tuple[Chart, ...]:
                     [_off_series(view, cases, key, styles[id(view)]) for view in others],
                     x_label="step",
                     log_y=True,
-                    limit=(max(limits), "allowed") if limits else None,
+                    limit=(max(limits), f"allowed {max(limits):g}") if limits else None,
                     describes=f"how far the {name} of every step is from the baseline's",
                 )
             )
@@ -303,7 +303,7 @@ def _bandwidth(found: Bandwidth | None) -> Chart | None:
         x_label="message size",
         log_x=True,
         from_zero=True,
-        limit=(floor, "at least") if floor else None,
+        limit=(floor, f"at least {floor:g}") if floor else None,
         x_text=bytes_text,
         describes=f"bandwidth by message size, {found.ranks} ranks, {found.backend}",
     )

@@ -1,0 +1,91 @@
+"""A certificate is held to the bytes of an image: its .sqsh, its OCI layout blob by blob, and its lock's files."""
+
+from datetime import datetime, timezone
+
+import pytest
+from helpers.certificates import SHA, SUBJECT, case_of, statement
+from helpers.certify_world import World
+from helpers.locks import MAIN, make_lock
+
+from envbuild.certify.certificates.keys import make_keys
+from envbuild.certify.certificates.signing import load_signer, write_certificate
+from envbuild.certify.certificates.trust import load_trust
+from envbuild.certify.certificates.verifying import About, verify
+from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, ConfigurationError
+from envbuild.image.layers import Layer
+from envbuild.image.oci import RunConfig, make_oci, write_layout
+
+
+@pytest.fixture
+def check(world: World, tmp_path):
+    """Verifies a certificate of the world's image and lock against what is named."""
+    keys = make_keys(tmp_path / "keys", "lab", None)
+    record = world.image.record
+    digests = {"oci_digest": record.oci_digest, "sqsh_digest": record.sqsh_digest, "lock_digest": record.lock_digest}
+    path = tmp_path / "certificate"
+    signer = load_signer(str(keys.private), None)
+    write_certificate(path, statement(subject=SUBJECT | digests, cases=[case_of("gpt-fp32-tp2")]), signer)
+    (tmp_path / "trust.toml").write_text(f'[keys.lab]\nfile = "{keys.public}"\n')
+    trust = load_trust(tmp_path / "trust.toml")
+    return lambda **about: verify(path, trust, About(**about), at=datetime.now(timezone.utc)).compared
+
+
+def test_image_in_every_form_and_the_lock_are_compared(world, check):
+    folder, record = world.image.path, world.image.record
+    assert check(image=folder / "image.sqsh")[0].endswith(f".sqsh, {record.sqsh_digest}")
+    assert check(image=folder / "oci")[0].endswith(f".oci, {record.oci_digest}")
+    assert len(check(image=folder)) == 2
+    assert check(lock=world.lock.path) == (f"the lock in {world.lock.path}: {record.lock_digest}",)
+    assert len(check(image=folder, lock=world.lock.path, digest=record.oci_digest)) == 4
+
+
+@pytest.mark.parametrize(("name", "named"), [("image.sqsh", "image.sqsh"), ("image.sqsh", "."), ("image.sqsh", "link")])
+def test_image_with_one_byte_changed_is_another_one(world, check, name, named, tmp_path):
+    file = world.image.path / name
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    (world.image.path / "link").symlink_to(file)
+    with pytest.raises(CertificateRefusedError) as caught:
+        check(image=world.image.path / named)
+    assert "another one" in caught.value.why
+
+
+def test_layout_with_one_byte_changed_in_any_blob_is_refused(world, check):
+    blobs = list((world.image.path / "oci/blobs/sha256").iterdir())
+    assert len(blobs) == 3  # manifest, configuration, one layer
+    for blob in blobs:
+        data = blob.read_bytes()
+        blob.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(CheckRefusedError):
+            check(image=world.image.path / "oci")
+        blob.write_bytes(data)
+    check(image=world.image.path / "oci")
+
+
+def test_layout_of_another_image_is_refused(world, check, tmp_path):
+    """Whole in itself, and not what was certified."""
+    (layer,) = world.image.record.layers
+    file = world.image.path / "oci/blobs/sha256" / layer.digest.removeprefix("sha256:")
+    other = make_oci(RunConfig(workdir="/elsewhere"), "linux/amd64", [layer], 1)
+    write_layout(tmp_path / "other", other, [Layer(layer, file)], tag="mcore")
+    with pytest.raises(CertificateRefusedError) as caught:
+        check(image=tmp_path / "other")
+    assert other.digest in caught.value.why
+
+
+def test_lock_that_is_another_one_is_refused(world, check, tmp_path):
+    make_lock(tmp_path / "lock", main=MAIN.replace("0.30", "0.31"), inputs=world.lock.lock.inputs)
+    with pytest.raises(CertificateRefusedError) as caught:
+        check(lock=tmp_path / "lock")
+    assert "another one" in caught.value.why
+
+
+def test_named_things_that_are_not_there_are_told(check, tmp_path):
+    for about in ({"image": tmp_path / "none"}, {"image": tmp_path}, {"lock": tmp_path}):
+        with pytest.raises(ConfigurationError):
+            check(**about)
+
+
+def test_certificate_of_a_venv_is_about_no_image(world, tmp_path):
+    made = statement(subject={"in": "venv", "oci_digest": SHA["oci"]})
+    assert [item["name"].rpartition(".")[2] for item in made["subject"]] == ["lock"]

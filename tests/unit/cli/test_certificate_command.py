@@ -1,0 +1,161 @@
+"""`envbuild certificate` from the command line: a key, what a certificate says, and whether it counts."""
+
+import json
+import re
+import stat
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from helpers.certificates import SHA, case_of, statement
+
+from envbuild.catalog.data import data_root
+from envbuild.catalog.fields import MOMENT_FORMAT
+from envbuild.certify.certificates.signing import load_signer, write_certificate
+from envbuild.certify.certificates.statement import CERTIFICATE_FILE
+from envbuild.cli.main import run
+
+CASES = [case_of("gpt-fp32-baseline"), case_of("gpt-fp32-tp2")]
+DOC = (data_root() / "docs" / "certificate.md").read_text()
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    for name in ("ENVBUILD_SIGNING_KEY", "ENVBUILD_SIGNING_PASSWORD", "ENVBUILD_TRUST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.delenv("ENVBUILD_CONFIG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def said(capsys):
+    """What a command prints with --json; its exit code must be this."""
+
+    def command(*arguments, status=0):
+        assert run(["certificate", *arguments, "--json"]) == status
+        return json.loads(capsys.readouterr().out)
+
+    return command
+
+
+@pytest.fixture
+def signed(project, said):
+    """A key of the name `lab`, a trust file with it, and a certificate that it signed."""
+    said("keygen", "--out", "keys", "--name", "lab")
+    write_certificate(project / CERTIFICATE_FILE, statement(cases=CASES), load_signer("keys/lab.key", None))
+    (project / "trust.toml").write_text('[keys.lab]\nfile = "keys/lab.pub"\n')
+    return project
+
+
+def test_keygen_makes_a_pair_and_overwrites_none(project, said, capsys):
+    made = said("keygen", "--out", "keys", "--name", "lab")
+    assert made == {
+        "private": str(project / "keys/lab.key"), "public": str(project / "keys/lab.pub"), "keyid": made["keyid"],
+    }  # fmt: skip
+    assert re.fullmatch("[0-9a-f]{64}", made["keyid"])
+    assert stat.S_IMODE((project / "keys/lab.key").stat().st_mode) == 0o600
+    before = (project / "keys/lab.key").read_bytes()
+    error = said("keygen", "--out", "keys", "--name", "lab", status=2)["error"]
+    assert "is there already" in error["what"]
+    assert (project / "keys/lab.key").read_bytes() == before
+    assert run(["certificate", "keygen", "--out", "keys", "--name", "../lab"]) == 2
+    assert run(["certificate", "keygen", "--out", "more", "--password", "word"]) == 3
+    assert "word" not in capsys.readouterr().err.replace("password", "")
+    assert not (project / "more").exists()
+
+
+def test_keygen_locks_with_a_password_that_is_named(project, said, monkeypatch):
+    monkeypatch.setenv("WORD", "s3cret")
+    said("keygen", "--out", "keys", "--name", "lab", "--password", "env:WORD")
+    assert "ENCRYPTED PRIVATE KEY" in (project / "keys/lab.key").read_text()
+    assert load_signer("keys/lab.key", "env:WORD")
+
+
+def test_show_tells_what_it_says_and_that_nothing_was_verified(signed, said, capsys):
+    shown = said("show", CERTIFICATE_FILE)
+    assert shown["verified"] is False
+    assert shown["statement"]["predicate"]["cases"] == CASES
+    assert run(["certificate", "show", CERTIFICATE_FILE]) == 0
+    text = capsys.readouterr().out
+    assert "not verified here" in text
+    assert shown["keyid"] in text
+    assert "gpt-fp32-tp2" in text
+    write_certificate(signed / "unsigned", statement(cases=CASES), None)
+    assert run(["certificate", "show", "unsigned"]) == 0
+    out, told = capsys.readouterr()
+    assert "NOT SIGNED" in out
+    assert "not signed" in told
+
+
+def test_show_of_what_is_no_certificate(project, said):
+    assert said("show", "none", status=3)["error"]["what"] == "there is no certificate none"
+    (project / "other").write_text("{}")
+    assert said("show", "other", status=12)["error"]["kind"] == "CertificateRefusedError"
+
+
+def test_verify_says_whose_it_is_and_what_about(signed, said, capsys):
+    found = said("verify", CERTIFICATE_FILE, "--trust", "trust.toml", "--digest", SHA["oci"])
+    assert found["verified"] is True
+    assert found["key"]["name"] == "lab"
+    assert found["subject"]["mcore-ubuntu2404-cu130-h200.sqsh"] == SHA["sqsh"]
+    assert (found["cases"], found["reused"], found["whole_matrix"]) == (2, 0, True)
+    assert len(found["compared"]) == 1
+    assert run(["certificate", "verify", CERTIFICATE_FILE, "--trust", "trust.toml"]) == 0
+    text = capsys.readouterr().out
+    assert "verified: signed by lab" in text
+    assert "nothing was compared" in text
+
+
+def test_verify_refuses_with_an_exit_code_of_its_own(signed, said):
+    def refused(*arguments):
+        error = said("verify", *arguments, "--trust", "trust.toml", status=12)["error"]
+        assert (error["kind"], error["exit_code"]) == ("CertificateRefusedError", 12)
+        return error["why"]
+
+    assert "another one" in refused(CERTIFICATE_FILE, "--digest", SHA["lock"])
+    (signed / "image.sqsh").write_bytes(b"another image")
+    assert "another one" in refused(CERTIFICATE_FILE, "--image", "image.sqsh")
+    before = (datetime.now(timezone.utc) - timedelta(days=1)).strftime(MOMENT_FORMAT)
+    assert "after the moment" in refused(CERTIFICATE_FILE, "--at", before)
+    assert "Its oldest numbers" in refused(CERTIFICATE_FILE, "--max-age", "1h")
+    data = (signed / CERTIFICATE_FILE).read_bytes()
+    (signed / "changed").write_bytes(data.replace(b"A", b"B", 1))
+    refused("changed")
+
+
+def test_trust_is_named_on_the_command_line_or_in_the_configuration_and_nowhere_else(signed, said, monkeypatch):
+    assert "whose certificates count" in said("verify", CERTIFICATE_FILE, status=2)["error"]["what"]
+    monkeypatch.setenv("ENVBUILD_TRUST", str(signed / "trust.toml"))
+    assert said("verify", CERTIFICATE_FILE)["verified"]
+    monkeypatch.delenv("ENVBUILD_TRUST")
+    (signed / ".config/envbuild").mkdir(parents=True)
+    (signed / ".config/envbuild/config.toml").write_text('[signing]\ntrust = "~/trust.toml"\n')
+    assert said("verify", CERTIFICATE_FILE)["verified"]
+    # The command line's word goes before the configuration's.
+    said("keygen", "--out", "keys", "--name", "other")
+    (signed / "other.toml").write_text('[keys.other]\nfile = "keys/other.pub"\n')
+    said("verify", CERTIFICATE_FILE, "--trust", "other.toml", status=12)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--at", "yesterday"), ("--max-age", "1y"), ("--max-age", "-1d"), ("--digest", "sha256:12"), ("--trust", "")],
+)
+def test_option_that_means_nothing_is_refused(signed, arguments):
+    assert run(["certificate", "verify", CERTIFICATE_FILE, *arguments]) == 2
+
+
+@pytest.mark.parametrize("name", ["keygen", "show", "verify"])
+def test_page_names_every_option_and_no_other(name, capsys):
+    assert run(["certificate", name, "--help"]) == 0
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", capsys.readouterr().out.split("Options:")[1]))
+    section = next(part for part in DOC.split("\n## ") if part.startswith(f"{name}\n"))
+    assert options - {"--help"} == set(re.findall(r"--[a-z][a-z-]*", section.split("```")[1]))
+
+
+def test_json_of_the_page_has_the_keys_that_are_printed(signed, said):
+    documented = json.loads(re.search(r"verified by:\n\n```json\n(.*?)```", DOC, re.DOTALL)[1])
+    assert set(documented) == set(said("verify", CERTIFICATE_FILE, "--trust", "trust.toml"))
