@@ -134,7 +134,6 @@ def test_plan_refused(document: Document, path: str, value: object, words: list[
         ({"tensor": 3}, {}, ["num_attention_heads is 4", "(3)"]),
         ({"tensor": 2, "sequence": True}, {}, ["sequence needs a model with layer_spec", "or normalization 'RMSNorm'"]),
         ({"sequence": True}, {}, ["sequence needs tensor > 1"]),
-        ({"context": 2}, {}, ["context > 1 needs a model with layer_spec"]),
         ({"pipeline": 2}, {"overlap_p2p_comm": True, "batch_p2p_comm": False}, ["needs virtual_pipeline > 1"]),
     ],
 )
