@@ -1,15 +1,17 @@
 """How well cases are packed: recorded durations, replayed through the runner's own Packer in simulated time.
 
-For 1 to 64 devices the makespan is set against the larger of (device-seconds / devices) and the longest case, which
-nothing can beat; and against a bound that knows that cases wait for their baselines' weights too. Cases that need more
-devices than there are, are left out. The mixes:
+For 1 to 64 devices the makespan is set against the larger of (device-seconds / devices) and the longest case (ratio);
+and against what no order can beat (to the reachable), which knows that cases wait for their baselines' weights, and
+that on three devices two cases of two do not run side by side. Cases that need more devices than there are, are left
+out. The mixes:
 
 - each file of benchmarks/data/packing-*.json: what cases of a real run took (record one with --record);
 - certify-full on GPUs: its cases, with the durations that GPT cases had on two H200s, a process for every case
   (10 to 16 s until the first step, then 0.07 to 0.23 s a step), and the same with ranks that stay alive (a start of
   0.6 to 1.5 s is assumed there, for want of a record).
 
-Exits 1 when a makespan is more than 1.15 times the larger of the first two.
+Exits 1 when a makespan is more than 1.15 times the reachable; where it is more than 1.15 times the simpler bound, the
+row is marked.
 """
 
 from __future__ import annotations
@@ -187,10 +189,11 @@ def show(name: str, jobs: Sequence[Timed]) -> float:
         taken = makespan(possible, devices)
         simple = simple_bound(possible, devices)
         longest = max(timed.seconds for timed in possible)
-        worst = max(worst, taken / simple)
+        reachable = taken / reachable_bound(possible, devices)
+        worst = max(worst, reachable)
         print(
             f"{devices:7}  {len(possible):4}  {taken:8.1f} {area(possible) / devices:7.1f}  {longest:7.1f}  "
-            f"{taken / simple:6.3f}  {taken / reachable_bound(possible, devices):6.3f}"
+            f"{taken / simple:6.3f}  {reachable:6.3f}{'  *' if taken / simple > LIMIT else ''}"
         )
     return worst
 
@@ -209,7 +212,7 @@ def main() -> int:
     mixes.append(("certify-full, a process for every case", lambda: certify_full(1.0)))
     mixes.append(("certify-full, ranks that stay alive", lambda: certify_full(LIVE_SHARE)))
     worst = max(show(name, make()) for name, make in mixes)
-    print(f"largest ratio {worst:.3f} (at most {LIMIT:g})")
+    print(f"largest ratio to the reachable {worst:.3f} (at most {LIMIT:g}); * more than that to the simpler bound")
     return int(worst > LIMIT)
 
 

@@ -1,8 +1,9 @@
 """Decides which job starts next, and on which devices. Pure: no processes, no clock of its own.
 
 Largest first: the job that needs most devices, and of those the longest, where what waits for a job counts with
-it. Jobs that fit beside or before the largest one that finds no room are let through, but only if, by their
-estimates, they do not delay it: so no job waits for ever.
+it. Only a job that all others together might wait for goes before: the longest such. Jobs that fit beside or
+before the first one that finds no room are let through, but only if, by their estimates, they do not delay it:
+so no job waits for ever.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from statistics import median
 
 # What a case without an estimate is taken to last where no case has one: on a GPU, mostly its start.
 UNKNOWN_SECONDS = 15.0
+# A job is pressing when it, and what waits for it, takes more than this share of what is left to be done.
+_PRESSING = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +65,13 @@ class Packer:
             missing = {job.weights_of, *job.after} - keys - {None}
             if missing:
                 raise ValueError(f"{job.key} waits for {', '.join(map(str, missing))}, which is not among the jobs")
-        sizes = {job.key: self._size(job, jobs) for job in jobs}
-        self._waiting = sorted(jobs, key=lambda job: sizes[job.key], reverse=True)
+        self._device_count = len(self._free)
+        self._followers: dict[str, list[Job]] = {job.key: [] for job in jobs}
+        for job in jobs:
+            for key in {job.weights_of, *job.after} - {None}:
+                self._followers[str(key)].append(job)
+        self._chains = {job.key: self._chain(job) for job in jobs}
+        self._waiting = sorted(jobs, key=self._size, reverse=True)
 
     @property
     def waiting(self) -> tuple[Job, ...]:
@@ -95,7 +103,7 @@ class Packer:
         starts: list[Start] = []
         # When the largest job that finds no room will have it, and how many devices it leaves over then.
         reserved: tuple[float, int] | None = None
-        for job in [job for job in self._waiting if self._may_run(job)]:
+        for job in self._in_order(now):
             if not self._free:
                 break
             if job.world_size > len(self._free):
@@ -112,10 +120,24 @@ class Packer:
         """Return the estimate for `job`; for one without, the median of the others'."""
         return self._unknown_seconds if job.seconds is None else job.seconds
 
-    def _size(self, job: Job, jobs: Sequence[Job]) -> tuple[int, float]:
+    def _size(self, job: Job) -> tuple[int, float]:
         """Return what decides the order: devices, and the time of the job and, on one device, of all that follow."""
-        following = sum(other.world_size * self.seconds(other) for other in jobs if other.weights_of == job.key)
+        following = sum(other.world_size * self.seconds(other) for other in self._followers[job.key])
         return job.world_size, self.seconds(job) + following
+
+    def _in_order(self, now: float) -> list[Job]:
+        """Return the jobs that may run: those first that the end of all would wait for, then the largest."""
+        left = sum(job.world_size * self.seconds(job) for job in self._waiting)
+        left += sum(max(0.0, running.until - now) * running.job.world_size for running in self._running.values())
+        share = _PRESSING * left / self._device_count
+        ready = [job for job in self._waiting if self._may_run(job)]
+        pressing = [job for job in ready if self._chains[job.key] > share]
+        others = [job for job in ready if self._chains[job.key] <= share]
+        return [*sorted(pressing, key=lambda job: self._chains[job.key], reverse=True), *others]
+
+    def _chain(self, job: Job) -> float:
+        """Return how long a job and the longest chain of those that wait for its end, or its weights, take."""
+        return self.seconds(job) + max(map(self._chain, self._followers[job.key]), default=0.0)
 
     def _may_run(self, job: Job) -> bool:
         weights = job.weights_of is None or job.weights_of in self._saved or job.weights_of in self._ended

@@ -63,7 +63,7 @@ def check_shape(case: Case, model: Model, plan: Plan) -> None:
     for name, size, by_name, by in [*_divisions(case, model), *_mamba_divisions(case, model)]:
         if size % by:
             raise PlanError(f"case {case.id}: {name} is {size}, which {by_name} ({by}) does not divide")
-    rules = [*_model_needs(case, model, plan), *_layout_needs(case, model), *_setting_needs(case, model)]
+    rules = [*_model_needs(case, model, plan), *_layout_needs(case, model, plan), *_setting_needs(case, model)]
     for holds, message in rules:
         if not holds:
             raise PlanError(f"case {case.id}: {message}")
@@ -122,12 +122,9 @@ def _mamba_divisions(case: Case, model: Model) -> list[Division]:
 def _fp8_sizes(case: Case, model: Model) -> list[tuple[str, int]]:
     """The sides of the matrices that fp8 multiplies, on one rank; called where they are whole."""
     layout, mamba = case.layout, model.mamba
-    head_size = model.hidden_size // model.num_attention_heads
-    projection = (model.num_attention_heads + 2 * model.num_query_groups) * head_size
     parts = layout.context * (layout.tensor if layout.sequence else 1)
     sizes = [
         ("hidden_size / tensor", model.hidden_size // layout.tensor),
-        ("the width of queries, keys and values / tensor", projection // layout.tensor),
         ("tokens of a micro batch on a rank", model.sequence_length // parts * case.training.micro_batch_size),
     ]
     if mamba is not None:
@@ -137,7 +134,7 @@ def _fp8_sizes(case: Case, model: Model) -> list[tuple[str, int]]:
     return sizes
 
 
-def _layout_needs(case: Case, model: Model) -> list[tuple[bool, str]]:
+def _layout_needs(case: Case, model: Model, plan: Plan) -> list[tuple[bool, str]]:
     layout, settings = case.layout, case.settings
     overlap, batch = settings.overlap_p2p_comm, settings.batch_p2p_comm
     local = model.layer_spec == "local"
@@ -159,8 +156,11 @@ def _layout_needs(case: Case, model: Model) -> list[tuple[bool, str]]:
             not (local and layout.sequence) or model.normalization == "RMSNorm",
             "sequence needs a model with layer_spec 'transformer-engine' or normalization 'RMSNorm'",
         ),
-        # megatron-core's own attention does not.
-        (not local or layout.context == 1, "context > 1 needs a model with layer_spec 'transformer-engine'"),
+        # megatron-core's own attention does not; the driver's does, slowly, to have this layout on a CPU.
+        (
+            not local or layout.context == 1 or plan.device == "cpu",
+            "context > 1 needs a model with layer_spec 'transformer-engine', or device 'cpu'",
+        ),
         (
             not settings.distributed_optimizer or layout.data * layout.context > 1,
             "distributed_optimizer needs data x context > 1",
@@ -178,7 +178,7 @@ def _setting_needs(case: Case, model: Model) -> list[tuple[bool, str]]:
         ),
         (not fp32 or backend not in ("flash", "fused"), f"attention_backend {backend!r} needs precision bf16 or fp8"),
         (
-            case.layout.context == 1 or not (fp32 or backend == "unfused"),
+            case.layout.context == 1 or local or not (fp32 or backend == "unfused"),
             "context > 1 needs precision bf16 or fp8 and an attention_backend other than 'unfused'",
         ),
         (case.precision != "fp8" or not local, "precision fp8 needs a model with layer_spec 'transformer-engine'"),

@@ -33,6 +33,8 @@ def common_environment(device: Device) -> dict[str, str]:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         # gloo otherwise looks for its address by the host's name, which in a container may not resolve.
         environment["GLOO_SOCKET_IFNAME"] = "lo"
+        # Megatron has torch compile a few small functions, which takes longer than to train a case, and a compiler.
+        environment["TORCHDYNAMO_DISABLE"] = "1"
     else:
         # cuBLAS gives the same digits in every run only with a fixed workspace.
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

@@ -32,6 +32,8 @@ def _on_cpu(original: Any) -> Any:
         # torch takes the device of these functions by keyword alone.
         if str(options.get("device", "")).startswith("cuda"):
             options["device"] = "cpu"
+        # Pinned memory is for copies to a GPU, and torch has none without one.
+        options.pop("pin_memory", None)
         return original(*arguments, **options)
 
     return wrapper

@@ -117,6 +117,8 @@ class _Runner:
         self._options = options
         self._before = before
         self._results: dict[Key, CaseResult] = {} if before is None else dict(before.cases)
+        # Baselines that completed, and did not when they ran again for their checkpoint.
+        self._lost: dict[Key, CaseResult] = {}
         # Runs that ended and wait for the comparison of their weights.
         self._held: dict[Key, CaseResult] = {}
         self._running: dict[str, CaseRun | TaskRun] = {}
@@ -260,7 +262,8 @@ class _Runner:
         """Return why a case cannot start, or will not: its baseline did not complete."""
         if job.case.baseline is None:
             return None
-        baseline = self._results.get((job.case.baseline, job.repeat))
+        run = (job.case.baseline, job.repeat)
+        baseline = self._lost.get(run) or self._results.get(run)
         if baseline is None or baseline.status == "completed":
             return None
         message = f"baseline {job.case.baseline} {baseline.status}: no weights to start from"
@@ -269,7 +272,8 @@ class _Runner:
     def _comparable(self, job: RunJob) -> bool:
         """False when a case or its baseline ended without weights that could be compared."""
         own = self._held.get((job.case.id, job.repeat)) or self._results.get((job.case.id, job.repeat))
-        baseline = self._results.get((str(job.case.baseline), job.repeat))
+        run = (str(job.case.baseline), job.repeat)
+        baseline = self._lost.get(run) or self._results.get(run)
         return all(result is None or result.status == "completed" for result in (own, baseline))
 
     def _start(self, start: Start, packer: Packer, writer: ResultsWriter) -> None:
@@ -330,7 +334,7 @@ class _Runner:
         if found.again:
             if result.status != "completed":
                 # Its dependents are told of this one; its own result of the first time stands in the file.
-                self._results[run] = result
+                self._lost[run] = result
             return
         if result.status == "completed" and job_key(*run) + " weights" in self._jobs:
             self._held[run] = result

@@ -1,10 +1,8 @@
 """The tasks of a rank beside training: the comparison of weights, and the bandwidth sweep."""
 
-import importlib
 from typing import Any
 
-from envbuild_smoke import redirect_cpu
-from envbuild_smoke.drivers import MODULES
+from envbuild_smoke import drivers, redirect_cpu
 from envbuild_smoke.rank import RankContext
 
 
@@ -23,4 +21,4 @@ def measure_bandwidth(context: RankContext, sizes: list[int]) -> dict[str, Any]:
 def _driver(context: RankContext) -> Any:
     if context.device == "cpu":
         redirect_cpu.install()
-    return importlib.import_module(MODULES[context.case.driver])
+    return drivers.module(context.case.driver)

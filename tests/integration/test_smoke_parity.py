@@ -4,33 +4,79 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import zipapp
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.smoke_plans import Document, case_document, plan_document
 
 SMOKE = Path(__file__).resolve().parents[2] / "smoke"
 BASELINE = "gpt-fp32-baseline"
+# Sizes that keep some twenty cases under a minute.
+SMALL = {"hidden_size": 32, "num_attention_heads": 4, "sequence_length": 32, "vocabulary_size": 256}
+GROUPED = {"num_query_groups": 2, "normalization": "RMSNorm"}
+MODELS = {"gpt": {}, "gqa": GROUPED, "moe": {**GROUPED, "moe": {"num_experts": 4, "router_topk": 2}}}
+
+
+def case(name: str, *, baseline: str | None = "baseline", **values: Any) -> Document:
+    """A case "MODEL-fp32-REST" as it is named; ``values`` are sizes of its layout, settings, or its own fields."""
+    model = name.partition("-")[0]
+    sizes = {key: values.pop(key) for key in list(values) if key in SIZES}
+    document = case_document(name, baseline and f"{model}-fp32-{baseline}", **sizes)
+    document["model"] = model
+    document["training"].update(steps=4, global_batch_size=8)
+    for key, value in values.items():
+        part = next(part for part in ("layout", "settings", "training", "") if key in document.get(part, document))
+        document.get(part, document)[key] = value
+    return document
+
+
+SIZES = ("data", "tensor", "pipeline", "virtual_pipeline", "context", "expert", "overlap")
+INTERLEAVED = {"pipeline": 2, "virtual_pipeline": 2}
 CASES = [
-    case_document(BASELINE),
-    case_document("gpt-fp32-dp2", BASELINE, data=2),
-    case_document("gpt-fp32-tp2", BASELINE, tensor=2),
-    case_document("gpt-fp32-pp2", BASELINE, pipeline=2),
-    case_document("gpt-fp32-pp2-vp2", BASELINE, overlap=True, pipeline=2, virtual_pipeline=2),
-    case_document("gpt-fp32-tp2-pp2", BASELINE, tensor=2, pipeline=2),
+    case("gpt-fp32-dp2", data=2),
+    case("gpt-fp32-tp2", tensor=2, compare_weights=True),
+    case("gpt-fp32-pp2", pipeline=2),
+    case("gpt-fp32-pp2-vp2", overlap=True, compare_weights=True, **INTERLEAVED),
+    case("gpt-fp32-tp2-pp2", tensor=2, pipeline=2),
+    case("gpt-fp32-cp2", context=2),
+    case("gpt-fp32-mb4", micro_batch_size=4),
+    case("gpt-fp32-dp2-do", data=2, distributed_optimizer=True, compare_weights=True),
+    case("gpt-fp32-dp2-do-resume2", data=2, distributed_optimizer=True, resume_at=2, compare_weights=True),
+    case("gpt-fp32-resume2", resume_at=2, compare_weights=True),
+    case("gpt-fp32-rc-full", recompute="full"),
+    case("gpt-fp32-rc-selective", recompute="selective"),
+    case("gqa-fp32-tp2-sp", tensor=2, sequence=True, compare_weights=True),
+    case("gqa-fp32-cp2", context=2),
+    case("moe-fp32-dp2-ep2", data=2, expert=2, compare_weights=True),
+    case("moe-fp32-dp2-ep2-do-resume2", data=2, expert=2, distributed_optimizer=True, resume_at=2),
+    case("gpt-fp32-dp2-mb4", baseline="again-mb4", data=2, micro_batch_size=4),
+]
+# What these compute is the baseline's arithmetic, not only its value; the last has one micro batch a rank.
+SAME_DIGITS = ("gpt-fp32-resume2", "gpt-fp32-rc-full", "gpt-fp32-rc-selective", "gpt-fp32-dp2-mb4")
+# The same training once more, to compare two runs digit by digit.
+AGAIN = case("gpt-fp32-again", baseline=None)
+BASELINES = [
+    *(case(f"{model}-fp32-baseline", baseline=None) for model in MODELS),
+    AGAIN,
+    case("gpt-fp32-again-mb4", baseline=None, micro_batch_size=4),
 ]
 # The library's own default settings: nothing raises, the loss falls, and something else is computed.
-WRONG = case_document("gpt-fp32-pp2-vp2-defaults", BASELINE, overlap=False, pipeline=2, virtual_pipeline=2)
-# Another baseline: the same training once more, to compare two runs digit by digit.
-AGAIN = case_document("gpt-fp32-again")
+WRONG = case("gpt-fp32-pp2-vp2-defaults", **INTERLEAVED)
+# The first update makes weights of which nothing finite can be computed.
+EXPLODES = case("gpt-fp32-explodes", baseline=None, learning_rate=1e30)
+# In processes that live on, one of these follows another; each has to be what it is in a fresh process.
+LIVE = ("gpt-fp32-tp2", "gpt-fp32-pp2-vp2", "gpt-fp32-dp2", "moe-fp32-dp2-ep2", BASELINE, "gpt-fp32-tp2-pp2")
 
-# Measured: layouts agree to 2e-8 in loss and 3e-7 in grad norm.
+# Measured over all of these and a larger model: 5.3e-8 in loss, 6.7e-7 in grad norm, 1.7e-6 in weights.
 LOSS_RELATIVE = 1e-6
 GRAD_NORM_RELATIVE = 1e-5
+WEIGHTS_RELATIVE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -42,6 +88,7 @@ class Run:
     errors: str
     run: Document
     cases: dict[str, Document]
+    sweep: Document | None
     end: Document
 
     def numbers(self, case: str, name: str) -> list[float]:
@@ -58,40 +105,122 @@ def smoke_pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def parity(smoke_pyz: Path, stack_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("parity")
-    plan = folder / "plan.json"
-    plan.write_text(json.dumps(plan_document(*CASES, WRONG, AGAIN)))
-    out = folder / "out"
+    plan = plan_document(*BASELINES, *CASES, WRONG, EXPLODES)
+    plain = {**plan["models"]["gpt"], **SMALL}
+    plan["models"] = {name: {**plain, **different} for name, different in MODELS.items()}
+    plan["bandwidth"] = {"ranks": 2, "sizes_bytes": [4096, 65536], "floor_gigabytes_per_second": None}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    return run(smoke_pyz, stack_python, folder / "plan.json", folder / "out")
+
+
+def run(smoke_pyz: Path, stack_python: Path, plan: Path, out: Path, *options: str) -> Run:
+    """Run a plan with the zipapp to its end."""
     # -I: the folder it is started in and PYTHONPATH play no part, as on a node.
     done = subprocess.run(
-        [stack_python, "-I", smoke_pyz, "run", "--plan", plan, "--out", out],
+        [stack_python, "-I", smoke_pyz, "run", "--plan", plan, "--out", out, *options],
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
-    first, *cases, last = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    return Run(out, done.returncode, done.stderr, first, {case["case"]: case for case in cases}, last)
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    cases = {line["case"]: line for line in lines if line["type"] == "case"}
+    sweep = next((line for line in lines if line["type"] == "bandwidth"), None)
+    return Run(out, done.returncode, done.stderr, lines[0], cases, sweep, lines[-1])
 
 
-def test_every_case_completes(parity: Run) -> None:
+def test_every_case_completes_but_the_one_that_explodes(parity: Run) -> None:
     failures = {name: case["failure"] for name, case in parity.cases.items() if case["status"] != "completed"}
-    assert failures == {}
-    assert parity.status == 0, parity.errors
-    assert parity.end["completed"] == len(CASES) + 2
+    assert set(failures) == {EXPLODES["id"]}, failures
+    assert parity.status == 1, parity.errors
+    assert parity.end["completed"] == len(BASELINES) + len(CASES) + 1
 
 
-@pytest.mark.parametrize("case", [case["id"] for case in CASES[1:]])
-def test_layout_reproduces_the_baseline(parity: Run, case: str) -> None:
-    for name, relative in (("loss", LOSS_RELATIVE), ("grad_norm", GRAD_NORM_RELATIVE)):
-        assert parity.numbers(case, name) == pytest.approx(parity.numbers(BASELINE, name), rel=relative, abs=0)
+def test_numbers_that_are_not_finite_end_a_case(parity: Run) -> None:
+    failure = parity.cases[EXPLODES["id"]]["failure"]
+    assert failure["kind"] == "not-finite"
+    assert failure["message"] == "FloatingPointError: step 2: grad_norm is nan"
+
+
+@pytest.mark.parametrize("name", [case["id"] for case in CASES])
+def test_layout_reproduces_the_baseline(parity: Run, name: str) -> None:
+    baseline = next(case["baseline"] for case in CASES if case["id"] == name)
+    for number, relative in (("loss", LOSS_RELATIVE), ("grad_norm", GRAD_NORM_RELATIVE)):
+        assert parity.numbers(name, number) == pytest.approx(parity.numbers(baseline, number), rel=relative, abs=0)
+
+
+@pytest.mark.parametrize("name", SAME_DIGITS)
+def test_same_arithmetic_gives_the_same_digits(parity: Run, name: str) -> None:
+    baseline = next(case["baseline"] for case in CASES if case["id"] == name)
+    for number in ("loss", "grad_norm"):
+        assert parity.numbers(name, number) == parity.numbers(baseline, number)
+
+
+@pytest.mark.parametrize("name", [case["id"] for case in CASES if case["compare_weights"]])
+def test_final_weights_are_the_baselines(parity: Run, name: str) -> None:
+    weights = parity.cases[name]["weights"]
+    assert weights["compared_with"] == f"{name.partition('-')[0]}-fp32-baseline"
+    assert (weights["missing"], weights["unexpected"]) == ([], [])
+    assert weights["tensors"] >= 30
+    assert weights["largest_relative_difference"] < WEIGHTS_RELATIVE
+    # Nothing is compared with itself: where the arithmetic differs, so do some digits.
+    assert (weights["largest_relative_difference"] == 0) == (name in SAME_DIGITS)
+
+
+def test_what_was_built_is_observed(parity: Run) -> None:
+    plain = {
+        "layer_spec": "local",
+        "attention_backend": "local",
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "params_dtype": "float32",
+        "optimizer": "torch.optim.adamw.AdamW",
+    }
+    for case in CASES:
+        observed, baseline = (parity.cases[name]["observed"] for name in (case["id"], case["baseline"]))
+        assert plain.items() <= observed.items()
+        assert observed["normalization"] == ("LayerNorm" if case["model"] == "gpt" else "RMSNorm")
+        assert observed["distributed_optimizer"] == case["settings"]["distributed_optimizer"]
+        assert ("ContextParallel" in observed["attention"]) == (case["layout"]["context"] > 1)
+        # Counted by the ranks together, each what no other has; read by them together, each its share.
+        for name in ("parameters", "samples_digest"):
+            assert observed[name] == baseline[name], (case["id"], name)
+    # Embeddings of tokens and positions, 4 layers of 12 h^2 + 13 h, and the last norm, with h = 32.
+    gpt = parity.cases[BASELINE]["observed"]["parameters"]
+    assert gpt == (256 + 32) * 32 + 4 * (12 * 32 * 32 + 13 * 32) + 2 * 32
+
+
+def test_bandwidth_is_measured(parity: Run) -> None:
+    sweep = parity.sweep
+    assert sweep is not None
+    assert (sweep["ranks"], sweep["backend"], sweep["transports"], sweep["failure"]) == (2, "gloo", None, None)
+    assert [point["bytes"] for point in sweep["points"]] == [4096, 65536]
+    for point in sweep["points"]:
+        algorithm = point["bytes"] / point["seconds"] / 1e9
+        assert point["algorithm_gigabytes_per_second"] == pytest.approx(algorithm)
+        # 2 (n - 1) / n is 1 for two ranks.
+        assert point["bus_gigabytes_per_second"] == pytest.approx(algorithm)
+
+
+def test_fresh_processes_give_the_digits_of_live_ones(parity: Run, smoke_pyz: Path, stack_python: Path) -> None:
+    only = [argument for name in LIVE for argument in ("--only", name)]
+    plan, out = parity.out.parent / "plan.json", parity.out.parent / "fresh"
+    fresh = run(smoke_pyz, stack_python, plan, out, "--isolation", "process", *only)
+    assert set(LIVE) <= fresh.cases.keys()
+    for name in LIVE:
+        assert fresh.cases[name]["fresh_processes"] == len(fresh.cases[name]["logs"])
+        for number in ("loss", "grad_norm"):
+            assert fresh.numbers(name, number) == parity.numbers(name, number), name
+    live = [parity.cases[name]["fresh_processes"] for name in LIVE]
+    assert live.count(0) >= len(LIVE) - 2
 
 
 def test_baseline_trains(parity: Run) -> None:
-    """The loss starts where a model that knows nothing starts, ln 512 = 6.24, and falls at every step."""
+    """The loss starts where a model that knows nothing starts, ln 256 = 5.55, and falls at every step."""
     losses = parity.numbers(BASELINE, "loss")
-    assert losses[0] == pytest.approx(6.24, abs=0.1)
+    assert losses[0] == pytest.approx(5.55, abs=0.1)
     assert losses == sorted(losses, reverse=True)
-    assert losses[0] - losses[-1] > 0.05
+    assert losses[0] - losses[-1] > 0.02
 
 
 def test_wrong_interleaving_differs_from_the_baseline(parity: Run) -> None:
@@ -99,17 +228,13 @@ def test_wrong_interleaving_differs_from_the_baseline(parity: Run) -> None:
     losses, wrong = parity.numbers(BASELINE, "loss"), parity.numbers(WRONG["id"], "loss")
     assert wrong == sorted(wrong, reverse=True), "it is a silent failure: the loss falls"
     assert abs(wrong[0] - losses[0]) / losses[0] > 10 * LOSS_RELATIVE
-    assert abs(wrong[-1] - losses[-1]) / losses[-1] > 1e-3
+    assert abs(wrong[-1] - losses[-1]) / losses[-1] > 1e-4
     assert parity.numbers(WRONG["id"], "grad_norm")[0] > 10 * parity.numbers(BASELINE, "grad_norm")[0]
 
 
 def test_second_run_gives_the_same_digits(parity: Run) -> None:
     for name in ("loss", "grad_norm"):
         assert parity.numbers(AGAIN["id"], name) == parity.numbers(BASELINE, name)
-
-
-def test_whole_matrix_takes_a_minute_or_less(parity: Run) -> None:
-    assert sum(parity.cases[case["id"]]["seconds"] for case in CASES) < 60
 
 
 def test_record_names_what_was_imported(parity: Run, stack_python: Path) -> None:
@@ -127,7 +252,8 @@ def test_killed_rank_ends_its_case_and_no_other(smoke_pyz: Path, stack_python: P
     cases = [case_document(BASELINE)]
     cases += [case_document(f"gpt-fp32-{name}", BASELINE, data=2) for name in ("victim", "next")]
     plan = plan_document(*cases)
-    plan["models"]["gpt"].update(num_layers=1, hidden_size=16, num_attention_heads=2, sequence_length=8)
+    plan["models"]["gpt"].update(num_layers=1, hidden_size=16, sequence_length=8)
+    plan["models"]["gpt"].update(num_attention_heads=2, num_query_groups=2)
     for case in cases:
         case["training"].update(steps=400, micro_batch_size=8)
     (tmp_path / "plan.json").write_text(json.dumps(plan))
@@ -184,6 +310,89 @@ def test_time_limit_while_a_checkpoint_is_saved(stack_python: Path, tmp_path: Pa
     assert (result["status"], result["failure"]["kind"]) == ("timed-out", "timeout"), result["failure"]
     assert not (tmp_path / "out" / "cases" / BASELINE / "rank0.failure.json").exists()
     assert "managers.py" in (tmp_path / "out" / result["failure"]["log"]).read_text()
+
+
+MANY_CASES = """
+import json, os, socket
+from dataclasses import replace
+from pathlib import Path
+from envbuild_smoke import drivers, redirect_cpu
+from envbuild_smoke.plan_file import read_plan
+from envbuild_smoke.rank import RankContext
+
+redirect_cpu.install()
+plan, out, after = read_plan(Path("plan.json")), Path("out"), []
+for index in range(30):
+    case = plan.cases[index % len(plan.cases)]
+    (out / "cases" / case.id).mkdir(parents=True, exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        context = RankContext(case=case, model=plan.models[case.model], device="cpu", out=out, rank=0, port=port,
+                              listener=listener.detach(), save_final_weights=True)
+    drivers.load("mcore")(context)
+    kilobytes = int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0])
+    after.append([kilobytes, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))])
+print(json.dumps(after))
+"""
+
+
+def test_thirty_cases_in_one_process_leave_nothing_behind(stack_python: Path, tmp_path: Path) -> None:
+    cases = [case(f"{model}-fp32-baseline", baseline=None) for model in MODELS]
+    for one in cases:
+        one["training"].update(steps=1, global_batch_size=2)
+    plan = plan_document(*cases)
+    plain = {**plan["models"]["gpt"], **SMALL, "num_layers": 2}
+    plan["models"] = {name: {**plain, **different} for name, different in MODELS.items()}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    after = json.loads(python(stack_python, MANY_CASES, tmp_path).splitlines()[-1])
+    descriptors, threads = ({usage[index] for usage in after[2:]} for index in (1, 2))
+    assert len(descriptors) == len(threads) == 1, after
+    # Memory is not given back to the last page; what a case holds is a few megabytes.
+    assert after[-1][0] - after[9][0] < 4096, after
+
+
+def python(stack_python: Path, program: str, folder: Path, *arguments: str) -> str:
+    """Run a program that imports smoke with the stack's Python, and return what it prints."""
+    environment = {**os.environ, "PYTHONPATH": str(SMOKE), "OMP_NUM_THREADS": "1"}
+    command = [stack_python, "-W", "ignore", "-c", program, *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# Takes out of a checkpoint a layer, and of one more tensor the half that the second rank wrote.
+DAMAGED = """
+import json, pickle, sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from envbuild_smoke.drivers.mcore.comparing import compare_weights
+
+own, baseline, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+metadata = pickle.loads((own / ".metadata").read_bytes())
+tensors = metadata.state_dict_metadata
+for key in [key for key in tensors if key.startswith("decoder.layers.3.")]:
+    del tensors[key]
+assert len(tensors[name].chunks) == 2
+tensors[name] = replace(tensors[name], chunks=tensors[name].chunks[:1])
+(own / ".metadata").write_bytes(pickle.dumps(metadata))
+context = SimpleNamespace(final_checkpoint=own, baseline_final_checkpoint=baseline, case=SimpleNamespace(baseline="b"))
+print(json.dumps(compare_weights(context)))
+"""
+
+
+def test_weights_that_are_absent_are_named(parity: Run, stack_python: Path, tmp_path: Path) -> None:
+    checkpoints = parity.out / "checkpoints"
+    shutil.copytree(checkpoints / "gpt-fp32-tp2" / "final", tmp_path / "own")
+    halved = "decoder.layers.0.mlp.linear_fc1.weight"
+    arguments = (str(tmp_path / "own"), str(checkpoints / BASELINE / "final"), halved)
+    weights = json.loads(python(stack_python, DAMAGED, tmp_path, *arguments).splitlines()[-1])
+    layer = [name for name in weights["missing"] if name.startswith("decoder.layers.3.")]
+    assert len(layer) == 12
+    assert sorted([*layer, halved]) == weights["missing"]
+    assert weights["tensors"] == parity.cases["gpt-fp32-tp2"]["weights"]["tensors"] - 13
 
 
 REDIRECT_CHECK = """

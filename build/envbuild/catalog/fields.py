@@ -39,10 +39,14 @@ class MisplacedError(ValueError):
 
 
 def _specifier(text: str) -> str:
+    refusal = f"{text!r} is no version specifier (such as '==2.13.0' or '>=1,<2')"
     try:
-        SpecifierSet(text)
+        clauses = SpecifierSet(text)
     except InvalidSpecifier as error:
-        raise ValueError(f"{text!r} is no version specifier (such as '==2.13.0' or '>=1,<2')") from error
+        raise ValueError(refusal) from error
+    # packaging takes a bare "===", which no version satisfies.
+    if not all(clause.version for clause in clauses):
+        raise ValueError(refusal)
     return text
 
 

@@ -84,7 +84,7 @@ def judge_folder(asked: Asked, folder: Path, store: LocalStore, reporter: Report
     with locks.exclusive(job.folder.with_name(f".{job.folder.name}.lock")):
         _check_nonce(run, store)
         try:
-            verdicts = passed(job, job.cases, run, {}, reporter)
+            verdicts = passed(job, job.cases, run, {}, reporter, BY_HAND)
         except CertificationFailedError:
             certificate.unlink(missing_ok=True)
             raise

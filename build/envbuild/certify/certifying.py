@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envbuild import __version__
 from envbuild.certify import durations, reuse
+from envbuild.certify.cases import Case
 from envbuild.certify.certificates.reading import read_certificate
 from envbuild.certify.certificates.signing import Signer, verifies, write_certificate
 from envbuild.certify.certificates.statement import (
@@ -17,11 +19,15 @@ from envbuild.certify.certificates.statement import (
     Measured,
     SmokeRunner,
     make_certificate,
+    subject_digests,
 )
+from envbuild.certify.certificates.statement import Problem as ReportedProblem
 from envbuild.certify.job import Asked, Job, make_job
 from envbuild.certify.judge import Verdict, judge, run_problems
 from envbuild.certify.places import Machinery, open_way
 from envbuild.certify.plan import JUDGE_VERSION
+from envbuild.certify.problems import Problem
+from envbuild.certify.reports.report import Finding, Report, ReportFiles, end_of, report_of, write_reports
 from envbuild.certify.results import Results
 from envbuild.certify.reuse import Kept, Machine
 from envbuild.certify.running import RESULTS_DIR, Run, run_plan
@@ -53,12 +59,14 @@ class Certification:
         lock_is_current: whether the lock was made from the stack and the base as they are now.
         keyid: of the key that signed it; None where nobody did.
         not_counted: why a certificate that was there did not count, in words.
+        reports: for people and for CI, beside the certificate.
     """
 
     certificate: Path
     statement: Certificate
     cases_run: int
     lock_is_current: bool
+    reports: ReportFiles
     keyid: str | None = None
     not_counted: str = ""
 
@@ -117,12 +125,14 @@ def certify(asked: Asked, store: LocalStore, reporter: Reporter, how: How = DEFA
 def certification(certificate: Path, job: Job, *, cases_run: int, not_counted: str = "") -> Certification:
     """A certificate that counts, read."""
     statement, file = read_certificate(certificate)
+    keyid = file.content.signed.keyid if file.content.signed else None
     return Certification(
         certificate=certificate,
         statement=statement,
         cases_run=cases_run,
         lock_is_current=job.lock_is_current,
-        keyid=file.content.signed.keyid if file.content.signed else None,
+        keyid=keyid,
+        reports=write_reports(job.folder, report_of(statement, name=job.subject.name, keyid=keyid, logs={})),
         not_counted=not_counted,
     )
 
@@ -173,13 +183,13 @@ def _certify(job: Job, certificate: Path, store: LocalStore, reporter: Reporter,
     cases = tuple(case for case in job.cases if case.id not in kept)
     if not cases:
         show(reused := [kept[case.id].verdict for case in job.cases], reporter)
-        newest = max(kept.values(), key=lambda item: item.measured.finished_at)
+        newest = max(kept.values(), key=lambda item: item.finished_at)
         _write(job, certificate, way.name, _Proof.of_kept(newest), reused, how.signer)
         return 0
     plan = job.plan_of(cases)
     try:
         run = run_plan(job, plan, way, reporter, how.machinery.arguments(), resume=how.resume)
-        verdicts = passed(job, cases, run, kept, reporter)
+        verdicts = passed(job, cases, run, kept, reporter, way.name)
     except (CertificationFailedError, ResultsRefusedError):
         # What was measured last counts, also where an earlier run passed.
         certificate.unlink(missing_ok=True)
@@ -194,9 +204,9 @@ def _certify(job: Job, certificate: Path, store: LocalStore, reporter: Reporter,
 
 
 def passed(
-    job: Job, cases: Sequence[Any], run: Run, kept: Mapping[str, Kept], reporter: Reporter
+    job: Job, cases: Sequence[Case], run: Run, kept: Mapping[str, Kept], reporter: Reporter, runtime: str
 ) -> tuple[Verdict, ...]:
-    """The verdicts on all cases of a job, in its order, each passed.
+    """The verdicts on all cases of a job, in its order, each passed; where they are not, reports say so.
 
     Raises:
         CertificationFailedError: not every case passed, or the run as a whole does not count.
@@ -215,8 +225,47 @@ def passed(
     if problems or not all(verdict.passed for verdict in verdicts):
         if space_is_low(run.folder):
             raise disk_full(run.folder)
-        raise failure(verdicts, problems, results, run.folder)
+        error = failure(verdicts, problems, results, run.folder)
+        reports = write_reports(job.folder, _report_of_failure(job, run, verdicts, problems, error, runtime))
+        error.fix += f" {reports.page} shows them."
+        raise error
     return verdicts
+
+
+def _report_of_failure(
+    job: Job,
+    run: Run,
+    verdicts: Sequence[Verdict],
+    problems: Sequence[Problem],
+    error: CertificationFailedError,
+    runtime: str,
+) -> Report:
+    """What reports say of a run in which not everything passed."""
+    subject = job.subject
+    return Report(
+        passed=False,
+        name=subject.name,
+        what=error.what,
+        stack=subject.stack,
+        base=subject.base,
+        target=subject.target,
+        in_=subject.place,
+        runtime=runtime,
+        digests=subject_digests(subject.name, _texts(subject.as_json())),
+        lock_digest=subject.lock_digest,
+        matrix=job.asked.matrix_name,
+        whole_matrix=job.whole_matrix,
+        cases=tuple(case_verdict(verdict) for verdict in verdicts),
+        problems=tuple(ReportedProblem(check=problem.check, text=problem.text) for problem in problems),
+        findings=tuple(Finding.model_validate(dict(item)) for item in run.results.environment_findings),
+        measured=measured_of(run.results, job.smoke_digest, run.plan),
+        plan_digest=run.plan_digest,
+        nonce=str(run.plan["nonce"]),
+        envbuild=__version__,
+        judge=JUDGE_VERSION,
+        log=str(error.log),
+        log_end=end_of(error.log) if error.log else "",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

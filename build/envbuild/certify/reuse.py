@@ -77,6 +77,7 @@ class Kept:
     """A verdict of an earlier run, and what that run measured beside its cases."""
 
     verdict: Verdict
+    finished_at: str
     measured: Measured
     plan_digest: str
     nonce: str
@@ -168,11 +169,17 @@ def _read(job: Job, case: Case, machine: Machine, store: LocalStore) -> Kept | N
         plan_digest, nonce = str(content["plan_digest"]), str(content["nonce"])
     except (ValueError, KeyError, TypeError, ValidationError):
         return None  # of another version of envbuild: it is run again
-    if not stored.passed or stored.problems or stored.id != case.id:
+    if not stored.passed or stored.problems or stored.id != case.id or measured.finished_at is None:
         return None
     verdict = _verdict(case, job, stored)
     reused = {"from": measured.finished_at, "run": plan_digest}
-    return Kept(verdict=replace(verdict, reused=reused), measured=measured, plan_digest=plan_digest, nonce=nonce)
+    return Kept(
+        verdict=replace(verdict, reused=reused),
+        finished_at=measured.finished_at,
+        measured=measured,
+        plan_digest=plan_digest,
+        nonce=nonce,
+    )
 
 
 def _verdict(case: Case, job: Job, stored: CaseVerdict) -> Verdict:

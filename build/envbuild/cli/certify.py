@@ -10,6 +10,8 @@ from click.core import ParameterSource
 
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.by_hand import judge_folder, write_plan
+from envbuild.certify.calibrate import Calibration
+from envbuild.certify.calibrate import calibrate as propose_tolerances
 from envbuild.certify.certificates.signing import UNSIGNED
 from envbuild.certify.certifying import Certification, How, certify
 from envbuild.certify.choosing import driver_of
@@ -53,6 +55,9 @@ MACHINERY = ("gpus", "isolation", "runtime", "venv", "fresh", "resume")
 @click.option("--resume", is_flag=True, help="Go on with a run that was interrupted.")
 @click.option("--plan-out", metavar="DIR", type=Place(file_okay=False), help="Write the plan for another machine.")
 @click.option("--judge", metavar="DIR", type=Place(file_okay=False), help="Judge what came back of such a plan.")
+@click.option(
+    "--calibrate", metavar="N", type=click.IntRange(2, 1000), help="Propose tolerances from N repeats; certify nothing."
+)
 @key_options
 @out_dir_option
 @output_options
@@ -75,6 +80,7 @@ def command(
     resume: bool,
     plan_out: Path | None,
     judge: Path | None,
+    calibrate: int | None,
     key: str | None,
     key_password: str | None,
     out_dir: Path,
@@ -106,9 +112,11 @@ def command(
         place=place,
         image=_image(selection, out_dir, name, place, needed=judge is None),
         lock_name=name,
-        repeats=repeat,
+        repeats=calibrate or repeat,
     )
-    if plan_out is not None:
+    if calibrate is not None:
+        _tell_calibration(session, propose_tolerances(asked, session.store, session.reporter, how))
+    elif plan_out is not None:
         _tell_plan(session, write_plan(asked, plan_out, session.store), plan_out)
     elif judge is not None:
         _tell(session, judge_folder(asked, judge, session.store, session.reporter, how), judged=True)
@@ -142,6 +150,10 @@ def _refuse_idle(context: click.Context) -> None:
     idle: list[tuple[str, str, str]] = [
         *(("plan_out", name, "It writes a plan, and runs nothing.") for name in (*MACHINERY, "judge", "key")),
         *(("judge", name, "It judges what ran already.") for name in (*MACHINERY, "repeat", "place")),
+        *(
+            ("calibrate", name, "It certifies nothing, and trains everything as often as it says.")
+            for name in ("plan_out", "judge", "repeat", "fresh", "key")
+        ),
     ]
     for option, other, why in idle:
         if {option, other} <= given:
@@ -171,6 +183,7 @@ def _tell(session: Session, result: Certification, *, judged: bool = False) -> N
             "ran": result.ran,
             "cases_run": result.cases_run,
             "certificate": str(result.certificate.resolve()),
+            "reports": {"junit": str(result.reports.junit.resolve()), "page": str(result.reports.page.resolve())},
             "key": predicate.key,
             "signed": result.keyid is not None,
             "keyid": result.keyid,
@@ -182,6 +195,22 @@ def _tell(session: Session, result: Certification, *, judged: bool = False) -> N
         *([f"{reused} of them passed in an earlier run and were not run again"] if reused else []),
         f"signed by key {result.keyid}" if result.keyid else UNSIGNED,
         shown(result.certificate),
+        shown(result.reports.page),
+        shown(result.reports.junit),
+    )
+
+
+def _tell_calibration(session: Session, result: Calibration) -> None:
+    session.done(
+        {
+            "proposal": str(result.proposal.resolve()),
+            "spreads": {case: dict(numbers) for case, numbers in result.spreads.items()},
+            "bands": {place: dict(numbers) for place, numbers in result.bands.items()},
+            "refused": list(result.refused),
+        },
+        f"proposed from {len(result.spreads)} cases; no matrix was changed",
+        *[f"not proposed: {text}" for text in result.refused],
+        shown(result.proposal),
     )
 
 

@@ -97,6 +97,7 @@ def line_of(text: str, part: str) -> int:
         ),
         pytest.param(Matrix, MATRIX, "clip_grad_norm = 1.0", "clip_grad_norm = inf", ["finite number"], id="infinity"),
         pytest.param(Stack, STACK, '"==2.13.0"', '"2.13"', ["'2.13' is no version specifier"], id="specifier"),
+        pytest.param(Stack, STACK, '"==2.13.0"', '"==="', ["'===' is no version specifier"], id="bare-arbitrary"),
         pytest.param(
             Matrix, ONE_CASE, "[[cases]]", "[cases]", ["cases: input should be a valid array"], id="table-for-list"
         ),

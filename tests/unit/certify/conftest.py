@@ -9,7 +9,7 @@ from helpers.certify_world import World, place_image
 from helpers.locks import inputs_of, make_lock
 
 from envbuild.catalog.catalog import Catalog, Machine, select
-from envbuild.certify import certifying
+from envbuild.certify import calibrate, certifying
 from envbuild.lock.record import read_lock
 
 
@@ -20,5 +20,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     make_lock(project / "lockfiles" / "mcore" / "debian12", inputs=inputs_of(selection))
     lock = read_lock(project / "lockfiles" / "mcore" / "debian12")
     made = World(project, selection, lock, place_image(project / "out", lock))
-    monkeypatch.setattr(certifying, "open_way", made.open_way)
+    for module in (certifying, calibrate):
+        monkeypatch.setattr(module, "open_way", made.open_way)
     return made

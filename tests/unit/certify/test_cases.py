@@ -301,7 +301,7 @@ def runnable(drawn: Matrix) -> Matrix | None:
 SUBJECT = Subject(name="n", stack="s", base="b", target="t", lock_digest="")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=matrices(), device=st.sampled_from(Device))
 def test_smoke_refuses_no_plan_of_the_planner(drawn, device):
     """With smoke's own check; cases that the planner refuses are taken out, so that most examples say something."""
@@ -361,7 +361,7 @@ def broken_positions(drawn: Matrix) -> set[int]:
     return {position for position, row in enumerate(drawn.cases) if broken_rules(Row.of(next(row.specs()), drawn, CPU))}
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=matrices())
 def test_following_the_advice_repairs_a_case_and_breaks_no_other(drawn):
     broken = broken_positions(drawn)

@@ -56,7 +56,8 @@ def test_agreement_passes(judged):
     assert all(verdict.passed and not verdict.problems for verdict in found.values())
     tp2, baseline = found[TP2], found[BASELINE]
     assert tp2.largest_loss_difference == tp2.largest_grad_norm_difference == 0
-    assert (tp2.largest_weights_difference, tp2.tolerance, tp2.devices, tp2.seconds) == (None, BAND, (0, 1), 1.5)
+    assert (tp2.largest_weights_difference, tp2.tolerance, tp2.devices, tp2.seconds) == (0.0, BAND, (0, 1), 1.5)
+    assert found[DP2].largest_weights_difference is None
     assert tp2.observed["layer_spec"] == "local"
     assert (baseline.largest_loss_difference, baseline.tolerance) == (None, None)
     assert [step.loss for step in tp2.steps] == [6.375, 6.25, 6.125, 6.0, 5.875]

@@ -8,7 +8,8 @@ import pytest
 from helpers.matrices import six_layouts
 
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import Device, Driver
+from envbuild.catalog.matrix import AxisBand
+from envbuild.catalog.models import CaseRow, Device, Driver, Precision
 from envbuild.certify import plan as plan_module
 from envbuild.certify.cases import expand
 from envbuild.certify.ground import Ground
@@ -178,6 +179,39 @@ def test_key_changes_with_each_input(changes):
         tolerance = {next(iter(MATRIX.tolerance)): band for band in changes["matrix"].tolerance.values()}
         changes = {**changes, "matrix": changes["matrix"].model_copy(update={"tolerance": tolerance})}
     assert key(**changes) != key()
+
+
+@pytest.mark.parametrize("name", ["loss_relative", "grad_norm_relative", "weights_relative"])
+def test_key_changes_with_the_band_of_an_axis(name):
+    usual = MATRIX.tolerance[Precision.FP32]
+    keys = {
+        key(matrix=matrix(tolerance={Precision.FP32: usual.model_copy(update={"tensor": AxisBand(**{name: value})})}))
+        for value in (1e-4, 1e-3)
+    }
+    assert len({*keys, key()}) == 3
+
+
+def test_plan_of_a_case_says_all_that_its_row_does():
+    row = CaseRow.model_validate(
+        {
+            "model": "gpt",
+            "data": 2,
+            "micro_batch_size": 1,
+            "global_batch_size": 4,
+            "recompute": "full",
+            "distributed_optimizer": True,
+            "resume_at": 2,
+            "compare_weights": True,
+        }
+    )
+    baseline = CaseRow(model="gpt", global_batch_size=4)
+    wider = matrix(cases=(baseline, row))
+    (_, case) = plan(matrix=wider, cases=expand(wider, "m", CPU))["cases"]
+    assert case["id"] == "gpt-fp32-dp2-gb4-mb1-do-rc-full-resume2"
+    assert case["baseline"] == "gpt-fp32-baseline-gb4"
+    assert case["training"] == MATRIX.training.model_dump() | {"micro_batch_size": 1, "global_batch_size": 4}
+    assert (case["settings"]["distributed_optimizer"], case["settings"]["recompute"]) == (True, "full")
+    assert (case["resume_at"], case["compare_weights"]) == (2, True)
 
 
 def test_key_changes_with_the_judge(monkeypatch):

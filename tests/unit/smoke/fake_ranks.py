@@ -50,6 +50,12 @@ def waits(context: RankContext) -> None:
     wait_for(context.out / "go")
 
 
+def once(context: RankContext) -> None:
+    """Goes well the first time alone."""
+    (context.out / "once").touch(exist_ok=False)
+    train(context)
+
+
 def opens(context: RankContext) -> None:
     """Lets such a baseline end."""
     (context.out / "go").touch()

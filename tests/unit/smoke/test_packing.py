@@ -22,8 +22,19 @@ def keys(packer: Packer, now: float = 0.0) -> list[str]:
 
 
 def test_most_devices_first_then_longest() -> None:
-    packer = Packer([job("short"), job("long", seconds=9), job("wide", 2), job("widest", 4)], range(8))
-    assert [start.job.key for start in packer.start(0)] == ["widest", "wide", "long", "short"]
+    jobs = [job("short"), job("long", seconds=2), job("wide", 2), job("widest", 4), job("twin", 4, 3.0)]
+    packer = Packer(jobs, range(4))
+    assert [one.key for one in packer.waiting] == ["twin", "widest", "wide", "long", "short"]
+    assert keys(packer) == ["twin"]
+
+
+def test_job_that_all_would_wait_for_goes_first() -> None:
+    wide = [job(f"wide{number}", 2, 3.0) for number in range(4)]
+    assert keys(Packer([*wide, job("endless", 1, 9.0)], range(4))) == ["endless", "wide0"]
+    # A chain counts with all its links.
+    chain = [job("base", 1, 1.0), job("next", 1, 9.0, "base")]
+    assert keys(Packer([*wide, *chain], range(4))) == ["base", "wide0"]
+    assert keys(Packer([*wide, job("normal", 1, 3.0)], range(4))) == ["wide0", "wide1"]
 
 
 def test_case_waits_for_the_weights_not_for_the_end() -> None:
@@ -60,18 +71,15 @@ def test_baseline_of_large_cases_goes_first() -> None:
 
 
 def test_reservation_lets_only_what_ends_before_it_pass() -> None:
-    waiting = [
-        job("runs", 3, 5.0),
-        job("large", 3, 9.0),
-        job("slow", 2, 9.0),
-        job("quick", 1, 4.0),
-        job("late", 1, 8.0),
-    ]
-    packer = Packer(waiting, range(4))
-    # large comes first; runs then has to wait for it, quick and late fit beside large.
-    assert keys(packer) == ["large", "late"]
-    packer.ended("large")
-    assert keys(packer, 9.0) == ["runs"]
+    waiting = [job("all", 4, 4.0, "base"), job("slow", 2, 5.0, "base"), job("quick", 2, 3.0, "base")]
+    packer = Packer([job("base", 1, 4.0), *waiting, job("other", 4, 4.0, "base")], range(4))
+    assert keys(packer) == ["base"]
+    packer.weights_saved("base")
+    # Four devices are free when base ends: slow would hold two of them longer.
+    assert keys(packer) == ["quick"]
+    packer.ended("base")
+    packer.ended("quick")
+    assert keys(packer, 4.0) == ["all"]
 
 
 def test_unknown_duration_is_the_median_of_the_known() -> None:

@@ -182,6 +182,20 @@ def test_baseline_whose_checkpoint_is_gone_runs_again(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "checkpoints" / "saves-baseline" / "initial").is_dir()
 
 
+def test_baseline_that_fails_when_it_runs_again_takes_its_cases_along(tmp_path: Path) -> None:
+    """Its own result of the first time stays."""
+    baseline = case_document("once-baseline")
+    cases = [{**case_document(f"train-{name}", "once-baseline", data=2)} for name in "bc"]
+    write_plan(tmp_path, baseline, *cases)
+    assert run(tmp_path, "--only", "train-b").returncode == 0
+    done = run(tmp_path, "--resume")
+    assert done.returncode == 1, done.stderr
+    lines = lines_of(tmp_path)
+    statuses = [(line["case"], line["status"]) for line in lines if line["type"] == "case"]
+    assert statuses == [("once-baseline", "completed"), ("train-b", "completed"), ("train-c", "not-run")]
+    assert (lines[-1]["cases"], lines[-1]["completed"]) == (3, 2)
+
+
 def test_two_runs_do_not_share_a_directory(waiting: Path) -> None:
     process = subprocess.Popen(command(waiting), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None

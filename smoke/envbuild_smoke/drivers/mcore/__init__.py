@@ -42,7 +42,7 @@ def train(context: RankContext) -> None:
     """
     case = context.case
     with joined(context) as device:
-        set_up_parallelism(case.layout, case.training.seed)
+        set_up_parallelism(case.layout, case.training.seed, device)
         run = _Run(context, device)
         run.start()
         for step in range(1, case.training.steps + 1):
@@ -126,6 +126,7 @@ class _Run:
         directory = self._context.resume_checkpoint
         checkpoints.save_training(self._chunks, self._optimizer, directory)
         self._forget()
+        gc.collect()
         self._build()
         self._build_optimizer()
         checkpoints.load_training(self._chunks, self._optimizer, directory)
@@ -140,10 +141,14 @@ class _Run:
         self._forget()
 
     def _forget(self) -> None:
-        # The configuration refers to the optimizer, and the optimizer to the model.
+        """Let go of the model and the optimizer, down to the last tensor."""
+        # Expert layers keep tensors of the last batch. Through those, autograd's graph, and the hooks on gradients,
+        # the model refers to itself by ways that Python's garbage collector does not see.
+        for module in [module for chunk in self._wrapped for module in chunk.modules()]:
+            vars(module).clear()
         empty: list[Any] = []
+        # The configuration refers to the optimizer, and the optimizer to the model.
         self._chunks, self._wrapped, self._optimizer, self._config = empty, empty, None, None
-        gc.collect()
 
 
 def _is_reporting_rank() -> bool:

@@ -1,7 +1,6 @@
 """How fast all_reduce is on the devices given, and by which way NCCL sends."""
 
 import os
-import re
 import statistics
 import tempfile
 import time
@@ -13,13 +12,11 @@ from typing import Any
 import torch
 
 from envbuild_smoke.drivers.mcore.processes import joined
+from envbuild_smoke.drivers.nccl_log import transports_in
 from envbuild_smoke.rank import RankContext
 
 WARM_UPS = 5
 ITERATIONS = 20
-
-# "... Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", "... [send] via NET/Socket/0", "... via SHM/direct/direct".
-_VIA = re.compile(r"\bvia ((?:P2P|SHM|NET|COLLNET|NVLS)(?:/[A-Za-z_]+)*)")
 
 
 def measure_bandwidth(context: RankContext, sizes_bytes: Iterable[int]) -> dict[str, Any]:
@@ -94,8 +91,3 @@ def _nccl_log(context: RankContext) -> Iterator[Path]:
 
 def _transports(log: Path) -> list[str]:
     return transports_in(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else []
-
-
-def transports_in(nccl_log: str) -> list[str]:
-    """Return the ways by which NCCL's log says ranks are connected, "P2P/CUMEM", "SHM/direct/direct", "NET/Socket"."""
-    return sorted(set(_VIA.findall(nccl_log)))

@@ -46,8 +46,10 @@ def load_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path
     _put_weights(chunks, loaded)
     with _steps_set_aside(_torch_optimizers(optimizer)):
         optimizer.load_state_dict(loaded["optimizer"])
-    torch_state, python_state, tracked = loaded["random"]
+    torch_state, cuda_state, python_state, tracked = loaded["random"]
     torch.set_rng_state(torch_state)
+    if cuda_state is not None:
+        torch.cuda.set_rng_state(cuda_state)
     random.setstate(python_state)
     tensor_parallel.get_cuda_rng_tracker().set_states(tracked)
 
@@ -118,7 +120,12 @@ def _put_weights(chunks: list[torch.nn.Module], loaded: dict[str, Any]) -> None:
 def _training_state(chunks: list[torch.nn.Module], optimizer: Any, *, loading: bool) -> dict[str, Any]:
     weights = _weights_state(chunks)
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    states = (torch.get_rng_state(), random.getstate(), tensor_parallel.get_cuda_rng_tracker().get_states())
+    states = (
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        random.getstate(),
+        tensor_parallel.get_cuda_rng_tracker().get_states(),
+    )
     return {
         **weights,
         "optimizer": optimizer.sharded_state_dict(weights, is_loading=loading, metadata=_metadata()),

@@ -15,8 +15,8 @@ from envbuild_smoke.rank import RankContext
 def compare_weights(context: RankContext) -> dict[str, Any]:
     """Compare the final weights of the case with those of its baseline; one process does this alone.
 
-    The difference of a tensor is ||own - baseline|| / ||baseline||, in float64 over all its elements (for a
-    baseline of zeros: 0.0 if own is zero as well, else infinity is replaced by the norm of own). A tensor of
+    The difference of a tensor is ||own - baseline|| / ||baseline||, in float64 over all its elements (where
+    the baseline's are all zero: ||own||). A tensor of
     which any part is absent counts as missing. Values that are not finite raise FloatingPointError.
     """
     own, own_partial = read_weights(context.final_checkpoint)
@@ -34,7 +34,7 @@ def compare_weights(context: RankContext) -> dict[str, Any]:
         "largest_relative_difference": differences.get(worst, 0.0),
         "worst": worst,
         "missing": sorted(baseline.keys() - own.keys()),
-        "unexpected": sorted((own.keys() | set(own_partial)) - baseline.keys()),
+        "unexpected": sorted({*own, *own_partial} - baseline.keys()),
     }
 
 

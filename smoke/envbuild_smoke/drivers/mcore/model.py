@@ -16,6 +16,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
+from envbuild_smoke.drivers.mcore.attention import ContextParallelAttention
 from envbuild_smoke.plan import Case, Model
 
 # megatron-core 0.16.1 asks whether this is None, and binds it only where Transformer Engine is installed.
@@ -192,6 +193,9 @@ def _layer_spec(
     spec = get_gpt_layer_local_spec(num_experts=experts, moe_grouped_gemm=False, normalization=model.normalization)
     norm = RMSNorm if model.normalization == "RMSNorm" else LayerNorm
     spec.submodules = replace(spec.submodules, input_layernorm=norm, pre_mlp_layernorm=norm)
+    if config.context_parallel_size > 1:
+        attention = spec.submodules.self_attention
+        attention.submodules = replace(attention.submodules, core_attention=ContextParallelAttention)
     # Left to itself, the norm after the last layer is Transformer Engine's or Apex's where they are installed.
     return TransformerBlockSubmodules(
         layer_specs=[spec] * get_num_layers_to_build(config, vp_stage=stage), layer_norm=norm

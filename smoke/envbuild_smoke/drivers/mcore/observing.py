@@ -1,23 +1,18 @@
 """What was really built, read from the objects that trained: no plan and no configuration is believed."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 
+from envbuild_smoke.drivers.mcore.attention import ContextParallelAttention
 from envbuild_smoke.drivers.mcore.data import SamplesRead
 from envbuild_smoke.drivers.mcore.processes import attention_backends
+from envbuild_smoke.libraries import mapped
 from envbuild_smoke.plan import Case
 
-# Libraries of which a second copy in a process has been seen to break training.
-_LIBRARIES = re.compile(
-    r"lib(nccl|cudnn\w*|cublas\w*|cudart|cusolver|cusparse|nvrtc|torch|torch_cpu|torch_cuda|c10|c10_cuda"
-    r"|transformer_engine|gomp)(-[0-9a-f]+)?\.so[.\d]*$"
-)
-_LOCAL_ATTENTION = (DotProductAttention,)
+_LOCAL_ATTENTION = (DotProductAttention, ContextParallelAttention)
 
 
 def observe(case: Case, chunks: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> dict[str, Any]:
@@ -33,26 +28,18 @@ def observe(case: Case, chunks: list[torch.nn.Module], optimizer: Any, samples: 
         "optimizer": ",".join(sorted({_class_name(getattr(one, "optimizer", one)) for one in inner})),
         "distributed_optimizer": any(type(one).__name__ == "DistributedOptimizer" for one in inner),
         "hidden_dropout": _largest(modules, ("hidden_dropout", "embedding_dropout")),
-        "attention_dropout": _largest(attentions, ("attention_dropout",)),
+        "attention_dropout": _largest(
+            # Transformer Engine's attention has one module for each backend.
+            [part for module in attentions for part in module.modules()],
+            ("attention_dropout",),
+        ),
         "params_dtype": ",".join(
             sorted({str(p.dtype).removeprefix("torch.") for chunk in chunks for p in chunk.parameters()})
         ),
         "parameters": _parameters(chunks),
         "samples_digest": samples.digest(case.training.micro_batch_size),
-        "libraries": mapped_libraries(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")),
+        "libraries": mapped(),
     }
-
-
-def mapped_libraries(maps: str) -> dict[str, list[str]]:
-    """Return the files from which the libraries that must not be there twice are mapped, by file name."""
-    found: dict[str, set[str]] = {}
-    for line in maps.splitlines():
-        # address, permissions, offset, device, inode, path
-        fields = line.split(maxsplit=5)
-        path = Path(fields[5]) if len(fields) == 6 else Path()
-        if _LIBRARIES.match(path.name):
-            found.setdefault(path.name, set()).add(str(path))
-    return {name: sorted(paths) for name, paths in sorted(found.items())}
 
 
 def _named(chunks: list[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:

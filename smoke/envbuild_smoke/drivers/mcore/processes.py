@@ -81,9 +81,9 @@ def joined(context: RankContext) -> Iterator[torch.device]:
     os.environ.update(variables)
 
 
-def set_up_parallelism(layout: Layout, seed: int) -> None:
+def set_up_parallelism(layout: Layout, seed: int, device: torch.device) -> None:
     """Make Megatron's process groups and seed every random state, as in a fresh process."""
-    torch.use_deterministic_algorithms(torch.cuda.is_initialized(), warn_only=True)
+    torch.use_deterministic_algorithms(device.type == "cuda", warn_only=True)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
@@ -115,9 +115,11 @@ def _clean_up(on_cuda: bool) -> None:
 
 def _forget_transformer_engine() -> None:
     """Reset what Transformer Engine keeps: fp8 scales, and the attention backend that it chose."""
-    quantization = sys.modules.get("transformer_engine.pytorch.fp8")
-    if quantization is not None:
-        quantization.FP8GlobalStateManager.reset()
+    # The first is where it was before.
+    for name in ("transformer_engine.pytorch.fp8", "transformer_engine.pytorch.quantization"):
+        manager = getattr(sys.modules.get(name), "FP8GlobalStateManager", None)
+        if manager is not None:
+            manager.reset()
     backends = attention_backends()
     if backends is not None:
         backends.update(attention_params=None, backend_selection_requires_update=True)

@@ -1,0 +1,130 @@
+"""Random rows of matrices for property tests: most of their values fit each other, and any may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from envbuild.catalog.matrix import Experts, MambaLayers
+from envbuild.catalog.models import (
+    AttentionBackend,
+    CaseSpec,
+    Device,
+    LayerSpec,
+    ModelSpec,
+    Normalization,
+    Precision,
+    Recompute,
+    Training,
+)
+from envbuild.certify.cases import Row
+from envbuild.certify.ground import Ground
+
+PACKAGES = frozenset({"transformer-engine", "flash-attn", "mamba-ssm"})
+GROUNDS = (
+    Ground(device=Device.CPU),
+    *(Ground(device=Device.CUDA, sm=(sm,), packages=PACKAGES) for sm in ("80", "90", "100a")),
+)
+
+
+WIDE = st.sampled_from([1, 2, 3, 4, 8])
+# What fields of a row, its model, its experts and its Mamba layers may be in place of what fits.
+ANY: dict[str, dict[str, st.SearchStrategy]] = {
+    "spec": {
+        **dict.fromkeys(("data", "tensor", "pipeline", "virtual_pipeline", "context", "expert"), WIDE),
+        "sequence": st.booleans(),
+        "precision": st.sampled_from(Precision),
+        "micro_batch_size": st.sampled_from([1, 2, 3, 4]),
+        "global_batch_size": st.sampled_from([4, 6, 8]),
+        "overlap_p2p_comm": st.booleans(),
+        "attention_backend": st.sampled_from(AttentionBackend),
+        "distributed_optimizer": st.booleans(),
+        "recompute": st.sampled_from(Recompute),
+        "resume_at": st.sampled_from([1, 4, 5, 9]),
+        "compare_weights": st.booleans(),
+    },
+    "model": {
+        "num_layers": st.sampled_from([1, 3, 4, 6, 16]),
+        "hidden_size": st.sampled_from([64, 72, 96, 130, 256]),
+        "num_attention_heads": st.sampled_from([1, 2, 3, 4, 6, 16]),
+        "num_query_groups": st.sampled_from([None, 1, 2, 3, 8]),
+        "sequence_length": st.sampled_from([6, 8, 24, 32, 36]),
+        "vocabulary_size": st.sampled_from([33, 34, 36, 512]),
+        "normalization": st.sampled_from(Normalization),
+        "layer_spec": st.sampled_from(LayerSpec),
+    },
+    "moe": {"num_experts": st.sampled_from([2, 3, 4, 6]), "router_topk": st.sampled_from([2, 3, 5])},
+    "mamba": {
+        "hybrid_override_pattern": st.sampled_from(["M", "M*", "M*M-M*M-", "M*M-M*M-M"]),
+        "state_dim": st.sampled_from([8, 16, 20, 3]),
+        "head_dim": st.sampled_from([8, 16, 24, 64, 128]),
+        "num_groups": st.sampled_from([1, 2, 3, 4, 8]),
+    },
+}
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Row:
+    """A row, its model, and what it runs on: one that can be run, with up to three values changed at will."""
+    ground = draw(st.sampled_from(GROUNDS))
+    engine = ground.device is Device.CUDA and draw(st.booleans())
+    kind = draw(st.sampled_from(["gpt", "moe", *(["mamba"] if engine else [])]))
+    parts = {"spec": draw(_specs(ground, kind, engine=engine)), "model": draw(_models(kind, engine=engine))}
+    if kind != "gpt":
+        parts[kind] = {"moe": EXPERTS, "mamba": MAMBA}[kind].copy()
+    for _ in range(draw(st.sampled_from([0, 1, 1, 2, 3]))):
+        part = draw(st.sampled_from(sorted(parts)))
+        field = draw(st.sampled_from(sorted(ANY[part])))
+        parts[part][field] = draw(ANY[part][field])
+    moe = Experts(**parts["moe"]) if "moe" in parts else None
+    mamba = MambaLayers(**parts["mamba"]) if "mamba" in parts else None
+    training = Training(
+        steps=5, micro_batch_size=2, global_batch_size=16, learning_rate=0.001, clip_grad_norm=1.0, seed=1
+    )
+    model = ModelSpec(**parts["model"], moe=moe, mamba=mamba)
+    return Row(spec=CaseSpec(**parts["spec"]), model=model, training=training, ground=ground)
+
+
+EXPERTS: dict[str, Any] = {"num_experts": 4, "router_topk": 2}
+MAMBA: dict[str, Any] = {"hybrid_override_pattern": "M*M-M*M-", "state_dim": 16, "head_dim": 16, "num_groups": 4}
+
+
+@st.composite
+def _specs(draw: st.DrawFn, ground: Ground, kind: str, *, engine: bool) -> dict[str, Any]:
+    """Axes that fit together, on what it runs on and with such a model."""
+    fp8 = [Precision.FP8] if engine and ground.sm != ("80",) else []
+    precision = draw(st.sampled_from([Precision.FP32, *([Precision.BF16] if engine else []), *fp8]))
+    tensor, data, pipeline = (draw(st.sampled_from([1, 2])) for _ in range(3))
+    context = draw(st.sampled_from([1, 2])) if engine and precision is not Precision.FP32 else 1
+    shared = data * context > 1
+    return {
+        "model": "m",
+        "precision": precision,
+        "data": data,
+        "tensor": tensor,
+        "sequence": tensor > 1 and (kind == "moe" or draw(st.booleans())),
+        "pipeline": pipeline,
+        "virtual_pipeline": draw(st.sampled_from([1, 2])) if pipeline > 1 and kind != "mamba" else 1,
+        "context": context,
+        "expert": draw(st.sampled_from([1, data * context])) if kind == "moe" else 1,
+        "distributed_optimizer": shared and draw(st.booleans()),
+        "recompute": draw(st.sampled_from([Recompute.NONE, Recompute.SELECTIVE])),
+        "resume_at": draw(st.sampled_from([None, 3])),
+    }
+
+
+@st.composite
+def _models(draw: st.DrawFn, kind: str, *, engine: bool) -> dict[str, Any]:
+    """A model that the axes above divide."""
+    return {
+        "kind": "mamba-hybrid" if kind == "mamba" else "gpt",
+        "num_layers": 8,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "num_query_groups": draw(st.sampled_from([None, 2])),
+        "sequence_length": 64,
+        "vocabulary_size": 512,
+        "normalization": Normalization.RMS,
+        "layer_spec": LayerSpec.TRANSFORMER_ENGINE if engine else LayerSpec.LOCAL,
+    }

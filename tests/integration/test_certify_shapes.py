@@ -1,0 +1,107 @@
+"""What the planner accepts, megatron-core's own configuration accepts too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from helpers.rows import rows
+from hypothesis import HealthCheck, given, settings
+
+from envbuild.certify.cases import Row
+from envbuild.certify.cases.rules import broken_rules
+
+SAMPLE = 300
+# Tells why megatron-core refuses each of the configurations in a file; nothing of those that it takes.
+PROGRAM = """
+import json, sys, torch
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import AttnBackend
+told = []
+for options in json.load(open(sys.argv[1])):
+    backend = AttnBackend[options.pop("attention_backend")]
+    try:
+        TransformerConfig(**options, attention_backend=backend, pipeline_dtype=torch.float32)
+        told.append("")
+    except Exception as error:
+        told.append(f"{type(error).__name__}: {error}")
+print(json.dumps(told))
+"""
+
+
+def options_of(row: Row) -> dict[str, Any]:
+    """A row in megatron-core's words."""
+    spec, model = row.spec, row.model
+    options: dict[str, Any] = {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_query_groups": model.query_groups,
+        "normalization": model.normalization.value,
+        "tensor_model_parallel_size": spec.tensor,
+        "pipeline_model_parallel_size": spec.pipeline,
+        "virtual_pipeline_model_parallel_size": spec.virtual_pipeline if spec.virtual_pipeline > 1 else None,
+        "context_parallel_size": spec.context,
+        "expert_model_parallel_size": spec.expert,
+        "sequence_parallel": spec.sequence,
+        "overlap_p2p_comm": row.overlap_p2p_comm,
+        "batch_p2p_comm": not row.overlap_p2p_comm,
+        "attention_backend": row.attention_backend.value,
+        "bf16": spec.precision.value != "fp32",
+        "fp8": "hybrid" if spec.precision.value == "fp8" else None,
+        "add_bias_linear": False,
+    }
+    if model.moe is not None:
+        options |= {"num_moe_experts": model.moe.num_experts, "moe_router_topk": model.moe.router_topk}
+    if model.mamba is not None:
+        mamba = model.mamba
+        options |= {"is_hybrid_model": True, "mamba_state_dim": mamba.state_dim, "mamba_head_dim": mamba.head_dim}
+        options["mamba_num_groups"] = mamba.num_groups
+    match spec.recompute.value:
+        case "selective":
+            options["recompute_granularity"] = "selective"
+        case "full":
+            options |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return options
+
+
+def sample(*, runs: bool) -> list[Row]:
+    """Rows that the planner takes, or does not for a reason that megatron-core's configuration sees."""
+    found: list[Row] = []
+
+    @settings(max_examples=2 * SAMPLE, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(row=rows())
+    def collect(row: Row) -> None:
+        # megatron-core asks for Transformer Engine's version where experts train in fp8, and it is not here.
+        if row.model.moe is not None and row.spec.precision.value == "fp8":
+            return
+        if (not broken_rules(row)) == runs:
+            found.append(row)
+
+    collect()
+    return found
+
+
+def answers(python: Path, folder: Path, options: list[dict[str, Any]]) -> list[str]:
+    (folder / "program.py").write_text(PROGRAM)
+    (folder / "options.json").write_text(json.dumps(options))
+    command = [python, folder / "program.py", folder / "options.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    told: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def test_shapes_that_the_planner_takes_are_ones_that_megatron_core_takes(stack_python: Path, tmp_path: Path) -> None:
+    taken = sample(runs=True)
+    assert len(taken) > SAMPLE / 4
+    told = answers(stack_python, tmp_path, [options_of(row) for row in taken])
+    assert {text: taken[index] for index, text in enumerate(told) if text} == {}
+
+
+def test_megatron_core_refuses_some_that_the_planner_refuses(stack_python: Path, tmp_path: Path) -> None:
+    """That the program above can say no."""
+    refused = sample(runs=False)
+    told = answers(stack_python, tmp_path, [options_of(row) for row in refused])
+    assert len([text for text in told if text]) > 10

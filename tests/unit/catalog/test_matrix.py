@@ -1,0 +1,136 @@
+"""Rows with lists of values, and bands by precision and axis."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from envbuild.catalog import toml
+from envbuild.catalog.data import data_root
+from envbuild.catalog.matrix import AXES_WITH_BANDS, Band
+from envbuild.catalog.models import CaseRow, CaseSpec, Matrix, Precision, Tolerance
+from envbuild.core.errors import ConfigurationError
+
+QUICK = (data_root() / "envs/matrices/certify-quick.toml").read_text()
+DEFAULT = {"loss_relative": 1e-3, "grad_norm_relative": 1e-2, "weights_relative": 1e-2}
+
+
+def test_row_without_lists_is_one_case():
+    row = CaseRow(model="gpt", tensor=2, recompute="full")  # type: ignore[arg-type]
+    assert list(row.specs()) == [CaseSpec(model="gpt", tensor=2, recompute="full")]  # type: ignore[arg-type]
+
+
+def test_row_with_lists_is_a_case_for_each_combination():
+    row = CaseRow(model="gpt", tensor=(1, 2), precision=(Precision.FP32, Precision.BF16), compare_weights=True)
+    found = [(spec.precision.value, spec.tensor, spec.compare_weights) for spec in row.specs()]
+    assert found == [("fp32", 1, True), ("fp32", 2, True), ("bf16", 1, True), ("bf16", 2, True)]
+
+
+def test_rows_have_all_axes_of_cases():
+    assert set(CaseRow.model_fields) - set(CaseSpec.model_fields) == {"devices", "where_possible"}
+    assert set(CaseSpec.model_fields) <= set(CaseRow.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("tensor = [2, 0]", "tensor[1]: input should be greater than or equal to 1; found 0"),
+        ("tensor = 0", "tensor: input should be greater than or equal to 1; found 0"),
+        ("tensor = []", "tensor: needs at least 1 item; has 0"),
+        ("tensor = '2'", "tensor: input should be a valid integer; found '2'"),
+        ("precision = ['fp32', 'fp9']", "precision[1]: found 'fp9'; allowed: 'fp32', 'bf16' or 'fp8'"),
+        ("recompute = 'some'", "recompute: found 'some'; allowed: 'none', 'selective' or 'full'"),
+        ("sequence = 1", "sequence: input should be a valid boolean; found 1"),
+        ("devices = []", "devices: needs at least 1 item; has 0"),
+        ("sequences = true", "sequences: unknown key; did you mean 'sequence'?"),
+    ],
+)
+def test_wrong_value_of_a_row(line, told):
+    with pytest.raises(ConfigurationError) as caught:
+        toml.parse(f"{QUICK}\n[[cases]]\nmodel = 'gpt'\n{line}\n", Matrix, "m.toml")
+    assert f"cases[{QUICK.count('[[cases]]')}].{told}" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("loss_relative = 1e-5", "loss_relative = 0.0101", "tolerance.fp32.loss_relative: input should be less than"),
+        ("grad_norm_relative = 1e-4", "grad_norm_relative = 0.021", "tolerance.fp32.grad_norm_relative: input should"),
+        ("weights_relative = 1e-3", "weights_relative = 0.051", "tolerance.fp32.weights_relative: input should"),
+        ("weights_relative = 1e-3", "", "tolerance.fp32.weights_relative: this key is required"),
+        (
+            "weights_relative = 1e-3",
+            "weights_relative = 1e-3\n[tolerance.fp32.tensor]\nloss_relative = 0.02",
+            "tolerance.fp32.tensor.loss_relative: input should be less than",
+        ),
+        (
+            "weights_relative = 1e-3",
+            "weights_relative = 1e-3\n[tolerance.fp32.tensors]\nloss_relative = 0.001",
+            "tolerance.fp32.tensors: unknown key; did you mean 'tensor'?",
+        ),
+        (
+            "moe = { num_experts = 4, router_topk = 2 }",
+            "moe = { num_experts = 4, router_topk = 1 }",
+            "router_topk: input",
+        ),
+        (
+            'kind = "gpt"\nnum_layers = 2',
+            'kind = "mamba-hybrid"\nnum_layers = 2',
+            "models.moe: kind mamba-hybrid needs",
+        ),
+        (
+            "moe = { num_experts = 4, router_topk = 2 }",
+            'mamba = { hybrid_override_pattern = "MX", state_dim = 8, head_dim = 8, num_groups = 1 }',
+            "hybrid_override_pattern: found 'MX'; must match",
+        ),
+        (
+            "moe = { num_experts = 4, router_topk = 2 }",
+            'mamba = { hybrid_override_pattern = "MM", state_dim = 8, head_dim = 8, num_groups = 1 }',
+            "models.moe: kind mamba-hybrid needs a table mamba, and no other kind has one",
+        ),
+    ],
+)
+def test_wrong_value_of_a_matrix(old, new, told):
+    assert old in QUICK
+    with pytest.raises(ConfigurationError) as caught:
+        toml.parse(QUICK.replace(old, new, 1), Matrix, "m.toml")
+    assert told in caught.value.why
+
+
+def tolerance(**axes: object) -> Tolerance:
+    return Tolerance.model_validate(DEFAULT | axes)
+
+
+def test_band_of_a_case_without_axes_is_the_precision_s():
+    wider = tolerance(data={"loss_relative": 1e-2})
+    assert wider.of(()) == Band(**DEFAULT)
+    assert wider.of(("tensor",)) == Band(**DEFAULT)
+
+
+@pytest.mark.parametrize("axis", AXES_WITH_BANDS)
+def test_axis_may_have_a_narrower_and_a_wider_band(axis):
+    narrow = tolerance(**{axis: {"loss_relative": 1e-5}}).of((axis,))
+    assert narrow == Band(**(DEFAULT | {"loss_relative": 1e-5}))
+    wide = tolerance(**{axis: {"grad_norm_relative": 2e-2}}).of((axis,))
+    assert wide == Band(**(DEFAULT | {"grad_norm_relative": 2e-2}))
+
+
+def test_case_with_several_axes_has_the_widest_of_their_bands():
+    made = tolerance(
+        data={"loss_relative": 0.0, "grad_norm_relative": 0.0},
+        tensor={"loss_relative": 5e-3},
+        pipeline={"loss_relative": 1e-4},
+    )
+    assert made.of(("data", "tensor")).loss_relative == 5e-3
+    # tensor says nothing of the gradient norm, so the default counts for it, and is the wider one.
+    assert made.of(("data", "tensor")).grad_norm_relative == DEFAULT["grad_norm_relative"]
+    assert made.of(("data", "pipeline")).loss_relative == 1e-4
+    assert made.of(("data", "virtual_pipeline")).grad_norm_relative == 0.0
+    assert made.of(("data", "context")).loss_relative == DEFAULT["loss_relative"]
+
+
+def test_bounds_of_bands():
+    for name, most in (("loss_relative", 0.01), ("grad_norm_relative", 0.02), ("weights_relative", 0.05)):
+        tolerance(**{name: most})
+        with pytest.raises(ValidationError, match=name):
+            tolerance(**{name: most * 1.01})

@@ -1,0 +1,170 @@
+"""IDs, axes and arithmetic of cases; rows that are left out."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.matrices import six_layouts
+from helpers.rows import GROUNDS
+
+from envbuild.catalog.models import CaseRow, Device, LayerSpec, Matrix, ModelSpec
+from envbuild.certify.cases import Case, Layout, expand, expansion, same_arithmetic
+from envbuild.certify.ground import Ground
+from envbuild.certify.plan import tolerance_of
+from envbuild.core.errors import ConfigurationError
+
+SIX = six_layouts()
+CPU, A100, H200, _ = GROUNDS
+BASELINE = {"model": "gpt"}
+
+
+def matrix(*rows: dict, **changes: object) -> Matrix:
+    cases = tuple(CaseRow.model_validate({"model": "gpt"} | row) for row in (BASELINE, *rows))
+    return SIX.model_copy(update={"cases": cases, **changes})
+
+
+def case(ground: Ground = CPU, /, **row: object) -> Case:
+    """The case of a row beside a baseline of its own precision and batch."""
+    plain = {name: value for name, value in row.items() if name in ("precision", "global_batch_size")}
+    tolerance = dict.fromkeys(("fp32", "bf16", "fp8"), SIX.tolerance["fp32"])  # type: ignore[index]
+    model = SIX.models["gpt"]
+    if ground.device is Device.CUDA:
+        model = model.model_copy(update={"layer_spec": LayerSpec.TRANSFORMER_ENGINE})
+    rows = [row] if plain in ({}, {"global_batch_size": 16}) else [plain, row]
+    made = matrix(*rows, tolerance=tolerance, models={"gpt": model})
+    return expand(made, "m", ground)[-1]
+
+
+@pytest.mark.parametrize(
+    ("row", "identity", "axes"),
+    [
+        ({"tensor": 2}, "gpt-fp32-tp2", ("tensor",)),
+        ({"data": 2, "distributed_optimizer": True}, "gpt-fp32-dp2-do", ("data", "distributed_optimizer")),
+        ({"recompute": "full"}, "gpt-fp32-rc-full", ("recompute",)),
+        ({"resume_at": 3}, "gpt-fp32-resume3", ("resume_at",)),
+        ({"micro_batch_size": 4}, "gpt-fp32-mb4", ("micro_batch_size",)),
+        ({"micro_batch_size": 2, "tensor": 2}, "gpt-fp32-tp2", ("tensor",)),
+        ({"data": 2, "global_batch_size": 4}, "gpt-fp32-dp2-gb4", ("data",)),
+        ({"data": 2, "global_batch_size": 16}, "gpt-fp32-dp2", ("data",)),
+        ({"resume_at": 2, "global_batch_size": 4}, "gpt-fp32-gb4-resume2", ("resume_at",)),
+        (
+            {"data": 2, "tensor": 2, "pipeline": 2, "virtual_pipeline": 2, "recompute": "selective"},
+            "gpt-fp32-dp2-tp2-pp2-vp2-rc-selective",
+            ("data", "tensor", "pipeline", "virtual_pipeline", "recompute"),
+        ),
+    ],
+)
+def test_id_and_axes(row, identity, axes):
+    made = case(**row)
+    assert (made.id, made.axes) == (identity, axes)
+    assert made.baseline_id == ("gpt-fp32-baseline-gb4" if row.get("global_batch_size") == 4 else "gpt-fp32-baseline")
+    assert not made.is_baseline
+
+
+def test_id_of_layouts_and_attention_on_gpus():
+    rows = {"precision": "bf16", "tensor": 2, "context": 2, "attention_backend": "fused"}
+    made = case(H200, **rows)
+    assert made.id == "gpt-bf16-tp2-cp2-attn-fused"
+    assert made.axes == ("tensor", "context", "attention_backend")
+    assert case(H200, tensor=2, attention_backend="auto").id == "gpt-fp32-tp2"
+    labels = Layout(data=2, tensor=2, sequence=True, pipeline=2, virtual_pipeline=2, context=2, expert=2)
+    assert (labels.label, labels.world_size) == ("dp2-tp2-sp-pp2-vp2-cp2-ep2", 16)
+
+
+def test_baseline_does_not_compare_its_weights_with_themselves():
+    rows = SIX.model_copy(update={"cases": (CaseRow(model="gpt", tensor=(1, 2), compare_weights=True),)})
+    assert {made.id: made.compare_weights for made in expand(rows, "m", CPU)} == {
+        "gpt-fp32-baseline": False,
+        "gpt-fp32-tp2": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "same"),
+    [
+        ({"data": 2, "global_batch_size": 4}, True),
+        ({"data": 2}, False),  # four micro batches a rank
+        ({"data": 4, "global_batch_size": 8}, False),  # a sum of four
+        ({"tensor": 2, "global_batch_size": 4}, False),
+        ({"data": 2, "tensor": 2, "global_batch_size": 4}, False),
+        ({"data": 2, "micro_batch_size": 8}, False),  # the baseline has smaller ones
+        ({"data": 2, "global_batch_size": 4, "distributed_optimizer": True}, False),
+        ({"data": 2, "global_batch_size": 4, "resume_at": 2}, False),
+        ({"data": 2, "global_batch_size": 4, "recompute": "full"}, False),
+    ],
+)
+def test_same_arithmetic(row, same):
+    assert same_arithmetic(case(**row)) is same
+
+
+def test_same_arithmetic_by_precision():
+    assert same_arithmetic(case(H200, precision="bf16", data=2, global_batch_size=4))
+    assert not same_arithmetic(case(H200, precision="fp8", data=2, global_batch_size=4))
+
+
+def test_case_of_another_batch_needs_a_baseline_of_that_batch():
+    with pytest.raises(ConfigurationError) as caught:
+        expand(matrix({"data": 2, "global_batch_size": 4}), "m", CPU)
+    assert caught.value.why == "gpt-fp32-dp2-gb4: its baseline gpt-fp32-baseline-gb4 is not among the cases"
+
+
+def test_row_for_another_device_is_left_out():
+    found = expansion(matrix({"data": 2}, {"tensor": [2, 4], "devices": ["cuda"]}), "m", CPU)
+    assert [made.id for made in found.cases] == ["gpt-fp32-baseline", "gpt-fp32-dp2"]
+    assert [(item.id, item.why) for item in found.left_out] == [
+        ("gpt-fp32-tp2", "it is for device cuda"),
+        ("gpt-fp32-tp4", "it is for device cuda"),
+    ]
+
+
+def test_row_for_where_it_is_possible_is_refused_when_its_shape_is_wrong():
+    """Left out is only what the GPU or the packages cannot do."""
+    with pytest.raises(ConfigurationError, match="cannot be run") as caught:
+        expansion(matrix({"tensor": 3, "where_possible": True}), "m", CPU)
+    assert "must be a multiple of tensor = 3" in caught.value.why
+
+
+def test_what_it_runs_on_cannot_be_advised_about():
+    """No shape near it cures a GPU that is too old."""
+    engine = SIX.models["gpt"].model_copy(update={"layer_spec": LayerSpec.TRANSFORMER_ENGINE})
+    with pytest.raises(ConfigurationError) as caught:
+        expansion(matrix({"tensor": 2}, models={"gpt": engine}), "m", CPU)
+    lines = caught.value.why.splitlines()
+    assert lines[0] == (
+        "cases[0] (gpt-fp32-baseline): layer_spec transformer-engine needs device cuda; it needs the package "
+        "transformer-engine, which the environment does not have; no values near it satisfy all rules: leave the "
+        "case out"
+    )
+
+
+def nearest(row: dict, ground: Ground = CPU, **changes: object) -> str:
+    model = ModelSpec.model_validate(SIX.models["gpt"].model_dump() | changes)
+    with pytest.raises(ConfigurationError) as caught:
+        expand(matrix(row, models={"gpt": model}), "m", ground)
+    (line,) = (line for line in caught.value.why.splitlines() if line.startswith("cases[1]"))
+    return line.rpartition("; ")[2].removeprefix("the nearest that satisfies all rules: ")
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "advice"),
+    [
+        ({"tensor": 2, "sequence": True}, {}, 'normalization = "RMSNorm"'),
+        ({"sequence": True}, {"normalization": "RMSNorm"}, "tensor = 2"),
+        ({"distributed_optimizer": True}, {}, "data = 2"),
+        ({"resume_at": 9}, {}, "resume_at = 4"),
+        ({"data": 2, "micro_batch_size": 3}, {}, "micro_batch_size = 2"),
+        ({"attention_backend": "fused", "tensor": 2}, {}, 'attention_backend = "local"'),
+    ],
+)
+def test_nearest_values_of_other_axes(row, changes, advice):
+    assert nearest(row, **changes) == advice
+
+
+def test_tolerance_of_a_case_is_that_of_its_axes():
+    narrow = SIX.tolerance["fp32"].model_validate(  # type: ignore[index]
+        {"loss_relative": 1e-3, "grad_norm_relative": 1e-3, "weights_relative": 1e-3, "data": {"loss_relative": 1e-9}}
+    )
+    made = matrix({"data": 2}, {"tensor": 2}, tolerance={"fp32": narrow})
+    cases = {item.id: item for item in expand(made, "m", CPU)}
+    assert tolerance_of(made, cases["gpt-fp32-dp2"]).loss_relative == 1e-9
+    assert tolerance_of(made, cases["gpt-fp32-tp2"]).loss_relative == 1e-3
+    assert tolerance_of(made, cases["gpt-fp32-baseline"]).loss_relative == 1e-3

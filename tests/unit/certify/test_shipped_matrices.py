@@ -1,0 +1,120 @@
+"""The matrices that ship: what they hold on a CPU, on an H200 and on an A100."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from helpers.rows import GROUNDS
+
+from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.matrix import AXES_WITH_BANDS
+from envbuild.catalog.models import Device, Matrix
+from envbuild.certify.cases import Case, expansion, same_arithmetic
+from envbuild.certify.ground import Ground
+from envbuild.certify.plan import sweep_of
+
+CATALOG = Catalog.open(Path("/nonexistent"))
+CPU, A100, H200, _ = GROUNDS
+NAMES = CATALOG.names("matrices")
+
+
+def cases_of(name: str, ground: Ground) -> dict[str, Case]:
+    return {case.id: case for case in expansion(CATALOG.matrix(name), name, ground).cases}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("ground", GROUNDS, ids=["cpu", "a100", "h200", "b200"])
+def test_shipped_matrix_expands_and_compares_something(name, ground):
+    cases = cases_of(name, ground)
+    assert any(not case.is_baseline for case in cases.values())
+    assert all(cases[case.baseline_id].is_baseline for case in cases.values())
+
+
+def test_shipped_matrices():
+    assert NAMES == ["certify-full", "certify-quick", "recipe-layouts"]
+
+
+def test_quick_is_the_same_on_every_device():
+    ids = [list(cases_of("certify-quick", ground)) for ground in GROUNDS]
+    assert ids[0] == [
+        *("gpt-fp32-baseline", "gpt-fp32-baseline-gb4", "moe-fp32-baseline"),
+        *("gpt-fp32-dp2", "gpt-fp32-tp2", "gpt-fp32-pp2", "gpt-fp32-pp2-vp2", "gpt-fp32-tp2-pp2"),
+        *("gpt-fp32-dp2-do", "gpt-fp32-resume3", "gpt-fp32-dp2-gb4", "moe-fp32-dp2-ep2"),
+    ]
+    assert all(other == ids[0] for other in ids)
+
+
+def test_quick_has_a_case_that_must_agree_bit_for_bit():
+    assert [case for case in cases_of("certify-quick", CPU).values() if same_arithmetic(case)] == [
+        cases_of("certify-quick", CPU)["gpt-fp32-dp2-gb4"]
+    ]
+
+
+def axes_compared(cases: dict[str, Case]) -> set[str]:
+    return {axis for case in cases.values() if case.compare_weights for axis in case.axes}
+
+
+def test_full_compares_the_final_weights_for_at_least_one_case_of_each_axis():
+    on_cpu = set(AXES_WITH_BANDS) - {"context", "attention_backend"} | {"virtual_pipeline"}
+    assert axes_compared(cases_of("certify-full", CPU)) == on_cpu
+    assert axes_compared(cases_of("certify-full", H200)) == {*AXES_WITH_BANDS, "virtual_pipeline"}
+
+
+def test_full_on_the_cpu_has_every_layout_that_there_is_without_transformer_engine():
+    layouts = {case.layout.label for case in cases_of("certify-full", CPU).values()}
+    wanted = ("dp2", "tp2", "pp2", "pp4", "pp2-vp2", "tp2-pp2", "tp2-pp2-vp2", "tp2-sp", "dp2-ep2", "dp2-tp2-sp-ep2")
+    assert layouts.issuperset(wanted)
+
+
+def test_full_on_gpus_has_layouts_of_two_four_and_eight():
+    cases = cases_of("certify-full", H200).values()
+    assert {case.world_size for case in cases} == {1, 2, 4, 8}
+    assert {case.precision.value for case in cases} == {"fp32", "bf16", "fp8"}
+    assert {case.attention_backend.value for case in cases} == {"local", "auto", "flash", "fused", "unfused"}
+
+
+def test_full_leaves_out_what_the_target_or_the_lock_cannot_do():
+    matrix = CATALOG.matrix("certify-full")
+    plain = Ground(device=Device.CUDA, sm=("80",), packages=frozenset({"transformer-engine"}))
+    out = {item.id: item.why for item in expansion(matrix, "m", plain).left_out}
+    assert {case.split("-")[1] for case in out if case.startswith("te-fp8")} == {"fp8"}
+    assert "the target has SM 80" in out["te-fp8-baseline"]
+    assert out["te-bf16-attn-flash"] == "it needs the package flash-attn, which the environment does not have"
+    assert out["hybrid-bf16-cp2"] == "it needs the package mamba-ssm, which the environment does not have"
+    assert {item.why for item in expansion(matrix, "m", CPU).left_out} == {"it is for device cuda"}
+    assert expansion(matrix, "m", H200).left_out == ()
+
+
+def test_recipe_s_seven_layouts():
+    seven = ["baseline", "dp2", "tp2", "tp2-sp", "pp2", "pp2-vp2", "cp2"]
+    assert [case.layout.label for case in cases_of("recipe-layouts", H200).values()] == seven
+    # Context parallel needs Transformer Engine.
+    assert [case.layout.label for case in cases_of("recipe-layouts", CPU).values()] == seven[:-1]
+
+
+def bands_of(matrix: Matrix) -> list[float]:
+    found = []
+    for tolerance in matrix.tolerance.values():
+        axes = itertools.chain([()], ([axis] for axis in AXES_WITH_BANDS))
+        found += [value for chosen in axes for value in tolerance.of(chosen).model_dump().values()]
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_bands_say_something(name):
+    """A band of 0 could not be met, and none is wider than the schema lets it be."""
+    bands = bands_of(CATALOG.matrix(name))
+    assert bands
+    assert 0 < min(bands) <= max(bands) <= 0.05
+
+
+def test_sweep_is_for_gpus_and_for_more_than_one():
+    matrix = CATALOG.matrix("certify-full")
+    sweep = sweep_of(matrix, H200, 4)
+    assert sweep is not None
+    assert (sweep.ranks, sweep.sizes_bytes[0], sweep.floor_gigabytes_per_second) == (4, 2**26, None)
+    assert sweep_of(matrix, H200, 1) is None
+    assert sweep_of(matrix, CPU, 4) is None
+    assert sweep_of(CATALOG.matrix("certify-quick"), H200, 4) is None

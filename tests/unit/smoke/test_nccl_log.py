@@ -1,0 +1,23 @@
+"""What NCCL's log says about the ways between ranks."""
+
+from __future__ import annotations
+
+from envbuild_smoke.drivers.nccl_log import transports_in
+
+LOG = """\
+node:71:90 [0] NCCL INFO NET/IB : No device found.
+node:71:90 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>
+node:71:90 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+node:71:90 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+node:71:91 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/Socket/0
+node:71:91 [0] NCCL INFO Channel 01/0 : 2[0] -> 1[1] [receive] via NET/IB/3/GDRDMA
+node:71:91 [0] NCCL INFO Channel 02/0 : 0[0] -> 1[1] via SHM/direct/direct
+"""
+
+
+def test_ways_between_ranks_each_once() -> None:
+    assert transports_in(LOG) == ["NET/IB", "NET/Socket", "P2P/CUMEM/read", "SHM/direct/direct"]
+
+
+def test_a_network_that_is_there_but_not_used_does_not_count() -> None:
+    assert transports_in("\n".join(LOG.splitlines()[:2])) == []
