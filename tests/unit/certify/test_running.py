@@ -1,0 +1,148 @@
+"""What the runner's exit status means, and how an interrupted run goes on."""
+
+import json
+
+import pytest
+
+from envbuild.certify import places
+from envbuild.certify.job import Job, make_job
+from envbuild.certify.places import Machinery, open_way
+from envbuild.cli.main import run
+from envbuild.core.errors import (
+    CertificationCannotRunError,
+    InterruptedByUserError,
+    MachineError,
+    ResultsRefusedError,
+)
+from envbuild.launch.gpus import find_driver
+
+TP2 = "gpt-fp32-tp2"
+
+
+def cannot_run(world, status, *says):
+    world.status, world.says = status, list(says)
+    with pytest.raises(CertificationCannotRunError) as caught:
+        world.certify()
+    assert caught.value.exit_code == 8
+    assert world.certificates() == []
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(2, "plan-refused"), (3, "image-lacks-stack"), (4, "gpus"), (1 << 7, "runner-ended")]
+)
+def test_runner_that_cannot_begin_says_why(world, status, reason):
+    error = cannot_run(world, status, "words", "envbuild-smoke: no module named torch")
+    assert error.reason == reason
+    assert "no module named torch" in error.why
+    assert error.log.name == "smoke.log"
+
+
+def test_runner_that_was_killed_is_told_by_its_signal(world):
+    assert cannot_run(world, -9).why == "The runner was ended by SIGKILL (often: the machine ran out of memory)."
+
+
+@pytest.mark.parametrize("reason", ["too-few-gpus", "gpus-in-use", "wrong-gpu", "no-driver"])
+def test_gpus_that_are_not_as_the_plan_wants_have_a_reason(world, reason):
+    event = {"event": "cannot-run", "reason": reason, "message": "it needs others"}
+    error = cannot_run(world, 4, json.dumps(event))
+    assert (error.reason, error.why) == (reason, "it needs others")
+    assert error.fix
+
+
+def test_reason_reaches_programs(world, monkeypatch, capsys):
+    monkeypatch.chdir(world.project)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
+    world.status = 3
+    assert run(["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--json"]) == 8
+    assert json.loads(capsys.readouterr().out)["error"]["reason"] == "image-lacks-stack"
+
+
+def test_runner_without_results_is_no_success(world):
+    """It exits 0, as NeMo-Run's experiment does after a failed job."""
+    world.spoil = lambda results: results.unlink()
+    with pytest.raises(ResultsRefusedError) as caught:
+        world.certify()
+    assert caught.value.reason == "missing"
+    assert world.certificates() == []
+
+
+def test_results_of_cases_that_failed_are_judged(world):
+    world.status = 1
+    assert world.certify().ran
+
+
+# ---- an interrupted run
+
+
+@pytest.fixture
+def interrupted(world):
+    world.status = 130
+    with pytest.raises(InterruptedByUserError) as caught:
+        world.certify(only=(TP2,))
+    assert "--resume" in caught.value.what
+    world.status = 0
+    return world
+
+
+def test_interrupted_run_goes_on_with_its_plan(interrupted):
+    done = interrupted.certify(only=(TP2,), resume=True)
+    first, second = interrupted.calls
+    assert (first["arguments"], second["arguments"]) == ((), ("--resume",))
+    assert second["plan"] == first["plan"]
+    assert done.statement.predicate.nonce == first["plan"]["nonce"]
+
+
+def test_without_resume_it_begins_anew(interrupted):
+    interrupted.certify(only=(TP2,))
+    first, second = interrupted.calls
+    assert second["arguments"] == ()
+    assert second["plan"]["nonce"] != first["plan"]["nonce"]
+
+
+def test_run_of_another_plan_does_not_go_on(interrupted):
+    (plan,) = (interrupted.project / "out").rglob("plan.json")
+    text = plan.read_text()
+    assert text.count('"steps": 5') == 2
+    plan.write_text(text.replace('"steps": 5', '"steps": 4'))
+    with pytest.raises(ResultsRefusedError, match="of another plan") as caught:
+        interrupted.certify(only=(TP2,), resume=True)
+    assert caught.value.reason == "plan"
+    plan.write_text("{")
+    with pytest.raises(ResultsRefusedError):
+        interrupted.certify(only=(TP2,), resume=True)
+
+
+def test_nothing_to_go_on_with_begins_anew_and_says_so(world):
+    assert world.certify(resume=True).ran
+    assert world.calls[0]["arguments"] == ()
+    assert any("it begins anew" in note for note in world.told.notes)
+
+
+def test_words_for_the_runner(world):
+    world.certify(gpus=(1, 3), isolation="process")
+    assert world.calls[0]["arguments"] == ("--gpus", "1,3", "--isolation", "process")
+
+
+# ---- the way
+
+
+def test_machine_without_a_driver_is_refused_before_anything_starts(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "find_driver", lambda: find_driver("", tmp_path))
+    monkeypatch.setattr(Job, "on_gpus", True)
+    for place in ("oci", "sqsh"):
+        with pytest.raises(CertificationCannotRunError) as caught:
+            open_way(make_job(world.asked(place=place), world.store), Machinery(runtime="unsquashfs"), world.told)
+        assert caught.value.reason == "no-driver"
+
+
+@pytest.mark.parametrize("place", ["docker", "sqsh"])
+def test_machine_without_a_runtime_is_refused(world, monkeypatch, place):
+    def missing(*arguments):
+        raise MachineError("there is none", fix="Install it.")
+
+    for name in ("open_engine", "probe"):
+        monkeypatch.setattr(places, name, missing)
+    with pytest.raises(CertificationCannotRunError, match="there is none") as caught:
+        open_way(make_job(world.asked(place=place), world.store), Machinery(), world.told)
+    assert (caught.value.reason, caught.value.fix) == ("no-runtime", "Install it.")
