@@ -51,7 +51,20 @@ def observed_problems(
         elif baseline is not None and observed[name] != baseline.get(name):
             text = f"its {words} are others than its baseline's: {observed[name]}, not {baseline.get(name)}"
             problems.append(Problem(check="observed", text=text))
-    return problems + _twice(observed.get("libraries") or {})
+    return [*problems, *_attention(case, observed, baseline), *_twice(observed.get("libraries") or {})]
+
+
+def _attention(
+    case: Mapping[str, Any], observed: Mapping[str, Any], baseline: Mapping[str, Any] | None
+) -> list[Problem]:
+    """Where a case computes attention with another class than its baseline, and neither was asked for it."""
+    if baseline is None or case["layout"]["context"] > 1:
+        return []  # split over ranks it is another class
+    name = "attention_backend"
+    if observed.get(name) != baseline.get(name) or observed.get("attention") == baseline.get("attention"):
+        return []
+    text = f"its attention is {observed.get('attention')}, its baseline's is {baseline.get('attention')}"
+    return [Problem(check="observed", text=text)]
 
 
 def _same(found: object, wanted: object) -> bool:

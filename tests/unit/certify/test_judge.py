@@ -334,6 +334,18 @@ def test_what_a_case_was_trained_with_must_be_its_baselines(failed, name):
     assert failed(plan, lines)[TP2][0][1].startswith("nothing was observed of its ")
 
 
+def test_attention_of_another_class_than_the_baselines_fails_a_case(failed):
+    plan = plan_of()
+    lines = lines_of(plan)
+    line(lines, TP2)["observed"]["attention"] = "OtherAttention"
+    text = "its attention is OtherAttention, its baseline's is DotProductAttention"
+    assert failed(plan, lines) == {TP2: [("observed", text)]}
+    next(case for case in plan["cases"] if case["id"] == TP2)["layout"]["context"] = 2
+    split = lines_of(plan)
+    line(split, TP2)["observed"]["attention"] = "OtherAttention"
+    assert failed(plan, split) == {}
+
+
 def test_nothing_observed_is_no_agreement(failed):
     plan = plan_of()
     lines = lines_of(plan)
