@@ -11,6 +11,8 @@ from envbuild.certify.results import Results
 
 # What parameters are kept in, by the precision of a case.
 PARAMETERS = {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}
+# Any of them is what "auto" asks for.
+CHOSEN = ("flash", "fused", "unfused")
 SOCKET = "NET/Socket"
 NCCL = "nccl"
 
@@ -39,7 +41,9 @@ def observed_problems(
         "attention_dropout": 0,
         "params_dtype": PARAMETERS.get(case["precision"]),
     }
-    found = {**observed, "params_dtype": str(observed.get("params_dtype")).removeprefix("torch.")}
+    found = {**observed, "params_dtype": _main_type(str(observed.get("params_dtype")), case["precision"])}
+    if wanted["attention_backend"] == "auto" and found.get("attention_backend") in CHOSEN:
+        wanted["attention_backend"] = found["attention_backend"]
     problems = [
         Problem(check="observed", text=f"{name}: the plan asks for {value}, and what was built has {found.get(name)}")
         for name, value in wanted.items()
@@ -51,7 +55,27 @@ def observed_problems(
         elif baseline is not None and observed[name] != baseline.get(name):
             text = f"its {words} are others than its baseline's: {observed[name]}, not {baseline.get(name)}"
             problems.append(Problem(check="observed", text=text))
-    return problems + _twice(observed.get("libraries") or {})
+    return [*problems, *_attention(case, observed, baseline), *_twice(observed.get("libraries") or {})]
+
+
+def _attention(
+    case: Mapping[str, Any], observed: Mapping[str, Any], baseline: Mapping[str, Any] | None
+) -> list[Problem]:
+    """Where a case computes attention with another class than its baseline, and neither was asked for it."""
+    if baseline is None or case["layout"]["context"] > 1:
+        return []  # split over ranks it is another class
+    name = "attention_backend"
+    if observed.get(name) != baseline.get(name) or observed.get("attention") == baseline.get("attention"):
+        return []
+    text = f"its attention is {observed.get('attention')}, its baseline's is {baseline.get('attention')}"
+    return [Problem(check="observed", text=text)]
+
+
+def _main_type(found: str, precision: str) -> str:
+    """What parameters are kept in; a few of a model in bf16 stay in float32, as Mamba's decay does."""
+    types = {name.removeprefix("torch.") for name in found.split(",")}
+    few = {"float32"} if precision != "fp32" and len(types) > 1 else set()
+    return ",".join(sorted(types - few))
 
 
 def _same(found: object, wanted: object) -> bool:

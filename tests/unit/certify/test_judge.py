@@ -4,10 +4,11 @@ import math
 from typing import get_args
 
 import pytest
-from helpers.stand_in import bandwidth_line
+from helpers.stand_in import bandwidth_line, observed_of
 from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read, with_case
 
 from envbuild.certify.judge import judge, relative_difference, run_problems
+from envbuild.certify.observing import observed_problems
 from envbuild.certify.plan import tolerance_of
 from envbuild.certify.problems import CHECKS, Check
 
@@ -297,6 +298,8 @@ def test_case_that_the_runner_left_out_fails(failed):
 
 # ---- what was built
 
+MODEL = {"layer_spec": "transformer-engine", "normalization": "RMSNorm"}
+
 
 @pytest.mark.parametrize(
     ("name", "value"),
@@ -332,6 +335,28 @@ def test_what_a_case_was_trained_with_must_be_its_baselines(failed, name):
     assert "are others than its baseline's: other, not " in text
     line(lines, TP2)["observed"][name] = None
     assert failed(plan, lines)[TP2][0][1].startswith("nothing was observed of its ")
+
+
+@pytest.mark.parametrize(("backend", "passes"), [("flash", True), ("unfused", True), ("local", False), ("none", False)])
+def test_attention_that_was_left_open_is_one_of_the_engines(backend, passes):
+    case = {"settings": {"attention_backend": "auto"}, "precision": "bf16", "layout": {"context": 1}}
+    seen = observed_of({**case, "settings": {**case["settings"], "distributed_optimizer": False}}, MODEL)
+    seen.update(attention_backend=backend, params_dtype="bfloat16,float32")
+    assert (observed_problems(case, MODEL, seen, None) == []) is passes
+    seen["params_dtype"] = "float16"
+    assert observed_problems(case, MODEL, seen, None)
+
+
+def test_attention_of_another_class_than_the_baselines_fails_a_case(failed):
+    plan = plan_of()
+    lines = lines_of(plan)
+    line(lines, TP2)["observed"]["attention"] = "OtherAttention"
+    text = "its attention is OtherAttention, its baseline's is DotProductAttention"
+    assert failed(plan, lines) == {TP2: [("observed", text)]}
+    next(case for case in plan["cases"] if case["id"] == TP2)["layout"]["context"] = 2
+    split = lines_of(plan)
+    line(split, TP2)["observed"]["attention"] = "OtherAttention"
+    assert failed(plan, split) == {}
 
 
 def test_nothing_observed_is_no_agreement(failed):
