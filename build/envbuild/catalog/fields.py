@@ -22,7 +22,7 @@ Module = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*
 
 
 # What a JSON schema can say of version specifiers (PEP 440): it allows all of them, and little else.
-_CLAUSE = r"((~=|===?|!=|<=?|>=?)\s*[vV]?[0-9][A-Za-z0-9.*+!_-]*|===\s*[^\s,;)]*)"
+_CLAUSE = r"((~=|===?|!=|<=?|>=?)\s*[vV]?[0-9][A-Za-z0-9.*+!_-]*|===\s*[^\s,;)]+)"
 SPECIFIER_PATTERN = rf"^\s*{_CLAUSE}?(\s*,\s*{_CLAUSE}?)*\s*$"
 
 
