@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -74,11 +75,27 @@ def joined(context: RankContext) -> Iterator[torch.device]:
     )
     yield device
     torch.distributed.barrier()
+    if on_cuda:
+        torch.cuda.synchronize(device)
+        _shut_down_at_once()
     torch.distributed.destroy_process_group()
     _clean_up(on_cuda)
     for name in _ATTENTION_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(variables)
+
+
+def _shut_down_at_once() -> None:
+    """Shut all process groups down beside each other; `destroy_process_group` does it one by one.
+
+    Each takes half a second with NCCL, and Megatron makes about twenty: 0.5 s instead of 9 s on two H200s
+    (torch 2.11). Where a torch keeps its groups elsewhere, they are left to `destroy_process_group`.
+    """
+    world = getattr(torch.distributed.distributed_c10d, "_world", None)
+    groups = list(getattr(world, "pg_names", ()))
+    if groups:
+        with ThreadPoolExecutor(len(groups)) as pool:
+            list(pool.map(lambda group: group.shutdown(), groups))
 
 
 def set_up_parallelism(layout: Layout, seed: int, device: torch.device) -> None:
