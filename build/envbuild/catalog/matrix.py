@@ -117,7 +117,7 @@ class Training(Model):
 
 LossBound = Annotated[float, Field(ge=0, le=0.01)]
 GradNormBound = Annotated[float, Field(ge=0, le=0.02)]
-WeightsBound = Annotated[float, Field(ge=0, le=0.05)]
+WeightsBound = Annotated[float, Field(ge=0, le=0.1)]
 
 
 class Band(Model):

@@ -56,16 +56,16 @@ def test_wrong_value_of_a_row(line, told):
     [
         ("loss_relative = 1e-5", "loss_relative = 0.0101", "tolerance.fp32.loss_relative: input should be less than"),
         ("grad_norm_relative = 1e-4", "grad_norm_relative = 0.021", "tolerance.fp32.grad_norm_relative: input should"),
-        ("weights_relative = 1e-3", "weights_relative = 0.051", "tolerance.fp32.weights_relative: input should"),
-        ("weights_relative = 1e-3", "", "tolerance.fp32.weights_relative: this key is required"),
+        ("weights_relative = 1e-4", "weights_relative = 0.11", "tolerance.fp32.weights_relative: input should"),
+        ("weights_relative = 1e-4", "", "tolerance.fp32.weights_relative: this key is required"),
         (
-            "weights_relative = 1e-3",
-            "weights_relative = 1e-3\n[tolerance.fp32.tensor]\nloss_relative = 0.02",
+            "weights_relative = 1e-4",
+            "weights_relative = 1e-4\n[tolerance.fp32.tensor]\nloss_relative = 0.02",
             "tolerance.fp32.tensor.loss_relative: input should be less than",
         ),
         (
-            "weights_relative = 1e-3",
-            "weights_relative = 1e-3\n[tolerance.fp32.tensors]\nloss_relative = 0.001",
+            "weights_relative = 1e-4",
+            "weights_relative = 1e-4\n[tolerance.fp32.tensors]\nloss_relative = 0.001",
             "tolerance.fp32.tensors: unknown key; did you mean 'tensor'?",
         ),
         (
@@ -130,7 +130,7 @@ def test_case_with_several_axes_has_the_widest_of_their_bands():
 
 
 def test_bounds_of_bands():
-    for name, most in (("loss_relative", 0.01), ("grad_norm_relative", 0.02), ("weights_relative", 0.05)):
+    for name, most in (("loss_relative", 0.01), ("grad_norm_relative", 0.02), ("weights_relative", 0.1)):
         tolerance(**{name: most})
         with pytest.raises(ValidationError, match=name):
             tolerance(**{name: most * 1.01})

@@ -65,7 +65,7 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
         **_expert_options(model, device),
         **_mamba_options(model),
         **_recompute_options(case),
-        **_fp8_options(case),
+        **_fp8_options(case, device),
     )
 
 
@@ -123,14 +123,20 @@ def _recompute_options(case: Case) -> dict[str, Any]:
     return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
-def _fp8_options(case: Case) -> dict[str, Any]:
-    """Return options of fp8 training, whose scales are those of the very tensor that is quantized.
+def _fp8_options(case: Case, device: torch.device) -> dict[str, Any]:
+    """Return options of fp8 training, whose scales are those of the very values that are quantized.
 
     With delayed scaling a scale depends on the micro batches that came before on this rank, and the first
-    one's gradients, not scaled at all, are too small for the format: no two layouts would agree.
+    one's gradients, not scaled at all, are too small for the format: no two layouts would agree. With one scale
+    for a tensor, tensor parallel ranks have other scales than the whole has, and grad norms are off by 3% (two
+    H200s); with a scale for each block of 128, a part has the scales of the whole. Transformer Engine has those
+    from SM 90 and CUDA 12.9 on.
     """
     if case.precision != "fp8":
         return {}
+    cuda = tuple(int(part) for part in (torch.version.cuda or "0.0").split(".")[:2])
+    if torch.cuda.get_device_capability(device) >= (9, 0) and cuda >= (12, 9):
+        return {"fp8": "e4m3", "fp8_recipe": "blockwise", "fp8_param": False}
     return {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param": False}
 
 

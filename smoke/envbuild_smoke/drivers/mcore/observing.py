@@ -16,7 +16,29 @@ _LOCAL_ATTENTION = (DotProductAttention, ContextParallelAttention)
 
 
 def observe(case: Case, chunks: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> dict[str, Any]:
-    """Return what this rank's part of the model and optimizer are, after training; every rank calls this."""
+    """Return what model and optimizer are, after training; every rank calls this and gets the same.
+
+    Where ranks differ, in one name of several or in a number, the names are joined by commas and the largest number
+    is given: one rank that is not as the others shows.
+    """
+    gathered: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(gathered, _own(case, chunks, optimizer, samples))
+    return {name: _joined([found[name] for found in gathered]) for name in gathered[0]}
+
+
+def _joined(values: list[Any]) -> Any:
+    """Return what ranks found as one value."""
+    if isinstance(values[0], dict):
+        keys = sorted({key for found in values for key in found})
+        return {key: sorted({path for found in values for path in found.get(key, ())}) for key in keys}
+    if not isinstance(values[0], str):
+        return max(values)
+    # "none" and nothing are of stages without such a part.
+    names = {name for found in values for name in found.split(",") if name not in ("", "none")}
+    return ",".join(sorted(names)) or values[0]
+
+
+def _own(case: Case, chunks: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> dict[str, Any]:
     modules = [module for chunk in chunks for module in chunk.modules()]
     attentions = [module for name, module in _named(chunks) if name.endswith("core_attention")]
     inner = _inner_optimizers(optimizer)
