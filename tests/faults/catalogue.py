@@ -11,11 +11,18 @@ DATA_PARALLEL = f"{CORE}/distributed/distributed_data_parallel.py"
 FINALIZE = f"{CORE}/distributed/finalize_model_grads.py"
 OPTIMIZER = f"{CORE}/optimizer/optimizer.py"
 
-BASELINE = Case()
 DATA = Case(row={"data": 2})
 TENSOR = Case(row={"tensor": 2})
 PIPELINE = Case(row={"pipeline": 2})
-INTERLEAVED = Case(row={"pipeline": 2, "virtual_pipeline": 2})
+# With two micro batches a pipeline of two stages is never in the phase that the fault is in.
+INTERLEAVED = Case(row={"pipeline": 2, "virtual_pipeline": 2, "global_batch_size": 8})
+SEQUENCE = Case(kind="norms", row={"tensor": 2, "sequence": True})
+CONTEXT = Case(row={"context": 2})
+EXPERTS = Case(kind="experts", row={"data": 2, "expert": 2})
+EXPERTS_TWICE = Case(kind="experts", row={"data": 4, "expert": 2})
+SHARDED = Case(row={"data": 2, "distributed_optimizer": True})
+RESUMED = Case(row={"data": 2, "resume_at": 2})
+WEIGHTS = Case(row={"pipeline": 2, "compare_weights": True})
 
 LIBRARY = (
     Fault(
@@ -73,7 +80,12 @@ LIBRARY = (
         where="library",
         plant=Edit(
             file=f"{CORE}/tensor_parallel/mappings.py",
-            changes=(("    torch.distributed.all_reduce(input_.contiguous(), group=group)\n\n    return input_\n", "    return input_\n"),),
+            changes=(
+                (
+                    "    torch.distributed.all_reduce(input_.contiguous(), group=group)\n\n    return input_\n",
+                    "    return input_\n",
+                ),
+            ),
         ),
         case=TENSOR,
         check="parity-loss",
@@ -110,6 +122,186 @@ LIBRARY = (
         case=PIPELINE,
         check="parity-grad-norm",
     ),
+    Fault(
+        id="gradient-scaled-by-the-context-parallel-size",
+        broken="the loss is multiplied by the context-parallel size once too often",
+        where="library",
+        plant=Edit(
+            file=SCHEDULES,
+            changes=(
+                (
+                    "                output_tensor *= cp_group_size\n",
+                    "                output_tensor *= cp_group_size * cp_group_size\n",
+                ),
+            ),
+        ),
+        case=CONTEXT,
+        check="parity-grad-norm",
+        asked="gradient scaled by the context-parallel size",
+    ),
+    Fault(
+        id="norm-gradients-not-reduced-in-sequence-parallel",
+        broken="each tensor-parallel rank has the norms' gradients of its own part of the sequence alone",
+        where="library",
+        plant=Edit(
+            file=FINALIZE,
+            changes=(("            torch.distributed.all_reduce(coalesced, op=all_reduce_op, group=tp_group)\n", ""),),
+        ),
+        case=SEQUENCE,
+        check="parity-grad-norm",
+    ),
+    Fault(
+        id="expert-gradients-scaled-wrongly",
+        broken="experts divide their gradients by the number of their own copies, not of all data-parallel ranks",
+        where="library",
+        plant=Edit(
+            file=DATA_PARALLEL,
+            changes=(
+                (
+                    "                    assert gradient_scaling_factor == target_gradient_scaling_factor\n",
+                    "                    pass\n",
+                ),
+                (
+                    "expert_gradient_scaling_factor = 1.0 / data_parallel_world_size\n",
+                    "expert_gradient_scaling_factor = 1.0 / self.expt_dp_group.size()\n",
+                ),
+            ),
+        ),
+        case=EXPERTS,
+        check="parity-grad-norm",
+    ),
+    Fault(
+        id="experts-not-synchronised",
+        broken="the copies of an expert keep their own gradients",
+        where="library",
+        plant=Edit(
+            file=DATA_PARALLEL,
+            changes=(
+                (
+                    "        for bucket_group in self.bucket_groups + self.expert_parallel_bucket_groups:\n"
+                    "            bucket_group.finish_grad_sync(",
+                    "        for bucket_group in self.bucket_groups:\n            bucket_group.finish_grad_sync(",
+                ),
+            ),
+        ),
+        case=EXPERTS_TWICE,
+        check="parity-grad-norm",
+    ),
+    Fault(
+        id="parameters-not-gathered",
+        broken="the distributed optimizer updates its part of the parameters, and nobody gets the others'",
+        where="library",
+        plant=Edit(
+            file=f"{CORE}/optimizer/distrib_optimizer.py",
+            changes=(
+                (
+                    "            if not self.ddp_config.overlap_param_gather:\n"
+                    "                for model_chunk in self.model_chunks:\n"
+                    "                    model_chunk.start_param_sync()\n",
+                    "            pass\n",
+                ),
+            ),
+        ),
+        case=SHARDED,
+        check="parity-loss",
+        quick=True,
+    ),
+    Fault(
+        id="clipping-left-out",
+        broken="gradients are clipped, but for those of the distributed optimizer",
+        where="library",
+        plant=Edit(
+            file=OPTIMIZER,
+            changes=(
+                (
+                    "            if optimizer.config.clip_grad > 0.0:\n",
+                    "            if optimizer.config.clip_grad > 0.0 and not optimizer.config.use_distributed_optimizer:\n",
+                ),
+            ),
+        ),
+        case=SHARDED,
+        check="parity-loss",
+    ),
+    Fault(
+        id="optimizer-state-forgotten",
+        broken="a resumed training has its weights, and an optimizer that begins anew",
+        where="library",
+        plant=Edit(
+            file=OPTIMIZER,
+            changes=(("        self.optimizer.load_state_dict(state_dict)\n", "        pass\n"),),
+        ),
+        case=RESUMED,
+        check="parity-loss",
+    ),
+    Fault(
+        id="dropout-left-on",
+        broken="layers drop a tenth of their activations, whatever the configuration says",
+        where="library",
+        plant=Edit(
+            file=f"{CORE}/transformer/transformer_layer.py",
+            changes=(
+                (
+                    "        self.hidden_dropout = config.hidden_dropout if hidden_dropout is None else hidden_dropout\n",
+                    "        self.hidden_dropout = 0.1\n",
+                ),
+            ),
+        ),
+        case=DATA,
+        check="observed",
+        says="hidden_dropout",
+        asked="dropout left on",
+    ),
+    Fault(
+        id="dropout-where-nobody-looks",
+        broken="a function drops activations although it is told not to",
+        where="library",
+        plant=Edit(
+            file=f"{CORE}/fusions/fused_bias_dropout.py",
+            changes=(
+                (
+                    "    x, bias = x_with_bias  # unpack\n",
+                    "    x, bias = x_with_bias  # unpack\n    prob = 0.1\n",
+                ),
+            ),
+        ),
+        case=DATA,
+        check="parity-loss",
+    ),
+    Fault(
+        id="other-attention",
+        broken="the layers are built with another attention than was asked for",
+        where="library",
+        plant=Edit(
+            file=f"{CORE}/models/backends.py",
+            changes=(
+                (
+                    "        return DotProductAttention\n",
+                    "        return type('FlashAttention', (DotProductAttention,), {})\n",
+                ),
+            ),
+        ),
+        case=DATA,
+        check="observed",
+        says="attention",
+        asked="wrong attention backend",
+    ),
+    Fault(
+        id="checkpoint-without-a-layer",
+        broken="the last layer of each stage is neither saved nor loaded, and nobody says so",
+        where="library",
+        plant=Edit(
+            file=f"{CORE}/transformer/transformer_block.py",
+            changes=(
+                (
+                    "        for layer in self.layers:\n            offset = get_transformer_layer_offset(\n",
+                    "        for layer in self.layers[:-1]:\n            offset = get_transformer_layer_offset(\n",
+                ),
+            ),
+        ),
+        case=PIPELINE,
+        check="rank-exception",
+        asked="checkpoint missing a layer",
+    ),
 )
 
 PROCESS = (
@@ -129,7 +321,7 @@ PROCESS = (
         where="process",
         plant=Switch(name="other-weights-on-one-rank"),
         case=DATA,
-        check="parity-loss",
+        check="parity-grad-norm",
         asked="other initial weights on one rank",
     ),
     Fault(
@@ -179,7 +371,6 @@ PROCESS = (
         case=DATA,
         check="not-reported",
         asked="exit 0 with no results",
-        at="baseline",
         quick=True,
     ),
     Fault(
@@ -233,6 +424,15 @@ PROCESS = (
         plant=Switch(name="stopped-rank"),
         case=DATA,
         check="timeout",
+    ),
+    Fault(
+        id="last-update-lost",
+        broken="the weights that a case ends with lack the last step's update; every loss was right",
+        where="process",
+        plant=Switch(name="last-update-lost"),
+        case=WEIGHTS,
+        check="parity-weights",
+        quick=True,
     ),
 )
 
@@ -292,6 +492,87 @@ WHEELS = (
         says="package-missing",
         at="run",
     ),
+    Fault(
+        id="two-nccls",
+        broken="a machine's own NCCL is found before the one of the environment",
+        where="wheel",
+        plant=Spoil(name="second_nccl"),
+        case=DATA,
+        check="environment",
+        says="library-twice",
+        at="run",
+        asked="two NCCLs",
+    ),
 )
 
-FAULTS = (*LIBRARY, *PROCESS, *WHEELS)
+# Between plan, run and judge: each is set up by a test of its own.
+RUNS = (
+    Fault(
+        id="results-of-another-image",
+        broken="the results are of the image that was there before",
+        where="run",
+        plant=Scenario(),
+        check="ResultsRefusedError",
+        says="image",
+        at="run",
+        asked="stale results of another image",
+        quick=True,
+    ),
+    Fault(
+        id="results-of-another-plan",
+        broken="the results are of another plan with the same cases",
+        where="run",
+        plant=Scenario(),
+        check="ResultsRefusedError",
+        says="plan",
+        at="run",
+        quick=True,
+    ),
+    Fault(
+        id="killed-runner",
+        broken="the runner is killed in the middle of a case",
+        where="process",
+        plant=Switch(name="killed-runner", always=True),
+        check="ResultsRefusedError",
+        case=DATA,
+        says="truncated",
+        at="run",
+    ),
+    Fault(
+        id="runner-that-does-nothing",
+        broken="the runner ends with 0 and leaves no results, as NeMo-Run's experiment does after a failed job",
+        where="process",
+        plant=Switch(name="runner-that-does-nothing", always=True),
+        check="ResultsRefusedError",
+        case=DATA,
+        says="missing",
+        at="run",
+        asked="exit 0 with no results",
+    ),
+    Fault(
+        id="slow-network",
+        broken="ranks of one node speak through something slow",
+        where="network",
+        plant=Scenario(),
+        check="bandwidth",
+        at="run",
+        asked="transport fallen back to sockets",
+    ),
+    Fault(
+        id="noise",
+        broken="two runs of the same case do not give the same digits",
+        where="process",
+        plant=Scenario(),
+        case=PIPELINE,
+        check="repeats",
+        at="case",
+    ),
+)
+
+FAULTS = (*LIBRARY, *PROCESS, *WHEELS, *RUNS)
+BY_ID = {fault.id: fault for fault in FAULTS}
+
+
+def fault_named(name: str) -> Fault:
+    """The entry with this ID."""
+    return BY_ID[name]

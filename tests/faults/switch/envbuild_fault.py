@@ -9,6 +9,7 @@ import functools
 import importlib.abc
 import importlib.util
 import os
+import re
 import signal
 import sys
 import time
@@ -113,6 +114,8 @@ def _gradients(original):
 
 
 def _not_a_number(model):
+    if now["case"].world_size == 1:
+        return
     for chunk in model:
         for buffer in chunk.buffers:
             buffer.grad_data[0] = float("nan")
@@ -158,7 +161,8 @@ def exhaust_memory():
 
 
 def _exit_at_once(_model):
-    os._exit(0)
+    if now["case"].world_size > 1:
+        os._exit(0)
 
 
 def _kill_baseline(_model):
@@ -239,7 +243,7 @@ def _change_tensors(value):
 
     if isinstance(value, torch.Tensor):
         if value.is_floating_point():
-            value.mul_(1.01)
+            value.copy_(value.clone().flip(0))
     elif isinstance(value, dict):
         for item in value.values():
             _change_tensors(item)
@@ -260,13 +264,15 @@ def _save(original):
 
 
 def _damage(directory):
-    """Other numbers in the middle of the largest file, as of a disk that lies."""
+    """Other numbers in the largest tensor of a checkpoint, as of a disk that lies."""
     import pathlib
 
     largest = max(pathlib.Path(directory).glob("*.distcp"), key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
-    middle = len(content) // 2
-    for place in range(middle, middle + 1024):
+    # Each tensor is an archive of its own: what lies between two signatures is headers, or the numbers of one.
+    marks = [match.start() for match in re.finditer(rb"PK\x03\x04|PK\x01\x02", content)]
+    start, end = max(zip(marks, marks[1:]), key=lambda pair: pair[1] - pair[0])
+    for place in range((start + end) // 2, end - (end - start) // 4):
         content[place] ^= 0x10
     largest.write_bytes(content)
 
