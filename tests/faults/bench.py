@@ -86,9 +86,22 @@ class Bench:
         path.write_text(matrix_of(faults, **settings))
         return name
 
-    def run(self, *arguments: str | Path, variables: Mapping[str, str] | None = None, before: Sequence[str] = ()) -> Outcome:
+    def run(
+        self, *arguments: str | Path, variables: Mapping[str, str] | None = None, before: Sequence[str] = ()
+    ) -> Outcome:
         """``envbuild certify`` with these words."""
-        command = [*before, sys.executable, "-m", "envbuild", "certify", "--stack", "mcore", "--target", "cpu", "--json"]
+        command = [
+            *before,
+            sys.executable,
+            "-m",
+            "envbuild",
+            "certify",
+            "--stack",
+            "mcore",
+            "--target",
+            "cpu",
+            "--json",
+        ]
         own = {"ENVBUILD_CACHE_DIR": str(self.cache), "NO_COLOR": "1", "ENVBUILD_FAULT": "", **(variables or {})}
         began = time.monotonic()
         done = subprocess.run(
@@ -108,39 +121,27 @@ class Bench:
     def planted(self, fault: Fault) -> Outcome:
         """Certify with the fault; those that a switch keeps apart share a run."""
         if isinstance(fault.plant, Switch):
-            return self._switched(fault)
-        folder = self.scratch / fault.id
-        environment = self.stack.copy(folder)
+            together = [fault] if fault.plant.always else peers(fault)
+            asked = ",".join(other.plant.asked(other.model) for other in together if isinstance(other.plant, Switch))
+            return self._once("planted", together, self.switched, {"ENVBUILD_FAULT": asked})
+        environment = self.stack.copy(self.scratch / fault.id)
         try:
-            variables = _plant(fault, environment)
-            return self.certify(environment, self._matrix(fault), "--only", self.cases_of(fault)[0].id, variables=variables)
+            return self._once("planted", [fault], environment, _plant(fault, environment))
         finally:
             environment.remove()
 
     def healthy(self, fault: Fault) -> Outcome:
-        """Certify the same cases without it."""
-        peers = _peers(fault)
-        key = ("healthy", *(peer.id for peer in peers))
-        if key not in self.done:
-            only = sorted({self.cases_of(peer)[0].id for peer in peers})
-            words = [word for name in only for word in ("--only", name)]
-            self.done[key] = self.certify(self.stack, self._matrix(fault), *words)
-        return self.done[key]
+        """Certify the same cases without it, with those of its peers."""
+        return self._once("healthy", peers(fault), self.stack, {})
 
-    def _switched(self, fault: Fault) -> Outcome:
-        assert isinstance(fault.plant, Switch)
-        together = [fault] if fault.plant.always else _peers(fault)
-        key = ("planted", *(peer.id for peer in together))
+    def _once(
+        self, kind: str, faults: Sequence[Fault], environment: Environment, variables: Mapping[str, str]
+    ) -> Outcome:
+        key = (kind, *(fault.id for fault in faults))
         if key not in self.done:
-            asked = [
-                peer.plant.name if peer.plant.always else f"{peer.plant.name}@{peer.model}"
-                for peer in together
-                if isinstance(peer.plant, Switch)
-            ]
-            only = sorted({self.cases_of(peer)[0].id for peer in together})
-            words = [word for name in only for word in ("--only", name)]
-            variables = {"ENVBUILD_FAULT": ",".join(asked)}
-            self.done[key] = self.certify(self.switched, self._matrix(fault), *words, variables=variables)
+            limit = {"time_limit_seconds": HANGING_SECONDS} if faults[0].check == "timeout" else {}
+            matrix = self.matrix("faults", faults, **limit)
+            self.done[key] = self.certify(environment, matrix, variables=variables)
         return self.done[key]
 
     @cached_property
@@ -149,11 +150,6 @@ class Bench:
         environment = self.stack.copy(self.scratch / "switched")
         environment.add_switch()
         return environment
-
-    def _matrix(self, fault: Fault) -> str:
-        group = _group(fault)
-        limit = {"time_limit_seconds": HANGING_SECONDS} if group == "hanging" else {}
-        return self.matrix(f"faults-{group}", [other for other in FAULTS if _group(other) == group], **limit)
 
 
 def _plant(fault: Fault, environment: Environment) -> dict[str, str]:
@@ -167,17 +163,11 @@ def _plant(fault: Fault, environment: Environment) -> dict[str, str]:
     return variables
 
 
-def _group(fault: Fault) -> str:
-    """Faults of a group have a matrix in common."""
-    if fault.check == "timeout":
-        return "hanging"
-    return "process" if isinstance(fault.plant, Switch) and not fault.plant.always else "library"
+def peers(fault: Fault) -> list[Fault]:
+    """The faults that share a healthy run with it: as quick as it is, with the same time limit and kind of plant."""
 
+    def kind(other: Fault) -> tuple[bool, ...]:
+        with_own_model = isinstance(other.plant, Switch) and not other.plant.always
+        return other.quick, other.check == "timeout", with_own_model, "context" in other.case.row
 
-def _peers(fault: Fault) -> list[Fault]:
-    """The faults that it shares healthy runs with: of its group, and as quick as it is."""
-    return [
-        other
-        for other in FAULTS
-        if not isinstance(other.plant, Scenario) and (_group(other), other.quick) == (_group(fault), fault.quick)
-    ]
+    return [other for other in FAULTS if not isinstance(other.plant, Scenario) and kind(other) == kind(fault)]

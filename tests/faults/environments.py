@@ -36,7 +36,9 @@ class Environment:
         """Of each installed package, as a lock would have it."""
         found = {}
         for metadata in self.site_packages.glob("*.dist-info/METADATA"):
-            fields = dict(line.split(": ", 1) for line in metadata.read_text().split("\n\n")[0].splitlines() if ": " in line)
+            fields = dict(
+                line.split(": ", 1) for line in metadata.read_text().split("\n\n")[0].splitlines() if ": " in line
+            )
             found[fields["Name"]] = fields["Version"]
         return found
 

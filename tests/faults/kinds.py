@@ -31,6 +31,10 @@ class Switch:
     name: str
     always: bool = False
 
+    def asked(self, model: str) -> str:
+        """What the switch is told."""
+        return self.name if self.always else f"{self.name}@{model}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spoil:

@@ -12,7 +12,7 @@ SHARED = Path(__file__).with_name("matrix.toml")
 
 
 def matrix_of(faults: Iterable[Fault], **settings: object) -> str:
-    """A matrix with the cases of these faults and their baselines, as TOML; ``settings`` replace what is in the file."""
+    """A matrix with the cases of these faults and their baselines; ``settings`` replace what is in the file."""
     document = tomlkit.parse(SHARED.read_text()).unwrap()
     document.update(settings)
     kinds = document["models"]

@@ -78,4 +78,4 @@ def test_plants_exist() -> None:
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if isinstance(fault.plant, Scenario)], ids=lambda f: f.id)
 def test_fault_between_plan_and_judge_has_a_test_of_its_own(fault) -> None:
-    assert f"fault_named(\"{fault.id}\")" in (HERE / "test_runs.py").read_text()
+    assert f'fault_named("{fault.id}")' in (HERE / "test_runs.py").read_text()

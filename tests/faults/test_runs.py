@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,9 +17,7 @@ from envbuild.lock.record import LockDirectory
 # A network namespace of its own, whose loopback passes 5 MB/s when told so.
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c"]
 LOOPBACK = 'ip link set lo up && "$@"'
-SLOW_LOOPBACK = (
-    'ip link set lo up && tc qdisc add dev lo root tbf rate 40mbit burst 64kb latency 2s && "$@"'
-)
+SLOW_LOOPBACK = 'ip link set lo up && tc qdisc add dev lo root tbf rate 40mbit burst 64kb latency 2s && "$@"'
 SWEEP = {"sizes_bytes": [2**20], "floor_gigabytes_per_second": 0.02, "devices": ["cpu"]}
 
 
@@ -35,7 +31,15 @@ def written_plan(bench: Bench, folder: Path, *more: str) -> Path:
 
 def run_by_hand(bench: Bench, folder: Path, *more: str | Path) -> None:
     """Run a plan as its README says."""
-    words = [bench.stack.python, folder / "smoke.pyz", "run", "--plan", folder / "plan.json", "--out", folder / "results"]
+    words = [
+        bench.stack.python,
+        folder / "smoke.pyz",
+        "run",
+        "--plan",
+        folder / "plan.json",
+        "--out",
+        folder / "results",
+    ]
     done = subprocess.run([*words, *more], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

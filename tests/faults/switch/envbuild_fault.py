@@ -8,6 +8,7 @@ imported, so that whoever imports them afterwards gets the replacement.
 import functools
 import importlib.abc
 import importlib.util
+import itertools
 import os
 import re
 import signal
@@ -45,7 +46,7 @@ def replaces(module, name):
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads a module as its own loader does, and replaces its functions. That loader may be shared: it stays as it is."""
+    """Loads a module as its own loader does, which may be shared and stays as it is, and replaces its functions."""
 
     def __init__(self, own):
         self._own = own
@@ -271,7 +272,7 @@ def _damage(directory):
     content = bytearray(largest.read_bytes())
     # Each tensor is an archive of its own: what lies between two signatures is headers, or the numbers of one.
     marks = [match.start() for match in re.finditer(rb"PK\x03\x04|PK\x01\x02", content)]
-    start, end = max(zip(marks, marks[1:]), key=lambda pair: pair[1] - pair[0])
+    start, end = max(itertools.pairwise(marks), key=lambda pair: pair[1] - pair[0])
     for place in range((start + end) // 2, end - (end - start) // 4):
         content[place] ^= 0x10
     largest.write_bytes(content)
