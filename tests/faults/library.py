@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from faults.cases import (
-    DATA,
-    TENSOR,
-    PIPELINE,
-    INTERLEAVED,
-    SEQUENCE,
     CONTEXT,
+    DATA,
     EXPERTS,
     EXPERTS_TWICE,
-    SHARDED,
+    INTERLEAVED,
+    PIPELINE,
     RESUMED,
+    SEQUENCE,
+    SHARDED,
+    TENSOR,
 )
 from faults.kinds import Edit, Fault
 
@@ -26,7 +26,7 @@ OPTIMIZER = f"{CORE}/optimizer/optimizer.py"
 LIBRARY = (
     Fault(
         id="interleaved-pipeline-with-batched-sends",
-        broken="two interleaved stages take activations for gradients: the library uses its defaults whatever it is told",
+        broken="two interleaved stages take activations for gradients: the library takes its defaults instead",
         where="library",
         plant=Edit(
             file=SCHEDULES,
@@ -176,8 +176,8 @@ LIBRARY = (
             file=DATA_PARALLEL,
             changes=(
                 (
-                    "self.bucket_groups + self.expert_parallel_bucket_groups:\n            bucket_group.finish_grad_sync",
-                    "self.bucket_groups:\n            bucket_group.finish_grad_sync",
+                    "self.bucket_groups + self.expert_parallel_bucket_groups:\n            bucket_group.finish_grad",
+                    "self.bucket_groups:\n            bucket_group.finish_grad",
                 ),
             ),
         ),
@@ -236,8 +236,8 @@ LIBRARY = (
             file=f"{CORE}/transformer/transformer_layer.py",
             changes=(
                 (
-                    "self.hidden_dropout = config.hidden_dropout if hidden_dropout is None else hidden_dropout\n",
-                    "self.hidden_dropout = 0.1\n",
+                    "config.hidden_dropout if hidden_dropout is None else hidden_dropout\n",
+                    "0.1\n",
                 ),
             ),
         ),

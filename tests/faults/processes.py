@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults.cases import DATA, TENSOR, PIPELINE, WEIGHTS
+from faults.cases import DATA, PIPELINE, TENSOR, WEIGHTS
 from faults.kinds import Fault, Switch
 
 PROCESS = (
@@ -94,7 +94,7 @@ PROCESS = (
     ),
     Fault(
         id="rounding",
-        broken="a gradient is rounded otherwise: too little for any band, but data parallelism must give the very digits",
+        broken="gradients are rounded otherwise: too little for any band, but data parallelism must give all digits",
         where="process",
         plant=Switch(name="rounding"),
         case=DATA,
