@@ -117,11 +117,27 @@ def test_noise(bench: Bench, record: Record) -> None:
     assert outcome.checks() == ["repeats"]
 
 
-NCCL_LOG = Path(__file__).with_name("nccl-by-sockets.log")
-READ_LOG = """
-import json, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from envbuild_smoke.drivers.mcore.bandwidth import transports_in
-print(json.dumps(sorted(transports_in(Path(sys.argv[2]).read_text()))))
-"""
+@pytest.mark.fault
+@pytest.mark.soak
+def test_results_of_a_part(bench: Bench, record: Record, tmp_path: Path) -> None:
+    """Somebody ran the baseline alone: all that is there passed, and what is not there did not."""
+    fault = fault_named("results-of-a-part")
+    case, baseline = bench.cases_of(fault)
+    folder = written_plan(bench, tmp_path / "plan", "--in", "venv")
+    run_by_hand(bench, folder, "--only", baseline.id)
+    outcome = judged(bench, folder)
+    assert note(record, fault.id, outcome, case.id), outcome.document
+    assert outcome.status == FAILED
+
+
+@pytest.mark.fault
+@pytest.mark.soak
+def test_transport_by_sockets(bench: Bench, record: Record) -> None:
+    """NCCL runs on GPUs alone: here the sweep is gloo's, and beside it lies what NCCL writes on a node."""
+    fault = fault_named("transport-by-sockets")
+    name = bench.matrix("faults-transport", [fault], bandwidth=SWEEP)
+    healthy = bench.certify(bench.switched, name, variables={"ENVBUILD_FAULT": "nccl-by-nvlink"})
+    assert healthy.status == PASSED, f"{healthy.document}\n{healthy.words}"
+    outcome = bench.certify(bench.switched, name, variables={"ENVBUILD_FAULT": "nccl-by-sockets"})
+    assert note(record, fault.id, outcome), outcome.document
+    assert outcome.status == FAILED

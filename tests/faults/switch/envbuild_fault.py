@@ -298,6 +298,27 @@ def _report(original):
     return report_step
 
 
+# As NCCL writes them: over NVLink, and with peer-to-peer and shared memory turned off.
+NCCL_LOGS = {
+    "nccl-by-nvlink": "node:71:90 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n",
+    "nccl-by-sockets": "node:71:90 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n",
+}
+
+
+@replaces("envbuild_smoke.drivers.mcore.bandwidth", "measure_bandwidth")
+def _sweep(original):
+    def measure_bandwidth(context, sizes_bytes):
+        measured = original(context, sizes_bytes)
+        for name, log in NCCL_LOGS.items():
+            if in_force(name):
+                from envbuild_smoke.drivers.mcore.bandwidth import transports_in
+
+                measured.update(backend="nccl", transports=transports_in(log))
+        return measured
+
+    return measure_bandwidth
+
+
 def _end_before_it_begins():
     """The runner ends with 0 before it has done anything."""
     with open("/proc/self/cmdline") as file:
