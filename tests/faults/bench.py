@@ -140,7 +140,7 @@ class Bench:
         key = (kind, *(fault.id for fault in faults))
         if key not in self.done:
             limit = {"time_limit_seconds": HANGING_SECONDS} if faults[0].check == "timeout" else {}
-            matrix = self.matrix("faults", faults, **limit)
+            matrix = self.matrix(f"faults-{faults[0].id}", faults, **limit)
             self.done[key] = self.certify(environment, matrix, variables=variables)
         return self.done[key]
 
@@ -168,6 +168,6 @@ def peers(fault: Fault) -> list[Fault]:
 
     def kind(other: Fault) -> tuple[bool, ...]:
         with_own_model = isinstance(other.plant, Switch) and not other.plant.always
-        return other.quick, other.check == "timeout", with_own_model, "context" in other.case.row
+        return other.quick, other.check == "timeout", with_own_model
 
     return [other for other in FAULTS if not isinstance(other.plant, Scenario) and kind(other) == kind(fault)]
