@@ -42,6 +42,7 @@ class Record:
                 "seconds": round(seconds, 1),
             }
         )
+        self.write()
 
     def write(self) -> None:
         """Write the record where the variable says, if it says so."""

@@ -63,7 +63,7 @@ def test_results_of_another_plan(bench: Bench, record: Record, tmp_path: Path) -
     first, second = (written_plan(bench, tmp_path / name, "--in", "venv") for name in ("first", "second"))
     run_by_hand(bench, first)
     assert judged(bench, first).status == PASSED
-    shutil.copytree(first / "results", second / "results")
+    shutil.copytree(first / "results", second / "results", dirs_exist_ok=True)
     outcome = judged(bench, second)
     assert note(record, fault.id, outcome), outcome.document
     assert outcome.status == REFUSED
