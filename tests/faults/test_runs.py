@@ -44,8 +44,8 @@ def run_by_hand(bench: Bench, folder: Path, *more: str | Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def judged(bench: Bench, folder: Path) -> Outcome:
-    return bench.run("--matrix", "faults-runs", "--judge", folder)
+def judged(bench: Bench, folder: Path, *more: str) -> Outcome:
+    return bench.run("--matrix", "faults-runs", "--judge", folder, *more)
 
 
 def note(record: Record, name: str, outcome: Outcome, case: str | None = None) -> bool:
@@ -73,16 +73,14 @@ def test_results_of_another_plan(bench: Bench, record: Record, tmp_path: Path) -
 def test_results_of_another_image(bench: Bench, record: Record, mcore_lock: LockDirectory, tmp_path: Path) -> None:
     """The runner hashes the image that it was given; the plan is for one that was made since."""
     fault = fault_named("results-of-another-image")
-    image = place_image(bench.project / "out", mcore_lock)
+    own = ("--out-dir", str(tmp_path / "out"))
+    image = place_image(tmp_path / "out", mcore_lock)
     old = tmp_path / "old.sqsh"
     old.write_bytes(b"the image that was there before")
-    try:
-        right, stale = (written_plan(bench, tmp_path / name) for name in ("right", "stale"))
-        run_by_hand(bench, right, "--image", image.sqsh())
-        run_by_hand(bench, stale, "--image", old)
-        healthy, outcome = judged(bench, right), judged(bench, stale)
-    finally:
-        shutil.rmtree(image.path)
+    right, stale = (written_plan(bench, tmp_path / name, *own) for name in ("right", "stale"))
+    run_by_hand(bench, right, "--image", image.sqsh())
+    run_by_hand(bench, stale, "--image", old)
+    healthy, outcome = judged(bench, right, *own), judged(bench, stale, *own)
     assert healthy.status == PASSED, healthy.words
     assert note(record, fault.id, outcome), outcome.document
     assert outcome.status == REFUSED
