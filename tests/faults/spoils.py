@@ -34,12 +34,19 @@ def torch_shadowed(environment: Environment) -> Variables:
 
 
 def second_nccl(environment: Environment) -> Variables:
-    """A machine's own NCCL is found before that of the wheel."""
-    elsewhere = environment.folder.with_name(f"{environment.folder.name}-lib")
-    elsewhere.mkdir()
-    some_library = Path(sysconfig.get_config_var("DESTSHARED")).glob("*.so")
-    shutil.copy(next(iter(some_library)), elsewhere / "libnccl.so.2")
-    return {"LD_LIBRARY_PATH": str(elsewhere)}
+    """A machine's own NCCL is found before that of the environment's wheel."""
+    some_library = next(Path(sysconfig.get_config_var("DESTSHARED")).glob("*.so"))
+    metadata = environment.site_packages / "nvidia_nccl_cu13-2.29.7.dist-info"
+    own = environment.site_packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    machines = environment.folder.with_name(f"{environment.folder.name}-lib") / "libnccl.so.2"
+    for library in (own, machines):
+        library.parent.mkdir(parents=True)
+        shutil.copy(some_library, library)
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-nccl-cu13\nVersion: 2.29.7\n")
+    files = [own, metadata / "METADATA", metadata / "RECORD"]
+    (metadata / "RECORD").write_text("".join(f"{file.relative_to(environment.site_packages)},,\n" for file in files))
+    return {"LD_LIBRARY_PATH": str(machines.parent)}
 
 
 def other_version(environment: Environment) -> Variables:
