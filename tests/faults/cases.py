@@ -1,0 +1,18 @@
+"""The cases in which faults show; the smallest that have what is broken."""
+
+from __future__ import annotations
+
+from faults.kinds import Case
+
+DATA = Case(row={"data": 2})
+TENSOR = Case(row={"tensor": 2})
+PIPELINE = Case(row={"pipeline": 2})
+# With two micro batches a pipeline of two stages is never in the phase that the fault is in.
+INTERLEAVED = Case(row={"pipeline": 2, "virtual_pipeline": 2, "global_batch_size": 8})
+SEQUENCE = Case(kind="norms", row={"tensor": 2, "sequence": True})
+CONTEXT = Case(row={"context": 2})
+EXPERTS = Case(kind="experts", row={"data": 2, "expert": 2})
+EXPERTS_TWICE = Case(kind="experts", row={"data": 4, "expert": 2, "global_batch_size": 8})
+SHARDED = Case(row={"data": 2, "distributed_optimizer": True})
+RESUMED = Case(row={"data": 2, "resume_at": 2})
+WEIGHTS = Case(row={"pipeline": 2, "compare_weights": True})

@@ -1,0 +1,88 @@
+"""Environments to break: copies of the one with the stack, in which only what is changed takes room."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from faults.kinds import Edit
+
+SWITCH = Path(__file__).with_name("switch") / "envbuild_fault.py"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment of a test's own."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def site_packages(self) -> Path:
+        (found,) = self.folder.glob("lib/python3.*/site-packages")
+        return found
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of each installed package, as a lock would have it."""
+        found = {}
+        for metadata in self.site_packages.glob("*.dist-info/METADATA"):
+            fields = dict(
+                line.split(": ", 1) for line in metadata.read_text().split("\n\n")[0].splitlines() if ": " in line
+            )
+            found[fields["Name"]] = fields["Version"]
+        return found
+
+    def copy(self, folder: Path) -> Environment:
+        """The same environment elsewhere. Its files are shared: change one by putting a new one in its place."""
+        subprocess.run(["cp", "-al", self.folder, folder], check=True)
+        return Environment(folder)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder)
+
+    def edit(self, edit: Edit) -> None:
+        """Change lines of a package, and what its RECORD says of the file."""
+        path = self.site_packages / edit.file
+        text = path.read_text()
+        for old, new in edit.changes:
+            assert text.count(old) == 1, f"{edit.file} has {text.count(old)} times: {old}"
+            text = text.replace(old, new)
+        new_file(path, text.encode())
+        self.record(edit.file)
+
+    def record(self, file: str) -> None:
+        """Have the RECORD of a file's package say what the file is now."""
+        content = (self.site_packages / file).read_bytes()
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        found = 0
+        for path in self.site_packages.glob("*.dist-info/RECORD"):
+            rows = list(csv.reader(io.StringIO(path.read_text())))
+            if not any(row[0] == file for row in rows):
+                continue
+            found += 1
+            changed = [[file, f"sha256={digest}", str(len(content))] if row[0] == file else row for row in rows]
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows(changed)
+            new_file(path, text.getvalue().encode())
+        assert found == 1, f"{file} is in {found} RECORDs"
+
+    def add_switch(self) -> None:
+        """Have every interpreter of this environment import the switch as it starts."""
+        new_file(self.site_packages / SWITCH.name, SWITCH.read_bytes())
+        new_file(self.site_packages / "envbuild_fault.pth", b"import envbuild_fault\n")
+
+
+def new_file(path: Path, content: bytes) -> None:
+    """Put a new file in the place of one that other environments share."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)

@@ -1,0 +1,26 @@
+"""The matrices that show the faults: written for what is to be run, from ``matrix.toml`` and the catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import tomlkit
+from faults.kinds import Fault
+
+SHARED = Path(__file__).with_name("matrix.toml")
+
+
+def matrix_of(faults: Iterable[Fault], **settings: object) -> str:
+    """A matrix with the cases of these faults and their baselines; ``settings`` replace what is in the file."""
+    document = tomlkit.parse(SHARED.read_text()).unwrap()
+    document.update(settings)
+    kinds = document["models"]
+    rows: list[dict[str, object]] = []
+    models = {}
+    for fault in faults:
+        models[fault.model] = kinds[fault.case.kind]
+        row = {"model": fault.model, **fault.case.row}
+        baseline = {name: value for name, value in row.items() if name in ("model", "global_batch_size")}
+        rows += [item for item in (baseline, row) if item not in rows]
+    return tomlkit.dumps({**document, "models": models, "cases": rows})

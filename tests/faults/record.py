@@ -1,0 +1,89 @@
+"""The record of the faults: which check found each of them, and how far healthy repeats are apart.
+
+A record that is there goes on: what this session tried anew replaces what was said of it before, and each entry has the
+commit that it is of. So a part of the faults can be run again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from faults.environments import Environment
+from faults.kinds import Fault
+
+from envbuild import __version__
+
+VARIABLE = "ENVBUILD_SOAK_RECORD"
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("torch", "megatron-core", "numpy", "psutil")
+
+
+class Record:
+    """What was found, by fault; in the file that the variable names, if it names one."""
+
+    def __init__(self, stack: Environment) -> None:
+        self._stack = stack
+        self._file = Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
+        git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+        self._commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+        self._faults: dict[str, dict[str, Any]] = {}
+        self._repeats: dict[str, Any] | None = None
+        if self._file is not None and self._file.is_file():
+            before = json.loads(self._file.read_text())
+            assert (before["versions"], before["machine"]) == (self._versions(), _machine()), "another machine's record"
+            self._faults = {item["id"]: item for item in before["faults"]}
+            self._repeats = before["repeats"]
+
+    def add(self, fault: Fault, *, caught: bool, checks: list[str], seconds: float) -> None:
+        """Note what became of a fault."""
+        self._faults[fault.id] = {
+            "id": fault.id,
+            "broken": fault.broken,
+            "where": fault.where,
+            "check": fault.check,
+            "says": fault.says,
+            "caught": caught,
+            "found": checks,
+            "seconds": round(seconds, 1),
+            "commit": self._commit,
+        }
+        self._write()
+
+    def add_repeats(self, found: dict[str, Any]) -> None:
+        """Note how healthy repeats went."""
+        self._repeats = {**found, "commit": self._commit}
+        self._write()
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        document = {
+            "what": "planted faults and healthy repeats on the CPU (./dev soak tests/faults)",
+            "versions": self._versions(),
+            "machine": _machine(),
+            "faults": sorted(self._faults.values(), key=lambda item: str(item["id"])),
+            "repeats": self._repeats,
+        }
+        self._file.write_text(json.dumps(document, indent=2) + "\n")
+
+    def _versions(self) -> dict[str, str]:
+        found = self._stack.versions
+        packages = {name: found[name] for name in PACKAGES if name in found}
+        return {"envbuild": __version__, "python": platform.python_version(), **packages}
+
+
+def _machine() -> dict[str, Any]:
+    model = next(
+        (line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.machine(),
+    )
+    return {
+        "cpu_model": model,
+        "cpu_count": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }

@@ -1,0 +1,76 @@
+"""Changes to an installed environment that no RECORD knows of; each takes the environment, and returns variables."""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from pathlib import Path
+
+from faults.environments import Environment, new_file
+
+Variables = dict[str, str]
+
+
+def extension_removed(environment: Environment) -> Variables:
+    """markupsafe has its C extension no more and takes the one in Python, without a word."""
+    _extension(environment).unlink()
+    return {}
+
+
+def extension_changed(environment: Environment) -> Variables:
+    """The last byte of an extension, which nothing reads, is another."""
+    path = _extension(environment)
+    content = path.read_bytes()
+    new_file(path, content[:-1] + bytes([content[-1] ^ 1]))
+    return {}
+
+
+def torch_shadowed(environment: Environment) -> Variables:
+    """Another torch stands before the environment's: the same files in another folder."""
+    elsewhere = environment.folder.with_name(f"{environment.folder.name}-elsewhere")
+    elsewhere.mkdir()
+    shutil.copytree(environment.site_packages / "torch", elsewhere / "torch", copy_function=shutil.os.link)
+    return {"PYTHONPATH": str(elsewhere)}
+
+
+def second_nccl(environment: Environment) -> Variables:
+    """A machine's own NCCL is found before that of the environment's wheel."""
+    some_library = next(Path(sysconfig.get_config_var("DESTSHARED")).glob("*.so"))
+    metadata = environment.site_packages / "nvidia_nccl_cu13-2.29.7.dist-info"
+    own = environment.site_packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    machines = environment.folder.with_name(f"{environment.folder.name}-lib") / "libnccl.so.2"
+    for library in (own, machines):
+        library.parent.mkdir(parents=True)
+        shutil.copy(some_library, library)
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-nccl-cu13\nVersion: 2.29.7\n")
+    files = [own, metadata / "METADATA", metadata / "RECORD"]
+    (metadata / "RECORD").write_text("".join(f"{file.relative_to(environment.site_packages)},,\n" for file in files))
+    return {"LD_LIBRARY_PATH": str(machines.parent)}
+
+
+def other_version(environment: Environment) -> Variables:
+    """packaging is of another version than the lock's."""
+    (old,) = environment.site_packages.glob("packaging-*.dist-info")
+    metadata = old / "METADATA"
+    lines = metadata.read_text().splitlines(keepends=True)
+    changed = ["Version: 20.0\n" if line.startswith("Version: ") else line for line in lines]
+    new_file(metadata, "".join(changed).encode())
+    record = old / "RECORD"
+    new_file(record, record.read_text().replace(old.name, "packaging-20.0.dist-info").encode())
+    old.rename(old.with_name("packaging-20.0.dist-info"))
+    environment.record("packaging-20.0.dist-info/METADATA")
+    return {}
+
+
+def package_removed(environment: Environment) -> Variables:
+    """jinja2 is not installed."""
+    shutil.rmtree(environment.site_packages / "jinja2")
+    (metadata,) = environment.site_packages.glob("jinja2-*.dist-info")
+    shutil.rmtree(metadata)
+    return {}
+
+
+def _extension(environment: Environment) -> Path:
+    (found,) = (environment.site_packages / "markupsafe").glob("_speedups*.so")
+    return found

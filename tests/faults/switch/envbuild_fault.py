@@ -1,0 +1,333 @@
+"""The fault switch: plants faults in the processes of a smoke run. It exists in environments of the tests alone.
+
+A .pth file imports it as the interpreter starts. ENVBUILD_FAULT says what is wrong: "name@model,name@model,name", each
+while that model is trained, or always. Functions are replaced where they are defined, right after their module was
+imported, so that whoever imports them afterwards gets the replacement.
+"""
+
+import functools
+import importlib.abc
+import importlib.util
+import itertools
+import os
+import re
+import signal
+import sys
+import time
+
+ASKED = [item.partition("@")[::2] for item in os.environ.get("ENVBUILD_FAULT", "").split(",") if item]
+# What is being trained in this process, and how often its gradients were finished: the step.
+now = {"case": None, "step": 0}
+
+
+def in_force(name):
+    """Whether a plant is to act now."""
+    case = now["case"]
+    return any(name == asked and (not model or (case is not None and case.model == model)) for asked, model in ASKED)
+
+
+def rank():
+    import torch
+
+    return torch.distributed.get_rank()
+
+
+REPLACEMENTS = {}
+
+
+def replaces(module, name):
+    """Register a function that makes a replacement out of the original `module.name`."""
+
+    def register(make):
+        REPLACEMENTS.setdefault(module, []).append((name, make))
+        return make
+
+    return register
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads a module as its own loader does, which may be shared and stays as it is, and replaces its functions."""
+
+    def __init__(self, own):
+        self._own = own
+
+    def __getattr__(self, name):
+        return getattr(self._own, name)
+
+    def create_module(self, spec):
+        return self._own.create_module(spec)
+
+    def exec_module(self, module):
+        self._own.exec_module(module)
+        for path, make in REPLACEMENTS[module.__name__]:
+            *owners, name = path.split(".")
+            owner = functools.reduce(getattr, owners, module)
+            original = getattr(owner, name)
+            setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of the registry as the other finders do."""
+
+    _busy = False
+
+    def find_spec(self, name, path, target=None):
+        if name not in REPLACEMENTS or self._busy:
+            return None
+        self._busy = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._busy = False
+        if spec is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+@replaces("envbuild_smoke.drivers.mcore", "train")
+def _know_what_is_trained(original):
+    def train(context):
+        now.update(case=context.case, step=0)
+        try:
+            return original(context)
+        finally:
+            now.update(case=None)
+
+    return train
+
+
+@replaces("megatron.core.distributed.finalize_model_grads", "finalize_model_grads")
+def _gradients(original):
+    """Once a step, when every gradient of this rank is there and none has been exchanged."""
+
+    def finalize_model_grads(model, *arguments, **options):
+        now["step"] += 1
+        for name, (step, plant) in BEFORE_EXCHANGE.items():
+            if now["step"] == step and in_force(name):
+                plant(model)
+        result = original(model, *arguments, **options)
+        for name, plant in AFTER_EXCHANGE.items():
+            if in_force(name):
+                plant(model)
+        return result
+
+    return finalize_model_grads
+
+
+def _not_a_number(model):
+    if now["case"].world_size == 1:
+        return
+    for chunk in model:
+        for buffer in chunk.buffers:
+            buffer.grad_data[0] = float("nan")
+
+
+def _on_rank_1(action):
+    def act(_model):
+        if rank() == 1:
+            print(f"planted: {action.__name__}", flush=True)
+            action()
+
+    return act
+
+
+def hang():
+    while True:
+        time.sleep(3600)
+
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_with_3():
+    os._exit(3)
+
+
+def exhaust_memory():
+    """Allocate more than this process may have, as a batch that does not fit."""
+    import resource
+
+    import torch
+
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + 2**26
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    torch.ones(2**28)
+
+
+def _exit_at_once(_model):
+    if now["case"].world_size > 1:
+        os._exit(0)
+
+
+def _kill_baseline(_model):
+    if now["case"].baseline is None:
+        kill()
+
+
+def _kill_runner(_model):
+    """Kill the runner above this rank: the process that was started with the word "run"."""
+    if now["case"].baseline is None:
+        return
+    pid = os.getpid()
+    while pid > 1:
+        with open(f"/proc/{pid}/stat") as file:
+            pid = int(file.read().rpartition(")")[2].split()[1])
+        with open(f"/proc/{pid}/cmdline") as file:
+            words = file.read().split("\0")
+        if "run" in words and "--plan" in words:
+            os.kill(pid, signal.SIGKILL)
+            return
+
+
+# By the step at which they act.
+BEFORE_EXCHANGE = {
+    "exit-0-without-results": (1, _exit_at_once),
+    "killed-rank": (2, _on_rank_1(kill)),
+    "hung-rank": (2, _on_rank_1(hang)),
+    "stopped-rank": (2, _on_rank_1(stop)),
+    "rank-that-exits": (2, _on_rank_1(exit_with_3)),
+    "out-of-memory": (2, _on_rank_1(exhaust_memory)),
+    "killed-baseline": (2, _kill_baseline),
+    "killed-runner": (2, _kill_runner),
+    "nan-at-step-3": (3, _not_a_number),
+}
+
+
+def _scale(model, factor):
+    for chunk in model:
+        for buffer in chunk.buffers:
+            buffer.grad_data.mul_(factor)
+
+
+def _round_otherwise(model):
+    if now["case"].world_size > 1:
+        _scale(model, 1 + 2**-22)
+
+
+def _noise(model):
+    _scale(model, 1 + os.urandom(1)[0] * 2**-23)
+
+
+AFTER_EXCHANGE = {"rounding": _round_otherwise, "noise": _noise}
+
+
+@replaces("envbuild_smoke.drivers.samples", "global_batch")
+def _samples(original):
+    def global_batch(seed, *arguments, **options):
+        if in_force("other-samples-on-one-rank") and rank() == 1:
+            seed += 1
+        return original(seed, *arguments, **options)
+
+    return global_batch
+
+
+@replaces("megatron.core.dist_checkpointing.serialization", "load")
+def _load(original):
+    def load(*arguments, **options):
+        loaded = original(*arguments, **options)
+        if in_force("other-weights-on-one-rank") and rank() == 1:
+            _change_tensors(loaded)
+        return loaded
+
+    return load
+
+
+def _change_tensors(value):
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point():
+            value.copy_(value.clone().flip(0))
+    elif isinstance(value, dict):
+        for item in value.values():
+            _change_tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _change_tensors(item)
+
+
+@replaces("megatron.core.dist_checkpointing.serialization", "save")
+def _save(original):
+    def save(state, directory, *arguments, **options):
+        result = original(state, directory, *arguments, **options)
+        if in_force("damaged-checkpoint") and rank() == 0:
+            _damage(directory)
+        return result
+
+    return save
+
+
+def _damage(directory):
+    """Other numbers in the largest tensor of a checkpoint, as of a disk that lies."""
+    import pathlib
+
+    largest = max(pathlib.Path(directory).glob("*.distcp"), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    # Each tensor is an archive of its own: what lies between two signatures is headers, or the numbers of one.
+    marks = [match.start() for match in re.finditer(rb"PK\x03\x04|PK\x01\x02", content)]
+    start, end = max(itertools.pairwise(marks), key=lambda pair: pair[1] - pair[0])
+    for place in range((start + end) // 2, end - (end - start) // 4):
+        content[place] ^= 0x10
+    largest.write_bytes(content)
+
+
+@replaces("megatron.core.optimizer.optimizer", "FP32Optimizer.step_with_ready_grads")
+def _update(original):
+    def step_with_ready_grads(self):
+        case = now["case"]
+        if in_force("last-update-lost") and case.world_size > 1 and now["step"] == case.training.steps:
+            return True
+        return original(self)
+
+    return step_with_ready_grads
+
+
+@replaces("envbuild_smoke.rank", "RankContext.report_step")
+def _report(original):
+    def report_step(self, step, **numbers):
+        if not (in_force("step-not-reported") and step == 3 and self.case.baseline is not None):
+            original(self, step, **numbers)
+
+    return report_step
+
+
+# As NCCL writes them: over NVLink, and with peer-to-peer and shared memory turned off.
+NCCL_LOGS = {
+    "nccl-by-nvlink": "node:71:90 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n",
+    "nccl-by-sockets": "node:71:90 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n",
+}
+
+
+@replaces("envbuild_smoke.drivers.mcore.bandwidth", "measure_bandwidth")
+def _sweep(original):
+    def measure_bandwidth(context, sizes_bytes):
+        measured = original(context, sizes_bytes)
+        for name, log in NCCL_LOGS.items():
+            if in_force(name):
+                from envbuild_smoke.drivers.mcore.bandwidth import transports_in
+
+                measured.update(backend="nccl", transports=transports_in(log))
+        return measured
+
+    return measure_bandwidth
+
+
+def _end_before_it_begins():
+    """The runner ends with 0 before it has done anything."""
+    with open("/proc/self/cmdline") as file:
+        words = file.read().split("\0")
+    if "run" in words and "--plan" in words:
+        os._exit(0)
+
+
+if ASKED:
+    sys.meta_path.insert(0, _Finder())
+    if in_force("runner-that-does-nothing"):
+        _end_before_it_begins()

@@ -1,0 +1,81 @@
+"""The catalogue itself: all that was asked for is in it, and each entry is tested."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from faults import spoils
+from faults.bench import Bench  # noqa: F401 - the bench imports all that faults need
+from faults.catalogue import FAULTS
+from faults.kinds import Edit, Scenario, Spoil, Switch
+
+from envbuild.certify.problems import CHECKS
+from envbuild.core import errors
+
+HERE = Path(__file__).parent
+ASKED = {
+    "two-stage interleaved pipeline with batched p2p",
+    "gradient scaled by the context-parallel size",
+    "one all-reduce left out in DP",
+    "one all-reduce left out in TP",
+    "one all-reduce left out in the embedding tie between pipeline stages",
+    "one rank reading other samples",
+    "dropout left on",
+    "other initial weights on one rank",
+    "NaN at step 3",
+    "a hung rank",
+    "a rank killed for memory",
+    "exit 0 with no results",
+    "results with a step missing",
+    "extension missing and silently replaced by a fallback",
+    "torch shadowed by another on the path",
+    "two NCCLs",
+    "transport fallen back to sockets",
+    "checkpoint missing a layer",
+    "wrong attention backend",
+    "a component's version differing from the lock",
+    "stale results of another image",
+}
+
+
+def test_catalogue_has_all_that_was_asked_for_and_more() -> None:
+    assert {fault.asked for fault in FAULTS} - {""} == ASKED
+    assert len(FAULTS) >= 25
+
+
+def test_ids_are_unique_and_name_directories() -> None:
+    assert [name for name, count in Counter(fault.id for fault in FAULTS).items() if count > 1] == []
+    assert all(re.fullmatch(r"[a-z0-9-]{1,60}", fault.id) for fault in FAULTS)
+
+
+def test_checks_are_codes_of_the_judge_or_errors() -> None:
+    assert [fault.id for fault in FAULTS if fault.check not in CHECKS and not hasattr(errors, fault.check)] == []
+
+
+def test_every_check_has_a_fault_that_it_must_find() -> None:
+    assert set(CHECKS) - {fault.check for fault in FAULTS} == set()
+
+
+def test_about_a_third_is_quick_and_of_every_place() -> None:
+    quick = [fault for fault in FAULTS if fault.quick]
+    assert 0.25 <= len(quick) / len(FAULTS) <= 0.45
+    assert {fault.where for fault in FAULTS} - {fault.where for fault in quick} <= {"file", "network"}
+
+
+def test_plants_exist() -> None:
+    switch = (HERE / "switch" / "envbuild_fault.py").read_text()
+    for fault in FAULTS:
+        if isinstance(fault.plant, Switch):
+            assert f'"{fault.plant.name}"' in switch, fault.id
+        if isinstance(fault.plant, Spoil):
+            assert callable(getattr(spoils, fault.plant.name)), fault.id
+        if isinstance(fault.plant, Edit):
+            assert fault.plant.changes, fault.id
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if isinstance(fault.plant, Scenario)], ids=lambda f: f.id)
+def test_fault_between_plan_and_judge_has_a_test_of_its_own(fault) -> None:
+    assert f'fault_named("{fault.id}")' in (HERE / "test_runs.py").read_text()

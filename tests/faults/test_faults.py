@@ -1,0 +1,39 @@
+"""Every fault of the catalogue is found by the check that is named there; the same run without it passes."""
+
+from __future__ import annotations
+
+import pytest
+from faults.bench import FAILED, PASSED, REFUSED, Bench
+from faults.catalogue import FAULTS
+from faults.kinds import Edit, Fault, Scenario
+from faults.record import Record
+
+PLANTED = [fault for fault in FAULTS if not isinstance(fault.plant, Scenario)]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, id=fault.id, marks=[] if fault.quick else [pytest.mark.soak]) for fault in PLANTED],
+)
+def test_fault_is_found_by_the_check_that_is_named(bench: Bench, record: Record, fault: Fault) -> None:
+    case, baseline = bench.cases_of(fault)
+    where = {"case": case.id, "baseline": baseline.id, "run": None}[fault.at]
+    outcome = bench.planted(fault)
+    caught = outcome.finds(fault, where)
+    record.add(fault, caught=caught, checks=outcome.checks(), seconds=outcome.seconds)
+    assert caught, f"{outcome.checks()}: {outcome.document}\n{outcome.words}"
+    assert outcome.status == (REFUSED if fault.check == "ResultsRefusedError" else FAILED), outcome.words
+    if isinstance(fault.plant, Edit):
+        # A wheel that was built with it is what its RECORD says: nothing but the named check could find it.
+        assert outcome.problems(None) == []
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, id=fault.id, marks=[] if fault.quick else [pytest.mark.soak]) for fault in PLANTED],
+)
+def test_same_run_without_the_fault_passes(bench: Bench, fault: Fault) -> None:
+    outcome = bench.healthy(fault)
+    assert outcome.status == PASSED, f"{outcome.checks()}: {outcome.document}\n{outcome.words}"

@@ -1,0 +1,43 @@
+"""Healthy repeats: the same environment again and again, without a false alarm."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from faults.bench import PASSED, Bench
+from faults.record import Record
+
+REPEATS = 30
+
+
+@pytest.mark.soak
+def test_healthy_repeats_of_the_quick_matrix_raise_no_alarm(bench: Bench, record: Record) -> None:
+    outcome = bench.certify(bench.stack, "certify-quick", "--repeat", str(REPEATS))
+    found: dict[str, Any] = {"matrix": "certify-quick", "count": REPEATS, "seconds": round(outcome.seconds, 1)}
+    found["alarms"] = outcome.checks() if outcome.status != PASSED else []
+    found["cases"] = spreads(outcome.document["cases"]) if outcome.status == PASSED else {}
+    record.add_repeats(found)
+    assert outcome.status == PASSED, f"{outcome.checks()}: {outcome.words}"
+    assert all(item["repeats"] == REPEATS for item in found["cases"].values())
+
+
+def spreads(cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """By case: how far its repeats are from the baseline at most, and how many different numbers they gave."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(case["id"] for case in cases):
+        repeats = [case for case in cases if case["id"] == name]
+        digits = {json.dumps([[step["loss"], step["grad_norm"]] for step in case["steps"]]) for case in repeats}
+        differences = [case["largest_relative_difference"] for case in repeats]
+        found[name] = {
+            "repeats": len(repeats),
+            "different_numbers": len(digits),
+            "largest_relative_difference": {
+                key: max((item[key] for item in differences if item[key] is not None), default=None)
+                for key in ("loss", "grad_norm", "weights")
+            },
+            "tolerance": repeats[0]["tolerance"],
+            "seconds": {"least": min(c["seconds"] for c in repeats), "most": max(c["seconds"] for c in repeats)},
+        }
+    return found

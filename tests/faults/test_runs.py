@@ -1,0 +1,141 @@
+"""Faults between plan, run and judge: results that are of something else, and networks that are not what they were."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from faults.bench import FAILED, PASSED, REFUSED, Bench, Outcome
+from faults.catalogue import fault_named
+from faults.record import Record
+from helpers.certify_world import place_image
+
+from envbuild.lock.record import LockDirectory
+
+# A network namespace of its own, whose loopback passes 5 MB/s when told so.
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c"]
+LOOPBACK = 'ip link set lo up && "$@"'
+SLOW_LOOPBACK = 'ip link set lo up && tc qdisc add dev lo root tbf rate 40mbit burst 64kb latency 2s && "$@"'
+SWEEP = {"sizes_bytes": [2**20], "floor_gigabytes_per_second": 0.02, "devices": ["cpu"]}
+
+
+def written_plan(bench: Bench, folder: Path, *more: str) -> Path:
+    """A plan of one case for another machine."""
+    matrix = bench.matrix("faults-runs", [fault_named("results-of-another-plan")])
+    outcome = bench.run("--matrix", matrix, *more, "--plan-out", folder)
+    assert outcome.status == PASSED, outcome.words
+    return folder
+
+
+def run_by_hand(bench: Bench, folder: Path, *more: str | Path) -> None:
+    """Run a plan as its README says."""
+    words = [
+        bench.stack.python,
+        folder / "smoke.pyz",
+        "run",
+        "--plan",
+        folder / "plan.json",
+        "--out",
+        folder / "results",
+    ]
+    done = subprocess.run([*words, *more], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def judged(bench: Bench, folder: Path, *more: str) -> Outcome:
+    return bench.run("--matrix", "faults-runs", "--judge", folder, *more)
+
+
+def note(record: Record, name: str, outcome: Outcome, case: str | None = None) -> bool:
+    """Put on record what became of a fault; true when it was found by the check that is named."""
+    fault = fault_named(name)
+    caught = outcome.finds(fault, case)
+    record.add(fault, caught=caught, checks=outcome.checks(), seconds=outcome.seconds)
+    return caught
+
+
+@pytest.mark.fault
+def test_results_of_another_plan(bench: Bench, record: Record, tmp_path: Path) -> None:
+    """The same cases, planned twice: what ran for one is not evidence for the other."""
+    fault = fault_named("results-of-another-plan")
+    first, second = (written_plan(bench, tmp_path / name, "--in", "venv") for name in ("first", "second"))
+    run_by_hand(bench, first)
+    assert judged(bench, first).status == PASSED
+    shutil.copytree(first / "results", second / "results", dirs_exist_ok=True)
+    outcome = judged(bench, second)
+    assert note(record, fault.id, outcome), outcome.document
+    assert outcome.status == REFUSED
+
+
+@pytest.mark.fault
+def test_results_of_another_image(bench: Bench, record: Record, mcore_lock: LockDirectory, tmp_path: Path) -> None:
+    """The runner hashes the image that it was given; the plan is for one that was made since."""
+    fault = fault_named("results-of-another-image")
+    own = ("--out-dir", str(tmp_path / "out"))
+    image = place_image(tmp_path / "out", mcore_lock)
+    old = tmp_path / "old.sqsh"
+    old.write_bytes(b"the image that was there before")
+    right, stale = (written_plan(bench, tmp_path / name, *own) for name in ("right", "stale"))
+    run_by_hand(bench, right, "--image", image.sqsh())
+    run_by_hand(bench, stale, "--image", old)
+    healthy, outcome = judged(bench, right, *own), judged(bench, stale, *own)
+    assert healthy.status == PASSED, healthy.words
+    assert note(record, fault.id, outcome), outcome.document
+    assert outcome.status == REFUSED
+
+
+@pytest.mark.fault
+@pytest.mark.soak
+def test_slow_network(bench: Bench, record: Record) -> None:
+    """The ranks speak through a loopback that passes a hundredth of what it did."""
+    fault = fault_named("slow-network")
+    name = bench.matrix("faults-network", [fault], bandwidth=SWEEP)
+    words = ("--matrix", name, "--in", "venv", "--venv", bench.stack.folder)
+    healthy = bench.run(*words, before=[*NAMESPACE, LOOPBACK, "sh"])
+    assert healthy.status == PASSED, f"{healthy.document}\n{healthy.words}"
+    outcome = bench.run(*words, before=[*NAMESPACE, SLOW_LOOPBACK, "sh"])
+    assert note(record, fault.id, outcome), outcome.document
+    assert outcome.status == FAILED
+
+
+@pytest.mark.fault
+@pytest.mark.soak
+def test_noise(bench: Bench, record: Record) -> None:
+    """Gradients differ in their last bits from one run to the next: every band holds, and the repeats do not agree."""
+    fault = fault_named("noise")
+    case, _ = bench.cases_of(fault)
+    name = bench.matrix("faults-repeats", [fault])
+    healthy = bench.certify(bench.switched, name, "--repeat", "3")
+    assert healthy.status == PASSED, f"{healthy.document}\n{healthy.words}"
+    outcome = bench.certify(bench.switched, name, "--repeat", "3", variables={"ENVBUILD_FAULT": "noise"})
+    assert note(record, fault.id, outcome, case.id), outcome.document
+    assert outcome.status == FAILED
+    assert outcome.checks() == ["repeats"]
+
+
+@pytest.mark.fault
+@pytest.mark.soak
+def test_results_of_a_part(bench: Bench, record: Record, tmp_path: Path) -> None:
+    """Somebody ran the baseline alone: all that is there passed, and what is not there did not."""
+    fault = fault_named("results-of-a-part")
+    case, baseline = bench.cases_of(fault)
+    folder = written_plan(bench, tmp_path / "plan", "--in", "venv")
+    run_by_hand(bench, folder, "--only", baseline.id)
+    outcome = judged(bench, folder)
+    assert note(record, fault.id, outcome, case.id), outcome.document
+    assert outcome.status == FAILED
+
+
+@pytest.mark.fault
+@pytest.mark.soak
+def test_transport_by_sockets(bench: Bench, record: Record) -> None:
+    """NCCL runs on GPUs alone: here the sweep is gloo's, and beside it lies what NCCL writes on a node."""
+    fault = fault_named("transport-by-sockets")
+    name = bench.matrix("faults-transport", [fault], bandwidth=SWEEP)
+    healthy = bench.certify(bench.switched, name, variables={"ENVBUILD_FAULT": "nccl-by-nvlink"})
+    assert healthy.status == PASSED, f"{healthy.document}\n{healthy.words}"
+    outcome = bench.certify(bench.switched, name, variables={"ENVBUILD_FAULT": "nccl-by-sockets"})
+    assert note(record, fault.id, outcome), outcome.document
+    assert outcome.status == FAILED
