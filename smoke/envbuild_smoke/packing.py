@@ -1,9 +1,9 @@
 """Decides which job starts next, and on which devices. Pure: no processes, no clock of its own.
 
 Largest first: the job that needs most devices, and of those the longest, where what waits for a job counts with
-it. Only a job that all others together might wait for goes before: the longest such. Jobs that fit beside or
-before the first one that finds no room are let through, but only if, by their estimates, they do not delay it:
-so no job waits for ever.
+it. Before them go jobs that are urgent, and one that all others together might wait for: the longest such. Jobs that
+fit beside or before the first one that finds no room are let through, but only if, by their estimates, they do not
+delay it: so no job waits for ever.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,8 @@ _PRESSING = 0.5
 class Job:
     """Something that runs on `world_size` devices for about `seconds` (None: nobody knows).
 
-    It waits until the job `weights_of` has saved its weights, or has ended, and until the jobs `after` ended.
+    It waits until the job `weights_of` has saved its weights, or has ended, and until the jobs `after` ended. One
+    that is `urgent` then goes before all others.
     """
 
     key: str
@@ -28,6 +29,7 @@ class Job:
     seconds: float | None = None
     weights_of: str | None = None
     after: tuple[str, ...] = ()
+    urgent: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +133,10 @@ class Packer:
         left += sum(max(0.0, running.until - now) * running.job.world_size for running in self._running.values())
         share = _PRESSING * left / self._device_count
         ready = [job for job in self._waiting if self._may_run(job)]
-        pressing = [job for job in ready if self._chains[job.key] > share]
-        others = [job for job in ready if self._chains[job.key] <= share]
-        return [*sorted(pressing, key=lambda job: self._chains[job.key], reverse=True), *others]
+        urgent = [job for job in ready if job.urgent]
+        pressing = [job for job in ready if not job.urgent and self._chains[job.key] > share]
+        others = [job for job in ready if not job.urgent and self._chains[job.key] <= share]
+        return [*urgent, *sorted(pressing, key=lambda job: self._chains[job.key], reverse=True), *others]
 
     def _chain(self, job: Job) -> float:
         """Return how long a job and the longest chain of those that wait for its end, or its weights, take."""

@@ -20,6 +20,9 @@ from envbuild_smoke.plan import Case, Device, Model
 # What a rank runs, as "module:function"; tests put another function here.
 DEFAULT_ENTRY = "envbuild_smoke.rank:train_case"
 
+# Checkpoints that others read: the weights a baseline begins with, and those a case ends with.
+INITIAL, FINAL = "initial", "final"
+
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -74,17 +77,17 @@ class RankContext:
     @property
     def checkpoint(self) -> Path:
         """Directory of the checkpoint that the baseline of this case saves and the others load."""
-        return self._checkpoint(self.case.baseline or self.case.id, "initial")
+        return self._checkpoint(self.case.baseline or self.case.id, INITIAL)
 
     @property
     def final_checkpoint(self) -> Path:
         """Directory of the weights this case ends with, where they are to be compared."""
-        return self._checkpoint(self.case.id, "final")
+        return self._checkpoint(self.case.id, FINAL)
 
     @property
     def baseline_final_checkpoint(self) -> Path:
         """Directory of the weights that the baseline of this case ends with."""
-        return self._checkpoint(self.case.baseline or self.case.id, "final")
+        return self._checkpoint(self.case.baseline or self.case.id, FINAL)
 
     @property
     def resume_checkpoint(self) -> Path:
@@ -92,7 +95,7 @@ class RankContext:
         return self._checkpoint(self.case.id, "resume")
 
     def _checkpoint(self, case_id: str, name: str) -> Path:
-        return self.out / "checkpoints" / case_id / name
+        return checkpoint_path(self.out, case_id, name)
 
     def report_step(self, step: int, *, loss: float, grad_norm: float, seconds: float) -> None:
         """Report a finished step (counted from 1); one rank of a case does this."""
@@ -120,6 +123,11 @@ class RankContext:
 def saves_final_weights(cases: Iterable[Case], case: Case) -> bool:
     """True if the weights that `case` ends with are compared, as a case's own or as its baseline's."""
     return case.compare_weights or any(other.compare_weights and other.baseline == case.id for other in cases)
+
+
+def checkpoint_path(out: Path, case_id: str, name: str) -> Path:
+    """Return the directory of a case's checkpoint."""
+    return out / "checkpoints" / case_id / name
 
 
 def metrics_path(out: Path, case_id: str) -> Path:

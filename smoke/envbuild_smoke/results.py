@@ -6,7 +6,8 @@ A run that is killed leaves the lines of the cases that had ended. A whole run e
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -64,6 +65,16 @@ class CaseResult:
             "started_seconds": round(self.started_seconds, 3),
         }
         return {"schema": SCHEMA, "type": "case", **asdict(self), **rounded}
+
+
+def result_from(line: Mapping[str, Any]) -> CaseResult:
+    """Return the result that `as_line` made this line of."""
+    values = {name: line[name] for name in (field.name for field in fields(CaseResult)) if name in line}
+    for name in ("steps", "devices", "logs"):
+        values[name] = tuple(values[name])
+    if values["failure"] is not None:
+        values["failure"] = Failure(**values["failure"])
+    return CaseResult(**values)
 
 
 class ResultsWriter:

@@ -4,13 +4,17 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envbuild_smoke.plan import Plan
-from envbuild_smoke.results import FILE_NAME, CaseResult, Failure
+from envbuild_smoke.jobs import Key
+from envbuild_smoke.plan import Case, Plan
+from envbuild_smoke.rank import FINAL, INITIAL, checkpoint_path
+from envbuild_smoke.results import FILE_NAME, CaseResult, result_from
+from envbuild_smoke.task_run import repeat_folder
 
 LOCK = ".lock"
 # What has to be the same in both parts of a run: else the results would be of two environments.
@@ -87,7 +91,7 @@ def read_before(out: Path, plan: Plan) -> Before:
     ended = lines[-1].get("type") == "end"
     before_end = whole - len(content[:whole].splitlines(keepends=True)[-1]) if ended else whole
     _cut(path, whole)
-    results = [_case_result(line) for line in lines if line.get("type") == "case"]
+    results = [result_from(line) for line in lines if line.get("type") == "case"]
     return Before(
         run_line=lines[0],
         cases={(result.case, result.repeat): result for result in results},
@@ -143,13 +147,23 @@ def _whole_lines(content: bytes) -> tuple[int, list[dict[str, Any]]]:
     return length, lines
 
 
-def _case_result(line: dict[str, Any]) -> CaseResult:
-    values = {name: line[name] for name in (field.name for field in fields(CaseResult)) if name in line}
-    for name in ("steps", "devices", "logs"):
-        values[name] = tuple(values[name])
-    if values["failure"] is not None:
-        values["failure"] = Failure(**values["failure"])
-    return CaseResult(**values)
+def checkpoints_missing(
+    plan: Plan, cases: Iterable[Case], out: Path, results: Mapping[Key, CaseResult], trained: Collection[Key]
+) -> frozenset[Key]:
+    """Return the baselines that completed, whose checkpoints are needed and no longer there."""
+    missing = set()
+    for case in cases:
+        for repeat in range(1, plan.repeats + 1):
+            run, baseline = (case.id, repeat), results.get((str(case.baseline), repeat))
+            if run in results or baseline is None or baseline.status != "completed":
+                continue
+            needed = [
+                name for name, is_needed in ((INITIAL, run not in trained), (FINAL, case.compare_weights)) if is_needed
+            ]
+            folder = repeat_folder(out, repeat)
+            if not all(checkpoint_path(folder, baseline.case, name).is_dir() for name in needed):
+                missing.add((baseline.case, repeat))
+    return frozenset(missing)
 
 
 def release_lock(descriptor: int) -> None:

@@ -11,15 +11,16 @@ from typing import Any, Literal
 
 from envbuild_smoke import environment, resume, run_line
 from envbuild_smoke.bandwidth import sweep_result, sweep_task
+from envbuild_smoke.book import Book
 from envbuild_smoke.case_run import CaseRun, Emit, failure_of
 from envbuild_smoke.drivers import MODULES as DRIVERS
 from envbuild_smoke.gpus import Gpu
-from envbuild_smoke.jobs import Key, RunJob, job_key, make_jobs
+from envbuild_smoke.jobs import RunJob, compare_key, make_jobs
 from envbuild_smoke.packing import Packer, Start
 from envbuild_smoke.plan import Case, Plan
 from envbuild_smoke.pool import TEMPLATE_LOG, Pool
 from envbuild_smoke.program import RankProgram
-from envbuild_smoke.rank import RankContext
+from envbuild_smoke.rank import FINAL, checkpoint_path
 from envbuild_smoke.ranks import TemplateError
 from envbuild_smoke.results import SCHEMA, CaseResult, Failure, ResultsWriter, now
 from envbuild_smoke.task_run import Task, TaskRun, repeat_folder
@@ -116,11 +117,7 @@ class _Runner:
         self._pool = pool
         self._options = options
         self._before = before
-        self._results: dict[Key, CaseResult] = {} if before is None else dict(before.cases)
-        # Baselines that completed, and did not when they ran again for their checkpoint.
-        self._lost: dict[Key, CaseResult] = {}
-        # Runs that ended and wait for the comparison of their weights.
-        self._held: dict[Key, CaseResult] = {}
+        self._book = Book(out, emit, {} if before is None else before.cases)
         self._running: dict[str, CaseRun | TaskRun] = {}
         self._jobs: dict[str, RunJob] = {}
         self._began = time.monotonic()
@@ -129,8 +126,8 @@ class _Runner:
     def run(self, cases: tuple[Case, ...]) -> list[CaseResult]:
         """Run the cases and write the results file, from its first line to its last."""
         wanted = [(case.id, repeat) for case in cases for repeat in range(1, self._plan.repeats + 1)]
-        if self._before is not None and self._before.ended and self._results.keys() >= set(wanted):
-            return [self._results[run] for run in wanted]
+        if self._before is not None and self._before.ended and self._book.results.keys() >= set(wanted):
+            return [self._book.results[run] for run in wanted]
         started_at = now()
         self._pool.start_template()
         # While the template imports.
@@ -149,24 +146,26 @@ class _Runner:
             resume.reopen(self._out, self._before)
         # Only now: a run that was interrupted while it imported leaves no results behind, not empty ones.
         writer = ResultsWriter(self._out, resumed=self._before is not None)
+        self._book.write_to(writer)
         try:
             if self._before is None:
                 writer.write(line)
             else:
                 cut = {"cut_bytes": self._before.cut_bytes}
                 writer.write({"schema": SCHEMA, "type": "resumed", "at": now(), **cut})
-                self._emit({"event": "resumed", "kept": len(self._results), **cut})
+                self._emit({"event": "resumed", "kept": len(self._book.results), **cut})
             if unusable is None:
-                self._run_jobs(cases, devices, writer)
+                self._run_jobs(cases, devices)
                 self._run_bandwidth(writer, devices)
-            completed = sum(result.status == "completed" for result in self._results.values())
-            end = {"cases": len(self._results), "completed": completed, "finished_at": now()}
+            results = self._book.results
+            completed = sum(result.status == "completed" for result in results.values())
+            end = {"cases": len(results), "completed": completed, "finished_at": now()}
             writer.write({"schema": SCHEMA, "type": "end", **end})
         finally:
             writer.close()
         if unusable is not None:
             raise UnusableEnvironmentError(unusable)
-        return [self._results[run] for run in wanted]
+        return [results[run] for run in wanted]
 
     def _wait_for_template(self) -> dict[str, Any]:
         """Return what the template process reports once it has imported everything; raises TemplateError."""
@@ -203,80 +202,46 @@ class _Runner:
             f"nvidia-smi shows {chosen} GPUs to be used; torch sees {seen} (its build, or the driver, is not for them)"
         )
 
-    def _run_jobs(self, cases: Sequence[Case], devices: Sequence[int], writer: ResultsWriter) -> None:
-        again = frozenset() if self._before is None else self._checkpoints_missing(cases)
-        done = {run: result.status == "completed" for run, result in self._results.items()}
-        self._jobs = make_jobs(cases, self._plan.repeats, done, again)
+    def _run_jobs(self, cases: Sequence[Case], devices: Sequence[int]) -> None:
+        self._jobs = self._jobs_of(cases)
         packer = Packer([job.job for job in self._jobs.values()], devices)
         while not packer.done:
             if self._stop.is_set():
                 self._interrupt()
-            self._drop_hopeless(packer, writer)
+            self._drop_hopeless(packer)
             for start in packer.start(time.monotonic()):
-                self._start(start, packer, writer)
+                self._start(start, packer)
             if self._running:
                 self._pool.wait(POLL_SECONDS)
-                self._look(packer, writer)
+                self._look(packer)
 
-    def _checkpoints_missing(self, cases: Sequence[Case]) -> frozenset[Key]:
-        """Return the baselines that completed, whose checkpoints are needed and no longer there."""
-        missing = set()
+    def _jobs_of(self, cases: Sequence[Case]) -> dict[str, RunJob]:
+        """Return what is to be run: all, or what an interrupted run left over."""
+        book, repeats = self._book, self._plan.repeats
+        if self._before is None:
+            return make_jobs(cases, repeats, (), (), ())
         for case in cases:
-            for repeat in range(1, self._plan.repeats + 1):
-                if case.baseline is None or (case.id, repeat) in self._results:
-                    continue
-                baseline = self._results.get((case.baseline, repeat))
-                if baseline is None or baseline.status != "completed":
-                    continue
-                context = self._context(self._plan.case(case.baseline), repeat)
-                wanted = [context.checkpoint, *([context.final_checkpoint] if case.compare_weights else [])]
-                if not all(path.is_dir() for path in wanted):
-                    missing.add((case.baseline, repeat))
-        return frozenset(missing)
+            for repeat in range(1, repeats + 1):
+                final = checkpoint_path(repeat_folder(self._out, repeat), case.id, FINAL)
+                if case.compare_weights and (case.id, repeat) not in book.results and final.is_dir():
+                    book.read_trained((case.id, repeat))
+        again = resume.checkpoints_missing(self._plan, cases, self._out, book.results, book.trained)
+        return make_jobs(cases, repeats, book.results, again, book.trained)
 
-    def _context(self, case: Case, repeat: int) -> RankContext:
-        return RankContext(
-            case=case,
-            model=self._plan.models[case.model],
-            device=self._plan.device,
-            out=repeat_folder(self._out, repeat),
-            rank=0,
-            port=0,
-            listener=None,
-        )
-
-    def _drop_hopeless(self, packer: Packer, writer: ResultsWriter) -> None:
+    def _drop_hopeless(self, packer: Packer) -> None:
         """Take out what waits for something that did not complete."""
         for job in packer.waiting:
             found = self._jobs[job.key]
+            run = found.case.id, found.repeat
             if found.kind == "compare":
-                if not self._comparable(found):
+                if not self._book.comparable(found):
                     packer.dropped(job.key)
-                    self._finish(self._held.pop((found.case.id, found.repeat), None), writer)
-            elif (failure := self._missing_baseline(found)) is not None:
+                    self._book.compared(run, None, None)
+            elif (failure := self._book.missing_baseline(found)) is not None:
                 packer.dropped(job.key)
-                result = CaseResult(case=found.case.id, repeat=found.repeat, status="not-run", failure=failure)
-                self._finish(result, writer)
+                self._book.finish(CaseResult(case=run[0], repeat=run[1], status="not-run", failure=failure))
 
-    def _missing_baseline(self, job: RunJob) -> Failure | None:
-        """Return why a case cannot start, or will not: its baseline did not complete."""
-        if job.case.baseline is None:
-            return None
-        run = (job.case.baseline, job.repeat)
-        baseline = self._lost.get(run) or self._results.get(run)
-        if baseline is None or baseline.status == "completed":
-            return None
-        message = f"baseline {job.case.baseline} {baseline.status}: no weights to start from"
-        return Failure(kind="baseline-missing", message=message)
-
-    def _comparable(self, job: RunJob) -> bool:
-        """False when a case or its baseline ended without weights that could be compared."""
-        own = self._held.get((job.case.id, job.repeat)) or self._results.get((job.case.id, job.repeat))
-        run = (str(job.case.baseline), job.repeat)
-        baseline = self._lost.get(run) or self._results.get(run)
-        return all(result is None or result.status == "completed" for result in (own, baseline))
-
-    def _start(self, start: Start, packer: Packer, writer: ResultsWriter) -> None:
+    def _start(self, start: Start, packer: Packer) -> None:
         found = self._jobs[start.job.key]
         moment = time.monotonic()
         try:
@@ -302,9 +267,12 @@ class _Runner:
             self._running[start.job.key] = run
         except TemplateError as error:
             cause = Failure(kind="exit", message=str(error), log=TEMPLATE_LOG)
-            result = CaseResult(case=found.case.id, repeat=found.repeat, status="failed", failure=cause)
             packer.ended(start.job.key)
-            self._finish(result, writer)
+            if found.kind == "compare":
+                self._book.compared((found.case.id, found.repeat), None, cause)
+            else:
+                result = CaseResult(case=found.case.id, repeat=found.repeat, status="failed", failure=cause)
+                self._case_ended(found, result)
 
     def _tell_start(self, found: RunJob, start: Start) -> None:
         self._started += 1
@@ -312,7 +280,7 @@ class _Runner:
         event = {"event": "case-started", "case": found.case.id, "repeat": found.repeat, "index": self._started}
         self._emit({**event, "total": total, "devices": list(self._ids(start.devices))})
 
-    def _look(self, packer: Packer, writer: ResultsWriter) -> None:
+    def _look(self, packer: Packer) -> None:
         moment = time.monotonic()
         for key, run in list(self._running.items()):
             found = self._jobs[key]
@@ -325,40 +293,19 @@ class _Runner:
             packer.ended(key)
             if isinstance(run, CaseRun):
                 started = run.run.began - self._began
-                self._case_ended(found, run.result(started, self._ids(run.run.devices)), writer)
+                self._case_ended(found, run.result(started, self._ids(run.run.devices)))
             else:
-                self._comparison_ended(found, run, writer)
+                cause = failure_of(run, "the comparison of the weights")
+                weights = None if cause is not None else run.answers[0]
+                self._book.compared((found.case.id, found.repeat), weights, cause)
 
-    def _case_ended(self, found: RunJob, result: CaseResult, writer: ResultsWriter) -> None:
-        run = (found.case.id, found.repeat)
+    def _case_ended(self, found: RunJob, result: CaseResult) -> None:
         if found.again:
-            if result.status != "completed":
-                # Its dependents are told of this one; its own result of the first time stands in the file.
-                self._lost[run] = result
-            return
-        if result.status == "completed" and job_key(*run) + " weights" in self._jobs:
-            self._held[run] = result
-            return
-        self._finish(result, writer)
-
-    def _comparison_ended(self, found: RunJob, run: TaskRun, writer: ResultsWriter) -> None:
-        result = self._held.pop((found.case.id, found.repeat))
-        cause = failure_of(run, "the comparison of the weights")
-        if cause is None:
-            result = replace(result, weights=run.answers[0])
+            self._book.ran_again(result)
+        elif result.status == "completed" and compare_key(found.case.id, found.repeat) in self._jobs:
+            self._book.keep_trained(result)
         else:
-            told = replace(cause, message=f"comparing the final weights: {cause.message}")
-            result = replace(result, status="failed", failure=told)
-        self._finish(result, writer)
-
-    def _finish(self, result: CaseResult | None, writer: ResultsWriter) -> None:
-        if result is None:
-            return
-        # On disk before anyone is told.
-        writer.write(result.as_line())
-        self._results[result.case, result.repeat] = result
-        end = {"status": result.status, "seconds": round(result.seconds, 3)}
-        self._emit({"event": "case-finished", "case": result.case, "repeat": result.repeat, **end})
+            self._book.finish(result)
 
     def _ids(self, devices: Sequence[int]) -> tuple[int, ...]:
         """Return the devices as results have them: nvidia-smi's index of a GPU."""

@@ -44,6 +44,12 @@ def saves(context: RankContext) -> None:
     train(context)
 
 
+def final(context: RankContext) -> None:
+    """Leaves the weights it ends with."""
+    context.final_checkpoint.mkdir(parents=True, exist_ok=True)
+    train(context)
+
+
 def waits(context: RankContext) -> None:
     """Reports its steps, and waits for a file."""
     train(context)

@@ -65,6 +65,21 @@ def test_comparison_waits_for_both_ends() -> None:
     assert keys(packer) == ["compare"]
 
 
+def test_urgent_goes_before_all_that_may_run() -> None:
+    compare = Job(key="compare", world_size=1, seconds=0.1, after=("first",), urgent=True)
+    packer = Packer([job("first", 2), job("wide", 2, 9.0), job("long", 1, 99.0), compare], range(2))
+    assert keys(packer) == ["long"]
+    packer.ended("long")
+    assert keys(packer, 9.0) == ["wide"]
+    packer.ended("wide")
+    assert keys(packer, 18.0) == ["first"]
+    packer = Packer([job("first", 2, 10.0), job("wide", 2, 9.0), job("long", 1, 9.0), compare], range(2))
+    assert keys(packer) == ["first"]
+    packer.ended("first")
+    # "wide" waits for both places; "long" would keep it waiting.
+    assert keys(packer, 10.0) == ["compare"]
+
+
 def test_baseline_of_large_cases_goes_first() -> None:
     cases = [job("a"), job("b"), job("b2", 8, weights_of="b"), job("a2", 2, weights_of="a")]
     assert keys(Packer(cases, range(8))) == ["b", "a"]

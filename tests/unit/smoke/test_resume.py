@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -194,6 +195,52 @@ def test_baseline_that_fails_when_it_runs_again_takes_its_cases_along(tmp_path: 
     statuses = [(line["case"], line["status"]) for line in lines if line["type"] == "case"]
     assert statuses == [("once-baseline", "completed"), ("train-b", "completed"), ("train-c", "not-run")]
     assert (lines[-1]["cases"], lines[-1]["completed"]) == (3, 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("checkpoint", ["there", "gone"])
+def test_trained_case_is_compared_without_training_again(
+    tmp_path: Path, number: signal.Signals, checkpoint: str
+) -> None:
+    """The baseline saved its weights and goes on: a case of it is trained, and waits for its end."""
+    baseline = case_document("saves-baseline")
+    write_plan(tmp_path, baseline, {**case_document("final-b", "saves-baseline"), "compare_weights": True})
+    process = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    assert any(json.loads(line)["event"] == "case-trained" for line in process.stdout)
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert [line["type"] for line in lines_of(tmp_path)] == ["run"]
+    if checkpoint == "gone":
+        shutil.rmtree(tmp_path / "out" / "checkpoints" / "final-b")
+    (tmp_path / "out" / "go").touch()
+    done = run(tmp_path, "--resume")
+    assert done.returncode == 0, done.stderr
+    started = [event for line in done.stdout.splitlines() if (event := json.loads(line))["event"] == "case-started"]
+    wanted = ["saves-baseline"] if checkpoint == "there" else ["saves-baseline", "final-b"]
+    assert [event["case"] for event in started] == wanted
+    case = lines_of(tmp_path)[-2]
+    assert (case["case"], case["status"], len(case["steps"])) == ("final-b", "completed", 5)
+    assert case["weights"]["compared_with"] == "saves-baseline"
+
+
+def test_trained_case_of_which_half_was_written_is_trained_again(tmp_path: Path) -> None:
+    write_plan(tmp_path, BASELINE, two_ranks("train-b"))
+    assert run(tmp_path, "--only", "train-baseline").returncode == 0
+    write_plan(tmp_path, BASELINE, two_ranks("train-b", compare_weights=True))
+    results = tmp_path / "out" / "results.jsonl"
+    digest = "sha256:" + hashlib.sha256((tmp_path / "plan.json").read_bytes()).hexdigest()
+    first, rest = results.read_text().split("\n", maxsplit=1)
+    results.write_text(json.dumps({**json.loads(first), "plan_digest": digest}) + "\n" + rest)
+    folder = tmp_path / "out" / "cases" / "train-b"
+    folder.mkdir()
+    (folder / "trained.json").write_text('{"case": "train-b", "status": "completed", "st')
+    for case in ("train-baseline", "train-b"):
+        (tmp_path / "out" / "checkpoints" / case / "final").mkdir(parents=True)
+        (tmp_path / "out" / "checkpoints" / case / "initial").mkdir(parents=True)
+    done = run(tmp_path, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert '"case-started", "case": "train-b"' in done.stdout
 
 
 def test_two_runs_do_not_share_a_directory(waiting: Path) -> None:
