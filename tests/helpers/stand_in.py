@@ -14,14 +14,21 @@ from pathlib import Path
 SCHEMA = "envbuild.results/2"
 # A port of the machine outside on which somebody listens.
 PORT = 0
+OWN = object()
 GPU = {"index": 0, "uuid": "GPU-0", "name": "NVIDIA H200", "memory": "143771 MiB", "driver": "580.82.07"}
 
 
-def run_line(plan_bytes, *, findings=(), variables=None, image=None, smoke_digest=None, gpus=(), **changes):
-    """The first line of results.jsonl; ``image`` is the digest of what was hashed, by default the plan's."""
+def run_line(
+    plan_bytes, *, findings=(), variables=None, image=None, smoke_digest=None, gpus=(), fingerprint=OWN, **changes
+):
+    """The first line of results.jsonl; ``image`` is the digest of what was hashed, by default the plan's.
+
+    ``fingerprint`` is what the image says of itself, by default that it is of the plan's lock.
+    """
     plan = json.loads(plan_bytes)
     subject = plan["subject"]
     hashed = image or subject.get("sqsh_digest" if subject["in"] == "sqsh" else "oci_digest")
+    inside = {"lock_digest": subject["lock_digest"]} if fingerprint is OWN else fingerprint
     environment = {
         "python": "3.11.2", "platform": "linux", "cpu_count": 2, "versions": {"torch": "2.13.0+cpu"}, "files": {},
         "device": plan["device"], "gpus": [], "cuda_redirects": ["torch.cuda.synchronize"],
@@ -36,7 +43,7 @@ def run_line(plan_bytes, *, findings=(), variables=None, image=None, smoke_diges
         "nonce": plan["nonce"], "subject": subject, "smoke_version": "2", "smoke_digest": smoke_digest,
         "started_at": "2026-01-01T00:00:00Z", "environment": environment, "environment_findings": list(findings),
         "machine": machine, "isolation": "live", "devices": [0, 1],
-        "image": {"file_digest": hashed, "file_bytes": 10, "fingerprint": None} if hashed else None, **changes,
+        "image": {"file_digest": hashed, "file_bytes": 10, "fingerprint": inside} if hashed else None, **changes,
     }  # fmt: skip
 
 

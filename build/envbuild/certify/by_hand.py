@@ -90,7 +90,7 @@ def judge_folder(asked: Asked, folder: Path, store: LocalStore, reporter: Report
             raise
         _use_nonce(run, store)
         write_proven(job, certificate, BY_HAND, run, verdicts, how.signer)
-        return certification(certificate, job, cases_run=0)
+        return certification(certificate, job, cases_run=0, ran=folder)
 
 
 def _refused(folder: Path, why: str, fix: str, reason: str) -> ResultsRefusedError:

@@ -30,7 +30,7 @@ from envbuild.certify.problems import Problem
 from envbuild.certify.reports.report import Finding, Report, ReportFiles, end_of, report_of, write_reports
 from envbuild.certify.results import Results
 from envbuild.certify.reuse import Kept, Machine
-from envbuild.certify.running import RESULTS_DIR, Run, run_plan
+from envbuild.certify.running import RESULTS_DIR, Run, interrupted_cases, logs_of, run_plan
 from envbuild.certify.telling import failure, show
 from envbuild.certify.verdicts import case_verdict, tolerances_json
 from envbuild.core import locks
@@ -122,8 +122,14 @@ def certify(asked: Asked, store: LocalStore, reporter: Reporter, how: How = DEFA
         return certification(certificate, job, cases_run=count, not_counted=not_counted)
 
 
-def certification(certificate: Path, job: Job, *, cases_run: int, not_counted: str = "") -> Certification:
-    """A certificate that counts, read."""
+def certification(
+    certificate: Path, job: Job, *, cases_run: int, not_counted: str = "", ran: Path | None = None
+) -> Certification:
+    """A certificate that counts, read.
+
+    Args:
+        ran: where its run has its files, if that is not the job's folder.
+    """
     statement, file = read_certificate(certificate)
     keyid = file.content.signed.keyid if file.content.signed else None
     return Certification(
@@ -132,7 +138,10 @@ def certification(certificate: Path, job: Job, *, cases_run: int, not_counted: s
         cases_run=cases_run,
         lock_is_current=job.lock_is_current,
         keyid=keyid,
-        reports=write_reports(job.folder, report_of(statement, name=job.subject.name, keyid=keyid, logs={})),
+        reports=write_reports(
+            job.folder,
+            report_of(statement, name=job.subject.name, keyid=keyid, logs=logs_of(job, ran or job.folder / "run")),
+        ),
         not_counted=not_counted,
     )
 
@@ -180,6 +189,9 @@ def _certify(job: Job, certificate: Path, store: LocalStore, reporter: Reporter,
             verify(job.asked.image)
     machine = Machine.here(way.name, how.machinery.gpus_used(job), way.variables())
     kept = {} if how.fresh else reuse.find(job, machine, store)
+    # What an interrupted run was to run is run by it, also where it passed elsewhere since.
+    going_on = interrupted_cases(job.folder) if how.resume else frozenset()
+    kept = {name: item for name, item in kept.items() if name not in going_on}
     cases = tuple(case for case in job.cases if case.id not in kept)
     if not cases:
         show(reused := [kept[case.id].verdict for case in job.cases], reporter)
@@ -263,6 +275,7 @@ def _report_of_failure(
         nonce=str(run.plan["nonce"]),
         envbuild=__version__,
         judge=JUDGE_VERSION,
+        logs=logs_of(job, run.folder),
         log=str(error.log),
         log_end=end_of(error.log) if error.log else "",
     )

@@ -14,7 +14,7 @@ from envbuild.core.digests import Json, digest_of
 
 PLAN_SCHEMA = "envbuild.plan/2"
 # Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 2
+JUDGE_VERSION = 3
 # The drivers that the smoke runner has.
 DRIVERS = (Driver.MCORE,)
 # Where cases run: the image from its .sqsh, from its OCI layout, in Docker; an environment without an image; this one.

@@ -257,6 +257,19 @@ def _check_image(image: Mapping[str, Any] | None, subject: Mapping[str, str]) ->
         raise _Refused(IMAGE, f"The plan is about image {expected}; the runner was given none to hash (--image FILE).")
     if image["file_digest"] != expected:
         raise _Refused(IMAGE, f"The plan is about image {expected}; they are of {image['file_digest']}.")
+    _check_fingerprint(image["fingerprint"], subject["lock_digest"])
+
+
+def _check_fingerprint(fingerprint: Mapping[str, Any] | None, lock_digest: str) -> None:
+    """What trained must have been inside an image of the lock: the file that was hashed may lie beside it."""
+    if fingerprint is None:
+        why = "The runner hashed the image's file, and ran outside of it: there was no /etc/envbuild/fingerprint.json."
+        raise _Refused(IMAGE, why)
+    if fingerprint.get("lock_digest") != lock_digest:
+        stated = fingerprint.get("lock_digest")
+        raise _Refused(
+            IMAGE, f"The plan is about lock {lock_digest}; what ran says that it was made from lock {stated}."
+        )
 
 
 def _check_cases(found: Sequence[CaseResult], plan: Mapping[str, Any], end: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ def run_plan(
     if data is None:
         if resume:
             reporter.note("there is no interrupted run of this to go on with: it begins anew")
+        elif _types(folder) and "end" not in _types(folder):
+            reporter.note("note: what an interrupted run left is removed; --resume would have gone on with it")
         remove_tree(folder)
         data = (json.dumps(plan, indent=2) + "\n").encode()
         write_atomic(folder / PLAN_FILE, data)
@@ -80,7 +83,7 @@ def run_plan(
     with machine_errors(folder):
         results_dir.mkdir(parents=True, exist_ok=True)
     seen = json.loads(data)
-    watcher = Watcher(reporter)
+    watcher = Watcher(reporter, cases=len(seen["cases"]), repeats=seen["repeats"])
     task = Task(
         plan=folder / PLAN_FILE,
         runner=job.smoke,
@@ -114,8 +117,44 @@ def read_run(folder: Path, plan: bytes, results: Path, smoke_digest: str) -> Run
     )
 
 
+def logs_of(job: Job, folder: Path) -> dict[str, tuple[str, ...]]:
+    """The logs of the ranks of each case, repeat by repeat, as far as they are in the folder of a run."""
+    found: dict[str, tuple[str, ...]] = {}
+    for case in job.cases:
+        below = (RESULTS_DIR, f"{RESULTS_DIR}/repeat-*", "", "repeat-*")
+        logs = [path for top in below for path in _in_order(folder, f"{top}/cases/{case.id}/*.log")]
+        if logs:
+            found[case.id] = tuple(str(path) for path in logs)
+    return found
+
+
+def _in_order(folder: Path, pattern: str) -> list[Path]:
+    """What fits a pattern: 2 before 10."""
+    return sorted(folder.glob(pattern.lstrip("/")), key=lambda path: (len(str(path)), str(path)))
+
+
+def interrupted_cases(folder: Path) -> frozenset[str]:
+    """The cases of the run that was interrupted in the folder of a job; none where none was."""
+    try:
+        plan = json.loads((folder / "run" / PLAN_FILE).read_bytes())
+        cases = frozenset(str(case["id"]) for case in plan["cases"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return frozenset()
+    return frozenset() if "end" in _types(folder / "run") else cases
+
+
+def _types(folder: Path) -> set[str]:
+    """The types of the lines that a run has written."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for line in (folder / RESULTS_DIR / RESULTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                found.add(str(json.loads(line)["type"]))
+    return found
+
+
 def _interrupted(folder: Path, plan: dict[str, Json]) -> bytes | None:
-    """The plan of an interrupted run, if it is the same but for its nonce.
+    """The plan of an interrupted run, if it is the same but for its nonce; None where none was interrupted.
 
     Raises:
         ResultsRefusedError: it is another one: its results would not be judged by this.
@@ -124,6 +163,8 @@ def _interrupted(folder: Path, plan: dict[str, Json]) -> bytes | None:
         data = (folder / PLAN_FILE).read_bytes()
     except FileNotFoundError:
         return None
+    if "end" in _types(folder):
+        return None  # it came to its end, and was judged
     try:
         same = deciding(json.loads(data)) == deciding(plan)
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -151,20 +192,32 @@ def _check_status(finished: Finished, watcher: Watcher, folder: Path) -> None:
     if ran_out_of_space(finished.output, folder):
         raise disk_full(folder)
     if status == INTERRUPTED:
-        raise InterruptedByUserError("the runner was told to stop; `--resume` goes on with what is left")
-    why = tail(finished.output).strip() or f"The runner {describe_status(status)}."
+        raise InterruptedByUserError("the runner was told to stop")
+    # Events are for programs.
+    said = "\n".join(line for line in finished.output.splitlines() if not line.startswith("{"))
+    why = tail(said).strip()
     if status == WRONG_GPUS and watcher.cannot_run:
         reason, why = watcher.cannot_run
         raise CertificationCannotRunError(
             "the GPUs are not as the plan wants", why=why, fix=_GPU_FIXES.get(reason, ""), log=log, reason=reason
         )
     reasons = {BAD_PLAN: "plan-refused", UNUSABLE: "image-lacks-stack", WRONG_GPUS: "gpus"}
+    if status not in reasons:
+        # Above 128 a sandbox tells of a signal.
+        ended = describe_status(128 - status if status > 128 else status)
+        raise CertificationCannotRunError(
+            "the runner ended before the cases did",
+            why=f"It {ended}." + (f"\n{why}" if why else ""),
+            fix="Cases that had ended are kept: the same command with --resume goes on. The log has the whole story.",
+            log=log,
+            reason="runner-ended",
+        )
     raise CertificationCannotRunError(
         "the environment cannot run the plan",
-        why=why,
+        why=why or f"The runner {describe_status(status)}.",
         fix=f"The log has the whole story; try it by hand: the plan is {folder / PLAN_FILE}.",
         log=log,
-        reason=reasons.get(status, "runner-ended"),
+        reason=reasons[status],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,12 +13,18 @@ from envbuild.certify.verdicts import verdict_json
 from envbuild.core.errors import CertificationFailedError
 from envbuild.core.progress import Reporter
 
+# What a person reads of an error; the report has everything.
+MOST_LINES = 60
+
 
 class Watcher:
     """Shows what the runner says while it runs, line by line, and keeps why it could not begin."""
 
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(self, reporter: Reporter, *, cases: int = 0, repeats: int = 1) -> None:
         self._reporter = reporter
+        self._cases = cases
+        self._repeats = repeats
+        self._of_repeat: Counter[int] = Counter()
         self._running: dict[str, str] = {}
         self._ended = 0
         self.cannot_run: tuple[str, str] | None = None
@@ -51,31 +58,51 @@ class Watcher:
         case, status, seconds = str(event["case"]), event["status"], float(str(event["seconds"]))
         self._running.pop(case, None)
         self._ended += 1
-        repeat = event.get("repeat", 1)
-        again = f" (repeat {repeat})" if repeat != 1 else ""
-        self._reporter.note(f"  {case}{again}: {status} in {seconds:.1f} s")
+        repeat = int(str(event.get("repeat", 1)))
+        self._of_repeat[repeat] += 1
+        if self._repeats == 1 or status != "completed":
+            self._reporter.note(f"  {case}{_again(repeat)}: {status} in {seconds:.1f} s")
+        if self._repeats > 1 and self._of_repeat[repeat] == self._cases:
+            whole = self._cases * self._repeats
+            self._reporter.note(
+                f"  repeat {repeat} of {self._repeats}: its {self._cases} cases ended ({self._ended} of {whole})"
+            )
+
+
+def _again(repeat: int) -> str:
+    return f" (repeat {repeat})" if repeat > 1 else ""
 
 
 def show(verdicts: Sequence[Verdict], reporter: Reporter) -> None:
-    """One line a case."""
+    """One line a case, however often it was trained, and one for each repeat of it that failed."""
+    by_case: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        name = verdict.case.id if verdict.repeat == 1 else f"{verdict.case.id} (repeat {verdict.repeat})"
-        if verdict.reused:
-            reporter.note(f"  reused    {name}: passed on {verdict.reused['from']}")
-        elif verdict.case.is_baseline and verdict.passed:
-            numbers = " ".join(f"{step.loss:.5f}" for step in verdict.steps)
-            reporter.note(f"  baseline  {name}: loss {numbers}")
-        elif verdict.passed:
-            weights = verdict.largest_weights_difference
-            also = "" if weights is None else f", weights within {weights:.1e}"
-            reporter.note(
-                f"  agrees    {name}: loss within {verdict.largest_loss_difference:.1e}, "
-                f"grad norm within {verdict.largest_grad_norm_difference:.1e}{also}"
-            )
-        else:
-            more = len(verdict.problems) - 1
-            also = f" (and {more} more)" if more else ""
-            reporter.note(f"  FAILED    {name}: {verdict.problems[0]}{also}")
+        by_case.setdefault(verdict.case.id, []).append(verdict)
+    for repeats in by_case.values():
+        if passed := [verdict for verdict in repeats if verdict.passed]:
+            _show_passed(passed, len(repeats), reporter)
+        for verdict in repeats:
+            if not verdict.passed:
+                more = len(verdict.problems) - 1
+                also = f" (and {more} more)" if more else ""
+                reporter.note(f"  FAILED    {verdict.case.id}{_again(verdict.repeat)}: {verdict.problems[0]}{also}")
+
+
+def _show_passed(passed: Sequence[Verdict], repeats: int, reporter: Reporter) -> None:
+    """The repeats of a case that passed, of so many in all."""
+    first = passed[0]
+    name = first.case.id + (f" ({len(passed)} of {repeats} repeats)" if repeats > 1 else "")
+    if first.reused:
+        reporter.note(f"  reused    {name}: passed on {first.reused['from']}")
+    elif first.case.is_baseline:
+        numbers = " ".join(f"{step.loss:.5f}" for step in first.steps)
+        reporter.note(f"  baseline  {name}: loss {numbers}")
+    else:
+        loss = max(verdict.largest_loss_difference or 0.0 for verdict in passed)
+        grad_norm = max(verdict.largest_grad_norm_difference or 0.0 for verdict in passed)
+        weights = [found for verdict in passed if (found := verdict.largest_weights_difference) is not None]
+        also = f", weights within {max(weights):.1e}" if weights else ""
+        reporter.note(f"  agrees    {name}: loss within {loss:.1e}, grad norm within {grad_norm:.1e}{also}")
 
 
 def failure(
@@ -88,10 +115,18 @@ def failure(
     """
     failed = [verdict for verdict in verdicts if not verdict.passed]
     lines = [str(problem) for problem in problems]
-    lines += [f"{verdict.case.id}: {problem}" for verdict in failed for problem in verdict.problems]
+    lines += [
+        f"{verdict.case.id}{_again(verdict.repeat)}: {problem}" for verdict in failed for problem in verdict.problems
+    ]
+    if len(lines) > MOST_LINES:
+        lines = [
+            *lines[: MOST_LINES - 1],
+            f"... and {len(lines) - MOST_LINES + 1} more; --json and the report have all",
+        ]
     checks = {problem.check for problem in problems}
     if failed:
-        what = f"{len(failed)} of {len(verdicts)} cases failed"
+        repeated = any(verdict.repeat > 1 for verdict in verdicts)
+        what = f"{len(failed)} of {len(verdicts)} {'runs of cases' if repeated else 'cases'} failed"
     elif "environment" in checks:
         what = "the environment is not what was locked"
     elif checks & {"bandwidth", "transport"}:

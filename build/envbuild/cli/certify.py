@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -17,12 +19,12 @@ from envbuild.certify.certifying import Certification, How, certify
 from envbuild.certify.choosing import driver_of
 from envbuild.certify.job import Asked, Job
 from envbuild.certify.places import DEFAULT_VENV, Machinery, parse_gpus
-from envbuild.cli.command import Command
+from envbuild.cli.command import Command, command_line
 from envbuild.cli.common import Place, Session, name_option, out_dir_option, output_options, selection_options, shown
 from envbuild.cli.print_cases import print_cases as show_cases
 from envbuild.cli.signing import key_options, signer_of
 from envbuild.core.digests import short
-from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.core.errors import ConfigurationError, InterruptedByUserError, UsageError
 from envbuild.image.outputs import PlacedImage, find_image
 from envbuild.launch.local import RUNTIMES
 from envbuild.launch.ways import WITHOUT_IMAGE, Where
@@ -94,7 +96,7 @@ def command(
     selection = session.select(stack, target, base)
     matrix_name = matrix or selection.stack.matrix
     if print_cases:
-        show_cases(session, selection, matrix_name, only)
+        show_cases(session, selection, matrix_name, only, name)
         return
     driver_of(selection)
     machinery = Machinery(
@@ -115,13 +117,29 @@ def command(
         repeats=calibrate or repeat,
     )
     if calibrate is not None:
-        _tell_calibration(session, propose_tolerances(asked, session.store, session.reporter, how))
+        with _going_on():
+            proposed = propose_tolerances(asked, session.store, session.reporter, how)
+        _tell_calibration(session, proposed)
     elif plan_out is not None:
         _tell_plan(session, write_plan(asked, plan_out, session.store), plan_out)
     elif judge is not None:
         _tell(session, judge_folder(asked, judge, session.store, session.reporter, how), judged=True)
     else:
-        _tell(session, certify(asked, session.store, session.reporter, how))
+        with _going_on():
+            done = certify(asked, session.store, session.reporter, how)
+        _tell(session, done)
+
+
+@contextlib.contextmanager
+def _going_on() -> Iterator[None]:
+    """Say how an interrupted run goes on."""
+    try:
+        yield
+    except (KeyboardInterrupt, InterruptedByUserError):
+        again = command_line(click.get_current_context(), "--resume")
+        raise InterruptedByUserError(
+            "interrupted; cases that had ended are kept", fix=f"Go on with the rest: {again}"
+        ) from None
 
 
 def _image(selection: Selection, out_dir: Path, name: str | None, place: Where, *, needed: bool) -> PlacedImage | None:
@@ -166,8 +184,6 @@ def _refuse_idle(context: click.Context) -> None:
             raise UsageError(
                 f"{_flag(option)} does nothing with --in {place}", why=f"It is for --in {wanted}.", fix="Leave one out."
             )
-    if {"fresh", "resume"} <= given:
-        raise UsageError("--fresh and --resume contradict each other", fix="Leave one of them out.")
 
 
 def _flag(name: str) -> str:
@@ -178,6 +194,8 @@ def _tell(session: Session, result: Certification, *, judged: bool = False) -> N
     predicate = result.statement.predicate
     state = "certified" if result.ran or judged else "nothing to do: already certified"
     reused = sum(case.reused is not None for case in predicate.cases)
+    repeats = max(case.repeat for case in predicate.cases)
+    count = f"{len({case.id for case in predicate.cases})} cases" + (f", {repeats} times each," if repeats > 1 else "")
     session.done(
         {
             "ran": result.ran,
@@ -191,7 +209,7 @@ def _tell(session: Session, result: Certification, *, judged: bool = False) -> N
             "not_counted": result.not_counted or None,
             "cases": result.statement.cases_json(),
         },
-        f"{state}: {len(predicate.cases)} cases agree with their baseline, key {short(predicate.key)}",
+        f"{state}: {count} agree with their baseline, key {short(predicate.key)}",
         *([f"{reused} of them passed in an earlier run and were not run again"] if reused else []),
         f"signed by key {result.keyid}" if result.keyid else UNSIGNED,
         shown(result.certificate),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import click
 from click.core import ParameterSource
@@ -48,6 +49,24 @@ def hands_over(context: click.Context) -> bool:
         group = context.info_name
         raise click.UsageError(f"options of `{group} {context.invoked_subcommand}` come after its name", context)
     return True
+
+
+def command_line(context: click.Context, *more: str) -> str:
+    """The command as it was given, with ``more`` words: to be typed again."""
+    words = context.command_path.split()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if not isinstance(parameter, click.Option) or name not in context.params:
+            continue
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE or parameter.opts[0] in more:
+            continue
+        given = context.params[name]
+        if parameter.is_flag:
+            words.append(parameter.opts[0])
+            continue
+        for value in given if parameter.multiple else (given,):
+            words += [parameter.opts[0], str(value)]
+    return shlex.join([*words, *more])
 
 
 def _show_help(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001

@@ -8,24 +8,47 @@ from envbuild.certify.choosing import chosen_cases
 from envbuild.certify.ground import Ground
 from envbuild.cli.common import Session
 from envbuild.core.digests import Json
+from envbuild.core.errors import ConfigurationError
+from envbuild.lock.locking import find_lock
+from envbuild.lock.record import LockDirectory
 
 
-def print_cases(session: Session, selection: Selection, matrix_name: str, only: tuple[str, ...]) -> None:
-    """Print the cases that would run, or those named in ``only`` with their baselines."""
+def print_cases(
+    session: Session, selection: Selection, matrix_name: str, only: tuple[str, ...], name: str | None = None
+) -> None:
+    """Print the cases that would run, or those named in ``only`` with their baselines.
+
+    Args:
+        name: of the lock, where it is not the stack's own.
+    """
     matrix = selection.catalog.matrix(matrix_name)
-    cases = chosen_cases(matrix, matrix_name, selection, only)
-    left_out = () if only else expansion(matrix, matrix_name, Ground.of(selection)).left_out
+    lock = _lock(session, selection, name)
+    packages = lock.packages() if lock else ()
+    cases = chosen_cases(matrix, matrix_name, selection, only, packages)
+    left_out = () if only else expansion(matrix, matrix_name, Ground.of(selection, packages)).left_out
     reasons = dict.fromkeys(item.why for item in left_out)
     width = max(len(case.id) for case in cases)
     session.done(
         {
             "matrix": matrix_name,
+            "lock": lock.lock.digest if lock else None,
             "cases": [_case_json(case) for case in cases],
             "left_out": [{"id": item.id, "why": item.why} for item in left_out],
         },
         *[f"{case.id:<{width}}  {_processes(case)}" for case in cases],
         *[f"left out, {why}: {', '.join(item.id for item in left_out if item.why == why)}" for why in reasons],
     )
+
+
+def _lock(session: Session, selection: Selection, name: str | None) -> LockDirectory | None:
+    """The lock, whose packages decide which cases are possible; None where the stack has none yet."""
+    try:
+        return find_lock(session.project, selection, name)
+    except ConfigurationError as error:
+        if name is not None:
+            raise
+        session.reporter.note(f"note: {error.what}: cases are left out by the packages that the stack's file names")
+        return None
 
 
 def _processes(case: Case) -> str:

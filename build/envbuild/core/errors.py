@@ -162,11 +162,11 @@ class InterruptedByUserError(EnvbuildError):
     exit_code = 130
     meaning = "interrupted (Ctrl-C or SIGTERM)"
 
-    def __init__(self, what: str = "interrupted") -> None:
+    def __init__(self, what: str = "interrupted", *, fix: str = "") -> None:
         super().__init__(
             what,
             why="Ctrl-C or SIGTERM arrived.",
-            fix="Run the same command again: finished parts are kept, and nothing half-done is left.",
+            fix=fix or "Run the same command again: finished parts are kept, and nothing half-done is left.",
         )
 
 

@@ -109,6 +109,20 @@ def test_end_of_a_case_is_noted(more, name):
     assert shown(event) == [f"  {name}: completed in 1.2 s", "1 done"]
 
 
+def test_repeats_are_noted_when_they_are_whole():
+    reporter = Shown()
+    watcher = Watcher(reporter, cases=2, repeats=30)
+    for repeat in (1, 2):
+        for case, status in (("c", "completed"), ("d", "failed" if repeat == 2 else "completed")):
+            event = {"event": "case-finished", "case": case, "status": status, "seconds": 1.25, "repeat": repeat}
+            watcher(json.dumps(event))
+    assert [text for text in reporter.texts if "done" not in text] == [
+        "  repeat 1 of 30: its 2 cases ended (2 of 60)",
+        "  d (repeat 2): failed in 1.2 s",
+        "  repeat 2 of 30: its 2 cases ended (4 of 60)",
+    ]
+
+
 @pytest.mark.parametrize(
     "line",
     ["", "words for people", "{", '"event"', "5", "{}", '["event"]', '{"event": "step"}', '{"event": "new"}',
@@ -187,9 +201,33 @@ def test_one_line_a_case():
     reused = replace(PASSED[2], reused={"from": "2026-01-01T00:00:00Z", "run": "sha256:r"})
     step = Step(step=1, loss=6.0, grad_norm=1.0, seconds=0.1)
     show((replace(PASSED[0], steps=(step,)), agrees, replace(FAILED, repeat=2), reused), reporter)
+    within = "loss within 1.0e-08, grad norm within 2.0e-07, weights within 3.0e-06"
     assert reporter.texts == [
         "  baseline  gpt-fp32-baseline: loss 6.00000",
-        "  agrees    gpt-fp32-dp2: loss within 1.0e-08, grad norm within 2.0e-07, weights within 3.0e-06",
+        f"  agrees    gpt-fp32-dp2 (1 of 2 repeats): {within}",
         "  FAILED    gpt-fp32-dp2 (repeat 2): parity-loss: step 1: loss ... (and 1 more)",
         "  reused    gpt-fp32-tp2: passed on 2026-01-01T00:00:00Z",
     ]
+
+
+def test_repeats_of_a_case_share_a_line_and_failed_ones_have_their_own():
+    reporter = Shown()
+    repeats = [
+        replace(PASSED[1], repeat=number, largest_loss_difference=number * 1e-8, largest_grad_norm_difference=0.0)
+        for number in range(1, 30)
+    ]
+    show((*repeats, replace(FAILED, repeat=30)), reporter)
+    assert reporter.texts == [
+        "  agrees    gpt-fp32-dp2 (29 of 30 repeats): loss within 2.9e-07, grad norm within 0.0e+00",
+        "  FAILED    gpt-fp32-dp2 (repeat 30): parity-loss: step 1: loss ... (and 1 more)",
+    ]
+
+
+def test_failure_of_many_repeats_names_them_and_can_be_read():
+    verdicts = [replace(FAILED, repeat=number) for number in range(1, 101)]
+    error = failure(verdicts, (), results(), Path("/run"))
+    assert error.what == "100 of 100 runs of cases failed"
+    lines = error.why.splitlines()
+    assert lines[2] == "gpt-fp32-dp2 (repeat 2): parity-loss: step 1: loss ..."
+    assert (len(lines), lines[-1]) == (60, "... and 141 more; --json and the report have all")
+    assert len(error.as_json()["cases"]) == 100

@@ -104,6 +104,20 @@ def test_results_about_a_lock_are_of_no_image(path, place):
     assert (reason, why) == ("image", f"The plan is about a lock, and it ran in image {OTHER}.")
 
 
+@pytest.mark.parametrize(
+    ("fingerprint", "words"),
+    [
+        (None, "The runner hashed the image's file, and ran outside of it"),
+        ({"lock_digest": OTHER}, f"The plan is about lock {SUBJECT.lock_digest}; what ran says that it was made from"),
+        ({}, "from lock None"),
+    ],
+)
+def test_results_of_an_image_that_is_of_another_lock_or_of_none_are_refused(path, fingerprint, words):
+    reason, why = refused(path, text_of(lines_of(PLAN, fingerprint=fingerprint)))
+    assert reason == "image"
+    assert words in why
+
+
 def test_results_of_another_runner_are_refused(path):
     lines = lines_of(PLAN, smoke_digest=OTHER)
     assert read(path, PLAN, lines, smoke_digest=OTHER).smoke_digest == OTHER

@@ -1,6 +1,9 @@
 """What the runner's exit status means, and how an interrupted run goes on."""
 
+import contextlib
 import json
+import shlex
+from xml.etree import ElementTree
 
 import pytest
 
@@ -10,6 +13,7 @@ from envbuild.certify.places import Machinery, open_way
 from envbuild.cli.main import run
 from envbuild.core.errors import (
     CertificationCannotRunError,
+    CertificationFailedError,
     InterruptedByUserError,
     MachineError,
     ResultsRefusedError,
@@ -38,8 +42,12 @@ def test_runner_that_cannot_begin_says_why(world, status, reason):
     assert error.log.name == "smoke.log"
 
 
-def test_runner_that_was_killed_is_told_by_its_signal(world):
-    assert cannot_run(world, -9).why == "The runner was ended by SIGKILL (often: the machine ran out of memory)."
+@pytest.mark.parametrize("status", [-9, 137])
+def test_runner_that_was_killed_is_told_by_its_signal_and_may_go_on(world, status):
+    error = cannot_run(world, status, '{"event": "step", "case": "c"}', "words")
+    assert error.why == "It was ended by SIGKILL (often: the machine ran out of memory).\nwords"
+    assert "--resume goes on" in error.fix
+    assert error.reason == "runner-ended"
 
 
 @pytest.mark.parametrize("reason", ["too-few-gpus", "gpus-in-use", "wrong-gpu", "no-driver"])
@@ -80,7 +88,7 @@ def interrupted(world):
     world.status = 130
     with pytest.raises(InterruptedByUserError) as caught:
         world.certify(only=(TP2,))
-    assert "--resume" in caught.value.what
+    assert "told to stop" in caught.value.what
     world.status = 0
     return world
 
@@ -113,6 +121,49 @@ def test_run_of_another_plan_does_not_go_on(interrupted):
         interrupted.certify(only=(TP2,), resume=True)
 
 
+def test_run_that_came_to_its_end_is_no_interrupted_one(world):
+    world.certify(only=(TP2,))
+    world.certify(only=(TP2,), fresh=True, resume=True)
+    first, second = world.calls
+    assert second["arguments"] == ()
+    assert second["plan"]["nonce"] != first["plan"]["nonce"]
+
+
+def test_interrupted_run_goes_on_where_some_of_its_cases_passed_since(world):
+    world.status = 130
+    with pytest.raises(InterruptedByUserError):
+        world.certify()
+    world.status = 0
+    world.certify(only=(TP2,))
+    assert world.certify(resume=True).cases_run == 12
+    assert world.calls[2]["plan"] == world.calls[0]["plan"]
+
+
+def test_what_an_interrupted_run_left_is_not_removed_in_silence(interrupted):
+    (plan,) = (interrupted.project / "out").rglob("plan.json")
+    (plan.parent / "results/results.jsonl").write_text('{"type": "run"}\n{"type": "case"}\n{"ty')
+    interrupted.certify(only=(TP2,))
+    assert any("--resume would have gone on with it" in note for note in interrupted.told.notes)
+
+
+def test_interrupted_command_says_the_command_that_goes_on(world, monkeypatch, capsys):
+    monkeypatch.chdir(world.project)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
+    world.status = 130
+    words = ["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--only", TP2, "--repeat", "2"]
+    words += ["--only", "gpt-fp32-dp2", "--fresh", "--json", "--out-dir", "out"]
+    assert run(words) == 130
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["kind"] == "InterruptedByUserError"
+    again = shlex.split(error["fix"].partition("envbuild ")[2])
+    assert set(again) == {*words, "--resume"}
+    assert again.count("--only") == 2
+    world.status = 0
+    assert run(again) == 0
+    assert world.calls[1]["arguments"] == ("--resume",)
+    assert world.calls[1]["plan"] == world.calls[0]["plan"]
+
+
 def test_nothing_to_go_on_with_begins_anew_and_says_so(world):
     assert world.certify(resume=True).ran
     assert world.calls[0]["arguments"] == ()
@@ -122,6 +173,29 @@ def test_nothing_to_go_on_with_begins_anew_and_says_so(world):
 def test_words_for_the_runner(world):
     world.certify(gpus=(1, 3), isolation="process")
     assert world.calls[0]["arguments"] == ("--gpus", "1,3", "--isolation", "process")
+
+
+# ---- logs
+
+
+@pytest.mark.parametrize("scale", [{}, {TP2: 1.5}])
+def test_reports_name_the_logs_of_each_case(world, scale):
+    """Whether it passed or not; of a page that is written again too."""
+
+    def logs(results):
+        for name in ("cases/gpt-fp32-tp2/rank0.log", "repeat-2/cases/gpt-fp32-tp2/rank1.log"):
+            (results.parent / name).parent.mkdir(parents=True)
+            (results.parent / name).write_text("words")
+
+    world.spoil, world.faults = logs, {"scale": scale}
+    with pytest.raises(CertificationFailedError) if scale else contextlib.nullcontext():
+        world.certify(only=(TP2,), repeats=2)
+    (report,) = (world.project / "out").rglob("junit.xml")
+    run_dir = report.parent / "run/results"
+    told = [case.findtext("system-out", "") for case in ElementTree.parse(report).iter("testcase")]
+    assert not any("rank" in text for text in told if "baseline:" not in text)
+    assert all(f"log: {run_dir}/cases/gpt-fp32-tp2/rank0.log" in text for text in told if "baseline:" in text)
+    assert str(run_dir / "repeat-2/cases/gpt-fp32-tp2/rank1.log") in report.with_name("report.html").read_text()
 
 
 # ---- the way

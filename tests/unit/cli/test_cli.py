@@ -12,7 +12,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from helpers.locks import make_lock
+from helpers.locks import MAIN, make_lock
+from helpers.stack_files import write_stack
 from helpers.stores import keep_wheel
 from unit.wheels.test_key import PARTS
 
@@ -310,6 +311,31 @@ def test_print_cases(project, capsys):
     assert told["left_out"] == []
     assert run([*arguments, "--only", "gpt-fp32-dp2"]) == 0
     assert capsys.readouterr().out.splitlines() == ["gpt-fp32-baseline  1 process", "gpt-fp32-dp2       2 processes"]
+
+
+def test_print_cases_takes_the_packages_of_the_lock(project, capsys):
+    arguments = ["certify", "--stack", "mcore", "--target", "a100", "--base", "debian12-cu130"]
+    arguments += ["--matrix", "certify-full", "--print-cases", "--json"]
+    lock = make_lock(project / "lockfiles/mcore/debian12-cu130", f"{MAIN}mamba-ssm==2.2.4\n")
+    assert run(arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["lock"] == lock.digest
+    assert "hybrid-bf16-pp2" in {case["id"] for case in told["cases"]}
+    assert "mamba-ssm" not in " ".join(item["why"] for item in told["left_out"])
+
+
+def test_print_cases_without_a_lock_says_whose_packages_it_takes(project, capsys):
+    write_stack(project, "bare", {"torch": {"version": "==2.13.0"}}, base="debian12")
+    assert run(["certify", "--stack", "bare", "--target", "cpu", "--base", "debian12", "--print-cases", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["lock"] is None
+    assert "there is no lock of stack bare on base debian12: cases are left out by the packages that the stack's" in err
+
+
+def test_print_cases_of_a_named_lock_that_is_not_there_is_refused(project, capsys):
+    words = ["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--print-cases"]
+    assert run([*words, "--name", "no"]) == 3
+    assert "there is no lock of stack mcore on base debian12 named no" in capsys.readouterr().err
 
 
 def test_print_cases_says_what_is_left_out_and_why(project, capsys):
