@@ -54,7 +54,7 @@ def refused_there(row: Row) -> str:
     return ""
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(row=rows())
 def test_both_sides_refuse_the_same(row):
     here, there = refused_here(row), refused_there(row)

@@ -77,7 +77,7 @@ def meets(context: RankContext) -> None:
                 connection, _address = listener.accept()
                 connection.close()
     else:
-        socket.create_connection(("127.0.0.1", context.port), timeout=5).close()
+        socket.create_connection(("127.0.0.1", context.port), timeout=60).close()
     train(context)
 
 
@@ -143,14 +143,14 @@ def raises(context: RankContext) -> None:
     if context.rank == 1:
         traceback.print_exc = lambda: time.sleep(0.8)
         raise ValueError("planted in rank 1")
-    time.sleep(0.3)
+    wait_for(context.out / "cases" / context.case.id / "rank1.failure.json")
     raise ConnectionError("rank 0 lost its peer")
 
 
 def exits(context: RankContext) -> None:
     """Rank 1 leaves without a word; rank 0 puts its broken connection on record before that is seen."""
     if context.rank == 1:
-        time.sleep(0.1)
+        wait_for(context.out / "cases" / context.case.id / "rank0.failure.json")
         os._exit(3)
     raise ConnectionError("rank 0 lost its peer")
 

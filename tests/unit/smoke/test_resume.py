@@ -33,7 +33,7 @@ def write_plan(folder: Path, *cases: Document, **changes: object) -> None:
 
 
 def run(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(folder, *more), capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command(folder, *more), capture_output=True, text=True, timeout=120, check=False)
 
 
 def lines_of(folder: Path) -> list[Document]:
@@ -56,7 +56,7 @@ def interrupt_waiting(folder: Path, number: signal.Signals) -> int:
         if event["event"] == "step" and event["case"] == "waits-c":
             break
     process.send_signal(number)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     return process.returncode
 
 
@@ -251,5 +251,5 @@ def test_two_runs_do_not_share_a_directory(waiting: Path) -> None:
     assert done.returncode == 2
     assert "in use by another run" in done.stderr
     os.kill(process.pid, signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 130
