@@ -3,7 +3,8 @@
 Largest first: the job that needs most devices, and of those the longest, where what waits for a job counts with
 it. Before them go jobs that are urgent, and one that all others together might wait for: the longest such. Jobs that
 fit beside or before the first one that finds no room are let through, but only if, by their estimates, they do not
-delay it: so no job waits for ever.
+delay it: so no job waits for ever. Without an estimate a job may delay it by as much as a job takes: where nothing is
+known all seem to end at one moment, and places would stay free until then.
 """
 
 from collections.abc import Sequence
@@ -111,7 +112,8 @@ class Packer:
             if job.world_size > len(self._free):
                 reserved = reserved or self._reserve(job)
                 continue
-            if reserved is not None and now + self.seconds(job) > reserved[0]:
+            allowed = 0.0 if job.seconds is not None else self._unknown_seconds
+            if reserved is not None and now + self.seconds(job) > reserved[0] + allowed:
                 if job.world_size > reserved[1]:
                     continue
                 reserved = (reserved[0], reserved[1] - job.world_size)

@@ -97,6 +97,22 @@ def test_reservation_lets_only_what_ends_before_it_pass() -> None:
     assert keys(packer, 4.0) == ["all"]
 
 
+def test_without_estimates_small_jobs_pass_a_large_one_that_waits() -> None:
+    def waiting(seconds: float | None) -> Packer:
+        small = [job(f"small{number}", 1, seconds) for number in range(6)]
+        late = [job(f"late{number}", 4, seconds, "base") for number in range(4)]
+        packer = Packer([job("base", 1, seconds), *small, *late], range(4))
+        assert keys(packer) == ["base", "small0", "small1", "small2"]
+        packer.weights_saved("base")
+        packer.ended("small0")
+        return packer
+
+    # All seem to end together: the place that is free is not left so.
+    assert keys(waiting(None), 1.0) == ["small3"]
+    # Where it is known that it would delay the large one, it waits.
+    assert keys(waiting(15.0), 1.0) == []
+
+
 def test_unknown_duration_is_the_median_of_the_known() -> None:
     packer = Packer([job("a", seconds=2), job("b", seconds=4), job("c", seconds=9), job("d", seconds=None)], range(1))
     assert packer.seconds(job("d", seconds=None)) == 4
