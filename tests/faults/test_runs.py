@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -29,9 +31,21 @@ def written_plan(bench: Bench, folder: Path, *more: str) -> Path:
     return folder
 
 
-def run_by_hand(bench: Bench, folder: Path, *more: str | Path) -> None:
+def in_an_image(lock_digest: str, folder: Path) -> list[str | Path]:
+    """The words before a command that show it this machine with the fingerprint of an image of a lock."""
+    fingerprint = folder / "fingerprint.json"
+    fingerprint.write_text(json.dumps({"lock_digest": lock_digest}))
+    loader = ["--ro-bind", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    return [
+        *("bwrap", "--dev-bind", "/", "/", "--tmpfs", "/etc", *loader),
+        *("--ro-bind", fingerprint, "/etc/envbuild/fingerprint.json", "--"),
+    ]
+
+
+def run_by_hand(bench: Bench, folder: Path, *more: str | Path, before: Sequence[str | Path] = ()) -> None:
     """Run a plan as its README says."""
     words = [
+        *before,
         bench.stack.python,
         folder / "smoke.pyz",
         "run",
@@ -78,8 +92,9 @@ def test_results_of_another_image(bench: Bench, record: Record, mcore_lock: Lock
     old = tmp_path / "old.sqsh"
     old.write_bytes(b"the image that was there before")
     right, stale = (written_plan(bench, tmp_path / name, *own) for name in ("right", "stale"))
-    run_by_hand(bench, right, "--image", image.sqsh())
-    run_by_hand(bench, stale, "--image", old)
+    inside = in_an_image(mcore_lock.lock.digest, tmp_path)
+    run_by_hand(bench, right, "--image", image.sqsh(), before=inside)
+    run_by_hand(bench, stale, "--image", old, before=inside)
     healthy, outcome = judged(bench, right, *own), judged(bench, stale, *own)
     assert healthy.status == PASSED, healthy.words
     assert note(record, fault.id, outcome), outcome.document
