@@ -27,6 +27,7 @@ CASES_FAILED = 1
 BAD_PLAN = 2
 UNUSABLE_ENVIRONMENT = 3
 WRONG_GPUS = 4
+CANNOT_WRITE = 5
 INTERRUPTED = 130
 
 
@@ -147,6 +148,12 @@ def _run(arguments: argparse.Namespace) -> int:
     except UnusableEnvironmentError as error:
         _say(f"this environment cannot run the plan: {error}")
         return UNUSABLE_ENVIRONMENT
+    except OSError as error:
+        _say(
+            f"{out} cannot be written, or read: {error}; all ranks were killed, results that are there are kept; with "
+            "space and rights there, the same command with --resume goes on"
+        )
+        return CANNOT_WRITE
     for result in results:
         if result.failure is not None:
             where = f" (log: {out / result.failure.log})" if result.failure.log else ""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shlex
+import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Tool
+from helpers.processes import alive, wait_until
 
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.cases import expand
@@ -17,6 +23,7 @@ from envbuild.certify.plan import Expected, Subject, make_plan
 from envbuild.certify.results import read_results
 from envbuild.certify.zipapp import smoke_bytes
 from envbuild.core.digests import sha256_bytes
+from envbuild.lock.record import LockDirectory
 
 INTERLEAVED = "gpt-fp32-pp2-vp2"
 SUBJECT = Subject(name="n", stack="mcore", base="b", target="cpu", lock_digest="l", place="venv")
@@ -89,3 +96,60 @@ def test_certify_version_that_differs_from_the_lock_is_a_finding(
     results = read_results(tmp_path / "out" / "results.jsonl", plan, sha256_bytes(content))
     found = {(finding["code"], finding["package"], finding["expected"]) for finding in results.environment_findings}
     assert ("version-mismatch", package, "0.0.1") in found
+
+
+def processes_with(text: str) -> list[int]:
+    """Who has it on the command line."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if text.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return [pid for pid in found if alive(pid)]
+
+
+def case_lines(results: Path) -> list[str]:
+    """Whole lines about cases; none where nothing was written yet."""
+    with contextlib.suppress(FileNotFoundError):
+        return [line for line in results.read_text().splitlines(keepends=True) if '"type": "case"' in line]
+    return []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_certify_that_was_killed_leaves_no_process_and_goes_on_with_what_it_had(
+    stack_python: Path, mcore_lock: LockDirectory, site_cache: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    shutil.copytree(mcore_lock.path, tmp_path / "lockfiles" / "mcore" / mcore_lock.path.name)
+    tool, out = Tool(tmp_path, site_cache), tmp_path / "out"
+    words = ["certify", "--stack", "mcore", "--target", "cpu", "--in", "venv", "--venv", str(stack_python.parents[1])]
+    words += ["--only", "gpt-fp32-resume3", "--only", INTERLEAVED, "--out-dir", str(out)]
+    running = tool.start(*words)
+
+    def first_case() -> list[str]:
+        assert running.poll() is None, running.communicate()
+        return [line for file in out.rglob("results.jsonl") for line in case_lines(file)]
+
+    wait_until(first_case, 240)
+    running.send_signal(number)
+    _, err = running.communicate(timeout=60)
+    wait_until(lambda: not processes_with(str(out)), 30)
+    (results,) = out.rglob("results.jsonl")
+    kept = case_lines(results)
+    assert kept
+    assert "Traceback" not in err
+    assert list(out.rglob("*.intoto.jsonl")) == []
+
+    again = [*words, "--resume"]
+    if number == signal.SIGTERM:
+        assert running.returncode == 130
+        told = next(line for line in err.splitlines() if "Go on with the rest: envbuild " in line)
+        command = shlex.split(told.partition("envbuild ")[2])
+        assert sorted(command) == sorted(again)
+        again = command
+    done = json.loads(tool.run(*again, "--json").stdout)
+    assert [case["id"] for case in done["cases"]] == ["gpt-fp32-baseline", INTERLEAVED, "gpt-fp32-resume3"]
+    assert all(case["passed"] for case in done["cases"])
+    assert case_lines(results)[: len(kept)] == kept
+    assert results.read_text().count('"type": "resumed"') == 1
+    (certificate,) = out.rglob("*.intoto.jsonl")
+    assert str(certificate) == done["certificate"]

@@ -36,6 +36,7 @@ from envbuild.certify.verdicts import case_verdict, tolerances_json
 from envbuild.core import locks
 from envbuild.core.errors import (
     CertificateRefusedError,
+    CertificationCannotRunError,
     CertificationFailedError,
     CheckRefusedError,
     ResultsRefusedError,
@@ -46,6 +47,9 @@ from envbuild.core.progress import Reporter
 from envbuild.image.outputs import PlacedImage, verify
 from envbuild.store import seals
 from envbuild.store.local import LocalStore
+
+# Why nothing could run, where that tells of the image and not of the machine.
+OF_THE_IMAGE = ("image-lacks-stack", "runner-ended")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +206,9 @@ def _certify(job: Job, certificate: Path, store: LocalStore, reporter: Reporter,
     try:
         run = run_plan(job, plan, way, reporter, how.machinery.arguments(), resume=how.resume)
         verdicts = passed(job, cases, run, kept, reporter, way.name)
-    except (CertificationFailedError, ResultsRefusedError):
+    except (CertificationFailedError, ResultsRefusedError, CertificationCannotRunError) as error:
+        if isinstance(error, CertificationCannotRunError) and error.reason not in OF_THE_IMAGE:
+            raise
         # What was measured last counts, also where an earlier run passed.
         certificate.unlink(missing_ok=True)
         reuse.forget(job, cases, machine, store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -11,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from envbuild.catalog.catalog import Selection
+from envbuild.catalog.models import Device
 from envbuild.certify.by_hand import judge_folder, write_plan
 from envbuild.certify.calibrate import Calibration
 from envbuild.certify.calibrate import calibrate as propose_tolerances
@@ -98,10 +100,15 @@ def command(
     if print_cases:
         show_cases(session, selection, matrix_name, only, name)
         return
+    chosen = parse_gpus(gpus) if gpus is not None else ()
+    if chosen and selection.target.device is Device.CPU:
+        raise UsageError(
+            f"--gpus does nothing for target {selection.target_name}",
+            why="It is for the CPU.",
+            fix="Leave it out, or name a target with GPUs (`envbuild list targets`).",
+        )
     driver_of(selection)
-    machinery = Machinery(
-        runtime=runtime, venv=venv, gpus=parse_gpus(gpus) if gpus is not None else (), isolation=isolation
-    )
+    machinery = Machinery(runtime=runtime, venv=venv, gpus=chosen, isolation=isolation)
     how = How(machinery=machinery, fresh=fresh, resume=resume, signer=signer_of(session, key, key_password))
     lock = find_lock(session.project, selection, name)
     driver_of(selection, lock.lock)
@@ -241,5 +248,5 @@ def _tell_plan(session: Session, job: Job, folder: Path) -> None:
             "cases": [case.id for case in job.cases],
         },
         f"{shown(folder)}: a plan of {len(job.cases)} cases, the runner, and README.md, which says how to run it",
-        f"what comes back is judged with: envbuild certify ... --judge {shown(folder)}",
+        f"what comes back is judged with: envbuild certify ... --judge {shlex.quote(shown(folder))}",
     )

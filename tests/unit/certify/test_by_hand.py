@@ -271,6 +271,7 @@ def test_command_without_results_has_a_reason(world, command, tmp_path, capsys):
         (["--calibrate", "3", "--plan-out", "x"], "--plan-out does nothing with --calibrate"),
         (["--venv", "x"], "--venv does nothing with --in sqsh"),
         (["--in", "oci", "--runtime", "loop"], "--runtime does nothing with --in oci"),
+        (["--gpus", "0"], "--gpus does nothing for target cpu"),
         (["--gpus", "0,0"], "is no list of GPUs"),
         (["--gpus", "a"], "is no list of GPUs"),
         (["--gpus", ""], "is no list of GPUs"),

@@ -133,6 +133,21 @@ def test_lines_say_what_is_not_signed_and_what_is_reused_and_how_far_off_each_ca
     assert "key abc" in "\n".join(lines(made, "abc"))
 
 
+def test_certificate_of_a_run_that_did_not_end_is_none():
+    with pytest.raises(ValueError, match="did not come to its end"):
+        Certificate.model_validate(statement(measured=measured(finished_at=None)))
+
+
+def test_lines_hold_nothing_that_a_terminal_acts_on():
+    """Else a certificate could paint "verified" over what is told of it."""
+    found = measured()
+    found["machine"]["cpu_model"] = "\x1b[2J\x1b[Hverified\r\n\u202eyek\x9b1m"
+    made = Certificate.model_validate(statement(measured=found))
+    told = lines(made, None)
+    assert all(line.isprintable() for line in told)
+    assert any(r"\x1b[2J\x1b[Hverified\r\n\u202eyek\x9b1m" in line for line in told)
+
+
 def test_certificate_of_an_older_envbuild_is_refused_in_words(tmp_path):
     old = {"_type": STATEMENT_TYPE, "subject": [], "predicateType": "urn:envbuild:certificate:1", "predicate": {}}
     (tmp_path / "certificate.json").write_text(json.dumps(old, indent=2))

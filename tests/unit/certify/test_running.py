@@ -42,6 +42,19 @@ def test_runner_that_cannot_begin_says_why(world, status, reason):
     assert error.log.name == "smoke.log"
 
 
+@pytest.mark.parametrize(
+    ("status", "stays"), [(3, False), (-9, False), (4, True)], ids=["unusable", "killed", "other-gpus"]
+)
+def test_certificate_from_before_stays_only_where_the_machine_is_to_blame(world, status, stays):
+    before = world.certify().certificate
+    world.status = status
+    with pytest.raises(CertificationCannotRunError):
+        world.certify(fresh=True)
+    assert before.exists() == stays
+    world.status = 0
+    assert world.certify().ran != stays
+
+
 @pytest.mark.parametrize("status", [-9, 137])
 def test_runner_that_was_killed_is_told_by_its_signal_and_may_go_on(world, status):
     error = cannot_run(world, status, '{"event": "step", "case": "c"}', "words")

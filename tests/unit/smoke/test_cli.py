@@ -80,6 +80,33 @@ def test_refused_run_exits_2_and_writes_nothing(tmp_path: Path, damage: str) -> 
         assert (out / "results.jsonl").read_text() == "precious"
 
 
+def test_disk_that_is_full_exits_5_and_a_rerun_goes_on(tmp_path: Path) -> None:
+    """A limit to the size of files is what fills the disk: the results' file grows to it."""
+    cases = [case_document("train-baseline")]
+    cases += [case_document(f"train-{name}", "train-baseline", data=2) for name in "abcdef"]
+    out = tmp_path / "out"
+    command = [*FAKE, "run", "--plan", plan_file(tmp_path, *cases), "--out", str(out)]
+    limited = ["prlimit", "--fsize=6000", *command]
+    done = run(*limited)
+    assert done.returncode == 5
+    assert "cannot be written" in done.stderr
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert_gone(out)
+    again = run(*command, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert results(out)[-1]["completed"] == 7
+
+
+@pytest.mark.parametrize("what", ["a file", "no right"])
+def test_out_that_cannot_be_made_exits_5(tmp_path: Path, what: str) -> None:
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "out" if what == "a file" else Path("/proc/out")
+    done = run(*FAKE, "run", "--plan", plan_file(tmp_path, case_document("train-baseline")), "--out", str(out))
+    assert done.returncode == 5
+    assert "Traceback" not in done.stderr
+
+
 def test_only_brings_the_baseline_along(tmp_path: Path) -> None:
     cases = [case_document("train-baseline")]
     cases += [case_document(f"train-{name}", "train-baseline", data=2) for name in ("a", "b")]

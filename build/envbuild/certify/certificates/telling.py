@@ -28,7 +28,13 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
         ("plan", f"{predicate.plan_digest}, nonce {predicate.nonce}"),
     ]
     width = max(len(name) for name, _ in facts)
-    return [*(f"{name:<{width}}  {text}" for name, text in facts), "", *_table(predicate.cases)]
+    told = [*(f"{name:<{width}}  {text}" for name, text in facts), "", *_table(predicate.cases)]
+    return [visible(line) for line in told]
+
+
+def visible(text: str) -> str:
+    """The text with what a terminal would act on, or not show, written out: it is whatever somebody put there."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def count(cases: Iterable[CaseVerdict]) -> str:
