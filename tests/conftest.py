@@ -15,7 +15,7 @@ from envbuild.catalog.catalog import Catalog, Machine, Selection, select
 from envbuild.catalog.data import data_root
 from envbuild.catalog.site import load_site
 from envbuild.core import locks
-from envbuild.lock.locking import find_lock
+from envbuild.lock.finding import find_lock
 from envbuild.lock.record import LockDirectory
 from envbuild.lock.torch_builds import torch_source
 from envbuild.lock.uv import uv_program

@@ -8,8 +8,7 @@ from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes
 from envbuild.lock import record
-from envbuild.lock.locking import inputs_digest
-from envbuild.lock.planning import Request
+from envbuild.lock.inputs import Request, inputs_digest
 from envbuild.lock.record import PHASE_FILES, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
 
 MAIN = """\

@@ -29,7 +29,7 @@ from envbuild.launch.containers import InDocker
 from envbuild.launch.images import layers_of
 from envbuild.launch.local import OpenImage, open_layers
 from envbuild.launch.ways import Task, Where
-from envbuild.lock.locking import find_lock
+from envbuild.lock.finding import find_lock
 from envbuild.store.local import LocalStore
 
 STAND_IN = Path(__file__).parents[1] / "helpers" / "stand_in.py"

@@ -25,7 +25,7 @@ from envbuild.core.errors import BuildError
 from envbuild.core.progress import SilentReporter
 from envbuild.image.native import BuiltImage, build_image
 from envbuild.image.tars import read_members
-from envbuild.lock.locking import find_lock
+from envbuild.lock.finding import find_lock
 from envbuild.lock.record import LockDirectory
 from envbuild.store.local import LocalStore
 

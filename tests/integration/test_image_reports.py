@@ -31,7 +31,7 @@ from envbuild.image.layers import Layer, LayerWriter
 from envbuild.image.native import build_image
 from envbuild.image.oci import RunConfig, make_oci, write_layout
 from envbuild.image.record import ImageRecord
-from envbuild.lock.locking import find_lock
+from envbuild.lock.finding import find_lock
 from envbuild.store.local import LocalStore
 
 REPORTS = ("sbom.cdx.json", "sbom.spdx.json", "provenance.json")

@@ -17,8 +17,8 @@ from envbuild.catalog.site import load_site
 from envbuild.core.errors import NetworkError, ResolutionError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock import blame
+from envbuild.lock.inputs import Request
 from envbuild.lock.locking import lock_stack
-from envbuild.lock.planning import Request
 from envbuild.lock.record import read_lock
 from envbuild.store.local import LocalStore
 

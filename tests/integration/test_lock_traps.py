@@ -16,8 +16,8 @@ from envbuild.catalog.site import load_site
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock import writing
+from envbuild.lock.inputs import Request
 from envbuild.lock.locking import lock_stack
-from envbuild.lock.planning import Request
 from envbuild.lock.project import Project
 from envbuild.lock.record import read_lock
 from envbuild.store.local import LocalStore

@@ -27,7 +27,15 @@ from envbuild.certify.judge import Verdict, judge, run_problems
 from envbuild.certify.places import Machinery, open_way
 from envbuild.certify.plan import JUDGE_VERSION
 from envbuild.certify.problems import Problem
-from envbuild.certify.reports.report import Finding, Report, ReportFiles, end_of, report_of, write_reports
+from envbuild.certify.reports.report import (
+    Finding,
+    Report,
+    ReportFiles,
+    end_of,
+    report_of,
+    standing_reports,
+    write_reports,
+)
 from envbuild.certify.results import Results
 from envbuild.certify.reuse import Kept, Machine
 from envbuild.certify.running import RESULTS_DIR, Run, interrupted_cases, logs_of, run_plan
@@ -142,7 +150,8 @@ def certification(
         cases_run=cases_run,
         lock_is_current=job.lock_is_current,
         keyid=keyid,
-        reports=write_reports(
+        reports=standing_reports(job.folder, certificate)
+        or write_reports(
             job.folder,
             report_of(statement, name=job.subject.name, keyid=keyid, logs=logs_of(job, ran or job.folder / "run")),
         ),

@@ -19,7 +19,7 @@ from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
 from envbuild.image.outputs import PlacedImage, image_name
 from envbuild.launch.ways import WITHOUT_IMAGE, Where
-from envbuild.lock.locking import is_older
+from envbuild.lock.inputs import is_older
 from envbuild.lock.record import LockDirectory
 from envbuild.store.local import LocalStore
 

@@ -9,10 +9,7 @@ from pathlib import Path
 from envbuild.certify.job import Job
 from envbuild.core.errors import CertificationCannotRunError, InternalError, MachineError, UsageError
 from envbuild.core.progress import Reporter
-from envbuild.image.docker.engine import open_engine
-from envbuild.image.docker.job import image_tag
-from envbuild.image.outputs import PlacedImage
-from envbuild.launch.containers import InDocker
+from envbuild.image.outputs import PlacedImage, image_tag
 from envbuild.launch.gpus import Driver, Gpu, find_driver, gpus_here
 from envbuild.launch.images import InLayers, InSqsh
 from envbuild.launch.local import probe
@@ -89,6 +86,9 @@ def open_way(job: Job, machinery: Machinery, reporter: Reporter) -> Way:
 def _in_image(job: Job, image: PlacedImage, machinery: Machinery, reporter: Reporter) -> Way:
     given = handed_on(os.environ) if job.on_gpus else {}
     if job.asked.place == "docker":
+        from envbuild.image.docker.engine import open_engine
+        from envbuild.launch.containers import InDocker
+
         record = image.record
         tag = image_tag(image.lock_name, record.base, record.target)
         return InDocker(image=image, engine=open_engine(), tag=tag, reporter=reporter, gpus=job.on_gpus, given=given)

@@ -30,7 +30,7 @@ from envbuild.core.errors import ConfigurationError, InterruptedByUserError, Usa
 from envbuild.image.outputs import PlacedImage, find_image
 from envbuild.launch.local import RUNTIMES
 from envbuild.launch.ways import WITHOUT_IMAGE, Where
-from envbuild.lock.locking import find_lock
+from envbuild.lock.finding import find_lock
 
 # What a plan that is only written, or judged, has no use for.
 MACHINERY = ("gpus", "isolation", "runtime", "venv", "fresh", "resume")

@@ -22,7 +22,7 @@ from envbuild.cli.output import put
 from envbuild.core.errors import UsageError
 from envbuild.core.files import write_atomic
 from envbuild.lock.export import Format, export_lock
-from envbuild.lock.locking import find_lock
+from envbuild.lock.finding import find_lock
 
 # PEP 751: tools know such files by their names.
 PYLOCK_NAME = re.compile(r"^pylock(\.[^.]+)?\.toml$")

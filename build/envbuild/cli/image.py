@@ -16,11 +16,12 @@ from envbuild.core.errors import UsageError
 from envbuild.image.checks.rules import RULES
 from envbuild.image.docker.choosing import Asked, Made, make_image
 from envbuild.image.docker.choosing import Builder as Maker
-from envbuild.image.docker.job import Job, dockerfile_of, image_tag
-from envbuild.image.outputs import OCI_DIR, SQSH_FILE, PlacedImage, check_place, place
+from envbuild.image.docker.job import Job, dockerfile_of
+from envbuild.image.outputs import OCI_DIR, SQSH_FILE, PlacedImage, check_place, image_tag, place
 from envbuild.image.squash.compression import DEFAULT, NAMES, Compression, check_readable
 from envbuild.image.squash.packing import BUILDERS, Builder, Packing
-from envbuild.lock.locking import find_lock, is_older
+from envbuild.lock.finding import find_lock
+from envbuild.lock.inputs import is_older
 from envbuild.lock.place import lock_command
 
 FORMATS = ("docker", "oci", "sqsh")

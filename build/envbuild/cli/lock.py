@@ -19,16 +19,10 @@ from envbuild.lock.checks import CODES
 from envbuild.lock.components import Repositories
 from envbuild.lock.components import parse_pins as parse_refs
 from envbuild.lock.difference import compare, summary
-from envbuild.lock.locking import (
-    LockResult,
-    lock_path,
-    lock_stack,
-    resolved,
-    shipped_lock,
-)
+from envbuild.lock.finding import lock_path, shipped_lock
+from envbuild.lock.inputs import Request, request_of
+from envbuild.lock.locking import LockResult, lock_stack, resolved
 from envbuild.lock.naming import foreign_pins, variant_name
-from envbuild.lock.place import request_of
-from envbuild.lock.planning import Request
 from envbuild.lock.project import cuda_major
 from envbuild.lock.record import RECORD_FILE, read_lock
 from envbuild.lock.review import check as review

@@ -9,7 +9,7 @@ from envbuild.certify.ground import Ground
 from envbuild.cli.common import Session
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
-from envbuild.lock.locking import find_lock
+from envbuild.lock.finding import find_lock
 from envbuild.lock.record import LockDirectory
 
 

@@ -20,7 +20,7 @@ from envbuild.cli.common import (
     shown,
 )
 from envbuild.core.digests import Json, sha256_bytes, short
-from envbuild.lock.locking import find_lock
+from envbuild.lock.finding import find_lock
 from envbuild.sync.install import WHEELS_PHASE
 from envbuild.sync.local import sync
 from envbuild.wheels.checking.prebuilt import PackageCode

@@ -68,6 +68,11 @@ def image_name(lock_name: str, base: str, target: str) -> str:
     return f"{lock_name}-{base}-{target}"
 
 
+def image_tag(lock_name: str, base: str, target: str) -> str:
+    """The name of an image in a daemon: ``<lock>:<base>-<target>``; a lock has its stack's name, or one of its own."""
+    return f"{lock_name}:{base}-{target}"
+
+
 def image_path(out_dir: Path, lock_name: str, base: str, target: str) -> Path:
     """Where the image of a lock on a base for a target is put."""
     return out_dir / "images" / image_name(lock_name, base, target)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.files import machine_errors, os_error
-from envbuild.image.record import RECORD_FILE
-from envbuild.image.reports.writing import CYCLONEDX_FILE, PROVENANCE_FILE, SPDX_FILE
+from envbuild.image.record import CYCLONEDX_FILE, PROVENANCE_FILE, RECORD_FILE, SPDX_FILE
 from envbuild.store.seals import SEAL_FILE
 
 SCHEMA = "envbuild.image/"

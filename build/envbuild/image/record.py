@@ -13,6 +13,10 @@ from envbuild.core.errors import ConfigurationError
 from envbuild.core.validation import in_words
 
 RECORD_FILE = "record.json"
+# Its reports.
+CYCLONEDX_FILE = "sbom.cdx.json"
+SPDX_FILE = "sbom.spdx.json"
+PROVENANCE_FILE = "provenance.json"
 M = TypeVar("M", bound=Model)
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 SCHEMA: Literal["envbuild.image/1"] = "envbuild.image/1"

@@ -7,31 +7,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.catalog.catalog import SINGULAR, Selection, definition_digest
-from envbuild.catalog.data import data_root
+from envbuild.catalog.catalog import Selection
 from envbuild.catalog.site import Site
 from envbuild.core import locks
-from envbuild.core.digests import Json, digest_of, sha256_bytes, short
-from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError, ResolutionError, UsageError
+from envbuild.core.digests import sha256_bytes, short
+from envbuild.core.errors import CheckRefusedError, MachineError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
 from envbuild.lock import asof, record
 from envbuild.lock.blame import explain_pins
 from envbuild.lock.checks import CheckFinding, refuse
 from envbuild.lock.components import Repositories
-from envbuild.lock.naming import checked_name
-from envbuild.lock.place import publish, refuse_to_replace, refuse_what_is_no_lock, request_of, tidy
-from envbuild.lock.planning import Request, make_plan
-from envbuild.lock.ranges import may_hold
+from envbuild.lock.finding import shipped_lock
+from envbuild.lock.inputs import Request, inputs_digest
+from envbuild.lock.place import publish, refuse_to_replace, refuse_what_is_no_lock, tidy
+from envbuild.lock.planning import make_plan
 from envbuild.lock.record import Lock, LockDirectory, read_lock
 from envbuild.lock.refs import GIT_PREFIX, GitRef
 from envbuild.lock.workplace import Workplace
 from envbuild.lock.writing import write_lock
 from envbuild.store.local import LocalStore
-
-# Raised when a lock made from the same inputs would come out differently.
-FORMAT = 2
-
 
 # Says what is wrong with a lock.
 Accept = Callable[[LockDirectory], tuple[CheckFinding, ...]]
@@ -43,127 +38,6 @@ class LockResult:
 
     directory: LockDirectory
     built: bool
-
-
-def lock_path(project_dir: Path, name: str, base: str) -> Path:
-    """Where a lock is written: ``name`` is the stack's, or that of a variant of it."""
-    return project_dir / record.LOCKFILES / name / base
-
-
-def shipped_lock(name: str, base: str) -> Path | None:
-    """The lock directory that comes with envbuild; None when none does."""
-    path = lock_path(data_root(), name, base)
-    return path if (path / record.RECORD_FILE).is_file() else None
-
-
-def find_lock(project_dir: Path, selection: Selection, name: str | None = None) -> LockDirectory:
-    """The lock of a stack on a base: the project's own, else the one that comes with envbuild.
-
-    The project's own is taken even where it is older than its stack (see :func:`is_older`); the other one only where
-    it was made from the definitions that are in force in the project.
-
-    Args:
-        name: of a lock that is not the stack's own (``envbuild lock --name``).
-
-    Raises:
-        ConfigurationError: there is none, or only one that was made from other definitions; says how to make it.
-        UsageError: the lock of that name is of another stack.
-    """
-    stack, base = selection.stack_name, selection.base_name
-    kept = stack if name is None else checked_name(name)
-    path = lock_path(project_dir, kept, base)
-    if (path / record.RECORD_FILE).is_file():
-        return _of_stack(read_lock(path), selection)
-    if shipped := shipped_lock(kept, base):
-        lock = _of_stack(read_lock(shipped), selection)
-        _refuse_foreign(lock, selection, path)
-        return lock
-    named = "" if kept == stack else f" named {kept}"
-    elsewhere = [file.parent.name for file in sorted(path.parent.glob(f"*/{record.RECORD_FILE}"))]
-    raise ConfigurationError(
-        f"there is no lock of stack {stack} on base {base}{named}",
-        why=f"{path} does not exist" + (f"; {path.parent} has it on {', '.join(elsewhere)}." if elsewhere else "."),
-        fix=f"Make it first: envbuild lock --stack {stack} --base {base} --target TARGET"
-        + (f" --name {kept} (and its pins)" if named else ""),
-    )
-
-
-def _of_stack(directory: LockDirectory, selection: Selection) -> LockDirectory:
-    """The lock, if it is of the selected stack: bases, targets and cases are chosen by the stack."""
-    stack, name = directory.lock.stack, directory.path.parent.name
-    if stack == selection.stack_name:
-        return directory
-    raise UsageError(
-        f"the lock named {name} on base {directory.path.name} is not of stack {selection.stack_name}",
-        why=f"{directory.path} was made from stack {stack}.",
-        fix=f"Name its stack: --stack {stack}" + ("" if name == stack else f" --name {name}"),
-    )
-
-
-def _refuse_foreign(directory: LockDirectory, selection: Selection, own: Path) -> None:
-    """Refuse a lock that comes with envbuild where the project defines something that decides it in another way."""
-    lock, catalog = directory.lock, selection.catalog
-    made_for = Selection(catalog, lock.stack, lock.base.name, selection.target_name)
-    if not is_older(lock, made_for):
-        return
-    definitions = (
-        ("stacks", lock.stack, made_for.stack, lock.inputs.stack_digest),
-        ("bases", lock.base.name, made_for.base, lock.inputs.base_digest),
-    )
-    others = [
-        f"{SINGULAR[kind]} {name} in {catalog.path(kind, name)}"
-        for kind, name, now, was in definitions
-        if definition_digest(now) != was
-    ]
-    named = "" if own.parent.name == lock.stack else f" --name {own.parent.name} (and its pins)"
-    raise ConfigurationError(
-        f"the lock of {own.parent.name} on {own.name} that comes with envbuild is not for the definitions here",
-        why=f"{directory.path} was made from another definition than: "
-        f"{', '.join(others) or f'the conflicts and companions in {catalog.folders[0]}'}.\n"
-        f"This project has no lock of its own: {own} does not exist.",
-        fix=f"Make it: envbuild lock --stack {lock.stack} --base {lock.base.name}{named}",
-    )
-
-
-def inputs_digest(selection: Selection, request: Request) -> str:
-    """The digest of everything that decides a lock, except the moment and where branches stand."""
-    value: dict[str, Json] = {
-        "format": FORMAT,
-        "stack": definition_digest(selection.stack),
-        "base": definition_digest(selection.base),
-        "torch_build": request.torch_build or selection.base.torch.build,
-        "pins": dict(sorted(request.pins.items())),
-        "as_of": request.as_of or "",
-        "allow": [*sorted(set(request.allow))],
-        **_companions(selection),
-        **({"declared_ranges": True} if may_hold(selection.stack, request.pins) else {}),
-        "conflicts": {name: definition_digest(item) for name, item in selection.catalog.conflicts().items()},
-        # What the checks hold a lock to; a target's words are no part of it.
-        "targets": {
-            entry.target: [list(target.sm), target.driver or ""]
-            for entry in selection.stack.builds
-            for target in [selection.catalog.target(entry.target)]
-        },
-    }
-    return digest_of(value)
-
-
-def _companions(selection: Selection) -> dict[str, Json]:
-    """The tables of companions that can decide something of the stack; nothing when none can."""
-    stack = selection.stack
-    leads = [name for name in (stack.anchor, stack.takeover.lead if stack.takeover else None) if name is not None]
-    tables = {name: selection.catalog.companions(name) for name in leads}
-    found: dict[str, Json] = {
-        name: definition_digest(table)
-        for name, table in tables.items()
-        if table is not None and table.names() & stack.undecided()
-    }
-    return {"companions": found} if found else {}
-
-
-def is_older(lock: Lock, selection: Selection) -> bool:
-    """Whether the stack, the base, the conflicts or the companions are others than when the lock was made."""
-    return lock.inputs.digest != inputs_digest(selection, request_of(lock))
 
 
 def lock_stack(

@@ -10,16 +10,8 @@ from envbuild.catalog.catalog import Selection
 from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.core.files import machine_errors, remove_tree, replace_tree
 from envbuild.lock import record
-from envbuild.lock.planning import Request
-from envbuild.lock.record import PHASE_FILES, Lock, LockDirectory, read_lock
-
-
-def request_of(lock: Lock) -> Request:
-    """What the command line said when the lock was made."""
-    inputs = lock.inputs
-    return Request(
-        pins=inputs.pins, as_of=inputs.as_of_request, torch_build=inputs.torch_build_request, allow=inputs.allow
-    )
+from envbuild.lock.inputs import Request, request_of
+from envbuild.lock.record import PHASE_FILES, LockDirectory, read_lock
 
 
 def lock_command(directory: LockDirectory) -> str:

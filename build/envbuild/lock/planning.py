@@ -34,6 +34,7 @@ from envbuild.lock.components import (
 from envbuild.lock.cuda_releases import Exemption, for_cuda
 from envbuild.lock.declared import Declarations
 from envbuild.lock.driver import Led, commit_without_llm, led
+from envbuild.lock.inputs import Request
 from envbuild.lock.metadata import CompileMetadata, build_requires, compile_metadata
 from envbuild.lock.project import Project, cuda_major, extras_of
 from envbuild.lock.ranges import hold_to_declared
@@ -47,25 +48,6 @@ from envbuild.lock.workplace import Workplace
 
 # Build requirements that the environment has anyway, at the version that the stack says.
 _ALREADY_THERE = frozenset({"torch"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the command line adds to the stack's file.
-
-    Attributes:
-        pins: text after ``--pin COMPONENT=``, by component.
-        as_of: text after ``--as-of``; None for the stack's own.
-        torch_build: the build of torch instead of the base's.
-        allow: codes of checks whose findings are let pass.
-        base_named: the base is meant, and not only the first that the stack names.
-    """
-
-    pins: Mapping[str, str] = field(default_factory=dict)
-    as_of: str | None = None
-    torch_build: str | None = None
-    allow: tuple[str, ...] = ()
-    base_named: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

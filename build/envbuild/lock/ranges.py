@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Base, Stack
 from envbuild.core.progress import Reporter
@@ -19,15 +18,6 @@ from envbuild.lock.components import Chosen, Origin
 from envbuild.lock.declared import Declarations, Range
 from envbuild.lock.project import extras_of
 from envbuild.lock.releases import EXACT
-
-
-def may_hold(stack: Stack, pins: Mapping[str, str]) -> bool:
-    """Whether declared ranges can decide something of a stack's lock with these pins."""
-    every = stack.every_component()
-    used = {name for spec in every.values() for name in spec.uses}
-    pinned = {canonicalize_name(name) for name in pins}
-    taking_part = {canonicalize_name(name) for name, spec in every.items() if spec.uses or name in used}
-    return bool(used & stack.undecided() or taking_part & pinned)
 
 
 def hold_to_declared(

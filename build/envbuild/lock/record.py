@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tomlkit
 from packaging.utils import canonicalize_name
 from pydantic import Field
 
@@ -232,6 +231,8 @@ def _seal(lock: Lock) -> str:
 
 def render(lock: Lock) -> str:
     """The text of ``stack.lock.toml``."""
+    import tomlkit  # slow, and most commands only read
+
     document = tomlkit.document()
     document.add(tomlkit.comment("Written by `envbuild lock`; review it, do not edit it."))
     document.add(tomlkit.nl())

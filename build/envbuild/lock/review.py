@@ -12,8 +12,9 @@ from envbuild.catalog.site import Site
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError
 from envbuild.core.progress import Reporter
 from envbuild.lock.components import Repositories
-from envbuild.lock.locking import LockResult, is_older, lock_path, lock_stack, moved_branches
-from envbuild.lock.planning import Request
+from envbuild.lock.finding import lock_path
+from envbuild.lock.inputs import Request, is_older
+from envbuild.lock.locking import LockResult, lock_stack, moved_branches
 from envbuild.lock.record import LOCKFILES, RECORD_FILE, read_lock
 from envbuild.store.local import LocalStore
 

@@ -1,6 +1,7 @@
 """`certify` from an image to a certificate, with a runner that can be told to fail: what counts, and what does not."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,22 @@ def test_certificate_as_it_was_written_counts(world, certificate):
     assert [case.id for case in done.statement.predicate.cases] == [case["id"] for case in done.statement.cases_json()]
     assert certificate.read_bytes() == before
     assert not any(note.startswith("note:") for note in world.told.notes)
+
+
+def test_reports_of_a_certificate_that_counts_stay_and_missing_or_older_ones_are_written(world, certificate):
+    page, junit = certificate.parent / "report.html", certificate.parent / "junit.xml"
+    was = page.read_bytes(), junit.read_bytes()
+    stamp = page.stat().st_mtime_ns
+    world.certify()
+    assert page.stat().st_mtime_ns == stamp
+    page.unlink()
+    world.certify()
+    assert page.read_bytes() == was[0]
+    junit.write_text("of a run before it")
+    older = certificate.stat().st_mtime_ns - 1
+    os.utime(junit, ns=(older, older))
+    world.certify()
+    assert (page.read_bytes(), junit.read_bytes()) == was
 
 
 def test_certificate_in_another_layout_does_not_count(world, certificate):

@@ -10,7 +10,7 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Stack
 from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.declared import Declared, _metadata_of
-from envbuild.lock.ranges import may_hold
+from envbuild.lock.inputs import may_hold
 
 LINES = (
     "torch>=2.6.0",

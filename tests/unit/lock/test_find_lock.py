@@ -10,8 +10,9 @@ from envbuild.catalog.catalog import Catalog, Machine, Selection, select
 from envbuild.catalog.data import data_root
 from envbuild.cli.main import run
 from envbuild.core.errors import ConfigurationError
-from envbuild.lock import locking
-from envbuild.lock.locking import find_lock, is_older
+from envbuild.lock import finding
+from envbuild.lock.finding import find_lock
+from envbuild.lock.inputs import is_older
 from envbuild.lock.place import lock_command
 from envbuild.lock.record import read_lock
 
@@ -32,7 +33,7 @@ def shipped(tmp_path, project, monkeypatch):
     """An envbuild that comes with a lock of mcore, made from the stack and base that come with it."""
     path = tmp_path / "shipped" / "lockfiles" / "mcore" / "debian12"
     make_lock(path, inputs=inputs_of(selected(project)))
-    monkeypatch.setattr(locking, "data_root", lambda: tmp_path / "shipped")
+    monkeypatch.setattr(finding, "data_root", lambda: tmp_path / "shipped")
     return path
 
 

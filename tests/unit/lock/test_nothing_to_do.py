@@ -12,8 +12,8 @@ from envbuild.catalog.site import load_site
 from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock import locking
-from envbuild.lock.locking import LockResult, inputs_digest, lock_stack
-from envbuild.lock.planning import Request
+from envbuild.lock.inputs import Request, inputs_digest
+from envbuild.lock.locking import LockResult, lock_stack
 from envbuild.lock.record import Inputs
 from envbuild.store.local import LocalStore
 

@@ -15,7 +15,8 @@ from envbuild.core.progress import SilentReporter
 from envbuild.lock import moment, planning
 from envbuild.lock.components import choose_anchor, parse_pins
 from envbuild.lock.git import CommitKind
-from envbuild.lock.planning import Request, git_build_requires
+from envbuild.lock.inputs import Request
+from envbuild.lock.planning import git_build_requires
 from envbuild.lock.workplace import Workplace
 from envbuild.store.local import LocalStore
 

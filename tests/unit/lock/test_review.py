@@ -13,9 +13,8 @@ from envbuild.catalog.data import data_root
 from envbuild.core.errors import ConfigurationError, NetworkError, UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock import review
-from envbuild.lock.locking import inputs_digest
+from envbuild.lock.inputs import Request, inputs_digest
 from envbuild.lock.naming import foreign_pins, variant_name
-from envbuild.lock.planning import Request
 from envbuild.lock.record import Inputs, LockedBase, LockedComponent
 from envbuild.lock.review import check, committed, every_selection
 

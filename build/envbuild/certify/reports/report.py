@@ -104,6 +104,16 @@ def report_of(certificate: Certificate, *, name: str, keyid: str | None, logs: d
     )
 
 
+def standing_reports(folder: Path, certificate: Path) -> ReportFiles | None:
+    """The reports in a folder, where both were written after the certificate that they tell of; else None."""
+    files = ReportFiles(folder / JUNIT_FILE, folder / PAGE_FILE)
+    try:
+        written = min(path.stat().st_mtime_ns for path in (files.junit, files.page))
+        return files if written >= certificate.stat().st_mtime_ns else None
+    except FileNotFoundError:
+        return None
+
+
 def write_reports(folder: Path, report: Report) -> ReportFiles:
     """Write ``junit.xml`` and ``report.html`` into a folder, in the place of older ones."""
     from envbuild.certify.reports.junit import junit_xml

@@ -168,8 +168,3 @@ def _not_made() -> MadeBase:
     layer = LayerRecord(name="base", digest=NOT_MADE, diff_id=NOT_MADE, size_bytes=0, unpacked_bytes=0, entries=0)
     record = BaseRecord(schema="envbuild.base/2", layers=(layer,), made_by="", packages={})
     return MadeBase(path=Path(), record=record, built=False)
-
-
-def image_tag(lock_name: str, base: str, target: str) -> str:
-    """The name of an image in a daemon: ``<lock>:<base>-<target>``; a lock has its stack's name, or one of its own."""
-    return f"{lock_name}:{base}-{target}"

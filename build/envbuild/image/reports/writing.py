@@ -6,15 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from envbuild.image.record import CYCLONEDX_FILE, PROVENANCE_FILE, SPDX_FILE
 from envbuild.image.reports import cyclonedx, provenance, spdx
 from envbuild.image.reports.referrers import Report
 from envbuild.image.reports.subject import Subject
 
 # Raised when the reports of the same image would come out differently.
 FORMAT = 1
-CYCLONEDX_FILE = "sbom.cdx.json"
-SPDX_FILE = "sbom.spdx.json"
-PROVENANCE_FILE = "provenance.json"
 
 
 def reports_of(subject: Subject, key: str, tools: Mapping[str, str]) -> tuple[Report, ...]:
