@@ -24,7 +24,7 @@ from envbuild.catalog.models import Device
 from envbuild.certify.cases import Case, expand
 from envbuild.certify.ground import Ground
 
-PASSED, FAILED, REFUSED = 0, 7, 13
+PASSED, FAILED, CANNOT_RUN, REFUSED = 0, 7, 8, 13
 # Ranks that hang are given this long.
 HANGING_SECONDS = 8
 

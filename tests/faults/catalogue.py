@@ -106,9 +106,9 @@ RUNS = (
         broken="the runner is killed in the middle of a case",
         where="process",
         plant=Switch(name="killed-runner", always=True),
-        check="ResultsRefusedError",
+        check="CertificationCannotRunError",
         case=DATA,
-        says="truncated",
+        says="runner-ended",
         at="run",
     ),
     Fault(

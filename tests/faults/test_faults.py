@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from faults.bench import FAILED, PASSED, REFUSED, Bench
+from faults.bench import CANNOT_RUN, FAILED, PASSED, REFUSED, Bench
 from faults.catalogue import FAULTS
 from faults.kinds import Edit, Fault, Scenario
 from faults.record import Record
 
+# Checks that are errors have exit codes of their own.
+STATUSES = {"ResultsRefusedError": REFUSED, "CertificationCannotRunError": CANNOT_RUN}
 PLANTED = [fault for fault in FAULTS if not isinstance(fault.plant, Scenario)]
 
 
@@ -23,7 +25,7 @@ def test_fault_is_found_by_the_check_that_is_named(bench: Bench, record: Record,
     caught = outcome.finds(fault, where)
     record.add(fault, caught=caught, checks=outcome.checks(), seconds=outcome.seconds)
     assert caught, f"{outcome.checks()}: {outcome.document}\n{outcome.words}"
-    assert outcome.status == (REFUSED if fault.check == "ResultsRefusedError" else FAILED), outcome.words
+    assert outcome.status == STATUSES.get(fault.check, FAILED), outcome.words
     if isinstance(fault.plant, Edit):
         # A wheel that was built with it is what its RECORD says: nothing but the named check could find it.
         assert outcome.problems(None) == []
