@@ -6,8 +6,8 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ from envbuild.core.process import Finished, mask
 from envbuild.core.progress import Reporter
 from envbuild.image.docker.engine import Engine
 from envbuild.image.docker.loading import put_into
-from envbuild.image.outputs import PlacedImage
-from envbuild.launch.images import manifest_of, variables_of
+from envbuild.launch.images import OfImage, manifest_of
 from envbuild.launch.ways import IMAGE_DIR, PLAN, RESULTS, RUNNER, UNBUFFERED, Task
 
 # How long the runner may take to end its ranks when it is told to stop.
@@ -28,7 +27,7 @@ MOUNTED = f"{IMAGE_DIR}/manifest.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class InDocker:
+class InDocker(OfImage):
     """A container of the image, without a network, that is gone afterwards; the runner hashes the image's manifest.
 
     Attributes:
@@ -36,24 +35,14 @@ class InDocker:
         gpus: whether it has the machine's GPUs.
     """
 
-    image: PlacedImage
     engine: Engine
     tag: str
     reporter: Reporter
     gpus: bool = False
-    given: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         return self.engine.version
-
-    @property
-    def python(self) -> str:
-        return self.image.record.python
-
-    def variables(self) -> Mapping[str, str]:
-        """See :class:`~envbuild.launch.ways.Way`."""
-        return {**variables_of(self.image), **self.given}
 
     def run(self, task: Task) -> Finished:
         """See :class:`~envbuild.launch.ways.Way`."""

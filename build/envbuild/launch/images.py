@@ -16,21 +16,15 @@ from envbuild.launch.ways import IMAGE_DIR, PLAN, RESULTS, RUNNER, UNBUFFERED, T
 
 
 @dataclass(frozen=True, kw_only=True)
-class InSqsh:
-    """Opens the .sqsh with a runtime; the runner hashes the file before it starts.
+class OfImage:
+    """What every way into an image shares.
 
     Attributes:
         given: variables besides the image's own.
     """
 
     image: PlacedImage
-    runtime: Runtime
-    driver: Driver | None = None
     given: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.runtime.name
 
     @property
     def python(self) -> str:
@@ -39,6 +33,18 @@ class InSqsh:
     def variables(self) -> Mapping[str, str]:
         """See :class:`~envbuild.launch.ways.Way`."""
         return {**variables_of(self.image), **self.given}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InSqsh(OfImage):
+    """Opens the .sqsh with a runtime; the runner hashes the file before it starts."""
+
+    runtime: Runtime
+    driver: Driver | None = None
+
+    @property
+    def name(self) -> str:
+        return self.runtime.name
 
     def run(self, task: Task) -> Finished:
         """See :class:`~envbuild.launch.ways.Way`."""
@@ -47,24 +53,14 @@ class InSqsh:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InLayers:
+class InLayers(OfImage):
     """From its layers, each held to its digest; the runner hashes the manifest that names them."""
 
-    image: PlacedImage
     driver: Driver | None = None
-    given: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         return LAYERS
-
-    @property
-    def python(self) -> str:
-        return self.image.record.python
-
-    def variables(self) -> Mapping[str, str]:
-        """See :class:`~envbuild.launch.ways.Way`."""
-        return {**variables_of(self.image), **self.given}
 
     def run(self, task: Task) -> Finished:
         """See :class:`~envbuild.launch.ways.Way`."""

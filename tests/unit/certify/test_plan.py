@@ -6,6 +6,7 @@ import json
 import jsonschema
 import pytest
 from helpers.matrices import six_layouts
+from unit.certify.plans import SUBJECT
 
 from envbuild.catalog.data import data_root
 from envbuild.catalog.matrix import AxisBand
@@ -22,15 +23,6 @@ MATRIX = six_layouts()
 CPU = Ground(device=Device.CPU)
 H200 = Ground(device=Device.CUDA, sm=("90",))
 CASES = expand(MATRIX, "certify-quick", CPU)
-SUBJECT = Subject(
-    name="n",
-    stack="mcore",
-    base="debian12",
-    target="cpu",
-    lock_digest=sha256_bytes(b"lock"),
-    oci_digest=sha256_bytes(b"oci"),
-    sqsh_digest=sha256_bytes(b"sqsh"),
-)
 
 
 def plan(**changes: object) -> dict:
