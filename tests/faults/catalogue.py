@@ -129,6 +129,7 @@ RUNS = (
         plant=Scenario(),
         case=DATA,
         check="bandwidth",
+        says="the floor is",
         at="run",
     ),
     Fault(

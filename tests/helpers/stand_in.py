@@ -99,16 +99,19 @@ def bandwidth_line(asked, **changes):
     return {**line, **changes}
 
 
-def results_of(plan_bytes: bytes, scale=None, **run) -> list[dict]:
-    """The lines of results.jsonl for a plan; ``scale`` multiplies the losses of the cases it names."""
+def results_of(plan_bytes: bytes, scale=None, sweep=None, **run) -> list[dict]:
+    """The lines of results.jsonl for a plan.
+
+    ``scale`` multiplies the losses of the cases it names; ``sweep`` has fields of the bandwidth's line.
+    """
     plan = json.loads(plan_bytes)
     cases = [
         case_line(plan, case, repeat, (scale or {}).get(case["id"], 1.0))
         for case in plan["cases"]
         for repeat in range(1, plan["repeats"] + 1)
     ]
-    sweep = [bandwidth_line(plan["bandwidth"])] if plan["bandwidth"] else []
-    return [run_line(plan_bytes, **run), *cases, *sweep, end_line(cases)]
+    swept = [bandwidth_line(plan["bandwidth"], **(sweep or {}))] if plan["bandwidth"] else []
+    return [run_line(plan_bytes, **run), *cases, *swept, end_line(cases)]
 
 
 def write(path: Path, lines: list[dict]) -> None:

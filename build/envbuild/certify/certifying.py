@@ -321,7 +321,8 @@ def proof_of(job: Job, run: Run) -> _Proof:
 def measured_of(results: Results, smoke_digest: str, plan: Mapping[str, Any]) -> Measured:
     """What a run measured beside its cases."""
     bandwidth = None
-    if results.bandwidth is not None:
+    # Of a sweep that failed there are no figures; the problem says why.
+    if results.bandwidth is not None and results.bandwidth["failure"] is None:
         fields = {name: results.bandwidth[name] for name in ("ranks", "backend", "transports", "points")}
         floor = (plan["bandwidth"] or {}).get("floor_gigabytes_per_second")
         bandwidth = Bandwidth.model_validate({**fields, "floor_gigabytes_per_second": floor})

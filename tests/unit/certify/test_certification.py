@@ -354,6 +354,20 @@ def test_failing_run_shows_the_cases_as_a_passing_one_does(world, in_project, ca
     assert error["environment_findings"] == ([FINDING] if name == "a-version" else [])
 
 
+def test_sweep_that_failed_is_a_failure_of_the_run(world, in_project, capsys):
+    matrices = world.project / "envs" / "matrices"
+    matrices.mkdir(parents=True, exist_ok=True)
+    quick = world.selection.catalog.path("matrices", "certify-quick").read_text()
+    (matrices / "swept.toml").write_text(f'{quick}\n[bandwidth]\nsizes_bytes = [1024]\ndevices = ["cpu"]\n')
+    failure = {"rank": 1, "exit_status": 1, "kind": "exception", "message": "connection timed out", "log": None}
+    world.faults = {"sweep": {"backend": None, "transports": None, "points": [], "failure": failure}}
+    assert in_project("--matrix", "swept") == 7
+    (problem,) = strict(capsys.readouterr().out)["error"]["problems"]
+    assert problem == {"check": "bandwidth", "text": "measuring it failed: connection timed out"}
+    (page,) = (world.project / "out").rglob("report.html")
+    assert "connection timed out" in page.read_text()
+
+
 def test_results_that_cannot_be_judged_are_refused(world, in_project, capsys):
     world.spoil = lambda results: results.write_text("{")
     assert in_project() == 13
