@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envbuild.certify.job import Job
+from envbuild.certify.job import Asked, Job
 from envbuild.certify.plan import deciding
 from envbuild.certify.results import Results, read_results
 from envbuild.certify.telling import Watcher
@@ -96,7 +97,7 @@ def run_plan(
     where = "inside the image, network off" if job.certifies_image else f"in {way.python}"
     with reporter.step(f"train {len(seen['cases'])} cases {where} ({way.name})"):
         finished = way.run(task)
-    _check_status(finished, watcher, folder)
+    _check_status(finished, watcher, folder, job.asked)
     return read_run(folder, data, results_dir / RESULTS_FILE, job.smoke_digest)
 
 
@@ -184,7 +185,7 @@ def _limit(plan: Mapping[str, Any]) -> float:
     return float(START_SECONDS + seconds * plan["repeats"])
 
 
-def _check_status(finished: Finished, watcher: Watcher, folder: Path) -> None:
+def _check_status(finished: Finished, watcher: Watcher, folder: Path, asked: Asked) -> None:
     """Raise what the runner's exit status says, unless it is that there are results."""
     status, log = finished.status, folder / LOG_FILE
     if status in (COMPLETED, CASES_FAILED):
@@ -215,10 +216,24 @@ def _check_status(finished: Finished, watcher: Watcher, folder: Path) -> None:
     raise CertificationCannotRunError(
         "the environment cannot run the plan",
         why=why or f"The runner {describe_status(status)}.",
-        fix=f"The log has the whole story; try it by hand: the plan is {folder / PLAN_FILE}.",
+        fix=(_install_the_lock(asked) if status == UNUSABLE else "")
+        + f"The log has the whole story; try it by hand: the plan is {folder / PLAN_FILE}.",
         log=log,
         reason=reasons[status],
     )
+
+
+def _install_the_lock(asked: Asked) -> str:
+    """How an environment gets the lock; nothing for an image, which was made of it."""
+    selection = asked.selection
+    words = ["--stack", selection.stack_name, "--base", selection.base_name, "--target", selection.target_name]
+    words += ["--name", asked.lock_name] if asked.lock_name else []
+    sync = f"envbuild sync {shlex.join(words)} --into DIR"
+    if asked.place == "venv":
+        return f"Is the lock installed there? It is by: {sync}. "
+    if asked.place == "here":
+        return f"`python` on PATH is what is certified. Install the lock ({sync}), then: --in venv --venv DIR. "
+    return ""
 
 
 _GPU_FIXES = {

@@ -13,10 +13,19 @@ import click
 
 from envbuild.cli.output import put
 from envbuild.core.digests import Json
-from envbuild.core.errors import EnvbuildError, InternalError, MachineError, UsageError
+from envbuild.core.errors import (
+    CertificationCannotRunError,
+    CertificationFailedError,
+    EnvbuildError,
+    InternalError,
+    MachineError,
+    UsageError,
+)
 from envbuild.core.files import os_error
 from envbuild.diagnose.signatures import Match, match_text
 
+# Stages of failures that an environment in which cases are to run has behind it.
+BEFORE_ANYTHING_RUNS = ("lock", "install", "build", "sqsh")
 LOG_TAIL_BYTES = 256 * 1024
 
 
@@ -86,4 +95,5 @@ def _known(error: EnvbuildError) -> list[Match]:
         with error.log.open("rb") as stream:
             stream.seek(max(0, error.log.stat().st_size - LOG_TAIL_BYTES))
             text += "\n" + stream.read().decode(errors="replace")
-    return match_text(text)[:3]
+    ran = isinstance(error, CertificationFailedError | CertificationCannotRunError)
+    return match_text(text, BEFORE_ANYTHING_RUNS if ran else ())[:3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -54,8 +55,9 @@ def signatures() -> tuple[Signature, ...]:
     )
 
 
-def match_text(text: str) -> list[Match]:
-    """The known failures whose text occurs, in the order in which they occur."""
-    hits = [(found.start(), entry) for entry in signatures() if (found := entry.pattern.search(text))]
+def match_text(text: str, without: Collection[str] = ()) -> list[Match]:
+    """The known failures whose text occurs, in the order in which they occur; not those of the stages ``without``."""
+    known = [entry for entry in signatures() if entry.stage not in without]
+    hits = [(found.start(), entry) for entry in known if (found := entry.pattern.search(text))]
     hits.sort(key=lambda hit: hit[0])
     return [Match(entry.id, entry.cause, entry.fix, entry.source) for _, entry in hits]

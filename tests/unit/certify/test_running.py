@@ -11,6 +11,7 @@ from envbuild.certify import places
 from envbuild.certify.job import Job, make_job
 from envbuild.certify.places import Machinery, open_way
 from envbuild.cli.main import run
+from envbuild.cli.report import as_json
 from envbuild.core.errors import (
     CertificationCannotRunError,
     CertificationFailedError,
@@ -77,6 +78,19 @@ def test_reason_reaches_programs(world, monkeypatch, capsys):
     world.status = 3
     assert run(["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--json"]) == 8
     assert json.loads(capsys.readouterr().out)["error"]["reason"] == "image-lacks-stack"
+
+
+@pytest.mark.parametrize(
+    ("place", "told"), [("sqsh", None), ("venv", "Is the lock installed there"), ("here", "`python` on PATH is")]
+)
+def test_environment_without_the_stack_is_told_with_what_installs_it(world, capsys, place, told):
+    world.status, world.says = 3, ["ModuleNotFoundError: No module named 'torch'"]
+    with pytest.raises(CertificationCannotRunError) as caught:
+        world.certify(place=place, **({} if place == "sqsh" else {"image": None}))
+    sync = "envbuild sync --stack mcore --base debian12 --target cpu --into DIR"
+    assert (sync in caught.value.fix, (told or "") in caught.value.fix) == (told is not None, True)
+    # That a build lacks torch is a failure of building, and none of running.
+    assert as_json(caught.value)["known"] == []
 
 
 def test_runner_without_results_is_no_success(world):
@@ -228,8 +242,8 @@ def test_machine_without_a_runtime_is_refused(world, monkeypatch, place):
     def missing(*arguments):
         raise MachineError("there is none", fix="Install it.")
 
-    for name in ("open_engine", "probe"):
-        monkeypatch.setattr(places, name, missing)
+    monkeypatch.setattr("envbuild.image.docker.engine.open_engine", missing)
+    monkeypatch.setattr("envbuild.certify.places.probe", missing)
     with pytest.raises(CertificationCannotRunError, match="there is none") as caught:
         open_way(make_job(world.asked(place=place), world.store), Machinery(), world.told)
     assert (caught.value.reason, caught.value.fix) == ("no-runtime", "Install it.")
