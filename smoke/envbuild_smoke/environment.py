@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envbuild_smoke import installed, libraries, redirect_cpu
+from envbuild_smoke import installed, libraries, redirect_cpu, unlisted
 from envbuild_smoke.gpus import Gpu
 from envbuild_smoke.names import normalize
 from envbuild_smoke.plan import Device, Plan
@@ -58,24 +58,43 @@ def find_file(module: str) -> str | None:
 
 
 def all_findings(
-    plan: Plan, ready: Mapping[str, Any], files: Sequence[installed.Finding]
+    plan: Plan,
+    ready: Mapping[str, Any],
+    files: Sequence[installed.Finding],
+    image: Mapping[str, Any] | None = None,
 ) -> list[dict[str, str | None]]:
-    """Return what is not as the lock says; `ready` is what the template reported, `files` what was found before."""
+    """Return what is not as the lock says.
+
+    `ready` is what the template reported, `files` what was found before, `image` what is known of the image this is in.
+    """
     result = findings(plan.expected_versions, ready.get("modules", {}))
     result += files
     folders = [folder for folder in sys.path if Path(folder).is_dir() and folder.endswith("-packages")]
     known = libraries.reachable(folders)
     for name, paths in libraries.twice(known, ready.get("libraries", {})).items():
         result.append({"code": "library-twice", "package": name, "expected": None, "found": ", ".join(paths)})
+    if image is None:
+        result += unlisted.startup_findings(ready.get("started", {}))
+    else:
+        result += _other_python(image)
     for module, error in ready.get("missing", {}).items():
         result.append({"code": "module-missing", "package": module, "expected": None, "found": error})
     return result
 
 
-def file_findings(expected: Mapping[str, str]) -> list[installed.Finding]:
+def _other_python(image: Mapping[str, Any]) -> list[dict[str, str | None]]:
+    """Return `other-python` when this is not the Python that the image has the lock's packages for."""
+    own = (image["fingerprint"] or {}).get("python")
+    if not isinstance(own, str) or os.path.realpath(Path(own).parents[1]) == os.path.realpath(sys.prefix):
+        return []
+    return [installed.finding("other-python", None, own, sys.executable)]
+
+
+def file_findings(plan: Plan, *, in_image: bool) -> list[installed.Finding]:
     """Return the findings about the files of the lock's packages."""
-    files = installed.recorded(expected)
-    return installed.file_findings(files) + installed.shadowed(files)
+    files = installed.recorded(plan.expected_versions)
+    bytecode = [] if in_image else unlisted.bytecode_findings(files, plan.expected_modules)
+    return installed.file_findings(files) + installed.shadowed(files) + bytecode
 
 
 def findings(

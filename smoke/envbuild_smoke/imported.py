@@ -12,6 +12,7 @@ from typing import Any
 from envbuild_smoke.environment import MODULES
 from envbuild_smoke.libraries import mapped
 from envbuild_smoke.rank import last_line
+from envbuild_smoke.unlisted import STARTING
 
 
 def describe(modules: Sequence[str]) -> dict[str, Any]:
@@ -33,6 +34,7 @@ def describe(modules: Sequence[str]) -> dict[str, Any]:
         "modules": {name: _module(sys.modules[name]) for name in MODULES if name in sys.modules},
         "missing": missing(modules),
         "libraries": mapped(),
+        "started": {name: getattr(sys.modules[name], "__file__", None) for name in STARTING if name in sys.modules},
     }
 
 

@@ -60,7 +60,7 @@ def file_findings(files: dict[str, list[RecordedFile]]) -> list[Finding]:
     every = [file for package in files.values() for file in package]
     with ThreadPoolExecutor(max_workers=min(8, len(os.sched_getaffinity(0)) * 2)) as threads:
         problems = [problem for problem in threads.map(_problem, every, chunksize=64) if problem]
-    return _shortened(problems)
+    return shortened(problems)
 
 
 def shadowed(files: dict[str, list[RecordedFile]], path: Sequence[str] | None = None) -> list[Finding]:
@@ -73,7 +73,7 @@ def shadowed(files: dict[str, list[RecordedFile]], path: Sequence[str] | None = 
             origin = spec.origin if spec else None
             # Without an origin it is a namespace, whose parts may lie anywhere.
             if origin and Path(origin).is_absolute() and os.path.realpath(origin) not in listed:
-                findings.append(_finding("shadowed", package, expected, origin))
+                findings.append(finding("shadowed", package, expected, origin))
     return findings
 
 
@@ -107,13 +107,13 @@ def _problem(file: RecordedFile) -> Finding | None:
         size = Path(file.path).stat().st_size
         difference = None if ".dist-info/" in file.name else _difference(file, size)
     except FileNotFoundError:
-        return _finding("file-missing", file.package, file.path, None)
+        return finding("file-missing", file.package, file.path, None)
     except OSError as error:
         difference = (file.digest, error.strerror or str(error))
     if difference is None:
         return None
     expected, found = difference
-    return _finding("file-differs", file.package, expected, f"{file.path}: {found}")
+    return finding("file-differs", file.package, expected, f"{file.path}: {found}")
 
 
 def _difference(file: RecordedFile, size: int) -> tuple[str, str] | None:
@@ -139,7 +139,7 @@ def _is_hashed(name: str) -> bool:
     return name.endswith(_HASHED_SUFFIXES) or ".so." in name.rpartition("/")[2]
 
 
-def _shortened(problems: list[Finding]) -> list[Finding]:
+def shortened(problems: list[Finding]) -> list[Finding]:
     """Return the first few of each package and kind, and how many more there are."""
     kept: dict[tuple[str | None, str | None], list[Finding]] = {}
     for problem in problems:
@@ -149,9 +149,10 @@ def _shortened(problems: list[Finding]) -> list[Finding]:
         findings += group[:_MOST_OF_A_KIND]
         if len(group) > _MOST_OF_A_KIND:
             more = f"{len(group) - _MOST_OF_A_KIND} more of its files"
-            findings.append(_finding(code, package, None, more))
+            findings.append(finding(code, package, None, more))
     return findings
 
 
-def _finding(code: str | None, package: str | None, expected: str | None, found: str | None) -> Finding:
+def finding(code: str | None, package: str | None, expected: str | None, found: str | None) -> Finding:
+    """Return a finding; `code` is one of the results' schema."""
     return {"code": code, "package": package, "expected": expected, "found": found}

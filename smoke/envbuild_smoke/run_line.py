@@ -24,7 +24,7 @@ def make(
     unusable: str | None,
 ) -> dict[str, Any]:
     """Return the line; `ready` is what the template reported, empty if it did not come to that."""
-    findings = environment.all_findings(plan, ready, files)
+    findings = environment.all_findings(plan, ready, files, options.image)
     if unusable is not None:
         findings.append({"code": "unusable", "package": None, "expected": None, "found": unusable})
     gpus = options.gpus

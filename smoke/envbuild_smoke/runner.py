@@ -131,7 +131,7 @@ class _Runner:
         started_at = now()
         self._pool.start_template()
         # While the template imports.
-        files = environment.file_findings(self._plan.expected_versions)
+        files = environment.file_findings(self._plan, in_image=self._options.image is not None)
         ready: dict[str, Any] = {}
         unusable: str | None = None
         try:

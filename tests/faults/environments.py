@@ -77,12 +77,18 @@ class Environment:
         assert found == 1, f"{file} is in {found} RECORDs"
 
     def add_switch(self) -> None:
-        """Have every interpreter of this environment import the switch as it starts."""
+        """Have every interpreter of this environment import the switch, a package, as it starts."""
+        name = SWITCH.stem
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
+        record = f"{name}.py,,\n{name}.pth,,\n{name}-1.dist-info/METADATA,,\n{name}-1.dist-info/RECORD,,\n"
         new_file(self.site_packages / SWITCH.name, SWITCH.read_bytes())
-        new_file(self.site_packages / "envbuild_fault.pth", b"import envbuild_fault\n")
+        new_file(self.site_packages / f"{name}.pth", f"import {name}\n".encode())
+        for file, content in (("METADATA", metadata), ("RECORD", record)):
+            new_file(self.site_packages / f"{name}-1.dist-info" / file, content.encode())
 
 
 def new_file(path: Path, content: bytes) -> None:
     """Put a new file in the place of one that other environments share."""
+    path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     path.write_bytes(content)

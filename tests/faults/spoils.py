@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sysconfig
 from pathlib import Path
 
 from faults.environments import Environment, new_file
 
 Variables = dict[str, str]
+
+# With the header of bytecode that belongs to the source as it is (PEP 552).
+OTHER_BYTECODE = """
+import importlib.util, marshal, pathlib, struct, sys
+source = pathlib.Path(sys.argv[1])
+text, status = source.read_text(), source.stat()
+changed = text.replace("self.softmax_scale = 1.0 /", "self.softmax_scale = 2.0 /")
+assert changed != text
+header = importlib.util.MAGIC_NUMBER + struct.pack("<III", 0, int(status.st_mtime), status.st_size)
+cache = pathlib.Path(importlib.util.cache_from_source(source))
+cache.parent.mkdir(exist_ok=True)
+cache.unlink(missing_ok=True)
+cache.write_bytes(header + marshal.dumps(compile(changed, str(source), "exec", dont_inherit=True)))
+"""
 
 
 def extension_removed(environment: Environment) -> Variables:
@@ -22,6 +37,19 @@ def extension_changed(environment: Environment) -> Variables:
     path = _extension(environment)
     content = path.read_bytes()
     new_file(path, content[:-1] + bytes([content[-1] ^ 1]))
+    return {}
+
+
+def bytecode_changed(environment: Environment) -> Variables:
+    """Attention is scaled otherwise in the bytecode that Python takes, and the source is the one of the wheel."""
+    source = environment.site_packages / "megatron/core/transformer/dot_product_attention.py"
+    subprocess.run([environment.python, "-c", OTHER_BYTECODE, source], check=True)
+    return {}
+
+
+def code_at_start(environment: Environment) -> Variables:
+    """Somebody left a .pth file with code in the environment."""
+    new_file(environment.site_packages / "left_behind.pth", b"import os; os.environ['LEFT_BEHIND'] = '1'\n")
     return {}
 
 
