@@ -19,6 +19,7 @@ from envbuild.catalog.site import Site, load_site
 from envbuild.cli.output import put
 from envbuild.core.digests import Json
 from envbuild.core.progress import Reporter, choose_reporter
+from envbuild.core.text import printable_lines
 from envbuild.lock.record import PHASE_FILES, LockDirectory
 from envbuild.store.local import LocalStore
 
@@ -112,7 +113,7 @@ class Session:
         if self.as_json:
             put(json.dumps(result, indent=2) + "\n")
         elif not self.quiet:
-            put("".join(f"{line}\n" for line in lines))
+            put("".join(f"{printable_lines(line)}\n" for line in lines))
 
 
 class Place(click.Path):

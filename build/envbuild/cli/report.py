@@ -22,6 +22,7 @@ from envbuild.core.errors import (
     UsageError,
 )
 from envbuild.core.files import os_error
+from envbuild.core.text import printable_lines
 from envbuild.diagnose.signatures import Match, match_text
 
 # Stages of failures that an environment in which cases are to run has behind it.
@@ -77,10 +78,10 @@ def render(error: EnvbuildError, matches: list[Match], *, colour: bool) -> str:
     def style(text: str, **how: object) -> str:
         return click.style(text, **how) if colour else text  # type: ignore[arg-type]
 
-    lines = [f"{style('error:', fg='red', bold=True)} {style(error.what, bold=True)}"]
+    lines = [f"{style('error:', fg='red', bold=True)} {style(printable_lines(error.what), bold=True)}"]
     for label, text in (("why", error.why), ("do", error.fix), ("log", str(error.log) if error.log else "")):
         if text:
-            first, *rest = text.splitlines()
+            first, *rest = map(printable_lines, text.splitlines())
             lines.append(f"  {style(f'{label}:', bold=True):<5} {first}")
             lines += [f"       {line}" for line in rest]
     for match in matches:

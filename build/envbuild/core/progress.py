@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from envbuild.core.text import printable, printable_lines
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
@@ -64,7 +66,7 @@ class PlainReporter:
     def note(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads, or nothing can be written; the work goes on
             # One write: lines of threads do not run into each other.
-            sys.stderr.write(f"{self._of}{text}\n")
+            sys.stderr.write(f"{self._of}{printable_lines(text)}\n")
             sys.stderr.flush()
 
     def update(self, text: str) -> None:
@@ -99,7 +101,7 @@ class RichReporter:
         self._titles: list[str] = []
 
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(printable_lines(text), markup=False)
 
     def update(self, text: str) -> None:
         if self._status is not None and self._titles:
@@ -107,7 +109,7 @@ class RichReporter:
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[None]:
-        started = time.monotonic()
+        started, title = time.monotonic(), printable(title)
         self._titles.append(title)
         if self._status is None:
             self._status = self._console.status(self._line(""))

@@ -84,6 +84,26 @@ def test_plain_update_drops_escape_codes_and_long_text(clock, capsys):
     assert len(line) < 200
 
 
+def test_notes_and_titles_hold_nothing_that_a_terminal_acts_on(clock, capsys):
+    """They have words of tools, of images and of results in them."""
+    reporter = PlainReporter()
+    with reporter.step("open \x1b]0;owned\x07"):
+        reporter.note("rank 1 failed:\n\tdone\r\x1b[2K  certified \udcff")
+    told = capsys.readouterr().err
+    assert "rank 1 failed:\n\tdone\\r\\x1b[2K  certified \\udcff\n" in told
+    assert "\x1b" not in told
+
+    def work() -> None:
+        reporter = RichReporter()
+        with reporter.step("open \x1b]0;owned\x07"):
+            reporter.note("done\r\x1b[5m certified \udcff")
+
+    shown = on_a_terminal(work)
+    assert "done\\r\\x1b[5m certified \\udcff" in shown
+    assert "\x1b[5m" not in shown
+    assert "\x1b]0" not in shown
+
+
 @given(st.text())
 def test_plain_updates_are_one_printable_line(text):
     assert not re.search(r"[\x00-\x1f\x7f-\x9f]", progress._shown(text))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from envbuild.certify.certificates.statement import CaseVerdict, Certificate, Measured, Numbers
+from envbuild.core.text import printable
 
 COLUMNS = ("case", "repeat", "loss", "grad norm", "weights", "from")
 
@@ -29,12 +30,7 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
     ]
     width = max(len(name) for name, _ in facts)
     told = [*(f"{name:<{width}}  {text}" for name, text in facts), "", *_table(predicate.cases)]
-    return [visible(line) for line in told]
-
-
-def visible(text: str) -> str:
-    """The text with what a terminal would act on, or not show, written out: it is whatever somebody put there."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+    return [printable(line) for line in told]
 
 
 def count(cases: Iterable[CaseVerdict]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.image.merging.members import printable
+from envbuild.core.text import printable
 from envbuild.image.record import BaseConfig
 
 M = TypeVar("M", bound=BaseModel)

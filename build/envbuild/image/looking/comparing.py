@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from envbuild.core.digests import Json
 from envbuild.image.looking.inspecting import Inspected, configuration, megabytes
-from envbuild.image.merging.members import printable
+from envbuild.core.text import printable
 
 ONE_OF = {"environment": "variable", "labels": "label"}
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from envbuild.core.digests import Json
 from envbuild.core.files import machine_errors
-from envbuild.image.merging.members import Kind, Member, printable
+from envbuild.core.text import printable
+from envbuild.image.merging.members import Kind, Member
 from envbuild.image.merging.merge import merged
 from envbuild.image.merging.stream import Content
 from envbuild.image.opening.model import OpenedImage

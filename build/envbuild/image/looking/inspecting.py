@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.core.digests import Json, short
 from envbuild.core.progress import Reporter
-from envbuild.image.merging.members import printable
+from envbuild.core.text import printable
 from envbuild.image.opening.model import OpenedImage
 from envbuild.image.surveys.keeping import KeptSurvey, keep_survey
 from envbuild.store.local import LocalStore

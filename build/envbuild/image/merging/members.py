@@ -81,15 +81,6 @@ def shown(name: str) -> str:
     return repr(name if len(name) <= SHOWN_CHARACTERS else name[:SHOWN_CHARACTERS] + "...")
 
 
-def printable(text: str) -> str:
-    """A text of an image as a terminal may get it: control characters and odd bytes are escaped, line ends too."""
-    if text.isprintable():
-        return text
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape", "backslashreplace").decode("ascii") for one in text
-    )
-
-
 def tidy_name(name: str, *, absolute: bool = False) -> str:
     """A member's name as it is used here: ``./a//b/`` is ``a/b``.
 

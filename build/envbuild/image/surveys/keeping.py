@@ -12,7 +12,8 @@ from envbuild.core.files import write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.image.layers import Layer
 from envbuild.image.merging.blobs import LayerBlob
-from envbuild.image.merging.members import Member, printable
+from envbuild.core.text import printable
+from envbuild.image.merging.members import Member
 from envbuild.image.merging.single import members_of
 from envbuild.image.merging.stream import Content
 from envbuild.image.surveys.survey import FORMAT, Survey, survey

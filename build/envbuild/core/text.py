@@ -1,0 +1,22 @@
+"""Texts that somebody else wrote, as a terminal may get them."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """A text in one line: what a terminal would act on, or not show, is written out, line ends too."""
+    return _written_out(text, keep="")
+
+
+def printable_lines(text: str) -> str:
+    """The same, with its lines and tabs as they are."""
+    return _written_out(text, keep="\n\t")
+
+
+def _written_out(text: str, keep: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one in keep else one.encode("unicode_escape", "backslashreplace").decode("ascii")
+        for one in text
+    )
