@@ -207,7 +207,7 @@ def _certify(job: Job, certificate: Path, store: LocalStore, reporter: Reporter,
     kept = {name: item for name, item in kept.items() if name not in going_on}
     cases = tuple(case for case in job.cases if case.id not in kept)
     if not cases:
-        show(reused := [kept[case.id].verdict for case in job.cases], reporter)
+        show(reused := [kept[case.id].verdict for case in job.cases], (), reporter)
         newest = max(kept.values(), key=lambda item: item.finished_at)
         _write(job, certificate, way.name, _Proof.of_kept(newest), reused, how.signer)
         return 0
@@ -245,9 +245,7 @@ def passed(
     for verdict in judged:
         by_case.setdefault(verdict.case.id, []).append(verdict)
     verdicts = tuple(verdict for case in job.cases for verdict in by_case.get(case.id, ()))
-    show(verdicts, reporter)
-    for problem in problems:
-        reporter.note(f"  FAILED    {problem}")
+    show(verdicts, problems, reporter)
     remove_tree(run.folder / RESULTS_DIR / "checkpoints")
     if problems or not all(verdict.passed for verdict in verdicts):
         if space_is_low(run.folder):

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.data import data_root
+from envbuild.catalog.fields import moment_of
+from envbuild.core import jsonread
 from envbuild.core.digests import Json
 from envbuild.core.errors import ResultsRefusedError
 
@@ -182,33 +184,37 @@ def _records(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(lines[:-1], 1):
         try:
-            record = json.loads(line, object_pairs_hook=_each_key_once, parse_constant=_no_constant)
-        except (ValueError, RecursionError) as error:
+            record = _writable(jsonread.loads(line))
+        except ValueError as error:
             raise _Refused(SCHEMA, f"Line {number} is no JSON: {error}") from error
         _check_schema(record, number)
         records.append(record)
     return records
 
 
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("an object has a key twice")
-    return found
-
-
-def _no_constant(word: str) -> None:
-    raise ValueError(f"JSON has no {word}; the runner writes null for a number that is not finite")
+def _writable(value: Any) -> Any:
+    """A JSON value whose texts can be written as UTF-8: bytes of a name that was none are written out."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_writable(key): _writable(item) for key, item in value.items()}
+    return [_writable(item) for item in value] if isinstance(value, list) else value
 
 
 @cache
 def _validators() -> Mapping[str, Any]:
     """A validator for each type of line."""
     from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
 
+    # To JSON schema 1.0 and 1e300 are integers; to the models of a certificate they are not.
+    whole = Draft202012Validator.TYPE_CHECKER.redefine(
+        "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool)
+    )
+    validator = extend(Draft202012Validator, type_checker=whole)  # type: ignore[no-untyped-call]
     schema = json.loads((data_root() / SCHEMA_FILE).read_text())
     kinds = [item["$ref"].rsplit("/", 1)[1] for item in schema["oneOf"]]
-    return {kind: Draft202012Validator({"$ref": f"#/$defs/{kind}", "$defs": schema["$defs"]}) for kind in kinds}
+    return {kind: validator({"$ref": f"#/$defs/{kind}", "$defs": schema["$defs"]}) for kind in kinds}
 
 
 def _check_schema(record: object, number: int) -> None:
@@ -233,7 +239,17 @@ def _frame(records: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str,
         raise _Refused(TRUNCATED, "The runner did not come to its end: the last line, of type end, is missing.")
     if kinds[-1] != "end" or kinds.count("end") != 1:
         raise _Refused(SCHEMA, "It has lines behind its end.")
-    return records[0], records[-1]
+    run, end = records[0], records[-1]
+    for moment in (run["started_at"], end["finished_at"]):
+        _check_moment(moment)
+    return run, end
+
+
+def _check_moment(text: str) -> None:
+    try:
+        moment_of(text)
+    except ValueError:
+        raise _Refused(SCHEMA, f"It has a moment that is none: {text!r:.60}.") from None
 
 
 def _check_plan(run: Mapping[str, Any], plan: Mapping[str, Any], plan_digest: str) -> None:
@@ -243,7 +259,8 @@ def _check_plan(run: Mapping[str, Any], plan: Mapping[str, Any], plan_digest: st
         ("digest", run["plan_digest"], plan_digest),
     ):
         if stated != expected:
-            raise _Refused(PLAN, f"They are of another plan: its {name} is {stated}, and this one's is {expected}.")
+            why = f"its {name} is {stated!r:.500}, and this one's is {expected!r:.500}"
+            raise _Refused(PLAN, f"They are of another plan: {why}.")
 
 
 def _check_image(image: Mapping[str, Any] | None, subject: Mapping[str, str]) -> None:
@@ -268,7 +285,7 @@ def _check_fingerprint(fingerprint: Mapping[str, Any] | None, lock_digest: str) 
     if fingerprint.get("lock_digest") != lock_digest:
         stated = fingerprint.get("lock_digest")
         raise _Refused(
-            IMAGE, f"The plan is about lock {lock_digest}; what ran says that it was made from lock {stated}."
+            IMAGE, f"The plan is about lock {lock_digest}; what ran says that it was made from lock {stated!r:.100}."
         )
 
 
@@ -278,7 +295,7 @@ def _check_cases(found: Sequence[CaseResult], plan: Mapping[str, Any], end: Mapp
     seen: set[tuple[str, int]] = set()
     for result in found:
         if result.case not in known or result.repeat > repeats:
-            raise _Refused(PLAN, f"The plan has no case {result.case!r} with repeat {result.repeat}.")
+            raise _Refused(PLAN, f"The plan has no case {result.case!r:.150} with repeat {result.repeat}.")
         if (result.case, result.repeat) in seen:
             raise _Refused(REPEATED, f"Case {result.case} is in it twice (repeat {result.repeat}).")
         seen.add((result.case, result.repeat))
@@ -292,10 +309,7 @@ def _check_cases(found: Sequence[CaseResult], plan: Mapping[str, Any], end: Mapp
 
 def _number(value: float | None) -> float:
     """JSON has no NaN and no infinity: the runner writes null for a number that is not finite."""
-    try:
-        return math.nan if value is None else float(value)
-    except OverflowError:
-        return math.inf
+    return math.nan if value is None else float(value)
 
 
 def _case_result(record: Mapping[str, Any]) -> CaseResult:

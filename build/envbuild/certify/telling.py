@@ -12,9 +12,11 @@ from envbuild.certify.problems import Problem
 from envbuild.certify.verdicts import verdict_json
 from envbuild.core.errors import CertificationFailedError
 from envbuild.core.progress import Reporter
+from envbuild.core.text import printable
 
 # What a person reads of an error; the report has everything.
 MOST_LINES = 60
+MOST_CHARACTERS = 1000
 
 
 class Watcher:
@@ -45,7 +47,7 @@ class Watcher:
                     self._reporter.note("  bandwidth measured")
                     return
                 case "cannot-run":
-                    self.cannot_run = str(event["reason"]), str(event["message"])
+                    self.cannot_run = _brief(event["reason"]), _brief(event["message"])
                     return
                 case _:
                     return
@@ -55,7 +57,7 @@ class Watcher:
         self._reporter.update(f"{self._ended} done; {running}" if running else f"{self._ended} done")
 
     def _finished(self, event: dict[str, object]) -> None:
-        case, status, seconds = str(event["case"]), event["status"], float(str(event["seconds"]))
+        case, status, seconds = _brief(event["case"]), _brief(event["status"]), float(str(event["seconds"]))
         self._running.pop(case, None)
         self._ended += 1
         repeat = int(str(event.get("repeat", 1)))
@@ -69,12 +71,22 @@ class Watcher:
             )
 
 
+def _brief(said: object) -> str:
+    """What a runner, a rank or a results file says, in one line that is not endless."""
+    text = str(said)
+    return printable(text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}...")
+
+
 def _again(repeat: int) -> str:
     return f" (repeat {repeat})" if repeat > 1 else ""
 
 
-def show(verdicts: Sequence[Verdict], reporter: Reporter) -> None:
-    """One line a case, however often it was trained, and one for each repeat of it that failed."""
+def show(verdicts: Sequence[Verdict], problems: Sequence[Problem], reporter: Reporter) -> None:
+    """One line a case, however often it was trained, and one for each repeat of it that failed.
+
+    Args:
+        problems: of the run as a whole, told last.
+    """
     by_case: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_case.setdefault(verdict.case.id, []).append(verdict)
@@ -85,7 +97,11 @@ def show(verdicts: Sequence[Verdict], reporter: Reporter) -> None:
             if not verdict.passed:
                 more = len(verdict.problems) - 1
                 also = f" (and {more} more)" if more else ""
-                reporter.note(f"  FAILED    {verdict.case.id}{_again(verdict.repeat)}: {verdict.problems[0]}{also}")
+                reporter.note(
+                    f"  FAILED    {verdict.case.id}{_again(verdict.repeat)}: {_brief(verdict.problems[0])}{also}"
+                )
+    for problem in problems:
+        reporter.note(f"  FAILED    {_brief(problem)}")
 
 
 def _show_passed(passed: Sequence[Verdict], repeats: int, reporter: Reporter) -> None:
@@ -114,9 +130,11 @@ def failure(
         problems: of the run as a whole.
     """
     failed = [verdict for verdict in verdicts if not verdict.passed]
-    lines = [str(problem) for problem in problems]
+    lines = [_brief(problem) for problem in problems]
     lines += [
-        f"{verdict.case.id}{_again(verdict.repeat)}: {problem}" for verdict in failed for problem in verdict.problems
+        f"{verdict.case.id}{_again(verdict.repeat)}: {_brief(problem)}"
+        for verdict in failed
+        for problem in verdict.problems
     ]
     if len(lines) > MOST_LINES:
         lines = [
@@ -146,9 +164,11 @@ def failure(
 
 def _log(failed: Sequence[Verdict], results: Results, run_dir: Path) -> Path:
     """The log of the first rank that failed, which says most; else the runner's."""
+    below = (run_dir / "results").resolve()
     for verdict in failed:
         result = results.of(verdict.case.id, verdict.repeat)
         named = (result.failure or {}).get("log") if result else None
-        if named and (path := run_dir / "results" / str(named)).is_file():
-            return path
+        # Results may name any file of this machine.
+        if named and (path := below / str(named)).is_file() and path.resolve().is_relative_to(below):
+            return run_dir / "results" / str(named)
     return run_dir / "smoke.log"

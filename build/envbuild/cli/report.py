@@ -28,6 +28,8 @@ from envbuild.diagnose.signatures import Match, match_text
 # Stages of failures that an environment in which cases are to run has behind it.
 BEFORE_ANYTHING_RUNS = ("lock", "install", "build", "sqsh")
 LOG_TAIL_BYTES = 256 * 1024
+# Of a line; --json has all of it.
+MOST_CHARACTERS = 4000
 
 
 def usage_error(error: click.ClickException) -> UsageError:
@@ -81,7 +83,7 @@ def render(error: EnvbuildError, matches: list[Match], *, colour: bool) -> str:
     lines = [f"{style('error:', fg='red', bold=True)} {style(printable_lines(error.what), bold=True)}"]
     for label, text in (("why", error.why), ("do", error.fix), ("log", str(error.log) if error.log else "")):
         if text:
-            first, *rest = map(printable_lines, text.splitlines())
+            first, *rest = (printable_lines(line[:MOST_CHARACTERS]) for line in text.splitlines())
             lines.append(f"  {style(f'{label}:', bold=True):<5} {first}")
             lines += [f"       {line}" for line in rest]
     for match in matches:

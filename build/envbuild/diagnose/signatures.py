@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 
 DATA = Path(__file__).with_name("signatures.json")
+# No tool says what went wrong behind so many characters of a line, and some patterns take their square as steps.
+LINE_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def signatures() -> tuple[Signature, ...]:
 
 def match_text(text: str, without: Collection[str] = ()) -> list[Match]:
     """The known failures whose text occurs, in the order in which they occur; not those of the stages ``without``."""
+    text = "\n".join(line[:LINE_CHARACTERS] for line in text.split("\n"))
     known = [entry for entry in signatures() if entry.stage not in without]
     hits = [(found.start(), entry) for entry in known if (found := entry.pattern.search(text))]
     hits.sort(key=lambda hit: hit[0])

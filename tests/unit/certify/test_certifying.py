@@ -193,6 +193,19 @@ def test_failure_shows_the_log_of_the_rank_that_failed(tmp_path):
     assert failure((FAILED,), (), results(failed), tmp_path).log == log
 
 
+@pytest.mark.parametrize("named", ["../outside.log", "link.log", "/absolute"])
+def test_log_that_is_not_among_those_of_the_run_is_not_shown(tmp_path, named):
+    """A results file may name any file; its end would stand in the report."""
+    outside = tmp_path / "run/outside.log"
+    (tmp_path / "run/results").mkdir(parents=True)
+    outside.write_text("secret")
+    (tmp_path / "run/results/link.log").symlink_to(outside)
+    log = str(outside) if named == "/absolute" else named
+    told = {"kind": "exception", "rank": 1, "message": "boom", "log": log}
+    failed = CaseResult(case=FAILED.case.id, status="failed", steps=(), seconds=1.0, failure=told)
+    assert failure((FAILED,), (), results(failed), tmp_path / "run").log == tmp_path / "run/smoke.log"
+
+
 def test_one_line_a_case():
     reporter = Shown()
     agrees = replace(
@@ -200,13 +213,18 @@ def test_one_line_a_case():
     )
     reused = replace(PASSED[2], reused={"from": "2026-01-01T00:00:00Z", "run": "sha256:r"})
     step = Step(step=1, loss=6.0, grad_norm=1.0, seconds=0.1)
-    show((replace(PASSED[0], steps=(step,)), agrees, replace(FAILED, repeat=2), reused), reporter)
+    show(
+        (replace(PASSED[0], steps=(step,)), agrees, replace(FAILED, repeat=2), reused),
+        (Problem(check="steps", text="x"),),
+        reporter,
+    )
     within = "loss within 1.0e-08, grad norm within 2.0e-07, weights within 3.0e-06"
     assert reporter.texts == [
         "  baseline  gpt-fp32-baseline: loss 6.00000",
         f"  agrees    gpt-fp32-dp2 (1 of 2 repeats): {within}",
         "  FAILED    gpt-fp32-dp2 (repeat 2): parity-loss: step 1: loss ... (and 1 more)",
         "  reused    gpt-fp32-tp2: passed on 2026-01-01T00:00:00Z",
+        "  FAILED    steps: x",
     ]
 
 
@@ -216,7 +234,7 @@ def test_repeats_of_a_case_share_a_line_and_failed_ones_have_their_own():
         replace(PASSED[1], repeat=number, largest_loss_difference=number * 1e-8, largest_grad_norm_difference=0.0)
         for number in range(1, 30)
     ]
-    show((*repeats, replace(FAILED, repeat=30)), reporter)
+    show((*repeats, replace(FAILED, repeat=30)), (), reporter)
     assert reporter.texts == [
         "  agrees    gpt-fp32-dp2 (29 of 30 repeats): loss within 2.9e-07, grad norm within 0.0e+00",
         "  FAILED    gpt-fp32-dp2 (repeat 30): parity-loss: step 1: loss ... (and 1 more)",

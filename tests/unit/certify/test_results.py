@@ -228,7 +228,8 @@ def test_any_bytes_are_refused(tmp_path, data):
         read_results(path, PLAN, DIGEST)
 
 
-def test_number_beyond_all_floats_is_no_number(path):
-    text = TEXT.replace('"loss": 6.375', '"loss": 1' + "0" * 400, 1)
-    path.write_text(text)
-    assert read_results(path, PLAN, DIGEST).of(BASELINE).steps[0].loss == math.inf
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1e999", "-1e999"])
+def test_number_beyond_all_floats_is_refused(path, number):
+    reason, why = refused(path, TEXT.replace('"loss": 6.375', f'"loss": {number}', 1))
+    assert reason == "schema"
+    assert "is too large" in why

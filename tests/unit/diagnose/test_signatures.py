@@ -1,6 +1,7 @@
 """Every known failure is found in the text it was taken from."""
 
 import re
+import time
 
 import pytest
 
@@ -44,6 +45,14 @@ def test_matches_come_in_the_order_of_the_text(texts):
 
 def test_signature_that_occurs_twice_is_told_once():
     assert [match.id for match in match_text(f"{NINJA}\n{NINJA}\n")] == ["BR03"]
+
+
+@pytest.mark.parametrize("unit", ["x", "x=", "1.", "sm_", "ab: ", "[", "/x", "error: x "])
+def test_long_line_costs_no_more_than_others(unit):
+    """A rank may say a megabyte; a pattern that took its square as steps would take hours."""
+    began = time.process_time()
+    assert match_text(unit * ((1 << 20) // len(unit)) + f"\n{NINJA}")[-1:] == match_text(NINJA)
+    assert time.process_time() - began < 5
 
 
 def test_text_without_known_failures():

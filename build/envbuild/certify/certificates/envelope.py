@@ -12,7 +12,8 @@ import base64
 import binascii
 import json
 from dataclasses import dataclass
-from typing import Any
+
+from envbuild.core import jsonread
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 # A certificate of 60 cases has some 100 kB; what is far larger is none.
@@ -56,11 +57,9 @@ def decode(data: bytes) -> SignedBytes:
         NotAnEnvelopeError: it is not, byte for byte, as :func:`encode` writes it.
     """
     try:
-        envelope = json.loads(data, object_pairs_hook=each_key_once)
-    except (ValueError, RecursionError) as error:
-        raise NotAnEnvelopeError(
-            f"it is no JSON: {error}" if isinstance(error, ValueError) else "it is no JSON"
-        ) from None
+        envelope = jsonread.loads(data)
+    except ValueError as error:
+        raise NotAnEnvelopeError(f"it is no JSON: {error}") from None
     if not isinstance(envelope, dict) or set(envelope) != {"payloadType", "payload", "signatures"}:
         raise NotAnEnvelopeError("it is no DSSE envelope: payloadType, payload and signatures, and nothing else")
     if envelope["payloadType"] != PAYLOAD_TYPE:
@@ -69,14 +68,6 @@ def decode(data: bytes) -> SignedBytes:
     if encode(content) != data:
         raise NotAnEnvelopeError("it is not in the form that envbuild writes: something was added or laid out anew")
     return content
-
-
-def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; what stands twice is read in one way here and in another way there."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise NotAnEnvelopeError("an object in it has a key twice")
-    return found
 
 
 def _signature(found: object) -> SignatureOf | None:

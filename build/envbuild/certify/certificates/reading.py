@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +12,9 @@ from envbuild.certify.certificates.envelope import (
     NotAnEnvelopeError,
     SignedBytes,
     decode,
-    each_key_once,
 )
 from envbuild.certify.certificates.statement import Certificate, seal_of
+from envbuild.core import jsonread
 from envbuild.core.errors import CertificateRefusedError, ConfigurationError
 from envbuild.core.files import NotPlainFileError, machine_errors, read_plain
 from envbuild.core.validation import in_words
@@ -42,12 +41,12 @@ class CertificateFile:
             CertificateRefusedError: it is no statement of a certificate, or its seal is broken.
         """
         try:
-            raw = json.loads(self.content.payload, object_pairs_hook=each_key_once)
+            raw = jsonread.loads(self.content.payload)
             found = Certificate.model_validate_json(self.content.payload, strict=True)
             expected = seal_of(raw)
         except ValidationError as error:
             raise self.refuse(f"What it says is no certificate: {in_words(error)}.") from error
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise self.refuse(f"What it says is no certificate: {error}.") from error
         if found.predicate.seal != expected:
             raise self.refuse(f"Its seal is {found.predicate.seal}, its content has {expected}.")

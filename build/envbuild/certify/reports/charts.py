@@ -12,8 +12,8 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 34
 TICKS = 4
 # What differs by less than this, relative, is level: floats have no round numbers in between.
 LEVEL = 1e-12
-# Below it floats lose their digits, and powers of ten are zero.
-LEAST = 1e-300
+# Below it floats lose their digits, and powers of ten are zero; above the other they are none.
+LEAST, MOST = 1e-300, 1e300
 Point = tuple[float, "float | None"]
 
 
@@ -106,11 +106,11 @@ def draw(
     x_text: Callable[[float], str] | None = None,
 ) -> Chart | None:
     """A chart of these lines; None where there is nothing to draw."""
-    finite = [(x, y) for item in series for x, y in item.points if y is not None and (y > LEAST or not log_y)]
-    if not finite:
+    drawn = [(x, y) for item in series for x, y in item.points if y is not None and _can_be_drawn(y, log=log_y)]
+    if not drawn:
         return None
-    values = [y for _, y in finite] + ([limit[0]] if limit else [])
-    x_axis = _axis([x for x, _ in finite], LEFT, WIDTH - RIGHT, log=log_x, tight=True)
+    values = [y for _, y in drawn] + ([limit[0]] if limit else [])
+    x_axis = _axis([x for x, _ in drawn], LEFT, WIDTH - RIGHT, log=log_x, tight=True)
     y_axis = _axis([*values, *([0.0] if from_zero and not log_y else [])], HEIGHT - BOTTOM, TOP, log=log_y)
     y_text = _power if log_y else _plain(y_axis.ticks)
     return Chart(
@@ -125,12 +125,16 @@ def draw(
     )
 
 
+def _can_be_drawn(y: float, *, log: bool) -> bool:
+    return abs(y) < MOST and (y > LEAST or not log)
+
+
 def _line(series: Series, x_axis: Axis, y_axis: Axis) -> Line:
     words: list[str] = []
     dots: list[tuple[float, float]] = []
     pen_down = False
     for x, y in series.points:
-        if y is None or (y_axis.log and y <= LEAST):
+        if y is None or not _can_be_drawn(y, log=y_axis.log):
             pen_down = False  # a number that is not there is no line
             continue
         place = (x_axis.place(x), y_axis.place(y))

@@ -14,8 +14,8 @@ from typing import Protocol, cast
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.core.files import machine_errors
-from envbuild.image.bases.documents import DOCUMENT_BYTES, INDEX_TYPES, MANIFEST_TYPES, Descriptor, Index, read, refused
 from envbuild.core.text import printable
+from envbuild.image.bases.documents import DOCUMENT_BYTES, INDEX_TYPES, MANIFEST_TYPES, Descriptor, Index, read, refused
 from envbuild.image.oci import INDEX_FILE, REF_NAME
 from envbuild.image.tars import damage_refused
 from envbuild.store.address import parse_address

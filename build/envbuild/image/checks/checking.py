@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import Reporter
+from envbuild.core.text import printable
 from envbuild.image.checks.finding import Finding
 from envbuild.image.checks.rules import RULES, Facts
-from envbuild.core.text import printable
 from envbuild.image.record import CheckRecord
 
 # Raised when the same image would be judged otherwise.

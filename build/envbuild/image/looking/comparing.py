@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from envbuild.core.digests import Json
-from envbuild.image.looking.inspecting import Inspected, configuration, megabytes
 from envbuild.core.text import printable
+from envbuild.image.looking.inspecting import Inspected, configuration, megabytes
 
 ONE_OF = {"environment": "variable", "labels": "label"}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.image.merging.blobs import LayerBlob, check_blob
 from envbuild.core.text import printable
+from envbuild.image.merging.blobs import LayerBlob, check_blob
 from envbuild.image.merging.single import members_of
 from envbuild.image.record import ImageRecord
 from envbuild.image.surveys.keeping import Members

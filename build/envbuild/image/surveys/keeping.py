@@ -10,9 +10,9 @@ from typing import TypeAlias
 from envbuild.core.digests import digest_of
 from envbuild.core.files import write_atomic
 from envbuild.core.progress import Reporter
+from envbuild.core.text import printable
 from envbuild.image.layers import Layer
 from envbuild.image.merging.blobs import LayerBlob
-from envbuild.core.text import printable
 from envbuild.image.merging.members import Member
 from envbuild.image.merging.single import members_of
 from envbuild.image.merging.stream import Content

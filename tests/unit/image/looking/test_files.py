@@ -3,8 +3,8 @@
 import pytest
 from helpers.layer_tars import file, folder, hard_link, layer, symlink
 
-from envbuild.image.looking.files import different_files
 from envbuild.core.text import printable
+from envbuild.image.looking.files import different_files
 from envbuild.image.opening.model import OpenedImage, OpenedLayer
 
 BASE = [

@@ -1,0 +1,53 @@
+"""JSON read strictly: one text has one meaning, and no number that another reader would take for another."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+# What other programs read as 64 bits is read so here too.
+INTEGER_BITS = 63
+
+
+def loads(text: str | bytes) -> Any:
+    """Parse JSON that a program of ours wrote.
+
+    Raises:
+        ValueError: it is none, has a key twice in an object, NaN, an infinity, or a number too large for one.
+    """
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=_each_key_once,
+            parse_constant=_no_constant,
+            parse_float=_float,
+            parse_int=_integer,
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"JSON has no {word}")
+
+
+def _float(word: str) -> float:
+    value = float(word)
+    if not math.isfinite(value):
+        raise ValueError(f"{word:.40} is too large")
+    return value
+
+
+def _integer(word: str) -> int:
+    value = int(word)
+    if abs(value) >> INTEGER_BITS:
+        raise ValueError(f"{word:.40} is too large")
+    return value

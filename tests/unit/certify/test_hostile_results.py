@@ -1,0 +1,213 @@
+"""Whatever stands in a results file: it is judged or refused in words, and its texts reach people as texts."""
+
+import copy
+import json
+from xml.etree import ElementTree as ET
+
+import pytest
+from helpers.certificates import SHA
+from helpers.reports import failed
+from helpers.stand_in import write
+from unit.certify.plans import MATRIX, SUBJECT, TP2, bytes_of, line, lines_of, plan_of, with_case
+
+from envbuild.certify.certificates.reading import read_certificate
+from envbuild.certify.certificates.signing import write_certificate
+from envbuild.certify.certificates.statement import Problem, make_certificate
+from envbuild.certify.certificates.telling import lines as lines_about
+from envbuild.certify.certifying import measured_of
+from envbuild.certify.judge import judge, run_problems
+from envbuild.certify.reports.junit import junit_xml
+from envbuild.certify.reports.page import page_html
+from envbuild.certify.reports.report import Finding, report_of
+from envbuild.certify.results import read_results
+from envbuild.certify.telling import failure, show
+from envbuild.certify.verdicts import case_verdict
+from envbuild.cli.main import run
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import ResultsRefusedError
+from envbuild.core.progress import SilentReporter
+
+CASES = with_case(TP2, compare_weights=True)
+SWEEP = {"ranks": 2, "sizes_bytes": [8], "floor_gigabytes_per_second": 1.0}
+PLAN = plan_of(cases=CASES, bandwidth=SWEEP)
+DIGEST = sha256_bytes(bytes_of(PLAN))
+FINDING = {"code": "shadowed", "package": "torch", "expected": "a", "found": "b"}
+FAILURE = {"rank": 1, "exit_status": 1, "kind": "exception", "message": "boom", "log": "x/y.log"}
+# In the words of JSON, since Python's json would not write all of them.
+HOSTILE = (
+    r'"\ud800\u001b[2J\u0000\u202e<script>&\"\n]]>"',
+    "null", "true", "1.0", "1e308", "1e999", "5e-324", "9223372036854775807", "1" + "0" * 400,
+    '"2026-99-99T99:99:99Z"', r'"2026-01-01T00:00:00Z\n"', "[[]]",
+)  # fmt: skip
+
+
+def healthy():
+    return lines_of(PLAN, gpus=[{}], variables={"NCCL_DEBUG": "INFO"})
+
+
+def broken():
+    lines = healthy()
+    line(lines, TP2).update(status="failed", failure=dict(FAILURE))
+    lines[-1]["completed"] -= 1
+    lines[0]["environment_findings"] = [dict(FINDING)]
+    return lines
+
+
+def places(value, path=()):
+    """Every place in a JSON value; of a list the first alone."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key in value:
+            yield from places(value[key], (*path, key))
+    elif isinstance(value, list) and value:
+        yield from places(value[0], (*path, 0))
+
+
+def with_raw(lines, number, path, raw):
+    """The text of the lines with JSON's ``raw`` at a place of one of them."""
+    lines = copy.deepcopy(lines)
+    target = lines[number]
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = "@here@"
+    return "".join(json.dumps(item).replace('"@here@"', raw) + "\n" for item in lines)
+
+
+def report_from(path, folder):
+    """All that is made of a results file: the report, and the certificate where everything passed."""
+    results = read_results(path, PLAN, DIGEST)
+    verdicts, problems = judge(CASES, MATRIX, results, PLAN), run_problems(PLAN, results)
+    show(verdicts, problems, SilentReporter())
+    measured, cases = measured_of(results, SHA["smoke"], PLAN), [case_verdict(verdict) for verdict in verdicts]
+    if problems or not all(verdict.passed for verdict in verdicts):
+        error = failure(verdicts, problems, results, folder)
+        json.dumps(error.as_json(), allow_nan=False)
+        told = [Problem(check=problem.check, text=problem.text) for problem in problems]
+        findings = [Finding.model_validate(dict(item)) for item in results.environment_findings]
+        return failed(what=error.what, cases=cases, problems=told, findings=findings, measured=measured)
+    made = make_certificate(
+        name="n", subject=SUBJECT.as_json(), key=DIGEST, lock_is_current=True, matrix_name="m", tolerance={},
+        whole_matrix=True, plan_digest=DIGEST, nonce="n", judge_version=1, runtime="loop", measured=measured,
+        cases=cases,
+    )  # fmt: skip
+    write_certificate(folder / "certificate", made, None)
+    certificate, _ = read_certificate(folder / "certificate")
+    assert all(line.isprintable() for line in lines_about(certificate, None))
+    return report_of(certificate, name="n", keyid=None, logs={})
+
+
+@pytest.mark.parametrize("lines", [healthy, broken])
+@pytest.mark.parametrize("kind", ["run", "case", "bandwidth", "end"])
+def test_any_value_in_any_place_is_judged_or_refused(tmp_path, lines, kind):
+    written = lines()
+    number = written.index(line(written, TP2)) if kind == "case" else [item["type"] for item in written].index(kind)
+    path, ends = tmp_path / "results.jsonl", {"refused": 0, "judged": 0}
+    for place in places(written[number]):
+        for raw in HOSTILE:
+            path.write_text(with_raw(written, number, place, raw))
+            try:
+                report = report_from(path, tmp_path)
+            except ResultsRefusedError as error:
+                assert error.why
+                ends["refused"] += 1
+                continue
+            ET.fromstring(junit_xml(report))
+            page = page_html(report)
+            page.encode()
+            assert "<script" not in page
+            ends["judged"] += 1
+    assert ends["refused"] > 20
+    # In the last line no value can be another.
+    assert ends["judged"] > 10 or kind == "end"
+
+
+def test_what_is_written_is_read_with_odd_bytes_written_out(tmp_path):
+    """A variable or a path may hold bytes that are no text; Python has them as lone surrogates."""
+    written = lines_of(PLAN, variables={"NCCL_X": "a\udcffb"})
+    write(tmp_path / "results.jsonl", written)
+    found = read_results(tmp_path / "results.jsonl", PLAN, DIGEST)
+    assert found.machine["variables"] == {"NCCL_X": "a\\udcffb"}
+
+
+# ---- what a person sees
+
+EVIL = "boom\x1b[2J\x1b]0;owned\x07\r\n  agrees    all of it: \u202eyek\x9b1m \ud800" + "x" * (1 << 20)
+
+
+@pytest.fixture
+def told(world, monkeypatch, capsys):
+    """What the command says to people, on both streams, and its exit code."""
+    monkeypatch.chdir(world.project)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
+
+    def command(*words):
+        status = run(["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--only", TP2, *words])
+        shown, said = capsys.readouterr()
+        return status, shown + said
+
+    return command
+
+
+def raises_evil(path):
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    line(lines, TP2).update(status="failed", failure={**FAILURE, "message": EVIL})
+    lines[-1]["completed"] -= 1
+    write(path, lines)
+
+
+def check_shown(text):
+    assert all(char.isprintable() or char in "\n\t" for char in text)
+    assert len(text) < 20_000
+    assert not [line for line in text.splitlines() if line.strip().startswith("agrees    all of it")]
+
+
+def test_failure_of_a_rank_reaches_a_terminal_as_one_short_line_of_text(world, told):
+    world.spoil = raises_evil
+    status, text = told()
+    assert status == 7
+    check_shown(text)
+    assert r"rank-exception: failed: boom\x1b[2J\x1b]0;owned\x07\r\n" in text
+    (page,) = (world.project / "out").rglob("report.html")
+    assert "boom" in page.read_text()
+    ET.parse(page.with_name("junit.xml"))
+
+
+def test_finding_of_the_environment_and_of_another_plan_reach_a_terminal_as_text(world, told):
+    world.faults = {"findings": [{**FINDING, "found": EVIL}]}
+    status, text = told()
+    assert status == 7
+    check_shown(text)
+    world.faults = {"nonce": EVIL}
+    status, text = told()
+    assert status == 13
+    check_shown(text)
+
+
+def test_events_of_the_runner_reach_a_terminal_as_text(world, told):
+    world.says = [json.dumps({"event": "case-finished", "case": EVIL, "status": "failed\x1b[5m", "seconds": 1.0})]
+    status, text = told()
+    assert status == 0
+    check_shown(text)
+    world.says, world.status = [json.dumps({"event": "cannot-run", "reason": EVIL, "message": EVIL})], 4
+    status, text = told("--fresh")
+    assert status == 8
+    check_shown(text)
+
+
+def test_machine_with_odd_names_is_certified_and_shown_as_text(world, told, capsys):
+    def spoil(path):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines[0]["machine"]["cpu_model"] = EVIL
+        lines[0]["environment"]["versions"]["torch"] = EVIL
+        write(path, lines)
+
+    world.spoil = spoil
+    status, text = told()
+    assert status == 0
+    check_shown(text)
+    (certificate,) = world.certificates()
+    assert run(["certificate", "show", str(certificate)]) == 0
+    shown = capsys.readouterr().out
+    assert r"boom\x1b[2J" in shown
+    assert all(char.isprintable() or char == "\n" for char in shown)
