@@ -68,6 +68,7 @@ class Certification:
         certificate: its file.
         statement: what is in it.
         cases_run: how many cases this call ran; none where a certificate was there, or all had passed before.
+        written: whether this call wrote it, also where all cases had passed before.
         lock_is_current: whether the lock was made from the stack and the base as they are now.
         keyid: of the key that signed it; None where nobody did.
         not_counted: why a certificate that was there did not count, in words.
@@ -77,6 +78,7 @@ class Certification:
     certificate: Path
     statement: Certificate
     cases_run: int
+    written: bool
     lock_is_current: bool
     reports: ReportFiles
     keyid: str | None = None
@@ -128,14 +130,19 @@ def certify(asked: Asked, store: LocalStore, reporter: Reporter, how: How = DEFA
             reporter.note(f"note: {certificate} does not count: {not_counted}. Certifying again")
         if stands and not how.fresh and job.certifies_image:
             _check_unchanged(asked.image)
-            count = 0
-        else:
-            count = _certify(job, certificate, store, reporter, how)
+            return certification(certificate, job, cases_run=0, written=False)
+        count = _certify(job, certificate, store, reporter, how)
         return certification(certificate, job, cases_run=count, not_counted=not_counted)
 
 
 def certification(
-    certificate: Path, job: Job, *, cases_run: int, not_counted: str = "", ran: Path | None = None
+    certificate: Path,
+    job: Job,
+    *,
+    cases_run: int,
+    written: bool = True,
+    not_counted: str = "",
+    ran: Path | None = None,
 ) -> Certification:
     """A certificate that counts, read.
 
@@ -148,6 +155,7 @@ def certification(
         certificate=certificate,
         statement=statement,
         cases_run=cases_run,
+        written=written,
         lock_is_current=job.lock_is_current,
         keyid=keyid,
         reports=standing_reports(job.folder, certificate)

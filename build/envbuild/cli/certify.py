@@ -130,7 +130,7 @@ def command(
     elif plan_out is not None:
         _tell_plan(session, write_plan(asked, plan_out, session.store), plan_out)
     elif judge is not None:
-        _tell(session, judge_folder(asked, judge, session.store, session.reporter, how), judged=True)
+        _tell(session, judge_folder(asked, judge, session.store, session.reporter, how))
     else:
         with _going_on():
             done = certify(asked, session.store, session.reporter, how)
@@ -197,9 +197,9 @@ def _flag(name: str) -> str:
     return "--in" if name == "place" else f"--{name.replace('_', '-')}"
 
 
-def _tell(session: Session, result: Certification, *, judged: bool = False) -> None:
+def _tell(session: Session, result: Certification) -> None:
     predicate = result.statement.predicate
-    state = "certified" if result.ran or judged else "nothing to do: already certified"
+    state = "certified" if result.written else "nothing to do: already certified"
     reused = sum(case.reused is not None for case in predicate.cases)
     repeats = max(case.repeat for case in predicate.cases)
     count = f"{len({case.id for case in predicate.cases})} cases" + (f", {repeats} times each," if repeats > 1 else "")
@@ -207,6 +207,7 @@ def _tell(session: Session, result: Certification, *, judged: bool = False) -> N
         {
             "ran": result.ran,
             "cases_run": result.cases_run,
+            "written": result.written,
             "certificate": str(result.certificate.resolve()),
             "reports": {"junit": str(result.reports.junit.resolve()), "page": str(result.reports.page.resolve())},
             "key": predicate.key,
@@ -217,12 +218,17 @@ def _tell(session: Session, result: Certification, *, judged: bool = False) -> N
             "cases": result.statement.cases_json(),
         },
         f"{state}: {count} agree with their baseline, key {short(predicate.key)}",
-        *([f"{reused} of them passed in an earlier run and were not run again"] if reused else []),
+        *([_reused(reused, len(predicate.cases))] if reused else []),
         f"signed by key {result.keyid}" if result.keyid else UNSIGNED,
         shown(result.certificate),
         shown(result.reports.page),
         shown(result.reports.junit),
     )
+
+
+def _reused(reused: int, cases: int) -> str:
+    which = "all of them" if reused == cases else f"{reused} of them"
+    return f"{which} passed in an earlier run and were not run again"
 
 
 def _tell_calibration(session: Session, result: Calibration) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,22 @@ def test_json_says_why_a_certificate_did_not_count(world, in_project, capsys):
     assert in_project() == 0
     last = json.loads(capsys.readouterr().out)
     assert (last["ran"], last["not_counted"], last["cases"]) == (False, None, first["cases"])
+
+
+def test_json_of_the_page_has_the_keys_that_are_printed(world, in_project, capsys):
+    page = (data_root() / "docs" / "certify.md").read_text()
+    documented = json.loads(page.partition("## --json\n\n```json\n")[2].partition("```")[0])
+    assert in_project() == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert list(documented) == list(shown)
+    (case,) = documented["cases"]
+    assert list(case) == list(shown["cases"][0])
+    assert list(case["steps"][0]) == list(shown["cases"][0]["steps"][0])
+    world.faults = FAULTS["a-loss"]
+    assert in_project("--fresh") == 7
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert all(f"`{name}`" in page for name in ("cases", "problems", "environment_findings"))
+    assert {"cases", "problems", "environment_findings"} <= set(error)
 
 
 # ---- the runtime
@@ -404,6 +421,32 @@ def test_environment_that_differs_from_the_lock_fails_also_where_every_case_agre
         world.certify()
     assert caught.value.why == "environment: version-mismatch: torch: expected 2.13.0+cpu, found 2.12.0"
     assert world.certificates() == []
+    (page,) = (world.project / "out").rglob("report.html")
+    for text in (page.read_text(), page.with_name("junit.xml").read_text().partition("<failure")[2].partition(">")[2]):
+        assert text.count("version-mismatch: torch: expected 2.13.0+cpu, found 2.12.0") == 1
+
+
+@pytest.mark.parametrize("name", ["certificate.intoto.jsonl", "report.html"])
+def test_file_that_cannot_be_written_leaves_the_one_from_before(world, in_project, capsys, name):
+    """A limit to the size of files is what fills the disk, from the moment when the results are there."""
+    certificate = world.certify().certificate
+    file = certificate.with_name(name)
+    before, limits = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    world.spoil = lambda _: resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) - 100, limits[1]))
+    try:
+        status = in_project("--fresh")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    shown = strict(capsys.readouterr().out)
+    assert (status, shown["error"]["kind"]) == (11, "MachineError")
+    assert name in shown["error"]["what"]
+    assert file.read_bytes() == before
+    assert [path.name for path in file.parent.iterdir() if path.name.startswith(".")] == []
+    # What was measured is not lost: the certificate is made of it, and the reports are.
+    world.spoil = lambda _: None
+    assert world.certify().ran is False
+    assert certificate.is_file()
+    assert b"Certified" in certificate.with_name("report.html").read_bytes()
 
 
 def test_fresh_runs_where_a_certificate_counts(world):

@@ -10,6 +10,7 @@ from envbuild.certify import durations, reuse
 from envbuild.certify.job import make_job
 from envbuild.certify.plan import JUDGE_VERSION
 from envbuild.certify.reuse import Machine
+from envbuild.cli.main import run
 from envbuild.core.errors import CertificationFailedError
 from envbuild.core.files import remove_tree
 from envbuild.launch.gpus import Gpu
@@ -48,6 +49,32 @@ def test_baseline_is_not_run_where_nothing_needs_it(world):
     assert (len(world.calls), done.ran, reused(done)) == (1, False, [BASELINE, PP2])
     assert done.statement.predicate.nonce == world.calls[0]["plan"]["nonce"]
     assert world.certify(only=(PP2,)).certificate == done.certificate
+
+
+def test_command_says_whether_it_wrote_a_certificate(world, monkeypatch, capsys):
+    monkeypatch.chdir(world.project)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
+
+    def command(*words):
+        assert run(["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", *words]) == 0
+        return capsys.readouterr().out
+
+    words = ("--only", PP2)
+    world.certify(only=(TP2, PP2))
+    text = command(*words)
+    assert text.startswith("certified: 2 cases agree with their baseline")
+    assert "all of them passed in an earlier run" in text
+    assert len(world.calls) == 1
+    assert command(*words).startswith("nothing to do: already certified: 2 cases")
+    found = json.loads(command(*words, "--json"))
+    assert (found["ran"], found["written"]) == (False, False)
+    (certificate,) = (path for path in world.certificates() if path.parent.name == found["key"][7:19])
+    certificate.unlink()
+    found = json.loads(command(*words, "--json"))
+    assert (found["ran"], found["written"]) == (False, True)
+    text = command()
+    assert text.startswith("certified: 12 cases")
+    assert "2 of them passed in an earlier run" in text
 
 
 def test_fresh_reuses_nothing(world):

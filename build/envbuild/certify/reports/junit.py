@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 from envbuild.certify.certificates.statement import CaseVerdict, Numbers, Problem
 from envbuild.certify.certificates.telling import difference
-from envbuild.certify.reports.report import Finding, Report
+from envbuild.certify.reports.report import Report
 
 RUN = "the run as a whole"
 # What XML 1.0 allows; logs and messages of tools hold other things.
@@ -63,9 +63,9 @@ def _properties(suite: ET.Element, report: Report) -> None:
 
 def _run(suite: ET.Element, report: Report) -> None:
     element = ET.SubElement(suite, "testcase", classname="run", name=RUN, time="0.000")
-    problems = [*report.problems, *(Problem(check="environment", text=finding_text(item)) for item in report.findings)]
+    problems = report.problems
     if not problems and not report.passed and not report.failed_cases:
-        problems = [Problem(check="results", text=report.what or "there is no certificate")]
+        problems = (Problem(check="results", text=report.what or "there is no certificate"),)
     _failure(element, problems)
     if report.log:
         ET.SubElement(element, "system-out").text = _text(f"log: {report.log}")
@@ -103,12 +103,6 @@ def _failure(element: ET.Element, problems: Sequence[Problem]) -> None:
     message = first.text.splitlines()[0][:MESSAGE_LENGTH] if first.text else first.check
     failure = ET.SubElement(element, "failure", type=_text(kinds), message=_text(f"{first.check}: {message}"))
     failure.text = _text("\n".join(f"{problem.check}: {problem.text}" for problem in problems))
-
-
-def finding_text(finding: Finding) -> str:
-    """A finding in a sentence."""
-    expected, found = finding.expected or "nothing", finding.found or "nothing"
-    return f"{finding.code}: {finding.package or 'the environment'}: expected {expected}, found {found}"
 
 
 def _seconds(value: float) -> str:

@@ -14,7 +14,6 @@ import jinja2
 from envbuild.certify.certificates.statement import CERTIFICATE_FILE, Bandwidth, CaseVerdict, Problem
 from envbuild.certify.certificates.telling import count, machine_facts
 from envbuild.certify.reports.charts import Chart, Point, Series, bytes_text, draw
-from envbuild.certify.reports.junit import finding_text
 from envbuild.certify.reports.report import JUNIT_FILE, Report, environment_of
 
 NUMBERS = (("loss", "loss"), ("grad_norm", "grad norm"), ("weights", "weights"))
@@ -75,6 +74,16 @@ class Grid:
 
     layouts: tuple[str, ...]
     rows: tuple[tuple[str, tuple[tuple[CaseView, ...], ...]], ...]
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What is wrong with a case, or with the run as a whole (which has no anchor): some of it, and how much more."""
+
+    title: str
+    anchor: str
+    items: tuple[Problem, ...]
+    more: int
 
 
 def page_html(report: Report) -> str:
@@ -320,15 +329,12 @@ def _environment(report: Report) -> Iterable[tuple[str, str]]:
         yield "redirected to the CPU", ", ".join(map(str, redirects))
 
 
-def _problems(report: Report, views: Sequence[CaseView]) -> list[tuple[str, str, str, list[Problem], int]]:
-    """What is wrong, the run as a whole first: title, anchor, status, the first problems, and how many more."""
-    found = []
-    whole = [*report.problems, *(Problem(check="environment", text=finding_text(item)) for item in report.findings)]
-    if whole:
-        found.append(("The run as a whole", "", whole))
-    found += [(view.verdict.id, view.anchor, list(view.verdict.problems)) for view in views if not view.verdict.passed]
-    return [
-        (title, anchor, "failed", items if not anchor else items[:PROBLEMS_SHOWN],
-         0 if not anchor else max(0, len(items) - PROBLEMS_SHOWN))
-        for title, anchor, items in found
-    ]  # fmt: skip
+def _problems(report: Report, views: Sequence[CaseView]) -> list[Trouble]:
+    """What is wrong, the run as a whole first."""
+    found = [Trouble("The run as a whole", "", report.problems, 0)] if report.problems else []
+    for view in views:
+        problems = view.verdict.problems
+        if not view.verdict.passed:
+            more = max(0, len(problems) - PROBLEMS_SHOWN)
+            found.append(Trouble(view.verdict.id, view.anchor, problems[:PROBLEMS_SHOWN], more))
+    return found
