@@ -5,6 +5,8 @@ import os
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa, x25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from helpers.certificates import SHA, case_of, measured, statement
 
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
@@ -14,6 +16,7 @@ from envbuild.certify.certificates.signing import load_signer, write_certificate
 from envbuild.certify.certificates.statement import seal_of
 from envbuild.certify.certificates.trust import load_trust
 from envbuild.certify.certificates.verifying import About, verify
+from envbuild.cli.main import run
 from envbuild.core.digests import canonical_json
 from envbuild.core.errors import CertificateRefusedError, ConfigurationError
 
@@ -33,13 +36,21 @@ def stated(issued=None, **changes):
     return made
 
 
+def signature_of(path):
+    return json.loads(path.read_bytes())["signatures"][0]["sig"]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Keys of two signers, and a certificate that the first one signed."""
     place = tmp_path_factory.mktemp("signed")
     for name in ("lab", "other"):
         make_keys(place, name, None)
-    write_certificate(place / "certificate", stated(cases=SMALL), load_signer(str(place / "lab.key"), None))
+    signer, number = load_signer(str(place / "lab.key"), None), 0
+    # One whose signature has a character that base64 writes in two ways.
+    while not number or not set("+/") & set(signature_of(place / "certificate")):
+        number += 1
+        write_certificate(place / "certificate", stated(cases=SMALL, nonce=f"{number:032x}"), signer)
     return place
 
 
@@ -127,6 +138,16 @@ def twice(envelope):
     return text.replace('{"payloadType"', '{"payload":"e30=","payloadType"', 1)
 
 
+def urlsafe(envelope):
+    envelope["signatures"][0]["sig"] = envelope["signatures"][0]["sig"].replace("+", "-").replace("/", "_")
+    assert set("-_") & set(envelope["signatures"][0]["sig"])
+
+
+def two_signatures_one_bad(envelope):
+    bad = {**envelope["signatures"][0], "sig": envelope["signatures"][0]["sig"][::-1].replace("=", "") + "=="}
+    envelope["signatures"].append(bad)
+
+
 def own_key(envelope):
     envelope["publicKey"] = "-----BEGIN PUBLIC KEY-----"
 
@@ -144,6 +165,8 @@ def own_key(envelope):
         (put("payload", value="e30"), "no base64"),
         (put("payload", value="\u00e9"), "no base64"),
         (second_signature, "2 signatures"),
+        (two_signatures_one_bad, "2 signatures"),
+        (urlsafe, "no base64"),
         (spaces_in_base64, "no base64"),
         (twice, "has a key twice"),
         (own_key, "nothing else"),
@@ -311,6 +334,10 @@ def test_key_may_stand_in_the_trust_file_itself(folder, tmp_path):
         ('[keys.lab]\nfile = "x"\nrevoked = false\n', "revoked"),
         ('[keys.lab]\nfile = "x"\nstacks = []\n', "stacks"),
         ('[keys.lab]\nfile = "none.pub"\n', "is not there"),
+        ('[keys.lab]\nfile = "x"\n[keys.lab]\nfile = "y"\n', "lab"),
+        ('[keys.lab]\nfile = "x"\nfile = "y"\n', "file"),
+        ('[keys.lab]\nfile = "x"\n[keys."lab"]\nrevoked = "stolen"\n', "lab"),
+        ('[keys.lab]\nfile = "x"\n[keys.LAB]\nfile = "y"\n', "LAB"),
     ],
 )
 def test_trust_file_that_is_wrong_is_refused(tmp_path, text, words):
@@ -319,6 +346,74 @@ def test_trust_file_that_is_wrong_is_refused(tmp_path, text, words):
     with pytest.raises(ConfigurationError) as caught:
         load_trust(path)
     assert words in f"{caught.value.what} {caught.value.why}"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        'public = """\n{private}"""',
+        'file = "{folder}/lab.key"',
+        'public = """\n{public}{private}"""',
+        'public = """\n{private}"""\nfile = "x"',
+        'public = """\n{private}"""\nnot_after = "soon"',
+        'public = ["""\n{private}"""]',
+        'publik = """\n{private}"""',
+        'public = """\n{private}""',
+    ],
+)
+def test_private_key_in_a_trust_file_is_refused_and_never_shown(folder, tmp_path, settings):
+    private, path = (folder / "lab.key").read_text(), tmp_path / "trust.toml"
+    public = (folder / "lab.pub").read_text()
+    path.write_text("[keys.lab]\n" + settings.format(private=private, public=public, folder=folder))
+    with pytest.raises(ConfigurationError) as caught:
+        load_trust(path)
+    told = json.dumps(caught.value.as_json())
+    assert not [line for line in private.splitlines()[1:-1] if line[:20] in told]
+
+
+def key_of_another_kind(kind):
+    make = {
+        "rsa": lambda: rsa.generate_private_key(65537, 2048),
+        "ecdsa": lambda: ec.generate_private_key(ec.SECP256R1()),
+        "x25519": x25519.X25519PrivateKey.generate,
+        "ed448": ed448.Ed448PrivateKey.generate,
+    }
+    return make[kind]()
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ecdsa", "x25519", "ed448"])
+def test_key_of_another_kind_is_neither_trusted_nor_signs(tmp_path, kind):
+    key, path = key_of_another_kind(kind), tmp_path / "trust.toml"
+    pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+    path.write_text(f'[keys.lab]\npublic = """\n{pem}"""\n')
+    with pytest.raises(ConfigurationError, match="is a key of another kind"):
+        load_trust(path)
+    private = tmp_path / "lab.key"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    private.chmod(0o600)
+    with pytest.raises(ConfigurationError, match="cannot be used") as caught:
+        load_signer(str(private), None)
+    assert caught.value.why == "It is a key of another kind; certificates are signed with Ed25519."
+
+
+@pytest.mark.parametrize("place", ["keyid", "payloadType", "field"])
+def test_words_of_a_certificate_that_is_refused_are_no_commands_to_a_terminal(folder, tmp_path, capsys, place):
+    """Before a signature counts anybody may have written them, and behind it the signer."""
+    evil, path = "\x1b[2J\x1b]0;owned\x07verified\r\n\u202e", tmp_path / "certificate"
+    if place == "field":
+        payload = canonical_json({**stated(), evil: 1, "_type": evil})
+        path.write_bytes(encode(load_signer(str(folder / "lab.key"), None).sign(payload)))
+    else:
+        where = ("payloadType",) if place == "payloadType" else ("signatures", 0, "keyid")
+        path = rewritten(folder, tmp_path, put(*where, value=evil))
+    trust = tmp_path / "trust.toml"
+    trust.write_text(f'[keys.lab]\nfile = "{folder / "lab.pub"}"\n')
+    for words in (["verify", str(path), "--trust", str(trust)], ["show", str(path)]):
+        assert run(["certificate", *words]) == (0 if (words[0], place) == ("show", "keyid") else 12)
+        shown, told = capsys.readouterr()
+        assert "owned" in shown + told
+        assert all(char.isprintable() or char == "\n" for char in shown + told)
+        assert not [line for line in (shown + told).splitlines() if line.startswith("verified")]
 
 
 # ---- what it is about
