@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -12,11 +13,11 @@ from typing import Any, get_args
 
 from envbuild.certify.certificates.statement import CERTIFICATE_FILE
 from envbuild.certify.certifying import Certification, How, certification, passed, write_proven
-from envbuild.certify.job import Asked, Job, make_job
+from envbuild.certify.job import MOST_REPEATS, Asked, Job, make_job
 from envbuild.certify.plan import Subject, deciding
 from envbuild.certify.running import PLAN_FILE, RESULTS_DIR, RESULTS_FILE, Run, read_run
 from envbuild.certify.zipapp import FILE_NAME
-from envbuild.core import locks
+from envbuild.core import jsonread, locks
 from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import CertificationFailedError, ConfigurationError, ResultsRefusedError
 from envbuild.core.files import machine_errors, write_atomic
@@ -32,6 +33,7 @@ MOUNT_POINT = "/envbuild"
 # What certificates call runs that nobody of us started.
 BY_HAND = "by hand"
 NONCES, NONCE_FILE = "nonces", "judged.json"
+_NONCE, _DIGEST = re.compile(r"[0-9a-f]{32}"), re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def write_plan(asked: Asked, folder: Path, store: LocalStore) -> Job:
@@ -103,15 +105,21 @@ def _read_plan(folder: Path) -> tuple[bytes, dict[str, Any]]:
     fix = "Bring the whole folder back that --plan-out wrote, as it was."
     try:
         data = file.read_bytes()
-        plan = json.loads(data)
-        subject = {name: str(value) for name, value in plan["subject"].items()}
-        known = isinstance(plan["repeats"], int) and len(plan["nonce"]) and subject["in"] in get_args(Where)
+        plan = jsonread.loads(data)
+        known = (
+            type(repeats := plan["repeats"]) is int  # True is no number of repeats
+            and 1 <= repeats <= MOST_REPEATS
+            and _NONCE.fullmatch(plan["nonce"])
+            and plan["subject"]["in"] in get_args(Where)
+            and all(_DIGEST.fullmatch(value) for name, value in plan["subject"].items() if name.endswith("_digest"))
+        )
     except (FileNotFoundError, NotADirectoryError):
         raise _refused(folder, f"There is no plan: {file} does not exist.", fix, "plan") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _refused(folder, f"{file} is no plan: {error!r}", fix, "plan") from error
     if not known:
-        raise _refused(folder, f"{file} is no plan.", fix, "plan")
+        why = f"{file} is no plan: its repeats, its nonce or its subject is none."
+        raise _refused(folder, why, fix, "plan")
     return data, plan
 
 

@@ -23,6 +23,8 @@ from envbuild.lock.inputs import is_older
 from envbuild.lock.record import LockDirectory
 from envbuild.store.local import LocalStore
 
+MOST_REPEATS = 1000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:

@@ -19,7 +19,7 @@ from envbuild.certify.calibrate import calibrate as propose_tolerances
 from envbuild.certify.certificates.signing import UNSIGNED
 from envbuild.certify.certifying import Certification, How, certify
 from envbuild.certify.choosing import driver_of
-from envbuild.certify.job import Asked, Job
+from envbuild.certify.job import MOST_REPEATS, Asked, Job
 from envbuild.certify.places import DEFAULT_VENV, Machinery, parse_gpus
 from envbuild.cli.command import Command, command_line
 from envbuild.cli.common import Place, Session, name_option, out_dir_option, output_options, selection_options, shown
@@ -54,13 +54,18 @@ MACHINERY = ("gpus", "isolation", "runtime", "venv", "fresh", "resume")
 @click.option("--runtime", type=click.Choice(list(RUNTIMES)), help="How the .sqsh is opened; default: the best here.")
 @click.option("--gpus", metavar="LIST", help="Use these GPUs alone, by nvidia-smi's index: 0,1.")
 @click.option("--isolation", type=click.Choice(["live", "process"]), help="Rank processes: kept alive, or one a case.")
-@click.option("--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, help="Train every case so often.")
+@click.option(
+    "--repeat", type=click.IntRange(1, MOST_REPEATS), default=1, show_default=True, help="Train every case so often."
+)
 @click.option("--fresh", is_flag=True, help="Run all cases, also those that passed before.")
 @click.option("--resume", is_flag=True, help="Go on with a run that was interrupted.")
 @click.option("--plan-out", metavar="DIR", type=Place(file_okay=False), help="Write the plan for another machine.")
 @click.option("--judge", metavar="DIR", type=Place(file_okay=False), help="Judge what came back of such a plan.")
 @click.option(
-    "--calibrate", metavar="N", type=click.IntRange(2, 1000), help="Propose tolerances from N repeats; certify nothing."
+    "--calibrate",
+    metavar="N",
+    type=click.IntRange(2, MOST_REPEATS),
+    help="Propose tolerances from N repeats; certify nothing.",
 )
 @key_options
 @out_dir_option

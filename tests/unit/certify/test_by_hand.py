@@ -16,6 +16,7 @@ from envbuild.core.files import remove_tree
 
 TP2 = "gpt-fp32-tp2"
 HOW = How()
+OTHER = "sha256:" + "0" * 64
 
 
 @pytest.fixture
@@ -132,8 +133,15 @@ def test_results_that_do_not_agree_fail(world, folder):
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
-        (("subject", "lock_digest"), "sha256:x", 'subject.lock_digest: "sha256:x" there, "sha256:'),
-        (("subject", "sqsh_digest"), "sha256:x", 'subject.sqsh_digest: "sha256:x" there, "sha256:'),
+        (("subject", "lock_digest"), OTHER, f'subject.lock_digest: "{OTHER}" there, "sha256:'),
+        (("subject", "sqsh_digest"), OTHER, f'subject.sqsh_digest: "{OTHER}" there, "sha256:'),
+        (("subject", "oci_digest"), OTHER, f'subject.oci_digest: "{OTHER}" there, "sha256:'),
+        (("subject", "sqsh_digest"), "sha256:x", "its repeats, its nonce or its subject is none"),
+        (("nonce",), "x", "its repeats, its nonce or its subject is none"),
+        (("nonce",), ["ab" * 16], "is no plan"),
+        (("repeats",), 0, "its repeats, its nonce or its subject is none"),
+        (("repeats",), 10**9, "its repeats, its nonce or its subject is none"),
+        (("repeats",), True, "its repeats, its nonce or its subject is none"),
         (("subject", "target"), "h200", 'subject.target: "h200" there, "cpu" here'),
         (("cases", 2, "training", "steps"), 1, "cases[2].training.steps: 1 there, 5 here"),
         (("cases", 2, "settings", "batch_p2p_comm"), 1, "cases[2].settings.batch_p2p_comm: 1 there, true here"),
@@ -143,11 +151,36 @@ def test_results_that_do_not_agree_fail(world, folder):
     ],
 )
 def test_plan_that_was_changed_is_refused(world, folder, place, value, said):
-    edit(folder, *place, value=value)
     run_there(folder)
+    edit(folder, *place, value=value)
     reason, why = refused(world, folder)
     assert reason == "plan"
     assert said in why
+
+
+@pytest.mark.parametrize("value", ["sha256:x", "x\x1b[2J", 7])
+def test_plan_whose_digest_is_none_is_refused_where_no_image_is_here_to_compare(world, folder, value):
+    edit(folder, "subject", "oci_digest", value=value)
+    run_there(folder)
+    reason, why = refused(world, folder, image=None)
+    assert (reason, "is no plan" in why) == ("plan", True)
+
+
+def test_plan_that_has_a_key_twice_is_refused(world, folder):
+    """The runner may have taken the other one."""
+    text = (folder / "plan.json").read_text()
+    (folder / "plan.json").write_text(text.replace('"repeats": 1', '"repeats": 3, "repeats": 1', 1))
+    run_there(folder)
+    reason, why = refused(world, folder)
+    assert (reason, "a key twice" in why) == ("plan", True)
+
+
+def test_plan_with_another_nonce_than_its_results_is_refused(world, folder):
+    run_there(folder)
+    edit(folder, "nonce", value="0" * 32)
+    reason, why = refused(world, folder)
+    assert reason == "plan"
+    assert "its nonce is" in why
 
 
 @pytest.mark.parametrize("only", [(TP2,)])
@@ -207,6 +240,49 @@ def test_results_that_were_cut_off_are_refused(world, folder):
     file = folder / "results/results.jsonl"
     file.write_text(file.read_text()[:-20])
     assert refused(world, folder)[0] == "truncated"
+
+
+def spoiled(folder, change):
+    """The results that were brought back, with their lines changed."""
+    file = folder / "results/results.jsonl"
+    file.write_text("".join(change(file.read_text().splitlines(keepends=True))))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda lines: lines[:-1], "truncated"),
+        (lambda lines: [*lines[:3], *lines[4:]], "truncated"),
+        (lambda lines: [*lines[:3], lines[3][:-1]], "truncated"),
+        (lambda lines: [*lines[:4], lines[3], *lines[4:]], "repeated-case"),
+        (lambda lines: [*lines[:3], lines[3].replace('"grad_norm"', '"norm"'), *lines[4:]], "schema"),
+        (lambda lines: [*lines[:3], lines[3].replace('"case": "', '"case": "x'), *lines[4:]], "plan"),
+        (lambda lines: lines[1:], "schema"),
+        (lambda lines: [], "missing"),
+    ],
+    ids=["no-end", "line-gone", "cut", "line-twice", "line-edited", "case-renamed", "no-run", "empty"],
+)
+def test_results_that_were_spoiled_are_refused_and_cost_no_certificate(world, folder, tmp_path, change, reason):
+    run_there(folder)
+    before = judge(world, folder).certificate
+    content = before.read_bytes()
+    write_plan(world.asked(), tmp_path / "second", world.store)
+    run_there(tmp_path / "second")
+    spoiled(tmp_path / "second", change)
+    with pytest.raises(ResultsRefusedError) as caught:
+        judge(world, tmp_path / "second")
+    assert (caught.value.exit_code, caught.value.reason) == (13, reason)
+    assert (before.read_bytes(), world.certificates()) == (content, [before])
+
+
+def test_number_of_a_line_that_was_changed_fails_its_case(world, folder):
+    run_there(folder)
+    spoiled(folder, lambda lines: [line.replace('"loss": 6.25', '"loss": 6.26') if TP2 in line else line
+                                   for line in lines])  # fmt: skip
+    with pytest.raises(CertificationFailedError) as caught:
+        judge(world, folder)
+    assert f"{TP2}: parity-loss: step 2" in caught.value.why
+    assert world.certificates() == []
 
 
 def test_nonce_is_certified_once(world, folder):
