@@ -37,7 +37,7 @@ from envbuild.certify.reports.report import (
     write_reports,
 )
 from envbuild.certify.results import Results
-from envbuild.certify.reuse import Kept, Machine
+from envbuild.certify.reuse import Kept, Machine, Proof
 from envbuild.certify.running import RESULTS_DIR, Run, interrupted_cases, logs_of, run_plan
 from envbuild.certify.telling import failure, show
 from envbuild.certify.verdicts import case_verdict, tolerances_json
@@ -217,7 +217,7 @@ def _certify(job: Job, certificate: Path, store: LocalStore, reporter: Reporter,
     if not cases:
         show(reused := [kept[case.id].verdict for case in job.cases], (), reporter)
         newest = max(kept.values(), key=lambda item: item.finished_at)
-        _write(job, certificate, way.name, _Proof.of_kept(newest), reused, how.signer)
+        _write(job, certificate, way.name, newest.proof, reused, how.signer)
         return 0
     plan = job.plan_of(cases)
     try:
@@ -232,7 +232,7 @@ def _certify(job: Job, certificate: Path, store: LocalStore, reporter: Reporter,
         raise
     proof = proof_of(job, run)
     if Machine.of(way.name, run.results) == machine:
-        reuse.keep(job, verdicts, machine, proof.measured, run.plan, run.plan_digest, store)
+        reuse.keep(job, verdicts, machine, proof, store)
     durations.record(run.plan, verdicts, store)
     _write(job, certificate, way.name, proof, verdicts, how.signer)
     return len(cases)
@@ -302,22 +302,9 @@ def _report_of_failure(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Proof:
-    """What a certificate says of the run that it rests on."""
-
-    measured: Measured
-    plan_digest: str
-    nonce: str
-
-    @classmethod
-    def of_kept(cls, kept: Kept) -> _Proof:
-        return cls(measured=kept.measured, plan_digest=kept.plan_digest, nonce=kept.nonce)
-
-
-def proof_of(job: Job, run: Run) -> _Proof:
+def proof_of(job: Job, run: Run) -> Proof:
     """What a certificate says of a run."""
-    return _Proof(
+    return Proof(
         measured=measured_of(run.results, job.smoke_digest, run.plan),
         plan_digest=run.plan_digest,
         nonce=str(run.plan["nonce"]),
@@ -355,7 +342,7 @@ def write_proven(
 
 
 def _write(
-    job: Job, certificate: Path, runtime: str, proof: _Proof, verdicts: Sequence[Verdict], signer: Signer | None
+    job: Job, certificate: Path, runtime: str, proof: Proof, verdicts: Sequence[Verdict], signer: Signer | None
 ) -> None:
     statement = make_certificate(
         name=job.subject.name,

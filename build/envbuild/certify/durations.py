@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.certify.judge import Verdict
+from envbuild.certify.plan import computed
 from envbuild.core.digests import digest_of
 from envbuild.store.local import LocalStore
 
 KIND, FILE = "durations", "duration.json"
 # What is nearer to what was known is not written again.
 NEWS = 0.2
-# Not what a case computes.
-IDLE = ("estimated_seconds", "time_limit_seconds")
 
 
 def estimates(plan: Mapping[str, Any], store: LocalStore) -> dict[str, float]:
@@ -45,7 +44,7 @@ def record(plan: Mapping[str, Any], verdicts: Iterable[Verdict], store: LocalSto
 def _key(plan: Mapping[str, Any], case: Mapping[str, Any]) -> str:
     return digest_of(
         {
-            "case": {name: value for name, value in case.items() if name not in IDLE},
+            "case": computed(case),
             "model": plan["models"][case["model"]],
             "target": plan["subject"]["target"],
         }
@@ -60,5 +59,7 @@ def _known(store: LocalStore, key: str) -> float | None:
     path = store.find(KIND, key)
     if path is None:
         return None
-    seconds = json.loads((path / FILE).read_text())["seconds"]
-    return float(seconds)
+    try:
+        return float(json.loads((path / FILE).read_text())["seconds"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None  # as if it had never run: it is written anew

@@ -97,7 +97,10 @@ class Job:
 
     def plan_of(self, cases: tuple[Case, ...]) -> dict[str, Json]:
         """The plan, or one of some of its cases; with a nonce of its own."""
-        return self.plan if cases == self.cases else _plan(self, cases)
+        if cases == self.cases:
+            return self.plan
+        seconds = {case.id: self.planned(case.id)["estimated_seconds"] for case in cases}
+        return _plan(self, cases, {name: value for name, value in seconds.items() if value is not None})
 
 
 def make_job(asked: Asked, store: LocalStore, subject: Subject | None = None) -> Job:
@@ -175,7 +178,7 @@ def subject_of(asked: Asked) -> Subject:
     return replace(bare, oci_digest=record.oci_digest)
 
 
-def _plan(job: Job, cases: tuple[Case, ...]) -> dict[str, Json]:
+def _plan(job: Job, cases: tuple[Case, ...], seconds: Mapping[str, float] | None = None) -> dict[str, Json]:
     asked, lock = job.asked, job.asked.lock
     packages = lock.packages()
     components = lock.lock.components
@@ -192,4 +195,5 @@ def _plan(job: Job, cases: tuple[Case, ...]) -> dict[str, Json]:
         ),
         repeats=asked.repeats,
         sweep=sweep_of(job.matrix, ground, max(case.world_size for case in cases)),
+        estimates=seconds,
     )

@@ -5,20 +5,20 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from envbuild.catalog.models import Band, Driver, Matrix, ModelSpec
 from envbuild.certify.cases import Case
 from envbuild.certify.ground import Ground
 from envbuild.core.digests import Json, digest_of
+from envbuild.launch.ways import Where
 
 PLAN_SCHEMA = "envbuild.plan/2"
 # Raised when the judge would come to another verdict about the same results.
 JUDGE_VERSION = 3
 # The drivers that the smoke runner has.
 DRIVERS = (Driver.MCORE,)
-# Where cases run: the image from its .sqsh, from its OCI layout, in Docker; an environment without an image; this one.
-Place = Literal["sqsh", "oci", "docker", "venv", "here"]
+# What says how long a case takes or may take, and not what it computes.
+IDLE = ("estimated_seconds", "time_limit_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Subject:
     lock_digest: str
     oci_digest: str | None = None
     sqsh_digest: str | None = None
-    place: Place = "sqsh"
+    place: Where = "sqsh"
 
     def as_json(self) -> dict[str, Json]:
         digests = {"oci_digest": self.oci_digest, "sqsh_digest": self.sqsh_digest}
@@ -169,6 +169,11 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver, estimated_seconds: fl
         "estimated_seconds": estimated_seconds,
         "time_limit_seconds": matrix.time_limit_seconds,
     }
+
+
+def computed(case: Mapping[str, Json]) -> dict[str, Json]:
+    """The part of a planned case that says what it computes."""
+    return {name: value for name, value in case.items() if name not in IDLE}
 
 
 def certification_key(plan: dict[str, Json], matrix: Matrix, smoke_digest: str, *, scope: str) -> str:

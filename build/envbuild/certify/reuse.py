@@ -20,7 +20,7 @@ from envbuild.certify.certificates.statement import CaseVerdict, Measured
 from envbuild.certify.choosing import with_baselines
 from envbuild.certify.job import Job
 from envbuild.certify.judge import Verdict
-from envbuild.certify.plan import JUDGE_VERSION, tolerance_of
+from envbuild.certify.plan import JUDGE_VERSION, computed, tolerance_of
 from envbuild.certify.results import Results, Step
 from envbuild.certify.verdicts import case_verdict
 from envbuild.core.digests import Json, digest_of
@@ -31,8 +31,6 @@ KIND, FILE = "verdicts", "verdict.json"
 PREFIX = "NCCL_"
 # They change what NCCL says, not what it does.
 TALK = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
-# Not what a case computes.
-IDLE = ("estimated_seconds", "time_limit_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +71,21 @@ def _settings(variables: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
-    """A verdict of an earlier run, and what that run measured beside its cases."""
+class Proof:
+    """What a verdict rests on: the plan that was run, and what the run measured beside its cases."""
 
-    verdict: Verdict
-    finished_at: str
     measured: Measured
     plan_digest: str
     nonce: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A verdict of an earlier run, and what it rests on."""
+
+    verdict: Verdict
+    finished_at: str
+    proof: Proof
 
 
 def find(job: Job, machine: Machine, store: LocalStore) -> dict[str, Kept]:
@@ -97,13 +102,8 @@ def find(job: Job, machine: Machine, store: LocalStore) -> dict[str, Kept]:
     return found
 
 
-def keep(job: Job, verdicts: Sequence[Verdict], machine: Machine, measured: Measured, run: Mapping[str, Any],
-         plan_digest: str, store: LocalStore) -> None:  # fmt: skip
-    """Keep the verdicts of a run in which everything passed.
-
-    Args:
-        run: the plan that was run.
-    """
+def keep(job: Job, verdicts: Sequence[Verdict], machine: Machine, proof: Proof, store: LocalStore) -> None:
+    """Keep the verdicts of a run in which everything passed."""
     if not job.certifies_image or not store.is_writable:
         return
     for verdict in verdicts:
@@ -112,9 +112,9 @@ def keep(job: Job, verdicts: Sequence[Verdict], machine: Machine, measured: Meas
         content = {
             "schema": "envbuild.verdict/1",
             "case": case_verdict(verdict).model_dump(mode="json", by_alias=True),
-            "measured": measured.model_dump(mode="json", by_alias=True),
-            "plan_digest": plan_digest,
-            "nonce": run["nonce"],
+            "measured": proof.measured.model_dump(mode="json", by_alias=True),
+            "plan_digest": proof.plan_digest,
+            "nonce": proof.nonce,
         }
         text = json.dumps(content) + "\n"
         store.rebuild(KIND, key_of(job, verdict.case, machine), partial(_write, text))
@@ -133,14 +133,14 @@ def _write(text: str, folder: Path) -> None:
 
 def key_of(job: Job, case: Case, machine: Machine) -> str:
     """The digest of everything that decides the verdict on a case."""
-    baseline: Json = None if case.is_baseline else _case(job, case.baseline_id)
+    baseline: Json = None if case.is_baseline else computed(job.planned(case.baseline_id))
     models: Any = job.plan["models"]
     return digest_of(
         {
             "subject": job.plan["subject"],
             "device": job.plan["device"],
             "gpu": job.plan["gpu"],
-            "case": _case(job, case.id),
+            "case": computed(job.planned(case.id)),
             "baseline": baseline,
             "model": models[case.model],
             "tolerance": tolerance_of(job.matrix, case).model_dump(mode="json"),
@@ -154,10 +154,6 @@ def key_of(job: Job, case: Case, machine: Machine) -> str:
     )
 
 
-def _case(job: Job, case_id: str) -> dict[str, Json]:
-    return {name: value for name, value in job.planned(case_id).items() if name not in IDLE}
-
-
 def _read(job: Job, case: Case, machine: Machine, store: LocalStore) -> Kept | None:
     path = store.find(KIND, key_of(job, case, machine))
     if path is None:
@@ -166,20 +162,14 @@ def _read(job: Job, case: Case, machine: Machine, store: LocalStore) -> Kept | N
         content = json.loads((path / FILE).read_text(encoding="utf-8"))
         stored = CaseVerdict.model_validate_json(json.dumps(content["case"]), strict=True)
         measured = Measured.model_validate_json(json.dumps(content["measured"]), strict=True)
-        plan_digest, nonce = str(content["plan_digest"]), str(content["nonce"])
+        proof = Proof(measured=measured, plan_digest=str(content["plan_digest"]), nonce=str(content["nonce"]))
     except (ValueError, KeyError, TypeError, ValidationError):
         return None  # of another version of envbuild: it is run again
     if not stored.passed or stored.problems or stored.id != case.id or measured.finished_at is None:
         return None
     verdict = _verdict(case, job, stored)
-    reused = {"from": measured.finished_at, "run": plan_digest}
-    return Kept(
-        verdict=replace(verdict, reused=reused),
-        finished_at=measured.finished_at,
-        measured=measured,
-        plan_digest=plan_digest,
-        nonce=nonce,
-    )
+    reused = {"from": measured.finished_at, "run": proof.plan_digest}
+    return Kept(verdict=replace(verdict, reused=reused), finished_at=measured.finished_at, proof=proof)
 
 
 def _verdict(case: Case, job: Job, stored: CaseVerdict) -> Verdict:

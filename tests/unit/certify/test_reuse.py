@@ -251,6 +251,25 @@ def test_durations_go_into_the_next_plan_and_into_no_key(world):
     assert world.certify().ran is False
 
 
+def test_durations_go_into_the_plan_of_some_of_the_cases_too(world):
+    """Where others are reused; else the runner would pack what is left as if it knew nothing."""
+    world.certify(only=(TP2,))
+    world.certify()
+    known = {case["id"]: case["estimated_seconds"] for case in world.calls[1]["plan"]["cases"]}
+    assert (known[BASELINE], known[PP2], TP2 in known) == (1.5, None, False)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"seconds": "x"}'])
+def test_duration_that_was_damaged_in_the_store_is_none(world, text):
+    world.certify()
+    for file in (world.project / "cache" / "durations").rglob("duration.json"):
+        file.chmod(0o644)
+        file.write_text(text)
+    assert {case["estimated_seconds"] for case in make_job(world.asked(), world.store).plan["cases"]} == {None}
+    world.certify(fresh=True)
+    assert {case["estimated_seconds"] for case in make_job(world.asked(), world.store).plan["cases"]} == {1.5}
+
+
 def test_duration_that_is_news_takes_the_place_of_the_old(world, monkeypatch):
     job = make_job(world.asked(), world.store)
     world.certify()

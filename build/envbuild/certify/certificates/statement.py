@@ -2,11 +2,6 @@
 
 Format: https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 
-``certifying`` calls it so, once every case passed::
-
-    statement = make_certificate(name=..., subject=plan["subject"], measured=Measured(...), cases=[...], ...)
-    write_certificate(folder / CERTIFICATE_FILE, statement, signer)      # signing.py; signer None: unsigned
-
 The subjects come from ``subject``: an image's digests where one was certified, else the lock's. ``cases`` are in the
 form that ``--json`` shows (:class:`CaseVerdict`), and so are those of reports, where they may have failed.
 
@@ -26,14 +21,11 @@ from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_vali
 from envbuild import __version__
 from envbuild.catalog.fields import MOMENT_FORMAT, Model, Moment
 from envbuild.core.digests import Json, digest_of
+from envbuild.launch.ways import WITHOUT_IMAGE, Where
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Literal["urn:envbuild:certificate:2"] = "urn:envbuild:certificate:2"
 CERTIFICATE_FILE = "certificate.intoto.jsonl"
-
-# Where the cases ran: what was certified by it follows from it.
-Where = Literal["sqsh", "oci", "docker", "venv", "here"]
-WITHOUT_IMAGE = ("venv", "here")
 
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]

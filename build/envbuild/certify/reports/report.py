@@ -1,11 +1,4 @@
-"""What reports are made from: a certification that ran, whether it passed or not.
-
-``certifying`` calls it so, after the judge and whatever the verdict::
-
-    write_reports(folder, Report(passed=..., name=..., subject=plan["subject"], cases=[...], ...))
-
-and :func:`report_of` makes one from a certificate. The same report gives the same bytes.
-"""
+"""What reports are made from: a certification that ran, whether it passed or not. The same one gives the same bytes."""
 
 from __future__ import annotations
 
