@@ -20,6 +20,7 @@ LOCK = ".lock"
 # What has to be the same in both parts of a run: else the results would be of two environments.
 _SAME = ("smoke_digest", "image", "isolation", "environment_findings")
 _SAME_ENVIRONMENT = ("python", "versions", "files", "device")
+_RUN_KEYS = {"environment", "machine", *_SAME}
 # Ranks of a runner that was killed are gone a moment after it.
 _LOCK_SECONDS = 5.0
 
@@ -80,7 +81,7 @@ def read_before(out: Path, plan: Plan) -> Before:
     except FileNotFoundError:
         raise ResumeError(f"{out} holds no {FILE_NAME}: nothing to resume; run without --resume") from None
     whole, lines = _whole_lines(content)
-    if not lines or lines[0].get("type") != "run":
+    if not lines or lines[0].get("type") != "run" or not _RUN_KEYS.issubset(lines[0]):
         raise ResumeError(f"{path} does not begin with the line of a run; run again, into another --out")
     for name, here in (("plan_digest", plan.digest), ("nonce", plan.nonce)):
         if lines[0].get(name) != here:
@@ -90,8 +91,13 @@ def read_before(out: Path, plan: Plan) -> Before:
             )
     ended = lines[-1].get("type") == "end"
     before_end = whole - len(content[:whole].splitlines(keepends=True)[-1]) if ended else whole
+    try:
+        results = [result_from(line) for line in lines if line.get("type") == "case"]
+    except (KeyError, TypeError) as error:
+        raise ResumeError(
+            f"{path} is damaged: the line of a case is none ({error}); run again, into another --out"
+        ) from None
     _cut(path, whole)
-    results = [result_from(line) for line in lines if line.get("type") == "case"]
     return Before(
         run_line=lines[0],
         cases={(result.case, result.repeat): result for result in results},
@@ -140,7 +146,9 @@ def _whole_lines(content: bytes) -> tuple[int, list[dict[str, Any]]]:
             break
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(value, dict):
             break
         length += len(line)
         lines.append(value)

@@ -114,6 +114,32 @@ def test_results_of_another_plan_are_refused_and_left(waiting: Path, what: str, 
     assert results.read_bytes() == content
 
 
+@pytest.mark.parametrize(
+    ("number", "text", "words"),
+    [
+        (0, "[]", "does not begin with the line of a run"),
+        (0, '{"type": "run"}', "does not begin with the line of a run"),
+        (0, '{"type": "case"}', "does not begin with the line of a run"),
+        (1, '{"type": "case"}', "the line of a case is none"),
+        (1, '{"type": "case", "case": "c", "status": "s", "steps": 1, "failure": null}', "the line of a case is none"),
+    ],
+)
+def test_results_that_are_damaged_are_refused_in_words_and_left(
+    tmp_path: Path, number: int, text: str, words: str
+) -> None:
+    write_plan(tmp_path, BASELINE)
+    assert run(tmp_path).returncode == 0
+    results = tmp_path / "out" / "results.jsonl"
+    lines = results.read_text().splitlines(keepends=True)
+    results.write_text("".join([*lines[:number], text + "\n", *lines[number + 1 :]]))
+    content = results.read_bytes()
+    done = run(tmp_path, "--resume")
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert results.read_bytes() == content
+
+
 @pytest.mark.parametrize("what", ["isolation", "image", "environment"])
 def test_run_does_not_go_on_in_another_environment(waiting: Path, what: str) -> None:
     interrupt_waiting(waiting, signal.SIGKILL)
