@@ -8,7 +8,7 @@ import pytest
 from helpers.certificates import SHA
 from helpers.reports import failed
 from helpers.stand_in import write
-from unit.certify.plans import MATRIX, SUBJECT, TP2, bytes_of, line, lines_of, plan_of, with_case
+from unit.certify.plans import BASELINE, MATRIX, SUBJECT, TP2, bytes_of, line, lines_of, plan_of, with_case
 
 from envbuild.certify.certificates.reading import read_certificate
 from envbuild.certify.certificates.signing import write_certificate
@@ -98,10 +98,10 @@ def report_from(path, folder):
 
 
 @pytest.mark.parametrize("lines", [healthy, broken])
-@pytest.mark.parametrize("kind", ["run", "case", "bandwidth", "end"])
+@pytest.mark.parametrize("kind", ["run", BASELINE, TP2, "bandwidth", "end"])
 def test_any_value_in_any_place_is_judged_or_refused(tmp_path, lines, kind):
     written = lines()
-    number = written.index(line(written, TP2)) if kind == "case" else [item["type"] for item in written].index(kind)
+    number = [item.get("case", item["type"]) for item in written].index(kind)
     path, ends = tmp_path / "results.jsonl", {"refused": 0, "judged": 0}
     for place in places(written[number]):
         for raw in HOSTILE:

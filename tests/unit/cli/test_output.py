@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from envbuild.cli.commands import COMMANDS
+from envbuild.cli.common import Session
 from envbuild.cli.main import run
+from envbuild.cli.report import render
+from envbuild.core.errors import UsageError
 
 ENVBUILD = [sys.executable, "-m", "envbuild"]
 RESULTS = [["list", "stacks"], ["list", "stacks", "--json"], ["schema"], ["--help"], ["--version"], ["lock", "--help"]]
@@ -70,3 +73,19 @@ def test_help_of_a_command_as_an_object(name, arguments, capsys):
     text = capsys.readouterr().out
     assert run([word.format(name) for word in arguments]) == 0
     assert json.loads(capsys.readouterr().out) == {"help": text}
+
+
+def test_result_holds_nothing_that_a_terminal_acts_on(capsys):
+    """Names and versions in it are what somebody wrote; JSON has escapes of its own."""
+    Session(as_json=False, quiet=False).done({}, "torch \x1b[2J\udcff:\ta", "b")
+    assert capsys.readouterr().out == "torch \\x1b[2J\\udcff:\ta\nb\n"
+    Session(as_json=True, quiet=False).done({"torch": "\x1b[2J\udcff"})
+    assert capsys.readouterr().out == '{\n  "torch": "\\u001b[2J\\udcff"\n}\n'
+
+
+def test_error_holds_nothing_that_a_terminal_acts_on_and_no_endless_line():
+    error = UsageError("open \x1b[2J", why="x" * 10**6 + "\nnext\r\x1b[2K", fix="do\x07", log=Path("/tmp/\x9b"))
+    lines = render(error, [], colour=False).splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert (max(map(len, lines)) < 5000, lines[0], lines[2]) == (True, r"error: open \x1b[2J", r"       next")
+    assert lines[3] == r"       \x1b[2K"

@@ -99,6 +99,7 @@ def test_notes_and_titles_hold_nothing_that_a_terminal_acts_on(clock, capsys):
             reporter.note("done\r\x1b[5m certified \udcff")
 
     shown = on_a_terminal(work)
+    assert "Traceback" not in shown
     assert "done\\r\\x1b[5m certified \\udcff" in shown
     assert "\x1b[5m" not in shown
     assert "\x1b]0" not in shown
