@@ -28,6 +28,10 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Device
 from envbuild.certify.cases import Case, expand
 from envbuild.certify.ground import Ground
+
+# The runner is data of envbuild, and installed nowhere.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "smoke"))
+
 from envbuild_smoke.packing import Job, Packer
 
 LIMIT = 1.15
