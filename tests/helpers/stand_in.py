@@ -11,6 +11,8 @@ import socket
 import sys
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 SCHEMA = "envbuild.results/2"
 # A port of the machine outside on which somebody listens.
 PORT = 0
@@ -30,7 +32,8 @@ def run_line(
     hashed = image or subject.get("sqsh_digest" if subject["in"] == "sqsh" else "oci_digest")
     inside = {"lock_digest": subject["lock_digest"]} if fingerprint is OWN else fingerprint
     environment = {
-        "python": "3.11.2", "platform": "linux", "cpu_count": 2, "versions": {"torch": "2.13.0+cpu"}, "files": {},
+        "python": "3.11.2", "platform": "linux", "cpu_count": 2, "files": {},
+        "versions": {canonicalize_name(name): version for name, version in plan["expected_versions"].items()},
         "device": plan["device"], "gpus": [], "cuda_redirects": ["torch.cuda.synchronize"],
     }  # fmt: skip
     machine = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from envbuild.certify.certificates.statement import CERTIFICATE_FILE
-from envbuild.certify.certifying import Certification, How, certification, passed, write_proven
+from envbuild.certify.certifying import Certification, How, certification, passed, proof_of, write_proven
 from envbuild.certify.job import MOST_REPEATS, Asked, Job, make_job
 from envbuild.certify.plan import Subject, deciding
 from envbuild.certify.running import PLAN_FILE, RESULTS_DIR, RESULTS_FILE, Run, read_run
@@ -91,7 +91,7 @@ def judge_folder(asked: Asked, folder: Path, store: LocalStore, reporter: Report
             certificate.unlink(missing_ok=True)
             raise
         _use_nonce(run, store)
-        write_proven(job, certificate, BY_HAND, run, verdicts, how.signer)
+        write_proven(job, certificate, BY_HAND, proof_of(job, run), verdicts, how.signer, reporter)
         return certification(certificate, job, cases_run=0, ran=folder)
 
 

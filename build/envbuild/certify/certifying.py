@@ -23,7 +23,7 @@ from envbuild.certify.certificates.statement import (
 )
 from envbuild.certify.certificates.statement import Problem as ReportedProblem
 from envbuild.certify.job import Asked, Job, make_job
-from envbuild.certify.judge import Verdict, judge, run_problems
+from envbuild.certify.judge import Verdict, beside, judge, run_problems
 from envbuild.certify.places import Machinery, open_way
 from envbuild.certify.plan import JUDGE_VERSION
 from envbuild.certify.problems import Problem
@@ -47,6 +47,7 @@ from envbuild.core.errors import (
     CertificationCannotRunError,
     CertificationFailedError,
     CheckRefusedError,
+    ConfigurationError,
     ResultsRefusedError,
     disk_full,
 )
@@ -198,6 +199,15 @@ def _stands(certificate: Path, job: Job, how: How) -> tuple[bool, str]:
     return not problem, problem
 
 
+def _signed_by(certificate: Path) -> str | None:
+    """The key that signed the certificate that is there, by its own words; None where there is none."""
+    try:
+        _, file = read_certificate(certificate)
+    except (CertificateRefusedError, ConfigurationError):
+        return None
+    return file.content.signed.keyid if file.content.signed else None
+
+
 def _texts(subject: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in subject.items()}
 
@@ -217,7 +227,7 @@ def _certify(job: Job, certificate: Path, store: LocalStore, reporter: Reporter,
     if not cases:
         show(reused := [kept[case.id].verdict for case in job.cases], (), reporter)
         newest = max(kept.values(), key=lambda item: item.finished_at)
-        _write(job, certificate, way.name, newest.proof, reused, how.signer)
+        write_proven(job, certificate, way.name, newest.proof, reused, how.signer, reporter)
         return 0
     plan = job.plan_of(cases)
     try:
@@ -234,7 +244,7 @@ def _certify(job: Job, certificate: Path, store: LocalStore, reporter: Reporter,
     if Machine.of(way.name, run.results) == machine:
         reuse.keep(job, verdicts, machine, proof, store)
     durations.record(run.plan, verdicts, store)
-    _write(job, certificate, way.name, proof, verdicts, how.signer)
+    write_proven(job, certificate, way.name, proof, verdicts, how.signer, reporter)
     return len(cases)
 
 
@@ -248,8 +258,15 @@ def passed(
     """
     results = run.results
     judged = judge(tuple(cases), job.matrix, results, run.plan)
+    baselines = {verdict.case.id: verdict for verdict in judged if verdict.passed and verdict.case.is_baseline}
     problems = run_problems(run.plan, results)
-    by_case: dict[str, list[Verdict]] = {name: [item.verdict] for name, item in kept.items()}
+    by_case: dict[str, list[Verdict]] = {
+        # Beside a baseline that was measured again.
+        name: [beside(item.verdict, baselines[item.verdict.case.baseline_id])]
+        if item.verdict.case.baseline_id in baselines
+        else [item.verdict]
+        for name, item in kept.items()
+    }
     for verdict in judged:
         by_case.setdefault(verdict.case.id, []).append(verdict)
     verdicts = tuple(verdict for case in job.cases for verdict in by_case.get(case.id, ()))
@@ -335,15 +352,17 @@ def measured_of(results: Results, smoke_digest: str, plan: Mapping[str, Any]) ->
 
 
 def write_proven(
-    job: Job, certificate: Path, runtime: str, run: Run, verdicts: Sequence[Verdict], signer: Signer | None
+    job: Job,
+    certificate: Path,
+    runtime: str,
+    proof: Proof,
+    verdicts: Sequence[Verdict],
+    signer: Signer | None,
+    reporter: Reporter,
 ) -> None:
-    """Write the certificate of a run in which everything passed."""
-    _write(job, certificate, runtime, proof_of(job, run), verdicts, signer)
-
-
-def _write(
-    job: Job, certificate: Path, runtime: str, proof: Proof, verdicts: Sequence[Verdict], signer: Signer | None
-) -> None:
+    """Write the certificate of what passed; says when a signature is lost by it."""
+    if signer is None and (keyid := _signed_by(certificate)):
+        reporter.note(f"note: {certificate} was signed by key {keyid}; the new one is not signed (no --key)")
     statement = make_certificate(
         name=job.subject.name,
         subject=_texts(job.subject.as_json()),

@@ -7,7 +7,7 @@ both train.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,7 +63,7 @@ def judge(cases: tuple[Case, ...], matrix: Matrix, results: Results, plan: Mappi
 
 def run_problems(plan: Mapping[str, Any], results: Results) -> tuple[Problem, ...]:
     """What is wrong with a run as a whole, whatever its cases say."""
-    problems = [*environment_problems(results), *bandwidth_problems(plan, results)]
+    problems = [*environment_problems(plan, results), *bandwidth_problems(plan, results)]
     if results.finished_at is None:
         problems.append(Problem(check="not-reported", text="the runner did not come to its end"))
     return tuple(problems)
@@ -107,8 +107,12 @@ class _Judge:
             planned, self._models[planned["model"]], result.observed, baseline.observed if baseline else None
         )
         problems += self._repeated(case, result)
+        if case.is_baseline and len(result.steps) > 1 and len({step.loss for step in result.steps}) == 1:
+            text = f"its loss is {result.steps[0].loss} at every step: nothing was trained"
+            problems.append(Problem(check="baseline", text=text))
         if baseline is not None:
-            compared = _Compared(case, result, baseline, tolerance_of(self._matrix, case))
+            compared = _Compared(case, tolerance_of(self._matrix, case), result.steps, baseline.steps)
+            compared.weights(result.weights)
             # What was computed comes first: it is what people look for.
             problems = [*compared.problems, *problems]
             verdict = compared.on(verdict)
@@ -168,18 +172,40 @@ def relative_difference(expected: float, found: float) -> float:
     return abs(found - expected) / abs(expected) if expected else math.inf
 
 
+def beside(verdict: Verdict, baseline: Verdict) -> Verdict:
+    """A verdict of an earlier run beside the verdict on its baseline that it stands with now: compared again.
+
+    Final weights are not there any more: of them counts what was measured.
+    """
+    if verdict.tolerance is None:
+        return verdict
+    compared = _Compared(verdict.case, verdict.tolerance, verdict.steps, baseline.steps)
+    compared.known_weights(verdict.largest_weights_difference)
+    return replace(compared.on(verdict), passed=not compared.problems, problems=(*verdict.problems, *compared.problems))
+
+
 class _Compared:
     """A case beside its baseline: how far they are from each other, and where that is too far."""
 
-    def __init__(self, case: Case, result: CaseResult, baseline: CaseResult, band: Band) -> None:
+    def __init__(self, case: Case, band: Band, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
         self.problems: list[Problem] = []
+        self._case, self._band = case, band
         self._largest = {"loss": 0.0, "grad_norm": 0.0}
         self._weights: float | None = None
-        self._steps(result, baseline, band)
-        if case.compare_weights:
-            self._compare_weights(case.baseline_id, result.weights, band)
+        self._steps(steps, baseline)
         if same_arithmetic(case):
-            self._bits(result, baseline)
+            self._bits(steps, baseline)
+
+    def weights(self, weights: Weights | None) -> None:
+        """Compare the final weights, where the case says so."""
+        if self._case.compare_weights:
+            self._compare_weights(self._case.baseline_id, weights)
+
+    def known_weights(self, difference: float | None) -> None:
+        """Hold what was measured of the final weights to the band."""
+        self._weights = difference
+        if self._case.compare_weights:
+            self._hold_weights("the worst", math.inf if difference is None else difference)
 
     def on(self, verdict: Verdict) -> Verdict:
         """The verdict with what was measured."""
@@ -190,8 +216,9 @@ class _Compared:
             largest_weights_difference=self._weights,
         )
 
-    def _steps(self, result: CaseResult, baseline: CaseResult, band: Band) -> None:
-        for mine, reference in zip(result.steps, baseline.steps, strict=True):
+    def _steps(self, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
+        band = self._band
+        for mine, reference in zip(steps, baseline, strict=True):
             numbers: tuple[tuple[str, Check, float, float, float], ...] = (
                 ("loss", "parity-loss", reference.loss, mine.loss, band.loss_relative),
                 ("grad_norm", "parity-grad-norm", reference.grad_norm, mine.grad_norm, band.grad_norm_relative),
@@ -206,8 +233,8 @@ class _Compared:
                     )
                     self.problems.append(Problem(check=check, text=text))
 
-    def _bits(self, result: CaseResult, baseline: CaseResult) -> None:
-        for mine, reference in zip(result.steps, baseline.steps, strict=True):
+    def _bits(self, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
+        for mine, reference in zip(steps, baseline, strict=True):
             if (mine.loss, mine.grad_norm) != (reference.loss, reference.grad_norm):
                 text = (
                     f"step {mine.step}: data parallel does the baseline's arithmetic, and differs from it: loss "
@@ -215,11 +242,8 @@ class _Compared:
                 )
                 self.problems.append(Problem(check="data-parallel-bits", text=text))
                 return
-        if self._weights:
-            text = f"the final weights differ from the baseline's by {self._weights:.2e}, and must not"
-            self.problems.append(Problem(check="data-parallel-bits", text=text))
 
-    def _compare_weights(self, baseline: str, weights: Weights | None, band: Band) -> None:
+    def _compare_weights(self, baseline: str, weights: Weights | None) -> None:
         if weights is None or weights.compared_with != baseline or weights.tensors < 1:
             found = "not compared" if weights is None else f"compared with {weights.compared_with}"
             text = f"its final weights were to be compared with those of {baseline}, and were {found}"
@@ -230,9 +254,13 @@ class _Compared:
                 text = f"its final checkpoint {words} {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
                 self.problems.append(Problem(check="parity-weights", text=text))
         self._weights = weights.largest_relative_difference
-        if not self._weights <= band.weights_relative:  # NaN is no agreement
-            text = (
-                f"final weights: {weights.worst} is off by {self._weights:.2e} relative, allowed "
-                f"{band.weights_relative:g}"
-            )
+        self._hold_weights(str(weights.worst), self._weights)
+
+    def _hold_weights(self, worst: str, difference: float) -> None:
+        allowed = self._band.weights_relative
+        if not difference <= allowed:  # NaN is no agreement
+            text = f"final weights: {worst} is off by {difference:.2e} relative, allowed {allowed:g}"
             self.problems.append(Problem(check="parity-weights", text=text))
+        if difference and same_arithmetic(self._case):
+            text = f"the final weights differ from the baseline's by {difference:.2e}, and must not"
+            self.problems.append(Problem(check="data-parallel-bits", text=text))

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from envbuild.certify.problems import Problem
 from envbuild.certify.results import Results
 
@@ -92,15 +94,29 @@ def _twice(libraries: Mapping[str, Iterable[str]]) -> list[Problem]:
     ]
 
 
-def environment_problems(results: Results) -> list[Problem]:
-    """Where the environment is not what the lock has, as the runner found before it started."""
+def environment_problems(plan: Mapping[str, Any], results: Results) -> list[Problem]:
+    """Where the environment is not what the lock has: what the runner found, and the versions that it put on record."""
+    findings = [*results.environment_findings, *_other_versions(plan, results)]
+    texts = [
+        f"{finding['code']}: {finding['package'] or 'the environment'}: expected {finding['expected'] or 'none'}, "
+        f"found {finding['found'] or 'none'}"
+        for finding in findings
+    ]
+    return [Problem(check="environment", text=text) for text in dict.fromkeys(texts)]
+
+
+def _other_versions(plan: Mapping[str, Any], results: Results) -> list[dict[str, str | None]]:
+    """Versions on record that are not the plan's, whatever the runner found."""
+    seen = results.environment["versions"]
     return [
-        Problem(
-            check="environment",
-            text=f"{finding['code']}: {finding['package'] or 'the environment'}: expected "
-            f"{finding['expected'] or 'none'}, found {finding['found'] or 'none'}",
-        )
-        for finding in results.environment_findings
+        {
+            "code": "version-mismatch" if found else "package-missing",
+            "package": name,
+            "expected": wanted,
+            "found": found,
+        }
+        for name, wanted in plan["expected_versions"].items()
+        if (found := seen.get(canonicalize_name(name))) != wanted
     ]
 
 

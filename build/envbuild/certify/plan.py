@@ -14,7 +14,7 @@ from envbuild.launch.ways import Where
 
 PLAN_SCHEMA = "envbuild.plan/2"
 # Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 3
+JUDGE_VERSION = 4
 # The drivers that the smoke runner has.
 DRIVERS = (Driver.MCORE,)
 # What says how long a case takes or may take, and not what it computes.

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,17 @@ from envbuild.catalog.fields import moment_of
 from envbuild.core import jsonread
 from envbuild.core.digests import Json
 from envbuild.core.errors import ResultsRefusedError
+from envbuild.core.files import NotPlainFileError, read_plain
 
 RESULTS_SCHEMA = "envbuild.results/2"
 SCHEMA_FILE = "smoke/envbuild_smoke/schemas/result.schema.json"
 # Reasons, for programs.
 MISSING, SCHEMA, TRUNCATED, REPEATED, PLAN, IMAGE = "missing", "schema", "truncated", "repeated-case", "plan", "image"
-SMOKE = "smoke"
+SMOKE, MOMENT = "smoke", "moment"
+# Clocks of two machines.
+CLOCKS_APART = timedelta(minutes=5)
+# A thousand repeats of a hundred cases have some 200 MB.
+LARGEST_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +136,7 @@ _FIXES = {
     TRUNCATED: "If the runner was interrupted, let it go on (--resume). If the file was copied, copy it again, whole.",
     PLAN: "Bring back the results of this plan, or run it (again). A plan's results are never judged by another plan.",
     IMAGE: "Run the plan in the image that it is for; its digests are in the plan under `subject`.",
+    MOMENT: "Set the clock of the machine where it ran, or of this one, and run the plan again.",
     SMOKE: "Run the plan with the smoke.pyz that was written beside it.",
 }
 
@@ -168,9 +175,11 @@ def _read(path: Path, plan: Mapping[str, Any], plan_digest: str, smoke_digest: s
 def _records(path: Path) -> list[dict[str, Any]]:
     """The lines of the file, each as the schema has it."""
     try:
-        data = path.read_bytes()
+        data = read_plain(path, LARGEST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise _Refused(MISSING, "The runner wrote no results: there is no such file.") from None
+    except NotPlainFileError as error:
+        raise _Refused(SCHEMA, f"{error}.") from error
     except OSError as error:
         raise _Refused(MISSING, f"The file cannot be read: {error.strerror}.") from error
     if not data.strip():
@@ -240,14 +249,17 @@ def _frame(records: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str,
     if kinds[-1] != "end" or kinds.count("end") != 1:
         raise _Refused(SCHEMA, "It has lines behind its end.")
     run, end = records[0], records[-1]
-    for moment in (run["started_at"], end["finished_at"]):
-        _check_moment(moment)
+    started, finished = _moment(run["started_at"]), _moment(end["finished_at"])
+    if finished < started:
+        raise _Refused(MOMENT, f"By its own words it began at {run['started_at']} and ended at {end['finished_at']}.")
+    if finished > datetime.now(timezone.utc) + CLOCKS_APART:
+        raise _Refused(MOMENT, f"By its own words it ended at {end['finished_at']}, which is still to come.")
     return run, end
 
 
-def _check_moment(text: str) -> None:
+def _moment(text: str) -> datetime:
     try:
-        moment_of(text)
+        return moment_of(text)
     except ValueError:
         raise _Refused(SCHEMA, f"It has a moment that is none: {text!r:.60}.") from None
 

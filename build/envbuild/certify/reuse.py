@@ -19,7 +19,7 @@ from envbuild.certify.cases import Case
 from envbuild.certify.certificates.statement import CaseVerdict, Measured
 from envbuild.certify.choosing import with_baselines
 from envbuild.certify.job import Job
-from envbuild.certify.judge import Verdict
+from envbuild.certify.judge import Verdict, beside
 from envbuild.certify.plan import JUDGE_VERSION, computed, tolerance_of
 from envbuild.certify.results import Results, Step
 from envbuild.certify.verdicts import case_verdict
@@ -89,17 +89,31 @@ class Kept:
 
 
 def find(job: Job, machine: Machine, store: LocalStore) -> dict[str, Kept]:
-    """The verdicts that need no run, by case.
+    """The verdicts that need no run, by case; each agrees with that on its baseline.
 
     A baseline is among them only where nothing that needs its weights has to run.
     """
     if not job.certifies_image or job.asked.repeats > 1:
         return {}
     found = {case.id: kept for case in job.cases if (kept := _read(job, case, machine, store)) is not None}
+    found = {name: kept for name, kept in found.items() if _agrees(kept.verdict, found)}
     missing = [case.id for case in job.cases if case.id not in found]
     for case in with_baselines(job.cases, missing):
         found.pop(case.id, None)
     return found
+
+
+def _agrees(verdict: Verdict, found: Mapping[str, Kept]) -> bool:
+    """Whether a verdict is what its numbers give beside its baseline's; True where the baseline will be run."""
+    baseline = None if verdict.case.is_baseline else found.get(verdict.case.baseline_id)
+    if baseline is None:
+        return True
+    again = beside(verdict, baseline.verdict)
+    return again.passed and _differences(again) == _differences(verdict)
+
+
+def _differences(verdict: Verdict) -> tuple[float | None, ...]:
+    return verdict.largest_loss_difference, verdict.largest_grad_norm_difference, verdict.largest_weights_difference
 
 
 def keep(job: Job, verdicts: Sequence[Verdict], machine: Machine, proof: Proof, store: LocalStore) -> None:

@@ -290,7 +290,7 @@ def test_nonce_is_certified_once(world, folder):
     certificate = judge(world, folder).certificate
     remove_tree(certificate.parent)
     # The same plan, run a second time.
-    run_there(folder, started_at="2026-02-02T00:00:00Z")
+    run_there(folder, started_at="2025-12-31T00:00:00Z")
     reason, why = refused(world, folder)
     assert reason == "nonce"
     assert "other results were certified before" in why

@@ -273,6 +273,16 @@ def test_age_is_that_of_the_oldest_number_in_it(folder, tmp_path):
     verify(path, trust, About(), at=NOW, max_age=41 * day)
 
 
+def test_numbers_from_after_the_certificate_do_not_count(folder, tmp_path):
+    trust = trust_of(folder, tmp_path)
+    later = measured(started_at=moment(hours=2), finished_at=moment(days=-40))
+    refused(signed(folder, tmp_path, stated(cases=SMALL, measured=later)), trust, "Its newest numbers are from")
+    reused = case_of("gpt-fp32-tp2", reused={"from": moment(days=-40), "run": "r"})
+    recent = measured(started_at=moment(hours=2), finished_at=moment(hours=1))
+    path = signed(folder, tmp_path, stated(cases=[SMALL[0], reused], measured=recent))
+    refused(path, trust, "after it was issued", max_age=timedelta(days=1))
+
+
 # ---- trust
 
 

@@ -199,7 +199,7 @@ def test_machine_with_odd_names_is_certified_and_shown_as_text(world, told, caps
     def spoil(path):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         lines[0]["machine"]["cpu_model"] = EVIL
-        lines[0]["environment"]["versions"]["torch"] = EVIL
+        lines[0]["environment"]["versions"]["beside-the-lock"] = EVIL
         write(path, lines)
 
     world.spoil = spoil

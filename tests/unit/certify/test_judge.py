@@ -478,6 +478,38 @@ def test_environment_that_is_not_the_locks_is_a_problem(problems):
 
 
 @pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (None, "package-missing: megatron-core: expected 0.16.1, found none"),
+        ("0.15.0", "version-mismatch: megatron-core: expected 0.16.1, found 0.15.0"),
+    ],
+)
+def test_versions_on_record_count_where_the_runner_found_nothing(tmp_path, version, said):
+    plan = {**plan_of(), "expected_versions": {"megatron-core": "0.16.1"}}
+    lines = lines_of(plan)
+    lines[0]["environment"]["versions"] = {} if version is None else {"megatron-core": version}
+    results = read(tmp_path / "results.jsonl", plan, lines)
+    assert [(item.check, item.text) for item in run_problems(plan, results)] == [("environment", said)]
+    finding = {"code": said.split(":")[0], "package": "megatron-core", "expected": "0.16.1", "found": version}
+    lines[0]["environment_findings"] = [finding]
+    results = read(tmp_path / "results.jsonl", plan, lines)
+    assert len(run_problems(plan, results)) == 1
+
+
+def test_baseline_that_learns_nothing_is_no_baseline(failed):
+    plan = plan_of()
+    lines = lines_of(plan)
+    for case in CASES:
+        for entry in line(lines, case.id)["steps"]:
+            entry["loss"] = entry["grad_norm"] = 1.0
+    assert failed(plan, lines) == {
+        case.id: [("baseline", "its loss is 1.0 at every step: nothing was trained")]
+        for case in CASES
+        if case.is_baseline
+    }
+
+
+@pytest.mark.parametrize(
     ("expected", "found", "difference"),
     [(2.0, 2.0, 0.0), (2.0, 2.5, 0.25), (2.0, 1.5, 0.25), (-2.0, 2.0, 2.0), (0.0, 0.0, 0.0), (0.0, 1e-9, math.inf)],
 )

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 
 import jsonschema
@@ -212,6 +213,31 @@ def test_malformed_results_are_refused(path, old, new, said):
     reason, why = refused(path, TEXT.replace(old, new, 1))
     assert reason == "schema"
     assert said in why
+
+
+@pytest.mark.parametrize(
+    ("started", "finished", "said"),
+    [
+        ("2026-01-01T00:02:00Z", "2026-01-01T00:01:00Z", "began at 2026-01-01T00:02:00Z and ended at"),
+        ("2026-01-01T00:00:00Z", "2999-01-01T00:00:00Z", "which is still to come"),
+    ],
+)
+def test_results_of_no_possible_time_are_refused(path, started, finished, said):
+    lines = lines_of(PLAN)
+    lines[0]["started_at"], lines[-1]["finished_at"] = started, finished
+    reason, why = refused(path, text_of(lines))
+    assert reason == "moment"
+    assert said in why
+
+
+def test_results_that_are_no_plain_file_are_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name, said in (("pipe", "a pipe"), ("zero", "a device")):
+        with pytest.raises(ResultsRefusedError) as caught:
+            read_results(tmp_path / name, PLAN, DIGEST)
+        assert caught.value.reason == "schema"
+        assert said in caught.value.why
 
 
 @pytest.mark.parametrize("text", ["[]\n", "1\n", "null\n", '"run"\n', "\x00\n", "{}\n", "[" * 100_000 + "\n", "{\n"])

@@ -14,6 +14,7 @@ from envbuild.cli.main import run
 from envbuild.core.errors import CertificationFailedError
 from envbuild.core.files import remove_tree
 from envbuild.launch.gpus import Gpu
+from envbuild.store import seals
 
 TP2, PP2, BASELINE = (f"gpt-fp32-{name}" for name in ("tp2", "pp2", "baseline"))
 
@@ -138,6 +139,52 @@ def test_verdict_that_was_damaged_in_the_store_is_not_used(world):
         file.chmod(0o644)
         file.write_text(json.dumps(text))
     assert world.certify().cases_run == len(ran(world.calls[0]))
+
+
+def reseal(world, change):
+    """Change what was kept of cases as somebody does who knows of seals."""
+    for file in (world.project / "cache" / "verdicts").rglob(reuse.FILE):
+        content = json.loads(file.read_text())
+        if change(content["case"]):
+            file.chmod(0o644)
+            file.write_text(json.dumps(content))
+            seals.seal(file.parent)
+
+
+def other_losses(case):
+    for step in case["steps"]:
+        step["loss"] *= 1.5
+    return case["id"] == TP2
+
+
+def other_difference(case):
+    case["largest_relative_difference"]["loss"] = 0.5
+    return case["id"] == TP2
+
+
+def other_weights(case):
+    case["largest_relative_difference"]["weights"] = 0.5
+    return case["id"] == TP2
+
+
+@pytest.mark.parametrize("change", [other_losses, other_difference, other_weights])
+def test_verdict_that_its_numbers_do_not_give_is_not_used_whatever_its_seal(world, change):
+    done = world.certify()
+    remove_tree(done.certificate.parent)
+    reseal(world, change)
+    done = world.certify()
+    assert ran(world.calls[1]) == [BASELINE, TP2]
+    assert TP2 not in reused(done)
+
+
+def test_reused_case_is_compared_with_the_baseline_beside_it(world):
+    """Its baseline was measured again, and computes something else now."""
+    world.certify(only=(TP2,))
+    world.faults = {"scale": {case.id: 1.001 for case in make_job(world.asked(), world.store).cases}}
+    with pytest.raises(CertificationFailedError) as caught:
+        world.certify()
+    assert f"{TP2}: parity-loss: step 1: loss expected" in caught.value.why
+    assert PP2 not in caught.value.why
 
 
 # ---- what decides a verdict

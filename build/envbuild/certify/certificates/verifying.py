@@ -118,6 +118,12 @@ def _check_times(
             f"{at.strftime(MOMENT_FORMAT)}.",
             "Look at the clocks of both machines, and at --at.",
         )
+    newest = max(_measurements(statement))
+    if moment_of(newest) > issued + CLOCK_SKEW:
+        raise file.refuse(
+            f"Its newest numbers are from {newest}, after it was issued ({statement.predicate.issued_at}).",
+            "Get one from a machine whose clock is right.",
+        )
     oldest = oldest_measurement(statement)
     if max_age is not None and at - moment_of(oldest) > max_age:
         raise file.refuse(
@@ -127,8 +133,14 @@ def _check_times(
 
 def oldest_measurement(statement: Certificate) -> str:
     """When the oldest numbers in it were measured."""
+    return min([*_measurements(statement), statement.predicate.issued_at])
+
+
+def _measurements(statement: Certificate) -> list[str]:
+    """The moments at which its numbers were measured."""
+    measured = statement.predicate.measured
     reused = [case.reused.from_ for case in statement.predicate.cases if case.reused]
-    return min([statement.predicate.measured.started_at, statement.predicate.issued_at, *reused])
+    return [measured.started_at, *([measured.finished_at] if measured.finished_at else []), *reused]
 
 
 def _check_limits(file: CertificateFile, statement: Certificate, key: TrustedKey) -> None:
