@@ -1,12 +1,20 @@
-"""Reports of made-up certifications: one that passed with 64 cases, one that failed in every way, one of a venv."""
+"""Reports of made-up certifications.
+
+One that passed with 64 cases, one with those of the whole matrix on a CPU, one that failed in every way, one of a venv.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from helpers.certificates import EVIL, SHA, case_of, cases, measured, statement, steps_of
 
+from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.models import Device
+from envbuild.certify.cases import expansion
 from envbuild.certify.certificates.statement import Certificate
+from envbuild.certify.ground import Ground
 from envbuild.certify.reports.report import Report, report_of
 
 NAME = "mcore-ubuntu2404-cu130-h200"
@@ -25,6 +33,25 @@ def large() -> Report:
             step["loss"] *= 1 + number % 7 * 1e-7 * step["step"]
     certificate = Certificate.model_validate(statement(cases=found))
     return report_of(certificate, name=NAME, keyid=KEYID, logs={})
+
+
+def full() -> Report:
+    """Signed, all cases of certify-full on a CPU, each off by a little of its own; two of them reused."""
+    matrix = Catalog.open(Path("/nonexistent")).matrix("certify-full")
+    found = []
+    for number, case in enumerate(expansion(matrix, "certify-full", Ground(device=Device.CPU)).cases):
+        if case.is_baseline:
+            found.append(case_of(case.id, baseline=None))
+            continue
+        off = number * 1e-9
+        numbers = {"loss": off, "grad_norm": 7.5e-8, "weights": 3.9e-7 if case.compare_weights else None}
+        steps = steps_of()
+        steps[4]["loss"] *= 1 + off
+        compared = case_of(case.id, baseline=case.baseline_id, largest_relative_difference=numbers, steps=steps)
+        reused = {"from": "2026-02-27T08:00:00Z", "run": "r1"} if number in (9, 30) else None
+        found.append({**compared, "reused": reused})
+    certificate = Certificate.model_validate(statement(cases=found))
+    return report_of(certificate, name="mcore-debian12-cpu", keyid=KEYID, logs={})
 
 
 def venv() -> Report:
@@ -81,4 +108,4 @@ def unreadable() -> Report:
     return failed(cases=[], problems=[], findings=[], measured=None, what="the results cannot be judged", log_end="")
 
 
-REPORTS = {"large": large, "venv": venv, "failed": failed, "unreadable": unreadable}
+REPORTS = {"large": large, "full": full, "venv": venv, "failed": failed, "unreadable": unreadable}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.browser import ENTER, TAB, Browser, open_browser
-from helpers.reports import REPORTS, large
+from helpers.reports import REPORTS, full, large
 
 from envbuild.certify.reports.report import write_reports
 
@@ -41,7 +41,7 @@ def test_page_fits_loads_nothing_and_can_be_read(
     browser.console(), browser.requests()
     browser.show(pages[name], width=width, scheme=scheme)
     verdict = browser.ask("return document.querySelector('h1').textContent")
-    assert verdict == ("Certified" if name in ("large", "venv") else "Not certified")
+    assert verdict == ("Certified" if name in ("large", "full", "venv") else "Not certified")
     for part in ("closed", "open"):
         if part == "open":
             browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -125,10 +125,52 @@ def test_all_cases_are_within_reach_of_a_keyboard(browser: Browser, pages: dict[
     assert outline == "solid"
 
 
-def test_link_of_a_tile_leads_to_its_case(browser: Browser, pages: dict[str, Path]) -> None:
+# What cannot be seen without scrolling sideways, be it the page or a box on it.
+BESIDE = """
+return [...document.querySelectorAll(arguments[0])].filter(e => {
+  const r = e.getBoundingClientRect();
+  return r.left < 0 || r.right > document.documentElement.clientWidth || !r.width;
+}).map(e => e.textContent.trim());
+"""
+VERDICTS = "main .state:not(details *)"
+
+
+@pytest.mark.parametrize("width", [320, 360, 768, 1280])
+def test_verdict_and_numbers_of_every_case_are_on_the_screen(
+    browser: Browser, pages: dict[str, Path], width: int
+) -> None:
+    assert len(full().cases) == 46
+    browser.show(pages["full"], width=width, scheme="light")
+    assert browser.ask("return document.documentElement.scrollWidth") == width
+    assert browser.ask(BESIDE, VERDICTS) == []
+    verdicts = browser.ask(f"return [...document.querySelectorAll('{VERDICTS}')].map(e => e.textContent.trim())")
+    assert verdicts == ["passed"] * 46
+    assert browser.ask(BESIDE, ".cases th, .cases td, .cases a") == []
+    # No cell's text runs into the next one.
+    assert browser.ask(
+        "return [...document.querySelectorAll('.cases th, .cases td')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+        ".map(e => e.textContent.trim())"
+    ) == []  # fmt: skip
+
+
+def test_row_of_a_case_has_its_verdict_first(browser: Browser, pages: dict[str, Path]) -> None:
+    rows = "return [...document.querySelectorAll('.cases tbody tr')].map(r => [...r.children].map(c => c.innerText))"
+    browser.show(pages["full"], width=360, scheme="light")
+    found = browser.ask(rows)
+    assert {row[0] for row in found} == {"passed"}
+    by_name = {row[1]: row[2:] for row in found}
+    assert by_name["baseline-gb4"] == ["the others are compared with it"]
+    assert by_name["tp4"] == ["7.0e-09", "7.5e-08", "3.9e-07"]
+    browser.show(pages["failed"], width=360, scheme="light")
+    failed = [row for row in browser.ask(rows) if row[0] == "failed"]
+    assert [row[1].split() for row in failed] == [["pp2-vp2", "parity-loss"], ["cp2", "not-finite", "rank-exception"]]
+    assert failed[0][2:] == ["1.0e-02, over", "1.0e+00, over"]
+
+
+def test_link_of_a_row_leads_to_its_case(browser: Browser, pages: dict[str, Path]) -> None:
     browser.show(pages["large"], width=360, scheme="light")
-    assert len(large().cases) == browser.ask("return document.querySelectorAll('a.tile').length")
-    browser.ask("document.querySelectorAll('a.tile')[20].click()")
+    assert len(large().cases) == browser.ask("return document.querySelectorAll('a.case').length")
+    browser.ask("document.querySelectorAll('a.case')[20].click()")
     top = browser.ask("return document.querySelector(':target').getBoundingClientRect().top")
     assert -1 <= top < 900
 

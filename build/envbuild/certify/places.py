@@ -17,6 +17,8 @@ from envbuild.launch.pythons import in_this, in_venv
 from envbuild.launch.ways import Way, handed_on
 
 DEFAULT_VENV = Path(".venv")
+# What certifies an image where no daemon answers.
+WITHOUT_DAEMON = "--in sqsh or --in oci"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,9 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and word.isascii() for word in words) or len({*map(int, words)}) != len(words):
         raise UsageError(
-            f"--gpus {text!r} is no list of GPUs", fix="Give their indices as nvidia-smi shows them: --gpus 0,1"
+            f"--gpus {text!r} is no list of GPUs",
+            why="A list is whole numbers with commas between them, and has each of them once.",
+            fix="Give their indices as nvidia-smi shows them: --gpus 0,1",
         )
     return tuple(int(word) for word in words)
 
@@ -91,7 +95,8 @@ def _in_image(job: Job, image: PlacedImage, machinery: Machinery, reporter: Repo
 
         record = image.record
         tag = image_tag(image.lock_name, record.base, record.target)
-        return InDocker(image=image, engine=open_engine(), tag=tag, reporter=reporter, gpus=job.on_gpus, given=given)
+        engine = open_engine(otherwise=WITHOUT_DAEMON)
+        return InDocker(image=image, engine=engine, tag=tag, reporter=reporter, gpus=job.on_gpus, given=given)
     driver: Driver | None = find_driver() if job.on_gpus else None
     if job.asked.place == "oci":
         return InLayers(image=image, driver=driver, given=given)

@@ -356,7 +356,10 @@ def test_command_without_results_has_a_reason(world, command, tmp_path, capsys):
 )
 def test_options_that_do_nothing_are_refused(world, command, capsys, words, said):
     assert command(*words) == UsageError.exit_code
-    assert said in json.loads(capsys.readouterr().out)["error"]["what"]
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert said in error["what"]
+    assert error["why"]
+    assert error["fix"]
     assert world.calls == []
 
 

@@ -9,12 +9,24 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from helpers.certificates import SHA, case_of
-from helpers.reports import EVIL, KEYID, REPORTS, failed, large, venv
+from helpers.certificates import SHA, case_of, steps_of
+from helpers.reports import EVIL, KEYID, REPORTS, failed, full, large, venv
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.certify.reports.charts import BOTTOM, HEIGHT, LEAST, LEFT, RIGHT, TOP, WIDTH, Series, bytes_text, draw
+from envbuild.certify.reports.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEAST,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Band,
+    Series,
+    bytes_text,
+    draw,
+)
 from envbuild.certify.reports.page import page_html
 from envbuild.certify.reports.report import end_of, write_reports
 
@@ -121,11 +133,70 @@ def test_lines_are_drawn_and_end_where_numbers_do():
     drawn = paths(page_html(failed(cases=[case_of("gpt-fp32-baseline"), failed().cases[6]])))
     assert all(path.startswith("M") for _, path in drawn)
     # Three steps, the third with no loss: two points; the gradient norm has three.
-    lengths = [path.count("L") + 1 for style, path in drawn if style == "line-failed"]
+    lengths = [path.count("L") + 1 for style, path in drawn if style.startswith("line-failed")]
     assert sorted(lengths)[:2] == [2, 2]
     assert 3 in lengths
     baseline = [path for style, path in drawn if style == "line-baseline"]
     assert {path.count("L") + 1 for path in baseline} == {8}
+
+
+def overviews(text):
+    """The charts of groups: what each says in words, its legend and the styles of its lines."""
+    before = text[: text.index('<details id="case-')]
+    return [
+        (re.search('aria-label="([^"]*)"', figure)[1], re.findall("</svg>([^<]+)</li>", figure), paths(figure))
+        for figure in re.findall("<figure>.*?</figure>", before, flags=re.DOTALL)
+    ]
+
+
+def test_many_lines_are_a_band_and_the_worst_have_their_names():
+    found = overviews(page_html(full()))
+    words, legend, lines = found[0]
+    words = html.unescape(words)
+    assert legend == ["the other 25 cases: at most 2.8e-08", "dp2-gb4: at most 3.0e-08", "pp4-mb1: at most 2.9e-08"]
+    assert words.startswith("how far the loss of every step of 27 cases is from the baseline's, relative; ")
+    assert words.endswith("; ".join([*legend[1:], legend[0], "band 1e-05"]))
+    assert [style for style, _ in lines] == ["band", "line-0", "line-1"]
+    # No chart has more lines than styles that differ.
+    for _, _, lines in found:
+        styles = [style for style, _ in lines]
+        assert len(styles) == len(set(styles)) <= 5
+
+
+def test_each_baseline_has_a_chart_of_its_own():
+    captions = re.findall("<figcaption>([^<]*)<", page_html(full()))
+    assert captions[0] == "loss: relative difference from the baseline"
+    assert {"loss, baseline", "loss, baseline-gb4"} <= set(captions)
+
+
+def test_cases_that_failed_are_lines_of_their_own_however_many_there_are():
+    bad = {"passed": False, "problems": [{"check": "parity-loss", "text": "x"}]}
+    names = [f"gpt-fp32-dp{number}" for number in range(2, 12)]
+    found = [case_of(name, steps=steps_of(loss=1 + index * 1e-3), **(bad if index % 2 else {}))
+             for index, name in enumerate(names)]  # fmt: skip
+    for words, legend, lines in overviews(page_html(failed(cases=[case_of("gpt-fp32-baseline"), *found])))[:1]:
+        assert legend[1:] == ["dp11: at most 9.0e-03", "dp9: at most 7.0e-03"]
+        assert legend[0] == "the other 8 cases: at most 8.0e-03"
+        assert [style for style, _ in lines] == ["band", "line-failed-0", "line-failed-1"]
+        assert "dp11: at most 9.0e-03" in words
+
+
+def test_number_that_a_case_lacks_is_told_with_its_line():
+    _, legend, _ = overviews(page_html(failed()))[0]
+    assert "cp2: identical, no number at step 3" in legend
+    assert "pp2-vp2: at most 1.0e-02" in legend
+
+
+def test_bands_are_told_once_where_cases_share_them_and_else_with_each():
+    text = page_html(full())
+    assert '>loss <span class="band-text">(band 1e-05)</span>' in text
+    wide = case_of("gpt-bf16-tp2", tolerance={"loss": 5e-4, "grad_norm": 1e-3, "weights": None},
+                   largest_relative_difference={"loss": 0.0, "grad_norm": 2e-3, "weights": None})  # fmt: skip
+    text = page_html(failed(cases=[case_of("gpt-bf16-baseline"), case_of("gpt-bf16-dp2"), wide]))
+    assert "<td>2.5e-07 (band 1e-05)</td>" in text
+    assert "<td>identical (band 0.0005)</td>" in text
+    assert '<td class="over">2.0e-03 (band 0.001), over</td>' in text
+    assert "identical of" not in text
 
 
 def test_bandwidth_is_drawn_from_zero_with_the_floor():
@@ -163,8 +234,8 @@ POINTS = st.lists(st.tuples(st.integers(1, 500).map(float), st.none() | NUMBERS)
 @given(POINTS, st.booleans(), st.booleans())
 def test_whatever_the_numbers_are_lines_and_ticks_stay_within_the_chart(points, log_y, from_zero):
     chart = draw("title", [Series("a", points, "line-0")], x_label="step", log_y=log_y, from_zero=from_zero)
-    drawable = [y for _, y in points if y is not None and (y > LEAST or not log_y)]
-    assert (chart is None) is (not drawable)
+    drawable = [y for _, y in points if y is not None and (y >= 0 or not log_y)]
+    assert (chart is None) is (not [y for y in drawable if y > LEAST or not log_y])
     if chart is None:
         return
     (line,) = chart.lines
@@ -190,6 +261,36 @@ def test_larger_is_higher_and_later_is_further_right():
     assert math.isclose(heights[0] - heights[1], heights[1] - heights[2], abs_tol=0.2)
 
 
+def test_zero_is_the_lowest_place_of_a_power_scale():
+    points = [(1, 1e-8), (2, 0.0), (3, 1e-7)]
+    chart = draw("t", [Series("a", points, "line-0")], x_label="step", log_y=True)
+    assert [tick.text for tick in chart.y_ticks] == ["0", "1e-8", "1e-7"]
+    assert [y for _, y in chart.lines[0].dots] == [chart.y_ticks[1].at, chart.y_ticks[0].at, chart.y_ticks[2].at]
+    assert chart.y_ticks[0].at == HEIGHT - BOTTOM > chart.y_ticks[1].at
+
+
+def test_band_lies_between_the_least_and_the_largest():
+    edges = [(1, 1.0, 3.0), (2, 2.0, 4.0), (3, None, None), (4, 1.0, 1.0)]
+    chart = draw("t", [Band("b", edges), Series("a", [(1, 1.0), (2, 4.0)], "line-0")], x_label="step")
+    band, line = chart.lines
+    assert (band.path.count("M"), band.path.count("Z")) == (2, 2)
+    first, second = line.dots
+    assert [x for x, _ in band.dots[:4]] == [first[0], second[0], second[0], first[0]]
+    # The largest there and the least back; a higher number is a smaller y.
+    (_, top), (_, highest), (_, above), (_, bottom) = band.dots[:4]
+    assert (highest, bottom) == (second[1], first[1])
+    assert highest < top < above < bottom
+
+
+@pytest.mark.parametrize("log_y", [True, False])
+def test_numbers_that_no_scale_can_hold_are_gaps(log_y):
+    numbers = [(1, 1.0), (2, 1e308), (3, float("inf")), (4, 2.0), (5, 3.0)]
+    band = Band("b", [(x, 1.0, y) for x, y in numbers])
+    chart = draw("t", [band, Series("a", numbers, "line-0")], x_label="step", log_y=log_y)
+    assert (chart.lines[0].path.count("Z"), chart.lines[1].path.count("M")) == (2, 2)
+    assert len(chart.lines[1].dots) == 3
+
+
 def test_sizes_on_an_axis_leave_room_for_their_text():
     sizes = [1 << power for power in (16, 20, 24, 26, 30, 32)]
     chart = draw("t", [Series("a", [(float(size), 1.0) for size in sizes], "line-0")], x_label="size", log_x=True)
@@ -202,6 +303,8 @@ def test_sizes_on_an_axis_leave_room_for_their_text():
 def test_number_that_is_not_there_is_a_gap():
     chart = draw("t", [Series("a", [(1, 1.0), (2, None), (3, 1.5), (4, 2.0)], "line-0")], x_label="step")
     assert chart.lines[0].path.count("M") == 2
+    # What has no neighbour is no line, and is a dot.
+    assert chart.lines[0].lone == chart.lines[0].dots[:1]
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_machine_without_a_driver_is_refused_before_anything_starts(world, tmp_p
 
 @pytest.mark.parametrize("place", ["docker", "sqsh"])
 def test_machine_without_a_runtime_is_refused(world, monkeypatch, place):
-    def missing(*arguments):
+    def missing(*arguments, **options):
         raise MachineError("there is none", fix="Install it.")
 
     monkeypatch.setattr("envbuild.image.docker.engine.open_engine", missing)
@@ -247,3 +247,11 @@ def test_machine_without_a_runtime_is_refused(world, monkeypatch, place):
     with pytest.raises(CertificationCannotRunError, match="there is none") as caught:
         open_way(make_job(world.asked(place=place), world.store), Machinery(), world.told)
     assert (caught.value.reason, caught.value.fix) == ("no-runtime", "Install it.")
+
+
+@pytest.mark.parametrize("host", ["unix://{}/none", "ftp://x"])
+def test_machine_without_a_daemon_is_told_what_certify_does_without_one(world, tmp_path, monkeypatch, host):
+    monkeypatch.setenv("DOCKER_HOST", host.format(tmp_path))
+    with pytest.raises(CertificationCannotRunError) as caught:
+        open_way(make_job(world.asked(place="docker"), world.store), Machinery(), world.told)
+    assert caught.value.fix.endswith("Without a daemon: --in sqsh or --in oci.")

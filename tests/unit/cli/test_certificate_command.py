@@ -126,6 +126,16 @@ def test_verify_refuses_with_an_exit_code_of_its_own(signed, said):
     refused("changed")
 
 
+def test_trust_file_that_is_not_there_is_told_with_the_lines_that_make_one(signed, said):
+    error = said("verify", CERTIFICATE_FILE, "--trust", "none/mine.toml", status=3)["error"]
+    assert error["what"] == "the trust file none/mine.toml does not exist"
+    assert error["why"]
+    lines = "\n".join(error["fix"].splitlines()[-2:])
+    (signed / "mine.toml").write_text(lines)
+    (signed / "lab.pub").write_bytes((signed / "keys/lab.pub").read_bytes())
+    said("verify", CERTIFICATE_FILE, "--trust", "mine.toml")
+
+
 def test_trust_is_named_on_the_command_line_or_in_the_configuration_and_nowhere_else(signed, said, monkeypatch):
     assert "whose certificates count" in said("verify", CERTIFICATE_FILE, status=2)["error"]["what"]
     monkeypatch.setenv("ENVBUILD_TRUST", str(signed / "trust.toml"))

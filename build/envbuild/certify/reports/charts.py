@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 # Small enough that text stays readable where a phone shows a chart over its whole width.
 WIDTH, HEIGHT = 360, 216
@@ -14,7 +15,10 @@ TICKS = 4
 LEVEL = 1e-12
 # Below it floats lose their digits, and powers of ten are zero; above the other they are none.
 LEAST, MOST = 1e-300, 1e300
+# On a scale of powers zero has its place below all of them, so far from the next.
+ZERO_ROOM = 22
 Point = tuple[float, "float | None"]
+Place = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,15 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Band:
+    """Many lines as one: by x the least and the largest of their numbers, None where there is none."""
+
+    name: str
+    edges: Sequence[tuple[float, float | None, float | None]]
+    style: str = "band"
+
+
+@dataclass(frozen=True)
 class Tick:
     """A place on an axis, and what stands there."""
 
@@ -36,12 +49,13 @@ class Tick:
 
 @dataclass(frozen=True)
 class Line:
-    """A series as SVG draws it."""
+    """A series or a band as SVG draws it; ``lone`` are the dots without a neighbour, which no line shows."""
 
     name: str
     style: str
     path: str
-    dots: tuple[tuple[float, float], ...]
+    dots: tuple[Place, ...]
+    lone: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,7 +88,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axis:
-    """Numbers to places: linear, or by powers."""
+    """Numbers to places: linear, or by powers with a place for zero."""
 
     low: float
     high: float
@@ -82,8 +96,11 @@ class Axis:
     end: float
     log: bool = False
     ticks: tuple[float, ...] = field(default=())
+    zero: float = 0.0
 
     def place(self, value: float) -> float:
+        if self.log and value <= LEAST:
+            return self.zero
         low, high, value = (_log(self.low), _log(self.high), _log(value)) if self.log else (self.low, self.high, value)
         share = (value - low) / (high - low)
         return round(self.start + min(1.0, max(0.0, share)) * (self.end - self.start), 1)
@@ -95,7 +112,7 @@ def _log(value: float) -> float:
 
 def draw(
     title: str,
-    series: Sequence[Series],
+    series: Sequence[Series | Band],
     *,
     x_label: str,
     describes: str = "",
@@ -106,42 +123,76 @@ def draw(
     x_text: Callable[[float], str] | None = None,
 ) -> Chart | None:
     """A chart of these lines; None where there is nothing to draw."""
-    drawn = [(x, y) for item in series for x, y in item.points if y is not None and _can_be_drawn(y, log=log_y)]
-    if not drawn:
+    drawn = [(x, y) for item in series for x, y in _numbers(item) if _can_be_drawn(y, log=log_y)]
+    values = [y for _, y in drawn if y > LEAST or not log_y]
+    if not values:
         return None
-    values = [y for _, y in drawn] + ([limit[0]] if limit else [])
+    with_zero = log_y and len(values) < len(drawn)
+    values += [limit[0]] if limit else []
     x_axis = _axis([x for x, _ in drawn], LEFT, WIDTH - RIGHT, log=log_x, tight=True)
-    y_axis = _axis([*values, *([0.0] if from_zero and not log_y else [])], HEIGHT - BOTTOM, TOP, log=log_y)
+    bottom = HEIGHT - BOTTOM - (ZERO_ROOM if with_zero else 0)
+    y_axis = _axis([*values, *([0.0] if from_zero and not log_y else [])], bottom, TOP, log=log_y)
+    y_axis = replace(y_axis, zero=HEIGHT - BOTTOM)
     y_text = _power if log_y else _plain(y_axis.ticks)
     return Chart(
         title=title,
         describes=describes,
         x_label=x_label,
-        lines=tuple(_line(item, x_axis, y_axis) for item in series),
+        lines=tuple(
+            _area(item, x_axis, y_axis) if isinstance(item, Band) else _line(item, x_axis, y_axis) for item in series
+        ),
         x_ticks=tuple(Tick(x_axis.place(x), (x_text or _plain(x_axis.ticks))(x)) for x in x_axis.ticks),
-        y_ticks=tuple(Tick(y_axis.place(y), y_text(y)) for y in y_axis.ticks),
+        y_ticks=(
+            *([Tick(y_axis.zero, "0")] if with_zero else []),
+            *(Tick(y_axis.place(y), y_text(y)) for y in y_axis.ticks),
+        ),
         limit=Limit(y_axis.place(limit[0]), limit[1]) if limit else None,
         legend=tuple((item.style, item.name) for item in series),
     )
 
 
-def _can_be_drawn(y: float, *, log: bool) -> bool:
-    return abs(y) < MOST and (y > LEAST or not log)
+def _can_be_drawn(y: float | None, *, log: bool) -> TypeGuard[float]:
+    return y is not None and abs(y) < MOST and (y >= 0 or not log)
 
 
 def _line(series: Series, x_axis: Axis, y_axis: Axis) -> Line:
-    words: list[str] = []
-    dots: list[tuple[float, float]] = []
-    pen_down = False
+    runs: list[list[Place]] = [[]]
     for x, y in series.points:
-        if y is None or not _can_be_drawn(y, log=y_axis.log):
-            pen_down = False  # a number that is not there is no line
-            continue
-        place = (x_axis.place(x), y_axis.place(y))
-        words.append(f"{'L' if pen_down else 'M'}{place[0]:g} {place[1]:g}")
-        dots.append(place)
-        pen_down = True
-    return Line(series.name, series.style, "".join(words), tuple(dots))
+        if _can_be_drawn(y, log=y_axis.log):
+            runs[-1].append((x_axis.place(x), y_axis.place(y)))
+        elif runs[-1]:
+            runs.append([])  # a number that is not there is no line
+    return Line(
+        series.name,
+        series.style,
+        "".join(map(_path, runs)),
+        tuple(place for run in runs for place in run),
+        tuple(run[0] for run in runs if len(run) == 1),
+    )
+
+
+def _area(band: Band, x_axis: Axis, y_axis: Axis) -> Line:
+    """What lies between the edges, step by step."""
+    runs: list[list[tuple[Place, Place]]] = [[]]
+    for x, low, high in band.edges:
+        if _can_be_drawn(low, log=y_axis.log) and _can_be_drawn(high, log=y_axis.log):
+            at = x_axis.place(x)
+            runs[-1].append(((at, y_axis.place(low)), (at, y_axis.place(high))))
+        elif runs[-1]:
+            runs.append([])
+    around = [[*(high for _, high in run), *(low for low, _ in reversed(run))] for run in runs if run]
+    path = "".join(f"{_path(places)}Z" for places in around)
+    return Line(band.name, band.style, path, tuple(place for places in around for place in places))
+
+
+def _path(places: Sequence[Place]) -> str:
+    return "".join(f"{'L' if index else 'M'}{x:g} {y:g}" for index, (x, y) in enumerate(places))
+
+
+def _numbers(item: Series | Band) -> list[Point]:
+    if isinstance(item, Series):
+        return list(item.points)
+    return [(x, y) for x, *edges in item.edges for y in edges]
 
 
 def _axis(values: Sequence[float], start: float, end: float, *, log: bool, tight: bool = False) -> Axis:

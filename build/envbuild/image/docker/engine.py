@@ -26,9 +26,10 @@ CONNECT, VERSION = "connect", "ask for its version"
 NO_SPACE = "no space left on device"
 START = (
     "Start one (systemctl start docker), or name another with DOCKER_HOST or `docker context use`; podman's socket "
-    "works too (systemctl start podman.socket; DOCKER_HOST=unix:///run/podman/podman.sock). Without a daemon: "
-    "--builder native."
+    "works too (systemctl start podman.socket; DOCKER_HOST=unix:///run/podman/podman.sock)."
 )
+# What does without a daemon, where an image is built.
+NATIVE = "--builder native"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +41,16 @@ class Found:
 
 
 class Engine:
-    """A daemon that answered."""
+    """A daemon that answered.
 
-    def __init__(self, api: APIClient, address: str) -> None:
+    Attributes:
+        otherwise: the options of the command at hand that do without a daemon; its failures advise them.
+    """
+
+    def __init__(self, api: APIClient, address: str, otherwise: str = NATIVE) -> None:
         self._api = api
         self.address = address
+        self.otherwise = otherwise
         with self.errors(VERSION):
             version = api.version()
         components = {item["Name"]: item["Version"] for item in version.get("Components", ())}
@@ -179,7 +185,7 @@ class Engine:
     @contextlib.contextmanager
     def errors(self, doing: str) -> Iterator[None]:
         """Around calls of the SDK: its failures, in our words."""
-        with daemon_errors(self.address, doing):
+        with daemon_errors(self.address, doing, self.otherwise):
             yield
 
 
@@ -223,8 +229,10 @@ class Box:
         return (-9 if late.is_set() or status is None else int(status)), output
 
 
-def open_engine(environ: Mapping[str, str] = os.environ) -> Engine:
+def open_engine(environ: Mapping[str, str] = os.environ, *, otherwise: str = NATIVE) -> Engine:
     """The daemon of DOCKER_HOST, of docker's current context, or of the default socket.
+
+    ``otherwise`` names the options of the command at hand that do without a daemon.
 
     Raises:
         MachineError: none answers there, or this account may not use it.
@@ -237,9 +245,9 @@ def open_engine(environ: Mapping[str, str] = os.environ) -> Engine:
         from docker.utils import kwargs_from_env
     except ImportError as error:
         raise MachineError(
-            "the docker builder needs the package docker, which cannot be imported",
+            "a docker daemon is asked with the package docker, which cannot be imported",
             why=str(error),
-            fix="Install envbuild with its dependencies again, or use --builder native.",
+            fix=f"Install envbuild with its dependencies again, or use {otherwise}.",
         ) from error
     settings: dict[str, Any]
     try:
@@ -258,11 +266,11 @@ def open_engine(environ: Mapping[str, str] = os.environ) -> Engine:
             "docker's settings cannot be used",
             why=mask(str(error)),
             fix="Correct DOCKER_HOST, DOCKER_TLS_VERIFY, DOCKER_CERT_PATH or docker's context. Without a daemon: "
-            "--builder native.",
+            f"{otherwise}.",
         ) from error
     address = str(settings.get("base_url") or DEFAULT_SOCKET)
-    with daemon_errors(address, CONNECT):
-        return Engine(APIClient(**settings, version="auto", timeout=TIMEOUT_SECONDS), address)
+    with daemon_errors(address, CONNECT, otherwise):
+        return Engine(APIClient(**settings, version="auto", timeout=TIMEOUT_SECONDS), address, otherwise)
 
 
 def _no_context(name: str) -> MachineError:
@@ -274,7 +282,7 @@ def _no_context(name: str) -> MachineError:
 
 
 @contextlib.contextmanager
-def daemon_errors(address: str, doing: str) -> Iterator[None]:
+def daemon_errors(address: str, doing: str, otherwise: str) -> Iterator[None]:
     """Around calls of the SDK: its failures, and those of what it is made of, in our words."""
     from docker.errors import APIError, DockerException
     from requests.exceptions import RequestException
@@ -285,12 +293,12 @@ def daemon_errors(address: str, doing: str) -> Iterator[None]:
     except EnvbuildError:
         raise
     except APIError as error:
-        raise api_failed(str(error.explanation or error), doing) from error
+        raise api_failed(str(error.explanation or error), doing, otherwise) from error
     except (DockerException, RequestException, HTTPError, OSError) as error:
-        raise _no_answer(address, doing, error) from error
+        raise _no_answer(address, doing, otherwise, error) from error
 
 
-def api_failed(why: str, doing: str) -> EnvbuildError:
+def api_failed(why: str, doing: str, otherwise: str) -> EnvbuildError:
     """The error for a request that the daemon refused."""
     if NO_SPACE in why:
         return daemon_disk_full(why)
@@ -299,7 +307,7 @@ def api_failed(why: str, doing: str) -> EnvbuildError:
     return MachineError(
         f"the docker daemon cannot {doing}",
         why=mask(why),
-        fix="The words are the daemon's; its log (journalctl -u docker) has more. Without a daemon: --builder native.",
+        fix=f"The words are the daemon's; its log (journalctl -u docker) has more. Without a daemon: {otherwise}.",
     )
 
 
@@ -322,7 +330,7 @@ def daemon_disk_full(why: str) -> MachineError:
     )
 
 
-def _no_answer(address: str, doing: str, error: BaseException) -> MachineError:
+def _no_answer(address: str, doing: str, otherwise: str, error: BaseException) -> MachineError:
     """The error for a daemon that is not there, does not let us, or went away."""
     number = next((item.errno for item in _causes(error) if isinstance(item, OSError) and item.errno), 0)
     why = mask(str(error))
@@ -331,14 +339,16 @@ def _no_answer(address: str, doing: str, error: BaseException) -> MachineError:
             f"no permission to use the docker daemon at {mask(address)}",
             why=os.strerror(number),
             fix="Ask for this account to be put into the socket's group (usermod -aG docker USER; whoever is in it is "
-            "as good as root), use rootless docker or podman, or --builder native.",
+            f"as good as root), use rootless docker or podman, or {otherwise}.",
         )
     if doing in (CONNECT, VERSION):
         reason = os.strerror(number) if number else why
         socket = Path(address.removeprefix("unix://"))
         if number == errno.ENOENT and address.startswith("unix://"):
             reason = f"there is no socket {socket}"
-        return MachineError(f"no docker daemon answers at {mask(address)}", why=reason, fix=START)
+        return MachineError(
+            f"no docker daemon answers at {mask(address)}", why=reason, fix=f"{START} Without a daemon: {otherwise}."
+        )
     return MachineError(
         f"the docker daemon at {mask(address)} went away: it did not {doing}",
         why=why,

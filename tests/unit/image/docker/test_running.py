@@ -93,6 +93,7 @@ def test_socket_that_is_not_there_and_one_that_nobody_listens_on(tmp_path):
     with pytest.raises(MachineError, match="no docker daemon answers") as caught:
         open_engine({"DOCKER_HOST": f"unix://{tmp_path}/none"})
     assert f"there is no socket {tmp_path}/none" in caught.value.why
+    assert caught.value.fix.endswith("Without a daemon: --builder native.")
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(tmp_path / "dead"))
     with pytest.raises(MachineError, match="no docker daemon answers") as caught:
