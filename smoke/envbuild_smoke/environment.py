@@ -69,6 +69,7 @@ def all_findings(
     """
     result = findings(plan.expected_versions, ready.get("modules", {}))
     result += files
+    result += [item for item in _imported_elsewhere(plan, ready.get("modules", {})) if item not in result]
     folders = [folder for folder in sys.path if Path(folder).is_dir() and folder.endswith("-packages")]
     known = libraries.reachable(folders)
     for name, paths in libraries.twice(known, ready.get("libraries", {})).items():
@@ -80,6 +81,13 @@ def all_findings(
     for module, error in ready.get("missing", {}).items():
         result.append({"code": "module-missing", "package": module, "expected": None, "found": error})
     return result
+
+
+def _imported_elsewhere(plan: Plan, modules: Mapping[str, Mapping[str, Any]]) -> list[installed.Finding]:
+    """Return `shadowed` for what was really imported, and does not come from the package that the lock has."""
+    locked = {normalize(name) for name in plan.expected_versions}
+    files = {package: modules.get(name, {}).get("file") for name, package in MODULES.items() if package in locked}
+    return installed.shadowed(installed.recorded(files), path=(), imported=files)
 
 
 def _other_python(image: Mapping[str, Any]) -> list[dict[str, str | None]]:

@@ -13,7 +13,7 @@ import importlib.machinery
 import importlib.metadata
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,29 +63,62 @@ def file_findings(files: dict[str, list[RecordedFile]]) -> list[Finding]:
     return shortened(problems)
 
 
-def shadowed(files: dict[str, list[RecordedFile]], path: Sequence[str] | None = None) -> list[Finding]:
-    """Return `shadowed` for modules of the packages that would be imported from a file that none of them lists."""
+def shadowed(
+    files: dict[str, list[RecordedFile]],
+    path: Sequence[str] | None = None,
+    imported: Mapping[str, str | None] | None = None,
+) -> list[Finding]:
+    """Return `shadowed` for modules of the packages that come from a file that none of them lists.
+
+    Those that would be imported from `path` (by default sys.path), and the files of those that were, by package.
+    """
     listed = {os.path.realpath(file.path) for package in files.values() for file in package}
-    findings = []
-    for package, entries in files.items():
-        for module, expected in _modules(entries).items():
-            spec = importlib.machinery.PathFinder.find_spec(module, sys.path if path is None else list(path))
-            origin = spec.origin if spec else None
-            # Without an origin it is a namespace, whose parts may lie anywhere.
-            if origin and Path(origin).is_absolute() and os.path.realpath(origin) not in listed:
-                findings.append(finding("shadowed", package, expected, origin))
-    return findings
+    folders = sys.path if path is None else list(path)
+    found: list[tuple[str, str | None, str | None]] = [
+        (package, expected, _origin(module, folders))
+        for package, entries in files.items()
+        for module, expected in _modules(entries).items()
+    ]
+    found += [(package, None, file) for package, file in (imported or {}).items() if package in files]
+    return [
+        finding("shadowed", package, expected, origin)
+        for package, expected, origin in found
+        # Without an origin it is a namespace, whose parts may lie anywhere.
+        if origin and Path(origin).is_absolute() and os.path.realpath(origin) not in listed
+    ]
+
+
+def _origin(module: str, folders: Sequence[str]) -> str | None:
+    """Return the file a module would be imported from, without importing anything."""
+    spec, name = None, ""
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = importlib.machinery.PathFinder.find_spec(name, list(folders))
+        if spec is None:
+            return None
+        folders = _locations(spec, part, folders)
+    return spec.origin if spec else None
+
+
+def _locations(spec: importlib.machinery.ModuleSpec, name: str, folders: Sequence[str]) -> list[str]:
+    """Return where the modules of a package are; of a namespace, every folder of its name."""
+    if spec.origin is not None:
+        return list(spec.submodule_search_locations or [])
+    return [str(found) for folder in folders if (found := Path(folder, name)).is_dir()]
 
 
 def _modules(files: Sequence[RecordedFile]) -> dict[str, str]:
-    """Return the top modules of a package, each with the file it is imported from."""
+    """Return the top modules of a package (`megatron.core` in a namespace), each with the file it is imported from."""
+    packages = {file.name.removesuffix("/__init__.py"): file for file in files if file.name.endswith("/__init__.py")}
     found: dict[str, str] = {}
+    for name, file in packages.items():
+        parts = name.split("/")
+        inside = any("/".join(parts[:length]) in packages for length in range(1, len(parts)))
+        if not inside and all(part.isidentifier() for part in parts):
+            found[".".join(parts)] = file.path
     for file in files:
-        parts = file.name.split("/")
-        if len(parts) == 2 and parts[1] == "__init__.py" and parts[0].isidentifier():
-            found[parts[0]] = file.path
-        elif len(parts) == 1 and parts[0].endswith(_HASHED_SUFFIXES):
-            module = parts[0].split(".", maxsplit=1)[0]
+        if "/" not in file.name and file.name.endswith(_HASHED_SUFFIXES):
+            module = file.name.split(".", maxsplit=1)[0]
             if module.isidentifier():
                 found[module] = file.path
     return found

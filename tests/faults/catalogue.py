@@ -42,6 +42,16 @@ WHEELS = (
         at="run",
     ),
     Fault(
+        id="megatron-shadowed",
+        broken="megatron.core is imported from a checkout on PYTHONPATH, in the same namespace as the lock's",
+        where="wheel",
+        plant=Spoil(name="megatron_on_the_path"),
+        case=DATA,
+        check="environment",
+        says="shadowed",
+        at="run",
+    ),
+    Fault(
         id="extension-changed",
         broken="an extension is not the one that was locked: another byte",
         where="wheel",

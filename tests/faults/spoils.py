@@ -61,6 +61,13 @@ def torch_shadowed(environment: Environment) -> Variables:
     return {"PYTHONPATH": str(elsewhere)}
 
 
+def megatron_on_the_path(environment: Environment) -> Variables:
+    """PYTHONPATH names a checkout of Megatron-LM, as everybody's does: its megatron.core is another."""
+    elsewhere = environment.folder.with_name(f"{environment.folder.name}-checkout")
+    shutil.copytree(environment.site_packages / "megatron", elsewhere / "megatron", copy_function=shutil.copy)
+    return {"PYTHONPATH": str(elsewhere)}
+
+
 def second_nccl(environment: Environment) -> Variables:
     """A machine's own NCCL is found before that of the environment's wheel."""
     some_library = next(Path(sysconfig.get_config_var("DESTSHARED")).glob("*.so"))

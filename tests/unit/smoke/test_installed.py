@@ -113,6 +113,35 @@ def test_module_that_is_found_earlier_on_the_path(packages: Path, tmp_path: Path
     assert findings() == [("shadowed", package, str(front / module))]
 
 
+CORE: Files = {"megatron/core/__init__.py": b"", "megatron/core/models/__init__.py": b"", "megatron/data.txt": b""}
+
+
+def test_module_of_a_namespace_that_is_found_earlier_on_the_path(packages: Path, tmp_path: Path) -> None:
+    """PYTHONPATH=/opt/Megatron-LM: `megatron` itself has no file that could tell."""
+    install(packages, "megatron_core", CORE)
+    files = installed.recorded(["megatron-core"])
+    assert installed.shadowed(files) == []
+    other = tmp_path / "Megatron-LM" / "megatron" / "core" / "__init__.py"
+    (tmp_path / "Megatron-LM" / "megatron" / "training").mkdir(parents=True)
+    sys.path.insert(0, str(tmp_path / "Megatron-LM"))
+    assert installed.shadowed(files) == []
+    other.parent.mkdir()
+    other.write_text("")
+    expected = f"{packages}/megatron/core/__init__.py"
+    assert [(item["expected"], item["found"]) for item in installed.shadowed(files)] == [(expected, str(other))]
+    # As a package of its own it stands for all that is below it.
+    (tmp_path / "Megatron-LM" / "megatron" / "__init__.py").write_text("")
+    assert [item["found"] for item in installed.shadowed(files)] == [str(other)]
+
+
+def test_module_that_was_imported_from_elsewhere(packages: Path, tmp_path: Path) -> None:
+    files = installed.recorded(["torch"])
+    own, other = packages / "torch" / "__init__.py", tmp_path / "torch.py"
+    assert installed.shadowed(files, imported={"torch": str(own), "unknown": str(other)}) == []
+    (found,) = installed.shadowed(files, imported={"torch": str(other)})
+    assert (found["code"], found["package"], found["found"]) == ("shadowed", "torch", str(other))
+
+
 def test_library_reachable_twice(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
     other = tmp_path / "other"
