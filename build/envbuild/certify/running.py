@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from envbuild.core.errors import (
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
 from envbuild.core.process import Finished, describe_status, ran_out_of_space, tail
 from envbuild.core.progress import Reporter
-from envbuild.launch.ways import Task, Way
+from envbuild.launch.ways import WITHOUT_IMAGE, Task, Way
 
 PLAN_FILE, RESULTS_DIR, RESULTS_FILE, LOG_FILE = "plan.json", "results", "results.jsonl", "smoke.log"
 # The runner's exit statuses; 0 and 1 leave results.
@@ -229,6 +230,8 @@ def _install_the_lock(asked: Asked) -> str:
     words = ["--stack", selection.stack_name, "--base", selection.base_name, "--target", selection.target_name]
     words += ["--name", asked.lock_name] if asked.lock_name else []
     sync = f"envbuild sync {shlex.join(words)} --into DIR"
+    if asked.place in WITHOUT_IMAGE and os.environ.get("PYTHONPATH"):
+        return "PYTHONPATH is set, and comes before what is installed: unset it. "
     if asked.place == "venv":
         return f"Is the lock installed there? It is by: {sync}. "
     if asked.place == "here":

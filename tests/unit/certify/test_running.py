@@ -83,7 +83,8 @@ def test_reason_reaches_programs(world, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("place", "told"), [("sqsh", None), ("venv", "Is the lock installed there"), ("here", "`python` on PATH is")]
 )
-def test_environment_without_the_stack_is_told_with_what_installs_it(world, capsys, place, told):
+def test_environment_without_the_stack_is_told_with_what_installs_it(world, monkeypatch, place, told):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     world.status, world.says = 3, ["ModuleNotFoundError: No module named 'torch'"]
     with pytest.raises(CertificationCannotRunError) as caught:
         world.certify(place=place, **({} if place == "sqsh" else {"image": None}))
@@ -91,6 +92,10 @@ def test_environment_without_the_stack_is_told_with_what_installs_it(world, caps
     assert (sync in caught.value.fix, (told or "") in caught.value.fix) == (told is not None, True)
     # That a build lacks torch is a failure of building, and none of running.
     assert as_json(caught.value)["known"] == []
+    monkeypatch.setenv("PYTHONPATH", "/opt/Megatron-LM")
+    with pytest.raises(CertificationCannotRunError) as caught:
+        world.certify(place=place, **({} if place == "sqsh" else {"image": None}))
+    assert ("PYTHONPATH is set" in caught.value.fix) == (told is not None)
 
 
 def test_runner_without_results_is_no_success(world):
