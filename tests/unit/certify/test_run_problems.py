@@ -1,0 +1,102 @@
+"""What is wrong with a run as a whole: the network between its ranks, and an environment that is not the lock's."""
+
+import pytest
+from helpers.stand_in import bandwidth_line
+from unit.certify.plans import lines_of, plan_of, read
+
+from envbuild.certify.judge import run_problems
+
+SWEEP = {"ranks": 2, "sizes_bytes": [1 << 20, 1 << 30], "floor_gigabytes_per_second": 250.0}
+
+
+@pytest.fixture
+def problems(tmp_path):
+    """The problems of a run with a bandwidth line, as (check, text)."""
+
+    def found(asked=SWEEP, bandwidth=None, **run):
+        plan = plan_of(bandwidth=asked)
+        lines = [item for item in lines_of(plan, **run) if item["type"] != "bandwidth"]
+        if bandwidth is not None:
+            lines.insert(-1, bandwidth_line(SWEEP, **bandwidth))
+        results = read(tmp_path / "results.jsonl", plan, lines)
+        return [(problem.check, problem.text) for problem in run_problems(plan, results)]
+
+    return found
+
+
+def points(*speeds):
+    return [
+        {"bytes": size, "seconds": 1, "algorithm_gigabytes_per_second": speed, "bus_gigabytes_per_second": speed}
+        for size, speed in zip(SWEEP["sizes_bytes"], speeds, strict=False)
+    ]
+
+
+@pytest.mark.parametrize("floor", [None, 300.0])
+def test_bandwidth_at_the_floor_on_nvlink_passes(problems, floor):
+    assert problems({**SWEEP, "floor_gigabytes_per_second": floor}, {}) == []
+    assert problems(None) == []
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "check", "said"),
+    [
+        (None, "bandwidth", "was not measured"),
+        ({"points": points(20, 249)}, "bandwidth", "reaches 249 GB/s, the floor is 250"),
+        ({"points": points(0, 300)}, "bandwidth", "not positive"),
+        ({"points": points(300)}, "bandwidth", "asked was for 2 ranks and 2 sizes; measured were 2 ranks and 1 sizes"),
+        ({"ranks": 1}, "bandwidth", "measured were 1 ranks"),
+        ({"transports": ["P2P/CUMEM", "NET/Socket/0"]}, "transport", "ranks of one node speak by NET/Socket/0; they"),
+        ({"transports": []}, "transport", "names no transport"),
+        ({"transports": None}, "transport", "names no transport"),
+    ],
+)
+def test_slow_or_wrong_network_is_a_problem(problems, bandwidth, check, said):
+    ((code, text),) = problems(SWEEP, bandwidth)
+    assert code == check
+    assert said in text
+
+
+def test_bandwidth_that_could_not_be_measured_is_a_problem(problems):
+    failure = {"rank": 0, "exit_status": 1, "kind": "exception", "message": "NCCL error", "log": None}
+    assert problems(SWEEP, {"failure": failure}) == [("bandwidth", "measuring it failed: NCCL error")]
+
+
+def test_why_sockets_is_told_from_the_variables(problems):
+    variables = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "IB", "NCCL_CUMEM_DISABLE": "0"}
+    ((_, text),) = problems(SWEEP, {"transports": ["NET/Socket"]}, variables=variables)
+    assert "(NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1)" in text
+    assert text.endswith("the variables ask for InfiniBand")
+
+
+def test_gloo_has_no_transport_to_speak_of(problems):
+    assert problems(SWEEP, {"backend": "gloo", "transports": None}) == []
+
+
+def test_environment_that_is_not_the_locks_is_a_problem(problems):
+    findings = [
+        {"code": "shadowed", "package": "torch", "expected": "a", "found": "b"},
+        {"code": "unusable", "package": None, "expected": None, "found": "boom"},
+    ]
+    assert problems(None, findings=findings) == [
+        ("environment", "shadowed: torch: expected a, found b"),
+        ("environment", "unusable: the environment: expected none, found boom"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (None, "package-missing: megatron-core: expected 0.16.1, found none"),
+        ("0.15.0", "version-mismatch: megatron-core: expected 0.16.1, found 0.15.0"),
+    ],
+)
+def test_versions_on_record_count_where_the_runner_found_nothing(tmp_path, version, said):
+    plan = {**plan_of(), "expected_versions": {"megatron-core": "0.16.1"}}
+    lines = lines_of(plan)
+    lines[0]["environment"]["versions"] = {} if version is None else {"megatron-core": version}
+    results = read(tmp_path / "results.jsonl", plan, lines)
+    assert [(item.check, item.text) for item in run_problems(plan, results)] == [("environment", said)]
+    finding = {"code": said.split(":")[0], "package": "megatron-core", "expected": "0.16.1", "found": version}
+    lines[0]["environment_findings"] = [finding]
+    results = read(tmp_path / "results.jsonl", plan, lines)
+    assert len(run_problems(plan, results)) == 1
