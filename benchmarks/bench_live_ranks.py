@@ -18,30 +18,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Device, Driver
-from envbuild.certify.cases import expand
-from envbuild.certify.ground import Ground
-from envbuild.certify.plan import Expected, Subject, make_plan
+from cpu_matrix import environment, write_plan
+
 from envbuild.certify.zipapp import smoke_bytes
 
 LIMIT = 3.0
-ROOT = Path(__file__).resolve().parents[1]
-NO_DIGEST = "sha256:" + "0" * 64
-
-
-def write_plan(path: Path, matrix_name: str) -> int:
-    """Write the plan of a matrix for the CPU; return the number of cases."""
-    matrix = Catalog.open(ROOT).matrix(matrix_name)
-    ground = Ground(device=Device.CPU)
-    cases = expand(matrix, matrix_name, ground)
-    digests = {"lock_digest": NO_DIGEST, "oci_digest": NO_DIGEST, "sqsh_digest": NO_DIGEST}
-    subject = Subject(name="bench", stack="mcore", base="here", target="cpu", **digests)
-    plan = make_plan(
-        subject=subject, ground=ground, driver=Driver.MCORE, matrix=matrix, cases=cases, expected=Expected()
-    )
-    path.write_text(json.dumps(plan), encoding="utf-8")
-    return len(cases)
 
 
 def timed(python: Path, smoke: Path, plan: Path, out: Path, isolation: str) -> tuple[float, int]:
@@ -54,13 +35,6 @@ def timed(python: Path, smoke: Path, plan: Path, out: Path, isolation: str) -> t
         raise SystemExit(done.stderr)
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text(encoding="utf-8").splitlines()]
     return seconds, sum(line["fresh_processes"] for line in lines if line["type"] == "case")
-
-
-def environment(folder: Path) -> Path:
-    into = folder / "environment"
-    command = [sys.executable, "-m", "envbuild", "sync", "--stack", "mcore", "--target", "cpu", "--into", str(into)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return into / "bin" / "python"
 
 
 def main() -> int:
