@@ -179,11 +179,19 @@ def _read(job: Job, case: Case, machine: Machine, store: LocalStore) -> Kept | N
         proof = Proof(measured=measured, plan_digest=str(content["plan_digest"]), nonce=str(content["nonce"]))
     except (ValueError, KeyError, TypeError, ValidationError):
         return None  # of another version of envbuild: it is run again
+    if (measured.image.file_digest if measured.image else None) != _hashed(job):
+        return None
     if not stored.passed or stored.problems or stored.id != case.id or measured.finished_at is None:
         return None
     verdict = _verdict(case, job, stored)
     reused = {"from": measured.finished_at, "run": proof.plan_digest}
     return Kept(verdict=replace(verdict, reused=reused), finished_at=measured.finished_at, proof=proof)
+
+
+def _hashed(job: Job) -> str | None:
+    """The digest of the file that a runner hashes to know the image."""
+    subject = job.subject
+    return subject.sqsh_digest if subject.place == "sqsh" else subject.oci_digest
 
 
 def _verdict(case: Case, job: Job, stored: CaseVerdict) -> Verdict:

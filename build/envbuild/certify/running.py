@@ -192,6 +192,8 @@ def _check_status(finished: Finished, watcher: Watcher, folder: Path, asked: Ask
     if status in (COMPLETED, CASES_FAILED):
         return
     if ran_out_of_space(finished.output, folder):
+        # Cases failed for want of space: a verdict on nothing, which --resume must not go on with.
+        remove_tree(folder)
         raise disk_full(folder)
     if status == INTERRUPTED:
         raise InterruptedByUserError("the runner was told to stop")

@@ -108,7 +108,7 @@ def run(
                 log.parent.mkdir(parents=True, exist_ok=True)
                 # Without a buffer, so that a full disk shows while writing and never when the file is closed.
                 sink = stack.enter_context(log.open("ab", buffering=0))
-                sink.write(f"$ {mask(shlex.join(command))}\n".encode())
+                sink.write(f"$ {mask(shlex.join(command))}\n".encode(errors="surrogateescape"))
         feed = stdin if isinstance(stdin, bytes) else b""
         try:
             with _started(command, what, env, cwd, stdin) as process, _watched(process, whole=whole):

@@ -167,6 +167,18 @@ def other_weights(case):
     return case["id"] == TP2
 
 
+def test_verdict_that_was_measured_in_another_image_is_not_used(world):
+    done = world.certify()
+    remove_tree(done.certificate.parent)
+    for file in (world.project / "cache" / "verdicts").rglob(reuse.FILE):
+        content = json.loads(file.read_text())
+        content["measured"]["image"]["file_digest"] = f"sha256:{'0' * 64}"
+        file.chmod(0o644)
+        file.write_text(json.dumps(content))
+        seals.seal(file.parent)
+    assert reused(world.certify()) == []
+
+
 @pytest.mark.parametrize("change", [other_losses, other_difference, other_weights])
 def test_verdict_that_its_numbers_do_not_give_is_not_used_whatever_its_seal(world, change):
     done = world.certify()

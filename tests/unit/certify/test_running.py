@@ -98,6 +98,16 @@ def test_environment_without_the_stack_is_told_with_what_installs_it(world, monk
     assert ("PYTHONPATH is set" in caught.value.fix) == (told is not None)
 
 
+def test_run_that_had_no_space_is_not_gone_on_with(world):
+    """Its cases failed for want of space, which says nothing about them."""
+    world.status, world.says = 1 << 7, ["OSError: [Errno 28] No space left on device"]
+    with pytest.raises(MachineError, match="is full"):
+        world.certify()
+    world.status, world.says = 0, []
+    assert world.certify(resume=True).ran
+    assert "--resume" not in world.calls[-1]["arguments"]
+
+
 def test_runner_without_results_is_no_success(world):
     """It exits 0, as NeMo-Run's experiment does after a failed job."""
     world.spoil = lambda results: results.unlink()

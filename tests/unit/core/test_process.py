@@ -133,6 +133,12 @@ def test_run_full_disk_under_the_log_is_an_error_that_says_so(code):
         run(sh(code), what="try", log=Path("/dev/full"))
 
 
+def test_log_has_words_that_are_no_text(tmp_path):
+    log = tmp_path / "log"
+    run(["echo", os.fsdecode(b"a\xffb")], what="echo", log=log)
+    assert b"a\xffb" in log.read_bytes().splitlines()[0]
+
+
 def test_run_says_disk_full_when_a_program_failed_on_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "space_is_low", lambda path: path == tmp_path)
     with pytest.raises(MachineError, match="is full"):
