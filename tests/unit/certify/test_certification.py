@@ -11,7 +11,9 @@ from helpers.locks import MAIN, make_lock
 
 from envbuild.catalog.data import data_root
 from envbuild.certify.certificates.envelope import SignedBytes, decode, encode
+from envbuild.certify.certificates.keys import make_keys
 from envbuild.certify.certificates.reading import read_certificate
+from envbuild.certify.certificates.signing import load_signer
 from envbuild.cli.main import run
 from envbuild.core.errors import (
     CertificateRefusedError,
@@ -123,6 +125,18 @@ def test_reports_of_a_certificate_that_counts_stay_and_missing_or_older_ones_are
     os.utime(junit, ns=(older, older))
     world.certify()
     assert (page.read_bytes(), junit.read_bytes()) == was
+
+
+def test_signature_is_not_lost_in_silence(world, tmp_path):
+    keys = make_keys(tmp_path, "own", None)
+    signed = world.certify(signer=load_signer(str(keys.private), None))
+    assert signed.keyid == keys.keyid
+    # Signed by anybody it counts where nobody asks for a key.
+    assert world.certify().keyid == keys.keyid
+    assert not any("was signed" in note for note in world.told.notes)
+    assert world.certify(fresh=True).keyid is None
+    note = f"note: {signed.certificate} was signed by key {keys.keyid}; the new one is not signed (no --key)"
+    assert note in world.told.notes
 
 
 def test_certificate_in_another_layout_does_not_count(world, certificate):
