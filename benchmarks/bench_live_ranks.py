@@ -9,25 +9,21 @@ Exits 1 when the ratio of the medians is below 3, or a case did not complete.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-from cpu_matrix import environment, write_plan
-
-from envbuild.certify.zipapp import smoke_bytes
+from cpu_matrix import Bench, options_of, prepared
 
 LIMIT = 3.0
 
 
-def timed(python: Path, smoke: Path, plan: Path, out: Path, isolation: str) -> tuple[float, int]:
+def timed(bench: Bench, out: Path, isolation: str) -> tuple[float, int]:
     """Run the plan; return seconds, and how many rank processes were started."""
-    command = [python, "-I", smoke, "run", "--plan", plan, "--out", out, "--isolation", isolation]
+    command = [*bench.run, out, "--isolation", isolation]
     began = time.perf_counter()
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
     seconds = time.perf_counter() - began
@@ -38,24 +34,17 @@ def timed(python: Path, smoke: Path, plan: Path, out: Path, isolation: str) -> t
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", type=Path, help="of an environment with the stack mcore for the CPU")
-    parser.add_argument("--matrix", default="certify-quick")
+    parser = options_of(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     taken: dict[str, list[float]] = {"live": [], "process": []}
     started: dict[str, int] = {}
-    with tempfile.TemporaryDirectory(prefix="envbuild-bench-") as name:
-        work = Path(name)
-        python = options.python or environment(work)
-        smoke, plan = work / "smoke.pyz", work / "plan.json"
-        smoke.write_bytes(smoke_bytes())
-        count = write_plan(plan, options.matrix)
+    with prepared(options.python, options.matrix) as bench:
         for repeat in range(options.repeats):
             for isolation, seconds in taken.items():
-                took, started[isolation] = timed(python, smoke, plan, work / f"{isolation}-{repeat}", isolation)
+                took, started[isolation] = timed(bench, bench.work / f"{isolation}-{repeat}", isolation)
                 seconds.append(took)
-    print(f"{options.matrix} on the CPU: {count} cases, {options.repeats} runs each, in turn")
+    print(f"{options.matrix} on the CPU: {bench.count} cases, {options.repeats} runs each, in turn")
     for isolation, seconds in taken.items():
         shown = ", ".join(f"{value:.1f}" for value in seconds)
         median = statistics.median(seconds)

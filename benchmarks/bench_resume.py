@@ -9,19 +9,15 @@ Exits 1 when a case that had ended was trained again or a case is missing.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-from cpu_matrix import environment, write_plan
-
-from envbuild.certify.zipapp import smoke_bytes
+from cpu_matrix import options_of, prepared
 
 
 def cases_in(out: Path) -> dict[str, str]:
@@ -49,17 +45,9 @@ def run(command: list[str | Path], kill_after: int | None = None) -> tuple[float
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", type=Path, help="of an environment with the stack mcore for the CPU")
-    parser.add_argument("--matrix", default="certify-quick")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="envbuild-bench-") as name:
-        work = Path(name)
-        python = options.python or environment(work)
-        smoke, plan = work / "smoke.pyz", work / "plan.json"
-        smoke.write_bytes(smoke_bytes())
-        count = write_plan(plan, options.matrix)
-        command: list[str | Path] = [python, "-I", smoke, "run", "--plan", plan, "--out"]
+    options = options_of(__doc__).parse_args()
+    with prepared(options.python, options.matrix) as bench:
+        command, work, count = bench.run, bench.work, bench.count
         whole, _ = run([*command, work / "whole"])
         before, _ = run([*command, work / "killed"], kill_after=count // 2)
         ended = cases_in(work / "killed")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.catalog.catalog import Catalog
@@ -12,6 +17,7 @@ from envbuild.catalog.models import Device, Driver
 from envbuild.certify.cases import expand
 from envbuild.certify.ground import Ground
 from envbuild.certify.plan import Expected, Subject, make_plan
+from envbuild.certify.zipapp import smoke_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_DIGEST = "sha256:" + "0" * 64
@@ -37,3 +43,36 @@ def environment(folder: Path) -> Path:
     command = [sys.executable, "-m", "envbuild", "sync", "--stack", "mcore", "--target", "cpu", "--into", str(into)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return into / "bin" / "python"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a benchmark of the runner starts from.
+
+    Attributes:
+        run: the runner's words up to and with --out.
+        count: of the matrix's cases.
+    """
+
+    work: Path
+    run: list[str | Path]
+    count: int
+
+
+def options_of(text: str | None) -> argparse.ArgumentParser:
+    """Return the options that these benchmarks share."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", type=Path, help="of an environment with the stack mcore for the CPU")
+    parser.add_argument("--matrix", default="certify-quick")
+    return parser
+
+
+@contextmanager
+def prepared(python: Path | None, matrix: str) -> Iterator[Bench]:
+    """Write plan and runner into a folder that goes at the end; install the environment where none was named."""
+    with tempfile.TemporaryDirectory(prefix="envbuild-bench-") as name:
+        work = Path(name)
+        smoke, plan = work / "smoke.pyz", work / "plan.json"
+        smoke.write_bytes(smoke_bytes())
+        count = write_plan(plan, matrix)
+        yield Bench(work, [python or environment(work), "-I", smoke, "run", "--plan", plan, "--out"], count)

@@ -69,7 +69,9 @@ def all_findings(
     """
     result = findings(plan.expected_versions, ready.get("modules", {}))
     result += files
-    result += [item for item in _imported_elsewhere(plan, ready.get("modules", {})) if item not in result]
+    told = {(item["code"], item["found"]) for item in result}
+    elsewhere = _imported_elsewhere(plan, ready.get("modules", {}))
+    result += [item for item in elsewhere if (item["code"], item["found"]) not in told]
     folders = [folder for folder in sys.path if Path(folder).is_dir() and folder.endswith("-packages")]
     known = libraries.reachable(folders)
     for name, paths in libraries.twice(known, ready.get("libraries", {})).items():

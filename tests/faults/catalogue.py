@@ -122,6 +122,17 @@ RUNS = (
         quick=True,
     ),
     Fault(
+        id="another-python-in-the-image",
+        broken="inside the image the plan is run by another Python than the one that the image has its packages for",
+        where="run",
+        plant=Scenario(),
+        case=DATA,
+        check="environment",
+        says="other-python",
+        at="run",
+        quick=True,
+    ),
+    Fault(
         id="results-of-another-plan",
         broken="the results are of another plan with the same cases",
         where="run",

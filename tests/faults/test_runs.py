@@ -32,10 +32,10 @@ def written_plan(bench: Bench, folder: Path, *more: str) -> Path:
     return folder
 
 
-def in_an_image(lock_digest: str, folder: Path) -> list[str | Path]:
+def in_an_image(lock_digest: str, folder: Path, python: Path) -> list[str | Path]:
     """The words before a command that show it this machine with the fingerprint of an image of a lock."""
     fingerprint = folder / "fingerprint.json"
-    fingerprint.write_text(json.dumps({"lock_digest": lock_digest}))
+    fingerprint.write_text(json.dumps({"lock_digest": lock_digest, "python": str(python)}))
     loader = ["--ro-bind", "/etc/ld.so.cache", "/etc/ld.so.cache"]
     return [
         *("bwrap", "--dev-bind", "/", "/", "--tmpfs", "/etc", *loader),
@@ -93,13 +93,27 @@ def test_results_of_another_image(bench: Bench, record: Record, mcore_lock: Lock
     old = tmp_path / "old.sqsh"
     old.write_bytes(b"the image that was there before")
     right, stale = (written_plan(bench, tmp_path / name, *own) for name in ("right", "stale"))
-    inside = in_an_image(mcore_lock.lock.digest, tmp_path)
+    inside = in_an_image(mcore_lock.lock.digest, tmp_path, bench.stack.python)
     run_by_hand(bench, right, "--image", image.sqsh(), before=inside)
     run_by_hand(bench, stale, "--image", old, before=inside)
     healthy, outcome = judged(bench, right, *own), judged(bench, stale, *own)
     assert healthy.status == PASSED, healthy.words
     assert note(record, fault.id, outcome), outcome.document
     assert outcome.status == REFUSED
+
+
+@pytest.mark.fault
+def test_another_python_in_the_image(bench: Bench, record: Record, mcore_lock: LockDirectory, tmp_path: Path) -> None:
+    """As pyxis with a home folder mounted: the file that is hashed is the image, and what trains is not."""
+    fault = fault_named("another-python-in-the-image")
+    own = ("--out-dir", str(tmp_path / "out"))
+    image = place_image(tmp_path / "out", mcore_lock)
+    folder = written_plan(bench, tmp_path / "plan", *own)
+    inside = in_an_image(mcore_lock.lock.digest, tmp_path, Path("/opt/envbuild/venv/bin/python"))
+    run_by_hand(bench, folder, "--image", image.sqsh(), before=inside)
+    outcome = judged(bench, folder, *own)
+    assert note(record, fault.id, outcome), outcome.document
+    assert outcome.status == FAILED
 
 
 @pytest.mark.fault

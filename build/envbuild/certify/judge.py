@@ -181,7 +181,7 @@ def beside(verdict: Verdict, baseline: Verdict) -> Verdict:
         return verdict
     compared = _Compared(verdict.case, verdict.tolerance, verdict.steps, baseline.steps)
     compared.known_weights(verdict.largest_weights_difference)
-    return replace(compared.on(verdict), passed=not compared.problems, problems=(*verdict.problems, *compared.problems))
+    return replace(compared.on(verdict), passed=not compared.problems, problems=tuple(compared.problems))
 
 
 class _Compared:

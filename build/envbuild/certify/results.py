@@ -133,6 +133,7 @@ def read_results(path: Path, plan: Mapping[str, Any], plan_digest: str, smoke_di
 
 
 _FIXES = {
+    MISSING: "Run it again. A plan for another machine is run as its README.md says, and its results/ is brought back.",
     TRUNCATED: "If the runner was interrupted, let it go on (--resume). If the file was copied, copy it again, whole.",
     PLAN: "Bring back the results of this plan, or run it (again). A plan's results are never judged by another plan.",
     IMAGE: "Run the plan in the image that it is for; its digests are in the plan under `subject`.",

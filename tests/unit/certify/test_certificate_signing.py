@@ -147,6 +147,12 @@ def test_what_is_no_key_to_sign_with_is_refused_in_words(tmp_path, text, words):
     assert words in caught.value.why
 
 
+def test_public_key_is_told_as_that_although_others_can_read_it(keys):
+    with pytest.raises(ConfigurationError, match="cannot be used") as caught:
+        load_private(str(keys.public), None)
+    assert "is a public key" in caught.value.why
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
 def test_key_that_others_can_read_is_refused(keys, mode):
     keys.private.chmod(mode)

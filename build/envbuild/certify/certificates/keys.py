@@ -139,7 +139,8 @@ def load_private(reference: str, password: str | None, environ: Mapping[str, str
     else:
         path = Path(reference.removeprefix(FILE_PREFIX)).expanduser()
         text = _text(path, what)
-        _refuse_open_to_others(path)
+        if "PUBLIC KEY" not in text:  # which everybody may read; it is refused for what it is
+            _refuse_open_to_others(path)
     word = secret_of(password, "the password of the signing key", environ) if password else None
     key = _private_of(text, word, what)
     if not isinstance(key, Ed25519PrivateKey):
