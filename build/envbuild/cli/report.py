@@ -18,10 +18,12 @@ from envbuild.core.errors import (
     CertificationFailedError,
     EnvbuildError,
     InternalError,
+    InterruptedByUserError,
     MachineError,
     UsageError,
 )
 from envbuild.core.files import os_error
+from envbuild.core.interruptions import is_interruption
 from envbuild.core.text import printable_lines
 from envbuild.diagnose.signatures import Match, match_text
 
@@ -41,6 +43,8 @@ def usage_error(error: click.ClickException) -> UsageError:
 
 def explain(error: Exception) -> EnvbuildError:
     """The envbuild error for any exception; a traceback is shown only for what nobody foresaw."""
+    if is_interruption(error):
+        return error if isinstance(error, InterruptedByUserError) else InterruptedByUserError()
     if isinstance(error, EnvbuildError):
         return error
     if isinstance(error, OSError) and error.errno is not None:

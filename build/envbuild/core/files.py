@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from envbuild.core.errors import EnvbuildError, MachineError, disk_full
+from envbuild.core.interruptions import interruptions_kept, refuse_hidden_interruption
 
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFDIR: "a folder"}
 LOW_SPACE_BYTES = 64 * 1024 * 1024
@@ -49,7 +50,8 @@ def remove_tree(path: Path) -> None:
     for folder, below, _ in os.walk(path):
         for name in below:  # before os.walk tries to list it
             _open_up(Path(folder, name))
-    shutil.rmtree(path)
+    with interruptions_kept():
+        shutil.rmtree(path)
 
 
 def _open_up(folder: Path) -> None:
@@ -158,6 +160,7 @@ def machine_errors(path: Path, doing: str = "write") -> Iterator[None]:
     except EnvbuildError:
         raise
     except OSError as error:
+        refuse_hidden_interruption(error)
         raise os_error(error, path, doing) from error
 
 

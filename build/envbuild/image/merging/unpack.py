@@ -63,9 +63,14 @@ class _Writer:
         self.count = 0
 
     def close(self) -> None:
-        if self._open:
-            os.close(self._open[1])
+        self._leave()
         os.close(self._root)
+
+    def _leave(self) -> None:
+        # Forgotten before it is closed: an interruption between the two must not have it closed twice.
+        left, self._open = self._open, None
+        if left:
+            os.close(left[1])
 
     def add(self, member: Member, content: Content | None) -> None:
         """Make a file now; keep what has no content for the end."""
@@ -121,9 +126,7 @@ class _Writer:
         place, _, name = member.name.rpartition("/")
         try:
             if self._open is None or self._open[0] != place:
-                if self._open:
-                    os.close(self._open[1])
-                    self._open = None
+                self._leave()
                 self._open = (place, self._walk(place))
             yield self._open[1], name
         except OSError as error:

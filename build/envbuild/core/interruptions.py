@@ -1,0 +1,46 @@
+"""Interruptions that stay what they are.
+
+Python raises KeyboardInterrupt between any two instructions, so also between the closing of a descriptor and the note
+that it is closed. Libraries that clean up then close it again (shutil.rmtree does), and what comes out is an OSError
+about a bad file descriptor, with the interruption behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether an error was raised while a KeyboardInterrupt was on its way out."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        one = pending.pop()
+        if one is None or id(one) in seen:
+            continue
+        if isinstance(one, KeyboardInterrupt):
+            return True
+        seen.add(id(one))
+        pending += [one.__cause__, None if one.__suppress_context__ and one.__cause__ is None else one.__context__]
+    return False
+
+
+def refuse_hidden_interruption(error: Exception) -> None:
+    """Raise KeyboardInterrupt where ``error`` hides one."""
+    if is_interruption(error):
+        raise KeyboardInterrupt from error
+
+
+@contextlib.contextmanager
+def interruptions_kept() -> Iterator[None]:
+    """What an interruption of the block ends with is a KeyboardInterrupt, whatever its cleaning up raised.
+
+    Raises:
+        KeyboardInterrupt: there was one behind the error.
+    """
+    try:
+        yield
+    except Exception as error:
+        refuse_hidden_interruption(error)
+        raise

@@ -1,0 +1,108 @@
+"""Ctrl-C stays Ctrl-C, whatever the cleaning up behind it raises."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.cli.report import explain
+from envbuild.core.errors import BuildError, InterruptedByUserError, MachineError
+from envbuild.core.files import machine_errors, remove_tree
+from envbuild.core.interruptions import is_interruption, refuse_hidden_interruption
+
+
+def close_twice(path: Path) -> None:
+    """What shutil.rmtree does when a signal comes between the closing of a folder and the note that it is closed."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.close(descriptor)
+        raise KeyboardInterrupt
+    finally:
+        os.close(descriptor)
+
+
+def raised_by(work) -> BaseException:
+    try:
+        work()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_machine_errors_pass_an_interruption_on(tmp_path):
+    with pytest.raises(KeyboardInterrupt), machine_errors(tmp_path):
+        close_twice(tmp_path)
+
+
+def test_an_error_behind_an_interruption_is_explained_as_one(tmp_path):
+    error = raised_by(lambda: close_twice(tmp_path))
+    assert isinstance(error, OSError)
+    assert isinstance(explain(error), InterruptedByUserError)
+
+
+def test_what_was_raised_from_such_an_error_is_one_too(tmp_path):
+    def build() -> None:
+        try:
+            close_twice(tmp_path)
+        except OSError as error:
+            raise BuildError("cannot build", why="It failed.", fix="See the log.") from error
+
+    error = raised_by(build)
+    assert explain(error).exit_code == 130
+    with pytest.raises(KeyboardInterrupt):
+        refuse_hidden_interruption(error)
+
+
+def test_other_errors_stay_what_they_are(tmp_path):
+    error = raised_by(lambda: os.close(987_654))
+    assert not is_interruption(error)
+    refuse_hidden_interruption(error)
+    assert isinstance(explain(error), MachineError)
+
+
+def test_an_error_that_replaces_an_interruption_on_purpose_stays_what_it_is():
+    def stop() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise BuildError("gave up", why="It was told to.", fix="Go on.") from None
+
+    assert isinstance(explain(raised_by(stop)), BuildError)
+
+
+def test_errors_that_cause_each_other_are_no_endless_loop():
+    first, second = ValueError(), ValueError()
+    first.__context__, second.__context__ = second, first
+    assert not is_interruption(first)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_removing_a_tree_is_interrupted_wherever_the_signal_comes(tmp_path, number):
+    """The signal comes at the moment when a folder of the tree has just been closed."""
+    (tmp_path / "tree" / "below" / "deeper").mkdir(parents=True)
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+from envbuild.cli import main
+close, sent = os.close, []
+def closed(descriptor):
+    close(descriptor)
+    if not sent:
+        sent.append(1)
+        os.kill(os.getpid(), {int(number)})
+def run(arguments):
+    from envbuild.core.files import remove_tree
+    os.close = closed
+    remove_tree(Path({str(tmp_path / "tree")!r}))
+    return 0
+main.run = run
+main.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    assert "interrupted" in done.stderr
+    assert "descriptor" not in done.stderr
+    remove_tree(tmp_path / "tree")
