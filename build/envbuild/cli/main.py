@@ -12,18 +12,17 @@ from typing import NoReturn
 from envbuild import __version__
 from envbuild.cli.commands import help_text
 from envbuild.cli.output import discard, open_closed_streams, put
+from envbuild.core.interruptions import interrupt
 
-
-def _on_sigterm(signum: int, frame: object) -> NoReturn:  # noqa: ARG001
-    raise KeyboardInterrupt
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> NoReturn:
     """Run the command line and exit with the code of what happened."""
     open_closed_streams()
-    signal.signal(signal.SIGTERM, _on_sigterm)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
-        signal.signal(signal.SIGHUP, _on_sigterm)
+    for number in SIGNALS:
+        if number is signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
+            signal.signal(number, interrupt)
     arguments = sys.argv[1:]
     try:
         code = run(arguments)
@@ -41,7 +40,7 @@ def main() -> NoReturn:
 
         code = report(explain(error), arguments)
     # The work is over and has its exit code: a signal that comes now changes nothing.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         try:

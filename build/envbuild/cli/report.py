@@ -23,7 +23,7 @@ from envbuild.core.errors import (
     UsageError,
 )
 from envbuild.core.files import os_error
-from envbuild.core.interruptions import is_interruption
+from envbuild.core.interruptions import has_come, is_interruption
 from envbuild.core.text import printable_lines
 from envbuild.diagnose.signatures import Match, match_text
 
@@ -43,8 +43,11 @@ def usage_error(error: click.ClickException) -> UsageError:
 
 def explain(error: Exception) -> EnvbuildError:
     """The envbuild error for any exception; a traceback is shown only for what nobody foresaw."""
-    if is_interruption(error):
-        return error if isinstance(error, InterruptedByUserError) else InterruptedByUserError()
+    if isinstance(error, InterruptedByUserError):
+        return error
+    # What nobody foresaw, after a signal: something took the KeyboardInterrupt for a failure of its own.
+    if is_interruption(error) or (has_come() and not isinstance(error, EnvbuildError)):
+        return InterruptedByUserError()
     if isinstance(error, EnvbuildError):
         return error
     if isinstance(error, OSError) and error.errno is not None:

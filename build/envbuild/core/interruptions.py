@@ -2,13 +2,28 @@
 
 Python raises KeyboardInterrupt between any two instructions, so also between the closing of a descriptor and the note
 that it is closed. Libraries that clean up then close it again (shutil.rmtree does), and what comes out is an OSError
-about a bad file descriptor, with the interruption behind it.
+about a bad file descriptor, with the interruption behind it. Others keep of it nothing but its name in a text: pydantic
+does, while it makes a class.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import NoReturn
+
+_came: list[int] = []
+
+
+def interrupt(number: int, frame: object) -> NoReturn:  # noqa: ARG001 - a signal handler
+    """The handler of a signal that ends the work: remembers that it came, and raises KeyboardInterrupt."""
+    _came.append(number)
+    raise KeyboardInterrupt
+
+
+def has_come() -> bool:
+    """Whether such a signal came in this process."""
+    return bool(_came)
 
 
 def is_interruption(error: BaseException) -> bool:

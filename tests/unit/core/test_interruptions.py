@@ -79,29 +79,55 @@ def test_errors_that_cause_each_other_are_no_endless_loop():
     assert not is_interruption(first)
 
 
+def run_main(work: str) -> subprocess.CompletedProcess[str]:
+    """envbuild's main() with ``work`` as the body of its command."""
+    body = "\n".join(f"    {line}" for line in work.strip().splitlines())
+    code = f"import os, signal\nfrom pathlib import Path\nfrom envbuild.cli import main\ndef run(arguments):\n{body}\n"
+    code += "    return 0\nmain.run = run\nmain.main()\n"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+SWALLOWED = """
+try:
+    os.kill(os.getpid(), {number})
+except KeyboardInterrupt as error:
+    text = repr(error)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_library_that_keeps_but_the_name_of_an_interruption(number):
+    """As pydantic does it: its SchemaError has the word KeyboardInterrupt in its text, and no exception behind it."""
+    done = run_main(SWALLOWED.format(number=int(number)) + "raise ValueError(text)")
+    assert done.returncode == 130, done.stderr
+    assert "interrupted" in done.stderr
+
+
+def test_a_failure_that_envbuild_knows_is_told_as_what_it_is_also_after_a_signal_that_was_lost():
+    known = "from envbuild.core.errors import BuildError\nraise BuildError('it', why='so', fix='do')"
+    done = run_main(SWALLOWED.format(number=int(signal.SIGINT)) + known)
+    assert done.returncode == 6, done.stderr
+
+
+def test_an_unknown_failure_without_a_signal_is_a_fault():
+    assert run_main("raise ValueError('KeyboardInterrupt')").returncode == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_removing_a_tree_is_interrupted_wherever_the_signal_comes(tmp_path, number):
     """The signal comes at the moment when a folder of the tree has just been closed."""
     (tmp_path / "tree" / "below" / "deeper").mkdir(parents=True)
-    code = f"""
-import os, signal, sys
-from pathlib import Path
-from envbuild.cli import main
+    done = run_main(f"""
 close, sent = os.close, []
 def closed(descriptor):
     close(descriptor)
     if not sent:
         sent.append(1)
         os.kill(os.getpid(), {int(number)})
-def run(arguments):
-    from envbuild.core.files import remove_tree
-    os.close = closed
-    remove_tree(Path({str(tmp_path / "tree")!r}))
-    return 0
-main.run = run
-main.main()
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+from envbuild.core.files import remove_tree
+os.close = closed
+remove_tree(Path({str(tmp_path / "tree")!r}))
+""")
     assert done.returncode == 130, done.stderr
     assert "interrupted" in done.stderr
     assert "descriptor" not in done.stderr
