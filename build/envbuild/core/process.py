@@ -364,9 +364,14 @@ def interruptible(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
     try:
         yield pool
     except BaseException:
-        for future_work in list(_running - before):
-            kill_group(future_work)
+        # First what has not begun: a thread whose program is ended takes the next piece of work at once.
         pool.shutdown(wait=False, cancel_futures=True)
+        ending = threading.Thread(target=pool.shutdown, name="wait for the pool", daemon=True)
+        ending.start()
+        while ending.is_alive():
+            for program in list(_running - before):  # also one that had been about to start
+                kill_group(program)
+            ending.join(0.05)
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
