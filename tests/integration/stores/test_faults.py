@@ -72,7 +72,7 @@ def test_retry_after_is_honoured(oci: Place) -> None:
     oci.proxy.add(times=1, status=429, headers={"Retry-After": "2"})
     started = time.monotonic()
     assert oci.open().find("things", KEY) is None
-    assert 1.9 < time.monotonic() - started < 4
+    assert 1.9 < time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
