@@ -30,6 +30,9 @@ WRONG_GPUS = 4
 CANNOT_WRITE = 5
 INTERRUPTED = 130
 
+# How long a run may take to end its ranks by itself once nobody holds its standard input.
+END_SECONDS = 10.0
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in `arguments` (default: the process's own) and return the exit status."""
@@ -98,6 +101,9 @@ def _parser() -> argparse.ArgumentParser:
         help="keep rank processes alive between cases (default), or start new interpreters for every case",
     )
     run.add_argument("--resume", action="store_true", help="go on with the interrupted run in --out")
+    run.add_argument(
+        "--end-with-stdin", action="store_true", help="end as if told to stop when standard input is at its end"
+    )
     run.add_argument("--image", type=Path, metavar="FILE", help="the file of the image this runs in, to be hashed")
     info = commands.add_parser("info", help="print the environment as JSON")
     info.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="as in a plan (default: cpu)")
@@ -120,6 +126,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _run(arguments: argparse.Namespace) -> int:
     # Here, for the same reason: the template must not depend on what only the runner needs.
+    from envbuild_smoke import lifeline
     from envbuild_smoke.gpus import CannotRunError, UnknownGpuError
     from envbuild_smoke.plan import PlanError
     from envbuild_smoke.plan_file import read_plan
@@ -130,6 +137,8 @@ def _run(arguments: argparse.Namespace) -> int:
     out = arguments.out
     stop = threading.Event()
     _stop_on_signals(stop)
+    if arguments.end_with_stdin:
+        lifeline.hold(stop, INTERRUPTED, grace_seconds=END_SECONDS)
     try:
         plan = read_plan(arguments.plan)
         cases = plan.selection(tuple(arguments.only))

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
+import signal
 import socket
+import time
+import zipapp
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +21,8 @@ from conftest import Tool
 from docker import DockerClient
 from helpers.docker_daemon import Daemon
 from helpers.mini import NAME
+from helpers.processes import forked, wait_until
+from helpers.smoke_plans import case_document, plan_document
 
 from envbuild.catalog.catalog import Catalog, Machine, select
 from envbuild.certify import job
@@ -24,15 +32,32 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError, CheckRefusedError
 from envbuild.core.progress import SilentReporter
 from envbuild.image.docker.engine import open_engine
-from envbuild.image.outputs import find_image
-from envbuild.launch.containers import InDocker
+from envbuild.image.outputs import PlacedImage, find_image
+from envbuild.launch.containers import RESULTS_LABEL, InDocker
 from envbuild.launch.images import layers_of
 from envbuild.launch.local import OpenImage, open_layers
 from envbuild.launch.ways import Task, Where
 from envbuild.lock.finding import find_lock
 from envbuild.store.local import LocalStore
 
-STAND_IN = Path(__file__).parents[1] / "helpers" / "stand_in.py"
+ROOT = Path(__file__).parents[2]
+STAND_IN = ROOT / "tests" / "helpers" / "stand_in.py"
+# The real runner, with ranks that need no torch: they train nothing, and for long.
+LONG_RUNNER = """\
+import os, sys, threading
+from envbuild_smoke import cli, runner
+
+def run_plan(plan, cases, out, *, stop, **_):
+    print("training", flush=True)
+    with open(out / "beats", "ab", buffering=0) as beats:
+        while not {stopped}:
+            beats.write(b".")
+            stop.wait(0.05)
+    raise runner.RunInterruptedError
+
+runner.run_plan = run_plan
+sys.exit(cli.main())
+"""
 
 
 def stand_in(folder: Path, port: int) -> tuple[Path, str]:
@@ -119,8 +144,15 @@ def test_docker_runs_the_image_with_that_digest_without_a_network(
     assert done.statement.predicate.runtime == open_engine().version
     results = done.certificate.parent / "run" / "results" / "results.jsonl"
     assert results.stat().st_uid == os.getuid()
-    with contextlib.closing(DockerClient(base_url=dockerd.host)) as client:
-        assert client.containers.list(all=True) == []
+    with containers(dockerd) as there:
+        assert there.list(all=True) == []
+        # What an envbuild that was killed left of the same goes before anything else is done.
+        there.create(mini_image["record"]["config_digest"], labels={RESULTS_LABEL: str(results.parent.resolve())})
+        done.certificate.unlink()
+        runner = tmp_path / "smoke.pyz"
+        monkeypatch.setattr(job, "smoke_file", lambda store: (runner, sha256_file(runner)))
+        certified(mini, tmp_path, "docker")
+        assert there.list(all=True) == []
 
 
 def test_docker_without_gpus_says_what_is_missing(
@@ -163,6 +195,74 @@ def test_task_in_docker_that_runs_too_long_is_ended_and_gone(
     assert (tmp_path / "log").read_text() == "started\n"
     with contextlib.closing(DockerClient(base_url=dockerd.host)) as client:
         assert client.containers.list(all=True) == []
+
+
+def long_task(folder: Path, stopped: str = "stop.is_set()") -> Task:
+    """A task that trains until its runner is told to stop; with ``stopped`` "False" it does not listen."""
+    source = folder / "runner"
+    shutil.copytree(ROOT / "smoke", source, ignore=shutil.ignore_patterns("__pycache__"))
+    (source / "__main__.py").write_text(LONG_RUNNER.replace("{stopped}", stopped))
+    zipapp.create_archive(source, folder / "smoke.pyz")
+    (folder / "plan.json").write_text(json.dumps(plan_document(case_document("train-baseline"))))
+    (folder / "results").mkdir()
+    return Task(plan=folder / "plan.json", runner=folder / "smoke.pyz", results=folder / "results")
+
+
+def in_docker(image: PlacedImage) -> InDocker:
+    return InDocker(image=image, engine=open_engine(), tag="mini:cpu", reporter=SilentReporter())
+
+
+@contextlib.contextmanager
+def containers(dockerd: Daemon) -> Iterator[Any]:
+    """The daemon's containers; those that are left are removed."""
+    with contextlib.closing(DockerClient(base_url=dockerd.host)) as client:
+        try:
+            yield client.containers
+        finally:
+            for container in client.containers.list(all=True):
+                container.remove(force=True)
+
+
+@pytest.mark.parametrize("stopped", ["stop.is_set()", "False"])
+def test_container_ends_when_envbuild_is_killed(
+    mini: Tool,
+    mini_image: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dockerd: Daemon,
+    stopped: str,
+) -> None:
+    """Also where the runner does nothing about being told to stop."""
+    monkeypatch.setenv("DOCKER_HOST", dockerd.host)
+    image = find_image(mini.project / "out", NAME, Path(mini_image["path"]).name.split("-")[1], "cpu")
+    task = long_task(tmp_path, stopped)
+    with containers(dockerd) as there:
+        with forked(lambda: in_docker(image).run(task)) as pid:
+            wait_until((tmp_path / "results/beats").exists, seconds=60)
+            (container,) = there.list()
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not there.list(), seconds=30)
+        container.reload()
+        assert container.attrs["State"]["ExitCode"] == 130
+        # Of what is left of it the next one of the same is not disturbed; and nobody else's is touched.
+        other = there.create(image.record.config_digest, command=["true"], labels={RESULTS_LABEL: "/elsewhere"})
+        in_docker(image).end_left_over(task.results)
+        assert [found.id for found in there.list(all=True)] == [other.id]
+
+
+def test_container_that_goes_on_is_ended_by_the_next_of_the_same(
+    mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dockerd: Daemon
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", dockerd.host)
+    image = find_image(mini.project / "out", NAME, Path(mini_image["path"]).name.split("-")[1], "cpu")
+    task = long_task(tmp_path, "False")
+    with containers(dockerd) as there, forked(lambda: in_docker(image).run(task)):
+        wait_until((tmp_path / "results/beats").exists, seconds=60)
+        in_docker(image).end_left_over(task.results)
+        assert there.list(all=True) == []
+        written = (tmp_path / "results/beats").stat().st_size
+        time.sleep(0.3)
+        assert (tmp_path / "results/beats").stat().st_size == written
 
 
 def test_layer_that_is_not_its_digest_is_refused_before_anything_runs(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.certify.job import Job
+from envbuild.certify.running import RESULTS_DIR
 from envbuild.core.errors import CertificationCannotRunError, InternalError, MachineError, UsageError
 from envbuild.core.progress import Reporter
 from envbuild.image.outputs import PlacedImage, image_tag
@@ -96,7 +97,10 @@ def _in_image(job: Job, image: PlacedImage, machinery: Machinery, reporter: Repo
         record = image.record
         tag = image_tag(image.lock_name, record.base, record.target)
         engine = open_engine(otherwise=WITHOUT_DAEMON)
-        return InDocker(image=image, engine=engine, tag=tag, reporter=reporter, gpus=job.on_gpus, given=given)
+        way = InDocker(image=image, engine=engine, tag=tag, reporter=reporter, gpus=job.on_gpus, given=given)
+        # Whoever certifies holds the job's folder alone: what still writes there is nobody's.
+        way.end_left_over(job.folder / "run" / RESULTS_DIR)
+        return way
     driver: Driver | None = find_driver() if job.on_gpus else None
     if job.asked.place == "oci":
         return InLayers(image=image, driver=driver, given=given)

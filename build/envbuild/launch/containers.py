@@ -24,6 +24,8 @@ from envbuild.launch.ways import IMAGE_DIR, PLAN, RESULTS, RUNNER, UNBUFFERED, T
 STOP_SECONDS = 10
 NO_GPU_SUPPORT = ("could not select device driver", "nvidia-container-cli", "unresolvable CDI devices")
 MOUNTED = f"{IMAGE_DIR}/manifest.json"
+# On every container: the folder that its task writes to.
+RESULTS_LABEL = "org.envbuild.results"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +57,23 @@ class InDocker(OfImage):
             )
         if self.engine.find(self.image.record.config_digest) is None:
             put_into(self.engine, self.image.path, self.image.record, self.tag, self.reporter)
-        words = task.words_inside(self.python, MOUNTED)
+        words = [*task.words_inside(self.python, MOUNTED), "--end-with-stdin"]
         started = time.monotonic()
         with _log(task.log) as keep, self._container(task, words) as name:
             status, output = self._followed(name, task, keep)
         return Finished(argv=tuple(words), status=status, output=output, seconds=time.monotonic() - started)
+
+    def end_left_over(self, results: Path) -> None:
+        """Remove what an envbuild that was killed left of a task with these results; only whoever holds them may."""
+        from docker.errors import NotFound
+
+        api = self.engine.api
+        label = f"{RESULTS_LABEL}={results.resolve()}"
+        with self.engine.errors("remove a container"):
+            for left in api.containers(all=True, filters={"label": label}):
+                self.reporter.note(f"note: a container of an envbuild that was killed is removed: {left['Id'][:12]}")
+                with contextlib.suppress(NotFound):
+                    api.remove_container(left["Id"], force=True)
 
     @contextlib.contextmanager
     def _container(self, task: Task, words: list[str]) -> Iterator[str]:
@@ -75,11 +89,15 @@ class InDocker(OfImage):
                     user="" if rootless else f"{os.getuid()}:{os.getgid()}",
                     environment={"HOME": "/tmp", **self.given, **UNBUFFERED, **task.variables},  # noqa: S108 - inside
                     working_dir="/",
+                    labels={RESULTS_LABEL: str(task.results.resolve())},
+                    # Closed by the daemon when this process is gone, however it went: the runner ends with it.
+                    stdin_open=True,
                     network_disabled=True,
                     host_config=api.create_host_config(**self._host_config(task)),
                 )
                 name = str(made["Id"])
                 try:
+                    held = api.attach_socket(name, params={"stdin": 1, "stream": 1})
                     api.start(name)
                 except BaseException:
                     api.remove_container(name, force=True)
@@ -94,6 +112,8 @@ class InDocker(OfImage):
             with contextlib.suppress(EnvbuildError), engine.errors("remove a container"):
                 api.stop(name, timeout=STOP_SECONDS)
                 api.remove_container(name, force=True)
+            with contextlib.suppress(OSError):
+                held.close()
 
     def _host_config(self, task: Task) -> dict[str, Any]:
         from docker.types import DeviceRequest, Ulimit

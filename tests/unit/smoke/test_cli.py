@@ -167,6 +167,27 @@ def test_signal_kills_all_ranks_and_keeps_finished_results(tmp_path: Path, numbe
     assert_gone(out)
 
 
+def test_runner_that_watches_its_standard_input_ends_when_that_is_closed(tmp_path: Path) -> None:
+    """Whoever started it holds the other end, and is gone; bytes that come say nothing."""
+    cases = [case_document("train-baseline"), case_document("ignores-dp2", "train-baseline", data=2)]
+    out = tmp_path / "out"
+    command = [*FAKE, "run", "--plan", plan_file(tmp_path, *cases), "--out", str(out), "--end-with-stdin"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("words\n")
+    process.stdin.flush()
+    for line in process.stdout:
+        if json.loads(line)["event"] == "step" and json.loads(line)["case"] == "ignores-dp2":
+            break
+    assert process.poll() is None
+    process.stdin.close()
+    assert process.wait(timeout=60) == 130
+    process.stdout.close()
+    assert [line["type"] for line in results(out)] == ["run", "case"]
+    assert_gone(out)
+
+
 def test_kill_of_the_runner_leaves_no_rank(tmp_path: Path) -> None:
     process, out = start_and_wait_for_second_case(tmp_path)
     process.kill()
