@@ -25,6 +25,7 @@ from envbuild.core.progress import Reporter
 from envbuild.image.outputs import OUT_DIR
 from envbuild.launch.images import manifest_of
 from envbuild.launch.ways import WITHOUT_IMAGE, Where
+from envbuild.store import seals
 from envbuild.store.local import LocalStore
 
 README, MANIFEST = "README.md", "manifest.json"
@@ -182,10 +183,20 @@ def _shown(value: object) -> str:
 def _check_nonce(run: Run, store: LocalStore) -> None:
     """A plan is run once: what was certified by its nonce is not certified by it as something else."""
     nonce = str(run.plan["nonce"])
-    path = store.find(NONCES, digest_of({"nonce": nonce}))
-    if path is None:
+    path = store.path_of(NONCES, digest_of({"nonce": nonce}))
+    if not path.exists():
         return
-    before = json.loads((path / NONCE_FILE).read_text())
+    try:
+        before = _read_use(path)
+    except ValueError as error:
+        raise _refused(
+            run.folder,
+            f"The plan's nonce {nonce} was used before; for which results cannot be read any more: the record in "
+            f"{path} is damaged ({error}).",
+            "Write a new plan (--plan-out) and run that. If you know that nothing else was certified by this one, "
+            f"remove {path} and judge again.",
+            "nonce",
+        ) from error
     if before != _use(run):
         raise _refused(
             run.folder,
@@ -194,6 +205,18 @@ def _check_nonce(run: Run, store: LocalStore) -> None:
             "A plan is run and judged once: write a new one (--plan-out) and run that.",
             "nonce",
         )
+
+
+def _read_use(path: Path) -> dict[str, str]:
+    """What a nonce was used for; a ValueError where nobody can say."""
+    found = seals.read_json(path, NONCE_FILE)
+    try:
+        known = found.keys() == {"plan", "results"} and all(_DIGEST.fullmatch(value) for value in found.values())
+    except (AttributeError, TypeError):
+        known = False
+    if not known:
+        raise ValueError(f"{NONCE_FILE} is no record of a plan and its results")
+    return dict(found)
 
 
 def _use(run: Run) -> dict[str, str]:

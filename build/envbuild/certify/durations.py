@@ -11,6 +11,7 @@ from typing import Any
 from envbuild.certify.judge import Verdict
 from envbuild.certify.plan import computed
 from envbuild.core.digests import digest_of
+from envbuild.store import seals
 from envbuild.store.local import LocalStore
 
 KIND, FILE = "durations", "duration.json"
@@ -60,6 +61,7 @@ def _known(store: LocalStore, key: str) -> float | None:
     if path is None:
         return None
     try:
-        return float(json.loads((path / FILE).read_text())["seconds"])
-    except (OSError, ValueError, TypeError, KeyError):
+        seconds = float(seals.read_json(path, FILE)["seconds"])
+    except (ValueError, TypeError, KeyError):
         return None  # as if it had never run: it is written anew
+    return seconds if seconds > 0 else None

@@ -25,6 +25,7 @@ from envbuild.certify.results import Results, Step
 from envbuild.certify.verdicts import case_verdict
 from envbuild.core.digests import Json, digest_of
 from envbuild.launch.gpus import Gpu
+from envbuild.store import seals
 from envbuild.store.local import LocalStore
 
 KIND, FILE = "verdicts", "verdict.json"
@@ -173,12 +174,12 @@ def _read(job: Job, case: Case, machine: Machine, store: LocalStore) -> Kept | N
     if path is None:
         return None
     try:
-        content = json.loads((path / FILE).read_text(encoding="utf-8"))
+        content = seals.read_json(path, FILE)
         stored = CaseVerdict.model_validate_json(json.dumps(content["case"]), strict=True)
         measured = Measured.model_validate_json(json.dumps(content["measured"]), strict=True)
         proof = Proof(measured=measured, plan_digest=str(content["plan_digest"]), nonce=str(content["nonce"]))
     except (ValueError, KeyError, TypeError, ValidationError):
-        return None  # of another version of envbuild: it is run again
+        return None  # damaged, or of another version of envbuild: it is run again
     if (measured.image.file_digest if measured.image else None) != _hashed(job):
         return None
     if not stored.passed or stored.problems or stored.id != case.id or measured.finished_at is None:

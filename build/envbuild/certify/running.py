@@ -15,6 +15,7 @@ from envbuild.certify.job import Asked, Job
 from envbuild.certify.plan import deciding
 from envbuild.certify.results import Results, read_results
 from envbuild.certify.telling import Watcher
+from envbuild.core import jsonread
 from envbuild.core.digests import Json, sha256_bytes
 from envbuild.core.errors import (
     CertificationCannotRunError,
@@ -138,7 +139,7 @@ def _in_order(folder: Path, pattern: str) -> list[Path]:
 def interrupted_cases(folder: Path) -> frozenset[str]:
     """The cases of the run that was interrupted in the folder of a job; none where none was."""
     try:
-        plan = json.loads((folder / "run" / PLAN_FILE).read_bytes())
+        plan = jsonread.loads((folder / "run" / PLAN_FILE).read_bytes())
         cases = frozenset(str(case["id"]) for case in plan["cases"])
     except (OSError, ValueError, TypeError, KeyError):
         return frozenset()
@@ -151,7 +152,7 @@ def _types(folder: Path) -> set[str]:
     with contextlib.suppress(OSError):
         for line in (folder / RESULTS_DIR / RESULTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                found.add(str(json.loads(line)["type"]))
+                found.add(str(jsonread.loads(line)["type"]))
     return found
 
 
@@ -168,7 +169,7 @@ def _interrupted(folder: Path, plan: dict[str, Json]) -> bytes | None:
     if "end" in _types(folder):
         return None  # it came to its end, and was judged
     try:
-        same = deciding(json.loads(data)) == deciding(plan)
+        same = deciding(jsonread.loads(data)) == deciding(plan)
     except (ValueError, TypeError, KeyError, AttributeError):
         same = False
     if not same:

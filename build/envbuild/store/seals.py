@@ -11,7 +11,9 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from envbuild.core import jsonread
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import InternalError
 from envbuild.core.files import NotPlainFileError, read_plain, refuse_no_plain
@@ -45,18 +47,31 @@ def seal_with(entry: Path, files: Mapping[str, bytes]) -> bytes:
 def broken(entry: Path) -> str:
     """What is wrong with a sealed entry, in words; empty when nothing is."""
     try:
-        listed = json.loads(read_plain(entry / SEAL_FILE, MOST_BYTES))
+        listed = jsonread.loads(read_plain(entry / SEAL_FILE, MOST_BYTES))
         for name, (size, digest) in listed.items():
             refuse_no_plain(entry / name, (entry / name).stat())
             if not is_untouched(entry / name, size) and sha256_file(entry / name) != digest:
                 return f"{name} was changed"
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         return f"{Path(str(error.filename)).name} is missing"
     except NotPlainFileError as error:
         return str(error)
     except (ValueError, TypeError, AttributeError):
         return f"{SEAL_FILE} cannot be read"
     return ""
+
+
+def read_json(entry: Path, name: str) -> Any:
+    """A small JSON file of a sealed entry, as it was sealed.
+
+    Raises:
+        ValueError: it was changed, is not covered by the seal, or is no JSON; says which.
+    """
+    if problem := broken(entry):
+        raise ValueError(problem)
+    if name not in jsonread.loads(read_plain(entry / SEAL_FILE, MOST_BYTES)):
+        raise ValueError(f"{SEAL_FILE} does not name {name}")
+    return jsonread.loads(read_plain(entry / name, MOST_BYTES))
 
 
 def is_untouched(file: Path, size: int) -> bool:

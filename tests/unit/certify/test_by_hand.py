@@ -13,6 +13,7 @@ from envbuild.cli.main import run
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CertificationFailedError, ConfigurationError, ResultsRefusedError, UsageError
 from envbuild.core.files import remove_tree
+from envbuild.store import seals
 
 TP2 = "gpt-fp32-tp2"
 HOW = How()
@@ -294,6 +295,31 @@ def test_nonce_is_certified_once(world, folder):
     reason, why = refused(world, folder)
     assert reason == "nonce"
     assert "other results were certified before" in why
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"plan": "x"}', '{"plan": 1, "results": 2}', "[" * 99999, None])
+def test_record_of_a_nonce_that_is_damaged_is_told_and_lets_nothing_pass(world, folder, text, sealed):
+    """It was there, so the nonce was used; for what, nobody can say any more."""
+    run_there(folder)
+    certificate = judge(world, folder).certificate
+    remove_tree(certificate.parent)
+    (file,) = (world.project / "cache" / "nonces").rglob("judged.json")
+    file.unlink()
+    if text is not None:
+        file.write_text(text)
+    if sealed:
+        seals.seal(file.parent)
+    with pytest.raises(ResultsRefusedError) as caught:
+        judge(world, folder)
+    assert caught.value.reason == "nonce"
+    assert str(file.parent) in caught.value.why
+    assert "--plan-out" in caught.value.fix
+    assert f"remove {file.parent}" in caught.value.fix
+    assert world.certificates() == []
+    # The same results are certified again once the user did as told.
+    remove_tree(file.parent)
+    assert judge(world, folder)
 
 
 def test_failed_judgement_does_not_use_up_the_nonce(world, folder):

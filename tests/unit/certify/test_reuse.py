@@ -141,6 +141,45 @@ def test_verdict_that_was_damaged_in_the_store_is_not_used(world):
     assert world.certify().cases_run == len(ran(world.calls[0]))
 
 
+# What may stand where a record was.
+DAMAGED = ["", "{", "[]", "{}", "7", "[" * 99999, "\x80", None]
+HUGE = f'{{"seconds": 1{"0" * 400}}}'
+
+
+def damage(world, kind, text, *, sealed):
+    """Put a text, or nothing, where the records of a kind were; ``sealed``: as if it had been written so."""
+    for entry in (world.project / "cache" / kind).iterdir():
+        (file,) = (path for path in entry.iterdir() if path.name != seals.SEAL_FILE)
+        file.unlink()
+        if text is not None:
+            file.write_text(text, encoding="latin-1")
+        if sealed:
+            seals.seal(entry)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("text", DAMAGED)
+def test_verdict_that_is_none_is_not_used(world, text, sealed):
+    done = world.certify()
+    remove_tree(done.certificate.parent)
+    damage(world, "verdicts", text, sealed=sealed)
+    done = world.certify()
+    assert done.cases_run == len(ran(world.calls[0]))
+    assert reused(done) == []
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_seal_of_a_verdict_that_is_none_lets_nothing_pass(world, text):
+    done = world.certify()
+    remove_tree(done.certificate.parent)
+    for entry in (world.project / "cache" / "verdicts").iterdir():
+        file = entry / seals.SEAL_FILE
+        file.unlink()
+        if text is not None:
+            file.write_text(text, encoding="latin-1")
+    assert reused(world.certify()) == []
+
+
 def reseal(world, change):
     """Change what was kept of cases as somebody does who knows of seals."""
     for file in (world.project / "cache" / "verdicts").rglob(reuse.FILE):
@@ -318,12 +357,11 @@ def test_durations_go_into_the_plan_of_some_of_the_cases_too(world):
     assert (known[BASELINE], known[PP2], TP2 in known) == (1.5, None, False)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"seconds": "x"}'])
-def test_duration_that_was_damaged_in_the_store_is_none(world, text):
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("text", [*DAMAGED, '{"seconds": "x"}', '{"seconds": NaN}', '{"seconds": -1}', HUGE])
+def test_duration_that_was_damaged_in_the_store_is_none(world, text, sealed):
     world.certify()
-    for file in (world.project / "cache" / "durations").rglob("duration.json"):
-        file.chmod(0o644)
-        file.write_text(text)
+    damage(world, "durations", text, sealed=sealed)
     assert {case["estimated_seconds"] for case in make_job(world.asked(), world.store).plan["cases"]} == {None}
     world.certify(fresh=True)
     assert {case["estimated_seconds"] for case in make_job(world.asked(), world.store).plan["cases"]} == {1.5}

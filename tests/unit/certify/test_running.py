@@ -158,9 +158,11 @@ def test_run_of_another_plan_does_not_go_on(interrupted):
     with pytest.raises(ResultsRefusedError, match="of another plan") as caught:
         interrupted.certify(only=(TP2,), resume=True)
     assert caught.value.reason == "plan"
-    plan.write_text("{")
-    with pytest.raises(ResultsRefusedError):
-        interrupted.certify(only=(TP2,), resume=True)
+    for text in ("{", "[]", "[" * 99999):
+        plan.write_text(text)
+        (plan.parent / "results/results.jsonl").write_text(f'{{"type": "run"}}\n{"[" * 99999}\n')
+        with pytest.raises(ResultsRefusedError):
+            interrupted.certify(only=(TP2,), resume=True)
 
 
 def test_run_that_came_to_its_end_is_no_interrupted_one(world):
