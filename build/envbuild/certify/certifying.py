@@ -40,21 +40,19 @@ from envbuild.certify.results import Results
 from envbuild.certify.reuse import Kept, Machine, Proof
 from envbuild.certify.running import RESULTS_DIR, Run, interrupted_cases, logs_of, run_plan
 from envbuild.certify.telling import failure, show
+from envbuild.certify.unchanged import check_unchanged, verify_and_note
 from envbuild.certify.verdicts import case_verdict, tolerances_json
 from envbuild.core import locks
 from envbuild.core.errors import (
     CertificateRefusedError,
     CertificationCannotRunError,
     CertificationFailedError,
-    CheckRefusedError,
     ConfigurationError,
     ResultsRefusedError,
     disk_full,
 )
 from envbuild.core.files import remove_tree, space_is_low
 from envbuild.core.progress import Reporter
-from envbuild.image.outputs import PlacedImage, verify
-from envbuild.store import seals
 from envbuild.store.local import LocalStore
 
 # Why nothing could run, where that tells of the image and not of the machine.
@@ -130,7 +128,8 @@ def certify(asked: Asked, store: LocalStore, reporter: Reporter, how: How = DEFA
         if not_counted:
             reporter.note(f"note: {certificate} does not count: {not_counted}. Certifying again")
         if stands and not how.fresh and job.certifies_image:
-            _check_unchanged(asked.image)
+            if asked.image is not None:
+                check_unchanged(asked.image, store)
             return certification(certificate, job, cases_run=0, written=False)
         count = _certify(job, certificate, store, reporter, how)
         return certification(certificate, job, cases_run=count, not_counted=not_counted)
@@ -166,15 +165,6 @@ def certification(
         ),
         not_counted=not_counted,
     )
-
-
-def _check_unchanged(image: PlacedImage | None) -> None:
-    if image is not None and (problem := seals.broken(image.path)):
-        raise CheckRefusedError(
-            f"the image in {image.path} is not the one that was certified",
-            why=f"{problem} since it was built.",
-            fix=f"Put it right: {image.command}",
-        )
 
 
 def _stands(certificate: Path, job: Job, how: How) -> tuple[bool, str]:
@@ -217,7 +207,7 @@ def _certify(job: Job, certificate: Path, store: LocalStore, reporter: Reporter,
     way = open_way(job, how.machinery, reporter)
     if job.asked.image is not None:
         with reporter.step("check the image against its digests"):
-            verify(job.asked.image)
+            verify_and_note(job.asked.image, store)
     machine = Machine.here(way.name, how.machinery.gpus_used(job), way.variables())
     kept = {} if how.fresh else reuse.find(job, machine, store)
     # What an interrupted run was to run is run by it, also where it passed elsewhere since.

@@ -16,7 +16,7 @@ from envbuild.core.files import link_or_copy, machine_errors, remove_tree, repla
 from envbuild.image.oci import INDEX_FILE, retagged
 from envbuild.image.placing import check_writable, make_readable, refuse_extra, refuse_foreign
 from envbuild.image.record import RECORD_FILE, ImageRecord, dump
-from envbuild.store.seals import ALWAYS_READ_BYTES, SEAL_FILE, seal_with
+from envbuild.store.seals import ALWAYS_READ_BYTES, SEAL_FILE, seal_with, unmask
 
 OCI_DIR = "oci"
 SQSH_FILE = "image.sqsh"
@@ -214,6 +214,7 @@ def verify(image: PlacedImage) -> None:
     for file, digest in files.items():
         found = sha256_file(file) if file.is_file() else "no file"
         if found != digest:
+            unmask(file)
             raise _not_built(image, f"{file.relative_to(image.path)}: the record states {digest}; there is {found}")
 
 
