@@ -9,7 +9,7 @@ from typing import Literal
 from envbuild.core.errors import EnvbuildError, MachineError
 from envbuild.image.bases import check_tools, find_base
 from envbuild.image.docker.builder import build_with_docker
-from envbuild.image.docker.engine import Engine, open_engine
+from envbuild.image.docker.engine import NATIVE, Engine, open_engine
 from envbuild.image.docker.job import Job
 from envbuild.image.docker.loading import put_into
 from envbuild.image.native import BuiltImage, build_image
@@ -58,7 +58,7 @@ def make_image(job: Job, asked: Asked) -> Made:
     if engine is not None:
         image = build_with_docker(job, engine, asked.tag, formats=files)
         return Made(image=image, engine=engine.version, loaded=image.built)
-    to = open_engine() if DOCKER in asked.formats else None  # before minutes go into the image
+    to = _daemon_of_format(asked) if DOCKER in asked.formats else None  # before minutes go into the image
     image = build_image(
         job.selection,
         job.lock,
@@ -86,7 +86,7 @@ def choose(asked: Asked, job: Job) -> Engine | None:
     if asked.builder == "native":
         return None
     if asked.builder == "docker":
-        return open_engine()
+        return open_engine(otherwise=f"{NATIVE} {_other_formats(asked)}" if DOCKER in asked.formats else NATIVE)
     try:
         made_anew = job.refresh_base or find_base(job.selection.base, job.store) is None
         check_tools(job.selection.base, job.selection.base_name, made_anew=made_anew)
@@ -102,3 +102,21 @@ def choose(asked: Asked, job: Job) -> Engine | None:
         job.reporter.note(f"builder docker ({engine.version}), since native cannot work here: {native.what}")
         return engine
     return None
+
+
+def _daemon_of_format(asked: Asked) -> Engine:
+    """The daemon that gets an image which is built without one."""
+    try:
+        return open_engine(otherwise=_other_formats(asked))
+    except MachineError as error:
+        raise MachineError(
+            error.what,
+            why=f"--format docker puts the image into a daemon, whoever builds it. {error.why}",
+            fix=error.fix,
+            log=error.log,
+        ) from error
+
+
+def _other_formats(asked: Asked) -> str:
+    """The formats that were asked for and need no daemon, as an option."""
+    return f"--format {','.join(name for name in asked.formats if name != DOCKER) or 'oci'}"
