@@ -112,7 +112,12 @@ class Catalog:
         )
 
     def _load(self, kind: str, name: str, model: type[M]) -> M:
-        return toml.load(self.path(kind, name), model)
+        wanted = toml.Wanted(
+            f"the file of {SINGULAR[kind]} {name}",
+            why=f"It defines {SINGULAR[kind]} {name}.",
+            fix="Put the definition there as a file, or remove what is there.",
+        )
+        return toml.load(self.path(kind, name), model, wanted)
 
     def stack(self, name: str) -> Stack:
         """The stack ``name``; the matrix, targets and bases that it names are there."""

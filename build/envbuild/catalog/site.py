@@ -75,16 +75,8 @@ def load_site(environ: Mapping[str, str] = os.environ) -> Site:
     home = _home(environ)
     named = environ.get("ENVBUILD_CONFIG")
     path = Path(named) if named else _xdg("XDG_CONFIG_HOME", home / ".config", environ) / "envbuild/config.toml"
-    if path.is_file():
-        file = toml.load(path, SiteFile)
-    elif named:
-        raise ConfigurationError(
-            f"the configuration file {path} does not exist",
-            why="ENVBUILD_CONFIG names it.",
-            fix="Create it, or unset ENVBUILD_CONFIG.",
-        )
-    else:
-        file = SiteFile()
+    # Where nobody names one, there need not be one; a link that leads nowhere was meant to be one.
+    file = toml.load(path, SiteFile, _wanted(named)) if named or os.path.lexists(path) else SiteFile()
     cache = environ.get("ENVBUILD_CACHE_DIR") or file.cache_dir
     return Site(
         cache_dir=_expanded(cache, home) if cache else _xdg("XDG_CACHE_HOME", home / ".cache", environ) / "envbuild",
@@ -95,6 +87,14 @@ def load_site(environ: Mapping[str, str] = os.environ) -> Site:
         signing=_signing(file, home, environ),
         known_stores=file.stores,
         stores=stores_in_force(file.stores, environ),
+    )
+
+
+def _wanted(named: str | None) -> toml.Wanted:
+    return toml.Wanted(
+        "the configuration file",
+        why="ENVBUILD_CONFIG names it." if named else "The settings of this account are looked for there.",
+        fix="Create it, or unset ENVBUILD_CONFIG." if named else "Put the settings there as a file, or remove it.",
     )
 
 

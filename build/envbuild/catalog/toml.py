@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,22 @@ _TAGS = ("[key]", "[one]", "[many]")
 _PART = re.compile(r""""([^"]*)"|'([^']*)'|([\w-]+)""")
 
 
-def load(path: Path, model: type[M]) -> M:
+@dataclass(frozen=True)
+class Wanted:
+    """What a file is read for, in words for whoever lacks it.
+
+    Attributes:
+        what: what it is called: "the trust file".
+        why: why it is looked for; whole sentences.
+        fix: what to do where it is not there.
+    """
+
+    what: str
+    why: str
+    fix: str
+
+
+def load(path: Path, model: type[M], wanted: Wanted) -> M:
     """Read ``path`` and check it against ``model``.
 
     Raises:
@@ -35,15 +51,43 @@ def load(path: Path, model: type[M]) -> M:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ConfigurationError(
-            f"cannot read {path}", why=str(error), fix="Make the file readable UTF-8 text."
+            f"cannot read {wanted.what} {path}",
+            why=f"{_no_utf8(error)} {wanted.why}",
+            fix="Save it as UTF-8 text, as TOML has to be.",
         ) from error
+    except OSError as error:
+        raise _unread(error, path, wanted) from error
     return parse(text, model, str(path))
 
 
+def _no_utf8(error: UnicodeDecodeError) -> str:
+    line = error.object.count(b"\n", 0, error.start) + 1
+    return f"Line {line} has a byte that is no UTF-8 (0x{error.object[error.start]:02x})."
+
+
+def _unread(error: OSError, path: Path, wanted: Wanted) -> ConfigurationError:
+    if isinstance(error, FileNotFoundError):
+        leads = f"It is a symbolic link to {path.readlink()}, where no file is. " if path.is_symlink() else ""
+        return ConfigurationError(f"{wanted.what} {path} does not exist", why=leads + wanted.why, fix=wanted.fix)
+    if isinstance(error, IsADirectoryError):
+        return ConfigurationError(
+            f"{wanted.what} {path} is no file", why=f"It is a directory. {wanted.why}", fix=wanted.fix
+        )
+    return ConfigurationError(
+        f"cannot read {wanted.what} {path}",
+        why=f"{error.strerror or error}. {wanted.why}",
+        fix="Make it readable for this account: the file itself, and each folder above it needs the right to enter.",
+    )
+
+
 def parse(text: str, model: type[M], name: str) -> M:
-    """Like :func:`load`, for a text called ``name``."""
+    """Check a text called ``name`` against ``model``.
+
+    Raises:
+        ConfigurationError: no TOML, or not what the model allows.
+    """
     try:
         values = tomlread.loads(text)
     except tomlread.TOMLDecodeError as error:

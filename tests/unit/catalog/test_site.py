@@ -187,6 +187,18 @@ def test_named_configuration_file_that_is_missing(home, tmp_path):
     assert "ENVBUILD_CONFIG" in caught.value.why
 
 
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_configuration_that_is_no_file_is_not_passed_over(home, kind):
+    path = configure(home, "")
+    path.unlink()
+    path.mkdir() if kind == "folder" else path.symlink_to("elsewhere.toml")
+    with pytest.raises(ConfigurationError, match=r"the configuration file .*config\.toml") as caught:
+        load_site(home)
+    assert ("It is a directory" if kind == "folder" else "symbolic link to elsewhere.toml") in caught.value.why
+    assert "The settings of this account are looked for there." in caught.value.why
+    assert caught.value.fix == "Put the settings there as a file, or remove it."
+
+
 def test_wrong_configuration_file_names_the_key(home):
     path = configure(home, "cache-dir = 1\n")
     with pytest.raises(ConfigurationError) as caught:

@@ -1,6 +1,10 @@
 """Errors about TOML files name the file, the line, the key, what was found and what is allowed."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
+from helpers.processes import unprivileged
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -165,16 +169,55 @@ def test_syntax_error_names_and_shows_the_line(text, line, shown):
     assert error.why.endswith(shown)
 
 
-def test_load_of_a_file_that_is_no_utf8(tmp_path):
-    (tmp_path / "file.toml").write_bytes(b'summary = "\xff"')
-    with pytest.raises(ConfigurationError, match="cannot read") as caught:
-        toml.load(tmp_path / "file.toml", Stack)
-    assert "utf-8" in caught.value.why
+WANTED = toml.Wanted("the file of stack x", why="Somebody named it.", fix="Write it.")
+
+
+def unread(path):
+    with pytest.raises(ConfigurationError) as caught:
+        toml.load(path, Stack, WANTED)
+    assert "[Errno" not in caught.value.why
+    assert caught.value.why.endswith("Somebody named it.")
+    return caught.value
+
+
+def test_load_of_a_file_that_is_no_utf8_names_the_line(tmp_path):
+    (tmp_path / "file.toml").write_bytes(b'# one\nsummary = "\xff"')
+    error = unread(tmp_path / "file.toml")
+    assert error.what == f"cannot read the file of stack x {tmp_path}/file.toml"
+    assert error.why.startswith("Line 2 has a byte that is no UTF-8 (0xff).")
+    assert "UTF-8" in error.fix
 
 
 def test_load_of_a_folder(tmp_path):
-    with pytest.raises(ConfigurationError, match="cannot read"):
-        toml.load(tmp_path, Stack)
+    error = unread(tmp_path)
+    assert error.what == f"the file of stack x {tmp_path} is no file"
+    assert error.why.startswith("It is a directory.")
+    assert error.fix == "Write it."
+
+
+def test_load_of_a_file_that_is_missing(tmp_path):
+    error = unread(tmp_path / "file.toml")
+    assert error.what == f"the file of stack x {tmp_path}/file.toml does not exist"
+    assert error.fix == "Write it."
+    (tmp_path / "link.toml").symlink_to("nowhere.toml")
+    assert unread(tmp_path / "link.toml").why.startswith("It is a symbolic link to nowhere.toml, where no file is.")
+
+
+def test_load_of_a_file_that_this_account_may_not_read():
+    # pytest's folders are closed to others as a whole.
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file.toml"
+        path.write_text("")
+        path.chmod(0)
+        path.parent.chmod(0o755)
+
+        def action():
+            error = unread(path)
+            assert error.what == f"cannot read the file of stack x {path}"
+            assert error.why.startswith("Permission denied.")
+            assert "readable" in error.fix
+
+        assert unprivileged(action) == 0
 
 
 TEXT = '''\

@@ -14,6 +14,13 @@ from envbuild.catalog.trust import TrustedKeySettings, TrustFile
 from envbuild.certify.certificates.keys import keyid_of, parse_public, read_public
 from envbuild.core.errors import ConfigurationError
 
+WANTED = toml.Wanted(
+    "the trust file",
+    why="It names the keys that you trust; without it no certificate counts.",
+    fix="Name the one that you have (--trust FILE, or signing.trust of the configuration), or write it with a public "
+    'key that you got from its owner (docs/certificate.md has more):\n[keys.lab]\nfile = "lab.pub"',
+)
+
 
 @dataclass(frozen=True)
 class TrustedKey:
@@ -51,10 +58,8 @@ def load_trust(path: Path) -> Trust:
     Raises:
         ConfigurationError: it is not there, not as it should be, or has a key twice.
     """
-    if not path.exists():
-        raise _no_file(path)
     keys: dict[str, TrustedKey] = {}
-    for name, settings in toml.load(path, TrustFile).keys.items():
+    for name, settings in toml.load(path, TrustFile, WANTED).keys.items():
         what = f"key {name} of {path}"
         if settings.public is not None:
             key = parse_public(settings.public, what)
@@ -70,12 +75,3 @@ def load_trust(path: Path) -> Trust:
             )
         keys[keyid] = TrustedKey(name, keyid, key, settings)
     return Trust(path, keys)
-
-
-def _no_file(path: Path) -> ConfigurationError:
-    return ConfigurationError(
-        f"the trust file {path} does not exist",
-        why="It names the keys that you trust; without it no certificate counts.",
-        fix="Name the one that you have (--trust FILE, or signing.trust of the configuration), or write it with a "
-        'public key that you got from its owner (docs/certificate.md has more):\n[keys.lab]\nfile = "lab.pub"',
-    )

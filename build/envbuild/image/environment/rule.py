@@ -70,7 +70,12 @@ def layering() -> Layering:
     Raises:
         ConfigurationError: the file is damaged.
     """
-    return toml.load(data_root() / RULE_FILE, Layering)
+    wanted = toml.Wanted(
+        "the rule of layers",
+        why="It comes with envbuild, and says which package goes into which layer.",
+        fix="Install envbuild again.",
+    )
+    return toml.load(data_root() / RULE_FILE, Layering, wanted)
 
 
 def split(lock: LockDirectory, rule: Layering) -> dict[str, list[str]]:
