@@ -48,11 +48,18 @@ class Book:
         self.trained[run] = result
         self._emit({"event": "case-trained", "case": result.case, "repeat": result.repeat})
 
-    def compared(self, run: Key, weights: Mapping[str, Any] | None, failure: Failure | None) -> None:
-        """Finish a trained case with its comparison, or with why that failed; with neither it stays as it is."""
+    def compared(
+        self, run: Key, weights: Mapping[str, Any] | None, failure: Failure | None, restarted: str | None = None
+    ) -> None:
+        """Finish a trained case with its comparison, or with why that failed; with neither it stays as it is.
+
+        `restarted` says why the comparison was begun a second time.
+        """
         result = self.trained.pop(run, None)
         if result is None:
             return
+        if restarted is not None:
+            result = replace(result, restarted=f"comparing the final weights: {restarted}")
         if failure is not None:
             told = replace(failure, message=f"comparing the final weights: {failure.message}")
             result = replace(result, status="failed", failure=told)

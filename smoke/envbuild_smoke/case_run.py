@@ -8,8 +8,9 @@ from typing import Any
 
 from envbuild_smoke import failure
 from envbuild_smoke.plan import Case
-from envbuild_smoke.pool import Pool
+from envbuild_smoke.pool import TEMPLATE_LOG, Pool
 from envbuild_smoke.rank import failure_record_path, metrics_path
+from envbuild_smoke.ranks import TEMPLATE_NAME
 from envbuild_smoke.results import CaseResult, Failure, Status
 from envbuild_smoke.task_run import Task, TaskRun
 
@@ -122,6 +123,24 @@ def read_lines(path: Path, offset: int) -> list[Report]:
 
 def failure_of(run: TaskRun, progress: str) -> Failure | None:
     """Return why a task that ended was not done by all of its ranks; None when it was."""
+    cause = _failure_of_ranks(run)
+    if cause is not None:
+        return cause
+    if run.timed_out_at is not None:
+        return _timeout(run, progress)
+    if run.template_gone:
+        message = f"{TEMPLATE_NAME} died, and they with it; see {TEMPLATE_LOG}"
+        return Failure(kind="exit", message=message)
+    return None
+
+
+def went_with_template(run: TaskRun) -> bool:
+    """Return whether a task that ended was not done for want of the template alone: no rank of it had failed."""
+    return run.template_gone and run.timed_out_at is None and _failure_of_ranks(run) is None
+
+
+def _failure_of_ranks(run: TaskRun) -> Failure | None:
+    """Return the failure of the rank that failed first, None if none failed by itself."""
     task = run.task
     until = float("inf") if run.timed_out_at is None else run.timed_out_at
     records = {}
@@ -132,14 +151,12 @@ def failure_of(run: TaskRun, progress: str) -> Failure | None:
             records[rank] = record
     ends = [end for end in run.ends.values() if end.rank in records or end.seen_at <= until]
     cause = failure.earliest(ends, records, task.log_name)
-    if cause is not None:
-        return cause
-    if run.timed_out_at is not None:
-        return _timeout(run, progress)
-    if run.template_gone:
-        message = "the process that ranks are forked from died, and they with it; see template.log"
-        return Failure(kind="exit", message=message)
-    return None
+    if cause is None and run.template_gone and records:
+        # It raised, and nobody was left to tell of its end.
+        rank = min(records, key=lambda rank: float(records[rank]["monotonic_seconds"]))
+        kind, message = records[rank]["kind"], str(records[rank]["message"])
+        return Failure(kind=kind, message=message, rank=rank, log=task.log_name(rank))
+    return cause
 
 
 def _timeout(run: TaskRun, progress: str) -> Failure:

@@ -96,6 +96,13 @@ class Packer:
         self._free = sorted([*self._free, *running.devices])
         self._ended.add(key)
 
+    def again(self, key: str) -> None:
+        """Job `key`, which ran, waits once more; what it had saved by then does not count."""
+        running = self._running.pop(key)
+        self._free = sorted([*self._free, *running.devices])
+        self._saved.discard(key)
+        self._waiting = sorted([*self._waiting, running.job], key=self._size, reverse=True)
+
     def dropped(self, key: str) -> None:
         """Job `key`, which waits, will not run; those that wait for it do not wait on."""
         self._waiting = [job for job in self._waiting if job.key != key]

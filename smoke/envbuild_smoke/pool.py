@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from envbuild_smoke.failure import signal_name
 from envbuild_smoke.plan import Plan
 from envbuild_smoke.program import RankProgram
-from envbuild_smoke.ranks import Template, TemplateError, kill_group, left_behind
+from envbuild_smoke.ranks import TEMPLATE_NAME, Template, TemplateError, kill_group, left_behind
 from envbuild_smoke.wire import Channel, Message
 
 TEMPLATE_LOG = "template.log"
@@ -39,7 +40,10 @@ class RankProcess:
 
 @dataclass
 class Pool:
-    """Starts rank processes where tasks need them, and hears of what they do in `wait`."""
+    """Starts rank processes where tasks need them, and hears of what they do in `wait`.
+
+    `template_end` says how the template process ended, once one did.
+    """
 
     program: RankProgram
     plan: Plan
@@ -48,6 +52,7 @@ class Pool:
     variables: Mapping[str, str] = field(default_factory=dict)
     live: bool = True
     template_event: Message | None = None
+    template_end: str = ""
     _template: Template | None = None
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _idle: dict[int, RankProcess] = field(default_factory=dict)
@@ -130,9 +135,15 @@ class Pool:
 
     def _start(self, device: int, log: Path) -> RankProcess:
         if self._template is None:
-            raise TemplateError("the process that ranks are forked from is gone")
+            raise TemplateError(f"{TEMPLATE_NAME} is gone")
         self._last_key += 1
-        channel = self._template.start_rank(self._last_key, fork=self.live, log=log)
+        try:
+            channel = self._template.start_rank(self._last_key, fork=self.live, log=log)
+        except TemplateError:
+            # What it said last, and that it is gone: whoever asks next gets another one.
+            while self._template is not None:
+                self._hear_template()
+            raise
         process = RankProcess(self._last_key, device, channel)
         self._known[process.key] = process
         self._selector.register(channel, selectors.EVENT_READ, process)
@@ -163,7 +174,9 @@ class Pool:
         if self._template is not None:
             with suppress(KeyError):
                 self._selector.unregister(self._template.channel)
-            self._template.close()
+            status = self._template.close()
+            ended = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status}"
+            self.template_end = f"{TEMPLATE_NAME} {ended}"
             self._template = None
 
     def _exited(self, event: Message) -> None:

@@ -14,6 +14,8 @@ from envbuild_smoke.program import RankProgram
 from envbuild_smoke.rank import common_environment
 from envbuild_smoke.wire import Channel, Message
 
+# What people are told of it.
+TEMPLATE_NAME = "the process that ranks are forked from"
 # How long the template may take to end once the runner hung up; while it imports, it does not look there.
 _END_SECONDS = 2.0
 
@@ -58,17 +60,17 @@ class Template:
             command: Message = {"start": key, "how": "fork" if fork else "execute", "log": str(log)}
             if not self.channel.send(command, (theirs.fileno(),)):
                 ours.close()
-                raise TemplateError("the process that ranks are forked from is gone")
+                raise TemplateError(f"{TEMPLATE_NAME} is gone")
         return Channel(ours)
 
-    def close(self) -> None:
-        """End the template and whatever ranks it still has."""
+    def close(self) -> int:
+        """End the template and whatever ranks it still has; return its exit status, negative for a signal."""
         self.channel.close()
         try:
-            self._process.wait(timeout=_END_SECONDS)
+            return self._process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            return self._process.wait()
 
 
 def kill_group(pid: int) -> None:

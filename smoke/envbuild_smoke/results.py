@@ -39,7 +39,8 @@ class CaseResult:
 
     `startup_seconds` passed until its first step began, None if none did. `fresh_processes` counts the rank
     processes that did not live before. `observed` is what the driver read from what it had built, `weights`
-    how the final weights differ from the baseline's.
+    how the final weights differ from the baseline's. `restarted` says why it was begun a second time, through no
+    fault of its ranks; all else is about the second time then.
     """
 
     case: str
@@ -55,6 +56,7 @@ class CaseResult:
     observed: dict[str, Any] | None = None
     failure: Failure | None = None
     logs: tuple[str, ...] = ()
+    restarted: str | None = None
 
     def as_line(self) -> dict[str, Any]:
         """Return the line of the results file."""

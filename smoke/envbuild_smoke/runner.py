@@ -12,7 +12,7 @@ from typing import Any, Literal
 from envbuild_smoke import environment, resume, run_line
 from envbuild_smoke.bandwidth import sweep_result, sweep_task
 from envbuild_smoke.book import Book
-from envbuild_smoke.case_run import CaseRun, Emit, failure_of
+from envbuild_smoke.case_run import CaseRun, Emit, failure_of, went_with_template
 from envbuild_smoke.drivers import MODULES as DRIVERS
 from envbuild_smoke.gpus import Gpu
 from envbuild_smoke.jobs import RunJob, compare_key, make_jobs
@@ -120,6 +120,8 @@ class _Runner:
         self._book = Book(out, emit, {} if before is None else before.cases)
         self._running: dict[str, CaseRun | TaskRun] = {}
         self._jobs: dict[str, RunJob] = {}
+        # Jobs that are begun a second time, and why.
+        self._restarted: dict[str, str] = {}
         self._began = time.monotonic()
         self._started = 0
 
@@ -256,7 +258,7 @@ class _Runner:
                 world_size=start.job.world_size,
                 limit_seconds=limit,
             )
-            if found.kind == "case":
+            if found.kind == "case" and start.job.key not in self._restarted:
                 self._tell_start(found, start)
             on_cuda = self._plan.device == "cuda"
             run: CaseRun | TaskRun
@@ -266,13 +268,26 @@ class _Runner:
                 run = TaskRun(task, self._pool, start.devices, on_cuda, moment)
             self._running[start.job.key] = run
         except TemplateError as error:
+            if self._begin_again(found, packer, str(error)):
+                return
             cause = Failure(kind="exit", message=str(error), log=TEMPLATE_LOG)
             packer.ended(start.job.key)
             if found.kind == "compare":
-                self._book.compared((found.case.id, found.repeat), None, cause)
+                self._compared(found, None, cause)
             else:
-                result = CaseResult(case=found.case.id, repeat=found.repeat, status="failed", failure=cause)
-                self._case_ended(found, result)
+                self._case_ended(
+                    found, CaseResult(case=found.case.id, repeat=found.repeat, status="failed", failure=cause)
+                )
+
+    def _begin_again(self, found: RunJob, packer: Packer, why: str) -> bool:
+        """Let a job that failed with the template, and not by itself, wait to be begun anew; False the second time."""
+        key = found.job.key
+        if key in self._restarted:
+            return False
+        self._restarted[key] = why
+        packer.again(key)
+        self._emit({"event": "case-restarted", "case": found.case.id, "repeat": found.repeat, "message": why})
+        return True
 
     def _tell_start(self, found: RunJob, start: Start) -> None:
         self._started += 1
@@ -290,6 +305,9 @@ class _Runner:
             if not ended:
                 continue
             del self._running[key]
+            task_run = run.run if isinstance(run, CaseRun) else run
+            if went_with_template(task_run) and self._begin_again(found, packer, self._pool.template_end):
+                continue
             packer.ended(key)
             if isinstance(run, CaseRun):
                 started = run.run.began - self._began
@@ -297,9 +315,13 @@ class _Runner:
             else:
                 cause = failure_of(run, "the comparison of the weights")
                 weights = None if cause is not None else run.answers[0]
-                self._book.compared((found.case.id, found.repeat), weights, cause)
+                self._compared(found, weights, cause)
+
+    def _compared(self, found: RunJob, weights: Mapping[str, Any] | None, cause: Failure | None) -> None:
+        self._book.compared((found.case.id, found.repeat), weights, cause, self._restarted.get(found.job.key))
 
     def _case_ended(self, found: RunJob, result: CaseResult) -> None:
+        result = replace(result, restarted=self._restarted.get(found.job.key))
         if found.again:
             self._book.ran_again(result)
         elif result.status == "completed" and compare_key(found.case.id, found.repeat) in self._jobs:

@@ -111,8 +111,8 @@ class TaskRun:
 
     @property
     def template_gone(self) -> bool:
-        """True when the process that its ranks were forked from died under it."""
-        return any(process.lost for process in self.processes)
+        """True when the process that its ranks were forked from died under it, before all were done."""
+        return any(process.lost and not process.done for process in self.processes)
 
     def look(self, now: float) -> bool:
         """Take note of what happened, act on it, and return whether the task has ended."""

@@ -38,6 +38,10 @@ class Watcher:
             match event["event"]:
                 case "case-started":
                     self._running[event["case"]] = "starts"
+                case "case-restarted":
+                    case = _brief(event["case"])
+                    self._running[case] = "starts"
+                    self._reporter.note(f"  {case}: begun once more: {_brief(event['message'])}")
                 case "step":
                     loss = "not finite" if event["loss"] is None else f"{event['loss']:.5f}"
                     self._running[event["case"]] = f"step {event['step']}, loss {loss}"

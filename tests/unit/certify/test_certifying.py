@@ -96,11 +96,17 @@ def shown(*events) -> list[str]:
             ],
             "1 done; d starts",
         ),
+        ([{"event": "case-restarted", "case": "c", "repeat": 1, "message": "it died"}], "0 done; c starts"),
         ([{"event": "bandwidth"}], "  bandwidth measured"),
     ],
 )
 def test_progress_of_events(events, last):
     assert shown(*events)[-1] == last
+
+
+def test_case_that_is_begun_once_more_is_noted():
+    event = {"event": "case-restarted", "case": "c", "repeat": 1, "message": "it died\x1b[2J"}
+    assert shown(event)[0] == "  c: begun once more: it died\\x1b[2J"
 
 
 @pytest.mark.parametrize(("more", "name"), [({}, "c"), ({"repeat": 1}, "c"), ({"repeat": 2}, "c (repeat 2)")])

@@ -250,6 +250,66 @@ def parricide(context: RankContext) -> None:
     time.sleep(600)
 
 
+def unlucky(context: RankContext) -> None:
+    """The first time, the template is killed once another case runs beside it."""
+    if not (context.out / "unlucky").exists():
+        if context.rank == 0:
+            wait_for(context.out / "beside")
+            (context.out / "unlucky").touch()
+            os.kill(os.getppid(), signal.SIGKILL)
+        wait_for_nothing()
+    train(context)
+
+
+def beside(context: RankContext) -> None:
+    """Runs beside that one, and would go on for long the first time."""
+    (context.out / "beside").touch()
+    if not (context.out / "unlucky").exists():
+        wait_for_nothing()
+    train(context)
+
+
+def unluckysaves(context: RankContext) -> None:
+    """A baseline under which the template is killed after it saved its weights; it saves them late the second time."""
+    if (context.out / "unlucky").exists():
+        time.sleep(1)
+    context.checkpoint.mkdir(parents=True)
+    context.report_weights_saved()
+    if not (context.out / "unlucky").exists():
+        wait_for(context.out / "needed")
+        (context.out / "unlucky").touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        wait_for_nothing()
+    train(context)
+
+
+def needs(context: RankContext) -> None:
+    """Starts from such weights."""
+    assert context.checkpoint.is_dir()
+    (context.out / "needed").touch()
+    if not (context.out / "unlucky").exists():
+        wait_for_nothing()
+    train(context)
+
+
+def raisesfirst(context: RankContext) -> None:
+    """Rank 1 raises, and the template is killed before it can tell."""
+    if context.rank == 1:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        raise ValueError("planted in rank 1")
+    wait_for(context.out / "cases" / context.case.id / "rank1.failure.json")
+    os.kill(os.getppid(), signal.SIGKILL)
+    wait_for_nothing()
+
+
+def compare_unluckily(context: RankContext) -> dict[str, object]:
+    if not (context.out / "unlucky").exists():
+        (context.out / "unlucky").touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        wait_for_nothing()
+    return compare(context)
+
+
 def environment(context: RankContext) -> None:
     """Rank 1 writes down what it was given."""
     train(context)

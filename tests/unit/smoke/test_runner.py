@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.smoke_plans import Document, case_document
 from unit.smoke.processes import assert_gone
 
+from envbuild_smoke.pool import Pool
 from envbuild_smoke.program import RankProgram
 from envbuild_smoke.runner import UnusableEnvironmentError
 
@@ -127,13 +129,88 @@ def test_cases_of_a_failed_baseline_are_not_run(run_fake: RunFake, what: str, st
     assert results["train-tp2"]["status"] == "completed"
 
 
-def test_death_of_the_template_fails_one_case(run_fake: RunFake, tmp_path: Path) -> None:
-    _, _, case, after, _ = run_fake(BASELINE, two_ranks("parricide"), two_ranks("train"))
+def by_name(lines: list[Document]) -> dict[str, Document]:
+    return {line["case"]: line for line in lines if line["type"] == "case"}
+
+
+def test_case_under_which_the_template_dies_twice_has_failed(run_fake: RunFake, tmp_path: Path) -> None:
+    cases = by_name(run_fake(BASELINE, two_ranks("parricide"), two_ranks("train")))
+    case, after = cases["parricide-dp2"], cases["train-dp2"]
     assert (case["status"], case["failure"]["kind"], case["failure"]["rank"]) == ("failed", "exit", None)
     assert "died" in case["failure"]["message"]
+    assert "was killed by SIGKILL" in case["restarted"]
     assert case["seconds"] < 60
-    assert after["status"] == "completed"
+    assert (after["status"], after["restarted"]) == ("completed", None)
     assert_gone(tmp_path)
+
+
+def test_death_of_the_template_fails_no_case_that_its_ranks_did_not_fail(run_fake: RunFake, tmp_path: Path) -> None:
+    """Two cases run when it dies, and one waits; all ranks that ran die with it."""
+    wide = case_document("train-wide", "train-baseline", data=4)
+    running = [two_ranks("unlucky", estimated_seconds=50), two_ranks("beside", estimated_seconds=50)]
+    cases = by_name(run_fake(BASELINE, wide, *running, two_ranks("train-later", estimated_seconds=1)))
+    assert {case["status"] for case in cases.values()} == {"completed"}
+    for case in cases.values():
+        assert [step["step"] for step in case["steps"]] == [1, 2, 3, 4, 5]
+    again = {name for name, case in cases.items() if case["restarted"] and "was killed by SIGKILL" in case["restarted"]}
+    assert again == {"unlucky-dp2", "beside-dp2"}
+    assert_gone(tmp_path)
+
+
+def test_baseline_that_is_run_once_more_is_waited_for_by_what_needs_its_weights(
+    run_fake: RunFake, tmp_path: Path
+) -> None:
+    """Its checkpoint goes when it begins anew, and what had begun with it begins anew as well, after that."""
+    baseline = {**case_document("unluckysaves-baseline"), "estimated_seconds": 50}
+    dependent = case_document("needs-weights", "unluckysaves-baseline", data=2)
+    wide = case_document("train-wide", "unluckysaves-baseline", data=4)
+    cases = by_name(run_fake(baseline, {**dependent, "estimated_seconds": 0.1}, wide))
+    assert [case["status"] for case in cases.values()] == ["completed"] * 3
+    assert "was killed by SIGKILL" in cases["unluckysaves-baseline"]["restarted"]
+    assert "was killed by SIGKILL" in cases["needs-weights"]["restarted"]
+    assert cases["train-wide"]["restarted"] is None
+    assert_gone(tmp_path)
+
+
+def test_rank_that_raised_before_the_template_died_has_failed(run_fake: RunFake) -> None:
+    case = by_name(run_fake(BASELINE, two_ranks("raisesfirst")))["raisesfirst-dp2"]
+    assert (case["status"], case["failure"]["kind"], case["failure"]["rank"]) == ("failed", "exception", 1)
+    assert "planted" in case["failure"]["message"]
+    assert case["restarted"] is None
+
+
+def test_rank_that_is_killed_is_not_given_another_try(run_fake: RunFake) -> None:
+    case = by_name(run_fake(BASELINE, two_ranks("killed")))["killed-dp2"]
+    assert (case["status"], case["failure"]["kind"], case["restarted"]) == ("failed", "signal", None)
+
+
+def test_template_that_died_unheard_is_replaced_before_the_next_case(
+    run_fake: RunFake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the moment in which ranks are to be started."""
+    acquire = Pool.acquire
+    killed = []
+
+    def acquire_from_a_dead_one(self: Pool, devices: Any, logs: Any, **options: Any) -> Any:
+        if len(devices) == 2 and not killed:
+            assert self._template is not None
+            killed.append(self._template._process.pid)
+            self._template._process.kill()
+            self._template._process.wait()
+        return acquire(self, devices, logs, **options)
+
+    monkeypatch.setattr(Pool, "acquire", acquire_from_a_dead_one)
+    cases = by_name(run_fake(BASELINE, two_ranks("train-a"), two_ranks("train-b")))
+    assert killed
+    assert {case["status"] for case in cases.values()} == {"completed"}
+
+
+def test_comparison_under_which_the_template_dies_is_made_once_more(run_fake: RunFake) -> None:
+    program = RankProgram(entry="fake_ranks:main", compare="fake_ranks:compare_unluckily")
+    lines = run_fake(BASELINE, two_ranks("train-a", compare_weights=True), program=program)
+    case = by_name(lines)["train-a-dp2"]
+    assert (case["status"], case["weights"]["compared_with"]) == ("completed", "train-baseline")
+    assert "was killed by SIGKILL" in case["restarted"]
 
 
 def test_library_that_cannot_be_imported_makes_the_environment_unusable(run_fake: RunFake, tmp_path: Path) -> None:
