@@ -24,7 +24,8 @@ from envbuild.core.errors import (
     disk_full,
 )
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
-from envbuild.core.process import Finished, describe_status, ran_out_of_space, tail
+from envbuild.core.outcome import describe_status, ran_out_of_space, tail
+from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.launch.ways import WITHOUT_IMAGE, Task, Way
 

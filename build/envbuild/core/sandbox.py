@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.core.errors import EnvbuildError, MachineError
-from envbuild.core.process import find_tool, run, tail
+from envbuild.core.outcome import tail
+from envbuild.core.process import find_tool, run
 
 # The dynamic loader of bwrap itself would obey these, so they are set for the program inside only.
 LOADER_PREFIX = "LD_"

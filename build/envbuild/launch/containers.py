@@ -13,7 +13,8 @@ from typing import Any
 
 from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError, EnvbuildError, MachineError
 from envbuild.core.files import machine_errors
-from envbuild.core.process import Finished, mask
+from envbuild.core.outcome import mask
+from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.image.docker.engine import Engine
 from envbuild.image.docker.loading import put_into

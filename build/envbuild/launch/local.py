@@ -10,7 +10,8 @@ from pathlib import Path
 
 from envbuild.core import sandbox
 from envbuild.core.errors import BuildError, EnvbuildError, InternalError, MachineError
-from envbuild.core.process import Finished, find_tool, run, tail
+from envbuild.core.outcome import tail
+from envbuild.core.process import Finished, find_tool, run
 from envbuild.core.sandbox import Bind, Sandbox
 from envbuild.image.merging.blobs import LayerBlob
 from envbuild.image.merging.unpack import unpack

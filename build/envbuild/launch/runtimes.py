@@ -12,7 +12,8 @@ from pathlib import Path
 
 from envbuild.core import sandbox
 from envbuild.core.errors import MachineError, UsageError
-from envbuild.core.process import find_tool, run, tail
+from envbuild.core.outcome import tail
+from envbuild.core.process import find_tool, run
 from envbuild.core.progress import SilentReporter
 from envbuild.store.local import LocalStore
 

@@ -17,8 +17,8 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Phase
 from envbuild.core import tomlread
+from envbuild.core.beside import Beside, beside
 from envbuild.core.files import machine_errors
-from envbuild.core.process import Beside, beside
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.metadata import CompileMetadata
 from envbuild.lock.project import Project, main_lines, render_project

@@ -28,7 +28,7 @@ from envbuild.catalog.site import Site
 from envbuild.core import tomlread
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionError
-from envbuild.core.process import mask
+from envbuild.core.outcome import mask
 from envbuild.lock.credentials import request_for
 from envbuild.store.local import LocalStore
 

@@ -21,7 +21,8 @@ from envbuild.core import locks
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import ConfigurationError, EnvbuildError, MachineError, NetworkError
 from envbuild.core.files import machine_errors, write_atomic
-from envbuild.core.process import Finished, find_tool, mask, run, tail
+from envbuild.core.outcome import mask, tail
+from envbuild.core.process import Finished, find_tool, run
 from envbuild.core.progress import Reporter
 from envbuild.store.local import LocalStore
 

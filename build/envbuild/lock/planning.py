@@ -13,8 +13,8 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.models import Phase
+from envbuild.core.beside import beside
 from envbuild.core.errors import ConfigurationError, NetworkError, ResolutionError
-from envbuild.core.process import beside
 from envbuild.lock import asof
 from envbuild.lock import moment as moments
 from envbuild.lock.ahead import Begun, begin, filling_uvs_cache, kept_files

@@ -15,7 +15,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from envbuild.catalog.site import Site
 from envbuild.core.errors import NetworkError
-from envbuild.core.process import mask
+from envbuild.core.outcome import mask
 from envbuild.lock.credentials import request_for
 from envbuild.lock.record import Lock
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import tomlkit
 
 from envbuild.core import tomlread
+from envbuild.core.beside import meanwhile
 from envbuild.core.errors import (
     CheckRefusedError,
     ConfigurationError,
@@ -23,7 +24,8 @@ from envbuild.core.errors import (
     disk_full,
 )
 from envbuild.core.files import machine_errors
-from envbuild.core.process import Finished, meanwhile, ran_out_of_space, run, tail
+from envbuild.core.outcome import ran_out_of_space, tail
+from envbuild.core.process import Finished, run
 
 # uv 0.13 has no machine-readable errors; these phrases are its own words for "could not be reached".
 _NETWORK = re.compile(

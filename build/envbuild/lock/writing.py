@@ -11,10 +11,10 @@ from dataclasses import replace
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection, definition_digest
+from envbuild.core.beside import interruptible
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.core.files import machine_errors
-from envbuild.core.process import interruptible
 from envbuild.lock import asof, record
 from envbuild.lock.api import check_api
 from envbuild.lock.checks import Checked, CheckFinding, refuse, run_checks

@@ -8,7 +8,7 @@ import urllib.parse
 from dataclasses import dataclass
 
 from envbuild.core.errors import ConfigurationError
-from envbuild.core.process import mask
+from envbuild.core.outcome import mask
 
 FORMS = {
     "oci": "oci://HOST[:PORT]/REPOSITORY",

@@ -14,9 +14,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from envbuild.core.beside import beside
 from envbuild.core.errors import EnvbuildError, MachineError, NetworkError
 from envbuild.core.files import machine_errors
-from envbuild.core.process import beside
 from envbuild.store.address import Address
 from envbuild.store.backend import BLOBS, ENTRIES, SHELVES, Blob, Offer
 from envbuild.store.document import MOST_BYTES, refused

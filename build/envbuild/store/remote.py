@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from envbuild.core.beside import beside
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
-from envbuild.core.process import beside
 from envbuild.store.backend import Backend, Offer
 from envbuild.store.document import Document, describe, read_document, refused
 

@@ -13,8 +13,10 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Target
+from envbuild.core.beside import interruptible
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.process import Finished, describe_status, interruptible, tail
+from envbuild.core.outcome import describe_status, tail
+from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.lock.record import Lock
 from envbuild.sync.place import Run

@@ -12,7 +12,8 @@ from packaging.utils import canonicalize_name
 
 from envbuild.core.errors import BuildError, ConfigurationError, EnvbuildError, MachineError, NetworkError, disk_full
 from envbuild.core.files import write_atomic
-from envbuild.core.process import Finished, describe_status, ran_out_of_space, tail
+from envbuild.core.outcome import describe_status, ran_out_of_space, tail
+from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.lock.content import locked_content
 from envbuild.lock.record import PHASE_FILES, LockDirectory

@@ -10,7 +10,8 @@ from pathlib import Path
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import NetworkError
 from envbuild.core.files import machine_errors
-from envbuild.core.process import Finished, find_tool, mask, run, tail
+from envbuild.core.outcome import mask, tail
+from envbuild.core.process import Finished, find_tool, run
 from envbuild.core.progress import Reporter
 from envbuild.lock.uv import git_environment
 from envbuild.store.local import LocalStore

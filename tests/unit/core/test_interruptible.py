@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from helpers.processes import wait_until
 
+from envbuild.core.beside import interruptible
 from envbuild.core.errors import BuildError
-from envbuild.core.process import interruptible, run
+from envbuild.core.process import run
 
 
 def interrupted_after(work: list[Callable[[], object]], threads: int, moment: Callable[[], object]) -> float:

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from envbuild.core.beside import beside
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import NetworkError
-from envbuild.core.process import beside
 from envbuild.core.progress import SilentReporter
 from envbuild.lock import writing
 from envbuild.lock.ahead import Begun, kept_files

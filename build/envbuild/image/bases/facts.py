@@ -14,7 +14,8 @@ from envbuild.catalog.catalog import Machine
 from envbuild.catalog.models import MACHINES, Base, PythonSource
 from envbuild.core import sandbox
 from envbuild.core.errors import CheckRefusedError, MachineError
-from envbuild.core.process import run, tail
+from envbuild.core.outcome import tail
+from envbuild.core.process import run
 from envbuild.core.sandbox import Sandbox
 from envbuild.image.running import LANG, PLAIN_PATH
 

@@ -12,7 +12,8 @@ from envbuild.catalog.models import Base
 from envbuild.core.digests import Json
 from envbuild.core.errors import BuildError, EnvbuildError, MachineError, NetworkError, disk_full
 from envbuild.core.files import remove_tree
-from envbuild.core.process import Finished, describe_status, find_tool, ran_out_of_space, run, tail
+from envbuild.core.outcome import describe_status, ran_out_of_space, tail
+from envbuild.core.process import Finished, find_tool, run
 from envbuild.core.progress import Reporter
 from envbuild.image import gzips
 from envbuild.image.bases import apt

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.process import describe_status, tail
+from envbuild.core.outcome import describe_status, tail
 from envbuild.sync.place import Run
 
 PROBE = "containers/native/loaded_libraries.py"

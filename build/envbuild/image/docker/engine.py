@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from envbuild.core.digests import Json
 from envbuild.core.errors import EnvbuildError, MachineError, NetworkError
-from envbuild.core.process import mask
+from envbuild.core.outcome import mask
 
 if TYPE_CHECKING:
     from docker import APIClient

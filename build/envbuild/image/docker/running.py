@@ -16,7 +16,8 @@ from envbuild.core.errors import (
     NetworkError,
 )
 from envbuild.core.files import machine_errors
-from envbuild.core.process import Finished, mask, tail
+from envbuild.core.outcome import mask, tail
+from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.image.docker.engine import NO_SPACE, Engine, daemon_disk_full, pull_failed
 from envbuild.image.docker.trace import Step, Steps

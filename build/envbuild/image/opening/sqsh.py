@@ -11,7 +11,8 @@ from typing import BinaryIO
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import MachineError, disk_full
 from envbuild.core.files import machine_errors
-from envbuild.core.process import find_tool, ran_out_of_space, run, tail
+from envbuild.core.outcome import ran_out_of_space, tail
+from envbuild.core.process import find_tool, run
 from envbuild.image.layers import walk
 from envbuild.image.merging.members import Kind, Member
 from envbuild.image.merging.stream import Content

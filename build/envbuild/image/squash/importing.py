@@ -11,7 +11,8 @@ from pathlib import Path
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import BuildError, MachineError, disk_full
 from envbuild.core.files import machine_errors, remove_tree
-from envbuild.core.process import describe_status, ran_out_of_space, run, tail
+from envbuild.core.outcome import describe_status, ran_out_of_space, tail
+from envbuild.core.process import run
 from envbuild.image.oci import RunConfig
 from envbuild.image.record import SqshRecord
 from envbuild.image.squash import enroot

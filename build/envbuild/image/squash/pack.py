@@ -13,7 +13,8 @@ from pathlib import Path
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import BuildError, MachineError, disk_full
 from envbuild.core.files import machine_errors
-from envbuild.core.process import Finished, describe_status, find_tool, ran_out_of_space, run, tail
+from envbuild.core.outcome import describe_status, ran_out_of_space, tail
+from envbuild.core.process import Finished, find_tool, run
 from envbuild.image.merging.blobs import LayerBlob
 from envbuild.image.merging.merge import Places, superseded_in
 from envbuild.image.oci import RunConfig

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, remove_tree
-from envbuild.core.process import Finished, run, tail
+from envbuild.core.outcome import tail
+from envbuild.core.process import Finished, run
 from envbuild.wheels.checking.symbols import is_foreign_symbol
 from envbuild.wheels.planning import WheelPlan
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from envbuild.core.errors import BuildError, CheckRefusedError, MachineError, disk_full
 from envbuild.core.files import machine_errors, remove_tree
-from envbuild.core.process import describe_status, ran_out_of_space, run, tail
+from envbuild.core.outcome import describe_status, ran_out_of_space, tail
+from envbuild.core.process import run
 from envbuild.lock.uv import uv_program
 from envbuild.wheels.compiling.fronts import Fronts, Turns, make_fronts
 from envbuild.wheels.compiling.unpacking import SOURCE_DATE_EPOCH, apply_patches, unpack

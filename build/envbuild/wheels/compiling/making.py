@@ -10,10 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from envbuild.core.beside import interruptible
 from envbuild.core.digests import sha256_file, short
 from envbuild.core.errors import EnvbuildError, MachineError
 from envbuild.core.files import machine_errors, remove_tree
-from envbuild.core.process import interruptible
 from envbuild.core.progress import Reporter
 from envbuild.store.local import LocalStore
 from envbuild.wheels.checking.check import Checked, check_wheel

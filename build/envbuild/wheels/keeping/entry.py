@@ -21,7 +21,7 @@ from envbuild.catalog.models import Model
 from envbuild.core.digests import digest_of, sha256_file, short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, read_plain, write_atomic
-from envbuild.core.process import mask
+from envbuild.core.outcome import mask
 from envbuild.core.validation import in_words
 from envbuild.store.seals import SEAL_FILE
 from envbuild.wheels.architectures import Architectures

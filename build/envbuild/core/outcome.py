@@ -1,0 +1,41 @@
+"""What programs and their ends are called in words, without the credentials that may be in them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+from pathlib import Path
+
+from envbuild.core.files import space_is_low
+
+TAIL_LINES = 30
+_CREDENTIALS = re.compile(r"://[^/@\s'\"]+@")
+
+
+def mask(text: str) -> str:
+    """``text`` without the user names and passwords of the URLs in it."""
+    return _CREDENTIALS.sub("://***@", text)
+
+
+def describe_status(status: int) -> str:
+    """An exit status in words: ``exited with status 2``, ``was ended by SIGKILL``."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = " (often: the machine ran out of memory)" if name == "SIGKILL" else ""
+    return f"was ended by {name}{hint}"
+
+
+def tail(text: str, lines: int = TAIL_LINES) -> str:
+    """The last lines of a program's output."""
+    return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+def ran_out_of_space(output: str, path: Path) -> bool:
+    """Whether a program failed for a full disk: it said so (it may have cleaned up since), or little space is left."""
+    return os.strerror(errno.ENOSPC) in output or space_is_low(path)
