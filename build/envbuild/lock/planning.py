@@ -97,70 +97,117 @@ def make_plan(
         UsageError: a pin or ``--as-of`` is wrong.
         NetworkError: a repository or an index cannot be reached.
     """
-    base = selection.base
-    what, chosen, moment, takings, exempt = _decide(selection, request, repositories, work)
-    stack = what.stack
-    for name in sorted(exempt.keys() & chosen.keys()):
-        work.reporter.note(f"exempt from the as-of moment: {name} {exempt[name].text()}")
-    without = left_out(what.leads, chosen)
+    decided = _decide(selection, request, repositories, work)
+    without = _left_out(selection, decided, work)
+    torch = _torch(selection, request, decided, work)
+    forced = upstream_overrides(decided.led.leads, decided.chosen, repositories)
+    project = _project(selection, request, decided, forced)
+    keep = _kept(project, previous)
+    begun = begin(project, keep, torch, like, f"resolve stack {selection.stack_name} on {selection.base_name}", work)
+    files, api_read = _read_ahead(project, keep, previous, repositories, work)
+    with contextlib.nullcontext() if begun else filling_uvs_cache(project, keep, torch, work):
+        metadata = _metadata(project, keep, files, repositories, work)
+    lines = dict.fromkeys(
+        [
+            *(line for item in metadata for line in item.build_requires),
+            *git_build_requires(decided.chosen, repositories),
+        ]
+    )
+    return Plan(
+        request=request,
+        project=_with_metadata(project, metadata, tuple(lines)),
+        as_of=decided.as_of,
+        led=decided.led,
+        driver_problem=commit_without_llm(decided.chosen, decided.led.driver, repositories),
+        torch=torch,
+        upstream_overrides=forced,
+        left_out=without,
+        keep=keep,
+        api_read=api_read,
+        exempt=decided.exempt,
+        begun=begun,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decided:
+    """The stack as it holds for its anchor, every component of it, the as-of moment, and what is exempt from it."""
+
+    led: Led
+    chosen: dict[str, Chosen]
+    as_of: AsOf
+    takings: Takings
+    exempt: dict[str, Exemption]
+
+
+def _left_out(selection: Selection, decided: _Decided, work: Workplace) -> tuple[str, ...]:
+    """What is no part of the stack though it belongs to the anchor; told, as is what is exempt from the moment."""
+    for name in sorted(decided.exempt.keys() & decided.chosen.keys()):
+        work.reporter.note(f"exempt from the as-of moment: {name} {decided.exempt[name].text()}")
+    without = left_out(decided.led.leads, decided.chosen)
     for text in without:
         work.reporter.note(f"note: no component of stack {selection.stack_name}, and so not in the lock: {text}")
-    build = request.torch_build or base.torch.build
-    torch = TorchSource("package-index", None)
-    if "torch" in chosen and "torch" not in base.provides:
-        with work.reporter.step(f"find torch's build {build!r}"):
-            torch = torch_source(work.site, chosen["torch"].specifier, build, base.python.version)
-    forced = upstream_overrides(what.leads, chosen, repositories)
-    project = Project(
+    return without
+
+
+def _torch_build(selection: Selection, request: Request) -> str:
+    return request.torch_build or selection.base.torch.build
+
+
+def _torch(selection: Selection, request: Request, decided: _Decided, work: Workplace) -> TorchSource:
+    """Where torch's build is, unless the base brings torch or the stack has none."""
+    base, torch = selection.base, decided.chosen.get("torch")
+    if torch is None or "torch" in base.provides:
+        return TorchSource("package-index", None)
+    build = _torch_build(selection, request)
+    with work.reporter.step(f"find torch's build {build!r}"):
+        return torch_source(work.site, torch.specifier, build, base.python.version)
+
+
+def _project(selection: Selection, request: Request, decided: _Decided, forced: Mapping[str, Forced]) -> Project:
+    """What uv is asked, but for what the compile phase declares."""
+    stack = decided.led.stack
+    return Project(
         name=selection.stack_name,
-        base=base,
-        torch_build=build,
-        as_of=moment.text(),
-        chosen=chosen,
+        base=selection.base,
+        torch_build=_torch_build(selection, request),
+        as_of=decided.as_of.text(),
+        chosen=decided.chosen,
         requirements={name: item.version for name, item in stack.requirements.items()},
         overrides={
             **{name: item.texts for name, item in forced.items()},
             **{name: (stack.overrides[name].version,) for name in stack.overrides_of_all()},
         },
         scoped_overrides=stack.scoped_overrides(),
-        takings=takings,
-        exempt={name: item.until for name, item in exempt.items()},
+        takings=decided.takings,
+        exempt={name: item.until for name, item in decided.exempt.items()},
     )
-    keep: dict[str, str] = {}
-    if previous is not None and previous.lock.inputs.as_of == moment.text():
-        direct = project.pinned_directly()
-        keep = {name: version for name, version in previous.packages().items() if name not in direct}
-    what_for = f"resolve stack {selection.stack_name} on {selection.base_name}"
-    begun = begin(project, keep, torch, like, what_for, work)
+
+
+def _kept(project: Project, previous: LockDirectory | None) -> dict[str, str]:
+    """The versions of a lock of the same moment, but for those that the project pins itself."""
+    if previous is None or previous.lock.inputs.as_of != project.as_of:
+        return {}
+    direct = project.pinned_directly()
+    return {name: version for name, version in previous.packages().items() if name not in direct}
+
+
+def _read_ahead(
+    project: Project,
+    keep: Mapping[str, str],
+    previous: LockDirectory | None,
+    repositories: Repositories,
+    work: Workplace,
+) -> tuple[Future[dict[str, Mapping[str, Any]]], Future[None]]:
+    """The files that will be read, and what the API check reads of them: both begun, and ended with the work."""
     files = beside(lambda: _files(project, keep, previous, work))
     api_read = beside(lambda: read_ahead(project, files.result(), work, repositories))
     for other in (files, api_read):
         work.ending.callback(other.stop)
-    with contextlib.nullcontext() if begun else filling_uvs_cache(project, keep, torch, work):
-        metadata = _metadata(project, keep, files, repositories, work)
-    lines = dict.fromkeys(
-        [*(line for item in metadata for line in item.build_requires), *git_build_requires(chosen, repositories)]
-    )
-    return Plan(
-        request=request,
-        project=_with_metadata(project, metadata, tuple(lines)),
-        as_of=moment,
-        led=what,
-        driver_problem=commit_without_llm(chosen, what.driver, repositories),
-        torch=torch,
-        upstream_overrides=forced,
-        left_out=without,
-        keep=keep,
-        api_read=api_read,
-        exempt=exempt,
-        begun=begun,
-    )
+    return files, api_read
 
 
-def _decide(
-    selection: Selection, request: Request, repositories: Repositories, work: Workplace
-) -> tuple[Led, dict[str, Chosen], AsOf, Takings, dict[str, Exemption]]:
-    """The stack as it holds for its anchor, every component of it, the as-of moment, and what is exempt from it."""
+def _decide(selection: Selection, request: Request, repositories: Repositories, work: Workplace) -> _Decided:
     stack, base = selection.stack, selection.base
     pins = parse_pins(selection.stack_name, stack, request.pins)
     bound = moments.bound(selection, request.as_of, pins, repositories)
@@ -199,7 +246,7 @@ def _decide(
     declarations = Declarations(base, settings, work, repositories)
     chosen = hold_to_declared(what.stack, held.chosen, base, declarations, work.reporter)
     takings = _takings(selection, what, chosen, pins, repositories, bound, work)
-    return what, marked(chosen, takings), moment, takings, held.exempt
+    return _Decided(led=what, chosen=marked(chosen, takings), as_of=moment, takings=takings, exempt=dict(held.exempt))
 
 
 def _takings(
