@@ -13,7 +13,7 @@ from unit.smoke.processes import assert_gone
 
 from envbuild_smoke.pool import Pool
 from envbuild_smoke.program import RankProgram
-from envbuild_smoke.runner import UnusableEnvironmentError
+from envbuild_smoke.runner import Isolation, Options, UnusableEnvironmentError
 
 RunFake = Callable[..., list[Document]]
 BASELINE = case_document("train-baseline")
@@ -144,11 +144,15 @@ def test_case_under_which_the_template_dies_twice_has_failed(run_fake: RunFake, 
     assert_gone(tmp_path)
 
 
-def test_death_of_the_template_fails_no_case_that_its_ranks_did_not_fail(run_fake: RunFake, tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["live", "process"])
+def test_death_of_the_template_fails_no_case_that_its_ranks_did_not_fail(
+    run_fake: RunFake, tmp_path: Path, isolation: Isolation
+) -> None:
     """Two cases run when it dies, and one waits; all ranks that ran die with it."""
     wide = case_document("train-wide", "train-baseline", data=4)
     running = [two_ranks("unlucky", estimated_seconds=50), two_ranks("beside", estimated_seconds=50)]
-    cases = by_name(run_fake(BASELINE, wide, *running, two_ranks("train-later", estimated_seconds=1)))
+    later = two_ranks("train-later", estimated_seconds=1)
+    cases = by_name(run_fake(BASELINE, wide, *running, later, options=Options(isolation=isolation)))
     assert {case["status"] for case in cases.values()} == {"completed"}
     for case in cases.values():
         assert [step["step"] for step in case["steps"]] == [1, 2, 3, 4, 5]
