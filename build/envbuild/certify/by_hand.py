@@ -15,9 +15,9 @@ from envbuild.certify.certificates.statement import CERTIFICATE_FILE
 from envbuild.certify.certifying import Certification, How, certification, passed, proof_of, write_proven
 from envbuild.certify.job import MOST_REPEATS, Asked, Job, make_job
 from envbuild.certify.plan import Subject, deciding
-from envbuild.certify.running import PLAN_FILE, RESULTS_DIR, RESULTS_FILE, Run, read_run
+from envbuild.certify.running import PLAN_FILE, RESULTS_DIR, RESULTS_FILE, Run, held, read_run
 from envbuild.certify.zipapp import FILE_NAME
-from envbuild.core import jsonread, locks
+from envbuild.core import jsonread
 from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import CertificationFailedError, ConfigurationError, ResultsRefusedError
 from envbuild.core.files import machine_errors, write_atomic
@@ -84,7 +84,7 @@ def judge_folder(asked: Asked, folder: Path, store: LocalStore, reporter: Report
         results = folder / RESULTS_FILE
     run = read_run(folder, data, results, job.smoke_digest)
     certificate = job.folder / CERTIFICATE_FILE
-    with locks.exclusive(job.folder.with_name(f".{job.folder.name}.lock")):
+    with held(job, reporter):
         _check_nonce(run, store)
         try:
             verdicts = passed(job, job.cases, run, {}, reporter, BY_HAND)

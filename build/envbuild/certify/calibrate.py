@@ -20,7 +20,7 @@ from envbuild.certify.job import Asked, Job, make_job
 from envbuild.certify.judge import Verdict, judge, run_problems
 from envbuild.certify.places import open_way
 from envbuild.certify.results import Results
-from envbuild.certify.running import RESULTS_DIR, Run, run_plan
+from envbuild.certify.running import RESULTS_DIR, Run, held, run_plan
 from envbuild.certify.telling import failure
 from envbuild.core.files import remove_tree, write_atomic
 from envbuild.core.progress import Reporter
@@ -67,12 +67,16 @@ def calibrate(asked: Asked, store: LocalStore, reporter: Reporter, how: How) -> 
         CertificationFailedError: a case is wrong in another way than by being too far from its baseline.
     """
     job = make_job(asked, store)
-    folder = asked.out_dir / "calibrations" / asked.name / job.folder.name
-    job = replace(job, folder=folder)
+    job = replace(job, folder=asked.out_dir / "calibrations" / asked.name / job.folder.name)
+    with held(job, reporter):
+        return _calibrate(job, reporter, how)
+
+
+def _calibrate(job: Job, reporter: Reporter, how: How) -> Calibration:
     way = open_way(job, how.machinery, reporter)
-    if asked.image is not None:
+    if job.asked.image is not None:
         with reporter.step("check the image against its digests"):
-            verify(asked.image)
+            verify(job.asked.image)
     run = run_plan(job, job.plan, way, reporter, how.machinery.arguments(), resume=how.resume)
     verdicts = judge(job.cases, job.matrix, run.results, run.plan)
     remove_tree(run.folder / RESULTS_DIR / "checkpoints")
@@ -82,7 +86,7 @@ def calibrate(asked: Asked, store: LocalStore, reporter: Reporter, how: How) -> 
         raise failure(wrong, problems, run.results, run.folder)
     spreads = spreads_of(verdicts)
     bands, refused = propose(job.cases, spreads)
-    proposal = folder / PROPOSAL
+    proposal = job.folder / PROPOSAL
     write_atomic(proposal, _text(job, run, spreads, bands, refused))
     return Calibration(proposal=proposal, spreads=spreads, bands=bands, refused=tuple(refused))
 

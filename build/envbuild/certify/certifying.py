@@ -38,11 +38,10 @@ from envbuild.certify.reports.report import (
 )
 from envbuild.certify.results import Results
 from envbuild.certify.reuse import Kept, Machine, Proof
-from envbuild.certify.running import RESULTS_DIR, Run, interrupted_cases, logs_of, run_plan
+from envbuild.certify.running import RESULTS_DIR, Run, held, interrupted_cases, logs_of, run_plan
 from envbuild.certify.telling import failure, show
 from envbuild.certify.unchanged import check_unchanged, verify_and_note
 from envbuild.certify.verdicts import case_verdict, tolerances_json
-from envbuild.core import locks
 from envbuild.core.errors import (
     CertificateRefusedError,
     CertificationCannotRunError,
@@ -122,8 +121,7 @@ def certify(asked: Asked, store: LocalStore, reporter: Reporter, how: How = DEFA
         reporter.note("note: the lock is older than its stack or base; what is certified is what was locked")
     certificate = job.folder / CERTIFICATE_FILE
     # Two runs of one key share a folder: the second waits, and then finds the certificate.
-    waiting = f"another envbuild certifies the same in {job.folder}: waiting for it"
-    with locks.exclusive(job.folder.with_name(f".{job.folder.name}.lock"), on_wait=lambda: reporter.note(waiting)):
+    with held(job, reporter):
         stands, not_counted = _stands(certificate, job, how)
         if not_counted:
             reporter.note(f"note: {certificate} does not count: {not_counted}. Certifying again")

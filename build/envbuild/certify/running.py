@@ -15,7 +15,7 @@ from envbuild.certify.job import Asked, Job
 from envbuild.certify.plan import deciding
 from envbuild.certify.results import Results, read_results
 from envbuild.certify.telling import Watcher
-from envbuild.core import jsonread
+from envbuild.core import jsonread, locks
 from envbuild.core.digests import Json, sha256_bytes
 from envbuild.core.errors import (
     CertificationCannotRunError,
@@ -49,6 +49,12 @@ class Run:
     plan_digest: str
     results: Results
     results_digest: str
+
+
+def held(job: Job, reporter: Reporter) -> contextlib.AbstractContextManager[None]:
+    """The folder of a job for this process alone: another that does the same waits, and says so."""
+    waiting = f"another envbuild certifies the same in {job.folder}: waiting for it"
+    return locks.exclusive(job.folder.with_name(f".{job.folder.name}.lock"), on_wait=lambda: reporter.note(waiting))
 
 
 def run_plan(

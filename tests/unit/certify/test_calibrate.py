@@ -1,14 +1,16 @@
 """A calibration proposes bands with their evidence, within what a matrix may have, and changes nothing."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from helpers.processes import wait_until
 from unit.certify.plans import CASES
 
 from envbuild.catalog.models import Tolerance
 from envbuild.certify.calibrate import band_of, bound_of, calibrate, propose
 from envbuild.certify.certifying import How
-from envbuild.core import tomlread
+from envbuild.core import locks, tomlread
 from envbuild.core.errors import CertificationFailedError
 
 TP2, DP2, PP2, BOTH = (f"gpt-fp32-{name}" for name in ("tp2", "dp2", "pp2", "tp2-pp2"))
@@ -85,6 +87,19 @@ def test_calibration_writes_a_proposal_and_no_certificate(world):
         assert said in text
     assert world.certificates() == []
     assert (world.project / "envs").exists() is before
+
+
+def test_calibrations_of_the_same_wait_for_each_other(world):
+    """They share a folder: the second would take the first's results, and its container, for left-overs."""
+    asked = world.asked(repeats=2, only=(TP2,))
+    done = calibrate(asked, world.store, world.told, How())
+    lock = done.proposal.parent.with_name(f".{done.proposal.parent.name}.lock")
+    with ThreadPoolExecutor() as pool:
+        with locks.exclusive(lock):
+            second = pool.submit(calibrate, asked, world.store, world.told, How())
+            wait_until(lambda: any("waiting for it" in note for note in world.told.notes))
+            assert len(world.calls) == 1
+        assert second.result(timeout=60).bands == done.bands
 
 
 def test_calibration_of_training_that_is_wrong_in_another_way_is_refused(world):
