@@ -180,10 +180,10 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
     """Check the rest of the arguments, and hash the image's file, before anything starts."""
     from envbuild_smoke import gpus, machine
     from envbuild_smoke.results import FILE_NAME
-    from envbuild_smoke.runner import Options
+    from envbuild_smoke.runner import CACHES, Options
 
     resume = arguments.resume and (arguments.out / FILE_NAME).exists()
-    for name in () if resume else (FILE_NAME, "cases", "checkpoints"):
+    for name in () if resume else (FILE_NAME, "cases", "checkpoints", CACHES):
         if (arguments.out / name).exists():
             raise _RefusedError(
                 f"{arguments.out} already holds {name}; nothing is overwritten: give another --out, or go on with "

@@ -29,6 +29,8 @@ from envbuild_smoke.task_run import Task, TaskRun, repeat_folder
 IMPORT_LIMIT_SECONDS = 600.0
 # Ends of ranks wake the runner at once; steps and time limits are looked at this often.
 POLL_SECONDS = 0.05
+# Beside results: what compilers of the libraries keep for each other.
+CACHES = "caches"
 
 Isolation = Literal["live", "process"]
 
@@ -60,6 +62,17 @@ class Options:
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": uuids} if self.gpus else {}
 
 
+def cache_variables(out: Path) -> dict[str, str]:
+    """Where Triton and torch's compiler keep what they make for GPUs: with this run, and nothing of another.
+
+    Triton's own place is below the home, which in an image that is mounted read-only cannot be written.
+    """
+    return {
+        "TRITON_CACHE_DIR": str(out / CACHES / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(out / CACHES / "inductor"),
+    }
+
+
 def run_plan(
     plan: Plan,
     cases: tuple[Case, ...],
@@ -88,7 +101,7 @@ def run_plan(
         plan,
         out,
         lock,
-        options.variables,
+        {**options.variables, **(cache_variables(out) if plan.device == "cuda" else {})},
         live=options.isolation == "live",
     )
     runner = _Runner(plan, out, emit, stop, pool, options, before)

@@ -159,6 +159,9 @@ class Variable(Model):
         description="{venv} and {site_packages} become the folders of the environment"
     )
     reason: str = Field(min_length=1, description="why the stack needs it, with the evidence")
+    device: Device | None = Field(
+        default=None, description="'cuda': set on bases with CUDA alone; 'cpu': on those without"
+    )
 
 
 def _twice(names: tuple[str, ...]) -> str | None:
@@ -272,7 +275,7 @@ class Stack(Model):
         return {**(self.takeover.components if self.takeover else {}), **self.components}
 
     def on(self, device: Device) -> Stack:
-        """The stack as it is on bases for a device: without the components that are for another one."""
+        """The stack as it is on bases for a device: without components and variables that are for another one."""
 
         def there(components: dict[str, Component]) -> dict[str, Component]:
             return {name: spec for name, spec in components.items() if spec.device in (None, device)}
@@ -280,7 +283,10 @@ class Stack(Model):
         own, takeover = there(self.components), self.takeover
         brought = there(takeover.components) if takeover is not None else {}
         gone = self.every_component().keys() - own.keys() - brought.keys()
-        found: dict[str, object] = {"components": {name: _using(spec, gone) for name, spec in own.items()}}
+        found: dict[str, object] = {
+            "components": {name: _using(spec, gone) for name, spec in own.items()},
+            "environment": {name: item for name, item in self.environment.items() if item.device in (None, device)},
+        }
         if takeover is not None:
             brought = {name: _using(spec, gone) for name, spec in brought.items()}
             found["takeover"] = takeover.model_copy(update={"components": brought})

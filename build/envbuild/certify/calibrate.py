@@ -20,9 +20,9 @@ from envbuild.certify.job import Asked, Job, make_job
 from envbuild.certify.judge import Verdict, judge, run_problems
 from envbuild.certify.places import open_way
 from envbuild.certify.results import Results
-from envbuild.certify.running import RESULTS_DIR, Run, held, run_plan
+from envbuild.certify.running import Run, held, remove_working_files, run_plan
 from envbuild.certify.telling import failure
-from envbuild.core.files import remove_tree, write_atomic
+from envbuild.core.files import write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.image.outputs import verify
 from envbuild.store.local import LocalStore
@@ -79,7 +79,7 @@ def _calibrate(job: Job, reporter: Reporter, how: How) -> Calibration:
             verify(job.asked.image)
     run = run_plan(job, job.plan, way, reporter, how.machinery.arguments(), resume=how.resume)
     verdicts = judge(job.cases, job.matrix, run.results, run.plan)
-    remove_tree(run.folder / RESULTS_DIR / "checkpoints")
+    remove_working_files(run)
     problems = run_problems(run.plan, run.results)
     wrong = [item for item in verdicts if any(problem.check not in MEASURED for problem in item.problems)]
     if wrong or problems:

@@ -38,7 +38,7 @@ from envbuild.certify.reports.report import (
 )
 from envbuild.certify.results import Results
 from envbuild.certify.reuse import Kept, Machine, Proof
-from envbuild.certify.running import RESULTS_DIR, Run, held, interrupted_cases, logs_of, run_plan
+from envbuild.certify.running import Run, held, interrupted_cases, logs_of, remove_working_files, run_plan
 from envbuild.certify.telling import failure, show
 from envbuild.certify.unchanged import check_unchanged, verify_and_note
 from envbuild.certify.verdicts import case_verdict, tolerances_json
@@ -50,7 +50,7 @@ from envbuild.core.errors import (
     ResultsRefusedError,
     disk_full,
 )
-from envbuild.core.files import remove_tree, space_is_low
+from envbuild.core.files import space_is_low
 from envbuild.core.progress import Reporter
 from envbuild.store.local import LocalStore
 
@@ -259,7 +259,7 @@ def passed(
         by_case.setdefault(verdict.case.id, []).append(verdict)
     verdicts = tuple(verdict for case in job.cases for verdict in by_case.get(case.id, ()))
     show(verdicts, problems, reporter)
-    remove_tree(run.folder / RESULTS_DIR / "checkpoints")
+    remove_working_files(run)
     if problems or not all(verdict.passed for verdict in verdicts):
         if space_is_low(run.folder):
             raise disk_full(run.folder)

@@ -110,6 +110,12 @@ def run_plan(
     return read_run(folder, data, results_dir / RESULTS_FILE, job.smoke_digest)
 
 
+def remove_working_files(run: Run) -> None:
+    """Remove what cases of a run left for each other: checkpoints, and what their libraries compiled."""
+    for name in ("checkpoints", "caches"):
+        remove_tree(run.folder / RESULTS_DIR / name)
+
+
 def read_run(folder: Path, plan: bytes, results: Path, smoke_digest: str) -> Run:
     """A run that left its results.
 
