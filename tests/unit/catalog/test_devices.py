@@ -36,6 +36,19 @@ def test_what_is_for_another_device_is_no_part_of_the_stack(catalog):
     assert with_cuda.components["lib"].uses == ("kernels", "other")
 
 
+def test_a_variable_for_gpus_is_set_on_bases_with_cuda_alone(tmp_path, catalog):
+    both = [{"target": "cpu", "bases": [BASE]}, {"target": "gpu", "bases": [GPU_BASE]}]
+    variables = {
+        "HEADERS": {"value": "{site_packages}/include", "reason": "r", "device": "cuda"},
+        "PLAIN": {"value": "1", "reason": "r"},
+    }
+    write_stack(tmp_path, "plain", COMPONENTS, builds=both, environment={"PLAIN": variables["PLAIN"]})
+    write_stack(tmp_path, "more", COMPONENTS, builds=both, environment=variables)
+    assert list(on(catalog, GPU_BASE, "more").stack.environment) == ["HEADERS", "PLAIN"]
+    assert list(on(catalog, BASE, "more").stack.environment) == ["PLAIN"]
+    assert definition_digest(on(catalog, BASE, "more").stack) == definition_digest(on(catalog, BASE, "plain").stack)
+
+
 def test_a_component_for_gpus_changes_nothing_on_bases_without(catalog):
     # So the lock there stays what its inputs give.
     assert definition_digest(on(catalog, BASE).stack) == definition_digest(on(catalog, BASE, "on-cpu").stack)
