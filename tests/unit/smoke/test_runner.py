@@ -11,7 +11,6 @@ import pytest
 from helpers.smoke_plans import Document, case_document
 from unit.smoke.processes import assert_gone
 
-from envbuild_smoke.gpus import Gpu
 from envbuild_smoke.pool import Pool
 from envbuild_smoke.program import RankProgram
 from envbuild_smoke.runner import Isolation, Options, UnusableEnvironmentError
@@ -254,9 +253,22 @@ def test_on_gpus_the_caches_of_compilers_are_beside_the_results(
     run_fake: RunFake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Triton writes below the home, which cannot be written in an image that is mounted read-only."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/nowhere")
-    gpus = tuple(Gpu(index, f"GPU-{index}", "NVIDIA H200", "1 MiB", "580", "9.0") for index in range(2))
-    run_fake(BASELINE, two_ranks("environment"), options=Options(gpus=gpus), device="cuda", gpu={"sm": ["90"]})
-    seen = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines())
-    assert seen["TRITON_CACHE_DIR"] == str(tmp_path / "caches" / "triton")
-    assert seen["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "caches" / "inductor")
+    given: list[dict[str, str]] = []
+
+    class NoGpusHere(Pool):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            given.append(dict(self.variables))
+
+    monkeypatch.setattr("envbuild_smoke.runner.Pool", NoGpusHere)
+    with pytest.raises(ValueError, match="devices"):
+        run_fake(BASELINE, device="cuda", gpu={"sm": ["90"]})
+    assert given == [
+        {
+            "TRITON_CACHE_DIR": str(tmp_path / "caches" / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "caches" / "inductor"),
+        }
+    ]
+    (tmp_path / "results.jsonl").unlink()
+    run_fake(BASELINE)
+    assert given[1] == {}
