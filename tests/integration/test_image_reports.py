@@ -25,7 +25,8 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
 from envbuild.image import native
 from envbuild.image.checks.checking import check_image
-from envbuild.image.checks.rules import RULES, Facts
+from envbuild.image.checks.facts import Facts
+from envbuild.image.checks.rules import RULES
 from envbuild.image.finishing import survey_layers
 from envbuild.image.layers import Layer, LayerWriter
 from envbuild.image.native import build_image

@@ -26,7 +26,7 @@ from envbuild.image import gzips, requirements, running
 from envbuild.image.bases import MadeBase, base_key, check_tools, find_base, make_base
 from envbuild.image.checks import checking
 from envbuild.image.checks.checking import check_image
-from envbuild.image.checks.rules import Facts
+from envbuild.image.checks.facts import Facts
 from envbuild.image.environment.bench import COMPILER, VENV
 from envbuild.image.environment.making import MadeEnvironment, make_environment
 from envbuild.image.environment.rule import RULE_FILE

@@ -7,12 +7,13 @@ from collections.abc import Collection
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import Reporter
 from envbuild.core.text import printable
+from envbuild.image.checks.facts import Facts
 from envbuild.image.checks.finding import Finding
-from envbuild.image.checks.rules import RULES, Facts
+from envbuild.image.checks.rules import RULES
 from envbuild.image.record import CheckRecord
 
 # Raised when the same image would be judged otherwise.
-FORMAT = 1
+FORMAT = 2
 # Of what each check finds, so many are told.
 TOLD = 20
 

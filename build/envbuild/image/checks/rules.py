@@ -8,13 +8,13 @@ from __future__ import annotations
 import posixpath
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 
+from envbuild.image.checks import runtime
+from envbuild.image.checks.facts import Facts
 from envbuild.image.checks.finding import Finding
 from envbuild.image.surveys.content import secret_variables
-from envbuild.image.surveys.keeping import KeptSurvey
-from envbuild.image.surveys.survey import FAMILIES, GpuFile, Survey, read_listing
+from envbuild.image.surveys.survey import FAMILIES, GpuFile, read_listing
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.checking.prebuilt import REQUIRED, PackageCode, lacks
 
@@ -28,34 +28,6 @@ CACHES = re.compile(
     r"|var/log/."
     r"|(.*/)?(uv_cache\.json|CACHEDIR\.TAG)$"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What checks look at.
-
-    Attributes:
-        layers: the image's, lowest first; ``of_base``: which of them somebody else made.
-        sm: the target's SMs; none for a target without GPUs.
-        compiled: what each package of the compile phase must contain, by canonical name.
-        loaded: the shared libraries that a process has which imported torch; None where there is no torch.
-        environment: the folder of the environment; ``provided``: packages that the base brings.
-    """
-
-    layers: tuple[KeptSurvey, ...]
-    variables: Mapping[str, str]
-    labels: Mapping[str, str]
-    of_base: frozenset[str] = frozenset()
-    sm: tuple[str, ...] = ()
-    compiled: Mapping[str, Architectures] = field(default_factory=dict)
-    loaded: tuple[str, ...] | None = None
-    environment: str = ""
-    provided: frozenset[str] = frozenset()
-
-    def surveys(self) -> Iterator[tuple[Survey, bool]]:
-        """Each layer's survey, and whether somebody else made the layer."""
-        for item in self.layers:
-            yield item.survey, item.digest in self.of_base
 
 
 def setuid(facts: Facts) -> Iterator[Finding]:
@@ -190,4 +162,6 @@ RULES: dict[str, Rule] = {
     "duplicates": duplicates,
     "loaded": loaded,
     "architectures": architectures,
+    "compiler": runtime.compiler,
+    "cuda-headers": runtime.cuda_headers,
 }

@@ -8,7 +8,8 @@ from helpers.surveys import AWS_KEY, PRIVATE_KEY, SITE, package, surveyed
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
 from envbuild.image.checks.checking import check_image
-from envbuild.image.checks.rules import RULES, Facts
+from envbuild.image.checks.facts import Facts
+from envbuild.image.checks.rules import RULES
 from envbuild.image.surveys.survey import GpuFile
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.checking.prebuilt import FileCode
@@ -191,3 +192,59 @@ def test_names_of_layers_do_not_reach_the_terminal_raw(tmp_path):
     assert line.startswith("setuid: /usr/bin/\\x1b]0;owned\\x07\\ncaches: fine has mode")
     check_image(planted, ("setuid",), Notes())
     assert noted == [f"note: {line}"]
+
+
+SITE_HEADERS = f"{SITE}/nvidia/cu13/include"
+COMPILES = [
+    file("usr/bin/gcc-12", b"x"),
+    symlink("usr/bin/gcc", "gcc-12"),
+    file("usr/include/python3.11/Python.h", b"x"),
+    file(f"{SITE_HEADERS}/cuda_runtime.h", b"x"),
+]
+HEADERS = {"NVTE_CUDA_INCLUDE_DIR": f"/{SITE_HEADERS}"}
+
+
+def on_gpus(tmp_path, items, variables, *names):
+    packages = [item for name in names for item in package(name, "1")]
+    found_by = found(facts(tmp_path, *items, *packages, variables=variables, sm=("90",)))
+    return {code: texts for code, texts in found_by.items() if code in ("compiler", "cuda-headers")}
+
+
+def test_what_is_compiled_where_it_runs_has_what_that_needs(tmp_path):
+    assert on_gpus(tmp_path, COMPILES, HEADERS, "triton", "transformer_engine_cu13") == {}
+
+
+@pytest.mark.parametrize(
+    ("left_out", "variables", "code", "words"),
+    [
+        ("gcc", HEADERS, "compiler", "finds no C compiler"),
+        ("Python.h", HEADERS, "compiler", "finds no Python's headers"),
+        ("cuda_runtime.h", HEADERS, "cuda-headers", "finds no cuda_runtime.h"),
+        ("", {}, "cuda-headers", "finds no cuda_runtime.h"),
+        ("", {"CUDA_HOME": "/elsewhere"}, "cuda-headers", "finds no cuda_runtime.h"),
+    ],
+)
+def test_what_would_fail_on_gpu_machines_alone_is_refused_here(tmp_path, left_out, variables, code, words):
+    members = [(item[0] if isinstance(item, tuple) else item, item) for item in COMPILES]
+    items = [item for member, item in members if not (left_out and member.name.endswith(left_out))]
+    assert len(items) == len(COMPILES) - bool(left_out)
+    [(only, [text])] = on_gpus(tmp_path, items, variables, "triton", "transformer_engine_cu13").items()
+    assert only == code
+    assert words in text
+
+
+def test_where_nothing_is_compiled_nothing_is_needed(tmp_path):
+    assert on_gpus(tmp_path, [], {}, "torch") == {}
+
+
+def test_a_compiler_that_is_named_and_a_toolkit_count(tmp_path):
+    items = [
+        file("opt/python/include/python3.12/Python.h", b"x"),
+        file("usr/local/cuda-13.0/targets/x86_64-linux/include/cuda_runtime.h", b"x"),
+    ]
+    assert on_gpus(tmp_path, items, {"CC": "/opt/gcc"}, "triton", "transformer_engine_cu13") == {}
+    home = [*items[:1], file(f"{SITE_HEADERS}/cuda_runtime.h", b"x")]
+    elsewhere = tmp_path / "other"
+    elsewhere.mkdir()
+    variables = {"CC": "/opt/gcc", "CUDA_HOME": f"/{SITE}/nvidia/cu13"}
+    assert on_gpus(elsewhere, home, variables, "triton", "transformer_engine_cu13") == {}

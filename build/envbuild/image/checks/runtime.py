@@ -1,0 +1,69 @@
+"""What libraries compile where they run: it fails on GPU machines alone, so it is looked for here.
+
+Triton, and with it torch.compile, builds its launchers with a C compiler and Python's headers (its runtime/build.py).
+Transformer Engine compiles some kernels with NVRTC and CUDA's headers (its util/cuda_runtime.cpp has the places).
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+
+from envbuild.image.checks.facts import Facts
+from envbuild.image.checks.finding import Finding
+from envbuild.image.surveys.survey import read_listing
+
+COMPILER = re.compile(r"^((usr/(local/)?)?bin|opt/envbuild/venv/bin)/(gcc|clang)$")
+PYTHON_HEADER = re.compile(r"(^|/)include/python3\.\d+t?/Python\.h$")
+TOOLKIT_HEADER = re.compile(r"^usr/local/cuda(-[\d.]+)?/(targets/[^/]+/)?include/cuda_runtime\.h$")
+CUDA_HEADER = "cuda_runtime.h"
+# Where Transformer Engine looks for CUDA's headers: the folder itself, and those that have it as "include".
+HEADERS_VARIABLE, TOOLKIT_VARIABLES = "NVTE_CUDA_INCLUDE_DIR", ("CUDA_HOME", "CUDA_DIR")
+
+
+def compiler(facts: Facts) -> Iterator[Finding]:
+    """An image for GPUs with Triton has what Triton compiles with."""
+    if not facts.sm or "triton" not in _packages(facts):
+        return
+    paths = _paths(facts)
+    if "CC" not in facts.variables and not any(COMPILER.match(path) for path in paths):
+        yield _lacking("a C compiler (gcc or clang)")
+    if not any(PYTHON_HEADER.search(path) for path in paths):
+        yield _lacking("Python's headers (Python.h)")
+
+
+def cuda_headers(facts: Facts) -> Iterator[Finding]:
+    """An image for GPUs with Transformer Engine has CUDA's headers where that looks for them."""
+    if not facts.sm or not any(name.startswith("transformer-engine") for name in _packages(facts)):
+        return
+    folders = [facts.variables.get(HEADERS_VARIABLE, "")]
+    folders += [f"{value}/include" for name in TOOLKIT_VARIABLES if (value := facts.variables.get(name))]
+    named = {posixpath.normpath(f"{folder}/{CUDA_HEADER}").lstrip("/") for folder in folders if folder}
+    if not any(path in named or TOOLKIT_HEADER.match(path) for path in _paths(facts)):
+        yield Finding(
+            code="cuda-headers",
+            text=f"Transformer Engine finds no {CUDA_HEADER} by {', '.join([HEADERS_VARIABLE, *TOOLKIT_VARIABLES])} or "
+            "below /usr/local/cuda; kernels that it compiles where it runs fail",
+        )
+
+
+def _lacking(what: str) -> Finding:
+    return Finding(
+        code="compiler", text=f"Triton finds no {what.removeprefix('a ')}; torch.compile fails where it runs"
+    )
+
+
+def _packages(facts: Facts) -> set[str]:
+    return {package.name for survey, _ in facts.surveys() for package in survey.python}
+
+
+def _paths(facts: Facts) -> set[str]:
+    """The paths of files and links with one of the names that are looked for."""
+    names = {"gcc", "clang", "Python.h", CUDA_HEADER}
+    return {
+        entry.path
+        for kept in facts.layers
+        for entry in read_listing(kept.listing)
+        if entry.kind in "flh" and posixpath.basename(entry.path) in names
+    }
