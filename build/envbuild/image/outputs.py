@@ -14,6 +14,8 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree, write_atomic
 from envbuild.image.oci import INDEX_FILE, retagged
+from envbuild.image.opening.blobs import Folder
+from envbuild.image.opening.layouts import open_layout
 from envbuild.image.placing import check_writable, make_readable, refuse_extra, refuse_foreign
 from envbuild.image.record import RECORD_FILE, ImageRecord, dump
 from envbuild.store.seals import ALWAYS_READ_BYTES, SEAL_FILE, seal_with, unmask
@@ -206,6 +208,10 @@ def verify(image: PlacedImage) -> None:
     stated = [record.oci_digest, record.config_digest, *(layer.digest for layer in record.layers)]
     if [config, *layers] != stated[1:]:
         raise _not_built(image, "the manifest has other layers than the record")
+    try:
+        open_layout(Folder(image.path / OCI_DIR), "", "folder")
+    except CheckRefusedError as error:
+        raise _not_built(image, error.why) from error
     stated += [digest for report in record.reports for digest in (report.manifest_digest, report.digest)]
     files = {blobs / digest.removeprefix("sha256:"): digest for digest in stated}
     files |= {image.path / report.file: report.digest for report in record.reports}

@@ -1,5 +1,6 @@
 """A certificate is held to the bytes of an image: its .sqsh, its OCI layout blob by blob, and its lock's files."""
 
+import json
 from datetime import datetime, timezone
 
 import pytest
@@ -11,9 +12,11 @@ from envbuild.certify.certificates.keys import make_keys
 from envbuild.certify.certificates.signing import load_signer, write_certificate
 from envbuild.certify.certificates.trust import load_trust
 from envbuild.certify.certificates.verifying import About, verify
+from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, ConfigurationError
 from envbuild.image.layers import Layer
 from envbuild.image.oci import RunConfig, make_oci, write_layout
+from envbuild.image.reports.cyclonedx import MEDIA_TYPE as CYCLONEDX
 
 
 @pytest.fixture
@@ -71,6 +74,24 @@ def test_layout_of_another_image_is_refused(world, check, tmp_path):
     with pytest.raises(CertificateRefusedError) as caught:
         check(image=tmp_path / "other")
     assert other.digest in caught.value.why
+
+
+def test_layout_whose_tag_is_that_of_another_image_is_refused(world, check):
+    """The genuine image is there without a tag, and what is copied by the tag is the other one."""
+    (layer,) = world.image.record.layers
+    other = make_oci(RunConfig(workdir="/elsewhere"), "linux/amd64", [layer], 1)
+    for data in (other.config, other.manifest):
+        (world.image.path / "oci/blobs/sha256" / sha256_bytes(data).removeprefix("sha256:")).write_bytes(data)
+    index = world.image.path / "oci/index.json"
+    content = json.loads(index.read_text())
+    [image] = content["manifests"]
+    tagged = {**image, "digest": other.digest, "size": len(other.manifest), "artifactType": CYCLONEDX}
+    del image["annotations"]
+    index.write_text(json.dumps({**content, "manifests": [tagged, image]}))
+    for named in ("oci", "."):
+        with pytest.raises(CheckRefusedError) as caught:
+            check(image=world.image.path / named)
+        assert f"{other.digest} is neither the image, {world.image.record.oci_digest}" in caught.value.why
 
 
 def test_lock_that_is_another_one_is_refused(world, check, tmp_path):

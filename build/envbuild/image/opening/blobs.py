@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tarfile
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
+from envbuild.core import jsonread
 from envbuild.core.files import machine_errors
 from envbuild.image.opening.model import not_an_image
 
@@ -94,7 +94,7 @@ def document(place: Place, path: str) -> Any:
     if file.stat().st_size > DOCUMENT_BYTES:
         raise not_an_image(place.source, f"{path} has more than {DOCUMENT_BYTES >> 20} MiB.")
     try:
-        return json.loads(file.read_bytes())
+        return jsonread.loads(file.read_bytes())
     except ValueError as error:
         raise not_an_image(place.source, f"{path}: {error}") from error
 

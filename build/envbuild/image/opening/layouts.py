@@ -2,59 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from envbuild.core.digests import sha256_file
 from envbuild.image.merging.blobs import LayerBlob
-from envbuild.image.oci import MANIFEST_TYPE, REF_NAME
 from envbuild.image.opening.blobs import Place, blob_path, document, file_of
+from envbuild.image.opening.index import Entry, blob, find_image, hold, items
 from envbuild.image.opening.model import OpenedImage, OpenedLayer, not_an_image
 from envbuild.image.reports.cyclonedx import MEDIA_TYPE as CYCLONEDX
 
-DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
-INDEX_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
-
 
 def open_layout(place: Place, tag: str, kind: str) -> OpenedImage:
-    """The image of an OCI layout: that with the tag, or the only one.
+    """The image of an OCI layout: that with the tag, or the only one. What is listed with it is read whole.
 
     Raises:
-        CheckRefusedError: there is none, there are several, or it is damaged.
+        CheckRefusedError: there is none, there are several, it is damaged, or the index lists something beside it.
     """
-    entries = [entry for entry in _list(place, document(place, "index.json"), "manifests") if isinstance(entry, dict)]
-    entry = _choose(place, entries, tag)
-    while entry.get("mediaType") in INDEX_TYPES:
-        nested = _list(place, _blob(place, entry), "manifests")
-        entry = _choose(place, [item for item in nested if isinstance(item, dict)], "")
-    manifest = _blob(place, entry)
-    config = _blob(place, manifest.get("config"))
+    found = find_image(place, tag)
+    manifest = found.image.manifest or {}
+    config = blob(place, manifest.get("config"))
     names = _names(config)
     layers = []
-    for position, item in enumerate(_list(place, manifest, "layers")):
+    for position, item in enumerate(items(place, manifest, "layers")):
         if not isinstance(item, dict):
             raise not_an_image(place.source, f"It has no descriptor where one must be, but {item!r}.")
-        blob = LayerBlob(
+        layer = LayerBlob(
             file=file_of(place, blob_path(place, item.get("digest"))),
             digest=item["digest"],
             size_bytes=item.get("size"),
             media_type=item.get("mediaType"),
         )
-        layers.append(OpenedLayer.of(blob, names[position] if position < len(names) else ""))
-    attached = _referrers(place, entries, str(entry["digest"]))
+        layers.append(OpenedLayer.of(layer, names[position] if position < len(names) else ""))
+    for report in found.reports:
+        _hold_report(place, report)
     return OpenedImage(
         source=place.source,
         kind=kind,
-        digest=str(entry["digest"]),
+        digest=found.image.digest,
         config=config,
         layers=tuple(layers),
         size_bytes=sum(item.size_bytes for item in layers),
-        components=_components(place, attached),
-        reports=tuple(
-            {"artifact_type": item.get("artifactType", ""), "manifest_digest": item.get("digest", "")}
-            for item in attached
-        ),
+        components=_components(place, found.reports),
+        reports=tuple({"artifact_type": item.artifact_type, "manifest_digest": item.digest} for item in found.reports),
     )
+
+
+def _hold_report(place: Place, report: Entry) -> None:
+    """Every blob of a report has the digest by which it is named, also the empty one that they share."""
+    manifest = report.manifest or {}
+    for descriptor in (manifest.get("config"), *items(place, manifest, "layers")):
+        hold(place, descriptor)
 
 
 def open_docker_archive(place: Place) -> OpenedImage:
@@ -70,7 +68,7 @@ def open_docker_archive(place: Place) -> OpenedImage:
     config = document(place, str(listed[0].get("Config")))
     names, diff_ids = _names(config), _diff_ids(config)
     layers = []
-    for position, path in enumerate(_list(place, listed[0], "Layers")):
+    for position, path in enumerate(items(place, listed[0], "Layers")):
         file = file_of(place, str(path))
         diff_id = diff_ids[position] if position < len(diff_ids) else None
         blob = LayerBlob(file=file, digest=sha256_file(file), diff_id=diff_id)
@@ -79,44 +77,6 @@ def open_docker_archive(place: Place) -> OpenedImage:
     return OpenedImage(
         source=place.source, kind="archive", digest="", config=config, layers=tuple(layers), size_bytes=size
     )
-
-
-def _choose(place: Place, entries: Sequence[Mapping[str, Any]], tag: str) -> Mapping[str, Any]:
-    images = [entry for entry in entries if _is_image(entry)]
-    if tag:
-        images = [entry for entry in images if (entry.get("annotations") or {}).get(REF_NAME) == tag]
-    if len(images) != 1:
-        tags = [str((entry.get("annotations") or {}).get(REF_NAME, entry.get("digest"))) for entry in entries]
-        asked = f" with tag {tag!r}" if tag else ""
-        raise not_an_image(place.source, f"It has {len(images)} images{asked}; in it are: {', '.join(tags) or 'none'}.")
-    return images[0]
-
-
-def _is_image(entry: Mapping[str, Any]) -> bool:
-    """Not an artifact that refers to one, and not the attestation that BuildKit puts beside one."""
-    unknown = (entry.get("platform") or {}).get("os") == "unknown"
-    known = entry.get("mediaType") in (MANIFEST_TYPE, DOCKER_MANIFEST, *INDEX_TYPES)
-    return known and not entry.get("artifactType") and not unknown
-
-
-def _blob(place: Place, descriptor: object) -> dict[str, Any]:
-    """A JSON blob, which must have the digest by which it is named."""
-    if not isinstance(descriptor, dict):
-        raise not_an_image(place.source, f"It has no descriptor where one must be, but {descriptor!r}.")
-    path = blob_path(place, descriptor.get("digest"))
-    if (found := sha256_file(file_of(place, path))) != descriptor["digest"]:
-        raise not_an_image(place.source, f"{path} has the digest {found}.")
-    content = document(place, path)
-    if not isinstance(content, dict):
-        raise not_an_image(place.source, f"{path} is no object.")
-    return content
-
-
-def _list(place: Place, value: object, key: str) -> list[Any]:
-    found = value.get(key) if isinstance(value, dict) else None
-    if not isinstance(found, list):
-        raise not_an_image(place.source, f"{key} is no list.")
-    return found
 
 
 def _names(config: object) -> list[str]:
@@ -133,23 +93,12 @@ def _diff_ids(config: object) -> list[str]:
     return [str(item) for item in found] if isinstance(found, list) else []
 
 
-def _referrers(place: Place, entries: Iterable[Mapping[str, Any]], digest: str) -> list[Mapping[str, Any]]:
-    """The index's artifacts that refer to the image."""
-    found = []
-    for entry in entries:
-        if entry.get("artifactType"):
-            subject = _blob(place, entry).get("subject")
-            if isinstance(subject, dict) and subject.get("digest") == digest:
-                found.append(entry)
-    return found
-
-
-def _components(place: Place, attached: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+def _components(place: Place, attached: Iterable[Entry]) -> tuple[str, ...]:
     """The stack's components, as the attached SBOM has them."""
-    for entry in attached:
-        if entry.get("artifactType") == CYCLONEDX:
-            layers = _list(place, _blob(place, entry), "layers")
-            listed = _list(place, _blob(place, layers[0] if layers else None), "components")
+    for report in attached:
+        if report.artifact_type == CYCLONEDX:
+            layers = items(place, report.manifest, "layers")
+            listed = items(place, blob(place, layers[0] if layers else None), "components")
             mark = {"name": "envbuild:component", "value": "true"}
             return tuple(str(item["name"]) for item in listed if mark in item.get("properties", []))
     return ()

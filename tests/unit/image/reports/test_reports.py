@@ -251,3 +251,24 @@ def test_verify_refuses_a_referrer_that_was_added(placed):
     index.write_text(json.dumps({**content, "manifests": [*content["manifests"], content["manifests"][1]]}))
     with pytest.raises(CheckRefusedError):
         verify(placed)
+
+
+def test_verify_refuses_a_tag_at_a_report_and_a_changed_empty_blob(placed):
+    index = placed.path / "oci/index.json"
+    kept = index.read_text()
+    content = json.loads(kept)
+    image, sbom, *_ = content["manifests"]
+    sbom["annotations"][REF_NAME] = image["annotations"].pop(REF_NAME)
+    index.write_text(json.dumps(content))
+    with pytest.raises(CheckRefusedError) as caught:
+        verify(placed)
+    assert "it has the tag 'mcore', and a report has none" in caught.value.why
+    assert caught.value.fix.startswith("Put it right: envbuild image")
+    index.write_text(kept)
+    verify(placed)
+    empty = placed.path / "oci/blobs/sha256" / sha256_bytes(b"{}").removeprefix("sha256:")
+    empty.unlink()
+    empty.write_bytes(b"{ }")
+    with pytest.raises(CheckRefusedError) as caught:
+        verify(placed)
+    assert "has the digest" in caught.value.why
