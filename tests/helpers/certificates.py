@@ -7,8 +7,8 @@ from typing import Any
 
 from envbuild.certify.certificates.statement import CaseVerdict, Measured, make_certificate
 
-SHA = {name: f"sha256:{character * 64}" for name, character in
-       {"lock": "1", "oci": "2", "sqsh": "3", "plan": "4", "smoke": "5", "key": "6"}.items()}  # fmt: skip
+DIGITS = {"lock": "1", "oci": "2", "sqsh": "3", "plan": "4", "smoke": "5", "key": "6", "matrix": "7"}
+SHA = {name: f"sha256:{digit * 64}" for name, digit in DIGITS.items()}
 SUBJECT = {
     "stack": "mcore", "base": "ubuntu2404-cu130", "target": "h200", "in": "sqsh",
     "lock_digest": SHA["lock"], "oci_digest": SHA["oci"], "sqsh_digest": SHA["sqsh"],
@@ -88,6 +88,7 @@ def statement(*, subject: dict[str, str] | None = None, **changes: Any) -> dict[
     fields: dict[str, Any] = {
         "name": "mcore-ubuntu2404-cu130-h200", "subject": SUBJECT | (subject or {}), "key": SHA["key"],
         "lock_is_current": True, "matrix_name": "certify-full", "tolerance": {"fp32": {"loss_relative": 1e-5}},
+        "matrix_digest": SHA["matrix"], "matrix_is_shipped": True,
         "whole_matrix": True, "plan_digest": SHA["plan"], "nonce": "ab" * 16, "judge_version": 2, "runtime": "loop",
         "measured": measured(), "cases": cases(), **changes,
     }  # fmt: skip

@@ -50,6 +50,11 @@ def definition_digest(model: BaseModel) -> str:
     return digest_of(model.model_dump(mode="json", exclude_defaults=True))
 
 
+def matrix_digest(matrix: Matrix) -> str:
+    """The digest of what a matrix trains and allows: its models, training, cases, tolerances; not of its summary."""
+    return definition_digest(matrix.model_copy(update={"summary": ""}))
+
+
 @dataclass(frozen=True)
 class Catalog:
     """``envs/`` folders in the order in which they are searched."""
@@ -150,6 +155,13 @@ class Catalog:
 
     def matrix(self, name: str) -> Matrix:
         return self._load("matrices", name, Matrix)
+
+    def ships_matrix(self, name: str) -> bool:
+        """Whether the matrix ``name`` is what envbuild ships under that name, wherever its file is."""
+        shipped = Catalog((data_root() / "envs",))
+        if name not in shipped.names("matrices"):
+            return False
+        return matrix_digest(self.matrix(name)) == matrix_digest(shipped.matrix(name))
 
     def conflicts(self) -> dict[str, Conflict]:
         """All known conflicts, by code."""

@@ -178,6 +178,8 @@ def _stands(certificate: Path, job: Job, how: How) -> tuple[bool, str]:
         subject=_texts(job.subject.as_json()),
         key=job.key,
         case_ids=[case.id for case in job.cases],
+        matrix_digest=job.matrix_digest,
+        matrix_is_shipped=job.matrix_is_shipped,
     )
     runtime = how.machinery.runtime
     if not problem and how.signer and not verifies(file.content, how.signer.public):
@@ -292,6 +294,7 @@ def _report_of_failure(
         digests=subject_digests(subject.name, _texts(subject.as_json())),
         lock_digest=subject.lock_digest,
         matrix=job.asked.matrix_name,
+        matrix_is_shipped=job.matrix_is_shipped,
         whole_matrix=job.whole_matrix,
         cases=tuple(case_verdict(verdict) for verdict in verdicts),
         problems=tuple(ReportedProblem(check=problem.check, text=problem.text) for problem in problems),
@@ -357,6 +360,8 @@ def write_proven(
         key=job.key,
         lock_is_current=job.lock_is_current,
         matrix_name=job.asked.matrix_name,
+        matrix_digest=job.matrix_digest,
+        matrix_is_shipped=job.matrix_is_shipped,
         tolerance=tolerances_json(job.matrix),
         whole_matrix=job.whole_matrix,
         plan_digest=proof.plan_digest,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from envbuild.catalog.catalog import Selection
+from envbuild.catalog.catalog import Selection, matrix_digest
 from envbuild.catalog.models import Device, Driver, Matrix
 from envbuild.certify.cases import Case
 from envbuild.certify.choosing import chosen_cases, driver_of
@@ -64,6 +64,7 @@ class Job:
     Attributes:
         plan: of all its cases.
         key: the digest of all that decides the certificate.
+        matrix_is_shipped: whether the matrix is what envbuild ships under its name.
         folder: where its certificate goes, and the files of its run.
     """
 
@@ -72,6 +73,7 @@ class Job:
     key: str
     cases: tuple[Case, ...]
     matrix: Matrix
+    matrix_is_shipped: bool
     whole_matrix: bool
     lock_is_current: bool
     subject: Subject
@@ -84,6 +86,11 @@ class Job:
     def certifies_image(self) -> bool:
         """Whether it is about an image; else about a lock."""
         return self.asked.place not in WITHOUT_IMAGE
+
+    @property
+    def matrix_digest(self) -> str:
+        """The digest of what the matrix trains and allows."""
+        return matrix_digest(self.matrix)
 
     @property
     def on_gpus(self) -> bool:
@@ -125,6 +132,7 @@ def make_job(asked: Asked, store: LocalStore, subject: Subject | None = None) ->
         key="",
         cases=cases,
         matrix=matrix,
+        matrix_is_shipped=selection.catalog.ships_matrix(asked.matrix_name),
         whole_matrix=whole,
         lock_is_current=not is_older(lock, selection),
         subject=subject or subject_of(asked),

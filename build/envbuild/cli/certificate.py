@@ -13,7 +13,7 @@ from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
 from envbuild.certify.certificates.keys import make_keys, secret_of
 from envbuild.certify.certificates.reading import read_certificate
 from envbuild.certify.certificates.signing import UNSIGNED
-from envbuild.certify.certificates.telling import count, lines
+from envbuild.certify.certificates.telling import count, lines, matrix_in_words
 from envbuild.certify.certificates.trust import load_trust
 from envbuild.certify.certificates.verifying import About, oldest_measurement, verify
 from envbuild.cli.command import Command, Group, hands_over
@@ -147,6 +147,8 @@ def verify_command(
         "in": predicate.in_,
         "lock_digest": predicate.lock_digest,
         "matrix": predicate.matrix,
+        "matrix_digest": predicate.matrix_digest,
+        "matrix_is_shipped": predicate.matrix_is_shipped,
         "whole_matrix": predicate.whole_matrix,
         "cases": len(predicate.cases),
         "reused": sum(case.reused is not None for case in predicate.cases),
@@ -154,7 +156,8 @@ def verify_command(
         "oldest_measurement": oldest_measurement(found.statement),
         "compared": list(found.compared),
     }
-    whole = predicate.matrix if predicate.whole_matrix else f"a PART of {predicate.matrix}"
+    matrix = matrix_in_words(predicate)
+    whole = matrix if predicate.whole_matrix else f"a PART of {matrix}"
     session.done(
         result,
         f"verified: signed by {found.key.name} (key {found.key.keyid[:16]}), issued {predicate.issued_at}",

@@ -17,6 +17,7 @@ from envbuild.certify.by_hand import judge_folder, write_plan
 from envbuild.certify.calibrate import Calibration
 from envbuild.certify.calibrate import calibrate as propose_tolerances
 from envbuild.certify.certificates.signing import UNSIGNED
+from envbuild.certify.certificates.telling import matrix_in_words
 from envbuild.certify.certifying import Certification, How, certify
 from envbuild.certify.choosing import driver_of
 from envbuild.certify.job import MOST_REPEATS, Asked, Job
@@ -216,6 +217,9 @@ def _tell(session: Session, result: Certification) -> None:
             "certificate": str(result.certificate.resolve()),
             "reports": {"junit": str(result.reports.junit.resolve()), "page": str(result.reports.page.resolve())},
             "key": predicate.key,
+            "matrix": predicate.matrix,
+            "matrix_digest": predicate.matrix_digest,
+            "matrix_is_shipped": predicate.matrix_is_shipped,
             "signed": result.keyid is not None,
             "keyid": result.keyid,
             "lock_is_current": result.lock_is_current,
@@ -223,6 +227,7 @@ def _tell(session: Session, result: Certification) -> None:
             "cases": result.statement.cases_json(),
         },
         f"{state}: {count} agree with their baseline, key {short(predicate.key)}",
+        *([] if predicate.matrix_is_shipped else [f"the cases are those of {matrix_in_words(predicate)}"]),
         *([_reused(reused, len(predicate.cases))] if reused else []),
         f"signed by key {result.keyid}" if result.keyid else UNSIGNED,
         shown(result.certificate),

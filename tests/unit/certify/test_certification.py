@@ -59,6 +59,9 @@ EDITS = {
     "verdict": set_in(PREDICATE, "verdict", value="failed"),
     "key": set_in(PREDICATE, "key", value=f"sha256:{'0' * 64}"),
     "matrix": set_in(PREDICATE, "whole_matrix", value=False),
+    "matrix-digest": set_in(PREDICATE, "matrix_digest", value=f"sha256:{'0' * 64}"),
+    "matrix-digest-gone": lambda statement: statement[PREDICATE].pop("matrix_digest"),
+    "matrix-shipped": set_in(PREDICATE, "matrix_is_shipped", value=False),
     "environment": set_in(PREDICATE, "measured", "environment", "python", value="3.12.0"),
     "seal": set_in(PREDICATE, "seal", value=f"sha256:{'0' * 64}"),
     "seal-gone": lambda statement: statement[PREDICATE].pop("seal"),
@@ -67,6 +70,7 @@ EDITS = {
     "field-gone": lambda statement: statement[PREDICATE].pop("runtime"),
     "outer-field-more": lambda statement: statement.update(approved=True),
     "type": set_in("_type", value="https://in-toto.io/Statement/v2"),
+    "form-before": set_in("predicateType", value="urn:envbuild:certificate:2"),
     "predicate-gone": lambda statement: statement.pop(PREDICATE),
 }
 
@@ -181,6 +185,9 @@ def test_another_file_in_the_place_of_a_certificate_does_not_count(world, certif
         ("subject-name", "other.sqsh"),
         ("subject-more", "names a subject twice"),
         ("case-gone", "its cases are gpt-fp32-baseline, "),
+        ("matrix-digest", "its matrix certify-quick was defined otherwise (sha256:00000"),
+        ("matrix-shipped", "envbuild shipped another matrix certify-quick when it was made"),
+        ("form-before", "does not say how its matrix was defined"),
         ("passed", "by its own words gpt-fp32-baseline-gb4 did not pass"),
         ("problem", "by its own words gpt-fp32-baseline-gb4 did not pass"),
     ],

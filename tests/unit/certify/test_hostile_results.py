@@ -88,6 +88,7 @@ def report_from(path, folder):
         return failed(what=error.what, cases=cases, problems=told, findings=findings, measured=measured)
     made = make_certificate(
         name="n", subject=SUBJECT.as_json(), key=DIGEST, lock_is_current=True, matrix_name="m", tolerance={},
+        matrix_digest=DIGEST, matrix_is_shipped=True,
         whole_matrix=True, plan_digest=DIGEST, nonce="n", judge_version=1, runtime="loop", measured=measured,
         cases=cases,
     )  # fmt: skip

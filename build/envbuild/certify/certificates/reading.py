@@ -20,6 +20,7 @@ from envbuild.core.files import NotPlainFileError, machine_errors, read_plain
 from envbuild.core.validation import in_words
 
 AGAIN = "Get the file again from where it was made, as it was written, or run `envbuild certify`: it makes a new one."
+BEFORE_MATRICES = "urn:envbuild:certificate:2"
 OLD_FORM = b'"urn:envbuild:certificate:1"'
 
 
@@ -42,6 +43,12 @@ class CertificateFile:
         """
         try:
             raw = jsonread.loads(self.content.payload)
+            if isinstance(raw, dict) and raw.get("predicateType") == BEFORE_MATRICES:
+                raise self.refuse(
+                    "It is of an older envbuild, and does not say how its matrix was defined; certificates of that "
+                    "form do not count any more.",
+                    "Run `envbuild certify` again.",
+                )
             found = Certificate.model_validate_json(self.content.payload, strict=True)
             expected = seal_of(raw)
         except ValidationError as error:

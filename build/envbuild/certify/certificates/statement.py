@@ -24,7 +24,7 @@ from envbuild.core.digests import Json, digest_of
 from envbuild.launch.ways import WITHOUT_IMAGE, Where
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE: Literal["urn:envbuild:certificate:2"] = "urn:envbuild:certificate:2"
+PREDICATE_TYPE: Literal["urn:envbuild:certificate:3"] = "urn:envbuild:certificate:3"
 CERTIFICATE_FILE = "certificate.intoto.jsonl"
 
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -181,6 +181,8 @@ class Predicate(Model):
     lock_digest: Digest
     lock_is_current: bool = Field(description="made from the stack and the base as they were at issued_at")
     matrix: str
+    matrix_digest: Digest = Field(description="of its definition as it trained: models, training, cases, tolerances")
+    matrix_is_shipped: bool = Field(description="it is what that envbuild ships under its name; else the project's own")
     whole_matrix: bool
     tolerance: dict[str, JsonValue]
     plan_digest: Digest
@@ -211,7 +213,7 @@ class Certificate(Model):
 
     type_: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
     subject: tuple[CertifiedThing, ...] = Field(min_length=1)
-    predicate_type: Literal["urn:envbuild:certificate:2"] = Field(alias="predicateType")
+    predicate_type: Literal["urn:envbuild:certificate:3"] = Field(alias="predicateType")
     predicate: Predicate
 
     @model_validator(mode="after")
@@ -236,8 +238,17 @@ class Certificate(Model):
         """``sha256:...`` of each subject by its name."""
         return {item.name: f"sha256:{item.digest.sha256}" for item in self.subject}
 
-    def mismatch(self, *, name: str, subject: Mapping[str, Json], key: str, case_ids: Sequence[str]) -> str:
-        """Why it is not the certificate of a subject, key and cases, in words; empty when it is."""
+    def mismatch(
+        self,
+        *,
+        name: str,
+        subject: Mapping[str, Json],
+        key: str,
+        case_ids: Sequence[str],
+        matrix_digest: str,
+        matrix_is_shipped: bool,
+    ) -> str:
+        """Why it is not the certificate of a subject, key, cases and matrix, in words; empty when it is."""
         found = list(dict.fromkeys(case.id for case in self.predicate.cases))
         if self.predicate.key != key:
             return f"it is of key {self.predicate.key}"
@@ -245,6 +256,10 @@ class Certificate(Model):
             return f"it is about {', '.join(f'{thing} {digest}' for thing, digest in self.digests().items())}"
         if found != list(case_ids):
             return f"its cases are {', '.join(found)}"
+        if self.predicate.matrix_digest != matrix_digest:
+            return f"its matrix {self.predicate.matrix} was defined otherwise ({self.predicate.matrix_digest})"
+        if self.predicate.matrix_is_shipped != matrix_is_shipped:
+            return f"envbuild shipped another matrix {self.predicate.matrix} when it was made"
         return ""
 
 
@@ -266,6 +281,8 @@ def make_certificate(
     key: str,
     lock_is_current: bool,
     matrix_name: str,
+    matrix_digest: str,
+    matrix_is_shipped: bool,
     tolerance: Mapping[str, Json],
     whole_matrix: bool,
     plan_digest: str,
@@ -296,6 +313,8 @@ def make_certificate(
         "lock_digest": subject["lock_digest"],
         "lock_is_current": lock_is_current,
         "matrix": matrix_name,
+        "matrix_digest": matrix_digest,
+        "matrix_is_shipped": matrix_is_shipped,
         "whole_matrix": whole_matrix,
         "tolerance": dict(tolerance),
         "plan_digest": plan_digest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from envbuild.certify.certificates.statement import CaseVerdict, Certificate, Measured, Numbers
+from envbuild.certify.certificates.statement import CaseVerdict, Certificate, Measured, Numbers, Predicate
 from envbuild.core.text import printable
 
 COLUMNS = ("case", "repeat", "loss", "grad norm", "weights", "from")
@@ -15,6 +15,7 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
     predicate, measured = statement.predicate, statement.predicate.measured
     signed = f"says it is signed by key {keyid}" if keyid else "NOT SIGNED: it proves nothing about who measured it"
     whole = "the whole matrix" if predicate.whole_matrix else "a PART of the matrix"
+    matrix = matrix_in_words(predicate)
     facts = [
         ("signature", f"{signed} (not verified here: envbuild certificate verify)"),
         ("stack", f"{predicate.stack} on {predicate.base}, target {predicate.target}"),
@@ -22,7 +23,8 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
         ("lock", predicate.lock_digest + ("" if predicate.lock_is_current else " (older than its stack or base)")),
         ("ran in", predicate.in_ + (f" ({predicate.runtime})" if predicate.runtime else "")),
         ("measured", f"{measured.started_at} to {measured.finished_at}; issued {predicate.issued_at}"),
-        ("matrix", f"{predicate.matrix}, {whole}: {count(predicate.cases)}"),
+        ("matrix", f"{matrix}, {whole}: {count(predicate.cases)}"),
+        ("defined as", predicate.matrix_digest),
         *machine_facts(measured),
         ("envbuild", f"{predicate.envbuild}, judge {predicate.judge}"),
         ("smoke", f"{measured.smoke.version}, {measured.smoke.digest}"),
@@ -31,6 +33,12 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
     width = max(len(name) for name, _ in facts)
     told = [*(f"{name:<{width}}  {text}" for name, text in facts), "", *_table(predicate.cases)]
     return [printable(line) for line in told]
+
+
+def matrix_in_words(predicate: Predicate) -> str:
+    """The name of its matrix, and that it is none of envbuild's where it is not."""
+    own = "" if predicate.matrix_is_shipped else "a matrix of the project's own under the name "
+    return own + predicate.matrix
 
 
 def count(cases: Iterable[CaseVerdict]) -> str:

@@ -54,6 +54,7 @@ def _properties(suite: ET.Element, report: Report) -> None:
         "lock": report.lock_digest,
         **report.digests,
         "matrix": report.matrix,
+        "matrix_is_shipped": str(report.matrix_is_shipped).lower(),
         "whole_matrix": str(report.whole_matrix).lower(),
         "envbuild": report.envbuild,
     }

@@ -41,6 +41,7 @@ class Report(Model):
     digests: dict[str, str] = Field(description="of what it is about, by name")
     lock_digest: str
     matrix: str
+    matrix_is_shipped: bool
     whole_matrix: bool
     cases: tuple[CaseVerdict, ...] = ()
     problems: tuple[Problem, ...] = Field(default=(), description="of the run as a whole")
@@ -84,6 +85,7 @@ def report_of(certificate: Certificate, *, name: str, keyid: str | None, logs: d
         digests=certificate.digests(),
         lock_digest=predicate.lock_digest,
         matrix=predicate.matrix,
+        matrix_is_shipped=predicate.matrix_is_shipped,
         whole_matrix=predicate.whole_matrix,
         cases=predicate.cases,
         measured=predicate.measured,

@@ -1,0 +1,130 @@
+"""A matrix of a project's own, under the name of one that envbuild ships: everybody who reads a certificate is told."""
+
+import json
+import shutil
+
+import pytest
+from helpers.certify_world import statement_of
+
+from envbuild.catalog.catalog import Catalog, matrix_digest
+from envbuild.catalog.data import data_root
+from envbuild.certify.certificates.keys import make_keys
+from envbuild.cli.main import run
+
+SHIPPED = data_root() / "envs/matrices/certify-quick.toml"
+OWN = "a matrix of the project's own under the name certify-quick"
+
+
+@pytest.fixture
+def matrix(world):
+    """The file of the project's own matrix; it says what the shipped one does."""
+    path = world.project / "envs/matrices/certify-quick.toml"
+    path.parent.mkdir(parents=True)
+    shutil.copyfile(SHIPPED, path)
+    return path
+
+
+@pytest.fixture
+def said(world, monkeypatch, capsys):
+    """Runs a command in the project; what it prints."""
+    monkeypatch.chdir(world.project)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
+    keys = make_keys(world.project / "keys", "lab", None)
+    (world.project / "trust.toml").write_text('[keys.lab]\nfile = "keys/lab.pub"\n')
+
+    def command(*words):
+        if words[0] == "certify":
+            words += ("--stack", "mcore", "--target", "cpu", "--base", "debian12", "--key", str(keys.private))
+        assert run([str(word) for word in words]) == 0
+        return capsys.readouterr().out
+
+    return command
+
+
+def weaken(path):
+    path.write_text(path.read_text().replace("loss_relative = 1e-5", "loss_relative = 1e-3"))
+
+
+def told(said, certificate):
+    """What show and verify say, for people and as JSON."""
+    verify = ("certificate", "verify", certificate, "--trust", "trust.toml")
+    texts = said("certificate", "show", certificate), said(*verify)
+    found = json.loads(said(*verify, "--json"))
+    shown = json.loads(said("certificate", "show", certificate, "--json"))["statement"]["predicate"]
+    keys = ("matrix", "matrix_digest", "matrix_is_shipped")
+    assert [found[key] for key in keys] == [shown[key] for key in keys]
+    return texts, found
+
+
+def test_matrix_of_the_projects_own_is_told_of(world, matrix, said):
+    weaken(matrix)
+    text = said("certify")
+    assert f"the cases are those of {OWN}" in text
+    found = json.loads(said("certify", "--json"))
+    own = Catalog.open(world.project).matrix("certify-quick")
+    expected = {"matrix": "certify-quick", "matrix_digest": matrix_digest(own), "matrix_is_shipped": False}
+    assert {key: found[key] for key in expected} == expected
+    assert expected.items() <= statement_of(world.certificates()[0])["predicate"].items()
+    texts, verified = told(said, found["certificate"])
+    assert f"{OWN}, the whole matrix" in texts[0]
+    assert matrix_digest(own) in texts[0]
+    assert f"passed {OWN} (" in texts[1]
+    assert expected.items() <= verified.items()
+    assert (
+        "the project&#39;s own under the name certify-quick"
+        in (world.certificates()[0].parent / "report.html").read_text()
+    )
+
+
+def test_shipped_matrix_is_not_told_as_anothers(world, said):
+    assert "project's own" not in said("certify")
+    found = json.loads(said("certify", "--json"))
+    assert (found["matrix_is_shipped"], found["matrix_digest"]) == (
+        True,
+        matrix_digest(world.selection.catalog.matrix("certify-quick")),
+    )
+    texts, verified = told(said, found["certificate"])
+    assert verified["matrix_is_shipped"] is True
+    assert not any("project's own" in text for text in texts)
+    assert "project" not in (world.certificates()[0].parent / "report.html").read_text()
+
+
+def test_matrix_that_says_the_same_is_the_shipped_one(world, matrix, said):
+    matrix.write_text("# Ours.\n" + matrix.read_text().replace('summary = "', 'summary = "ours: '))
+    assert json.loads(said("certify", "--json"))["matrix_is_shipped"] is True
+
+
+def test_matrix_of_another_name_is_the_projects_own(world, matrix, said):
+    matrix.rename(matrix.with_name("mine.toml"))
+    assert "a matrix of the project's own under the name mine" in said("certify", "--matrix", "mine")
+
+
+def test_certificate_of_a_matrix_that_was_defined_otherwise_does_not_count(world, matrix, said):
+    """Also where the cases of this target are the same, so that the key is."""
+    said("certify")
+    matrix.write_text(matrix.read_text() + '\n[[cases]]\nmodel = "gpt"\ndata = 4\ndevices = ["cuda"]\n')
+    found = json.loads(said("certify", "--json"))
+    assert "its matrix certify-quick was defined otherwise (sha256:" in found["not_counted"]
+    assert (found["ran"], found["written"], found["matrix_is_shipped"]) == (False, True, False)
+    assert len(world.calls) == len(world.certificates()) == 1
+    assert json.loads(said("certify", "--json"))["written"] is False
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("steps = 5", "steps = 1"),
+        ("loss_relative = 1e-5", "loss_relative = 1e-3"),
+        ("hidden_size = 64", "hidden_size = 32"),
+        ("[[cases]]", '[[cases]]\nmodel = "gpt"\ndata = 8\n\n[[cases]]'),
+        ("time_limit_seconds = 300", "time_limit_seconds = 301"),
+    ],
+)
+def test_digest_of_a_matrix_is_that_of_all_that_decides(matrix, world, old, new):
+    catalog = Catalog.open(world.project)
+    assert catalog.ships_matrix("certify-quick")
+    before = matrix_digest(catalog.matrix("certify-quick"))
+    assert old in matrix.read_text()
+    matrix.write_text(matrix.read_text().replace(old, new, 1))
+    assert matrix_digest(catalog.matrix("certify-quick")) != before
+    assert not catalog.ships_matrix("certify-quick")
