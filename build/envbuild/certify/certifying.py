@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,7 @@ def _stands(certificate: Path, job: Job, how: How) -> tuple[bool, str]:
         matrix_digest=job.matrix_digest,
         matrix_is_shipped=job.matrix_is_shipped,
     )
+    problem = problem or found.future(datetime.now(timezone.utc))
     runtime = how.machinery.runtime
     if not problem and how.signer and not verifies(file.content, how.signer.public):
         problem = f"it is not signed by key {how.signer.keyid}"

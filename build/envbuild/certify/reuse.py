@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from envbuild.certify.cases import Case
-from envbuild.certify.certificates.statement import CaseVerdict, Measured
+from envbuild.certify.certificates.statement import CaseVerdict, Measured, is_after
 from envbuild.certify.choosing import with_baselines
 from envbuild.certify.job import Job
 from envbuild.certify.judge import Verdict, beside
@@ -182,6 +183,8 @@ def _read(job: Job, case: Case, machine: Machine, store: LocalStore) -> Kept | N
         return None  # damaged, or of another version of envbuild: it is run again
     if (measured.image.file_digest if measured.image else None) != _hashed(job):
         return None
+    if is_after(measured.finished_at or measured.started_at, datetime.now(timezone.utc)):
+        return None  # a clock was ahead, and nobody would believe a certificate with it
     if not stored.passed or stored.problems or stored.id != case.id or measured.finished_at is None:
         return None
     verdict = _verdict(case, job, stored)

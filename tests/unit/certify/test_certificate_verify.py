@@ -258,6 +258,9 @@ def test_certificate_from_before_the_key_does_not_count(folder, tmp_path):
 
 def test_certificate_from_after_the_moment_does_not_count(folder, tmp_path):
     refused(folder / "certificate", trust_of(folder, tmp_path), "after the moment", at=NOW - timedelta(days=1))
+    # The last moment that there is has none after it.
+    last = datetime.max.replace(tzinfo=timezone.utc, microsecond=0)
+    assert verify(folder / "certificate", trust_of(folder, tmp_path), About(), at=last).key.name == "lab"
     verify(folder / "certificate", trust_of(folder, tmp_path), About(), at=NOW - timedelta(minutes=4))
 
 

@@ -70,6 +70,8 @@ EDITS = {
     "field-gone": lambda statement: statement[PREDICATE].pop("runtime"),
     "outer-field-more": lambda statement: statement.update(approved=True),
     "type": set_in("_type", value="https://in-toto.io/Statement/v2"),
+    "issued-in-the-future": set_in(PREDICATE, "issued_at", value="9999-12-31T23:59:59Z"),
+    "measured-in-the-future": set_in(PREDICATE, "measured", "finished_at", value="9999-12-31T23:59:59Z"),
     "form-before": set_in("predicateType", value="urn:envbuild:certificate:2"),
     "predicate-gone": lambda statement: statement.pop(PREDICATE),
 }
@@ -187,6 +189,8 @@ def test_another_file_in_the_place_of_a_certificate_does_not_count(world, certif
         ("case-gone", "its cases are gpt-fp32-baseline, "),
         ("matrix-digest", "its matrix certify-quick was defined otherwise (sha256:00000"),
         ("matrix-shipped", "envbuild shipped another matrix certify-quick when it was made"),
+        ("issued-in-the-future", "it was issued at 9999-12-31T23:59:59Z, after the moment it is looked at"),
+        ("measured-in-the-future", "its newest numbers are from 9999-12-31T23:59:59Z, after it was issued"),
         ("form-before", "does not say how its matrix was defined"),
         ("passed", "by its own words gpt-fp32-baseline-gb4 did not pass"),
         ("problem", "by its own words gpt-fp32-baseline-gb4 did not pass"),

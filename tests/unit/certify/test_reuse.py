@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from helpers.certify_world import edit
 from helpers.stand_in import GPU
 
 from envbuild.certify import durations, reuse
@@ -216,6 +217,23 @@ def test_verdict_that_was_measured_in_another_image_is_not_used(world):
         file.write_text(json.dumps(content))
         seals.seal(file.parent)
     assert reused(world.certify()) == []
+
+
+def test_verdict_from_the_future_is_not_used(world):
+    """A clock was ahead; neither the certificate nor the verdicts that it was made of count."""
+    world.certify()
+    for file in (world.project / "cache" / "verdicts").rglob(reuse.FILE):
+        content = json.loads(file.read_text())
+        content["measured"]["finished_at"] = "9999-12-31T23:59:59Z"
+        file.chmod(0o644)
+        file.write_text(json.dumps(content))
+        seals.seal(file.parent)
+    [certificate] = world.certificates()
+    edit(certificate, lambda made: made["predicate"].update(issued_at="9999-12-31T23:59:59Z"), reseal=True)
+    done = world.certify()
+    assert done.not_counted.startswith("it was issued at 9999-12-31T23:59:59Z, after the moment it is looked at")
+    assert (len(world.calls), reused(done), done.written) == (2, [], True)
+    assert world.certify().written is False
 
 
 @pytest.mark.parametrize("change", [other_losses, other_difference, other_weights])

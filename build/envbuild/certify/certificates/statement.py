@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
 from envbuild import __version__
-from envbuild.catalog.fields import MOMENT_FORMAT, Model, Moment
+from envbuild.catalog.fields import MOMENT_FORMAT, Model, Moment, moment_of
 from envbuild.core.digests import Json, digest_of
 from envbuild.launch.ways import WITHOUT_IMAGE, Where
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Literal["urn:envbuild:certificate:3"] = "urn:envbuild:certificate:3"
+# Clocks of two machines.
+CLOCK_SKEW = timedelta(minutes=5)
 CERTIFICATE_FILE = "certificate.intoto.jsonl"
 
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -238,6 +240,21 @@ class Certificate(Model):
         """``sha256:...`` of each subject by its name."""
         return {item.name: f"sha256:{item.digest.sha256}" for item in self.subject}
 
+    def measurements(self) -> list[str]:
+        """The moments at which its numbers were measured."""
+        measured = self.predicate.measured
+        reused = [case.reused.from_ for case in self.predicate.cases if case.reused]
+        return [measured.started_at, *([measured.finished_at] if measured.finished_at else []), *reused]
+
+    def future(self, at: datetime) -> str:
+        """What in it is from after a moment, or was measured after it was issued, in words; empty where nothing is."""
+        issued, newest = self.predicate.issued_at, max(self.measurements())
+        if is_after(issued, at):
+            return f"it was issued at {issued}, after the moment it is looked at, {at.strftime(MOMENT_FORMAT)}"
+        if is_after(newest, moment_of(issued)):
+            return f"its newest numbers are from {newest}, after it was issued ({issued})"
+        return ""
+
     def mismatch(
         self,
         *,
@@ -344,6 +361,12 @@ def seal_of(statement: Mapping[str, Any]) -> str:
     """The digest of everything in a statement but its seal."""
     predicate = {key: value for key, value in statement["predicate"].items() if key != "seal"}
     return digest_of({**statement, "predicate": predicate})
+
+
+def is_after(moment: str, at: datetime) -> bool:
+    """Whether a moment is after another one by more than the clocks of two machines may differ."""
+    # Not at + CLOCK_SKEW: that may be after the last moment that there is.
+    return moment_of(moment) - at > CLOCK_SKEW
 
 
 def finite(value: float | None) -> float | None:
