@@ -101,7 +101,9 @@ def show_command(session: Session, file: Path) -> None:
 @command.command("verify", cls=Command)
 @click.argument("file", type=Place())
 @click.option("--trust", type=Place(dir_okay=False), help="The keys that you trust; default: the configuration's.")
-@click.option("--image", type=Place(), help="It must be about this .sqsh, OCI layout or folder of out/images.")
+@click.option(
+    "--image", type=Place(), help="It must be about this .sqsh, OCI layout (FOLDER[:TAG]) or folder of out/images."
+)
 @click.option("--digest", metavar="sha256:...", callback=parse_digest, help="It must be about this digest.")
 @click.option("--lock", type=Place(file_okay=False), help="It must be about this lock directory.")
 @click.option("--at", metavar="MOMENT", callback=parse_moment, help="Verify for this moment instead of now.")

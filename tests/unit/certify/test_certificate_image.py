@@ -15,7 +15,7 @@ from envbuild.certify.certificates.verifying import About, verify
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, ConfigurationError
 from envbuild.image.layers import Layer
-from envbuild.image.oci import RunConfig, make_oci, write_layout
+from envbuild.image.oci import REF_NAME, RunConfig, make_oci, write_layout
 from envbuild.image.reports.cyclonedx import MEDIA_TYPE as CYCLONEDX
 
 
@@ -50,7 +50,7 @@ def test_image_with_one_byte_changed_is_another_one(world, check, name, named, t
     (world.image.path / "link").symlink_to(file)
     with pytest.raises(CertificateRefusedError) as caught:
         check(image=world.image.path / named)
-    assert "another one" in caught.value.why
+    assert f"another one: {world.image.path / ('link' if named == 'link' else name)}, sha256:" in caught.value.why
 
 
 def test_layout_with_one_byte_changed_in_any_blob_is_refused(world, check):
@@ -74,6 +74,35 @@ def test_layout_of_another_image_is_refused(world, check, tmp_path):
     with pytest.raises(CertificateRefusedError) as caught:
         check(image=tmp_path / "other")
     assert other.digest in caught.value.why
+
+
+def test_image_of_several_in_a_layout_is_named_by_its_tag(world, check):
+    """As the error for such a layout says."""
+    (layer,) = world.image.record.layers
+    layout = world.image.path / "oci"
+    content = json.loads((layout / "index.json").read_text())
+    other = make_oci(RunConfig(workdir="/elsewhere"), "linux/amd64", [layer], 1)
+    for data in (other.config, other.manifest):
+        (layout / "blobs/sha256" / sha256_bytes(data).removeprefix("sha256:")).write_bytes(data)
+    more = {**content["manifests"][0], "digest": other.digest, "annotations": {REF_NAME: "other"}}
+    (layout / "index.json").write_text(json.dumps({**content, "manifests": [*content["manifests"], more]}))
+    with pytest.raises(CheckRefusedError) as caught:
+        check(image=layout)
+    assert "It has 2 images" in caught.value.why
+    assert "FOLDER:TAG" in caught.value.fix
+    for named in (layout, world.image.path):
+        [compared] = check(image=f"{named}:mcore")
+        assert compared.startswith(f"the OCI layout {layout}:mcore: ")
+        assert compared.endswith(f".oci, {world.image.record.oci_digest}")
+        with pytest.raises(CertificateRefusedError) as caught:
+            check(image=f"{named}:other")
+        assert f"another one: the OCI layout {layout}:other, {other.digest}" in caught.value.why
+    for named in (f"{layout}:none", "none:mcore"):
+        with pytest.raises((CheckRefusedError, ConfigurationError)):
+            check(image=named)
+    with pytest.raises(ConfigurationError) as refused:
+        check(image=f"{world.image.path / 'image.sqsh'}:mcore")
+    assert "is a file, and has no tags" in refused.value.why
 
 
 def test_layout_whose_tag_is_that_of_another_image_is_refused(world, check):

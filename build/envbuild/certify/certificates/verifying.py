@@ -27,8 +27,10 @@ from envbuild.certify.certificates.trust import Trust, TrustedKey
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CertificateRefusedError, ConfigurationError
 from envbuild.core.files import machine_errors
+from envbuild.image.oci import INDEX_FILE
 from envbuild.image.opening.blobs import Folder
 from envbuild.image.opening.layouts import open_layout
+from envbuild.image.opening.opening import place_and_tag
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE
 from envbuild.lock.record import read_lock
 
@@ -49,7 +51,7 @@ class Verified:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What the certificate must be about; None where it was not asked."""
+    """What the certificate must be about; None where it was not asked. An image may be named ``FOLDER:TAG``."""
 
     image: Path | None = None
     digest: str | None = None
@@ -148,9 +150,8 @@ def _check_subject(file: CertificateFile, statement: Certificate, about: About) 
     if about.lock is not None:
         found = read_lock(about.lock).lock.digest
         if found != statement.predicate.lock_digest:
-            raise _about_another(
-                file, f"{statement.predicate.lock_digest} (its lock)", f"The lock in {about.lock}", found
-            )
+            stated = f"{statement.predicate.lock_digest} (its lock)"
+            raise _about_another(file, stated, f"the lock in {about.lock}", found)
         compared.append(f"the lock in {about.lock}: {found}")
     return tuple(compared)
 
@@ -160,40 +161,46 @@ def _same(file: CertificateFile, statement: Certificate, digest: str, what: str)
         if stated == digest:
             return f"{what}: {name}, {digest}"
     stated = ", ".join(f"{name} {digest}" for name, digest in statement.digests().items())
-    raise _about_another(file, stated, what[0].upper() + what[1:], digest)
+    raise _about_another(file, stated, what, digest)
 
 
 def _about_another(file: CertificateFile, stated: str, what: str, found: str) -> CertificateRefusedError:
     return file.refuse(
-        f"It is about {stated}. {what} is {found}: another one.",
+        f"It is about {stated}; this is another one: {what}, {found}.",
         "Get the certificate of this one, or this certificate's own image.",
     )
 
 
-def _image_digests(path: Path) -> dict[str, str]:
-    """The digest of each form of an image, from its bytes: a .sqsh, an OCI layout, or a folder of out/images."""
+def _image_digests(named: Path) -> dict[str, str]:
+    """The digest of each form of an image, from its bytes: a .sqsh, an OCI layout, or a folder of out/images.
+
+    Args:
+        named: with the tag of an image in a layout: ``FOLDER:TAG``.
+    """
+    path, tag = place_and_tag(str(named))
     with machine_errors(path, "read"):
-        if path.is_file():
+        if path.is_file() and not tag:
             return {str(path): sha256_file(path)}
-        if (path / "index.json").is_file():
-            return {f"the OCI layout {path}": _layout_digest(path)}
         found = {}
-        if (path / OCI_DIR / "index.json").is_file():
-            found[f"the OCI layout {path / OCI_DIR}"] = _layout_digest(path / OCI_DIR)
-        if (path / SQSH_FILE).is_file():
+        for layout in (path, path / OCI_DIR):
+            if (layout / INDEX_FILE).is_file():
+                found[f"the OCI layout {layout}{tag and f':{tag}'}"] = _layout_digest(layout, tag)
+        if not tag and (path / SQSH_FILE).is_file():
             found[str(path / SQSH_FILE)] = sha256_file(path / SQSH_FILE)
     if not found:
         raise ConfigurationError(
-            f"there is no image in {path}",
-            why=f"It is no file, no OCI layout, and has neither {OCI_DIR}/ nor {SQSH_FILE}.",
-            fix="Name a .sqsh file, an OCI layout, or a folder of out/images.",
+            f"there is no image {named}",
+            why=f"{path} is a file, and has no tags."
+            if path.is_file()
+            else f"{path} is no OCI layout, and has neither {OCI_DIR}/ nor {SQSH_FILE}.",
+            fix="Name a .sqsh file, an OCI layout (FOLDER or FOLDER:TAG), or a folder of out/images.",
         )
     return found
 
 
-def _layout_digest(path: Path) -> str:
+def _layout_digest(path: Path, tag: str) -> str:
     """The manifest's digest, after every blob was held to its own; CheckRefusedError where one differs."""
-    image = open_layout(Folder(path), "", "layout")
+    image = open_layout(Folder(path), tag, "layout")
     for layer in image.layers:
         if layer.check:
             layer.check()

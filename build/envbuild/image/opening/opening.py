@@ -25,14 +25,19 @@ def open_image(named: str, scratch: Path) -> OpenedImage:
         ConfigurationError: there is nothing under that name.
         CheckRefusedError: it is no image, or damaged.
     """
-    path, tag = _find(named)
+    path, tag = place_and_tag(named)
     with machine_errors(path, "read"):
         image = _open(path, tag, scratch)
     return replace(image, source=named)
 
 
-def _find(named: str) -> tuple[Path, str]:
-    """What lies under a name, and the tag in it."""
+def place_and_tag(named: str) -> tuple[Path, str]:
+    """What lies under a name, and the tag in it (``FOLDER:TAG``).
+
+    Raises:
+        ConfigurationError: there is nothing.
+        CheckRefusedError: it is neither a directory nor a regular file.
+    """
     with machine_errors(Path(named), "read"):
         found, tag = named, ""
         if not Path(named).exists() and ":" in named:
