@@ -134,7 +134,7 @@ def ecdsa_pem():
         ),
         ("-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "is a public key"),
         (ecdsa_pem(), "of another kind"),
-        ("\udcff", "utf-8"),
+        ("\udcff", "is no text"),
         ("x" * (65 << 10), "larger than"),
     ],
 )
@@ -185,6 +185,54 @@ def test_secret_is_a_file_or_a_variable(tmp_path):
     (tmp_path / "word").write_text(" two words \r\n")
     assert secret_of(f"file:{tmp_path / 'word'}", "it", {}) == " two words "
     assert secret_of("env:A", "it", {"A": "b"}) == "b"
+
+
+@pytest.mark.parametrize(
+    ("reference", "why", "fix"),
+    [
+        ("file:{}/none", "none does not exist.", "env:NAME or file:PATH"),
+        ("file:{}", "is a folder and no plain file.", "env:NAME or file:PATH"),
+        ("file:{}/bytes", "bytes is no text.", "env:NAME or file:PATH"),
+        ("env:", "Behind env: no variable is named.", "env:NAME or file:PATH"),
+        ("file:", "Behind file: no file is named.", "env:NAME or file:PATH"),
+        ("env:NONE", "The variable NONE is unset or empty.", "Set NONE"),
+        ("word", "A secret is named and never written out.", "env:NAME or file:PATH"),
+    ],
+)
+def test_password_that_cannot_be_read_is_told_with_how_to_name_one(tmp_path, keys, reference, why, fix):
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    for read in (lambda name: secret_of(name, "it", {}), lambda name: load_private(str(keys.private), name, {})):
+        with pytest.raises(ConfigurationError) as caught:
+            read(reference.format(tmp_path))
+        assert why in caught.value.why
+        assert fix in caught.value.fix
+        assert "keygen" not in caught.value.fix
+
+
+@pytest.mark.parametrize("reference", ["env:", "file:"])
+def test_key_whose_name_was_left_out_is_told(reference):
+    with pytest.raises(ConfigurationError, match="is not named as it should be") as caught:
+        load_private(reference, None, {})
+    assert caught.value.why.startswith(f"Behind {reference} no ")
+
+
+def test_wrong_password_does_not_ask_for_another_key(tmp_path):
+    made = make_keys(tmp_path, "lab", "s3cret")
+    with pytest.raises(ConfigurationError, match="cannot be used") as caught:
+        load_private(str(made.private), "env:WORD", {"WORD": "wrong"})
+    assert "Name the right password" in caught.value.fix
+    assert "keygen" not in caught.value.fix
+
+
+def test_file_of_two_keys_is_refused(tmp_path, keys):
+    """Only the first would count, and nobody would know."""
+    more = make_keys(tmp_path, "more", None)
+    both = tmp_path / "both"
+    both.write_text(keys.private.read_text() + more.private.read_text())
+    both.chmod(0o600)
+    with pytest.raises(ConfigurationError, match="cannot be used") as caught:
+        load_private(str(both), None)
+    assert "more than one key" in caught.value.why
 
 
 def test_site_names_key_password_and_trust_by_reference(tmp_path):

@@ -330,6 +330,33 @@ def test_key_may_stand_in_the_trust_file_itself(folder, tmp_path):
     assert verify(folder / "certificate", load_trust(path), About(), at=NOW).key.name == "lab"
 
 
+@pytest.mark.parametrize("first", ["lab", "other"])
+def test_two_keys_under_one_name_are_refused(folder, tmp_path, first):
+    """Only the first would count, and nobody would know."""
+    texts = [(folder / f"{name}.pub").read_text() for name in (first, "other" if first == "lab" else "lab")]
+    path = tmp_path / "trust.toml"
+    (tmp_path / "both.pub").write_text("".join(texts))
+    for settings in ('file = "both.pub"', 'public = """\n{}"""'.format("".join(texts))):
+        path.write_text(f"[keys.lab]\n{settings}\n")
+        with pytest.raises(ConfigurationError, match="is more than one key") as caught:
+            load_trust(path)
+        assert "a name and a file" in caught.value.fix
+
+
+@pytest.mark.parametrize("spoil", ["missing", "folder", "bytes", "text"])
+def test_public_key_that_cannot_be_read_is_to_be_got_from_its_owner(tmp_path, spoil):
+    path = tmp_path / "lab.pub"
+    if spoil == "folder":
+        path.mkdir()
+    elif spoil != "missing":
+        path.write_bytes(b"\xff" if spoil == "bytes" else b"lab")
+    (tmp_path / "trust.toml").write_text('[keys.lab]\nfile = "lab.pub"\n')
+    with pytest.raises(ConfigurationError) as caught:
+        load_trust(tmp_path / "trust.toml")
+    assert "from its owner" in caught.value.fix
+    assert "keygen" not in caught.value.fix
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

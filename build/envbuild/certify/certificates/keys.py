@@ -26,6 +26,15 @@ from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.files import NotPlainFileError, machine_errors, read_plain
 
 KEYGEN = "envbuild certificate keygen --out DIR"
+MAKE, MAKE_FIT = f"Make one: {KEYGEN}", f"Make one that can: {KEYGEN}"
+BY_REFERENCE = "Name a variable or a file that holds it: env:NAME or file:PATH."
+RIGHT_WORD = (
+    "Name the right password (--key-password, or signing.password of the configuration). If the key is damaged, take "
+    "your copy of it."
+)
+ONE_KEY = "Put each key into a file of its own, and name the one that you mean."
+FROM_OWNER = "Get the public key (NAME.pub) from its owner, and put it there; or leave the key out of the trust file."
+PEM_BLOCK = "-----BEGIN "
 VARIABLE_PREFIX, FILE_PREFIX = "env:", "file:"
 # A PEM file of an Ed25519 key has some 120 bytes; with a password some 300.
 LARGEST_BYTES = 64 << 10
@@ -106,6 +115,11 @@ def secret_of(reference: str, what: str, environ: Mapping[str, str]) -> str:
     Raises:
         ConfigurationError: it is neither, or there is nothing.
     """
+    if reference in (VARIABLE_PREFIX, FILE_PREFIX):
+        kind = "variable" if reference == VARIABLE_PREFIX else "file"
+        raise ConfigurationError(
+            f"{what} is not named as it should be", why=f"Behind {reference} no {kind} is named.", fix=BY_REFERENCE
+        )
     if reference.startswith(VARIABLE_PREFIX):
         name = reference.removeprefix(VARIABLE_PREFIX)
         if not environ.get(name):
@@ -116,11 +130,12 @@ def secret_of(reference: str, what: str, environ: Mapping[str, str]) -> str:
             )
         return environ[name]
     if reference.startswith(FILE_PREFIX):
-        return _text(Path(reference.removeprefix(FILE_PREFIX)).expanduser(), what).rstrip("\r\n")
+        path = Path(reference.removeprefix(FILE_PREFIX)).expanduser()
+        return _text(path, what, missing=BY_REFERENCE, unfit=BY_REFERENCE).rstrip("\r\n")
     raise ConfigurationError(
         f"{what} is not named as it should be",
         why="A secret is named and never written out.",
-        fix="Name a variable or a file that holds it: env:NAME or file:PATH.",
+        fix=BY_REFERENCE,
     )
 
 
@@ -134,11 +149,11 @@ def load_private(reference: str, password: str | None, environ: Mapping[str, str
         ConfigurationError: there is none, it cannot be read, others may read it, or it is of another kind.
     """
     what = f"the signing key {reference}"
-    if reference.startswith(VARIABLE_PREFIX):
+    if reference.startswith(VARIABLE_PREFIX) or reference == FILE_PREFIX:
         text = secret_of(reference, what, environ)
     else:
         path = Path(reference.removeprefix(FILE_PREFIX)).expanduser()
-        text = _text(path, what)
+        text = _text(path, what, missing=MAKE, unfit=MAKE_FIT)
         if "PUBLIC KEY" not in text:  # which everybody may read; it is refused for what it is
             _refuse_open_to_others(path)
     word = secret_of(password, "the password of the signing key", environ) if password else None
@@ -153,6 +168,8 @@ def _private_of(text: str, password: str | None, what: str) -> object:
         raise _unfit(what, "It is a key that `cosign generate-key-pair` made: ECDSA, in cosign's own form.")
     if "PUBLIC KEY" in text:
         raise _unfit(what, "It is a public key; certificates are signed with the private one.")
+    if text.count(PEM_BLOCK) > 1:
+        raise _unfit(what, "It holds more than one key.", ONE_KEY)
     try:
         return load_pem_private_key(text.encode(), password.encode() if password is not None else None)
     except TypeError as error:
@@ -167,8 +184,9 @@ def _private_of(text: str, password: str | None, what: str) -> object:
             f"{what} is not locked", why="A password was named for it.", fix="Leave the password out."
         ) from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        why = "The password is wrong, or it is damaged." if password is not None else "It is no PEM file of a key."
-        raise _unfit(what, why) from error
+        if password is not None:
+            raise _unfit(what, "The password is wrong, or it is damaged.", RIGHT_WORD) from error
+        raise _unfit(what, "It is no PEM file of a key.") from error
 
 
 def _refuse_open_to_others(path: Path) -> None:
@@ -181,20 +199,21 @@ def _refuse_open_to_others(path: Path) -> None:
         )
 
 
-def _text(path: Path, what: str) -> str:
+def _text(path: Path, what: str, *, missing: str, unfit: str) -> str:
+    """The text of a file; ``missing`` and ``unfit`` say what to do where it is not there, or is no text."""
     with machine_errors(path, "read"):
         try:
             return read_plain(path, LARGEST_BYTES).decode()
         except FileNotFoundError:
-            raise ConfigurationError(
-                f"{what} is not there", why=f"{path} does not exist.", fix=f"Make one: {KEYGEN}"
-            ) from None
-        except (NotPlainFileError, UnicodeDecodeError) as error:
-            raise _unfit(what, str(error)) from error
+            raise ConfigurationError(f"{what} is not there", why=f"{path} does not exist.", fix=missing) from None
+        except NotPlainFileError as error:
+            raise _unfit(what, f"{error}.", unfit) from error
+        except UnicodeDecodeError as error:
+            raise _unfit(what, f"{path} is no text.", unfit) from error
 
 
-def _unfit(what: str, why: str) -> ConfigurationError:
-    return ConfigurationError(f"{what} cannot be used", why=why, fix=f"Make one that can: {KEYGEN}")
+def _unfit(what: str, why: str, fix: str = MAKE_FIT) -> ConfigurationError:
+    return ConfigurationError(f"{what} cannot be used", why=why, fix=fix)
 
 
 def parse_public(text: str, what: str) -> Ed25519PublicKey:
@@ -209,19 +228,25 @@ def parse_public(text: str, what: str) -> Ed25519PublicKey:
             why="A file of trusted keys is passed around, and a private key must not be.",
             fix="Put the public key there (NAME.pub). If the file was passed on, make a new key and revoke this one.",
         )
+    if text.count(PEM_BLOCK) > 1:
+        raise ConfigurationError(
+            f"{what} is more than one key",
+            why="A name in the trust file stands for one key, and only the first would count.",
+            fix="Give each key a name and a file (or a text) of its own.",
+        )
     try:
         key = load_pem_public_key(text.strip().encode())
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigurationError(
-            f"{what} is no public key", why="It is no PEM text of one.", fix="Take NAME.pub as keygen wrote it."
-        ) from error
+        raise ConfigurationError(f"{what} is no public key", why="It is no PEM text of one.", fix=FROM_OWNER) from error
     if not isinstance(key, Ed25519PublicKey):
         raise ConfigurationError(
-            f"{what} is a key of another kind", why="Certificates are signed with Ed25519.", fix=f"Make one: {KEYGEN}"
+            f"{what} is a key of another kind",
+            why="Certificates are signed with Ed25519.",
+            fix="Ask its owner for the Ed25519 key that they sign with (envbuild certificate keygen makes one).",
         )
     return key
 
 
 def read_public(path: Path, what: str) -> Ed25519PublicKey:
     """A public key from a PEM file; raises as :func:`parse_public`."""
-    return parse_public(_text(path, what), what)
+    return parse_public(_text(path, what, missing=FROM_OWNER, unfit=FROM_OWNER), what)
