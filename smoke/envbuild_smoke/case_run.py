@@ -12,6 +12,7 @@ from envbuild_smoke.pool import TEMPLATE_LOG, Pool
 from envbuild_smoke.rank import failure_record_path, metrics_path
 from envbuild_smoke.ranks import TEMPLATE_NAME
 from envbuild_smoke.results import CaseResult, Failure, Status
+from envbuild_smoke.strangers import Listed
 from envbuild_smoke.task_run import Task, TaskRun
 
 Emit = Callable[[dict[str, Any]], None]
@@ -42,8 +43,8 @@ class CaseRun:
         self._read_reports()
         return ended
 
-    def result(self, started_seconds: float, device_ids: tuple[int, ...]) -> CaseResult:
-        """Return what happened to it."""
+    def result(self, started_seconds: float, device_ids: tuple[int, ...], listed: Listed) -> CaseResult:
+        """Return what happened to it; `listed` are the files that its ranks may have imported."""
         status, cause = self._judge()
         startup = None
         if self._steps:
@@ -51,6 +52,8 @@ class CaseRun:
             startup = first["monotonic_seconds"] - first["seconds"] - self.run.began
         shown = ("step", "loss", "grad_norm", "seconds")
         observed = {**(self._observed or {}), "libraries": self.run.libraries}
+        if strangers := listed.findings(self.run.imported):
+            observed["unlisted"] = strangers
         return CaseResult(
             case=self._case.id,
             repeat=self._repeat,

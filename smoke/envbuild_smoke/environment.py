@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envbuild_smoke import installed, libraries, redirect_cpu, unlisted
+from envbuild_smoke import installed, libraries, redirect_cpu, strangers, unlisted
 from envbuild_smoke.gpus import Gpu
 from envbuild_smoke.names import normalize
 from envbuild_smoke.plan import Device, Plan
@@ -61,17 +61,20 @@ def all_findings(
     plan: Plan,
     ready: Mapping[str, Any],
     files: Sequence[installed.Finding],
+    listed: strangers.Listed,
     image: Mapping[str, Any] | None = None,
 ) -> list[dict[str, str | None]]:
     """Return what is not as the lock says.
 
-    `ready` is what the template reported, `files` what was found before, `image` what is known of the image this is in.
+    `ready` is what the template reported, `files` what was found before, `listed` are the files that may be imported,
+    `image` is what is known of the image this is in.
     """
     result = findings(plan.expected_versions, ready.get("modules", {}))
     result += files
     told = {(item["code"], item["found"]) for item in result}
     elsewhere = _imported_elsewhere(plan, ready.get("modules", {}))
     result += [item for item in elsewhere if (item["code"], item["found"]) not in told]
+    result += listed.findings(ready.get("imported", {}))
     folders = [folder for folder in sys.path if Path(folder).is_dir() and folder.endswith("-packages")]
     known = libraries.reachable(folders)
     for name, paths in libraries.twice(known, ready.get("libraries", {})).items():

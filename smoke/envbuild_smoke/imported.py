@@ -12,6 +12,7 @@ from typing import Any
 from envbuild_smoke.environment import MODULES
 from envbuild_smoke.libraries import mapped
 from envbuild_smoke.rank import last_line
+from envbuild_smoke.strangers import new_files
 from envbuild_smoke.unlisted import STARTING
 
 
@@ -28,36 +29,45 @@ def describe(modules: Sequence[str]) -> dict[str, Any]:
         if not lines or lines[0]["started"]:
             raise RuntimeError("CUDA was started while the libraries were imported; ranks cannot be forked from here")
         cuda = lines[0]
+    files = new_files()
+    absent, more = missing(modules)
     return {
         "cuda_devices": cuda["devices"],
         "versions": {"cuda": cuda["cuda"], "nccl": cuda["nccl"]},
         "modules": {name: _module(sys.modules[name]) for name in MODULES if name in sys.modules},
-        "missing": missing(modules),
+        "missing": absent,
+        "imported": {**more, **files},
         "libraries": mapped(),
         "started": {name: getattr(sys.modules[name], "__file__", None) for name in STARTING if name in sys.modules},
     }
 
 
-def missing(modules: Sequence[str]) -> dict[str, str]:
-    """Return the modules that cannot be imported, each with the reason; whatever an import does, it does apart."""
+def missing(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the modules that cannot be imported, each with the reason, and the files of what came in with the others.
+
+    Whatever an import does, it does apart.
+    """
     found: dict[str, str] = {}
+    files: dict[str, str] = {}
     left = list(modules)
     while left:
         answers = _in_a_fork(partial(map, _try_import, list(left)))
         found.update({answer["module"]: answer["error"] for answer in answers if answer["error"]})
+        for answer in answers:
+            files.update(answer["files"])
         left = left[len(answers) :]
         if left:
             # Nobody answered for this one: the process died of it.
             found[left.pop(0)] = "the process died while it imported it; its last words are in template.log"
-    return found
+    return found, files
 
 
-def _try_import(name: str) -> dict[str, str | None]:
+def _try_import(name: str) -> dict[str, Any]:
     try:
         importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 - an import can raise anything
-        return {"module": name, "error": last_line(error)}
-    return {"module": name, "error": None}
+        return {"module": name, "error": last_line(error), "files": new_files()}
+    return {"module": name, "error": None, "files": new_files()}
 
 
 def _module(module: Any) -> dict[str, str | None]:

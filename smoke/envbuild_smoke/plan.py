@@ -156,6 +156,7 @@ class Bandwidth:
 class Plan:
     """All cases of a run, baselines first, and what they are run for.
 
+    `provided_packages` are not of the lock: its base brings them.
     `gpu` is None exactly on the CPU. `repeats` is how often each case runs. `content` is the plan as it was
     read, byte for byte; `digest` is "sha256:..." of it.
     """
@@ -166,6 +167,7 @@ class Plan:
     gpu: Gpu | None
     expected_versions: Mapping[str, str]
     expected_modules: tuple[str, ...]
+    provided_packages: tuple[str, ...]
     repeats: int
     bandwidth: Bandwidth | None
     models: Mapping[str, Model]

@@ -80,6 +80,7 @@ def _plan(table: Table, content: bytes) -> Plan:
         gpu=_gpu(table.table_or_null("gpu")),
         expected_versions=table.take("expected_versions", fields.strings),
         expected_modules=table.take("expected_modules", fields.tuple_of(_module)),
+        provided_packages=table.take_or("provided_packages", fields.tuple_of(string), ()),
         repeats=table.take("repeats", whole_number(1)),
         bandwidth=_bandwidth(table.table_or_null("bandwidth")),
         models={name: _model(Table(value, f"plan.models.{name}")) for name, value in models.items()},

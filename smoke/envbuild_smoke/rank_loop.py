@@ -6,7 +6,8 @@ down what a case set up. A task that raises ends the process: nothing can be sai
 The runner sends, over the channel, one JSON object a task, with the listening socket beside it for rank 0:
   {"task": "case"|"compare"|"bandwidth", "case": ID, "rank": n, "world_size": n, "port": n, "device_index": n,
    "listens": bool, "out": DIR, "log": FILE, "sizes": [bytes, ..], "variables": {..}}
-and hears {"event": "ready"} when the libraries are there and {"event": "done", "answer": .., "libraries": {..}}.
+and hears {"event": "ready"} when the libraries are there and {"event": "done", "answer": .., "libraries": {..},
+"imported": {..}}.
 """
 
 import ctypes
@@ -28,9 +29,10 @@ from envbuild_smoke.libraries import mapped
 from envbuild_smoke.plan import Case, Plan
 from envbuild_smoke.program import RankProgram
 from envbuild_smoke.rank import RankContext, failure_record_path, last_line, saves_final_weights
+from envbuild_smoke.strangers import new_files
 from envbuild_smoke.wire import Channel, Message
 
-BANDWIDTH = "bandwidth"
+BANDWIDTH, CASE = "bandwidth", "case"
 
 
 def serve(program: RankProgram, plan: Plan, channel: Channel) -> int:
@@ -46,7 +48,9 @@ def serve(program: RankProgram, plan: Plan, channel: Channel) -> int:
         _flush()
         if status is not None:
             return status
-        channel.send({"event": "done", "answer": answer, "libraries": mapped()})
+        # What another task imported is told with the next case.
+        imported = new_files() if command["task"] == CASE else {}
+        channel.send({"event": "done", "answer": answer, "libraries": mapped(), "imported": imported})
     return 0
 
 

@@ -9,6 +9,7 @@ from envbuild_smoke.installed import Finding
 from envbuild_smoke.plan import Plan
 from envbuild_smoke.ranks import zipapp_path
 from envbuild_smoke.results import SCHEMA
+from envbuild_smoke.strangers import Listed
 
 if TYPE_CHECKING:
     from envbuild_smoke.runner import Options
@@ -19,12 +20,13 @@ def make(
     options: "Options",
     ready: Mapping[str, Any],
     files: Sequence[Finding],
+    listed: Listed,
     started_at: str,
     devices: Sequence[int],
     unusable: str | None,
 ) -> dict[str, Any]:
     """Return the line; `ready` is what the template reported, empty if it did not come to that."""
-    findings = environment.all_findings(plan, ready, files, options.image)
+    findings = environment.all_findings(plan, ready, files, listed, options.image)
     if unusable is not None:
         findings.append({"code": "unusable", "package": None, "expected": None, "found": unusable})
     gpus = options.gpus

@@ -23,6 +23,7 @@ from envbuild_smoke.program import RankProgram
 from envbuild_smoke.rank import FINAL, checkpoint_path
 from envbuild_smoke.ranks import TemplateError
 from envbuild_smoke.results import SCHEMA, CaseResult, Failure, ResultsWriter, now
+from envbuild_smoke.strangers import Listed
 from envbuild_smoke.task_run import Task, TaskRun, repeat_folder
 
 # Importing from the network disk of a cold node takes minutes.
@@ -137,6 +138,7 @@ class _Runner:
         self._restarted: dict[str, str] = {}
         self._began = time.monotonic()
         self._started = 0
+        self._listed = Listed(())
 
     def run(self, cases: tuple[Case, ...]) -> list[CaseResult]:
         """Run the cases and write the results file, from its first line to its last."""
@@ -146,6 +148,7 @@ class _Runner:
         started_at = now()
         self._pool.start_template()
         # While the template imports.
+        self._listed = Listed(self._plan.expected_versions, self._plan.provided_packages)
         files = environment.file_findings(self._plan, in_image=self._options.image is not None)
         ready: dict[str, Any] = {}
         unusable: str | None = None
@@ -155,7 +158,7 @@ class _Runner:
         except TemplateError as error:
             unusable = str(error)
         devices = self._devices(cases)
-        line = run_line.make(self._plan, self._options, ready, files, started_at, devices, unusable)
+        line = run_line.make(self._plan, self._options, ready, files, self._listed, started_at, devices, unusable)
         if self._before is not None:
             resume.demand_same(self._before, line)
             resume.reopen(self._out, self._before)
@@ -324,7 +327,7 @@ class _Runner:
             packer.ended(key)
             if isinstance(run, CaseRun):
                 started = run.run.began - self._began
-                self._case_ended(found, run.result(started, self._ids(run.run.devices)))
+                self._case_ended(found, run.result(started, self._ids(run.run.devices), self._listed))
             else:
                 cause = failure_of(run, "the comparison of the weights")
                 weights = None if cause is not None else run.answers[0]

@@ -103,6 +103,15 @@ class TaskRun:
         return {name: sorted(paths) for name, paths in sorted(found.items())}
 
     @property
+    def imported(self) -> dict[str, str]:
+        """The files of what its ranks imported that had not been imported before, by module."""
+        return {
+            module: file
+            for process in self.processes
+            for module, file in (process.done or {}).get("imported", {}).items()
+        }
+
+    @property
     def hanging(self) -> list[int]:
         """The ranks that were not done, and had not ended, when the time was over."""
         limit = self.timed_out_at or float("inf")

@@ -6,7 +6,7 @@ for each rank instead, which imports everything itself and shares nothing.
 
 The runner talks to it over a socket, one JSON object a line:
   {"start": KEY, "how": "fork"|"execute", "log": FILE}      with the rank's channel beside it
-  {"event": "ready", "cuda_devices": n, "modules": {..}, "missing": {..}, "libraries": {..}, "versions": {..}}
+  {"event": "ready", "cuda_devices": n, "modules": {..}, "missing": {..}, "imported": {..}, "libraries": {..}, ..}
   {"event": "unusable", "error": TEXT}
   {"event": "started", "key": KEY, "pid": n}
   {"event": "exit", "key": KEY, "status": n, "monotonic_seconds": t}      a negative status is a signal

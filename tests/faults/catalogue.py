@@ -42,6 +42,17 @@ WHEELS = (
         at="run",
     ),
     Fault(
+        id="unlisted-optimizer",
+        broken="an optimizer that no package of the lock brought lies in the environment, and megatron-core takes it",
+        where="wheel",
+        plant=Spoil(name="stub_optimizer"),
+        case=DATA,
+        check="environment",
+        says="imported-unlisted: apex",
+        at="run",
+        quick=True,
+    ),
+    Fault(
         id="megatron-shadowed",
         broken="megatron.core is imported from a checkout on PYTHONPATH, in the same namespace as the lock's",
         where="wheel",

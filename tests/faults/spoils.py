@@ -25,6 +25,28 @@ cache.unlink(missing_ok=True)
 cache.write_bytes(header + marshal.dumps(compile(changed, str(source), "exec", dont_inherit=True)))
 """
 
+STUB_OPTIMIZER = """
+import torch
+class FusedAdam(torch.optim.AdamW):
+    def __init__(self, params, adam_w_mode=True, **settings):
+        super().__init__(params, **settings)
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.neg_()
+        return super().step(closure)
+class FusedSGD(torch.optim.SGD):
+    pass
+"""
+STUB_NORM = """
+import torch
+class FusedLayerNormAffineFunction:
+    @staticmethod
+    def apply(tensor, weight, bias, shape, eps, **_):
+        return torch.nn.functional.layer_norm(tensor, shape, weight, bias, eps)
+"""
+
 
 def extension_removed(environment: Environment) -> Variables:
     """markupsafe has its C extension no more and takes the one in Python, without a word."""
@@ -66,6 +88,18 @@ def megatron_on_the_path(environment: Environment) -> Variables:
     elsewhere = environment.folder.with_name(f"{environment.folder.name}-checkout")
     shutil.copytree(environment.site_packages / "megatron", elsewhere / "megatron", copy_function=shutil.copy)
     return {"PYTHONPATH": str(elsewhere)}
+
+
+def stub_optimizer(environment: Environment) -> Variables:
+    """Somebody tried out an apex that no lock has: megatron-core takes its Adam, which steps the wrong way."""
+    apex = environment.site_packages / "apex"
+    for module, text in (
+        ("__init__", ""),
+        ("optimizers", STUB_OPTIMIZER),
+        ("normalization/fused_layer_norm", STUB_NORM),
+    ):
+        new_file(apex / f"{module}.py", text.encode())
+    return {}
 
 
 def second_nccl(environment: Environment) -> Variables:

@@ -200,6 +200,7 @@ def _plan(job: Job, cases: tuple[Case, ...], seconds: Mapping[str, float] | None
         expected=Expected(
             versions={**packages, **{name: item.version for name, item in components.items()}},
             modules=[module for item in components.values() for module in item.modules],
+            provided=sorted(lock.lock.base.provides),
         ),
         repeats=asked.repeats,
         sweep=sweep_of(job.matrix, ground, max(case.world_size for case in cases)),

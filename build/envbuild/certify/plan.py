@@ -14,7 +14,7 @@ from envbuild.launch.ways import Where
 
 PLAN_SCHEMA = "envbuild.plan/2"
 # Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 4
+JUDGE_VERSION = 5
 # The drivers that the smoke runner has.
 DRIVERS = (Driver.MCORE,)
 # What says how long a case takes or may take, and not what it computes.
@@ -70,10 +70,11 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What the environment must have: the versions of the lock, and modules that import."""
+    """What the environment must have: the versions of the lock, and modules that import; and what its base brings."""
 
     versions: Mapping[str, str] = field(default_factory=dict)
     modules: Sequence[str] = ()
+    provided: Sequence[str] = ()
 
 
 def tolerance_of(matrix: Matrix, case: Case) -> Band:
@@ -120,6 +121,7 @@ def make_plan(
         "gpu": {"sm": list(ground.sm)} if ground.sm else None,
         "expected_versions": dict(expected.versions),
         "expected_modules": list(expected.modules),
+        "provided_packages": list(expected.provided),
         "repeats": repeats,
         "bandwidth": sweep.as_json() if sweep else None,
         "models": {name: _model_json(model) for name, model in matrix.models.items() if name in used},

@@ -157,7 +157,7 @@ def _read(path: Path, plan: Mapping[str, Any], plan_digest: str, smoke_digest: s
         raise _Refused(REPEATED, "The bandwidth is in it twice.")
     return Results(
         environment=run["environment"],
-        environment_findings=tuple(run["environment_findings"]),
+        environment_findings=_findings(run, records),
         smoke_version=run["smoke_version"],
         smoke_digest=run["smoke_digest"],
         started_at=run["started_at"],
@@ -171,6 +171,15 @@ def _read(path: Path, plan: Mapping[str, Any], plan_digest: str, smoke_digest: s
         resumed=tuple(record["at"] for record in records if record["type"] == "resumed"),
         run=run,
     )
+
+
+def _findings(run: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """What is not as the lock has it: found before the cases, and in the ranks of any of them; each once."""
+    found = list(run["environment_findings"])
+    for record in records:
+        if record["type"] == "case":
+            found += (record["observed"] or {}).get("unlisted", [])
+    return tuple({json.dumps(item, sort_keys=True): item for item in found}.values())
 
 
 def _records(path: Path) -> list[dict[str, Any]]:

@@ -42,6 +42,12 @@ def test_plan_fits_the_schema_that_lives_with_smoke():
     jsonschema.Draft202012Validator(schema).validate(json.loads(json.dumps(plan())))
 
 
+def test_plan_says_what_the_base_brings():
+    brought = plan(expected=Expected(versions={"megatron-core": "0.16.1"}, provided=("torch",)))
+    assert parse_plan(json.dumps(brought).encode()).provided_packages == ("torch",)
+    assert parse_plan(json.dumps(plan()).encode()).provided_packages == ()
+
+
 def test_drivers_are_those_that_smoke_has():
     schema = json.loads((data_root() / "smoke/envbuild_smoke/schemas/plan.schema.json").read_text())
     names = [driver.value for driver in plan_module.DRIVERS]

@@ -100,3 +100,16 @@ def test_versions_on_record_count_where_the_runner_found_nothing(tmp_path, versi
     lines[0]["environment_findings"] = [finding]
     results = read(tmp_path / "results.jsonl", plan, lines)
     assert len(run_problems(plan, results)) == 1
+
+
+def test_what_a_rank_imported_and_nobody_locked_is_a_problem_of_the_run(tmp_path):
+    plan = plan_of()
+    lines = lines_of(plan)
+    stranger = {"code": "imported-unlisted", "package": "apex", "expected": None, "found": "/x/apex.py"}
+    for line in lines:
+        if line["type"] == "case":
+            line["observed"]["unlisted"] = [stranger]
+    results = read(tmp_path / "results.jsonl", plan, lines)
+    assert results.environment_findings == (stranger,)
+    said = "imported-unlisted: apex: expected none, found /x/apex.py"
+    assert [(item.check, item.text) for item in run_problems(plan, results)] == [("environment", said)]

@@ -1,0 +1,56 @@
+"""What the packages of a Debian, or of a distribution made of it, list: the files of the base's own Python."""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+_ROOT = Path("/var/lib/dpkg")
+# Where its packages put modules: nobody but dpkg does.
+MODULES = "/usr/lib/python3/dist-packages/"
+_SETTING = re.compile(r" (/\S+) ([0-9a-f]{32})(?: obsolete)?")
+
+
+def lists(file: str) -> bool:
+    """Return whether a module's file is one of the distribution's own."""
+    real = os.path.realpath(file)
+    return real.startswith(MODULES) and real in _modules()
+
+
+def unchanged(file: str) -> bool:
+    """Return whether a file is what the package of the distribution that has it put there."""
+    try:
+        content = Path(file).read_bytes()
+    except OSError:
+        return False
+    # dpkg keeps no other digest.
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    return _digests().get(os.path.realpath(file)) == found
+
+
+@cache
+def _modules() -> frozenset[str]:
+    return frozenset(line for line in _lines("*.list") if line.startswith(MODULES))
+
+
+@cache
+def _digests() -> dict[str, str]:
+    """Return what dpkg knows of the files that Python may run as it starts: settings, and files of libpython."""
+    found = {}
+    with suppress(OSError):
+        for line in (_ROOT / "status").read_text(encoding="utf-8", errors="replace").splitlines():
+            if match := _SETTING.fullmatch(line):
+                found[match[1]] = match[2]
+    for line in _lines("*python3*.md5sums"):
+        digest, _, name = line.partition("  ")
+        found[f"/{name}"] = digest
+    return found
+
+
+def _lines(pattern: str) -> Iterator[str]:
+    for path in sorted((_ROOT / "info").glob(pattern)):
+        with suppress(OSError):
+            yield from path.read_text(encoding="utf-8", errors="replace").splitlines()

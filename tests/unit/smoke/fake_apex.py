@@ -1,0 +1,3 @@
+"""A package that no lock has, and that is there."""
+
+FusedAdam = object()
