@@ -182,6 +182,8 @@ def push_command(session: Session, keys: tuple[str, ...], everything: bool, repl
     from envbuild.store.remote import Pushed
 
     remote = one_store(session, store)
+    if not items:
+        remote.keys(KIND)  # a store that cannot be reached is told also where there is nothing to push
     done: dict[str, str] = {}
     for item in items:
         if not replace and wheelhouse.sharing.has(remote, item):

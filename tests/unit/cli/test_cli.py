@@ -93,6 +93,15 @@ def test_the_second_push_says_that_it_is_there_and_reads_no_wheel(project, tmp_p
     assert f"{kept.record.file}  there already\n" in done.stdout
 
 
+def test_a_push_of_nothing_to_a_store_that_is_not_there_is_told(project, tmp_path):
+    push = ("wheels", "push", "--all", "--store", f"file://{tmp_path}/share")
+    done = shell(*push)
+    assert done.returncode == 10
+    assert f"the store file://{tmp_path}/share cannot be reached" in done.stderr
+    (tmp_path / "share").mkdir()
+    assert shell(*push).stdout == f"0 wheels, file://{tmp_path}/share\n"
+
+
 def test_an_empty_key_is_refused(project):
     done = shell("wheels", "--stack", "mcore", "--target", "h200", "--against", "")
     assert (done.returncode, "--against belongs to --explain" in done.stderr) == (2, True)
