@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -25,8 +26,8 @@ from envbuild.lock.locking import LockResult, lock_stack, resolved
 from envbuild.lock.naming import foreign_pins, variant_name
 from envbuild.lock.project import cuda_major
 from envbuild.lock.record import RECORD_FILE, read_lock
+from envbuild.lock.review import Checked, committed, lock_all, stack_of
 from envbuild.lock.review import check as review
-from envbuild.lock.review import committed, lock_all, stack_of
 from envbuild.sync.imports import Imports
 from envbuild.sync.verify import Verifier, require_machine
 
@@ -151,9 +152,17 @@ def _with_nemo(nemo: str | None, pins: dict[str, str]) -> dict[str, str]:
 
 def _consistent(torch_build: str | None, *, check: bool, diff: bool, verify: bool, everything: bool) -> None:
     if torch_build == "":
-        raise UsageError("--torch-build is empty", fix="Name a build (cpu, cu130), or index, or leave the option out.")
+        raise UsageError(
+            "--torch-build is empty",
+            why="An empty word names no build.",
+            fix="Name a build (cpu, cu130), or index, or leave the option out.",
+        )
     if check + diff + everything > 1:
-        raise UsageError("--check, --diff and --all exclude each other", fix="Name one of them.")
+        raise UsageError(
+            "--check, --diff and --all exclude each other",
+            why="Each says what the command does: look at what is there, compare, or lock everything.",
+            fix="Name one of them.",
+        )
     if verify and (check or diff or everything):
         raise UsageError(
             "--verify goes with none of --check, --diff and --all",
@@ -250,12 +259,22 @@ def _check(session: Session, stack: str | None, base: str | None, name: str | No
         raise CheckRefusedError(
             f"{len(old)} of {len(results)} locks are not what their inputs give",
             why="\n".join(f"{shown(result.path)}: {result.problem}" for result in old),
-            fix="Lock them again (envbuild lock --stack STACK --base BASE), review the difference, and commit it.",
+            fix="\n".join(_how_to_put_right(old)),
         )
     session.done(
         {"checked": [str(result.path) for result in results]},
         *[f"{shown(result.path)}: what its inputs give" for result in results],
     )
+
+
+def _how_to_put_right(locks: list[Checked]) -> Iterator[str]:
+    if any(not item.changed for item in locks):
+        yield "Lock them again (envbuild lock --stack STACK --base BASE), review the difference, and commit it."
+    if changed := [shown(item.path) for item in locks if item.changed]:
+        yield (
+            f"Changed or damaged after it was made: {', '.join(changed)}. Restore it from version control, or make it "
+            "anew: the `envbuild lock` command that it is from, with --upgrade (without it, it is refused)."
+        )
 
 
 def _kept_or_shipped(session: Session, path: Path) -> Path:

@@ -35,7 +35,7 @@ def find_lock(project_dir: Path, selection: Selection, name: str | None = None) 
 
     Raises:
         ConfigurationError: there is none, or only one that was made from other definitions; says how to make it.
-        UsageError: the lock of that name is of another stack.
+        UsageError: the lock of that name is of another stack, or the name is none.
     """
     stack, base = selection.stack_name, selection.base_name
     kept = stack if name is None else checked_name(name)
@@ -51,7 +51,7 @@ def find_lock(project_dir: Path, selection: Selection, name: str | None = None) 
     raise ConfigurationError(
         f"there is no lock of stack {stack} on base {base}{named}",
         why=f"{path} does not exist" + (f"; {path.parent} has it on {', '.join(elsewhere)}." if elsewhere else "."),
-        fix=f"Make it first: envbuild lock --stack {stack} --base {base} --target TARGET"
+        fix=f"Make it first: envbuild lock --stack {stack} --base {base}"
         + (f" --name {kept} (and its pins)" if named else ""),
     )
 

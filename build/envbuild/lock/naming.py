@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import NAME_PATTERN, Stack
-from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.core.errors import UsageError
 
 
 def foreign_pins(stack: Stack, pins: Mapping[str, str]) -> dict[str, str]:
@@ -34,8 +34,7 @@ def variant_name(stack_name: str, stack: Stack, pins: Mapping[str, str], name: s
         pins: see :func:`foreign_pins`.
 
     Raises:
-        UsageError: other pins without ``--name``.
-        ConfigurationError: the name has characters that a folder of a lock may not have.
+        UsageError: other pins without ``--name``, or the name has characters that a folder of a lock may not have.
     """
     if name is not None:
         return checked_name(name)
@@ -55,10 +54,10 @@ def checked_name(name: str) -> str:
     """The name of a lock, which is that of its folder.
 
     Raises:
-        ConfigurationError: it has characters that the folder may not have.
+        UsageError: it has characters that the folder may not have.
     """
     if re.match(NAME_PATTERN, name) is None:
-        raise ConfigurationError(
+        raise UsageError(
             f"--name {name!r} is no name for a lock",
             why=f"It must match {NAME_PATTERN}.",
             fix="Use small letters, digits, dots, dashes and underscores.",

@@ -269,7 +269,7 @@ def read_lock(path: Path) -> LockDirectory:
 def _command_for(path: Path) -> str:
     """The command line that makes a lock there, as far as the place says."""
     if path.absolute().parent.parent.name == LOCKFILES:
-        return f"envbuild lock --stack {path.absolute().parent.name} --base {path.name} --target TARGET"
+        return f"envbuild lock --stack {path.absolute().parent.name} --base {path.name}"
     return f"envbuild lock --stack STACK --base BASE --out {path}"
 
 

@@ -24,10 +24,15 @@ LOCKS_AT_ONCE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A committed lock, and why it is not what its inputs give; nothing when it is."""
+    """A committed lock, and why it is not what its inputs give; nothing when it is.
+
+    Attributes:
+        changed: whether that is because it was changed after it was made, or damaged.
+    """
 
     path: Path
     problem: str = ""
+    changed: bool = False
 
 
 def committed(project_dir: Path) -> list[Path]:
@@ -53,6 +58,9 @@ def check(path: Path, catalog: Catalog, repositories: Repositories, reporter: Re
     """
     try:
         lock = read_lock(path).lock
+    except CheckRefusedError as error:
+        return Checked(path=path, problem=f"{error.what}: {error.why}", changed=True)
+    try:
         stack = catalog.stack(lock.stack)
         catalog.base(lock.base.name)
         target = next((entry.target for entry in stack.builds if lock.base.name in entry.bases), None)

@@ -137,7 +137,7 @@ def test_lock_of_a_name_that_is_not_there_is_told_with_the_bases_that_have_it(pr
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["what"] == "there is no lock of stack mcore on base debian12 named try1"
     assert error["why"].endswith("lockfiles/try1 has it on ubuntu2404.")
-    assert "--base debian12 --target TARGET --name try1 (and its pins)" in error["fix"]
+    assert "envbuild lock --stack mcore --base debian12 --name try1 (and its pins)" in error["fix"]
     assert not (project / "out").exists()
 
 
@@ -153,7 +153,7 @@ def test_lock_of_a_name_that_is_of_another_stack_is_refused(project, command, ca
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_name_that_is_a_path_is_refused(project, command, capsys):
     make_lock(project / "elsewhere" / "debian12")
-    assert run([*command, *ARGUMENTS, "--quiet", "--json", "--name", "../elsewhere"]) == 3
+    assert run([*command, *ARGUMENTS, "--quiet", "--json", "--name", "../elsewhere"]) == 2
     assert "is no name for a lock" in json.loads(capsys.readouterr().out)["error"]["what"]
 
 

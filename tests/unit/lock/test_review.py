@@ -1,5 +1,6 @@
 """Whether committed locks are still what their inputs give."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from helpers.stack_files import BASE, write_base, write_stack
 
 from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.data import data_root
-from envbuild.core.errors import ConfigurationError, NetworkError, UsageError
+from envbuild.cli.main import run
+from envbuild.core.errors import NetworkError, UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock import review
 from envbuild.lock.inputs import Request, inputs_digest
@@ -179,5 +181,38 @@ def test_name_of_a_variant(project, pins, name, expected):
 def test_other_pins_need_a_name(project):
     with pytest.raises(UsageError, match="pins need a name"):
         variant_name("s", stack(project), {"dep": "1"}, None)
-    with pytest.raises(ConfigurationError, match="no name for a lock"):
+    with pytest.raises(UsageError, match="no name for a lock"):
         variant_name("s", stack(project), {}, "../x")
+
+
+# ---- what `lock --check` says
+
+
+def checked(project, monkeypatch, capsys):
+    """The error of `lock --check` in a project."""
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(project / "cache"))
+    assert run(["lock", "--check", "--json", "--quiet"]) == 5
+    return json.loads(capsys.readouterr().out)["error"]
+
+
+def test_lock_that_was_changed_by_hand_is_not_told_to_be_locked_without_upgrade(project, monkeypatch, capsys):
+    path = lock(project)
+    (path / "main.txt").write_text("changed==1\n")
+    fix = checked(project, monkeypatch, capsys)["fix"]
+    assert f"Changed or damaged after it was made: lockfiles/s/{BASE}. Restore it" in fix
+    assert "with --upgrade" in fix
+    assert "Lock them again" not in fix
+    lock(project, name="other")
+    write_stack(project, "s", {"lib": {"version": "==1.0"}}, anchor="lib")
+    fix = checked(project, monkeypatch, capsys)["fix"].splitlines()
+    assert [line.split(" ")[0] for line in fix] == ["Lock", "Changed"]
+
+
+@pytest.mark.parametrize("words", [("--check", "--all"), ("--check", "--diff"), ("--torch-build", "")])
+def test_words_that_exclude_each_other_say_why(project, monkeypatch, capsys, words):
+    monkeypatch.chdir(project)
+    assert run(["lock", *words, "--json", "--quiet"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["why"]
+    assert error["fix"]
