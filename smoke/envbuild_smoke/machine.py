@@ -12,7 +12,7 @@ from envbuild_smoke.plan import Device
 from envbuild_smoke.rank import common_environment
 
 FINGERPRINT = Path("/etc/envbuild/fingerprint.json")
-_PREFIXES = ("NCCL_", "CUDA_", "CUBLAS_", "GLOO_", "TORCH_NCCL_", "NVTE_", "UCX_")
+_PREFIXES = ("NCCL_", "CUDA_", "CUBLAS_", "GLOO_", "TORCH_NCCL_", "NVTE_", "UCX_", "LD_", "PYTHON")
 _CHUNK_BYTES = 1 << 20
 
 

@@ -204,9 +204,13 @@ def test_image_is_hashed_and_its_fingerprint_read(tmp_path: Path, monkeypatch: p
 def test_machine_names_what_changes_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     monkeypatch.setenv("SECRET_TOKEN", "x")
+    for name, value in (("LD_PRELOAD", "/x/libfast.so"), ("LD_LIBRARY_PATH", "/x/lib"), ("PYTHONPATH", "/x/apex")):
+        monkeypatch.setenv(name, value)
     described = machine.describe("cpu", (), {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, {"cuda": "13.0", "nccl": None})
     assert described["variables"]["NCCL_P2P_DISABLE"] == "1"
     assert described["variables"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert "SECRET_TOKEN" not in described["variables"]
+    loaded = {"LD_PRELOAD": "/x/libfast.so", "LD_LIBRARY_PATH": "/x/lib", "PYTHONPATH": "/x/apex"}
+    assert {name: described["variables"].get(name) for name in loaded} == loaded
     assert described["memory_bytes"] > 1 << 28
     assert (described["cuda"], described["gpus"], described["topology"]) == ("13.0", [], None)
