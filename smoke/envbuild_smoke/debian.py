@@ -20,6 +20,11 @@ def lists(file: str) -> bool:
     return real.startswith(MODULES) and real in _modules()
 
 
+def knows(file: str) -> bool:
+    """Return whether a file is one of a package of the distribution, changed or not."""
+    return os.path.realpath(file) in _digests()
+
+
 def unchanged(file: str) -> bool:
     """Return whether a file is what the package of the distribution that has it put there."""
     try:

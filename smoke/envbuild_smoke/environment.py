@@ -79,9 +79,8 @@ def all_findings(
     known = libraries.reachable(folders)
     for name, paths in libraries.twice(known, ready.get("libraries", {})).items():
         result.append({"code": "library-twice", "package": name, "expected": None, "found": ", ".join(paths)})
-    if image is None:
-        result += unlisted.startup_findings(ready.get("started", {}))
-    else:
+    result += unlisted.startup_findings(ready.get("started", {}))
+    if image is not None:
         result += _other_python(image)
     for module, error in ready.get("missing", {}).items():
         result.append({"code": "module-missing", "package": module, "expected": None, "found": error})
@@ -103,10 +102,10 @@ def _other_python(image: Mapping[str, Any]) -> list[dict[str, str | None]]:
     return [installed.finding("other-python", None, own, sys.executable)]
 
 
-def file_findings(plan: Plan, *, in_image: bool) -> list[installed.Finding]:
+def file_findings(plan: Plan) -> list[installed.Finding]:
     """Return the findings about the files of the lock's packages."""
     files = installed.recorded(plan.expected_versions)
-    bytecode = [] if in_image else unlisted.bytecode_findings(files, plan.expected_modules)
+    bytecode = unlisted.bytecode_findings(files, plan.expected_modules)
     return installed.file_findings(files) + installed.shadowed(files) + bytecode
 
 

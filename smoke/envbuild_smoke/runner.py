@@ -149,7 +149,7 @@ class _Runner:
         self._pool.start_template()
         # While the template imports.
         self._listed = Listed(self._plan.expected_versions, self._plan.provided_packages)
-        files = environment.file_findings(self._plan, in_image=self._options.image is not None)
+        files = environment.file_findings(self._plan)
         ready: dict[str, Any] = {}
         unusable: str | None = None
         try:

@@ -1,6 +1,6 @@
 """What runs in an interpreter and stands in no RECORD: bytecode in the place of sources, and code that starts with it.
 
-Where an image is under test none of this is looked at: its bytes are known by its digest.
+Looked at in images too: what hashed the image's file need not be inside of it, but in a changed copy.
 """
 
 import importlib.metadata
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from envbuild_smoke import debian
 from envbuild_smoke.installed import Finding, RecordedFile, finding, shortened
 
 # What Python imports by itself as it starts (docs.python.org, module site).
@@ -50,14 +51,23 @@ def startup_findings(started: Mapping[str, str | None]) -> list[Finding]:
         for file in distribution.files or []
         if str(file).endswith(".pth") or Path(file).stem in STARTING
     }
-    # Distributions' own (Debian has one) belong to the Python, which the lock names.
-    own = tuple(os.path.realpath(folder) + os.sep for folder in (sysconfig.get_path("stdlib"), "/etc"))
-    files = [file for file in started.values() if file and not os.path.realpath(file).startswith(own)]
+    files = [file for file in started.values() if file and not _of_the_python(file)]
     if sys.prefix != sys.base_prefix:
         files += [
             file for folder in _site_folders() for file in sorted(map(str, folder.glob("*.pth"))) if _imports(file)
         ]
     return [finding("startup-code", None, None, file) for file in files if os.path.realpath(file) not in listed]
+
+
+def _of_the_python(file: str) -> bool:
+    """Return whether code that starts belongs to the Python, which the lock's base has: distributions bring some.
+
+    Where dpkg has the Python it has to be dpkg's, as it came; elsewhere its place says so.
+    """
+    library = sysconfig.get_path("stdlib")
+    if debian.knows(f"{library}/os.py"):
+        return debian.unchanged(file)
+    return os.path.realpath(file).startswith((os.path.realpath(library) + os.sep, "/etc/"))
 
 
 def _other(source: str) -> str | None:

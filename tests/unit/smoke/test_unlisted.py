@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import marshal
@@ -10,12 +11,15 @@ import py_compile
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.smoke_plans import case_document, plan_document
 from unit.smoke.test_installed import install
 
-from envbuild_smoke import environment, installed, unlisted
+from envbuild_smoke import debian, environment, installed, strangers, unlisted
+from envbuild_smoke.plan_file import parse_plan
 
 SOURCE = "def scale():\n    return 1.0\n"
 CHANGED = "def scale():\n    return 2.0\n"
@@ -122,6 +126,56 @@ def test_sitecustomize_of_nobody_is_found(tmp_path, monkeypatch):
     assert [finding["found"] for finding in unlisted.startup_findings({"sitecustomize": str(own)})] == [str(own)]
     of_python = f"{sysconfig.get_path('stdlib')}/sitecustomize.py"
     assert unlisted.startup_findings({"sitecustomize": of_python, "usercustomize": None}) == []
+
+
+@pytest.fixture
+def dpkg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A Python that dpkg has, with a sitecustomize that is a setting, as Debian's is; its file."""
+    library, settings, root = tmp_path / "lib/python3.11", tmp_path / "etc/sitecustomize.py", tmp_path / "dpkg"
+    for folder in (library, settings.parent, root / "info"):
+        folder.mkdir(parents=True)
+    (library / "os.py").write_text("")
+    settings.write_text("# Debian's\n")
+    (library / "sitecustomize.py").symlink_to(settings)
+    (root / "status").write_text(f"Conffiles:\n {settings} {hashlib.md5(settings.read_bytes()).hexdigest()}\n")
+    line = f"{hashlib.md5(b'').hexdigest()}  {str(library / 'os.py').removeprefix('/')}\n"
+    (root / "info" / "libpython3.11-minimal:amd64.md5sums").write_text(line)
+    monkeypatch.setattr(debian, "_ROOT", root)
+    monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(library))
+    debian._digests.cache_clear()
+    yield library / "sitecustomize.py"
+    debian._digests.cache_clear()
+
+
+def test_sitecustomize_of_a_distribution_is_the_pythons_as_it_came(dpkg, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    started = {"sitecustomize": str(dpkg)}
+    assert unlisted.startup_findings(started) == []
+    with dpkg.open("a") as file:
+        file.write("import os\n")
+    assert [finding["found"] for finding in unlisted.startup_findings(started)] == [str(dpkg)]
+    other = dpkg.with_name("usercustomize.py")
+    other.write_text("")
+    assert len(unlisted.startup_findings({"usercustomize": str(other)})) == 1
+
+
+def test_startup_code_and_bytecode_are_looked_at_in_an_image(dpkg, source, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    change_code(source)
+    plan = parse_plan(
+        json.dumps(
+            {**plan_document(case_document("train-baseline")), "expected_modules": ["megatron.core"], **VERSIONS}
+        ).encode()
+    )
+    assert "bytecode-differs" in {finding["code"] for finding in environment.file_findings(plan)}
+    dpkg.write_text("import os\n")
+    image = {"file_digest": "sha256:0", "file_bytes": 1, "fingerprint": None}
+    ready = {"started": {"sitecustomize": str(dpkg)}}
+    told = environment.all_findings(plan, ready, [], strangers.Listed(()), image)
+    assert "startup-code" in {finding["code"] for finding in told}
+
+
+VERSIONS = {"expected_versions": {"megatron-core": "1.0"}}
 
 
 @pytest.mark.parametrize(
