@@ -11,7 +11,7 @@ from typing import Any
 
 from envbuild_smoke.environment import MODULES
 from envbuild_smoke.libraries import mapped
-from envbuild_smoke.rank import last_line
+from envbuild_smoke.rank import in_a_line
 from envbuild_smoke.strangers import new_files
 from envbuild_smoke.unlisted import STARTING
 
@@ -66,7 +66,7 @@ def _try_import(name: str) -> dict[str, Any]:
     try:
         importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 - an import can raise anything
-        return {"module": name, "error": last_line(error), "files": new_files()}
+        return {"module": name, "error": in_a_line(error), "files": new_files()}
     return {"module": name, "error": None, "files": new_files()}
 
 

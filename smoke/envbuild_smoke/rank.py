@@ -140,10 +140,16 @@ def failure_record_path(out: Path, case_id: str, rank: int) -> Path:
     return out / "cases" / case_id / f"rank{rank}.failure.json"
 
 
-def last_line(error: BaseException) -> str:
-    """Return the last line of an exception's text, "Type: message"."""
-    lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__
+def in_a_line(error: BaseException) -> str:
+    """Return what an exception says, "Type: message", in one line: the first, since hints come after the cause."""
+    text = "".join(traceback.format_exception_only(type(error), error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if isinstance(error, SyntaxError):
+        # The place comes before.
+        lines = [line for line in lines if line.startswith(type(error).__name__)] or lines[-1:]
+    if len(lines) > 1 and lines[0].endswith(":"):
+        return f"{lines[0]} {lines[1]}"
+    return lines[0] if lines else type(error).__name__
 
 
 def train_case(context: RankContext) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 from envbuild_smoke.libraries import mapped
 from envbuild_smoke.plan import Case, Plan
 from envbuild_smoke.program import RankProgram
-from envbuild_smoke.rank import RankContext, failure_record_path, last_line, saves_final_weights
+from envbuild_smoke.rank import RankContext, failure_record_path, in_a_line, saves_final_weights
 from envbuild_smoke.strangers import new_files
 from envbuild_smoke.wire import Channel, Message
 
@@ -109,7 +109,7 @@ def _run(entry: str, context: RankContext, command: Message) -> tuple[int | None
 def _record_failure(context: RankContext, error: BaseException) -> None:
     """Write when the rank raised, on the clock that all ranks share, and what."""
     kind = "not-finite" if isinstance(error, FloatingPointError) else "exception"
-    record = {"monotonic_seconds": time.monotonic(), "kind": kind, "message": last_line(error)}
+    record = {"monotonic_seconds": time.monotonic(), "kind": kind, "message": in_a_line(error)}
     path = failure_record_path(context.out, context.case.id, context.rank)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(record), encoding="utf-8")

@@ -29,7 +29,7 @@ from typing import NoReturn
 from envbuild_smoke import imported
 from envbuild_smoke.plan import Plan
 from envbuild_smoke.program import RankProgram
-from envbuild_smoke.rank import last_line
+from envbuild_smoke.rank import in_a_line
 from envbuild_smoke.rank_loop import answer_for_stacks, write_to
 from envbuild_smoke.rank_loop import serve as serve_rank
 from envbuild_smoke.wire import Channel, Message
@@ -50,7 +50,7 @@ def serve(program: RankProgram, plan: Plan, plan_descriptor: int, control: int) 
         ready = imported.describe(program.modules)
     except BaseException as error:  # noqa: BLE001 - an import can raise anything; the runner has to hear of it
         traceback.print_exc()
-        channel.send({"event": "unusable", "error": last_line(error)})
+        channel.send({"event": "unusable", "error": in_a_line(error)})
         return 1
     channel.send({"event": "ready", **ready})
     # What is still in the buffers would be printed once more by every rank.

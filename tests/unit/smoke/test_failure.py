@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from envbuild_smoke.failure import RankEnd, earliest
+from envbuild_smoke.rank import in_a_line
 
 
 def end(rank: int, exit_status: int, seen_at: float, *, killed: bool = False, done: bool = False) -> RankEnd:
@@ -72,3 +75,29 @@ def test_signal_without_a_name_is_given_by_number() -> None:
     found = earliest([end(0, -63, 1.0)], {}, log_name)
     assert found is not None
     assert found.message == "killed by signal 63"
+
+
+def syntax_error() -> SyntaxError:
+    try:
+        compile("a b", "file.py", "exec")
+    except SyntaxError as error:
+        return error
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("one line"), "ValueError: one line"),
+        # As torch's compiler ends: the cause, then what to set for more of it.
+        (
+            RuntimeError("OSError: [Errno 30] Read-only file system: '/root/.triton'\n\nSet TORCHDYNAMO_VERBOSE=1"),
+            "RuntimeError: OSError: [Errno 30] Read-only file system: '/root/.triton'",
+        ),
+        (RuntimeError("\n  the cause\nhints"), "RuntimeError: the cause"),
+        (RuntimeError(), "RuntimeError"),
+        (syntax_error(), "SyntaxError: invalid syntax"),
+    ],
+)
+def test_what_an_exception_says_in_a_line_is_its_cause_and_no_hint(error: BaseException, said: str) -> None:
+    assert in_a_line(error) == said
