@@ -105,7 +105,7 @@ def parse(text: str, model: type[M], name: str) -> M:
     except ValidationError as error:
         lines = line_numbers(text)
         found = error.errors(include_url=False)
-        wrong_inside = {tuple(problem["loc"])[:-1] for problem in found}
+        wrong_inside = {tuple(problem["loc"])[:length] for problem in found for length in range(len(problem["loc"]))}
         # A list that is too short only because its items are wrong is not worth a line.
         told = [item for item in found if item["type"] != "too_short" or tuple(item["loc"]) not in wrong_inside]
         problems = [_describe(problem, model, lines) for problem in told]

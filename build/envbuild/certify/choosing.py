@@ -26,16 +26,17 @@ def chosen_cases(
         packages: the names of the lock's packages.
 
     Raises:
+        ConfigurationError: the matrix has baselines alone.
         UsageError: ``only`` names a case that the matrix does not have.
     """
     cases = expand(matrix, matrix_name, Ground.of(selection, packages))
+    if all(case.is_baseline for case in cases):
+        raise ConfigurationError(
+            f"matrix {matrix_name} compares nothing",
+            why="All its cases are baselines, and a baseline agrees with itself.",
+            fix="Add a case with another layout to it.",
+        )
     if not only:
-        if all(case.is_baseline for case in cases):
-            raise ConfigurationError(
-                f"matrix {matrix_name} compares nothing",
-                why="All its cases are baselines, and a baseline agrees with itself.",
-                fix="Add a case with another layout to it.",
-            )
         return cases
     known = {case.id: case for case in cases}
     if unknown := [name for name in only if name not in known]:

@@ -51,6 +51,16 @@ def test_wrong_value_of_a_row(line, told):
     assert f"cases[{QUICK.count('[[cases]]')}].{told}" in caught.value.why
 
 
+def test_wrong_value_in_the_only_row_is_one_thing_to_correct():
+    head = QUICK.partition("[[cases]]")[0]
+    with pytest.raises(ConfigurationError) as caught:
+        toml.parse(f"{head}\n[[cases]]\nmodel = 'gpt'\ndata = [0, 2]\n", Matrix, "m.toml")
+    assert "1 thing to correct" in caught.value.what
+    assert caught.value.why.endswith("cases[0].data[0]: input should be greater than or equal to 1; found 0")
+    with pytest.raises(ConfigurationError, match="1 thing to correct"):
+        toml.parse(f"cases = []\n{head}", Matrix, "m.toml")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [

@@ -457,6 +457,7 @@ def test_case_without_its_baseline():
 
 
 def test_case_of_an_unknown_model():
+    assert refused(matrix(CaseRow(model="bert", data=(1, 2)))) == refused(matrix(CaseRow(model="bert")))
     assert refused(matrix(CaseRow(model="bert"))) == "cases[1]: no model 'bert' is defined; defined: gpt"
 
 

@@ -56,8 +56,9 @@ def test_only_a_baseline_compares_nothing():
 
 def test_matrix_of_baselines_compares_nothing():
     bare = MATRIX.model_copy(update={"cases": MATRIX.cases[:1]})
-    with pytest.raises(ConfigurationError, match="compares nothing"):
-        chosen_cases(bare, "bare", SELECTION, ())
+    for only in ((), ("gpt-fp32-baseline",)):
+        with pytest.raises(ConfigurationError, match="compares nothing"):
+            chosen_cases(bare, "bare", SELECTION, only)
 
 
 class Shown(SilentReporter):

@@ -60,7 +60,7 @@ def expansion(matrix: Matrix, name: str, ground: Ground) -> Expansion:
     if problems:
         raise ConfigurationError(
             f"matrix {name} has cases that cannot be run",
-            why="\n".join(problems),
+            why="\n".join(dict.fromkeys(problems)),
             fix=f"Correct envs/matrices/{name}.toml.",
         )
     in_order = sorted(cases.values(), key=lambda case: not case.is_baseline)
