@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.cases import Case, expansion
-from envbuild.certify.choosing import chosen_cases
+from envbuild.certify.choosing import chosen_cases, driver_of
 from envbuild.certify.ground import Ground
 from envbuild.cli.common import Session
 from envbuild.core.digests import Json
@@ -20,9 +20,13 @@ def print_cases(
 
     Args:
         name: of the lock, where it is not the stack's own.
+
+    Raises:
+        CertificationCannotRunError: there are no cases for what trains the stack.
     """
     matrix = selection.catalog.matrix(matrix_name)
     lock = _lock(session, selection, name)
+    driver_of(selection, lock.lock if lock else None)
     packages = lock.packages() if lock else ()
     cases = chosen_cases(matrix, matrix_name, selection, only, packages)
     left_out = () if only else expansion(matrix, matrix_name, Ground.of(selection, packages)).left_out

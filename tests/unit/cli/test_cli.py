@@ -341,6 +341,14 @@ def test_print_cases_without_a_lock_says_whose_packages_it_takes(project, capsys
     assert "there is no lock of stack bare on base debian12: cases are left out by the packages that the stack's" in err
 
 
+def test_print_cases_of_a_stack_that_has_none_is_refused_as_its_run_is(capsys):
+    words = ["certify", "--stack", "nemo-2.7", "--target", "h200"]
+    for more in (["--print-cases"], []):
+        assert run([*words, *more, "--json"]) == 8
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert (error["reason"], "driver nemo" in error["what"]) == ("no-cases", True)
+
+
 def test_print_cases_of_a_named_lock_that_is_not_there_is_refused(project, capsys):
     words = ["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--print-cases"]
     assert run([*words, "--name", "no"]) == 3
