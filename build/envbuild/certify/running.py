@@ -13,7 +13,7 @@ from typing import Any
 
 from envbuild.certify.job import Asked, Job
 from envbuild.certify.plan import deciding
-from envbuild.certify.results import Results, read_results
+from envbuild.certify.results import LARGEST_BYTES, Results, read_results
 from envbuild.certify.telling import Watcher
 from envbuild.core import jsonread, locks
 from envbuild.core.digests import Json, sha256_bytes
@@ -21,15 +21,17 @@ from envbuild.core.errors import (
     CertificationCannotRunError,
     InterruptedByUserError,
     ResultsRefusedError,
+    UsageError,
     disk_full,
 )
-from envbuild.core.files import machine_errors, remove_tree, write_atomic
+from envbuild.core.files import machine_errors, read_plain, remove_tree, write_atomic
 from envbuild.core.outcome import describe_status, ran_out_of_space, tail
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.launch.ways import WITHOUT_IMAGE, Task, Way
 
 PLAN_FILE, RESULTS_DIR, RESULTS_FILE, LOG_FILE = "plan.json", "results", "results.jsonl", "smoke.log"
+ISOLATION, LIVE = "--isolation", "live"
 # The runner's exit statuses; 0 and 1 leave results.
 COMPLETED, CASES_FAILED, BAD_PLAN, UNUSABLE, WRONG_GPUS, INTERRUPTED = 0, 1, 2, 3, 4, 130
 # Time for starting the container and Python, on top of the cases' own limits.
@@ -73,6 +75,7 @@ def run_plan(
         resume: go on with an interrupted run of such a plan, if there is one.
 
     Raises:
+        UsageError: the interrupted run had another isolation.
         CertificationCannotRunError: the GPUs are not as the plan wants, or the environment cannot run it.
         ResultsRefusedError: there are no results of this plan, or they are not whole.
         CertificationFailedError: the runner ran past its time limit.
@@ -88,6 +91,7 @@ def run_plan(
         data = (json.dumps(plan, indent=2) + "\n").encode()
         write_atomic(folder / PLAN_FILE, data)
     else:
+        _check_isolation(folder, arguments)
         arguments = (*arguments, "--resume")
     results_dir = folder / RESULTS_DIR
     with machine_errors(folder):
@@ -129,7 +133,7 @@ def read_run(folder: Path, plan: bytes, results: Path, smoke_digest: str) -> Run
         plan=content,
         plan_digest=digest,
         results=found,
-        results_digest=sha256_bytes(results.read_bytes()),
+        results_digest=sha256_bytes(read_plain(results, LARGEST_BYTES)),
     )
 
 
@@ -161,12 +165,17 @@ def interrupted_cases(folder: Path) -> frozenset[str]:
 
 def _types(folder: Path) -> set[str]:
     """The types of the lines that a run has written."""
-    found = set()
+    return {str(line["type"]) for line in _lines(folder) if "type" in line}
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    """The lines that a run has written, as far as they are any."""
+    found = []
     with contextlib.suppress(OSError):
         for line in (folder / RESULTS_DIR / RESULTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                found.add(str(jsonread.loads(line)["type"]))
-    return found
+            with contextlib.suppress(ValueError):
+                found.append(jsonread.loads(line))
+    return [line for line in found if isinstance(line, dict)]
 
 
 def _interrupted(folder: Path, plan: dict[str, Json]) -> bytes | None:
@@ -193,6 +202,20 @@ def _interrupted(folder: Path, plan: dict[str, Json]) -> bytes | None:
             reason="plan",
         )
     return data
+
+
+def _check_isolation(folder: Path, arguments: tuple[str, ...]) -> None:
+    """One run has one isolation: that of its first part, as its results have it."""
+    asked = arguments[arguments.index(ISOLATION) + 1] if ISOLATION in arguments else LIVE
+    for line in _lines(folder):
+        before = line.get("isolation")
+        if isinstance(before, str) and before != asked:
+            option = f"{ISOLATION} {before}" if before != LIVE else f"{ISOLATION} {LIVE}, or without {ISOLATION}"
+            raise UsageError(
+                f"the interrupted run was one with {ISOLATION} {before}, not {asked}",
+                why="What goes on must be what began: its first part and its second would be two kinds of run.",
+                fix=f"Go on with {option}; or leave --resume out: the cases are run anew.",
+            )
 
 
 def _limit(plan: Mapping[str, Any]) -> float:

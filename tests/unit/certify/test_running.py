@@ -18,6 +18,7 @@ from envbuild.core.errors import (
     InterruptedByUserError,
     MachineError,
     ResultsRefusedError,
+    UsageError,
 )
 from envbuild.launch.gpus import find_driver
 
@@ -141,6 +142,26 @@ def test_interrupted_run_goes_on_with_its_plan(interrupted):
     assert (first["arguments"], second["arguments"]) == ((), ("--resume",))
     assert second["plan"] == first["plan"]
     assert done.statement.predicate.nonce == first["plan"]["nonce"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "fix"),
+    [
+        ("process", None, "Go on with --isolation process; or leave --resume out"),
+        ("live", "process", "Go on with --isolation live, or without --isolation; or leave --resume out"),
+    ],
+)
+def test_interrupted_run_of_another_isolation_does_not_go_on(interrupted, before, now, fix):
+    (plan,) = (interrupted.project / "out").rglob("plan.json")
+    written = f'{{"type": "run", "isolation": "{before}"}}\n{{"type": "case"}}\n'
+    (plan.parent / "results/results.jsonl").write_text(written)
+    with pytest.raises(UsageError, match=f"was one with --isolation {before}, not {now or 'live'}") as caught:
+        interrupted.certify(only=(TP2,), resume=True, isolation=now)
+    assert fix in caught.value.fix
+    assert len(interrupted.calls) == 1
+    assert (plan.parent / "results/results.jsonl").read_text() == written
+    interrupted.certify(only=(TP2,), resume=True, isolation=None if before == "live" else before)
+    assert interrupted.calls[-1]["arguments"][-1] == "--resume"
 
 
 def test_without_resume_it_begins_anew(interrupted):
