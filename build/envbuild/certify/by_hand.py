@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,8 +19,8 @@ from envbuild.certify.running import PLAN_FILE, RESULTS_DIR, RESULTS_FILE, Run, 
 from envbuild.certify.zipapp import FILE_NAME
 from envbuild.core import jsonread
 from envbuild.core.digests import digest_of, short
-from envbuild.core.errors import CertificationFailedError, ConfigurationError, ResultsRefusedError
-from envbuild.core.files import machine_errors, write_atomic
+from envbuild.core.errors import CertificationFailedError, ConfigurationError, ResultsRefusedError, UsageError
+from envbuild.core.files import NotPlainFileError, machine_errors, read_plain, write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.image.outputs import OUT_DIR
 from envbuild.launch.images import manifest_of
@@ -33,6 +33,8 @@ README, MANIFEST = "README.md", "manifest.json"
 MOUNT_POINT = "/envbuild"
 # What certificates call runs that nobody of us started.
 BY_HAND = "by hand"
+# A plan of a thousand cases has some 700 kB.
+LARGEST_PLAN_BYTES = 64 << 20
 NONCES, NONCE_FILE = "nonces", "judged.json"
 _NONCE, _DIGEST = re.compile(r"[0-9a-f]{32}"), re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -63,19 +65,32 @@ def write_plan(asked: Asked, folder: Path, store: LocalStore) -> Job:
     return job
 
 
-def judge_folder(asked: Asked, folder: Path, store: LocalStore, reporter: Reporter, how: How) -> Certification:
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """What was said of a plan that says it itself; None for what was not."""
+
+    place: Where | None = None
+    repeats: int | None = None
+
+
+def judge_folder(
+    asked: Asked, folder: Path, store: LocalStore, reporter: Reporter, how: How, stated: Stated | None = None
+) -> Certification:
     """Judge the results that were brought back to the folder of a plan, and write the certificate.
 
     Args:
         asked: what this envbuild would certify; the plan must be the one that it makes of it.
+        stated: must be what the plan says.
 
     Raises:
+        UsageError: it is not.
         ResultsRefusedError: the plan is not the one that would be made here, or the results are not whole, of another
             image, or were judged before as something else.
         CertificationFailedError: a case did not pass.
     """
     data, plan = _read_plan(folder)
     place = plan["subject"]["in"]
+    _check_stated(stated or Stated(), plan)
     asked = replace(asked, place=place, repeats=plan["repeats"], image=None if place in WITHOUT_IMAGE else asked.image)
     job = make_job(asked, store, _subject(asked, plan))
     _check_same(plan, job, folder)
@@ -96,6 +111,17 @@ def judge_folder(asked: Asked, folder: Path, store: LocalStore, reporter: Report
         return certification(certificate, job, cases_run=0, ran=folder)
 
 
+def _check_stated(stated: Stated, plan: Mapping[str, Any]) -> None:
+    said = (("--in", stated.place, plan["subject"]["in"]), ("--repeat", stated.repeats, plan["repeats"]))
+    for option, value, planned in said:
+        if value not in (None, planned):
+            raise UsageError(
+                f"{option} {value} is not what the plan has",
+                why=f"It was written with {option} {planned}, and what is judged is what ran.",
+                fix=f"Give {option} {planned}, or leave {option} out: the plan says it.",
+            )
+
+
 def _refused(folder: Path, why: str, fix: str, reason: str) -> ResultsRefusedError:
     return ResultsRefusedError(f"what is in {folder} cannot be judged", why=why, fix=fix, reason=reason)
 
@@ -105,7 +131,7 @@ def _read_plan(folder: Path) -> tuple[bytes, dict[str, Any]]:
     file = folder / PLAN_FILE
     fix = "Bring the whole folder back that --plan-out wrote, as it was."
     try:
-        data = file.read_bytes()
+        data = read_plain(file, LARGEST_PLAN_BYTES)
         plan = jsonread.loads(data)
         known = (
             type(repeats := plan["repeats"]) is int  # True is no number of repeats
@@ -116,6 +142,10 @@ def _read_plan(folder: Path) -> tuple[bytes, dict[str, Any]]:
         )
     except (FileNotFoundError, NotADirectoryError):
         raise _refused(folder, f"There is no plan: {file} does not exist.", fix, "plan") from None
+    except NotPlainFileError as error:
+        raise _refused(folder, f"{error}.", fix, "plan") from error
+    except OSError as error:
+        raise _refused(folder, f"{file} cannot be read: {error.strerror}.", fix, "plan") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _refused(folder, f"{file} is no plan: {error!r}", fix, "plan") from error
     if not known:

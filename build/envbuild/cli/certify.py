@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.models import Device
-from envbuild.certify.by_hand import judge_folder, write_plan
+from envbuild.certify.by_hand import Stated, judge_folder, write_plan
 from envbuild.certify.calibrate import Calibration
 from envbuild.certify.calibrate import calibrate as propose_tolerances
 from envbuild.certify.certificates.signing import UNSIGNED
@@ -35,6 +35,7 @@ from envbuild.lock.finding import find_lock
 
 # What a plan that is only written, or judged, has no use for.
 MACHINERY = ("gpus", "isolation", "runtime", "venv", "fresh", "resume")
+KEY = ("key", "key_password")
 
 
 @click.command("certify", cls=Command)
@@ -116,6 +117,12 @@ def command(
     driver_of(selection)
     machinery = Machinery(runtime=runtime, venv=venv, gpus=chosen, isolation=isolation)
     how = How(machinery=machinery, fresh=fresh, resume=resume, signer=signer_of(session, key, key_password))
+    if key_password is not None and how.signer is None:
+        raise UsageError(
+            "--key-password does nothing without a key",
+            why="No --key is given, or it is off, and the configuration names none (signing.key).",
+            fix="Name the key too (--key FILE), or leave --key-password out.",
+        )
     lock = find_lock(session.project, selection, name)
     driver_of(selection, lock.lock)
     asked = Asked(
@@ -136,7 +143,9 @@ def command(
     elif plan_out is not None:
         _tell_plan(session, write_plan(asked, plan_out, session.store), plan_out)
     elif judge is not None:
-        _tell(session, judge_folder(asked, judge, session.store, session.reporter, how))
+        given = _given(click.get_current_context())
+        stated = Stated(place=place if "place" in given else None, repeats=repeat if "repeat" in given else None)
+        _tell(session, judge_folder(asked, judge, session.store, session.reporter, how, stated))
     else:
         with _going_on():
             done = certify(asked, session.store, session.reporter, how)
@@ -173,17 +182,17 @@ def _refuse_idle(context: click.Context) -> None:
     Raises:
         UsageError: there is one.
     """
-    given = {
-        name
-        for name in context.params
-        if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
-    }
+    given = _given(context)
     idle: list[tuple[str, str, str]] = [
-        *(("plan_out", name, "It writes a plan, and runs nothing.") for name in (*MACHINERY, "judge", "key")),
-        *(("judge", name, "It judges what ran already.") for name in (*MACHINERY, "repeat", "place")),
+        *(("plan_out", name, "It writes a plan, and runs nothing.") for name in (*MACHINERY, "judge", *KEY)),
+        *(("judge", name, "It judges what ran already.") for name in MACHINERY),
         *(
             ("calibrate", name, "It certifies nothing, and trains everything as often as it says.")
-            for name in ("plan_out", "judge", "repeat", "fresh", "key")
+            for name in ("plan_out", "judge", "repeat", "fresh", *KEY)
+        ),
+        *(
+            ("print_cases", name, "It prints the cases of the matrix, and runs nothing.")
+            for name in (*MACHINERY, "place", "repeat", "plan_out", "judge", "calibrate", *KEY)
         ),
     ]
     for option, other, why in idle:
@@ -197,6 +206,12 @@ def _refuse_idle(context: click.Context) -> None:
             raise UsageError(
                 f"{_flag(option)} does nothing with --in {place}", why=f"It is for --in {wanted}.", fix="Leave one out."
             )
+
+
+def _given(context: click.Context) -> set[str]:
+    """The options that were given, and not left at their defaults."""
+    defaults = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
+    return {name for name in context.params if context.get_parameter_source(name) not in defaults}
 
 
 def _flag(name: str) -> str:

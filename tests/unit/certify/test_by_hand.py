@@ -1,6 +1,7 @@
 """A plan for another machine: what is written, and which results are judged when they come back."""
 
 import json
+import os
 import re
 import shutil
 
@@ -9,6 +10,7 @@ from helpers.stand_in import results_of, write
 
 from envbuild.certify.by_hand import judge_folder, write_plan
 from envbuild.certify.certifying import How
+from envbuild.certify.reports.report import end_of
 from envbuild.cli.main import run
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CertificationFailedError, ConfigurationError, ResultsRefusedError, UsageError
@@ -367,8 +369,17 @@ def test_command_without_results_has_a_reason(world, command, tmp_path, capsys):
         (["--plan-out", "x", "--judge", "y"], "--judge does nothing with --plan-out"),
         (["--plan-out", "x", "--gpus", "0"], "--gpus does nothing with --plan-out"),
         (["--plan-out", "x", "--resume"], "--resume does nothing with --plan-out"),
-        (["--judge", "x", "--in", "oci"], "--in does nothing with --judge"),
-        (["--judge", "x", "--repeat", "2"], "--repeat does nothing with --judge"),
+        (["--judge", "x", "--isolation", "live"], "--isolation does nothing with --judge"),
+        (["--plan-out", "x", "--key-password", "env:P"], "--key-password does nothing with --plan-out"),
+        (["--calibrate", "2", "--key-password", "env:P"], "--key-password does nothing with --calibrate"),
+        (["--key-password", "env:P"], "--key-password does nothing without a key"),
+        (["--key", "off", "--key-password", "env:P"], "--key-password does nothing without a key"),
+        (["--print-cases", "--plan-out", "x"], "--plan-out does nothing with --print-cases"),
+        (["--print-cases", "--fresh", "--repeat", "3", "--key", "nope"], "--fresh does nothing with --print-cases"),
+        (["--print-cases", "--repeat", "3"], "--repeat does nothing with --print-cases"),
+        (["--print-cases", "--key", "nope"], "--key does nothing with --print-cases"),
+        (["--print-cases", "--judge", "x"], "--judge does nothing with --print-cases"),
+        (["--print-cases", "--calibrate", "3"], "--calibrate does nothing with --print-cases"),
         (["--calibrate", "3", "--fresh"], "--fresh does nothing with --calibrate"),
         (["--calibrate", "3", "--plan-out", "x"], "--plan-out does nothing with --calibrate"),
         (["--venv", "x"], "--venv does nothing with --in sqsh"),
@@ -387,6 +398,47 @@ def test_options_that_do_nothing_are_refused(world, command, capsys, words, said
     assert error["why"]
     assert error["fix"]
     assert world.calls == []
+
+
+def test_judge_takes_the_options_that_the_plan_had_and_no_others(world, command, tmp_path, capsys):
+    had = ["--in", "here", "--repeat", "2", "--only", TP2]
+    assert command("--plan-out", tmp_path / "p", *had) == 0
+    run_there(tmp_path / "p")
+    for words, said in (
+        (["--in", "oci"], "--in oci"),
+        (["--repeat", "3"], "--repeat 3"),
+        (["--in", "sqsh"], "--in sqsh"),
+    ):
+        capsys.readouterr()
+        assert command("--judge", tmp_path / "p", "--only", TP2, *words) == 2
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert error["what"] == f"{said} is not what the plan has"
+        assert f"{words[0]} {had[had.index(words[0]) + 1]}" in error["fix"]
+    assert world.certificates() == []
+    assert command("--judge", tmp_path / "p", *had) == 0
+    assert len(world.certificates()) == 1
+
+
+@pytest.mark.parametrize("file", ["plan.json", "results/results.jsonl"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_file_of_the_folder_that_is_no_plain_one_is_refused_and_not_waited_for(world, folder, file, kind):
+    run_there(folder)
+    (folder / file).unlink()
+    if kind == "pipe":
+        os.mkfifo(folder / file)
+    elif kind == "device":
+        (folder / file).symlink_to("/dev/zero")
+    else:
+        (folder / file).mkdir()
+    reason, why = refused(world, folder)
+    assert (reason, f"is a {kind} and no plain file" in why) == ("plan" if file == "plan.json" else "schema", True)
+
+
+def test_log_that_is_a_pipe_is_no_part_of_a_report(tmp_path):
+    os.mkfifo(tmp_path / "rank0.log")
+    assert end_of(tmp_path / "rank0.log") == ""
+    (tmp_path / "rank1.log").write_text("one\ntwo\n")
+    assert end_of(tmp_path / "rank1.log", lines=1) == "two"
 
 
 def test_job_of_the_plan_is_another_than_that_of_another_place(world, tmp_path):

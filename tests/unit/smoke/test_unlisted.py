@@ -164,7 +164,11 @@ def test_startup_code_and_bytecode_are_looked_at_in_an_image(dpkg, source, monke
     change_code(source)
     plan = parse_plan(
         json.dumps(
-            {**plan_document(case_document("train-baseline")), "expected_modules": ["megatron.core"], **VERSIONS}
+            {
+                **plan_document(case_document("train-baseline")),
+                "expected_modules": ["megatron.core"],
+                "expected_versions": {"megatron-core": "1.0"},
+            }
         ).encode()
     )
     assert "bytecode-differs" in {finding["code"] for finding in environment.file_findings(plan)}
@@ -173,9 +177,6 @@ def test_startup_code_and_bytecode_are_looked_at_in_an_image(dpkg, source, monke
     ready = {"started": {"sitecustomize": str(dpkg)}}
     told = environment.all_findings(plan, ready, [], strangers.Listed(()), image)
     assert "startup-code" in {finding["code"] for finding in told}
-
-
-VERSIONS = {"expected_versions": {"megatron-core": "1.0"}}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from pydantic import Field, JsonValue
 
 from envbuild.catalog.fields import Model
 from envbuild.certify.certificates.statement import CaseVerdict, Certificate, Measured, Problem
-from envbuild.core.files import write_atomic
+from envbuild.core.files import open_plain, write_atomic
 
 JUNIT_FILE, PAGE_FILE = "junit.xml", "report.html"
 LOG_END_LINES = 60
@@ -123,9 +124,8 @@ def write_reports(folder: Path, report: Report) -> ReportFiles:
 def end_of(log: Path, lines: int = LOG_END_LINES) -> str:
     """The last lines of a log; nothing where there is none."""
     try:
-        size = log.stat().st_size
-        with log.open("rb") as stream:
-            stream.seek(max(0, size - 64 * 1024))
+        with open_plain(log) as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 64 * 1024))
             text = stream.read().decode(errors="replace")
     except OSError:
         return ""
