@@ -77,14 +77,16 @@ class Environment:
         assert found == 1, f"{file} is in {found} RECORDs"
 
     def add_switch(self) -> None:
-        """Have every interpreter of this environment import the switch, a package, as it starts."""
+        """Have every interpreter of this environment import the switch as it starts.
+
+        A package of the lock lists it: what runs without being listed is found for that, and would hide whether the
+        check that is named for a fault finds it.
+        """
         name = SWITCH.stem
-        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
-        record = f"{name}.py,,\n{name}.pth,,\n{name}-1.dist-info/METADATA,,\n{name}-1.dist-info/RECORD,,\n"
         new_file(self.site_packages / SWITCH.name, SWITCH.read_bytes())
         new_file(self.site_packages / f"{name}.pth", f"import {name}\n".encode())
-        for file, content in (("METADATA", metadata), ("RECORD", record)):
-            new_file(self.site_packages / f"{name}-1.dist-info" / file, content.encode())
+        (record,) = self.site_packages.glob("psutil-*.dist-info/RECORD")
+        new_file(record, record.read_bytes() + f"{name}.py,,\n{name}.pth,,\n".encode())
 
 
 def new_file(path: Path, content: bytes) -> None:
