@@ -82,7 +82,9 @@ def test_errors_that_cause_each_other_are_no_endless_loop():
 def run_main(work: str) -> subprocess.CompletedProcess[str]:
     """envbuild's main() with ``work`` as the body of its command."""
     body = "\n".join(f"    {line}" for line in work.strip().splitlines())
-    code = f"import os, signal\nfrom pathlib import Path\nfrom envbuild.cli import main\ndef run(arguments):\n{body}\n"
+    # Under nohup these tests have SIGHUP ignored.
+    code = "import os, signal\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+    code += f"from pathlib import Path\nfrom envbuild.cli import main\ndef run(arguments):\n{body}\n"
     code += "    return 0\nmain.run = run\nmain.main()\n"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
