@@ -91,8 +91,10 @@ def syntax_error() -> SyntaxError:
         (ValueError("one line"), "ValueError: one line"),
         # As torch's compiler ends: the cause, then what to set for more of it.
         (
-            RuntimeError("OSError: [Errno 30] Read-only file system: '/root/.triton'\n\nSet TORCHDYNAMO_VERBOSE=1"),
-            "RuntimeError: OSError: [Errno 30] Read-only file system: '/root/.triton'",
+            RuntimeError(
+                "OSError: [Errno 30] Read-only file system: '/home/user/.triton'\n\nSet TORCHDYNAMO_VERBOSE=1"
+            ),
+            "RuntimeError: OSError: [Errno 30] Read-only file system: '/home/user/.triton'",
         ),
         (RuntimeError("\n  the cause\nhints"), "RuntimeError: the cause"),
         (RuntimeError(), "RuntimeError"),
