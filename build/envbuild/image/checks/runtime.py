@@ -14,7 +14,8 @@ from envbuild.image.checks.facts import Facts
 from envbuild.image.checks.finding import Finding
 from envbuild.image.surveys.survey import read_listing
 
-COMPILER = re.compile(r"^((usr/(local/)?)?bin|opt/envbuild/venv/bin)/(gcc|clang)$")
+COMPILERS = ("gcc", "clang")
+PROGRAMS = ("bin", "usr/bin", "usr/local/bin")
 PYTHON_HEADER = re.compile(r"(^|/)include/python3\.\d+t?/Python\.h$")
 TOOLKIT_HEADER = re.compile(r"^usr/local/cuda(-[\d.]+)?/(targets/[^/]+/)?include/cuda_runtime\.h$")
 CUDA_HEADER = "cuda_runtime.h"
@@ -27,7 +28,8 @@ def compiler(facts: Facts) -> Iterator[Finding]:
     if not facts.sm or "triton" not in _packages(facts):
         return
     paths = _paths(facts)
-    if "CC" not in facts.variables and not any(COMPILER.match(path) for path in paths):
+    folders = (*PROGRAMS, f"{facts.environment}/bin".lstrip("/"))
+    if "CC" not in facts.variables and paths.isdisjoint(f"{folder}/{name}" for folder in folders for name in COMPILERS):
         yield _lacking("a C compiler (gcc or clang)")
     if not any(PYTHON_HEADER.search(path) for path in paths):
         yield _lacking("Python's headers (Python.h)")
@@ -60,7 +62,7 @@ def _packages(facts: Facts) -> set[str]:
 
 def _paths(facts: Facts) -> set[str]:
     """The paths of files and links with one of the names that are looked for."""
-    names = {"gcc", "clang", "Python.h", CUDA_HEADER}
+    names = {*COMPILERS, "Python.h", CUDA_HEADER}
     return {
         entry.path
         for kept in facts.layers
