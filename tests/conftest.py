@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from envbuild.catalog.catalog import Catalog, Machine, Selection, select
 from envbuild.catalog.data import data_root
 from envbuild.catalog.site import load_site
 from envbuild.core import locks
+from envbuild.core.errors import EnvbuildError
 from envbuild.lock.finding import find_lock
 from envbuild.lock.record import LockDirectory
 from envbuild.lock.torch_builds import torch_source
@@ -23,6 +26,21 @@ from envbuild.lock.uv import uv_program
 # Started in the background of a script, everything ignores SIGINT and hands that on; tests send it and mean it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Any, pytest.TestReport]:
+    """An error's cause and its log belong into the report: its text is one sentence."""
+    report: pytest.TestReport = yield
+    error = call.excinfo.value if call.excinfo else None
+    while error is not None:
+        if isinstance(error, EnvbuildError):
+            log = error.log.read_text(errors="replace")[-5000:] if error.log and error.log.is_file() else ""
+            report.sections.append((f"cause: {error.what}", "\n".join(filter(None, [error.why, error.fix, log]))))
+        error = error.__cause__ or error.__context__
+    return report
 
 
 @dataclass

@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ from conftest import Tool
 from helpers.docker_daemon import Daemon, docker_daemon
 from helpers.image_contents import contents, described, differences, layers_of
 from helpers.mini import NAME, image_of, write_stack
-from helpers.processes import wait_until
+from helpers.processes import forked, wait_until
 from helpers.simple_index import SimpleIndex, make_sdist
 from helpers.stack_files import write_stack as write_own_stack
 from helpers.upstreams import SETUPTOOLS
 from helpers.wheels import make_wheel
+
+from envbuild.core import locks
+from envbuild.image.docker.engine import HELD_LABEL, open_engine
 
 REFUSED, FAILED, NETWORK, MACHINE, INTERRUPTED = 5, 6, 10, 11, 130
 TAG = f"{NAME}:debian12-cpu"
@@ -377,6 +381,34 @@ def test_ended_build_leaves_nothing_half_done(failing: Tool, own_daemon: Daemon,
     assert ids(own_daemon) == set()
     failing.run(*arguments(failing))
     assert len(ids(own_daemon)) == 1
+
+
+def held_container(image_id: str, daemon: Daemon, lock: Path) -> None:
+    """As a build does while it tries what it built."""
+    with locks.exclusive(lock), open_engine({"DOCKER_HOST": daemon.host}).box(image_id, lock):
+        time.sleep(60)
+
+
+def test_container_of_a_killed_build_goes_with_the_next_one(built: Any, dockerd: Daemon, tmp_path: Path) -> None:
+    image_id = built["record"]["config_digest"]
+    killed, at_work, own = (tmp_path / f"{name}.lock" for name in ("killed", "at work", "own"))
+
+    def held() -> set[str]:
+        with contextlib.closing(api(dockerd)) as client:
+            found = client.containers(filters={"label": HELD_LABEL})
+        return {item["Labels"][HELD_LABEL] for item in found} & {str(killed), str(at_work), str(own)}
+
+    with forked(lambda: held_container(image_id, dockerd, killed)):
+        wait_until(lambda: held() == {str(killed)}, seconds=30)
+    assert held() == {str(killed)}, "nothing ends it with its build"
+    with forked(lambda: held_container(image_id, dockerd, at_work)):
+        wait_until(lambda: held() == {str(at_work)}, seconds=30)
+        with locks.exclusive(own), open_engine({"DOCKER_HOST": dockerd.host}).box(image_id, own):
+            assert held() == {str(at_work), str(own)}
+    # Who makes the same again holds the lock that the other one held.
+    with locks.exclusive(at_work), open_engine({"DOCKER_HOST": dockerd.host}).box(image_id, at_work):
+        assert held() == {str(at_work)}
+    assert held() == set()
 
 
 def test_daemon_without_space_is_told_as_that(failing: Tool, docker_tools: dict[str, str], tmp_path: Path) -> None:

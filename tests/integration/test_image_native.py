@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 from conftest import Tool
+from helpers.attackers import reachable_folder, watched
 from helpers.mini import NAME, image_of, write_stack
-from helpers.processes import in_child, wait_until
+from helpers.processes import in_child, unprivileged, wait_until
 
 from envbuild.catalog.catalog import Catalog, Machine, Selection, select
 from envbuild.catalog.site import load_site
@@ -75,21 +76,32 @@ def files_in(store: Path, *kinds: str) -> list[str]:
     return [path.name for kind in kinds for path in (store / kind).glob("*")]
 
 
+def assert_closed(store: Path) -> None:
+    """No other account enters what the store has of images and packages."""
+    for kind in ("bases", "environments", "images", "layers", "layer-surveys", "staging", "uv"):
+        with pytest.raises(PermissionError):
+            os.listdir(store / kind)
+
+
 def test_image_from_nothing_in_another_cache_has_the_same_digests(mini: Tool, image: Any, tmp_path: Path) -> None:
     """Other paths, another umask, another temporary directory; the base is made anew."""
     (tmp_path / "t").mkdir()
-    other = Tool(mini.project, tmp_path / "some where" / "else", {"TMPDIR": str(tmp_path / "t"), "LANG": "C"})
-    old = os.umask(0o077)
-    try:
-        result = image_of(other, out=str(tmp_path / "out"))
-    finally:
-        os.umask(old)
+    with reachable_folder() as folder, watched(folder) as seen:
+        other = Tool(mini.project, folder / "some where" / "else", {"TMPDIR": str(tmp_path / "t"), "LANG": "C"})
+        old = os.umask(0o002)
+        try:
+            result = image_of(other, out=str(tmp_path / "out"))
+        finally:
+            os.umask(old)
+        assert unprivileged(lambda: assert_closed(other.cache)) == 0
+    # Neither programs of the base's with root's rights nor its devices are in the store, at any moment.
+    assert (seen.dangerous, seen.taken) == ([], [])
     assert result["built"] is True
     assert digests(result) == digests(image)
     first, second = Path(image["path"]), Path(result["path"])
     assert sha256_file(first / "image.sqsh") == sha256_file(second / "image.sqsh") == digests(image)[1]
     assert not first.samefile(second)
-    assert list((tmp_path / "t").iterdir()) == []
+    assert [path for path in (tmp_path / "t").rglob("*") if not path.is_dir()] == []
 
 
 def test_image_again_does_no_work(mini: Tool, image: Any, site_cache: Path) -> None:
@@ -193,25 +205,29 @@ def test_kill_at_every_step_loses_nothing(
 
 def test_interrupt_while_the_base_is_made(mini: Tool, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    process = Tool(mini.project, cache).start("image", "--stack", NAME, "--target", "cpu")
-    wait_until(lambda: list(cache.glob("staging/*/mmdebstrap.*/usr")), seconds=60)
+    process = Tool(mini.project, cache, {"TMPDIR": str(tmp_path)}).start("image", "--stack", NAME, "--target", "cpu")
+    wait_until(lambda: list(tmp_path.glob("envbuild-*/staging/*/mmdebstrap.*/usr")), seconds=60)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == INTERRUPTED, errors
     assert files_in(cache, "staging", "bases") == []
-    assert running_in(cache) == []
+    assert list(tmp_path.glob("envbuild-*/staging/*")) == []
+    assert running_in(tmp_path) == []
 
 
 def test_kill_while_the_base_is_made(mini: Tool, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    process = Tool(mini.project, cache).start("image", "--stack", NAME, "--target", "cpu")
-    wait_until(lambda: list(cache.glob("staging/*/mmdebstrap.*/usr")), seconds=60)
+    process = Tool(mini.project, cache, {"TMPDIR": str(tmp_path)}).start("image", "--stack", NAME, "--target", "cpu")
+    wait_until(lambda: list(tmp_path.glob("envbuild-*/staging/*/mmdebstrap.*/usr")), seconds=60)
     process.kill()
     process.communicate(timeout=30)
     # Its programs go with it, and their mounts; the next command sweeps what they wrote.
-    wait_until(lambda: running_in(cache) == [])
-    assert str(cache) not in Path("/proc/self/mountinfo").read_text()
+    wait_until(lambda: running_in(tmp_path) == [])
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
     assert files_in(cache, "bases") == []
+    (temporary,) = tmp_path.glob("envbuild-*")
+    with LocalStore(temporary, SilentReporter()).staging("next") as folder:
+        assert {name.removesuffix(".lock") for name in files_in(temporary, "staging")} == {folder.name}
     with LocalStore(cache, SilentReporter()).staging("next") as folder:
         assert {name.removesuffix(".lock") for name in files_in(cache, "staging")} == {folder.name}
 

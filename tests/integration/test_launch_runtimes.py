@@ -22,7 +22,7 @@ from helpers.processes import NOBODY, forked, in_child, unprivileged, wait_until
 from envbuild.core import sandbox
 from envbuild.core.errors import BuildError, MachineError
 from envbuild.launch.local import RUNTIMES, OpenImage, open_image, probe, run_in_image
-from envbuild.launch.runtimes import scratch
+from envbuild.store.temporary import temporary_store
 
 PYTHON = "/opt/envbuild/venv/bin/python"
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
@@ -183,7 +183,7 @@ def test_nothing_is_left_when_envbuild_is_ended(name: str, sqsh: Path, number: i
     assert str(sqsh) not in subprocess.run(["losetup", "-a"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
     # What a killed process unpacked goes when the next one comes.
-    with scratch(tmp_path / "s").staging("next") as folder:
+    with temporary_store(tmp_path / "s").staging("next") as folder:
         assert {path.stem for path in (tmp_path / "s/staging").iterdir()} == {folder.name}
 
 
@@ -206,7 +206,7 @@ def test_file_that_is_no_sqsh_is_refused(name: str, tmp_path: Path) -> None:
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("way", ["squashfuse", "unsquashfs"])
+@pytest.mark.parametrize("way", ["squashfuse", "unpack"])
 def test_ordinary_user_runs_commands(way: str, sqsh: Path) -> None:
     script = "import os, psutil; print(os.getuid(), psutil.__version__)"
 

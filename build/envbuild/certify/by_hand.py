@@ -31,6 +31,8 @@ from envbuild.store.local import LocalStore
 README, MANIFEST = "README.md", "manifest.json"
 # Every image has it, empty.
 MOUNT_POINT = "/envbuild"
+# Not in the folder of the plan: a mount leaves an empty file of mode 0000 there, which cp and tar then fail on.
+SEEN_SQSH = "/mnt/image.sqsh"
 # What certificates call runs that nobody of us started.
 BY_HAND = "by hand"
 # A plan of a thousand cases has some 700 kB.
@@ -292,6 +294,8 @@ def _readme(job: Job) -> str:
         commands=_COMMANDS[asked.place].format(
             python=asked.image.record.python if asked.image else "python",
             folder=MOUNT_POINT,
+            seen=SEEN_SQSH,
+            request=f", --gpus-per-node={needs}" if job.on_gpus else "",
             gpus=" --gpus all --ulimit memlock=-1" if job.on_gpus else "",
             digest=subject.oci_digest,
         ),
@@ -325,9 +329,14 @@ Bring back the whole folder, or at least `plan.json` and `results/results.jsonl`
 The plan has a nonce: its results are certified once. For another run write another plan.
 """
 _ENROOT = """\
-# With enroot; under Slurm with pyxis the same by --container-image and --container-mounts
-enroot start --mount "$PWD:{folder}" --mount /path/to/image.sqsh:{folder}/image.sqsh /path/to/image.sqsh \\
-    {python} {folder}/smoke.pyz run --plan {folder}/plan.json --out {folder}/results --image {folder}/image.sqsh
+SQSH=/path/to/image.sqsh
+# With enroot:
+enroot start --mount "$PWD:{folder}" --mount "$SQSH:{seen}" "$SQSH" \\
+    {python} {folder}/smoke.pyz run --plan {folder}/plan.json --out {folder}/results --image {seen}
+# Or under Slurm with pyxis; add what the partition asks for (--partition, --time{request}):
+srun --nodes=1 --ntasks=1 --no-container-mount-home --container-image="$SQSH" \\
+    --container-mounts="$PWD:{folder},$SQSH:{seen}" \\
+    {python} {folder}/smoke.pyz run --plan {folder}/plan.json --out {folder}/results --image {seen}
 """
 _DOCKER = """\
 # The image by its digest, as its registry has it

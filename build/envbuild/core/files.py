@@ -16,6 +16,8 @@ from envbuild.core.errors import EnvbuildError, MachineError, disk_full
 from envbuild.core.interruptions import interruptions_kept, refuse_hidden_interruption
 
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFDIR: "a folder"}
+# The mode of a folder that no other account enters.
+PRIVATE = 0o700
 LOW_SPACE_BYTES = 64 * 1024 * 1024
 LOW_FILES = 64
 
@@ -37,6 +39,17 @@ def write_atomic(path: Path, data: str | bytes, mode: int = 0o644) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that no other account enters, or close one that this account has already."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(PRIVATE)
+        return
+    info = folder.lstat()
+    if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and stat.S_IMODE(info.st_mode) != PRIVATE:
+        folder.chmod(PRIVATE)
 
 
 def remove_tree(path: Path) -> None:

@@ -12,8 +12,9 @@ import selectors
 import shlex
 import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -119,6 +120,55 @@ def run(
             log=log,
         )
     return finished
+
+
+def stream(
+    argv: Sequence[str | Path],
+    *,
+    what: str,
+    error: type[EnvbuildError] = BuildError,
+    fix: str = "",
+    statuses: Collection[int] = (0,),
+) -> Generator[bytes]:
+    """A program's standard output in pieces; it is ended when nobody wants more (close the generator).
+
+    Messages are read from standard error, and asked for in English whatever the user's locale is.
+
+    Args:
+        statuses: exit statuses that are no failure.
+
+    Raises:
+        error: it failed, which shows after the last piece.
+        MachineError: it cannot be started.
+    """
+    command = [str(word) for word in argv]
+    env = {**os.environ, "LC_ALL": "C"}
+    with (
+        tempfile.TemporaryFile() as messages,
+        started_program(command, what, env, None, None, messages.fileno()) as process,
+    ):
+        if process.stdout is None:
+            raise InternalError("a program was started without a pipe for its output")
+        while piece := os.read(process.stdout.fileno(), 1 << 18):
+            yield piece
+        status = process.wait()
+        messages.seek(0)
+        said = messages.read().decode(errors="replace")
+    if status not in statuses:
+        raise error(
+            f"cannot {what}: {Path(command[0]).name} {describe_status(status)}",
+            why=tail(said) or f"It printed no message. The command was: {mask(shlex.join(command))}",
+            fix=fix,
+        )
+
+
+def answer(argv: Sequence[str | Path], *, what: str, statuses: Collection[int] = (0,)) -> str:
+    """What a program says on standard output alone: a warning, such as of a missing locale, is no part of it.
+
+    Raises:
+        MachineError: it failed, or cannot be started.
+    """
+    return b"".join(stream(argv, what=what, error=MachineError, statuses=statuses)).decode(errors="replace").strip()
 
 
 class _Output:

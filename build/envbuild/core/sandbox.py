@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,9 @@ from envbuild.core.process import find_tool, run
 # The dynamic loader of bwrap itself would obey these, so they are set for the program inside only.
 LOADER_PREFIX = "LD_"
 PROC_SYS = Path("/proc/sys")
+# What a program may lie in or need; on merged systems all but the first are links into it.
+PROGRAMS = ("usr", "bin", "lib", "lib32", "lib64", "libx32")
+TRIES = 3
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
 
@@ -97,21 +101,42 @@ def probe(error: type[EnvbuildError] = MachineError) -> Path:
         error: the machine forbids namespaces; names the setting.
     """
     bwrap = find_tool("bwrap", "bubblewrap")
-    sandbox = Sandbox(root=Path("/"))
-    finished = run(
-        sandbox.command(bwrap, ["/bin/true"]),
-        what="try bubblewrap",
-        env=sandbox.process_environment(),
-        check=False,
+    with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
+        sandbox = _bare(Path(folder))
+        for _ in range(TRIES):  # a machine that forbids namespaces does so every time
+            finished = run(
+                sandbox.command(bwrap, ["/bin/true"]),
+                what="try bubblewrap",
+                env=sandbox.process_environment(),
+                check=False,
+            )
+            if finished.status == 0:
+                return bwrap
+    cause, fix = why_blocked(PROC_SYS, in_container=any(mark.exists() for mark in CONTAINER_MARKS))
+    raise error(
+        "bubblewrap cannot make its namespaces on this machine",
+        why="\n".join(text for text in (tail(finished.output), cause) if text),
+        fix=fix,
     )
-    if finished.status != 0:
-        cause, fix = why_blocked(PROC_SYS, in_container=any(mark.exists() for mark in CONTAINER_MARKS))
-        raise error(
-            "bubblewrap cannot make its namespaces on this machine",
-            why="\n".join(text for text in (tail(finished.output), cause) if text),
-            fix=fix,
-        )
-    return bwrap
+
+
+def _bare(root: Path) -> Sandbox:
+    """A sandbox with the machine's programs and nothing else, its root in an empty folder.
+
+    The machine's whole root would bring along every mount there is: where a shared one goes meanwhile (dockerd's are),
+    bubblewrap's remount of it fails with "Invalid argument".
+    """
+    for name in ("dev", "proc", "run", "tmp"):
+        (root / name).mkdir()
+    binds = []
+    for name in PROGRAMS:
+        place = Path("/", name)
+        if place.is_symlink():
+            (root / name).symlink_to(place.readlink())
+        elif place.is_dir():
+            (root / name).mkdir()
+            binds.append(Bind(source=place, target=str(place)))
+    return Sandbox(root=root, binds=tuple(binds))
 
 
 def why_blocked(proc_sys: Path, *, in_container: bool, root: bool | None = None) -> tuple[str, str]:

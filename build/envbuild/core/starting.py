@@ -35,14 +35,19 @@ running: set[subprocess.Popen[bytes]] = set()
 
 @contextlib.contextmanager
 def started_program(
-    command: list[str], what: str, env: Mapping[str, str] | None, cwd: Path | None, stdin: bytes | int | None
+    command: list[str],
+    what: str,
+    env: Mapping[str, str] | None,
+    cwd: Path | None,
+    stdin: bytes | int | None,
+    stderr: int = subprocess.STDOUT,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A running program; when the block is left by an exception, it is ended with all its children."""
     process: subprocess.Popen[bytes] | None = None
     work: Work | None = getattr(here, "work", None)
     try:
         with signals_wait():
-            process = _start(command, what, env, cwd, stdin)
+            process = _start(command, what, env, cwd, stdin, stderr)
             running.add(process)
         with work.runs(process) if work is not None else contextlib.nullcontext():
             yield process
@@ -59,7 +64,12 @@ def started_program(
 
 
 def _start(
-    command: list[str], what: str, env: Mapping[str, str] | None, cwd: Path | None, stdin: bytes | int | None
+    command: list[str],
+    what: str,
+    env: Mapping[str, str] | None,
+    cwd: Path | None,
+    stdin: bytes | int | None,
+    stderr: int,
 ) -> subprocess.Popen[bytes]:
     program = shutil.which(command[0], path=(env or os.environ).get("PATH"))
     try:
@@ -69,7 +79,7 @@ def _start(
             [*_prefix(), program, *command[1:]],
             stdin=_stdin(stdin),
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=stderr,
             env=dict(env) if env is not None else None,
             cwd=cwd,
             start_new_session=True,

@@ -20,7 +20,6 @@ from envbuild.image.tars import TarWriter
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Owner = tuple[int, int]
 # Every file of a layer has this time (2000-01-01). It is no lock's, so that locks share layers.
 EPOCH = 946684800
 
@@ -32,19 +31,22 @@ class Layer(NamedTuple):
     file: Path
 
 
-def root_owns(name: str) -> Owner:  # noqa: ARG001 - an owner rule sees the name
-    """The owner rule of layers whose files all belong to root."""
-    return 0, 0
+class Rights(NamedTuple):
+    """Mode, owner and group of a member."""
+
+    mode: int
+    uid: int = 0
+    gid: int = 0
 
 
-def kept_mode(info: os.stat_result) -> int:
-    """The mode rule that keeps a file's mode."""
-    return stat.S_IMODE(info.st_mode)
+def kept_rights(name: str, info: os.stat_result) -> Rights:  # noqa: ARG001 - a rule sees the name
+    """The rule that keeps a file's mode; all belongs to root."""
+    return Rights(stat.S_IMODE(info.st_mode))
 
 
-def plain_mode(info: os.stat_result) -> int:
-    """The mode rule of installed packages: 755 or 644, whatever the umask of the builder was."""
-    return 0o755 if stat.S_ISDIR(info.st_mode) or info.st_mode & stat.S_IXUSR else 0o644
+def plain_rights(name: str, info: os.stat_result) -> Rights:  # noqa: ARG001 - a rule sees the name
+    """The rule of installed packages: 755 or 644 of root, whatever the umask of the builder was."""
+    return Rights(0o755 if stat.S_ISDIR(info.st_mode) or info.st_mode & stat.S_IXUSR else 0o644)
 
 
 class LayerWriter:
@@ -82,8 +84,7 @@ class LayerWriter:
         tree: Path,
         prefix: str = "",
         *,
-        owner: Callable[[str], Owner] = root_owns,
-        mode: Callable[[os.stat_result], int] = kept_mode,
+        rights: Callable[[str, os.stat_result], Rights] = kept_rights,
     ) -> None:
         """Add everything below ``tree`` under ``prefix``, sorted; hard links within the tree stay hard links.
 
@@ -93,7 +94,7 @@ class LayerWriter:
         first_names: dict[tuple[int, int], str] = {}
         for path, relative, info in walk(tree):
             name = f"{prefix}/{relative}" if prefix else relative
-            member = self._member(name, mode(info), owner(name))
+            member = self._member(name, rights(name, info))
             if stat.S_ISDIR(info.st_mode):
                 member.type = tarfile.DIRTYPE
             elif stat.S_ISLNK(info.st_mode):
@@ -116,20 +117,20 @@ class LayerWriter:
 
     def add_directory(self, name: str, mode: int = 0o755) -> None:
         """Add a directory."""
-        member = self._member(name, mode, (0, 0))
+        member = self._member(name, Rights(mode))
         member.type = tarfile.DIRTYPE
         self._add(member, None)
 
     def add_bytes(self, name: str, data: bytes, mode: int = 0o644) -> None:
         """Add a file with the content ``data``."""
-        member = self._member(name, mode, (0, 0))
+        member = self._member(name, Rights(mode))
         member.size = len(data)
         self._add(member, io.BytesIO(data))
 
-    def _member(self, name: str, mode: int, owner: Owner) -> tarfile.TarInfo:
+    def _member(self, name: str, rights: Rights) -> tarfile.TarInfo:
         member = tarfile.TarInfo(name)
-        member.mode, member.mtime = mode, self._epoch
-        member.uid, member.gid = owner
+        member.mode, member.uid, member.gid = rights
+        member.mtime = self._epoch
         return member
 
     def _add_file(self, member: tarfile.TarInfo, path: Path, size: int) -> None:

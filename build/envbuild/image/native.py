@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -368,8 +369,10 @@ def write_configuration(file: Path, parts: Parts) -> LayerRecord:
     }
     variables = running.environment(VENV, parts.base.record.config.environment, {}, lock.variables(VENV))
     profile = (data_root() / PROFILE).read_text(encoding="utf-8")
-    profile = profile.replace("@FRONT@", running.path_front(variables["PATH"])).replace("@VENV@", VENV)
-    profile += "".join(f'export {name}="{variables[name]}"\n' for name in lock.variables(VENV))
+    # A base's words, which a login shell must not run.
+    front = shlex.quote(running.path_front(variables["PATH"]))
+    profile = profile.replace("@VENV@", VENV).replace("@FRONT@", front)
+    profile += "".join(f"export {name}={shlex.quote(variables[name])}\n" for name in lock.variables(VENV))
     with LayerWriter(file, EPOCH) as writer:
         writer.add_directory(MOUNT_POINT)
         writer.add_directory(FINGERPRINT.rsplit("/", 1)[0])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.core import locks
+from envbuild.core import jsonread, locks
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree, write_atomic
@@ -196,10 +195,10 @@ def verify(image: PlacedImage) -> None:
     record = image.record
     blobs = image.path / OCI_DIR / "blobs/sha256"
     try:
-        manifests = json.loads((image.path / OCI_DIR / "index.json").read_bytes())["manifests"]
+        manifests = jsonread.foreign((image.path / OCI_DIR / "index.json").read_bytes())["manifests"]
         manifest = (blobs / record.oci_digest.removeprefix("sha256:")).read_bytes()
-        config = json.loads(manifest)["config"]["digest"]
-        layers = [layer["digest"] for layer in json.loads(manifest)["layers"]]
+        config = jsonread.foreign(manifest)["config"]["digest"]
+        layers = [layer["digest"] for layer in jsonread.foreign(manifest)["layers"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _not_built(image, f"{OCI_DIR}: {error}") from error
     named = [record.oci_digest, *(report.manifest_digest for report in record.reports)]

@@ -9,14 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.core import sandbox
-from envbuild.core.errors import BuildError, EnvbuildError, InternalError, MachineError
+from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, InternalError, MachineError
+from envbuild.core.files import machine_errors
 from envbuild.core.outcome import tail
-from envbuild.core.process import Finished, find_tool, run
+from envbuild.core.process import Finished, run
 from envbuild.core.sandbox import Bind, Sandbox
 from envbuild.image.merging.blobs import LayerBlob
-from envbuild.image.merging.unpack import unpack
+from envbuild.image.merging.unpack import unpack, write_members
+from envbuild.image.squash.reading import members_of_sqsh
 from envbuild.launch.gpus import Driver
-from envbuild.launch.runtimes import RUNTIMES, Runtime, probe, scratch
+from envbuild.launch.runtimes import RUNTIMES, Runtime, probe
+from envbuild.store.temporary import temporary_store
 
 __all__ = ["RUNTIMES", "OpenImage", "Runtime", "open_image", "open_layers", "probe", "run_in_image"]
 
@@ -114,7 +117,7 @@ def open_image(
     Raises:
         MachineError: the file cannot be opened with this runtime.
     """
-    with scratch(scratch_dir).staging("image") as folder:
+    with temporary_store(scratch_dir).staging("image") as folder:
         rootfs = folder / "rootfs"
         if runtime.opener is None:
             _unpack(sqsh, rootfs)
@@ -146,7 +149,7 @@ def open_layers(
         MachineError: there is no space, or no namespace for bubblewrap.
     """
     runtime = Runtime(name=LAYERS, bwrap=sandbox.probe(), opener=None)
-    with scratch(scratch_dir).staging("image") as folder:
+    with temporary_store(scratch_dir).staging("image") as folder:
         rootfs = folder / "rootfs"
         rootfs.mkdir()
         unpack(layers, rootfs)
@@ -182,13 +185,16 @@ def run_in_image(
 
 
 def _unpack(sqsh: Path, rootfs: Path) -> None:
-    run(
-        [find_tool("unsquashfs", "squashfs-tools"), "-no-progress", "-no-xattrs", "-dest", rootfs, sqsh],
-        what=f"unpack {sqsh}",
-        error=MachineError,
-        fix="Check that the file is whole (remove it, and `envbuild image` makes it again).",
-        working_on=rootfs.parent,
-    )
+    with machine_errors(rootfs):
+        rootfs.mkdir()
+    try:
+        write_members(members_of_sqsh(sqsh), rootfs)
+    except CheckRefusedError as error:
+        raise MachineError(
+            f"{sqsh} cannot be unpacked",
+            why=f"{error.what}: {error.why}",
+            fix="Check that the file is whole (remove it, and `envbuild image` makes it again).",
+        ) from error
 
 
 def mountable_above(target: str) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +12,8 @@ from envbuild.core import sandbox
 from envbuild.core.errors import MachineError, UsageError
 from envbuild.core.outcome import tail
 from envbuild.core.process import find_tool, run
-from envbuild.core.progress import SilentReporter
-from envbuild.store.local import LocalStore
+from envbuild.image.squash.reading import require_reader
+from envbuild.store.temporary import temporary_store
 
 # Handed to sh as a text: a user who runs things may not be allowed to read the files of this package.
 OPENER = Path(__file__).with_name("open.sh").read_text(encoding="utf-8")
@@ -60,13 +58,13 @@ def _squashfuse_opener() -> Callable[[Path, Path], list[str | Path]]:
 
 
 def _unpacker() -> None:
-    find_tool("unsquashfs", "squashfs-tools")
+    require_reader()
 
 
 RUNTIMES: dict[str, Callable[[], Callable[[Path, Path], list[str | Path]] | None]] = {
     "loop": _loop_opener,
     "squashfuse": _squashfuse_opener,
-    "unsquashfs": _unpacker,
+    "unpack": _unpacker,
 }
 
 
@@ -94,7 +92,7 @@ def probe(name: str | None = None) -> Runtime:
         f"runtime {name} does not work on this machine" if name else "no way to open a .sqsh works on this machine",
         why="\n".join(reasons),
         fix="Any one of these is enough: root with loop devices; apt-get install squashfuse, with /dev/fuse open to "
-        "the user; apt-get install squashfs-tools.",
+        "the user; apt-get install squashfs-tools-ng.",
     )
 
 
@@ -105,7 +103,7 @@ def _tried(name: str, bwrap: Path) -> Runtime | str:
     except MachineError as error:
         return ": ".join(text for text in (error.what, error.fix) if text)
     if opener is not None:
-        with scratch().staging("probe") as folder:
+        with temporary_store().staging("probe") as folder:
             sqsh, place = folder / "empty.sqsh", folder / "mounted"
             sqsh.write_bytes(EMPTY_SQSH)
             place.mkdir()
@@ -113,22 +111,3 @@ def _tried(name: str, bwrap: Path) -> Runtime | str:
         if finished.status != 0:
             return f"mounting an empty .sqsh fails: {tail(finished.output, lines=3)}"
     return Runtime(name=name, bwrap=bwrap, opener=opener)
-
-
-def scratch(folder: Path | None = None) -> LocalStore:
-    """Where images are mounted or unpacked; what a killed process left there goes at the next use.
-
-    Args:
-        folder: a directory of the caller's; a private one below the system's temporary directory when None.
-    """
-    if folder is None:
-        folder = Path(tempfile.gettempdir()) / f"envbuild-{os.geteuid()}"
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-            raise MachineError(
-                f"{folder} belongs to somebody else",
-                why="Images are mounted and unpacked below it, so nobody else may change it.",
-                fix="Have it removed, or set TMPDIR to a directory of your own.",
-            )
-    return LocalStore(folder, SilentReporter())

@@ -9,7 +9,6 @@ Read at the component's commit, with git, without a checkout:
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +18,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import MACHINES, Base
+from envbuild.core import jsonread
 from envbuild.core.errors import ConfigurationError
 from envbuild.lock.git import Commit, GitRepository
 from envbuild.lock.uv_sources import read_sources, uv_settings
@@ -117,7 +117,7 @@ def _manifest(repository: GitRepository, commit: Commit) -> list[Companion]:
     if text is None:
         return []
     try:
-        entries = json.loads(text)["vcs-dependencies"]
+        entries = jsonread.foreign(text)["vcs-dependencies"]
         return [
             Companion(package=name, where=MANIFEST, git=str(entry["repo"]), ref=str(entry["ref"]))
             for raw, entry in entries.items()

@@ -25,7 +25,7 @@ from envbuild.core.errors import (
 )
 from envbuild.core.files import machine_errors
 from envbuild.core.outcome import ran_out_of_space, tail
-from envbuild.core.process import Finished, run
+from envbuild.core.process import Finished, answer, run
 
 # uv 0.13 has no machine-readable errors; these phrases are its own words for "could not be reached".
 _NETWORK = re.compile(
@@ -34,7 +34,11 @@ _NETWORK = re.compile(
     re.IGNORECASE,
 )
 _GIT = re.compile(r"Git operation failed")
-_NO_INTERPRETER = re.compile(r"No interpreter found for|Failed to inspect Python interpreter", re.IGNORECASE)
+_NO_INTERPRETER = re.compile(
+    r"No interpreter found for|Failed to inspect Python interpreter"
+    r"|Failed to download `[^`]*/(cpython|pypy|graalpy)-",
+    re.IGNORECASE,
+)
 # What these say, the project says: the same inputs would give another lock where one of them is set.
 _OVER_THE_PROJECT = frozenset(
     [
@@ -136,8 +140,7 @@ def uv_program() -> Path:
 @cache
 def uv_version() -> str:
     """The version of that binary, such as ``0.13.8``."""
-    output = run([uv_program(), "--version"], what="ask uv for its version", error=MachineError).output
-    return output.split()[1]
+    return answer([uv_program(), "--version"], what="ask uv for its version").split()[1]
 
 
 def git_environment() -> dict[str, str]:
@@ -315,6 +318,15 @@ def ignored_settings(output: str) -> str:
 def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
     """The error for a uv that failed."""
     output = tail(finished.output, lines=60)
+    # Before the network: uv tries to download a Python that it does not find.
+    if _NO_INTERPRETER.search(output):
+        return MachineError(
+            f"cannot {what}: no Python of the base's version is on this machine",
+            why=output,
+            fix="Install that Python (any source will do; it only reads metadata); or let uv download it: unset "
+            "UV_PYTHON_DOWNLOADS, and where there is no way to GitHub, name a mirror with UV_PYTHON_INSTALL_MIRROR.",
+            log=log,
+        )
     if _GIT.search(output):
         return NetworkError(
             f"cannot {what}: uv cannot fetch from a git repository",
@@ -336,14 +348,6 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
             f"cannot {what}: uv's own configuration cannot be read",
             why=output,
             fix="Correct the file that uv names above (a uv.toml, or what UV_CONFIG_FILE points to).",
-            log=log,
-        )
-    if _NO_INTERPRETER.search(output):
-        return MachineError(
-            f"cannot {what}: no Python of the base's version is on this machine",
-            why=output,
-            fix="Install that Python (any source will do; it only reads metadata), or let uv download it by "
-            "unsetting UV_PYTHON_DOWNLOADS.",
             log=log,
         )
     return ResolutionError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envbuild.core import jsonread
 from envbuild.core.errors import MachineError
 from envbuild.core.process import run
 
@@ -67,7 +67,7 @@ def _files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_bytes())
+        found = jsonread.foreign(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
@@ -132,7 +132,7 @@ def _ask(helper: str, name: str, path: Path, environ: Mapping[str, str]) -> Cred
     try:
         if asked.status != 0:
             raise ValueError("it failed")
-        said = json.loads(asked.output)
+        said = jsonread.foreign(asked.output)
         user, secret = str(said["Username"]), str(said["Secret"])
     except (ValueError, KeyError, TypeError) as error:
         raise MachineError(

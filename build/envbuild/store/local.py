@@ -1,4 +1,7 @@
-"""A store in a local directory: ``<root>/<kind>/<key>/`` is there whole, or it is not there."""
+"""A store in a local directory: ``<root>/<kind>/<key>/`` is there whole, or it is not there.
+
+No other account enters it: entries hold whole root file systems, of images that others made.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pathlib import Path
 
 from envbuild.core import locks
 from envbuild.core.digests import short
-from envbuild.core.files import machine_errors, remove_tree
+from envbuild.core.files import PRIVATE, machine_errors, make_private, remove_tree
 from envbuild.core.progress import Reporter
 from envbuild.store import seals
 
@@ -54,6 +57,10 @@ class LocalStore:
             self._used.add(path)
             locks.share_until_exit(self.in_use(kind, path.name))
 
+    def lock_of(self, kind: str, key: str) -> Path:
+        """The lock file that who makes an entry holds."""
+        return self.root / "locks" / f"{kind}-{self.path_of(kind, key).name}.lock"
+
     def in_use(self, kind: str, name: str) -> Path:
         """The lock file that all who use an entry hold."""
         return self.root / "locks" / f"{kind}-{name}-in-use.lock"
@@ -89,18 +96,19 @@ class LocalStore:
         path = self.path_of(kind, key)
         if not again and self.find(kind, key):
             return Entry(path=path, built=False)
-        lock = self.root / "locks" / f"{kind}-{path.name}.lock"
+        self._make_root()
+        lock = self.lock_of(kind, key)
         waiting = f"another envbuild is making {kind} {short(key)}: waiting for it"
         with locks.exclusive(lock, on_wait=lambda: self.reporter.note(waiting)):
             if not again and seals.broken(path) == "":
                 return Entry(path=path, built=False)
             with self.staging(kind) as staged:
                 content = staged / "entry"
-                content.mkdir()
+                content.mkdir(PRIVATE)
                 build(content)
                 with machine_errors(path):
                     seals.seal(content)
-                    path.parent.mkdir(parents=True, exist_ok=True)
+                    make_private(path.parent)
                     if path.is_dir():
                         # Removed with the staging directory; a process that reads it keeps what it has open.
                         path.rename(staged / "replaced")
@@ -111,16 +119,17 @@ class LocalStore:
     @contextlib.contextmanager
     def staging(self, label: str) -> Iterator[Path]:
         """A private directory on the store's disk, removed at the end; leftovers of dead processes go first."""
+        self._make_root()
         area = self.root / "staging"
         with machine_errors(area):
-            area.mkdir(parents=True, exist_ok=True)
+            make_private(area)
         self._sweep(area)
         folder = area / f"{label}-{os.getpid()}-{secrets.token_hex(4)}"
         lock = folder.with_suffix(".lock")
         with locks.exclusive(lock):
             try:
                 with machine_errors(folder):
-                    folder.mkdir()
+                    folder.mkdir(PRIVATE)
                 yield folder
             finally:
                 remove_tree(folder)
@@ -131,6 +140,12 @@ class LocalStore:
         path = self.path_of(kind, key)
         with self.staging("removed") as folder, contextlib.suppress(FileNotFoundError):
             path.rename(folder / "entry")
+
+    def _make_root(self) -> None:
+        # One that is there may be anything's (/var/cache, /tmp), and stays as it is.
+        if not self.root.exists():
+            with machine_errors(self.root):
+                make_private(self.root)
 
     def _sweep(self, area: Path) -> None:
         for lock in area.glob("*.lock"):

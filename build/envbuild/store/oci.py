@@ -6,7 +6,6 @@ after, and where two writers come within that moment the later one's stays, and 
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 import time
@@ -15,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from envbuild.core import jsonread
 from envbuild.core.digests import Json, canonical_json, sha256_bytes
-from envbuild.core.errors import CheckRefusedError
+from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.store.address import Address
 from envbuild.store.backend import Blob, Offer
@@ -46,7 +46,7 @@ class OciRepository:
         if found is None:
             return None
         try:
-            config = json.loads(found.body)["config"]
+            config = jsonread.foreign(found.body)["config"]
             digest, size = str(config["digest"]), int(config["size"])
         except (ValueError, KeyError, TypeError) as error:
             raise _no_entry(self._address, kind, key, "Its manifest is none of envbuild's.") from error
@@ -145,8 +145,15 @@ class OciRepository:
             answer = self._registry.ask("GET", f"tags/list?{query}", accept=(200, 404))
             if answer.status == 404:
                 return found
-            listed: Any = json.loads(answer.body)
-            found += [str(tag) for tag in listed.get("tags") or []]
+            try:
+                listed: Any = jsonread.foreign(answer.body)
+                found += [str(tag) for tag in listed.get("tags") or []]
+            except (ValueError, AttributeError, TypeError) as error:
+                raise NetworkError(
+                    f"the store {self._address} lists no tags",
+                    why='What it answers is no list of tags (OCI distribution-spec, "Listing Tags").',
+                    fix="Check the address. ENVBUILD_STORE=off goes on without it.",
+                ) from error
             following = _NEXT.search(answer.headers.get("Link", ""))
             query = urllib.parse.urlsplit(following[1]).query if following else ""
         return found

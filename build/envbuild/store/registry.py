@@ -7,9 +7,10 @@ out, since it neither goes on after a cut connection nor checks what it download
 from __future__ import annotations
 
 import contextlib
-import json
+import io
 import re
 import threading
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from envbuild import __version__
+from envbuild.core import jsonread
 from envbuild.core.errors import EnvbuildError, NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.store.address import Address, is_loopback
@@ -32,6 +34,10 @@ RETRIES = 5
 BACKOFF_SECONDS, LONGEST_WAIT_SECONDS = 0.2, 30
 TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 CHUNK_BYTES = 1 << 20
+# The least that must come, as curl's --speed-limit and --speed-time: a peer that trickles would hold a build for ever.
+LEAST_BYTES_A_SECOND, SLOW_SECONDS = 1024, 60.0
+# Manifests, lists of tags, errors: what is longer is none.
+MOST_ANSWER_BYTES = 64 << 20
 MESSAGE_CHARACTERS = 300
 
 
@@ -102,11 +108,22 @@ class Registry:
         Raises:
             NetworkError: there is no answer, or one whose status is not in ``accept``.
         """
+        from urllib3.exceptions import HTTPError
+
+        retries, url = self._retries, self._top + path
         with self._errors(method, path):
-            response = self._send(method, self._top + path, headers or {}, body, self._retries)
-            answer = Answer(status=response.status, headers=response.headers, body=response.data)
+            while True:
+                response = self._send(method, url, headers or {}, body, self._retries)
+                try:
+                    answer = Answer(status=response.status, headers=response.headers, body=_body(response))
+                    break
+                except HTTPError as error:
+                    retries = retries.increment(method, path, error=error)
+                    retries.sleep()
+                finally:
+                    response.close()
         if answer.status not in accept:
-            raise self._refused(method, path, answer.status, answer.body)
+            raise self._refused(method, path, answer.status, answer.body, _redirected(response, url))
         return answer
 
     def download(self, path: str, size_bytes: int, to: Path, headers: Mapping[str, str] | None = None) -> bool:
@@ -116,12 +133,12 @@ class Registry:
         """
         from urllib3.exceptions import HTTPError
 
-        retries = self._retries
+        retries, url = self._retries, self._top + path
         with self._errors("GET", path), machine_errors(to), to.open("wb") as out:
             while True:
                 start = out.tell()
                 asked = {**(headers or {}), **({"Range": f"bytes={start}-"} if start else {})}
-                response = self._send("GET", self._top + path, asked, None, self._retries, stream=True)
+                response = self._send("GET", url, asked, None, self._retries)
                 try:
                     if response.status not in (200, 206):
                         break
@@ -131,14 +148,14 @@ class Registry:
                     _receive(response, out, size_bytes)
                     break
                 except HTTPError as error:
-                    # Each piece that came makes the rest smaller: only tries without any are counted.
-                    retries = self._retries if out.tell() > start else retries
+                    # Each piece that came makes the rest smaller: only tries without one are counted.
+                    retries = self._retries if out.tell() - start >= LEAST_BYTES_A_SECOND * SLOW_SECONDS else retries
                     retries = retries.increment("GET", path, error=error)
                     retries.sleep()
                 finally:
                     response.close()
         if response.status not in (200, 206, 404):
-            raise self._refused("GET", path, response.status, b"")
+            raise self._refused("GET", path, response.status, b"", _redirected(response, url))
         return response.status != 404
 
     def upload(self, path: str, query: Mapping[str, str], file: Path, size_bytes: int) -> None:
@@ -162,7 +179,9 @@ class Registry:
                         if response.status == 201:
                             return
                         if response.status not in TRANSIENT | {404}:
-                            raise self._refused("PUT", path, response.status, response.data)
+                            raise self._refused(
+                                "PUT", path, response.status, _body(response), _redirected(response, place)
+                            )
                     except HTTPError as error:
                         failure = error
                 retries = retries.increment("PUT", path, response=response, error=failure)
@@ -175,10 +194,8 @@ class Registry:
         headers: Mapping[str, str],
         body: bytes | IO[bytes] | None,
         retries: Retry,
-        *,
-        stream: bool = False,
     ) -> BaseHTTPResponse:
-        """One request, sent again with credentials when the registry asks for them."""
+        """One request, sent again with credentials when the registry asks for them; its body is not read yet."""
         sent = {"User-Agent": f"envbuild/{__version__}", **headers}
         own = self._is_own(url)
         for last in (False, True):
@@ -192,12 +209,13 @@ class Registry:
                 headers=sent,
                 retries=retries,
                 timeout=self._timeout,
-                preload_content=not stream,
+                preload_content=False,
                 decode_content=False,
             )
-            if response.status != 401 or last or not own:
+            # Credentials are for the registry, whatever a place that it redirects to asks for.
+            if response.status != 401 or last or not own or _redirected(response, url):
                 break
-            response.drain_conn()
+            _body(response)
             self._authorize(response.headers.get("WWW-Authenticate", ""), sent.get("Authorization", ""))
             if body is not None and not isinstance(body, bytes):
                 body.seek(0)
@@ -256,12 +274,19 @@ class Registry:
             url += ("&" if realm.query else "?") + urllib.parse.urlencode(fields)
             headers |= {"Authorization": _basic(credentials)} if credentials else {}
         response = self._pool(url).request(
-            method, url, body=body, headers=headers, retries=self._retries, timeout=self._timeout
+            method,
+            url,
+            body=body,
+            headers=headers,
+            retries=self._retries,
+            timeout=self._timeout,
+            preload_content=False,
         )
+        said = _body(response)
         if response.status != 200:
-            raise self._refused("GET", "its token", response.status, response.data)
+            raise self._refused("GET", "its token", response.status, said)
         with contextlib.suppress(ValueError, AttributeError):
-            found = json.loads(response.data)
+            found = jsonread.foreign(said)
             if token := found.get("token") or found.get("access_token"):
                 return str(token)
         raise NetworkError(
@@ -289,7 +314,16 @@ class Registry:
                 f"whole is kept.{self._otherwise}",
             ) from error
 
-    def _refused(self, method: str, path: str, status: int, body: bytes) -> NetworkError:
+    def _refused(self, method: str, path: str, status: int, body: bytes, elsewhere: str = "") -> NetworkError:
+        tried = f", tried {RETRIES + 1} times" if status in TRANSIENT else ""
+        said = f" It says: {message}" if (message := _message(body)) else ""
+        if elsewhere:
+            return NetworkError(
+                f"{elsewhere}, to which the {self._noun} {self._address} redirects, refuses: status {status}",
+                why=f"{method} {path} was redirected there{tried}.{said} The registry itself gave leave.",
+                fix="Such an address is signed for some minutes: check this machine's clock, and whether network and "
+                f"proxy let {elsewhere} through; then run the same command again.{self._otherwise}",
+            )
         account = f"as {self._asked_for.user} (from {self._asked_for.source})" if self._asked_for else "without a name"
         host = self._address.host
         login = f"Log in: docker login {host} (or podman, skopeo, oras: their files are read)."
@@ -299,20 +333,44 @@ class Registry:
             404: "Correct the address of the repository; some registries want it made first.",
             429: "It is overloaded, or its limit is used up: run the same command again later.",
         }
-        tried = f", tried {RETRIES + 1} times" if status in TRANSIENT else ""
-        said = _message(body)
         return NetworkError(
             f"the {self._noun} {self._address} refuses: status {status}",
-            why=f"{method} {path}, {account}{tried}." + (f" It says: {said}" if said else ""),
+            why=f"{method} {path}, {account}{tried}.{said}",
             fix=f"{fixes.get(status, 'Run the same command again later.')}{self._otherwise}",
         )
 
 
 def _receive(response: BaseHTTPResponse, out: IO[bytes], size_bytes: int) -> None:
-    for chunk in response.stream(CHUNK_BYTES, decode_content=False):
+    """Write a body to a file, up to one chunk more than ``size_bytes``; ProtocolError where it comes too slowly."""
+    from urllib3.exceptions import ProtocolError
+
+    since, count = time.monotonic(), 0
+    while chunk := response.read1(CHUNK_BYTES):
         out.write(chunk)
         if out.tell() > size_bytes:
             return
+        count += len(chunk)
+        seconds = time.monotonic() - since
+        if seconds >= SLOW_SECONDS:
+            if count < LEAST_BYTES_A_SECOND * seconds:
+                raise ProtocolError(f"too slow: {count} bytes in {seconds:.0f} s")
+            since, count = time.monotonic(), 0
+
+
+def _body(response: BaseHTTPResponse) -> bytes:
+    """The whole body of an answer that is no file."""
+    body = io.BytesIO()
+    _receive(response, body, MOST_ANSWER_BYTES)
+    return body.getvalue()
+
+
+def _redirected(response: BaseHTTPResponse, url: str) -> str:
+    """The host that answered, where that is another one than was asked."""
+    host = urllib.parse.urlsplit(url).netloc
+    for step in response.retries.history if response.retries else ():
+        url = urllib.parse.urljoin(url, step.redirect_location or "")
+    answered = urllib.parse.urlsplit(url).netloc
+    return "" if answered == host else answered
 
 
 def _basic(credentials: Credentials) -> str:
@@ -324,7 +382,7 @@ def _basic(credentials: Credentials) -> str:
 def _message(body: bytes) -> str:
     """What a registry says of an error (OCI distribution-spec, "Error Codes"), on one line."""
     try:
-        errors = json.loads(body)["errors"]
+        errors = jsonread.foreign(body)["errors"]
         text = "; ".join(str(error.get("message") or error.get("code")) for error in errors)
     except (ValueError, KeyError, TypeError, AttributeError):
         return ""

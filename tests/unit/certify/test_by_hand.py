@@ -63,7 +63,10 @@ def test_folder_has_all_that_another_machine_needs(world, folder):
     assert plan["subject"]["sqsh_digest"] == world.image.record.sqsh_digest
     text = (folder / "README.md").read_text()
     assert "enroot start" in text
-    assert "--image /envbuild/image.sqsh" in text
+    # The .sqsh is not mounted in the folder that is brought back: the mount would leave a file there.
+    assert "--image /mnt/image.sqsh" in text
+    assert ":/envbuild/image.sqsh" not in text
+    assert '--container-mounts="$PWD:/envbuild,$SQSH:/mnt/image.sqsh"' in text
     assert world.image.record.python in text
     assert world.image.record.sqsh_digest in text
     assert "results/results.jsonl" in text

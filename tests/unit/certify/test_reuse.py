@@ -99,7 +99,7 @@ def test_repeats_reuse_nothing(world):
 
 def test_verdict_of_another_runtime_is_not_that_of_the_one_that_is_named(world):
     world.certify()
-    done = world.certify(runtime="unsquashfs", only=(TP2,))
+    done = world.certify(runtime="unpack", only=(TP2,))
     assert (done.ran, reused(done)) == (True, [])
 
 

@@ -271,7 +271,7 @@ def test_machine_without_a_driver_is_refused_before_anything_starts(world, tmp_p
     monkeypatch.setattr(Job, "on_gpus", True)
     for place in ("oci", "sqsh"):
         with pytest.raises(CertificationCannotRunError) as caught:
-            open_way(make_job(world.asked(place=place), world.store), Machinery(runtime="unsquashfs"), world.told)
+            open_way(make_job(world.asked(place=place), world.store), Machinery(runtime="unpack"), world.told)
         assert caught.value.reason == "no-driver"
 
 

@@ -17,7 +17,7 @@ from envbuild.core import outcome, starting
 from envbuild.core.beside import beside
 from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.outcome import describe_status, mask, tail
-from envbuild.core.process import find_tool, run
+from envbuild.core.process import answer, find_tool, run, stream
 
 # A parent that starts a child of its own, writes both pids into the folder given, and waits.
 FAMILY = """\
@@ -464,3 +464,37 @@ def test_stopping_work_beside_leaves_other_programs_alone():
     time.sleep(0.3)
     begun.stop()
     assert other.result(timeout=20) == 0
+
+
+WARNS = "echo 'warning: setlocale: LC_ALL: cannot change locale (de_DE.UTF-8)' >&2; echo 'tool 1.2'; echo \"$LC_ALL\""
+
+
+def test_answer_is_standard_output_alone_and_in_english(monkeypatch):
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    assert answer(["/bin/sh", "-c", WARNS], what="ask") == "tool 1.2\nC"
+
+
+def test_answer_that_fails_says_what_was_on_standard_error():
+    with pytest.raises(MachineError, match="cannot ask: sh exited with status 3") as caught:
+        answer(["/bin/sh", "-c", "echo out; echo why >&2; exit 3"], what="ask")
+    assert caught.value.why == "why"
+    assert answer(["/bin/sh", "-c", "echo out; exit 3"], what="ask", statuses=(0, 3)) == "out"
+
+
+def test_stream_has_all_of_the_output_and_then_the_failure():
+    script = "head -c 3000000 /dev/zero; echo why >&2; exit 3"
+    pieces = stream(["/bin/sh", "-c", script], what="read it", fix="Look.")
+    count = 0
+    while count < 3_000_000:
+        count += len(next(pieces))
+    with pytest.raises(BuildError, match="cannot read it") as caught:
+        next(pieces)
+    assert (count, caught.value.why, caught.value.fix) == (3_000_000, "why", "Look.")
+
+
+def test_stream_that_nobody_wants_to_its_end_is_ended():
+    pieces = stream(["/bin/sh", "-c", "echo $$; exec sleep 60"], what="read it")
+    pid = int(next(pieces))
+    assert alive(pid)
+    pieces.close()
+    assert not alive(pid)

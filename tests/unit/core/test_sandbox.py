@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.core import sandbox
+from envbuild.core.errors import MachineError
 from envbuild.core.sandbox import Bind, Sandbox, why_blocked
 
 BWRAP = Path("/usr/bin/bwrap")
@@ -109,3 +111,24 @@ def test_opened_folder_is_writable_and_shows_what_the_root_has(tmp_path):
         *("--symlink", "vendor", "/opt/link"),
         *("--ro-bind", str(tmp_path / "opt/vendor"), "/opt/vendor"),
     ]
+
+
+def bwrap_that(monkeypatch, folder: Path, script: str) -> None:
+    program = folder / "bin/bwrap"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+
+
+def test_probe_gets_over_a_fault_that_passes(tmp_path, monkeypatch):
+    bwrap_that(monkeypatch, tmp_path, f"[ -e {tmp_path}/again ] && exit 0; touch {tmp_path}/again; exit 1")
+    assert sandbox.probe() == tmp_path / "bin/bwrap"
+
+
+def test_probe_says_what_bubblewrap_said_where_it_fails_every_time(tmp_path, monkeypatch):
+    bwrap_that(monkeypatch, tmp_path, f"echo x >> {tmp_path}/tries; echo 'bwrap: it is forbidden' >&2; exit 1")
+    with pytest.raises(MachineError, match="cannot make its namespaces") as caught:
+        sandbox.probe()
+    assert "bwrap: it is forbidden" in caught.value.why
+    assert len((tmp_path / "tries").read_text().splitlines()) == sandbox.TRIES

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.image.layers import LayerWriter, kept_mode, plain_mode, walk
+from envbuild.image.layers import LayerWriter, Rights, kept_rights, plain_rights, walk
 from envbuild.image.record import LayerRecord
 from envbuild.image.tars import read_members
 
@@ -131,7 +131,7 @@ def test_layer_keeps_special_modes_and_empty_directories(tmp_path):
     (tree / "su").chmod(0o4755)
     (tree / "sticky").mkdir()
     (tree / "sticky").chmod(0o1777)
-    write(tmp_path / "layer.tar.gz", tree, mode=kept_mode)
+    write(tmp_path / "layer.tar.gz", tree, rights=kept_rights)
     members = members_of(tmp_path / "layer.tar.gz")
     assert members["su"].mode == 0o4755
     assert (members["sticky"].isdir(), members["sticky"].mode) == (True, 0o1777)
@@ -145,16 +145,19 @@ def test_layer_with_plain_modes_does_not_depend_on_the_umask(tmp_path, umask):
         os.chmod(tree / "d/run", stat.S_IMODE(os.stat(tree / "d/run").st_mode) | 0o100)
     finally:
         os.umask(old)
-    write(tmp_path / "layer.tar.gz", tree, mode=plain_mode)
+    write(tmp_path / "layer.tar.gz", tree, rights=plain_rights)
     modes = {name: member.mode for name, member in members_of(tmp_path / "layer.tar.gz").items()}
     assert modes == {"d": 0o755, "d/a": 0o644, "d/run": 0o755}
 
 
-def test_layer_asks_the_owner_rule_with_the_name_in_the_image(tmp_path):
+RIGHTS = {"etc/shadow": Rights(0o2640, 0, 42)}
+
+
+def test_layer_asks_the_rule_with_the_name_in_the_image(tmp_path):
     tree = make_tree(tmp_path / "tree", [b"shadow"])
-    write(tmp_path / "layer.tar.gz", tree, "etc", owner=lambda name: (0, 42) if name == "etc/shadow" else (0, 0))
+    write(tmp_path / "layer.tar.gz", tree, "etc", rights=lambda name, info: RIGHTS[name])
     member = members_of(tmp_path / "layer.tar.gz")["etc/shadow"]
-    assert (member.uid, member.gid) == (0, 42)
+    assert (member.mode, member.uid, member.gid) == (0o2640, 0, 42)
 
 
 def test_layer_refuses_what_is_no_file_directory_or_link(tmp_path):

@@ -276,6 +276,25 @@ def test_the_stacks_variables_are_in_every_place_that_a_container_reads(lock, tm
     assert shown.stdout == f"{value}\n"
 
 
+def test_a_base_does_not_run_anything_at_a_login(lock, tmp_path):
+    """Its variables are other people's words."""
+    words = ["$(touch ran)", "`touch ran`", '";touch ran;"', "';touch ran;'", "/own/bin", "a b"]
+    parts = parts_of(changed(lock, environment={"LD_LIBRARY_PATH": "/x"}))
+    config = BaseConfig(environment={"PATH": ":".join(words), "LD_LIBRARY_PATH": "$(touch ran)"})
+    base = replace(parts.base, record=parts.base.record.model_copy(update={"config": config}))
+    file = tmp_path / "configuration.tar.gz"
+    native.write_configuration(file, replace(parts, base=base))
+    with tarfile.open(file) as archive:
+        (tmp_path / "profile.sh").write_bytes(archive.extractfile("etc/profile.d/envbuild.sh").read())
+    for shell in ("sh", "bash"):
+        script = 'PATH=/bin; . ./profile.sh; /bin/echo "$PATH"; /bin/echo "$LD_LIBRARY_PATH"'
+        shown = subprocess.run([shell, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+        path, libraries = shown.stdout.splitlines()
+        assert path == f"{VENV}/bin:{':'.join(words)}:/bin"
+        assert libraries == "/x:$(touch ran)"
+    assert not (tmp_path / "ran").exists()
+
+
 def test_image_for_gpus_says_what_it_needs_where_runtimes_and_enroot_look(lock):
     on_gpus = Selection(SELECTION.catalog, "mcore", "debian12-cu130", "h200")
     config = run_config(replace(parts_of(lock), selection=on_gpus))

@@ -8,7 +8,8 @@ import pytest
 from envbuild.core import sandbox
 from envbuild.core.errors import MachineError, UsageError
 from envbuild.launch import runtimes
-from envbuild.launch.runtimes import EMPTY_SQSH, probe, scratch
+from envbuild.launch.runtimes import EMPTY_SQSH, probe
+from envbuild.store import temporary
 
 WORKS = ["/bin/true"]
 
@@ -25,7 +26,7 @@ def absent():
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch, tmp_path):
     monkeypatch.setattr(sandbox, "probe", lambda: Path("/usr/bin/bwrap"))
-    monkeypatch.setattr(runtimes.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(temporary.tempfile, "gettempdir", lambda: str(tmp_path))
 
 
 def machine_with(monkeypatch, **ways):
@@ -33,22 +34,22 @@ def machine_with(monkeypatch, **ways):
 
 
 def test_probe_takes_the_first_that_works(monkeypatch):
-    machine_with(monkeypatch, loop=opener("/bin/false"), squashfuse=opener("/bin/true"), unsquashfs=lambda: None)
+    machine_with(monkeypatch, loop=opener("/bin/false"), squashfuse=opener("/bin/true"), unpack=lambda: None)
     assert probe().name == "squashfuse"
 
 
 def test_probe_passes_over_what_is_not_installed(monkeypatch):
-    machine_with(monkeypatch, loop=opener("/bin/false"), squashfuse=absent, unsquashfs=lambda: None)
-    assert probe().name == "unsquashfs"
+    machine_with(monkeypatch, loop=opener("/bin/false"), squashfuse=absent, unpack=lambda: None)
+    assert probe().name == "unpack"
 
 
 def test_probe_takes_the_one_that_was_asked_for(monkeypatch):
-    machine_with(monkeypatch, loop=opener("/bin/true"), squashfuse=opener("/bin/true"), unsquashfs=lambda: None)
-    assert [probe(name).name for name in ("loop", "squashfuse", "unsquashfs")] == ["loop", "squashfuse", "unsquashfs"]
+    machine_with(monkeypatch, loop=opener("/bin/true"), squashfuse=opener("/bin/true"), unpack=lambda: None)
+    assert [probe(name).name for name in ("loop", "squashfuse", "unpack")] == ["loop", "squashfuse", "unpack"]
 
 
 def test_probe_does_not_replace_the_one_that_was_asked_for(monkeypatch):
-    machine_with(monkeypatch, loop=opener("/bin/true"), squashfuse=absent, unsquashfs=lambda: None)
+    machine_with(monkeypatch, loop=opener("/bin/true"), squashfuse=absent, unpack=lambda: None)
     with pytest.raises(MachineError, match="runtime squashfuse does not work") as caught:
         probe("squashfuse")
     assert "apt-get install squashfuse" in caught.value.why
@@ -65,7 +66,7 @@ def test_probe_tells_why_each_does_not_work(monkeypatch):
 def test_probe_knows_its_names():
     with pytest.raises(UsageError) as caught:
         probe("docker")
-    assert "loop, squashfuse, unsquashfs" in caught.value.why
+    assert "loop, squashfuse, unpack" in caught.value.why
 
 
 def test_probe_leaves_nothing_behind(monkeypatch, tmp_path):
@@ -78,21 +79,3 @@ def test_empty_sqsh_is_a_whole_squashfs():
     assert EMPTY_SQSH[:4] == b"hsqs"
     # A loop device shows whole 512-byte sectors, and the kernel reads in pages.
     assert len(EMPTY_SQSH) % 4096 == 0
-
-
-def test_scratch_is_private(tmp_path):
-    assert (scratch().root.stat().st_mode & 0o777) == 0o700
-
-
-def test_scratch_of_somebody_else_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
-    (tmp_path / "envbuild-4000000").mkdir()
-    with pytest.raises(MachineError, match="belongs to somebody else"):
-        scratch()
-
-
-def test_scratch_behind_a_link_is_refused(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / f"envbuild-{os.geteuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(MachineError, match="belongs to somebody else"):
-        scratch()

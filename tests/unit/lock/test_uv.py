@@ -105,6 +105,19 @@ def test_missing_interpreter_is_an_error_of_the_machine(uv):
         uv(python="==3.99.*")
 
 
+def test_python_that_cannot_be_downloaded_is_an_error_of_the_machine_and_not_of_the_index():
+    """uv 0.13.8's words where nothing leads to GitHub."""
+    said = """error: Request failed after 3 retries in 5.1s
+  cause: Failed to download `https://github.com/a/b/download/20261110/cpython-3.12.16%2B20261110-x86_64-linux.tar.gz`
+  cause: error sending request for url (https://github.com/a/b/download/20261110/cpython-3.12.16.tar.gz)
+  cause: dns error"""
+    error = failure(Finished(argv=("uv",), status=2, output=said, seconds=1.0), "export it", Path("log"))
+    assert isinstance(error, MachineError)
+    assert "no Python of the base's version" in error.what
+    assert "UV_PYTHON_INSTALL_MIRROR" in error.fix
+    assert "index" not in error.fix
+
+
 def test_broken_interpreter_is_an_error_of_the_machine(uv, tmp_path, monkeypatch):
     """Version managers put programs on PATH that only say that they are not installed."""
     shim = tmp_path / "shims" / "python3.99"

@@ -228,3 +228,26 @@ def test_store_that_cannot_be_written_is_an_error_of_the_machine(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError):
         LocalStore(tmp_path / "file", SilentReporter()).get_or_build("image", KEY, fill)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def test_no_other_account_enters_the_store(store, monkeypatch):
+    old = os.umask(0)
+    try:
+        with store.staging("work") as folder:
+            assert [mode(path) for path in (folder.parent, folder)] == [0o700] * 2
+        entry = store.get_or_build("image", KEY, lambda folder: (folder / "su").touch(0o4777)).path
+    finally:
+        os.umask(old)
+    assert [mode(path) for path in (entry.parent, entry)] == [0o700] * 2
+
+
+def test_a_store_that_others_could_enter_is_closed(store):
+    for kind in ("staging", "image"):
+        (store.root / kind).mkdir(parents=True)
+        (store.root / kind).chmod(0o755)
+    store.get_or_build("image", KEY, fill)
+    assert [mode(store.root / kind) for kind in ("staging", "image")] == [0o700] * 2

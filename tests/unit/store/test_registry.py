@@ -5,6 +5,7 @@ import contextlib
 import http.server
 import json
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,10 +23,11 @@ Reply = tuple[int, dict[str, str], bytes]
 
 @dataclass
 class Server:
-    """A server that answers as it is told."""
+    """A server that answers as it is told; with a pause, byte by byte."""
 
     port: int = 0
     cut_once: int = 0
+    pause: float = 0.0
     answer: Callable[[str, str, dict[str, str], bytes], Reply] = lambda *_: (404, {}, b"")
     asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
 
@@ -55,7 +57,12 @@ def serving() -> Iterator[Server]:
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             cut, state.cut_once = state.cut_once, 0
-            self.wfile.write(content[:cut] if cut else content)
+            content = content[:cut] if cut else content
+            with contextlib.suppress(OSError):  # the client left
+                for at in range(len(content)) if state.pause else ():
+                    self.wfile.write(content[at : at + 1])
+                    time.sleep(state.pause)
+                self.wfile.write(b"" if state.pause else content)
             self.close_connection = bool(cut)
 
         do_GET = do_PUT = do_POST = do_any
@@ -207,3 +214,67 @@ def test_a_file_that_became_longer_there_is_not_taken_whole(server, tmp_path):
     to = tmp_path / "file"
     opened(server, {"HOME": str(tmp_path)}).download("blobs/x", 7, to)
     assert 7 < to.stat().st_size <= registry.CHUNK_BYTES
+
+
+def trickling(server, monkeypatch, seconds=0.2):
+    """Its bodies come byte by byte; what is a minute otherwise is an instant."""
+    monkeypatch.setattr(registry, "SLOW_SECONDS", seconds)
+    server.pause = 0.02
+
+
+def ask(registry, tmp_path):
+    registry.ask("GET", "blobs/x", accept=(200,))
+
+
+def download(registry, tmp_path):
+    registry.download("blobs/x", 5000, tmp_path / "file")
+
+
+@pytest.mark.parametrize("asking", [ask, download])
+def test_a_registry_that_trickles_does_not_hold_anybody(server, tmp_path, monkeypatch, asking):
+    trickling(server, monkeypatch)
+    server.answer = lambda *_: (200, {}, b"x" * 5000)
+    with pytest.raises(NetworkError, match="cannot be reached") as slow:
+        asking(opened(server, {"HOME": str(tmp_path)}), tmp_path)
+    assert "too slow: " in slow.value.why
+    assert len(server.asked) == registry.RETRIES + 1
+
+
+def test_a_place_of_tokens_that_trickles_does_not_hold_anybody(server, other, tmp_path, monkeypatch):
+    with_tokens(server, other)
+    trickling(other, monkeypatch)
+    other.answer = lambda *_: (200, {}, b"x" * 5000)
+    with pytest.raises(NetworkError, match="cannot be reached"):
+        opened(server, login(tmp_path, server, {"auth": BASIC})).ask("GET", "manifests/a", accept=(200,))
+
+
+def test_a_slow_registry_is_waited_for(server, tmp_path, monkeypatch):
+    trickling(server, monkeypatch)
+    monkeypatch.setattr(registry, "LEAST_BYTES_A_SECOND", 5)
+    server.answer = lambda *_: (200, {}, b"x" * 30)
+    assert opened(server, {"HOME": str(tmp_path)}).ask("GET", "manifests/a", accept=(200,)).body == b"x" * 30
+
+
+@pytest.mark.parametrize("asking", [ask, download])
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_place_that_was_redirected_to_is_named_where_it_refuses(server, other, tmp_path, asking, status):
+    server.answer = lambda *_: (307, {"Location": f"http://{other.host}/signed"}, b"")
+    challenge = {"WWW-Authenticate": f'Bearer realm="http://{other.host}/token"'}
+    other.answer = lambda *_: (status, challenge, b"")
+    with pytest.raises(NetworkError) as refused:
+        asking(opened(server, login(tmp_path, server, {"auth": BASIC})), tmp_path)
+    assert refused.value.what.startswith(f"{other.host}, to which the store oci://{server.host}/team/store redirects")
+    assert "clock" in refused.value.fix
+    # Whatever it asks for: credentials are the registry's.
+    assert not [headers for _, _, headers, _ in other.asked if "Authorization" in headers]
+
+
+def test_an_answer_that_is_nested_too_deeply_is_none(server, other, tmp_path):
+    deep = b"[" * 100_000 + b"]" * 100_000
+    server.answer = lambda *_: (403, {}, deep)
+    with pytest.raises(NetworkError, match="status 403"):
+        opened(server, {"HOME": str(tmp_path)}).ask("GET", "manifests/a", accept=(200,))
+    with_tokens(server, other)
+    other.answer = lambda *_: (200, {}, deep)
+    with pytest.raises(NetworkError, match="gives no token"):
+        opened(server, login(tmp_path, server, {"auth": BASIC})).ask("GET", "manifests/a", accept=(200,))

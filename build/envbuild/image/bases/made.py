@@ -26,7 +26,7 @@ from envbuild.store.local import LocalStore
 
 KIND = "bases"
 # Raised when a base made from the same inputs would come out differently.
-FORMAT = 2
+FORMAT = 3
 ROOTFS = mmdebstrap.ROOTFS
 LAYERS = "layers"
 # Where an environment will be.

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Base
 from envbuild.core.digests import Json
-from envbuild.core.errors import BuildError, EnvbuildError, MachineError, NetworkError, disk_full
-from envbuild.core.files import remove_tree
+from envbuild.core.errors import BuildError, EnvbuildError, NetworkError, disk_full
+from envbuild.core.files import remove_tree, space_is_low
 from envbuild.core.outcome import describe_status, ran_out_of_space, tail
-from envbuild.core.process import Finished, find_tool, run
+from envbuild.core.process import Finished, answer, find_tool, run
 from envbuild.core.progress import Reporter
 from envbuild.image import gzips
 from envbuild.image.bases import apt
-from envbuild.image.layers import EPOCH, Layer, LayerWriter, Owner
+from envbuild.image.layers import EPOCH, Layer, LayerWriter, Rights, kept_rights
+from envbuild.image.merging.blobs import LayerBlob
+from envbuild.image.merging.merge import Overlay
+from envbuild.image.merging.unpack import unpack
 from envbuild.image.tars import read_members
+from envbuild.store.temporary import place_with_devices, temporary_store
 
 ROOTFS = "rootfs"
 LAYER_FILE = "layer.tar.gz"
@@ -35,8 +41,7 @@ _ENVIRONMENT = ("PATH", "http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "a
 @cache
 def mmdebstrap_version() -> str:
     """``mmdebstrap 1.3.5``."""
-    tool = find_tool("mmdebstrap", "mmdebstrap")
-    return run([tool, "--version"], what="ask mmdebstrap for its version", error=MachineError).output.strip()
+    return answer([find_tool("mmdebstrap", "mmdebstrap"), "--version"], what="ask mmdebstrap for its version")
 
 
 def inputs() -> dict[str, Json]:
@@ -51,7 +56,6 @@ def require_tools() -> None:
         MachineError: one is missing.
     """
     find_tool("mmdebstrap", "mmdebstrap")
-    find_tool("tar", "tar")
     find_tool("unshare", "util-linux")
 
 
@@ -66,29 +70,35 @@ def build(folder: Path, base: Base, name: str, mirror: str | None, log: Path, re
     sources = apt.sources_for(base, name, mirror)
     archive = folder.parent / "rootfs.tar"
     rootfs, file = folder / ROOTFS, folder / LAYER_FILE
-    with reporter.step(f"make base {name} with {mmdebstrap_version()}"):
-        _mmdebstrap(archive, base, name, sources, log, reporter)
+    # What it works in has programs that run as root for whoever starts them, and devices, where it runs as root: not in
+    # the store, whose disk is any, and where nobody else comes.
+    place = place_with_devices() if os.geteuid() == 0 else None
+    with (
+        reporter.step(f"make base {name} with {mmdebstrap_version()}"),
+        temporary_store(within=place).staging("base") if place else nullcontext(folder.parent) as work,
+    ):
+        _mmdebstrap(Making(archive, work, log), base, name, sources, reporter)
     with reporter.step(f"unpack and scrub base {name}"):
-        owners = read_owners(archive)
+        rights = read_rights(archive)
         rootfs.mkdir()
-        run(
-            [
-                find_tool("tar", "tar"),
-                *("--extract", "--file", str(archive), "--directory", str(rootfs)),
-                *("--preserve-permissions", "--no-same-owner", "--exclude=./dev/*"),
-            ],
-            what=f"unpack base {name}",
-            log=log,
-            working_on=folder,
-        )
+        unpack([LayerBlob(file=archive, called=f"the tar of base {name}")], rootfs, Overlay(emptied=("dev",)))
         archive.unlink()
         scrub(rootfs, scrub_patterns())
     with reporter.step(f"write the layer of base {name}"), LayerWriter(file, EPOCH) as writer:
-        writer.add_tree(rootfs, owner=lambda path: owners.get(path, (0, 0)))
+        # What was unpacked has neither owners nor set-user-ID bits; the layer has the tar's.
+        writer.add_tree(rootfs, rights=lambda path, info: rights.get(path) or kept_rights(path, info))
     return Layer(writer.record("base"), file)
 
 
-def _mmdebstrap(archive: Path, base: Base, name: str, sources: apt.Sources, log: Path, reporter: Reporter) -> None:
+class Making(NamedTuple):
+    """Where mmdebstrap writes: the tar, its own root file system (as root), and the log."""
+
+    archive: Path
+    work: Path
+    log: Path
+
+
+def _mmdebstrap(to: Making, base: Base, name: str, sources: apt.Sources, reporter: Reporter) -> None:
     as_root = os.geteuid() == 0
     words: list[str | Path] = []
     environment = {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ}
@@ -98,7 +108,7 @@ def _mmdebstrap(archive: Path, base: Base, name: str, sources: apt.Sources, log:
         # Namespaces of its own: whatever ends envbuild also ends apt and dpkg, and no mount of theirs stays behind.
         words += [find_tool("unshare", "util-linux"), "--mount", "--propagation", "private"]
         words += ["--pid", "--fork", "--kill-child", "--mount-proc"]
-        environment["TMPDIR"] = str(archive.parent)
+        environment["TMPDIR"] = str(to.work)
     words += [find_tool("mmdebstrap", "mmdebstrap"), "--mode=root" if as_root else "--mode=unshare"]
     words += ["--variant=minbase", "--format=tar", f"--architectures={ARCHITECTURES[base.platform]}"]
     words += ["--include=" + ",".join(base.archive.packages), '--aptopt=Acquire::Languages "none"']
@@ -106,22 +116,25 @@ def _mmdebstrap(archive: Path, base: Base, name: str, sources: apt.Sources, log:
     # A power cut costs the whole attempt anyway, so dpkg need not wait for the disk after each file.
     words.append("--dpkgopt=force-unsafe-io")
     finished = run(
-        [*words, base.archive.suite, archive, "-"],
+        [*words, base.archive.suite, to.archive, "-"],
         what=f"make base {name}",
-        log=log,
+        log=to.log,
         env=environment,
         stdin=sources.text(),
         on_line=reporter.update,
         check=False,
     )
     if finished.status != 0:
-        raise failure(finished, name, archive, log)
+        raise failure(finished, name, to)
 
 
-def failure(finished: Finished, name: str, archive: Path, log: Path) -> EnvbuildError:
+def failure(finished: Finished, name: str, to: Making) -> EnvbuildError:
     """The error for an mmdebstrap that failed."""
-    if ran_out_of_space(finished.output, archive.parent):
-        return disk_full(archive.parent)
+    for disk in (to.archive.parent, to.work):
+        if space_is_low(disk):
+            return disk_full(disk)
+    if ran_out_of_space(finished.output, to.work):
+        return disk_full(to.work)
     # mmdebstrap's last lines are about its cleaning up; what went wrong is in those that apt and it mark as errors.
     marked = [line for line in finished.output.splitlines() if line.startswith(("E:", "W:", "Err:"))]
     why = "\n".join(marked[:20]) or tail(finished.output)
@@ -131,24 +144,23 @@ def failure(finished: Finished, name: str, archive: Path, log: Path) -> Envbuild
             why=why,
             fix="Check the network, the proxy and the machine's apt sources (`apt-get update` must work), or name "
             "another mirror with ENVBUILD_APT_MIRROR.",
-            log=log,
+            log=to.log,
         )
     return BuildError(
         f"cannot make base {name}: mmdebstrap {describe_status(finished.status)}",
         why=why,
         fix="See the log. mmdebstrap works as root, or as an ordinary user with entries in /etc/subuid and "
         "/etc/subgid and user namespaces allowed.",
-        log=log,
+        log=to.log,
     )
 
 
-def read_owners(archive: Path) -> dict[str, Owner]:
-    """Owner and group of every member of a tar that does not belong to root."""
-    owners: dict[str, Owner] = {}
-    for member, _ in read_members(archive):
-        if member.uid or member.gid:
-            owners[member.name.removeprefix("./")] = (member.uid, member.gid)
-    return owners
+def read_rights(archive: Path) -> dict[str, Rights]:
+    """Mode, owner and group of every member of a tar."""
+    return {
+        member.name.removeprefix("./"): Rights(member.mode, member.uid, member.gid)
+        for member, _ in read_members(archive)
+    }
 
 
 @cache

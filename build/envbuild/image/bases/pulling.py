@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.catalog.models import Model
+from envbuild.core import jsonread
 from envbuild.core.digests import sha256_bytes, short
 from envbuild.core.files import link_or_copy, write_atomic
 from envbuild.core.progress import Reporter
@@ -81,7 +81,7 @@ def find_image(source: Source, digest: str, platform: str) -> FoundImage:
 
 def _is_index(raw: bytes) -> bool:
     try:
-        return "manifests" in json.loads(raw)
+        return "manifests" in jsonread.foreign(raw)
     except (ValueError, TypeError):
         return False  # said better by who reads it as a manifest
 

@@ -108,7 +108,8 @@ class _Maker:
             logs.mkdir(parents=True)
         image_id = engine.find_labelled(KEY_LABEL, self.plan.key) or self._build(logs / "build.log")
         try:
-            tried = try_image(engine, image_id, lock, job.selection.target, logs, job.reporter)
+            held = job.store.lock_of(KIND, self.key)
+            tried = try_image(engine, image_id, held, lock, job.selection.target, logs, job.reporter)
         except CheckRefusedError:
             engine.remove(image_id)
             raise

@@ -34,8 +34,13 @@ class Tried:
     loaded: tuple[str, ...] | None
 
 
-def try_image(engine: Engine, image_id: str, lock: Lock, target: Target, logs: Path, reporter: Reporter) -> Tried:
+def try_image(
+    engine: Engine, image_id: str, held: Path, lock: Lock, target: Target, logs: Path, reporter: Reporter
+) -> Tried:
     """Import every module that the stack names, in a container of the image, and look what torch loads.
+
+    Args:
+        held: see :meth:`Engine.box`.
 
     Raises:
         CheckRefusedError: a module does not import.
@@ -44,7 +49,7 @@ def try_image(engine: Engine, image_id: str, lock: Lock, target: Target, logs: P
     environment = {"HOME": "/tmp", **check_environment(target)}  # noqa: S108 - inside
     files: dict[str, Content] = {Path(name).name: data_root() / name for name in (PROBE, LOADED_PROBE)}
     python = f"{VENV}/bin/python"
-    with engine.box(image_id) as box:
+    with engine.box(image_id, held) as box:
         box.put(FOLDER, b"".join(tar_stream(files)))
         runner = _Runner(box, environment)
         probe = f"{FOLDER}/{Path(PROBE).name}"

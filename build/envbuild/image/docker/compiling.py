@@ -22,7 +22,7 @@ from envbuild.image.docker.dockerfile import fragment, mounts, script
 from envbuild.image.docker.plan import LOCK, commits_of, requirements_of, uv
 from envbuild.image.docker.streams import Content
 from envbuild.image.environment.bench import INSIDE, VENV
-from envbuild.image.layers import LayerWriter, plain_mode
+from envbuild.image.layers import LayerWriter, plain_rights
 from envbuild.lock.content import locked_content
 from envbuild.lock.record import LockDirectory
 from envbuild.wheels.compiling.unpacking import SOURCE_DATE_EPOCH, apply_patches, unpack
@@ -133,7 +133,7 @@ def _archive(material: Material, origin: Origin, plan: WheelPlan | None, folder:
         apply_patches(plan.name, tree, plan.patches)
     file = folder.with_suffix(".tar.gz")
     with LayerWriter(file, SOURCE_DATE_EPOCH) as writer:
-        writer.add_tree(tree, "source", mode=plain_mode)
+        writer.add_tree(tree, "source", rights=plain_rights)
     return file
 
 

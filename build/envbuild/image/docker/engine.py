@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envbuild.core import locks
 from envbuild.core.digests import Json
 from envbuild.core.errors import EnvbuildError, MachineError, NetworkError
 from envbuild.core.outcome import mask
@@ -24,6 +25,8 @@ TIMEOUT_SECONDS = 60
 # What is done first: a daemon that does not answer then is not there; later it went away.
 CONNECT, VERSION = "connect", "ask for its version"
 NO_SPACE = "no space left on device"
+# On every container that a build starts: the lock file that it holds.
+HELD_LABEL = "org.envbuild.held"
 START = (
     "Start one (systemctl start docker), or name another with DOCKER_HOST or `docker context use`; podman's socket "
     "works too (systemctl start podman.socket; DOCKER_HOST=unix:///run/podman/podman.sock)."
@@ -161,8 +164,14 @@ class Engine:
                 response.close()
 
     @contextlib.contextmanager
-    def box(self, image_id: str) -> Iterator[Box]:
-        """A container of an image that does nothing, to run things in; without a network, gone with the block."""
+    def box(self, image_id: str, held: Path) -> Iterator[Box]:
+        """A container of an image that does nothing, to run things in; without a network, gone with the block.
+
+        Args:
+            held: a lock file that this process holds until then: a container whose lock nobody holds was left by a
+                process that was killed, and goes first.
+        """
+        self._end_left_over(held)
         with self.errors("start a container"):
             # What is told to end does so at once: nothing in it is worth waiting for.
             made = self._api.create_container(
@@ -170,6 +179,7 @@ class Engine:
                 entrypoint=["/bin/sh", "-c", "while :; do sleep 1000; done"],
                 command=[],
                 network_disabled=True,
+                labels={HELD_LABEL: str(held)},
                 host_config=self._api.create_host_config(network_mode="none", init=False),
                 stop_signal="SIGKILL",
             )
@@ -181,6 +191,16 @@ class Engine:
         finally:
             with contextlib.suppress(EnvbuildError), self.errors("remove a container"):
                 self._api.remove_container(name, force=True)
+
+    def _end_left_over(self, held: Path) -> None:
+        from docker.errors import NotFound
+
+        with self.errors("remove a container"):
+            for left in self._api.containers(all=True, filters={"label": HELD_LABEL}):
+                lock = Path(left["Labels"][HELD_LABEL])
+                with locks.exclusive_if_free(lock) as free, contextlib.suppress(NotFound):
+                    if free or lock == held:
+                        self._api.remove_container(left["Id"], force=True)
 
     @contextlib.contextmanager
     def errors(self, doing: str) -> Iterator[None]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envbuild.core import jsonread
 from envbuild.core.digests import Json, canonical_json, sha256_bytes
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.docker.streams import Content, tar_stream
@@ -79,9 +79,9 @@ def unpack_saved(archive: Iterable[bytes], image_id: str, folder: Path, known: M
                     content = io.BytesIO(small[member.name])
                 layer = _compress(content, folder / f"{number}.tar.gz")
                 by_content[layer.record.diff_id] = layer
-        manifest = json.loads(small["manifest.json"])
+        manifest = jsonread.foreign(small["manifest.json"])
         config = small[manifest[0]["Config"]]
-        wanted = list(json.loads(config)["rootfs"]["diff_ids"])
+        wanted = list(jsonread.foreign(config)["rootfs"]["diff_ids"])
     except (tarfile.TarError, EOFError, ValueError, KeyError, IndexError, TypeError) as error:
         raise _refused(image_id, f"The archive cannot be read: {type(error).__name__}: {error}") from error
     if sha256_bytes(config) != image_id:

@@ -19,7 +19,7 @@ from envbuild.image.environment.parts import Part
 from envbuild.image.environment.records import conflicts, from_commit, infos, rows
 from envbuild.image.environment.rule import Layering
 from envbuild.image.environment.tidy import tidy
-from envbuild.image.layers import EPOCH, LayerWriter, plain_mode
+from envbuild.image.layers import EPOCH, LayerWriter, plain_rights
 from envbuild.image.record import RECORD_FILE, EnvironmentLayerRecord, dump
 from envbuild.lock.record import LockDirectory, LockedComponent
 from envbuild.lock.torch_builds import locked_torch
@@ -80,7 +80,7 @@ class LayerMaker:
         place = PREFIX.lstrip("/")
         with self.reporter.step(f"write layer {part.name}"), LayerWriter(folder / LAYER_FILE, EPOCH) as writer:
             writer.add_directory(place)
-            writer.add_tree(tree, place, mode=plain_mode)
+            writer.add_tree(tree, place, rights=plain_rights)
         record = EnvironmentLayerRecord(
             schema="envbuild.environment-layer/1",
             key=part.key,

@@ -11,7 +11,7 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.site import Site
 from envbuild.core import sandbox
 from envbuild.core.digests import digest_of, sha256_file, short
-from envbuild.core.files import machine_errors, remove_tree, write_atomic
+from envbuild.core.files import machine_errors, make_private, remove_tree, write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.image.bases import MadeBase
 from envbuild.image.checks.loading import PROBE as LOADED_PROBE
@@ -89,6 +89,8 @@ def make_environment(
         workshop = LocalStore(store.root / "uv", reporter)
         with workshop.staging("environment") as staged:
             with machine_errors(workshop.root):
+                # Builds of packages write there: nobody else runs what they leave.
+                make_private(workshop.root)
                 (workshop.root / "cache").mkdir(exist_ok=True)
             maker = _maker(selection, lock, base, site, store, reporter, wheels, staged, logs)
             for part in parts:

@@ -68,7 +68,12 @@ class LayerBlob:
         """How much may come out of it, zeros of sparse files included."""
         if self.unpacked_bytes is not None:
             return self.unpacked_bytes
-        return max(FREE_BYTES, MAX_RATIO * self.file.stat().st_size)
+        return most_bytes(self.file.stat().st_size)
+
+
+def most_bytes(packed_bytes: int) -> int:
+    """How much may come out of a file of a size, where nobody states it."""
+    return max(FREE_BYTES, MAX_RATIO * packed_bytes)
 
 
 class _Decompressor(Protocol):
@@ -177,22 +182,32 @@ def _packing(first: bytes) -> str:
 def _checked(blob: LayerBlob) -> Iterator[bytes]:
     packed = hashlib.sha256() if blob.digest else None
     plain = hashlib.sha256() if blob.diff_id else None
-    count, limit = 0, blob.limit_bytes
-    for chunk in _decompressed(_raw(blob.file, packed.update if packed else None)):
-        count += len(chunk)
-        if count > limit:
-            raise Refusal(
-                "",
-                f"It unpacks to more than {limit} bytes"
-                + (", which is what its record states." if blob.unpacked_bytes is not None else f", {MAX_RATIO}:1."),
-                "Nothing honest is packed so densely; do not use the image.",
-            )
+    why = f"{MAX_RATIO}:1" if blob.unpacked_bytes is None else "which is what its record states"
+    for chunk in limited(_decompressed(_raw(blob.file, packed.update if packed else None)), blob.limit_bytes, why):
         if plain:
             plain.update(chunk)
         yield chunk
     for hashed, stated, name in ((packed, blob.digest, "blob"), (plain, blob.diff_id, "tar in it")):
         if hashed and stated:
             _compare(hashed.hexdigest(), stated, name)
+
+
+def limited(chunks: Iterator[bytes], limit_bytes: int, why: str = f"{MAX_RATIO}:1") -> Iterator[bytes]:
+    """The chunks, as long as they are not more than an honest file unpacks to; Refusal.
+
+    Args:
+        why: where the limit is from.
+    """
+    count = 0
+    for chunk in chunks:
+        count += len(chunk)
+        if count > limit_bytes:
+            raise Refusal(
+                "",
+                f"It unpacks to more than {limit_bytes} bytes, {why}.",
+                "Nothing honest is packed so densely; do not use the image.",
+            )
+        yield chunk
 
 
 def _raw(file: Path, seen: Callable[[bytes], None] | None) -> Iterator[bytes]:

@@ -14,8 +14,13 @@ from envbuild.image.merging.members import Kind, Member, Refusal, tidy_name
 from envbuild.image.merging.stream import BLOCK, Content, Stream, padding
 
 _BOMB = "Nothing honest has holes of that size; do not use the image."
-# Long names and PAX headers are kept in memory; no real one comes near.
+# Long names and PAX headers of one member are kept in memory; no real ones come near.
 MAX_HEADER_BYTES = 4 << 20
+# Of a whole layer. A member takes time however small it is, and so does a record: real ones have one to four.
+MAX_MEMBERS = 3_000_000
+MAX_RECORDS = 4 * MAX_MEMBERS
+# Owners are 32 bits (chown(2)).
+MAX_OWNER = (1 << 32) - 1
 _KINDS = {
     b"0": Kind.FILE,
     b"\0": Kind.FILE,
@@ -38,12 +43,14 @@ MAX_TIME = (1 << 32) - 1
 
 @dataclass
 class _Extra:
-    """What headers before a member say of it."""
+    """What headers before a member say of it; ``size``: how many bytes they have."""
 
     name: bytes | None = None
     link: bytes | None = None
     records: dict[str, bytes] = field(default_factory=dict)
     pairs: list[bytes] = field(default_factory=list)
+    size: int = 0
+    count: int = 0
 
 
 def read_tar(pieces: Iterator[bytes], limit_bytes: int) -> Iterator[tuple[Member, Content | None]]:
@@ -57,6 +64,7 @@ def read_tar(pieces: Iterator[bytes], limit_bytes: int) -> Iterator[tuple[Member
     """
     stream = Stream(pieces)
     extra = _Extra()
+    members, records = 0, 0
     while not stream.at_end():
         header = stream.take(BLOCK)
         if header == _EMPTY:
@@ -66,6 +74,13 @@ def read_tar(pieces: Iterator[bytes], limit_bytes: int) -> Iterator[tuple[Member
             _read_extra(extra, kind, header, stream)
             continue
         member, segments, stored = _member(header, extra, stream)
+        members, records = members + 1, records + extra.count
+        if members > MAX_MEMBERS or records > MAX_RECORDS:
+            raise Refusal(
+                "",
+                f"It has more than {MAX_MEMBERS} members, or more than {MAX_RECORDS} PAX records.",
+                "Nothing honest has as many; do not use the image.",
+            )
         extra = _Extra()
         if member.kind is not Kind.FILE:
             yield member, None
@@ -110,8 +125,10 @@ def _checked(header: bytes) -> tuple[bytes, ...]:
 
 def _read_extra(extra: _Extra, kind: bytes, header: bytes, stream: Stream) -> None:
     size = number(_checked(header)[4])
-    if not 0 <= size <= MAX_HEADER_BYTES:
-        raise Refusal("", f"A long name or a PAX header has {size} bytes; at most {MAX_HEADER_BYTES} are read.")
+    # Each counts for a block at least: empty ones in a row take time too.
+    extra.size += max(size, BLOCK)
+    if size < 0 or extra.size > MAX_HEADER_BYTES:
+        raise Refusal("", f"The long names and PAX headers of a member have more than {MAX_HEADER_BYTES} bytes.")
     data = stream.take(size)
     stream.skip(padding(size))
     if kind == b"L":
@@ -131,6 +148,7 @@ def _read_records(extra: _Extra, data: bytes) -> None:
         key, equals, value = data[at + len(digits) + 1 : at + length - 1].partition(b"=")
         if length < len(digits) + 4 or data[at + length - 1 : at + length] != b"\n" or not equals:
             raise Refusal("", "A PAX header is damaged.")
+        extra.count += 1
         if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
             extra.pairs.append(value)
         else:
@@ -151,12 +169,16 @@ def _member(header: bytes, extra: _Extra, stream: Stream) -> tuple[Member, list[
     stored = sparse.decimal(records["size"], name) if "size" in records else number(size)
     if stored < 0:
         raise Refusal(name, "Its size is negative.")
+    owner = sparse.decimal(records["uid"], name) if "uid" in records else number(uid)
+    group = sparse.decimal(records["gid"], name) if "gid" in records else number(gid)
+    if not (0 <= owner <= MAX_OWNER and 0 <= group <= MAX_OWNER):
+        raise Refusal(name, f"Its owner {owner} or group {group} is none: they have 32 bits.")
     member = Member(
         name,
         kind,
         number(mode) & 0o7777,
-        sparse.decimal(records["uid"], name) if "uid" in records else number(uid),
-        sparse.decimal(records["gid"], name) if "gid" in records else number(gid),
+        owner,
+        group,
         _time(records.get("mtime"), mtime, name),
         stored if kind is Kind.FILE else 0,
     )

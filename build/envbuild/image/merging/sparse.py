@@ -21,6 +21,8 @@ def decimal(text: bytes, name: str) -> int:
 
 def check(segments: Sequence[Segment], size: int, stored: int, name: str) -> None:
     """Refuse a map whose segments overlap, lie outside of the file, or are not what is stored."""
+    if size < 0:
+        raise Refusal(name, "The sparse file has a negative size.")
     end = 0
     for offset, length in segments:
         if offset < end or length < 0 or offset + length > size:

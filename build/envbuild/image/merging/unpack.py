@@ -9,33 +9,39 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
 from envbuild.image.merging.blobs import LayerBlob
-from envbuild.image.merging.members import Kind, Member, shown
+from envbuild.image.merging.members import DEVICES, Kind, Member, shown
 from envbuild.image.merging.merge import NO_OVERLAY, Overlay, merged
 from envbuild.image.merging.stream import Content
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _WORKING_MODE = 0o700
-_MODES = 0o1777
+# Nobody else writes into it, and no program in it has another account's rights.
+_MODES = 0o755
 
 
 def unpack(layers: Sequence[LayerBlob], folder: Path, overlay: Overlay = NO_OVERLAY) -> int:
     """Write the merged layers (lowest first) into ``folder``, which must be empty; returns how many members they have.
 
-    Modes and times are those of the layers. Owners are this process's: an ordinary user could not set others. So
-    set-user-ID and set-group-ID bits are left out, which would let whoever finds the directory act for that user;
-    devices and extended attributes are left out too.
+    Times are those of the layers. Owners are this process's: an ordinary user could not set others. So set-user-ID and
+    set-group-ID bits are left out, which would let whoever finds the directory act for that user, and nobody else may
+    write; devices and extended attributes are left out too.
 
     Raises:
         CheckRefusedError: a layer is refused. Remove the folder then; what was written into it means nothing.
         MachineError: the disk is full, or refuses a name.
     """
+    return write_members(merged(layers, overlay), folder)
+
+
+def write_members(members: Iterable[tuple[Member, Content | None]], folder: Path) -> int:
+    """Write members into ``folder``, which must be empty, as :func:`unpack` does; returns how many there were."""
     with machine_errors(folder):
         if any(folder.iterdir()):
             raise CheckRefusedError(
@@ -43,7 +49,7 @@ def unpack(layers: Sequence[LayerBlob], folder: Path, overlay: Overlay = NO_OVER
             )
         writer = _Writer(os.open(folder, _FOLDER))
         try:
-            for member, content in merged(layers, overlay):
+            for member, content in members:
                 writer.add(member, content)
             writer.finish()
         finally:
@@ -60,6 +66,8 @@ class _Writer:
         self._open: tuple[str, int] | None = None
         self._folders: list[Member] = []
         self._links: list[Member] = []
+        # Names that are left out.
+        self._devices: set[str] = set()
         self.count = 0
 
     def close(self) -> None:
@@ -74,6 +82,9 @@ class _Writer:
 
     def add(self, member: Member, content: Content | None) -> None:
         """Make a file now; keep what has no content for the end."""
+        if member.kind in DEVICES or (member.kind is Kind.HARD_LINK and member.link in self._devices):
+            self._devices.add(member.name)
+            return
         self.count += 0 if member.replaces else 1
         if content is not None:
             self._write(member, content)

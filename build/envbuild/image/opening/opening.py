@@ -10,16 +10,17 @@ from envbuild.core.files import machine_errors
 from envbuild.image.opening.blobs import Archive, Folder, has
 from envbuild.image.opening.layouts import open_docker_archive, open_layout
 from envbuild.image.opening.model import OpenedImage, not_an_image
-from envbuild.image.opening.sqsh import MAGIC, open_sqsh
+from envbuild.image.opening.sqsh import open_sqsh
 from envbuild.image.outputs import OCI_DIR, SQSH_FILE
 from envbuild.image.record import RECORD_FILE, ImageRecord
+from envbuild.image.squash.reading import MAGIC
 
 
 def open_image(named: str, scratch: Path) -> OpenedImage:
     """The image under a name: a folder of out/images, an OCI layout (FOLDER[:TAG]), an archive or a .sqsh file.
 
     Args:
-        scratch: where a .sqsh is unpacked to, and what is looked at of an archive.
+        scratch: where what is looked at of an archive is put.
 
     Raises:
         ConfigurationError: there is nothing under that name.
@@ -67,7 +68,7 @@ def _open(path: Path, tag: str, scratch: Path) -> OpenedImage:
     with path.open("rb") as stream:
         is_sqsh = stream.read(len(MAGIC)) == MAGIC
     if is_sqsh:
-        return _sqsh(path, scratch)
+        return _sqsh(path)
     place = Archive(path, scratch)
     return open_layout(place, tag, "archive") if has(place, "index.json") else open_docker_archive(place)
 
@@ -80,9 +81,9 @@ def _with_record(image: OpenedImage, folder: Path) -> OpenedImage:
     return replace(image, record=record, components=record.components or image.components)
 
 
-def _sqsh(path: Path, scratch: Path) -> OpenedImage:
+def _sqsh(path: Path) -> OpenedImage:
     """A .sqsh, with the record beside it if that is about this file."""
-    image = open_sqsh(path, scratch)
+    image = open_sqsh(path)
     if path.name == SQSH_FILE and (path.parent / RECORD_FILE).is_file():
         record = ImageRecord.load(path.parent / RECORD_FILE)
         if record.sqsh and record.sqsh.digest == image.layers[0].digest:

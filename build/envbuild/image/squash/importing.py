@@ -12,7 +12,7 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import BuildError, MachineError, disk_full
 from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.outcome import describe_status, ran_out_of_space, tail
-from envbuild.core.process import run
+from envbuild.core.process import answer, run
 from envbuild.image.oci import RunConfig
 from envbuild.image.record import SqshRecord
 from envbuild.image.squash import enroot
@@ -49,8 +49,7 @@ def find_enroot() -> Path:
 @cache
 def enroot_version() -> str:
     """The version that enroot tells: it decides what is in the .sqsh."""
-    output = run([find_enroot(), "version"], what="ask enroot for its version", error=MachineError).output
-    return f"enroot {output.strip()}"
+    return f"enroot {answer([find_enroot(), 'version'], what='ask enroot for its version')}"
 
 
 def import_sqsh(

@@ -14,7 +14,7 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import BuildError, MachineError, disk_full
 from envbuild.core.files import machine_errors
 from envbuild.core.outcome import describe_status, ran_out_of_space, tail
-from envbuild.core.process import Finished, find_tool, run
+from envbuild.core.process import Finished, answer, find_tool, run
 from envbuild.image.merging.blobs import LayerBlob
 from envbuild.image.merging.merge import Places, superseded_in
 from envbuild.image.oci import RunConfig
@@ -35,7 +35,7 @@ def mksquashfs_version() -> str:
     """``mksquashfs version 4.5.1 (2022/03/17)``: the same tool gives the same bytes, another may not."""
     tool = find_tool("mksquashfs", "squashfs-tools")
     # 4.6 and later exit with status 0, earlier ones with 0 or 1.
-    output = run([tool, "-version"], what="ask mksquashfs for its version", error=MachineError, check=False).output
+    output = answer([tool, "-version"], what="ask mksquashfs for its version", statuses=(0, 1))
     return output.splitlines()[0] if output else "mksquashfs of unknown version"
 
 

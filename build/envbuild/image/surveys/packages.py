@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
 import re
 from collections.abc import Iterator, Mapping
 from email.parser import HeaderParser
@@ -17,6 +16,7 @@ from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from envbuild.catalog.models import Model
+from envbuild.core import jsonread
 
 DPKG_STATUS = "var/lib/dpkg/status"
 DPKG_INFO = "var/lib/dpkg/info/"
@@ -106,7 +106,7 @@ def recorded(record: bytes) -> Iterator[tuple[str, str]]:
 def from_elsewhere(origin: str) -> bool:
     """Whether a direct_url.json says that the package was built from a repository or a folder, and is no archive."""
     try:
-        told: Any = json.loads(origin) if origin else {}
+        told: Any = jsonread.foreign(origin) if origin else {}
     except ValueError:
         return True
     return isinstance(told, dict) and ("vcs_info" in told or "dir_info" in told)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core.errors import MachineError
-from envbuild.core.process import run
+from envbuild.core.process import answer, run
 
 # Where a toolkit has the header with nvcc's own rules; the second place is that of conda's packages.
 RULES = ("include/crt/host_config.h", "targets/*/include/crt/host_config.h")
@@ -59,10 +59,11 @@ def find_host_compiler(environ: Mapping[str, str] = os.environ) -> HostCompiler:
 
 
 def _version(variable: str, compiler: Path) -> str:
-    command: list[str | Path] = [compiler, "-dumpfullversion", "-dumpversion"]
-    asked = run(command, what=f"ask {compiler} for its version", check=False, error=MachineError)
-    found = asked.output.strip()
-    if asked.status != 0 or not re.fullmatch(r"\d+(\.\d+)*", found):
+    try:
+        found = answer([compiler, "-dumpfullversion", "-dumpversion"], what=f"ask {compiler} for its version")
+    except MachineError as error:
+        found = error.why
+    if not re.fullmatch(r"\d+(\.\d+)*", found):
         raise MachineError(
             f"{compiler} is no compiler that can be used",
             why=f"{variable} names it, and asked with -dumpversion it does not say one: {found[:200] or 'nothing'}",

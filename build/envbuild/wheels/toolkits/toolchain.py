@@ -5,6 +5,7 @@ Inside a container the toolkit of its image is the machine's own: found by the s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from envbuild.core.errors import CheckRefusedError, MachineError
-from envbuild.core.process import run
+from envbuild.core.process import answer, run
 from envbuild.wheels.toolkits.host_compiler import find_host_compiler, refuse_too_new
 
 HOME_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
@@ -183,5 +184,7 @@ def cuda_version(home: Path) -> str:
     nvcc = home / "bin" / "nvcc"
     if not nvcc.is_file() or not os.access(nvcc, os.X_OK):
         return ""
-    match = _RELEASE.search(run([nvcc, "--version"], what="ask nvcc for its version", check=False).output)
-    return match[2] if match else ""
+    with contextlib.suppress(MachineError):
+        if match := _RELEASE.search(answer([nvcc, "--version"], what="ask nvcc for its version")):
+            return match[2]
+    return ""

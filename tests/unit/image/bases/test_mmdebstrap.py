@@ -10,7 +10,7 @@ from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.process import Finished
 from envbuild.image.bases import base_key, mmdebstrap
 from envbuild.image.bases.facts import installed_packages
-from envbuild.image.bases.mmdebstrap import failure, read_owners, scrub, scrub_patterns
+from envbuild.image.bases.mmdebstrap import Making, failure, read_rights, scrub, scrub_patterns
 
 BASE = Catalog.open(data_root()).base("debian12")
 
@@ -82,13 +82,14 @@ def test_scrub_of_a_root_without_these_files_does_nothing(tmp_path):
     assert left(tmp_path) == ["usr/bin/true"]
 
 
-def test_owners_are_those_of_the_archive(tmp_path):
+def test_rights_are_those_of_the_archive(tmp_path):
+    rights = {"etc/passwd": (0o644, 0, 0), "etc/shadow": (0o640, 0, 42), "usr/bin/su": (0o4755, 0, 0)}
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
-        for name, uid, gid in (("./etc/passwd", 0, 0), ("./etc/shadow", 0, 42), ("./var/games", 5, 60)):
-            member = tarfile.TarInfo(name)
-            member.uid, member.gid = uid, gid
+        for name, (mode, uid, gid) in rights.items():
+            member = tarfile.TarInfo(f"./{name}")
+            member.mode, member.uid, member.gid = mode, uid, gid
             tar.addfile(member)
-    assert read_owners(tmp_path / "x.tar") == {"etc/shadow": (0, 42), "var/games": (5, 60)}
+    assert read_rights(tmp_path / "x.tar") == rights
 
 
 STATUS = """Package: libc6
@@ -145,7 +146,7 @@ def finished(output):
     ],
 )
 def test_failure_of_mmdebstrap_is_named_by_its_cause(tmp_path, output, kind, told):
-    error = failure(finished(output), "debian12", tmp_path / "rootfs.tar", tmp_path / "log")
+    error = failure(finished(output), "debian12", Making(tmp_path / "rootfs.tar", tmp_path, tmp_path / "log"))
     assert type(error) is kind
     assert told in error.why
     assert error.fix

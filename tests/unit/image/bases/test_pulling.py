@@ -3,11 +3,11 @@
 import pytest
 from helpers.layer_tars import file, layer
 
-from envbuild.core.digests import sha256_file
+from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
 from envbuild.image.bases.documents import LAYER_TYPES, Descriptor
-from envbuild.image.bases.pulling import FoundImage, content_of, keep_layers
+from envbuild.image.bases.pulling import FoundImage, content_of, find_image, keep_layers
 from envbuild.image.bases.sources import LayoutSource
 from envbuild.image.record import BaseConfig
 from envbuild.store.local import LocalStore
@@ -32,6 +32,16 @@ def keep(tmp_path):
         return keep_layers(LayoutSource(tmp_path / "layout"), image, store, into, SilentReporter())
 
     return run
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"manifests":['])
+def test_a_manifest_that_is_nested_too_deeply_is_refused(tmp_path, opening):
+    raw = opening * 50_000
+    digest = sha256_bytes(raw)
+    (tmp_path / "blobs/sha256").mkdir(parents=True)
+    (tmp_path / "blobs/sha256" / digest.removeprefix("sha256:")).write_bytes(raw)
+    with pytest.raises(CheckRefusedError, match="is refused as a base"):
+        find_image(LayoutSource(tmp_path), digest, "linux/amd64")
 
 
 def test_a_media_type_that_is_not_the_layers_is_refused_whether_or_not_it_is_kept(keep):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.image.layers import walk
+from envbuild.image.merging import reading
 from envbuild.image.merging.members import Kind, Member, Refusal
 from envbuild.image.merging.reading import read_tar
 from envbuild.image.merging.stream import Content
@@ -230,8 +231,61 @@ def test_a_hole_at_the_end_of_a_sparse_file():
 def test_a_header_that_fills_the_memory_is_refused():
     member = tarfile.TarInfo("headers")
     member.type, member.size = b"L", 1 << 30
-    with pytest.raises(Refusal, match="at most"):
+    with pytest.raises(Refusal, match="more than 4194304 bytes"):
         members(member.tobuf(tarfile.GNU_FORMAT) + bytes(4096))
+
+
+def repeated(kind, data, times):
+    """The same header over and over, and a member."""
+    member = tarfile.TarInfo("headers")
+    member.type, member.size = kind, len(data)
+    header = member.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
+    return header * times + tar_of([file("after")])
+
+
+@pytest.mark.parametrize("kind", [b"x", b"L", b"K", b"g"])
+@pytest.mark.parametrize("size", [0, 1 << 20])
+def test_headers_of_a_member_count_together(kind, size):
+    data = b"9 a=bcde\n" * (size // 9)
+    times = (reading.MAX_HEADER_BYTES // max(len(data), 512)) + 1
+    with pytest.raises(Refusal, match="long names and PAX headers"):
+        members(repeated(kind, data, times))
+
+
+def test_pax_records_are_counted(monkeypatch):
+    monkeypatch.setattr(reading, "MAX_RECORDS", 5)
+    assert set(members(repeated(b"x", b"9 a=bcde\n" * 5, 1))) == {"after"}
+    with pytest.raises(Refusal, match="more than 5 PAX records"):
+        members(repeated(b"x", b"9 a=bcde\n" * 6, 1))
+
+
+def test_members_are_counted(monkeypatch):
+    monkeypatch.setattr(reading, "MAX_MEMBERS", 2)
+    assert len(members(tar_of([file("a"), file("b")]))) == 2
+    with pytest.raises(Refusal, match="more than 2 members"):
+        members(tar_of([file("a"), file("b"), file("c")]))
+
+
+@pytest.mark.parametrize("size", [-1, -(1 << 62)])
+def test_a_sparse_file_with_a_negative_size_is_refused(size):
+    """It would make room below the limit for what comes after it."""
+    data = bytearray(tar_of([file("a")]))
+    data[156:157] = b"S"
+    data[386:482] = bytes(96)
+    data[483:495] = size.to_bytes(12, "big", signed=True)
+    resealed(data)
+    with pytest.raises(Refusal, match="negative size"):
+        members(bytes(data))
+
+
+@pytest.mark.parametrize("owner", [-1, 1 << 32, 1 << 60])
+@pytest.mark.parametrize("at", [108, 116], ids=["user", "group"])
+def test_owners_that_no_file_can_have_are_refused(owner, at):
+    data = bytearray(tar_of([file("a")]))
+    data[at : at + 8] = (owner & ((1 << 63) - 1) | 1 << 63).to_bytes(8, "big")
+    resealed(data)
+    with pytest.raises(Refusal, match="is none"):
+        members(bytes(data))
 
 
 def test_old_sparse_headers_are_checked():

@@ -46,7 +46,7 @@ def test_unpack_gives_no_one_the_rights_of_who_unpacks(tmp_path, blobs):
     items = [file("su", mode=0o6755), folder("d", 0o3777), file("sealed", b"x", mode=0o4000)]
     root = unpacked(tmp_path, layer(blobs, *items))
     modes = {name: stat.S_IMODE(info.st_mode) for _, name, info in walk(root)}
-    assert modes == {"su": 0o755, "d": 0o1777, "sealed": 0o600}
+    assert modes == {"su": 0o755, "d": 0o755, "sealed": 0o600}
 
 
 def test_unpack_takes_names_in_any_bytes(tmp_path, blobs):

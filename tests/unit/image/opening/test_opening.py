@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import tarfile
 
 import pytest
@@ -12,7 +13,8 @@ from unit.image.test_record import RECORD
 from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
 from envbuild.image.layers import Layer
-from envbuild.image.merging.members import Member
+from envbuild.image.merging import blobs
+from envbuild.image.merging.members import Kind, Member
 from envbuild.image.oci import RunConfig, make_oci, write_layout
 from envbuild.image.opening.opening import open_image
 from envbuild.image.record import LayerRecord, dump
@@ -240,7 +242,78 @@ def test_index_in_an_index_is_followed_and_attestations_are_passed_over(made, sc
 
 
 def test_sqsh_magic_without_a_file_system(tmp_path, scratch):
-    assert shutil.which("unsquashfs")
+    assert shutil.which("sqfs2tar")
     (tmp_path / "bad.sqsh").write_bytes(b"hsqs" + bytes(4096))
     with pytest.raises(CheckRefusedError):
         open_image(str(tmp_path / "bad.sqsh"), scratch)
+
+
+@pytest.fixture
+def pack(tmp_path):
+    """Packs a tree as a .sqsh, with more that a tree here need not hold."""
+
+    def packed(*pseudo, compression="zstd"):
+        file = tmp_path / "image.sqsh"
+        words = ["mksquashfs", tmp_path / "tree", file, "-noappend", "-comp", compression, "-no-progress", "-quiet"]
+        for definition in pseudo:
+            words += ["-p", definition]
+        subprocess.run(words, check=True, capture_output=True)
+        return file
+
+    (tmp_path / "tree").mkdir()
+    return packed
+
+
+def put(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lzo", "lz4", "gzip", "xz"])
+def test_sqsh_is_read_with_the_words_of_its_own_files(tmp_path, scratch, pack, compression):
+    put(tmp_path / "tree/etc/environment", "PATH=/bin\nA=b=c\n")
+    put(tmp_path / "tree/etc/rc", "# enroot-provenance: x\n# envbuild.stack s\nmkdir\n")
+    put(tmp_path / "tree/usr/bin/su", "x" * 300_000)
+    os.link(tmp_path / "tree/usr/bin/su", tmp_path / "tree/usr/bin/zz")
+    image = open_image(str(pack("usr/bin/disk b 666 0 0 7 0", "p/q c 600 0 0 1 3", compression=compression)), scratch)
+    assert (image.variables, image.labels) == ({"PATH": "/bin", "A": "b=c"}, {"envbuild.stack": "s"})
+    (layer,) = image.layers
+    found = {member.name: (member.kind, content and len(content.read())) for member, content in layer.members()}
+    assert found["usr/bin/su"] == (Kind.FILE, 300_000)
+    assert found["usr/bin/zz"] == (Kind.HARD_LINK, None)
+    assert found["usr/bin/disk"] == (Kind.BLOCK, None)
+    assert list(scratch.rglob("*")) == []
+
+
+@pytest.mark.parametrize("linked", ["etc", "etc/environment"])
+def test_sqsh_with_a_link_does_not_show_files_of_this_machine(tmp_path, scratch, pack, linked):
+    put(tmp_path / "outside/environment", "SECRET=of-this-machine\n")
+    link = tmp_path / "tree" / linked
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(tmp_path / "outside" / ("environment" if "/" in linked else ""))
+    image = open_image(str(pack()), scratch)
+    assert (image.variables, image.labels) == ({}, {})
+
+
+def contents_of(image):
+    return {member.name: content and content.read() for member, content in image.layers[0].members()}
+
+
+@pytest.mark.parametrize("damage", ["cut", "first block"])
+def test_sqsh_that_is_damaged_is_refused(tmp_path, scratch, pack, damage):
+    put(tmp_path / "tree/usr/list", "".join(f"{number}\n" for number in range(50_000)))
+    file = pack()
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2] if damage == "cut" else data[:96] + b"\xff" * 64 + data[160:])
+    with pytest.raises(CheckRefusedError):
+        contents_of(open_image(str(file), scratch))
+
+
+def test_sqsh_that_unpacks_to_a_bomb_is_refused(tmp_path, scratch, pack, monkeypatch):
+    monkeypatch.setattr(blobs, "FREE_BYTES", 1 << 20)
+    (tmp_path / "tree/hole").touch()
+    os.truncate(tmp_path / "tree/hole", 1 << 30)
+    image = open_image(str(pack()), scratch)
+    with pytest.raises(CheckRefusedError, match="is refused") as caught:
+        contents_of(image)
+    assert "It unpacks to more than" in caught.value.why

@@ -1,0 +1,62 @@
+"""A store for temporary things: of this account alone, and where programs and devices work."""
+
+import os
+import stat
+
+import pytest
+
+from envbuild.core.errors import MachineError
+from envbuild.store import temporary
+from envbuild.store.temporary import place_with_devices, temporary_store
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch, tmp_path):
+    monkeypatch.setattr(temporary.tempfile, "gettempdir", lambda: str(tmp_path))
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_it_is_entered_by_this_account_alone(tmp_path):
+    assert mode(temporary_store().root) == 0o700
+
+
+def test_one_that_others_may_enter_is_closed(tmp_path):
+    folder = tmp_path / f"envbuild-{os.geteuid()}"
+    folder.mkdir(0o755)
+    assert temporary_store().root == folder
+    assert mode(folder) == 0o700
+
+
+def test_that_of_somebody_else_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    (tmp_path / "envbuild-4000000").mkdir()
+    with pytest.raises(MachineError, match="belongs to somebody else"):
+        temporary_store()
+
+
+def test_one_behind_a_link_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"envbuild-{os.geteuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(MachineError, match="belongs to somebody else"):
+        temporary_store()
+
+
+@pytest.mark.parametrize("forbidden", ["ST_NODEV", "ST_NOEXEC", "ST_RDONLY"])
+def test_a_disk_without_devices_or_programs_is_passed_over(tmp_path, monkeypatch, forbidden):
+    large, real = tmp_path / "large", os.statvfs
+    large.mkdir()
+    monkeypatch.setattr(temporary, "LARGE", large)
+    assert place_with_devices() == tmp_path
+
+    def mounted(path):
+        values = list(real(path))
+        values[8] |= getattr(os, forbidden) if path == tmp_path else 0
+        return os.statvfs_result(values)
+
+    monkeypatch.setattr(os, "statvfs", mounted)
+    assert place_with_devices() == large
+    monkeypatch.setattr(temporary, "LARGE", tmp_path)
+    assert place_with_devices() is None
