@@ -122,7 +122,7 @@ def _ask(helper: str, name: str, path: Path, environ: Mapping[str, str]) -> Cred
         [program, "get"],
         what=f"ask {Path(program).name} for the credentials of {name}",
         stdin=name.encode(),
-        env=dict(environ),
+        env={**environ, "LC_ALL": "C"},  # a shell warns of a locale that is not there
         timeout_seconds=HELPER_SECONDS,
         check=False,
         error=MachineError,

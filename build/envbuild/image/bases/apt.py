@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.catalog.models import Base
-from envbuild.core.errors import ConfigurationError, MachineError
-from envbuild.core.process import find_tool, run
+from envbuild.core.errors import ConfigurationError
+from envbuild.core.process import answer, find_tool
 
 _FIELDS = ("REPO_URI", "RELEASE", "CODENAME", "COMPONENT", "SIGNED_BY", "SOURCESENTRY")
 # apt prints a field that a source does not have as its own name.
@@ -54,15 +54,11 @@ def sources_for(base: Base, base_name: str, mirror: str | None) -> Sources:
         MachineError: there is no apt on this machine.
     """
     apt_get, apt_config = find_tool("apt-get", "apt"), find_tool("apt-config", "apt")
-    settings = run([apt_config, "dump"], what="read apt's settings", error=MachineError).output
-    options, proxies = access(settings)
+    options, proxies = access(answer([apt_config, "dump"], what="read apt's settings"))
     if mirror:
         return Sources(lines=mirror_lines(base, mirror), options=options, proxies=proxies)
-    listed = run(
-        [apt_get, "indextargets", "--format", _FORMAT, "Created-By: Packages"],
-        what="ask apt for this machine's sources",
-        error=MachineError,
-    ).output
+    asking: list[str | Path] = [apt_get, "indextargets", "--format", _FORMAT, "Created-By: Packages"]
+    listed = answer(asking, what="ask apt for this machine's sources")
     lines = lines_for(base, listed.splitlines())
     if not lines:
         raise ConfigurationError(
