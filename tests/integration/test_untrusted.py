@@ -13,8 +13,8 @@ from conftest import Tool
 from helpers.attackers import Seen, hostile_sqsh, reachable_folder, watched
 from helpers.processes import wait_until
 
-from envbuild.core.errors import EnvbuildError
-from envbuild.launch.local import RUNTIMES, probe, run_in_image
+from envbuild.core.errors import CheckRefusedError
+from envbuild.launch.local import RUNTIMES, open_image, probe, run_in_image
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +65,42 @@ def test_looking_at_it_gives_nothing_away(hostile: Path, reachable: Path, tmp_pa
 
 @pytest.mark.parametrize("runtime", list(RUNTIMES))
 def test_running_in_it_gives_nothing_away(hostile: Path, reachable: Path, runtime: str) -> None:
-    """As `certify` does: mounted without its rights, or unpacked without them. There is no program to run in it."""
+    """As `certify` does: mounted without its rights, or unpacked without them."""
     scratch = reachable / runtime
     scratch.mkdir()
-    with watched(scratch) as seen, pytest.raises(EnvbuildError, match="cannot be opened with"):
-        run_in_image(probe(runtime), hostile, ["/bin/true"], scratch_dir=scratch)
+    with watched(scratch) as seen:
+        assert run_in_image(probe(runtime), hostile, ["/aaa"], scratch_dir=scratch).status != 0
     assert (seen.dangerous, seen.taken) == ([], [])
     assert [path for path in scratch.rglob("*") if not path.is_dir()] == []
+
+
+@pytest.mark.parametrize("runtime", list(RUNTIMES))
+@pytest.mark.parametrize("place", ["etc", "etc/environment"])
+@pytest.mark.parametrize("leads_to", ["/dev/zero", "/proc/self/environ", "outside", "/oldroot/etc/passwd"])
+def test_a_link_in_it_is_not_followed_when_it_is_opened(
+    reachable: Path, tmp_path: Path, runtime: str, place: str, leads_to: str
+) -> None:
+    """Not on this machine, where it would be read for its variables, and not in the image by its own programs."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/environment").write_text("SECRET=of-this-machine\n")
+    link = tmp_path / "tree" / place
+    link.parent.mkdir(parents=True)
+    outside = tmp_path / "outside" / ("" if place == "etc" else "environment")
+    link.symlink_to(outside if leads_to == "outside" else leads_to)
+    file = tmp_path / "linked.sqsh"
+    subprocess.run(["mksquashfs", tmp_path / "tree", file, "-quiet", "-no-progress"], check=True, capture_output=True)
+    with open_image(probe(runtime), file, tmp_path / "scratch") as opened:
+        assert opened.variables == {}
+
+
+@pytest.mark.parametrize("runtime", list(RUNTIMES))
+def test_variables_that_no_process_can_have_are_refused(tmp_path: Path, runtime: str) -> None:
+    (tmp_path / "tree/etc").mkdir(parents=True)
+    (tmp_path / "tree/etc/environment").write_bytes(b"A=b\0c\n")
+    file = tmp_path / "nul.sqsh"
+    subprocess.run(["mksquashfs", tmp_path / "tree", file, "-quiet", "-no-progress"], check=True, capture_output=True)
+    with pytest.raises(CheckRefusedError, match="cannot be opened"), open_image(probe(runtime), file, tmp_path / "s"):
+        pass
 
 
 def test_probe_is_not_disturbed_by_mounts_that_come_and_go(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import shlex
 import shutil
@@ -129,6 +130,8 @@ def stream(
     error: type[EnvbuildError] = BuildError,
     fix: str = "",
     statuses: Collection[int] = (0,),
+    memory_bytes: int | None = None,
+    idle_seconds: float | None = None,
 ) -> Generator[bytes]:
     """A program's standard output in pieces; it is ended when nobody wants more (close the generator).
 
@@ -136,12 +139,16 @@ def stream(
 
     Args:
         statuses: exit statuses that are no failure.
+        memory_bytes: the most that it may have (RLIMIT_AS); what reads other people's files needs a limit.
+        idle_seconds: how long it may work without printing anything.
 
     Raises:
         error: it failed, which shows after the last piece.
         MachineError: it cannot be started.
     """
     command = [str(word) for word in argv]
+    if memory_bytes is not None:
+        command = [str(find_tool("prlimit", "util-linux")), f"--as={memory_bytes}", *command]
     env = {**os.environ, "LC_ALL": "C"}
     with (
         tempfile.TemporaryFile() as messages,
@@ -149,17 +156,28 @@ def stream(
     ):
         if process.stdout is None:
             raise InternalError("a program was started without a pipe for its output")
-        while piece := os.read(process.stdout.fileno(), 1 << 18):
+        output = process.stdout.fileno()
+        while True:
+            if not _is_ready(output, idle_seconds):
+                why = f"It printed nothing for {idle_seconds:.0f} s, and was ended."
+                raise error(f"cannot {what}: {Path(argv[0]).name} does not come to an end", why=why, fix=fix)
+            piece = os.read(output, 1 << 18)
+            if not piece:
+                break
             yield piece
         status = process.wait()
         messages.seek(0)
         said = messages.read().decode(errors="replace")
     if status not in statuses:
         raise error(
-            f"cannot {what}: {Path(command[0]).name} {describe_status(status)}",
+            f"cannot {what}: {Path(argv[0]).name} {describe_status(status)}",
             why=tail(said) or f"It printed no message. The command was: {mask(shlex.join(command))}",
             fix=fix,
         )
+
+
+def _is_ready(descriptor: int, seconds: float | None) -> bool:
+    return bool(select.select([descriptor], [], [], seconds)[0])
 
 
 def answer(argv: Sequence[str | Path], *, what: str, statuses: Collection[int] = (0,)) -> str:

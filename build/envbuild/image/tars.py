@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import lzma
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from envbuild.core.errors import CheckRefusedError
 
 COPY_BYTES = 1 << 20
+MOST_MEMBERS = 100_000
+MOST_HEADER_BYTES = 1 << 20
+# Members that say something of the next one (pax(1), and GNU's for long names).
+_HEADERS = (b"x", b"g", b"X", b"L", b"K")
+# What reading a tar ends with where it, or what it is compressed with, is damaged.
+DAMAGE = (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 
 
 class Sink(Protocol):
@@ -72,8 +79,42 @@ def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, BinaryIO | No
             pass
 
 
+class _Bounded(tarfile.TarInfo):
+    """Long names and PAX headers, which tarfile keeps in memory, are refused where none is as long."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _HEADERS and self.size > MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a long name or a PAX header has {self.size} bytes")
+        found: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
+        return found
+
+
+def open_archive(file: Path) -> tuple[tarfile.TarFile, dict[str, tarfile.TarInfo]]:
+    """A tar of others, plain or compressed, and its members by their names.
+
+    Raises:
+        tarfile.TarError: it is none, or has more members than an image's archive has; one of :data:`DAMAGE`.
+    """
+    try:
+        tar = tarfile.open(file, "r:*", tarinfo=_Bounded)  # noqa: SIM115 - as long as it is read
+    except tarfile.ReadError as error:
+        raise tarfile.ReadError("It is no tar, plain or compressed.") from error
+    members: dict[str, tarfile.TarInfo] = {}
+    try:
+        while (member := tar.next()) is not None:
+            if len(members) >= MOST_MEMBERS:
+                raise tarfile.ReadError(f"It has more than {MOST_MEMBERS} members: it is no image's archive.")
+            members[member.name.removeprefix("./")] = member
+    except BaseException:
+        tar.close()
+        raise
+    return tar, members
+
+
 @contextlib.contextmanager
-def damage_refused(archive: Path, fix: str = "") -> Iterator[None]:
+def damage_refused(
+    archive: Path, fix: str = "", refuse: Callable[[str], CheckRefusedError] | None = None
+) -> Iterator[None]:
     """Around the reading of ``archive`` and of its members' content: what the readers say of damage, in our words.
 
     Raises:
@@ -81,7 +122,11 @@ def damage_refused(archive: Path, fix: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except (*DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # bz2's for damage has none
+            raise
+        if refuse:
+            raise refuse(str(error)) from error
         raise CheckRefusedError(
             f"{archive} is damaged",
             why=str(error),

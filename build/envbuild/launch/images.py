@@ -81,7 +81,6 @@ def run_task(image: OpenImage, task: Task, python: str, hashed: Path, given: Map
         read_only={task.plan: PLAN, task.runner: RUNNER, hashed: seen},
         writable={task.results: RESULTS},
         env={**given, **UNBUFFERED, **task.variables},
-        network=False,
         on_line=task.on_line,
         log=task.log,
         timeout_seconds=task.timeout_seconds,

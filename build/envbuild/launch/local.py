@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core import sandbox
@@ -28,8 +29,20 @@ LAYERS = "layers"
 
 # Directories of an image in which things may be mounted. They are empty and writable while a command runs.
 MOUNTABLE = ("/envbuild", "/mnt", "/run", "/tmp")  # noqa: S108 - inside, and private
-# Where this machine says how names are resolved; an image has both, as places to mount these over.
-RESOLVER = ("/etc/resolv.conf", "/etc/hosts")
+OPEN_SECONDS = 120.0
+MOST_ENVIRONMENT_BYTES = 1 << 20
+# Prints a root's /etc/environment, where it is a file and nothing on the way to it is a link.
+READ_ENVIRONMENT = """
+import os, stat, sys
+try:
+    folder = os.open(os.path.join(sys.argv[1], "etc"), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    file = os.open("environment", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+except OSError:
+    sys.exit()
+if stat.S_ISREG(os.fstat(file).st_mode):
+    with open(file, "rb") as stream:
+        sys.stdout.buffer.write(stream.read(int(sys.argv[2])))
+"""
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 
 
@@ -57,7 +70,6 @@ class OpenImage:
         read_only: Mapping[Path, str] | None = None,
         writable: Mapping[Path, str] | None = None,
         env: Mapping[str, str] | None = None,
-        network: bool = False,
         on_line: Callable[[str], None] | None = None,
         log: Path | None = None,
         timeout_seconds: float | None = None,
@@ -66,7 +78,7 @@ class OpenImage:
         """Run ``argv`` inside; a status other than 0 is the caller's to judge.
 
         The root is read-only; /tmp, /run and /dev/shm are private and empty. Of this machine's environment nothing
-        is seen, only the image's own variables and ``env``. Without ``network`` there is loopback and nothing else.
+        is seen, only the image's own variables and ``env``. Of the network there is loopback and nothing else.
 
         Args:
             read_only: files and directories of this machine, and where they are seen inside (below ``MOUNTABLE``).
@@ -78,13 +90,11 @@ class OpenImage:
         for source, target in (writable or {}).items():
             binds.append(Bind(source=source.resolve(), target=target, writable=True))
         tmpfs = tuple(dict.fromkeys(mountable_above(bind.target) for bind in binds))
-        if network:
-            binds += [Bind(source=Path(name).resolve(), target=name) for name in RESOLVER if Path(name).exists()]
         variables = {**self.variables, **(env or {})}
         if self.driver is not None:
             binds += self.driver.binds()
             variables = self.driver.environment(variables)
-        box = Sandbox(root=self.rootfs, binds=tuple(binds), tmpfs=tmpfs, environment=variables, network=network)
+        box = Sandbox(root=self.rootfs, binds=tuple(binds), tmpfs=tmpfs, environment=variables)
         return run(
             self.command(box, argv),
             what=what,
@@ -123,8 +133,10 @@ def open_image(
             _unpack(sqsh, rootfs)
         else:
             rootfs.mkdir()
-        bare = OpenImage(runtime=runtime, sqsh=sqsh.resolve(), rootfs=rootfs, variables={})
-        finished = bare.run(["/bin/cat", "/etc/environment"], what=f"open {sqsh}")
+        opener = runtime.opener(sqsh.resolve(), rootfs) if runtime.opener else []
+        # No program of the image, and no link in it, has a say in this.
+        reading = [*opener, sys.executable, "-I", "-S", "-c", READ_ENVIRONMENT, rootfs, str(MOST_ENVIRONMENT_BYTES)]
+        finished = run(reading, what=f"open {sqsh}", check=False, timeout_seconds=OPEN_SECONDS, error=MachineError)
         if finished.status != 0:
             raise MachineError(
                 f"{sqsh} cannot be opened with {runtime.name}",
@@ -132,7 +144,14 @@ def open_image(
                 fix="Check that the file is whole (remove it, and `envbuild image` makes it again), or try another "
                 "--runtime.",
             )
-        yield replace(bare, variables=parse_environment(finished.output), driver=driver)
+        if "\0" in finished.output:
+            raise CheckRefusedError(
+                f"{sqsh} cannot be opened",
+                why="Its /etc/environment has a NUL byte, which no variable can have.",
+                fix="Use another image; `envbuild image` makes none such.",
+            )
+        variables = parse_environment(finished.output)
+        yield OpenImage(runtime=runtime, sqsh=sqsh.resolve(), rootfs=rootfs, variables=variables, driver=driver)
 
 
 @contextlib.contextmanager
@@ -164,7 +183,6 @@ def run_in_image(
     read_only: Mapping[Path, str] | None = None,
     writable: Mapping[Path, str] | None = None,
     env: Mapping[str, str] | None = None,
-    network: bool = False,
     on_line: Callable[[str], None] | None = None,
     log: Path | None = None,
     timeout_seconds: float | None = None,
@@ -177,7 +195,6 @@ def run_in_image(
             read_only=read_only,
             writable=writable,
             env=env,
-            network=network,
             on_line=on_line,
             log=log,
             timeout_seconds=timeout_seconds,

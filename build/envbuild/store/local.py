@@ -142,10 +142,13 @@ class LocalStore:
             path.rename(folder / "entry")
 
     def _make_root(self) -> None:
-        # One that is there may be anything's (/var/cache, /tmp), and stays as it is.
-        if not self.root.exists():
-            with machine_errors(self.root):
+        with machine_errors(self.root):
+            # One that is there may be anything's (/var/cache, /tmp), and stays as it is.
+            if not self.root.exists():
                 make_private(self.root)
+            # Who may open a lock file may hold it.
+            for name in ("locks", "logs"):
+                make_private(self.root / name)
 
     def _sweep(self, area: Path) -> None:
         for lock in area.glob("*.lock"):

@@ -7,19 +7,21 @@ out, since it neither goes on after a cut connection nor checks what it download
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import re
 import threading
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from envbuild import __version__
 from envbuild.core import jsonread
+from envbuild.core.beside import beside
 from envbuild.core.errors import EnvbuildError, NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.store.address import Address, is_loopback
@@ -35,7 +37,9 @@ BACKOFF_SECONDS, LONGEST_WAIT_SECONDS = 0.2, 30
 TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 CHUNK_BYTES = 1 << 20
 # The least that must come, as curl's --speed-limit and --speed-time: a peer that trickles would hold a build for ever.
-LEAST_BYTES_A_SECOND, SLOW_SECONDS = 1024, 60.0
+LEAST_BYTES_A_SECOND, SLOW_SECONDS = 1024, 30.0
+# For the head of an answer, all tries of a request together: longer than they take where each waits as long as it may.
+HEAD_SECONDS = 600.0
 # Manifests, lists of tags, errors: what is longer is none.
 MOST_ANSWER_BYTES = 64 << 20
 MESSAGE_CHARACTERS = 300
@@ -202,16 +206,7 @@ class Registry:
             with self._lock:
                 if own and self._authorization:
                     sent["Authorization"] = self._authorization
-            response = self._pool(url).request(
-                method,
-                url,
-                body=body,
-                headers=sent,
-                retries=retries,
-                timeout=self._timeout,
-                preload_content=False,
-                decode_content=False,
-            )
+            response = self._request(method, url, sent, body, retries)
             # Credentials are for the registry, whatever a place that it redirects to asks for.
             if response.status != 401 or last or not own or _redirected(response, url):
                 break
@@ -220,6 +215,31 @@ class Registry:
             if body is not None and not isinstance(body, bytes):
                 body.seek(0)
         return response
+
+    def _request(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | IO[bytes] | None, retries: Retry
+    ) -> BaseHTTPResponse:
+        """A request and the head of its answer, which a peer that trickles must not hold for ever."""
+        from urllib3.exceptions import HTTPError
+
+        def request() -> BaseHTTPResponse:
+            return self._pool(url).request(
+                method,
+                url,
+                body=body,
+                headers=headers,
+                retries=retries,
+                timeout=self._timeout,
+                preload_content=False,
+                decode_content=False,
+            )
+
+        if body is not None and not isinstance(body, bytes):
+            return request()  # a file takes its time
+        try:
+            return beside(request).result(timeout=HEAD_SECONDS)
+        except FutureTimeoutError:
+            raise HTTPError(f"no answer within {HEAD_SECONDS:.0f} s") from None
 
     def _is_own(self, url: str) -> bool:
         """Whether credentials may go there: only to the registry itself."""
@@ -273,15 +293,7 @@ class Registry:
         else:
             url += ("&" if realm.query else "?") + urllib.parse.urlencode(fields)
             headers |= {"Authorization": _basic(credentials)} if credentials else {}
-        response = self._pool(url).request(
-            method,
-            url,
-            body=body,
-            headers=headers,
-            retries=self._retries,
-            timeout=self._timeout,
-            preload_content=False,
-        )
+        response = self._request(method, url, headers, body, self._retries)
         said = _body(response)
         if response.status != 200:
             raise self._refused("GET", "its token", response.status, said)
@@ -342,19 +354,36 @@ class Registry:
 
 def _receive(response: BaseHTTPResponse, out: IO[bytes], size_bytes: int) -> None:
     """Write a body to a file, up to one chunk more than ``size_bytes``; ProtocolError where it comes too slowly."""
-    from urllib3.exceptions import ProtocolError
+    from urllib3.exceptions import HTTPError, ProtocolError
 
-    since, count = time.monotonic(), 0
-    while chunk := response.read1(CHUNK_BYTES):
-        out.write(chunk)
-        if out.tell() > size_bytes:
-            return
-        count += len(chunk)
-        seconds = time.monotonic() - since
-        if seconds >= SLOW_SECONDS:
-            if count < LEAST_BYTES_A_SECOND * seconds:
-                raise ProtocolError(f"too slow: {count} bytes in {seconds:.0f} s")
-            since, count = time.monotonic(), 0
+    count, over, slow = 0, threading.Event(), threading.Event()
+
+    def watch() -> None:
+        seen = 0
+        while not over.wait(SLOW_SECONDS):
+            if count - seen < LEAST_BYTES_A_SECOND * SLOW_SECONDS:
+                slow.set()
+                with contextlib.suppress(ValueError, RuntimeError, OSError):
+                    response.shutdown()
+                return
+            seen = count
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        while chunk := response.read1(CHUNK_BYTES):
+            out.write(chunk)
+            count += len(chunk)
+            if out.tell() > size_bytes:
+                return
+    except (HTTPError, OSError) as error:
+        if not slow.is_set() or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+            raise
+    finally:
+        over.set()
+        watcher.join()
+    if slow.is_set():
+        raise ProtocolError(f"less than {LEAST_BYTES_A_SECOND} bytes a second for {SLOW_SECONDS:.0f} s")
 
 
 def _body(response: BaseHTTPResponse) -> bytes:

@@ -498,3 +498,19 @@ def test_stream_that_nobody_wants_to_its_end_is_ended():
     assert alive(pid)
     pieces.close()
     assert not alive(pid)
+
+
+def test_stream_has_limits_for_what_reads_other_peoples_files():
+    hungry = [sys.executable, "-c", "x = bytearray(1 << 30); print(len(x))"]
+    with pytest.raises(BuildError, match="cannot read it") as caught:
+        list(stream(hungry, what="read it", memory_bytes=256 << 20))
+    assert "MemoryError" in caught.value.why
+    assert list(stream(hungry, what="read it")) == [b"1073741824\n"]
+
+
+def test_stream_ends_what_prints_nothing_for_too_long():
+    pieces = stream(["/bin/sh", "-c", "echo $$; exec sleep 60"], what="read it", idle_seconds=0.2)
+    pid = int(next(pieces))
+    with pytest.raises(BuildError, match="sh does not come to an end"):
+        next(pieces)
+    assert not alive(pid)

@@ -251,3 +251,10 @@ def test_a_store_that_others_could_enter_is_closed(store):
         (store.root / kind).chmod(0o755)
     store.get_or_build("image", KEY, fill)
     assert [mode(store.root / kind) for kind in ("staging", "image")] == [0o700] * 2
+
+
+def test_nobody_else_takes_its_locks_or_reads_its_logs(store):
+    (store.root / "locks").mkdir(parents=True)
+    (store.root / "locks").chmod(0o755)
+    store.get_or_build("image", KEY, fill)
+    assert [mode(store.root / name) for name in ("locks", "logs")] == [0o700] * 2

@@ -17,14 +17,13 @@ from envbuild.core.files import machine_errors
 from envbuild.core.text import printable
 from envbuild.image.bases.documents import DOCUMENT_BYTES, INDEX_TYPES, MANIFEST_TYPES, Descriptor, Index, read, refused
 from envbuild.image.oci import INDEX_FILE, REF_NAME
-from envbuild.image.tars import damage_refused
+from envbuild.image.tars import damage_refused, open_archive
 from envbuild.store.address import parse_address
 from envbuild.store.registry import Registry, Wording
 
 # The registry that has no name of its own in docker's references.
 _DOCKER_HUB, _DOCKER_HUB_HOST = "docker.io", "registry-1.docker.io"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-MOST_MEMBERS = 100_000
 
 
 class Source(Protocol):
@@ -141,12 +140,7 @@ class ArchiveSource:
         self.name = f"the archive {file}"
         self._file = file
         with self._refusing():
-            self._tar = tarfile.open(file, "r:*")  # noqa: SIM115 - closed by close()
-            self._members: dict[str, tarfile.TarInfo] = {}
-            while (member := self._tar.next()) is not None:
-                if len(self._members) >= MOST_MEMBERS:
-                    raise refused(self.name, f"It has more than {MOST_MEMBERS} members: it is no image's archive.")
-                self._members[member.name.removeprefix("./")] = member
+            self._tar, self._members = open_archive(file)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -170,7 +164,7 @@ class ArchiveSource:
 
     def copy(self, name: str, to: Path) -> None:
         """Write a member's content to a file."""
-        with self._refusing(), machine_errors(to), to.open("wb") as out:
+        with machine_errors(to), self._refusing(), to.open("wb") as out:
             content = self._tar.extractfile(self._member(name))
             shutil.copyfileobj(cast("tarfile.ExFileObject", content), out, 1 << 20)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from envbuild.core import jsonread
+from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
 from envbuild.image.opening.model import not_an_image
+from envbuild.image.tars import damage_refused, open_archive
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # Manifests and configurations; what is longer is none.
@@ -22,8 +23,8 @@ class Place(Protocol):
 
     source: str
 
-    def file(self, path: str) -> Path:
-        """A file of this machine. Raises :class:`FileNotFoundError`."""
+    def file(self, path: str, at_most_bytes: int | None = None) -> Path:
+        """A file of this machine. Raises :class:`FileNotFoundError`; CheckRefusedError where it is larger."""
 
 
 class Folder:
@@ -33,10 +34,11 @@ class Folder:
         self.source = str(root)
         self._root = root
 
-    def file(self, path: str) -> Path:
+    def file(self, path: str, at_most_bytes: int | None = None) -> Path:
         found = self._root / path
         if not found.is_file():
             raise FileNotFoundError(path)
+        _refuse_larger(self.source, path, found.stat().st_size, at_most_bytes)
         return found
 
 
@@ -51,48 +53,50 @@ class Archive:
         self.source = str(file)
         self._scratch = scratch
         self._taken: dict[str, Path] = {}
-        try:
-            self._tar = tarfile.open(file, "r:*")  # noqa: SIM115 - as long as the image is read
-            self._members = {member.name.removeprefix("./"): member for member in self._tar if member.isreg()}
-        except (tarfile.TarError, EOFError) as error:
-            raise not_an_image(file, str(error)) from error
+        with damage_refused(file, refuse=self._refused):
+            self._tar, self._members = open_archive(file)
 
-    def file(self, path: str) -> Path:
-        if path not in self._members:
+    def _refused(self, why: str) -> CheckRefusedError:
+        return not_an_image(self.source, why)
+
+    def file(self, path: str, at_most_bytes: int | None = None) -> Path:
+        if path not in self._members or not self._members[path].isreg():
             raise FileNotFoundError(path)
+        _refuse_larger(self.source, path, self._members[path].size, at_most_bytes)
         if path not in self._taken:
             target = self._scratch / f"file-{len(self._taken)}"
-            with machine_errors(target), target.open("wb") as stream:
-                try:
-                    shutil.copyfileobj(cast("BinaryIO", self._tar.extractfile(self._members[path])), stream)
-                except (tarfile.TarError, EOFError) as error:
-                    raise not_an_image(self.source, f"{path}: {error}") from error
+            refusing = damage_refused(target, refuse=lambda why: self._refused(f"{path}: {why}"))
+            with machine_errors(target), refusing, target.open("wb") as stream:
+                shutil.copyfileobj(cast("BinaryIO", self._tar.extractfile(self._members[path])), stream)
             self._taken[path] = target
         return self._taken[path]
 
 
+def _refuse_larger(source: str, path: str, size: int, at_most_bytes: int | None) -> None:
+    if at_most_bytes is not None and size > at_most_bytes:
+        raise not_an_image(source, f"{path} has more than {at_most_bytes >> 20} MiB.")
+
+
 def has(place: Place, path: str) -> bool:
-    """Whether the file is there."""
+    """Whether the document is there."""
     try:
-        place.file(path)
+        place.file(path, DOCUMENT_BYTES)
     except FileNotFoundError:
         return False
     return True
 
 
-def file_of(place: Place, path: str) -> Path:
+def file_of(place: Place, path: str, at_most_bytes: int | None = None) -> Path:
     """A file that must be there."""
     try:
-        return place.file(path)
+        return place.file(path, at_most_bytes)
     except FileNotFoundError as error:
         raise not_an_image(place.source, f"{path} is missing.") from error
 
 
 def document(place: Place, path: str) -> Any:
     """A JSON file."""
-    file = file_of(place, path)
-    if file.stat().st_size > DOCUMENT_BYTES:
-        raise not_an_image(place.source, f"{path} has more than {DOCUMENT_BYTES >> 20} MiB.")
+    file = file_of(place, path, DOCUMENT_BYTES)
     try:
         return jsonread.loads(file.read_bytes())
     except ValueError as error:

@@ -31,7 +31,7 @@ def open_layout(place: Place, tag: str, kind: str) -> OpenedImage:
             file=file_of(place, blob_path(place, item.get("digest"))),
             digest=item["digest"],
             size_bytes=item.get("size"),
-            media_type=item.get("mediaType"),
+            media_type=None if item.get("mediaType") is None else str(item["mediaType"]),
         )
         layers.append(OpenedLayer.of(layer, names[position] if position < len(names) else ""))
     for report in found.reports:

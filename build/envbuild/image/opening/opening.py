@@ -27,8 +27,13 @@ def open_image(named: str, scratch: Path) -> OpenedImage:
         CheckRefusedError: it is no image, or damaged.
     """
     path, tag = place_and_tag(named)
-    with machine_errors(path, "read"):
-        image = _open(path, tag, scratch)
+    try:
+        with machine_errors(path, "read"):
+            image = _open(path, tag, scratch)
+        _ = (image.variables, image.labels)
+    except (AttributeError, TypeError, KeyError) as error:  # lists where objects belong, and the like
+        why = f"A document of it has not the form of the OCI image specification: {error}."
+        raise not_an_image(path, why) from error
     return replace(image, source=named)
 
 

@@ -20,6 +20,11 @@ from envbuild.image.merging.reading import read_tar
 from envbuild.image.merging.stream import Content
 
 MAGIC = b"hsqs"
+# It keeps every name in memory (80 MiB for the 400,000 of a large image), and a hostile file has them without end.
+MOST_MEMORY_BYTES = 2 << 30
+# Before it prints anything it reads all names.
+IDLE_SECONDS = 120.0
+FIX = "It is damaged, or was made to do harm: copy or build it again, or use another image."
 # sqfs2tar's own words for a name that is not there.
 _NO_SUCH_NAME = re.compile(r"no such file or directory", re.IGNORECASE)
 
@@ -46,8 +51,17 @@ def members_of_sqsh(file: Path, below: str = "") -> Generator[tuple[Member, Cont
     with machine_errors(file, "read"), file.open("rb"):
         limit = most_bytes(file.stat().st_size)
     part = ["--keep-as-dir", "--subdir", below] if below else ["--root-becomes", "."]
-    words: list[str | Path] = [require_reader(), *part, file]
-    with contextlib.closing(stream(words, what=f"read {file}", error=CheckRefusedError)) as output:
+    # Absolute: a name that begins with a dash is none of its options.
+    words: list[str | Path] = [require_reader(), *part, file.absolute()]
+    reading = stream(
+        words,
+        what=f"read {file}",
+        error=CheckRefusedError,
+        fix=FIX,
+        memory_bytes=MOST_MEMORY_BYTES,
+        idle_seconds=IDLE_SECONDS,
+    )
+    with contextlib.closing(reading) as output:
         pieces = limited(output, limit)
         try:
             with _refusing(file, pieces):
@@ -68,4 +82,5 @@ def _refusing(file: Path, pieces: Iterable[bytes]) -> Iterator[None]:
     except Refusal as refusal:
         for _ in pieces:
             pass
-        raise refused(f"the .sqsh {file}", refusal) from refusal
+        fix = refusal.fix or FIX
+        raise refused(f"the .sqsh {file}", Refusal(refusal.name, refusal.why, fix)) from refusal

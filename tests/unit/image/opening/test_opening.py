@@ -1,23 +1,30 @@
 """Images are opened whatever they lie in; what is none is refused with what is wrong."""
 
+import bz2
+import gzip
+import io
 import json
+import lzma
 import os
 import shutil
 import subprocess
 import tarfile
 
 import pytest
-from helpers.layer_tars import file, layer
+from helpers.layer_tars import file, folder, layer, tar_of
 from unit.image.test_record import RECORD
 
 from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
+from envbuild.image import tars
 from envbuild.image.layers import Layer
 from envbuild.image.merging import blobs
 from envbuild.image.merging.members import Kind, Member
 from envbuild.image.oci import RunConfig, make_oci, write_layout
+from envbuild.image.opening import blobs as opening_blobs
 from envbuild.image.opening.opening import open_image
 from envbuild.image.record import LayerRecord, dump
+from envbuild.image.squash import reading
 
 CONFIG = RunConfig(environment=("PATH=/bin", "A=b=c"), labels=(("envbuild.stack", "s"),))
 
@@ -312,8 +319,78 @@ def test_sqsh_that_is_damaged_is_refused(tmp_path, scratch, pack, damage):
 def test_sqsh_that_unpacks_to_a_bomb_is_refused(tmp_path, scratch, pack, monkeypatch):
     monkeypatch.setattr(blobs, "FREE_BYTES", 1 << 20)
     (tmp_path / "tree/hole").touch()
-    os.truncate(tmp_path / "tree/hole", 1 << 30)
+    os.truncate(tmp_path / "tree/hole", 1 << 26)
     image = open_image(str(pack()), scratch)
     with pytest.raises(CheckRefusedError, match="is refused") as caught:
         contents_of(image)
     assert "It unpacks to more than" in caught.value.why
+
+
+def test_sqsh_whose_names_fill_the_memory_is_refused(tmp_path, scratch, monkeypatch):
+    items = [folder(f"d{number}") for number in range(300)]
+    items += [file(f"d{number % 300}/{number}") for number in range(60_000)]
+    packed = ["mksquashfs", "-", tmp_path / "names.sqsh", "-tar", "-quiet", "-no-progress"]
+    subprocess.run(packed, input=tar_of(items), check=True, capture_output=True)
+    monkeypatch.setattr(reading, "MOST_MEMORY_BYTES", 8 << 20)
+    with pytest.raises(CheckRefusedError, match=r"can be read|cannot read") as caught:
+        contents_of(open_image(str(tmp_path / "names.sqsh"), scratch))
+    assert "out of memory" in caught.value.why
+
+
+def test_sqsh_whose_name_begins_with_a_dash_is_read(tmp_path, scratch, pack, monkeypatch):
+    put(tmp_path / "tree/etc/environment", "A=b\n")
+    pack().rename(tmp_path / "--help")
+    monkeypatch.chdir(tmp_path)
+    assert open_image("--help", scratch).variables == {"A": "b"}
+
+
+def compressed(tmp_path, tar, form):
+    path = tmp_path / f"image.tar.{form}"
+    path.write_bytes({"gz": gzip, "bz2": bz2, "xz": lzma}[form].compress(tar))
+    return path
+
+
+@pytest.mark.parametrize("form", ["gz", "bz2", "xz"])
+@pytest.mark.parametrize("at", [0.3, 0.9])
+def test_compressed_archive_that_is_damaged_is_refused(made, tmp_path, scratch, form, at):
+    path = compressed(tmp_path, archive(made, tmp_path, mode="w").read_bytes(), form)
+    data = bytearray(path.read_bytes())
+    place = int(len(data) * at)
+    data[place : place + 40] = b"\xff" * 40
+    path.write_bytes(data)
+    with pytest.raises(CheckRefusedError, match=r"can be read|is refused"):
+        contents_of(open_image(str(path), scratch))
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_archive_with_a_header_that_fills_the_memory_is_refused(tmp_path, scratch, kind):
+    member = tarfile.TarInfo("x")
+    member.type, member.size = kind, 200 << 20
+    path = compressed(tmp_path, member.tobuf(tarfile.GNU_FORMAT) + bytes(201 << 20), "gz")
+    with pytest.raises(CheckRefusedError, match="can be read"):
+        open_image(str(path), scratch)
+
+
+def test_archive_with_too_many_members_is_refused(made, tmp_path, scratch, monkeypatch):
+    monkeypatch.setattr(tars, "MOST_MEMBERS", 3)
+    with pytest.raises(CheckRefusedError) as caught:
+        open_image(str(archive(made, tmp_path, mode="w")), scratch)
+    assert "more than 3 members" in caught.value.why
+
+
+def test_document_of_an_archive_that_is_no_document_is_not_copied(tmp_path, scratch):
+    path = tmp_path / "image.tar"
+    with tarfile.open(path, "w") as tar:
+        member = tarfile.TarInfo("index.json")
+        member.size = opening_blobs.DOCUMENT_BYTES + 1
+        tar.addfile(member, io.BytesIO(bytes(member.size)))
+    with pytest.raises(CheckRefusedError) as caught:
+        open_image(str(path), scratch)
+    assert "index.json has more than 16 MiB" in caught.value.why
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("start", [{"Labels": [1]}, {"Labels": "x"}, {"Env": 5}])
+def test_configuration_of_another_form_is_refused(made, tmp_path, scratch, start):
+    with pytest.raises(CheckRefusedError, match="no image that can be read"):
+        open_image(str(docker_archive(made, tmp_path, config=start)), scratch)
