@@ -100,9 +100,11 @@ def open_archive(file: Path) -> tuple[tarfile.TarFile, dict[str, tarfile.TarInfo
     except tarfile.ReadError as error:
         raise tarfile.ReadError("It is no tar, plain or compressed.") from error
     members: dict[str, tarfile.TarInfo] = {}
+    count = 0
     try:
         while (member := tar.next()) is not None:
-            if len(members) >= MOST_MEMBERS:
+            count += 1
+            if count > MOST_MEMBERS:
                 raise tarfile.ReadError(f"It has more than {MOST_MEMBERS} members: it is no image's archive.")
             members[member.name.removeprefix("./")] = member
     except BaseException:
