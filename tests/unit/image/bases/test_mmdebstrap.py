@@ -1,5 +1,6 @@
 """Bases: what is scrubbed, who owns what, which packages are there, and what failures are called."""
 
+import re
 import tarfile
 
 import pytest
@@ -10,7 +11,7 @@ from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.process import Finished
 from envbuild.image.bases import base_key, mmdebstrap
 from envbuild.image.bases.facts import installed_packages
-from envbuild.image.bases.mmdebstrap import Making, failure, read_rights, scrub, scrub_patterns
+from envbuild.image.bases.mmdebstrap import Making, failure, mmdebstrap_version, read_rights, scrub, scrub_patterns
 
 BASE = Catalog.open(data_root()).base("debian12")
 
@@ -80,6 +81,13 @@ def test_scrub_of_a_root_without_these_files_does_nothing(tmp_path):
     put(tmp_path, "usr/bin/true")
     scrub(tmp_path, scrub_patterns())
     assert left(tmp_path) == ["usr/bin/true"]
+
+
+def test_version_is_the_same_where_the_locale_is_not_installed(monkeypatch):
+    """As over ssh, which hands the variables on: perl warns of it, and that is no part of what makes a base."""
+    monkeypatch.setenv("LC_ALL", "xx_XX.UTF-8")
+    version = mmdebstrap_version.__wrapped__()
+    assert re.fullmatch(r"mmdebstrap [0-9.]+\S*", version)
 
 
 def test_rights_are_those_of_the_archive(tmp_path):
