@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -31,11 +32,13 @@ from envbuild.certify.job import Asked
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError, CheckRefusedError
 from envbuild.core.progress import SilentReporter
+from envbuild.core.sandbox import Sandbox
 from envbuild.image.docker.engine import open_engine
 from envbuild.image.outputs import PlacedImage, find_image
+from envbuild.launch import local
 from envbuild.launch.containers import RESULTS_LABEL, InDocker
 from envbuild.launch.images import layers_of
-from envbuild.launch.local import OpenImage, open_layers
+from envbuild.launch.local import open_layers
 from envbuild.launch.ways import Task, Where
 from envbuild.lock.finding import find_lock
 from envbuild.store.local import LocalStore
@@ -111,12 +114,7 @@ def test_stand_in_would_reach_the_machine_outside_if_it_had_its_network(
     mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the test above can fail."""
-    run = OpenImage.run
-
-    def with_network(self: OpenImage, *arguments: Any, **options: Any) -> Any:
-        return run(self, *arguments, **{**options, "network": True})
-
-    monkeypatch.setattr(OpenImage, "run", with_network)
+    monkeypatch.setattr(local, "Sandbox", functools.partial(Sandbox, network=True))
     assert variables(seen_inside(mini, tmp_path, monkeypatch))["REACHED"] == "True"
 
 
