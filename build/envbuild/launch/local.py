@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,17 +30,11 @@ LAYERS = "layers"
 MOUNTABLE = ("/envbuild", "/mnt", "/run", "/tmp")  # noqa: S108 - inside, and private
 OPEN_SECONDS = 120.0
 MOST_ENVIRONMENT_BYTES = 1 << 20
-# Prints a root's /etc/environment, where it is a file and nothing on the way to it is a link.
+# Prints a root's /etc/environment, where it is a file and nothing on the way to it is a link. Of sh, since who runs
+# things may not be allowed to run this Python.
 READ_ENVIRONMENT = """
-import os, stat, sys
-try:
-    folder = os.open(os.path.join(sys.argv[1], "etc"), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    file = os.open("environment", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-except OSError:
-    sys.exit()
-if stat.S_ISREG(os.fstat(file).st_mode):
-    with open(file, "rb") as stream:
-        sys.stdout.buffer.write(stream.read(int(sys.argv[2])))
+file=$1/etc/environment
+[ -h "$1/etc" ] || [ -h "$file" ] || [ ! -f "$file" ] || exec head -c "$2" "$file"
 """
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 
@@ -135,7 +128,7 @@ def open_image(
             rootfs.mkdir()
         opener = runtime.opener(sqsh.resolve(), rootfs) if runtime.opener else []
         # No program of the image, and no link in it, has a say in this.
-        reading = [*opener, sys.executable, "-I", "-S", "-c", READ_ENVIRONMENT, rootfs, str(MOST_ENVIRONMENT_BYTES)]
+        reading = [*opener, "/bin/sh", "-c", READ_ENVIRONMENT, "sh", rootfs, str(MOST_ENVIRONMENT_BYTES)]
         finished = run(reading, what=f"open {sqsh}", check=False, timeout_seconds=OPEN_SECONDS, error=MachineError)
         if finished.status != 0:
             raise MachineError(

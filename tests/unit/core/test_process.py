@@ -505,7 +505,7 @@ def test_stream_has_limits_for_what_reads_other_peoples_files():
     with pytest.raises(BuildError, match="cannot read it") as caught:
         list(stream(hungry, what="read it", memory_bytes=256 << 20))
     assert "MemoryError" in caught.value.why
-    assert list(stream(hungry, what="read it")) == [b"1073741824\n"]
+    assert b"".join(stream(hungry, what="read it")) == b"1073741824\n"
 
 
 def test_stream_ends_what_prints_nothing_for_too_long():
