@@ -8,7 +8,10 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from envbuild.core.files import machine_errors
+from envbuild.core.files import machine_errors, make_private
+
+# Of a store.
+FOLDER = "locks"
 
 
 def exclusive(path: Path, on_wait: Callable[[], None] | None = None) -> contextlib.AbstractContextManager[None]:
@@ -24,8 +27,7 @@ def shared(path: Path, on_wait: Callable[[], None] | None = None) -> contextlib.
 def share_until_exit(path: Path) -> None:
     """Hold the lock file ``path`` together with others for as long as this process lives."""
     with machine_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = _open(path)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     _until_exit.append(descriptor)
 
@@ -33,13 +35,21 @@ def share_until_exit(path: Path) -> None:
 _until_exit: list[int] = []
 
 
+def _open(path: Path) -> int:
+    """A lock file, made where it is missing. Another account that could open it could hold it."""
+    if path.parent.name == FOLDER:
+        make_private(path.parent)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
 @contextlib.contextmanager
 def _held(path: Path, operation: int, on_wait: Callable[[], None] | None) -> Iterator[None]:
     waited = False
     while True:
         with machine_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = _open(path)
         try:
             try:
                 fcntl.flock(descriptor, operation | fcntl.LOCK_NB)

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from envbuild.core.errors import CheckRefusedError
+from envbuild.image.merging.blobs import most_bytes
 
 COPY_BYTES = 1 << 20
 MOST_MEMBERS = 100_000
-MOST_HEADER_BYTES = 1 << 20
+MOST_HEADER_BYTES = 16 << 20
 # Members that say something of the next one (pax(1), and GNU's for long names).
 _HEADERS = (b"x", b"g", b"X", b"L", b"K")
 # What reading a tar ends with where it, or what it is compressed with, is damaged.
-DAMAGE = (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+DAMAGE = (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, RecursionError)
 
 
 class Sink(Protocol):
@@ -80,13 +81,32 @@ def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, BinaryIO | No
 
 
 class _Bounded(tarfile.TarInfo):
-    """Long names and PAX headers, which tarfile keeps in memory, are refused where none is as long."""
+    """What takes memory or time without end in tarfile is refused: long names, PAX headers, maps of sparse files.
 
-    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type in _HEADERS and self.size > MOST_HEADER_BYTES:
-            raise tarfile.ReadError(f"a long name or a PAX header has {self.size} bytes")
+    No archive of an image has sparse files: its members are documents and layers.
+    """
+
+    def _proc_member(self, archive: _Archive) -> tarfile.TarInfo:
+        if self.size < 0 or self.type == tarfile.GNUTYPE_SPARSE:
+            raise tarfile.ReadError(f"{self.name!r} is sparse, or has a negative size.")
+        if self.type in _HEADERS:
+            archive.header_bytes += max(self.size, tarfile.BLOCKSIZE)
+            if archive.header_bytes > MOST_HEADER_BYTES:
+                raise tarfile.ReadError(f"Its long names and PAX headers have more than {MOST_HEADER_BYTES >> 20} MiB.")
         found: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
         return found
+
+    def _refuse_sparse(self, *_: object) -> None:
+        raise tarfile.ReadError("A member is sparse.")
+
+    _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
+
+
+class _Archive(tarfile.TarFile):
+    """A tar of others. ``header_bytes``: what was read so far of long names and PAX headers."""
+
+    tarinfo = _Bounded
+    header_bytes = 0
 
 
 def open_archive(file: Path) -> tuple[tarfile.TarFile, dict[str, tarfile.TarInfo]]:
@@ -96,9 +116,10 @@ def open_archive(file: Path) -> tuple[tarfile.TarFile, dict[str, tarfile.TarInfo
         tarfile.TarError: it is none, or has more members than an image's archive has; one of :data:`DAMAGE`.
     """
     try:
-        tar = tarfile.open(file, "r:*", tarinfo=_Bounded)  # noqa: SIM115 - as long as it is read
+        tar = _Archive.open(file, "r:*")
     except tarfile.ReadError as error:
-        raise tarfile.ReadError("It is no tar, plain or compressed.") from error
+        raise tarfile.ReadError("It is no tar, plain or compressed with gzip, bzip2 or xz.") from error
+    limit = most_bytes(file.stat().st_size)
     members: dict[str, tarfile.TarInfo] = {}
     count = 0
     try:
@@ -106,6 +127,9 @@ def open_archive(file: Path) -> tuple[tarfile.TarFile, dict[str, tarfile.TarInfo
             count += 1
             if count > MOST_MEMBERS:
                 raise tarfile.ReadError(f"It has more than {MOST_MEMBERS} members: it is no image's archive.")
+            # Before what it holds is passed over, or written anywhere.
+            if member.offset_data + member.size > limit:
+                raise tarfile.ReadError(f"It unpacks to more than {limit} bytes: nothing honest is packed so densely.")
             members[member.name.removeprefix("./")] = member
     except BaseException:
         tar.close()

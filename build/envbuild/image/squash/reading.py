@@ -39,18 +39,19 @@ def require_reader() -> Path:
 
 
 def members_of_sqsh(file: Path, below: str = "") -> Generator[tuple[Member, Content | None]]:
-    """The members of a .sqsh, sockets left out; a file's content must be read before the next member.
+    """The members of a .sqsh; a file's content must be read before the next member.
 
     Args:
         below: a directory of it, when no more is wanted; nothing comes where it has none of that name.
 
     Raises:
-        CheckRefusedError: it is damaged, holds what no image may, or unpacks to more than is honest.
+        CheckRefusedError: it is damaged, holds what no image may (a socket, say), or unpacks to more than is honest.
         MachineError: the program is missing, or the file cannot be read.
     """
     with machine_errors(file, "read"), file.open("rb"):
         limit = most_bytes(file.stat().st_size)
-    part = ["--keep-as-dir", "--subdir", below] if below else ["--root-becomes", "."]
+    # A tar holds no sockets. What sqfs2tar 1.2 passes over has left its long name behind, for whatever comes next.
+    part = ["--no-skip", *(("--keep-as-dir", "--subdir", below) if below else ("--root-becomes", "."))]
     # Absolute: a name that begins with a dash is none of its options.
     words: list[str | Path] = [require_reader(), *part, file.absolute()]
     reading = stream(

@@ -394,3 +394,48 @@ def test_document_of_an_archive_that_is_no_document_is_not_copied(tmp_path, scra
 def test_configuration_of_another_form_is_refused(made, tmp_path, scratch, start):
     with pytest.raises(CheckRefusedError, match="no image that can be read"):
         open_image(str(docker_archive(made, tmp_path, config=start)), scratch)
+
+
+def test_sqsh_with_a_socket_is_refused(tmp_path, scratch, pack):
+    """sqfs2tar would leave its long name behind, and the next member would get it."""
+    place = tmp_path / "tree/etc" / ("d" * 120)
+    place.mkdir(parents=True)
+    put(tmp_path / "tree/etc/environment", "A=b\n")
+    packed = pack(f"etc/{'d' * 120}/sock i 600 0 0 s")
+    with pytest.raises(CheckRefusedError) as caught:
+        contents_of(open_image(str(packed), scratch))
+    assert "socket" in caught.value.why
+
+
+def header(kind, size, data=b""):
+    member = tarfile.TarInfo("x")
+    member.type, member.size = kind, size
+    return member.tobuf(tarfile.GNU_FORMAT) + data
+
+
+def pax_sparse(**records):
+    member = tarfile.TarInfo("x")
+    member.pax_headers = {f"GNU.sparse.{key}": value for key, value in records.items()}
+    return member.tobuf(tarfile.PAX_FORMAT)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        header(b"L", 1, bytes(512)) * 3000,
+        header(b"x", 0) * 3000,
+        header(b"x", -1),
+        header(b"L", -512),
+        header(b"0", -1),
+        header(tarfile.GNUTYPE_SPARSE, 0),
+        pax_sparse(size=str(1 << 40), map="0,512"),
+        pax_sparse(major="1", minor="0", realsize=str(1 << 40)),
+        header(b"0", 1 << 40),
+    ],
+    ids=["names", "headers", "negative x", "negative L", "negative", "sparse", "PAX 0.1", "PAX 1.0", "bomb"],
+)
+def test_archive_that_is_hostile_is_refused(tmp_path, scratch, damage):
+    path = tmp_path / "image.tar"
+    path.write_bytes(tar_of([file("first")])[:512] + damage + bytes(1 << 16))
+    with pytest.raises(CheckRefusedError, match="can be read"):
+        open_image(str(path), scratch)
