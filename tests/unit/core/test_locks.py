@@ -116,3 +116,15 @@ def test_exclusive_explains_a_place_it_cannot_write(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError), exclusive(tmp_path / "file" / "lock"):
         pass
+
+
+@pytest.mark.parametrize("take", [exclusive, shared])
+def test_no_other_account_can_hold_a_lock_of_a_store(tmp_path, take):
+    """Whoever may open a lock file may hold it, and all others wait; also where the folder was there before."""
+    for folder in (tmp_path / "new/locks", tmp_path / "old/locks"):
+        if folder.parent.name == "old":
+            folder.mkdir(parents=True)
+            folder.chmod(0o755)
+        with take(folder / "a.lock"):
+            modes = [path.stat().st_mode & 0o777 for path in (folder, folder / "a.lock")]
+        assert modes == [0o700, 0o600]
