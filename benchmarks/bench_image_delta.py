@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.site import load_site
-from envbuild.lock.record import read_lock
-from envbuild.lock.torch_builds import locked_torch
-from envbuild.lock.uv import uv_program
+from envbuild.lock.lockfile import read_lock
+from envbuild.lock.project.torch_builds import locked_torch
+from envbuild.lock.resolve.uv import uv_program
 
 SHARE_LIMIT = 0.01
 REBUILD_LIMIT_SECONDS = 30.0

@@ -27,12 +27,12 @@ from pathlib import Path
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Device
 from envbuild.certify.cases import Case, expand
-from envbuild.certify.ground import Ground
+from envbuild.certify.cases.capabilities import Capabilities
 
 # The runner is data of envbuild, and installed nowhere.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "smoke"))
 
-from envbuild_smoke.packing import Job, Packer
+from envbuild_smoke.scheduler import Job, Scheduler
 
 LIMIT = 1.15
 DEVICES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -58,7 +58,7 @@ class Timed:
 def makespan(jobs: Sequence[Timed], devices: int) -> float:
     """How long all jobs take when the packer decides."""
     by_key = {timed.job.key: timed for timed in jobs}
-    packer = Packer([timed.job for timed in jobs], range(devices))
+    packer = Scheduler([timed.job for timed in jobs], range(devices))
     events: list[tuple[float, int, str]] = []
     now = 0.0
     while not packer.done:
@@ -114,7 +114,7 @@ def certify_full(start_share: float) -> list[Timed]:
     """The cases of certify-full for H200, with durations of GPT cases on two of them."""
     matrix = Catalog.open(Path(__file__).resolve().parents[1]).matrix("certify-full")
     packages = frozenset({"transformer-engine", "flash-attn", "mamba-ssm", "causal-conv1d"})
-    cases = expand(matrix, "certify-full", Ground(device=Device.CUDA, sm=("90a",), packages=packages))
+    cases = expand(matrix, "certify-full", Capabilities(device=Device.CUDA, sm=("90a",), packages=packages))
     jobs = []
     for case in cases:
         start, step = start_and_step(case)

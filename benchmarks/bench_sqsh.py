@@ -24,12 +24,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from envbuild.image.layers import LayerWriter, walk
-from envbuild.image.merging.blobs import LayerBlob
-from envbuild.image.merging.unpack import unpack
-from envbuild.image.oci import RunConfig
-from envbuild.image.squash.compression import DEFAULT
-from envbuild.image.squash.pack import write_sqsh
+from envbuild.image.squashfs.compression import DEFAULT
+from envbuild.image.squashfs.pack import write_sqsh
+from envbuild.oci.write import RunConfig
+from envbuild.rootfs.blobs import LayerBlob
+from envbuild.rootfs.layer_writer import LayerWriter, walk
+from envbuild.rootfs.unpack import unpack
 
 EPOCH = 1_700_000_000
 # Looking costs processor time that is counted too.

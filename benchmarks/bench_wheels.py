@@ -31,21 +31,21 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.catalog.site import load_site
 from envbuild.core.progress import PlainReporter
-from envbuild.lock.record import read_lock
-from envbuild.lock.uv import uv_program
+from envbuild.lock.lockfile import read_lock
+from envbuild.lock.resolve.uv import uv_program
 from envbuild.store.local import LocalStore
 from envbuild.sync.build_environment import build_environment
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.checking.elf import read_wheel
-from envbuild.wheels.compiling.build import Bench, build_wheel
-from envbuild.wheels.compiling.fronts import Turns
-from envbuild.wheels.compiling.limits import GIB, choose_limits
-from envbuild.wheels.compiling.making import Workshop, make_wheels
-from envbuild.wheels.compiling.unpacking import unpack
-from envbuild.wheels.keeping.wheelhouse import Wheelhouse
-from envbuild.wheels.planning import WheelPlan, cuda_of, plan_wheels
-from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolkits.toolchain import find_toolchain
+from envbuild.wheels.audit.elf import read_wheel
+from envbuild.wheels.build.builds import Workshop, make_wheels
+from envbuild.wheels.build.compiler_wrappers import Tokens
+from envbuild.wheels.build.limits import GIB, choose_limits
+from envbuild.wheels.build.unpack import unpack
+from envbuild.wheels.build.wheel import WheelWorkspace, build_wheel
+from envbuild.wheels.cache.wheelhouse import Wheelhouse
+from envbuild.wheels.plan import WheelPlan, cuda_of, plan_wheels
+from envbuild.wheels.sources import WheelSources
+from envbuild.wheels.toolchain.toolchain import find_toolchain
 
 RATIO_LIMIT = 4.0
 BUSY_LIMIT = 0.9
@@ -149,7 +149,7 @@ class Shop:
         reporter = PlainReporter()
         cache = Path(arguments.cache or work / "cache")
         store = LocalStore(cache, reporter)
-        sources = Sources(base=catalog.base(arguments.base), site=site, store=store, reporter=reporter)
+        sources = WheelSources(base=catalog.base(arguments.base), site=site, store=store, reporter=reporter)
         self.toolchain = find_toolchain(cuda_of(lock, target))
         self.plans = plan_wheels(lock, arguments.package, target, catalog, self.toolchain, sources)
         self.limits = choose_limits(arguments.jobs, arguments.memory)
@@ -163,12 +163,12 @@ class Shop:
         """Through envbuild, for the target's SMs."""
         turns = self.work / "turns"
         turns.mkdir(exist_ok=True)
-        bench = Bench(
+        bench = WheelWorkspace(
             environment=self.environment,
             toolchain=self.toolchain,
             folder=self.work / f"one-{plan.parts.package}",
             log=self.work / f"one-{plan.parts.package}.log",
-            turns=Turns(folder=turns, limits=self.limits, takes=self.limits.share(plan.recipe.job_memory_gib)),
+            turns=Tokens(folder=turns, limits=self.limits, takes=self.limits.share(plan.recipe.job_memory_gib)),
         )
         archive = self.sources.archive(plan.origin)
         with measuring() as measured:

@@ -15,9 +15,9 @@ from pathlib import Path
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Device, Driver
 from envbuild.certify.cases import expand
-from envbuild.certify.ground import Ground
-from envbuild.certify.plan import Expected, Subject, make_plan
-from envbuild.certify.zipapp import smoke_bytes
+from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.run.plan import Expected, Subject, make_plan
+from envbuild.certify.run.zipapp import smoke_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_DIGEST = "sha256:" + "0" * 64
@@ -26,7 +26,7 @@ NO_DIGEST = "sha256:" + "0" * 64
 def write_plan(path: Path, matrix_name: str) -> int:
     """Write the plan of a matrix for the CPU; return the number of cases."""
     matrix = Catalog.open(ROOT).matrix(matrix_name)
-    ground = Ground(device=Device.CPU)
+    ground = Capabilities(device=Device.CPU)
     cases = expand(matrix, matrix_name, ground)
     digests = {"lock_digest": NO_DIGEST, "oci_digest": NO_DIGEST, "sqsh_digest": NO_DIGEST}
     subject = Subject(name="bench", stack="mcore", base="here", target="cpu", **digests)

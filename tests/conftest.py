@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from envbuild.catalog.catalog import Catalog, Machine, Selection, select
+from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, select
 from envbuild.catalog.data import data_root
 from envbuild.catalog.site import load_site
 from envbuild.core import locks
 from envbuild.core.errors import EnvbuildError
-from envbuild.lock.finding import find_lock
-from envbuild.lock.record import LockDirectory
-from envbuild.lock.torch_builds import torch_source
-from envbuild.lock.uv import uv_program
+from envbuild.lock.locate import find_lock
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.project.torch_builds import torch_source
+from envbuild.lock.resolve.uv import uv_program
 
 # Started in the background of a script, everything ignores SIGINT and hands that on; tests send it and mean it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -105,7 +105,7 @@ def tool(project_dir: Path, site_cache: Path) -> Tool:
 
 @pytest.fixture(scope="session")
 def selection() -> Selection:
-    return select(Catalog.open(data_root()), "mcore", "cpu", None, Machine.here())
+    return select(Catalog.open(data_root()), "mcore", "cpu", None, HostDistribution.here())
 
 
 @pytest.fixture(scope="session")

@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from envbuild_smoke.case_run import failure_of
-from envbuild_smoke.plan import Bandwidth, Plan
+from envbuild_smoke.plan import BandwidthSweep, Plan
 from envbuild_smoke.rank_loop import BANDWIDTH, case_of
 from envbuild_smoke.results import Failure
-from envbuild_smoke.task_run import Task, TaskRun
+from envbuild_smoke.task_run import RankTask, TaskRun
 
 LIMIT_SECONDS = 300.0
 
 
-def sweep_task(plan: Plan, wanted: Bandwidth, out: Path) -> Task:
+def sweep_task(plan: Plan, wanted: BandwidthSweep, out: Path) -> RankTask:
     """Return the task; its processes are new: only as NCCL starts does it say which way its ranks talk."""
-    return Task(
+    return RankTask(
         kind=BANDWIDTH,
         case=case_of(plan, BANDWIDTH, BANDWIDTH, wanted.ranks),
         repeat=1,
@@ -27,7 +27,7 @@ def sweep_task(plan: Plan, wanted: Bandwidth, out: Path) -> Task:
     )
 
 
-def sweep_result(wanted: Bandwidth, run: TaskRun | None) -> dict[str, Any]:
+def sweep_result(wanted: BandwidthSweep, run: TaskRun | None) -> dict[str, Any]:
     """Return the fields of the results' line; `run` is None when the sweep could not start."""
     answer: dict[str, Any] = {"backend": None, "transports": None, "points": []}
     if run is None:

@@ -12,8 +12,8 @@ from envbuild_smoke.pool import TEMPLATE_LOG, Pool
 from envbuild_smoke.rank import failure_record_path, metrics_path
 from envbuild_smoke.ranks import TEMPLATE_NAME
 from envbuild_smoke.results import CaseResult, Failure, Status
-from envbuild_smoke.strangers import Listed
-from envbuild_smoke.task_run import Task, TaskRun
+from envbuild_smoke.strangers import ListedFiles
+from envbuild_smoke.task_run import RankTask, TaskRun
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -22,7 +22,7 @@ class CaseRun:
     """A case while it runs; call `look` after every wait, until it returns True, then take `result`."""
 
     def __init__(
-        self, task: Task, pool: Pool, devices: tuple[int, ...], *, on_cuda: bool, emit: Emit, now: float
+        self, task: RankTask, pool: Pool, devices: tuple[int, ...], *, on_cuda: bool, emit: Emit, now: float
     ) -> None:
         # What an interrupted run left here would be taken for this one's.
         for folder in (task.folder, task.out / "checkpoints" / task.case.id):
@@ -43,7 +43,7 @@ class CaseRun:
         self._read_reports()
         return ended
 
-    def result(self, started_seconds: float, device_ids: tuple[int, ...], listed: Listed) -> CaseResult:
+    def result(self, started_seconds: float, device_ids: tuple[int, ...], listed: ListedFiles) -> CaseResult:
         """Return what happened to it; `listed` are the files that its ranks may have imported."""
         status, cause = self._judge()
         startup = None
@@ -105,7 +105,7 @@ class CaseRun:
         return f"every rank was done, but the steps reported are {numbers}, not 1 to {last}"
 
 
-class Report:
+class RankReport:
     """A line that a rank wrote, and its length in bytes."""
 
     def __init__(self, line: bytes) -> None:
@@ -113,7 +113,7 @@ class Report:
         self.length = len(line)
 
 
-def read_lines(path: Path, offset: int) -> list[Report]:
+def read_lines(path: Path, offset: int) -> list[RankReport]:
     """Return the whole lines of a file from `offset` on; the last may still be in the writing."""
     try:
         with path.open("rb") as file:
@@ -121,7 +121,7 @@ def read_lines(path: Path, offset: int) -> list[Report]:
             content = file.read()
     except FileNotFoundError:
         return []
-    return [Report(line) for line in content[: content.rfind(b"\n") + 1].splitlines(keepends=True)]
+    return [RankReport(line) for line in content[: content.rfind(b"\n") + 1].splitlines(keepends=True)]
 
 
 def failure_of(run: TaskRun, progress: str) -> Failure | None:

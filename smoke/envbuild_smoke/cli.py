@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(options: argparse.Namespace) -> int:
     """Be one of the processes that the runner starts."""
     # Imported here: the runner must not load what only these need, and the reverse.
-    from envbuild_smoke import template
+    from envbuild_smoke import forkserver
     from envbuild_smoke.plan_file import parse_plan
     from envbuild_smoke.program import RankProgram
 
@@ -56,8 +56,8 @@ def _serve(options: argparse.Namespace) -> int:
     # Not read: the offset is shared with the other processes.
     plan = parse_plan(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
     if options.command == "template":
-        return template.serve(program, plan, descriptor, options.control)
-    return template.run_executed_rank(program, plan, options.channel)
+        return forkserver.serve(program, plan, descriptor, options.control)
+    return forkserver.run_executed_rank(program, plan, options.channel)
 
 
 def _info(device: str) -> int:
@@ -126,7 +126,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _run(arguments: argparse.Namespace) -> int:
     # Here, for the same reason: the template must not depend on what only the runner needs.
-    from envbuild_smoke import lifeline
+    from envbuild_smoke import parent_watchdog
     from envbuild_smoke.gpus import CannotRunError, UnknownGpuError
     from envbuild_smoke.plan import PlanError
     from envbuild_smoke.plan_file import read_plan
@@ -138,7 +138,7 @@ def _run(arguments: argparse.Namespace) -> int:
     stop = threading.Event()
     _stop_on_signals(stop)
     if arguments.end_with_stdin:
-        lifeline.hold(stop, INTERRUPTED, grace_seconds=END_SECONDS)
+        parent_watchdog.hold(stop, INTERRUPTED, grace_seconds=END_SECONDS)
     try:
         plan = read_plan(arguments.plan)
         cases = plan.selection(tuple(arguments.only))

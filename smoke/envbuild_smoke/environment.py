@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envbuild_smoke import installed, libraries, redirect_cpu, strangers, unlisted
+from envbuild_smoke import cpu_shim, installed, libraries, strangers, unlisted
 from envbuild_smoke.gpus import Gpu
 from envbuild_smoke.names import normalize
 from envbuild_smoke.plan import Device, Plan
@@ -33,7 +33,7 @@ def describe(
         "files": files,
         "device": device,
         "gpus": [{"name": gpu.name, "memory": gpu.memory, "driver": gpu.driver} for gpu in gpus],
-        "cuda_redirects": [redirect.symbol for redirect in redirect_cpu.PATCHED] if device == "cpu" else [],
+        "cuda_redirects": [redirect.symbol for redirect in cpu_shim.PATCHED] if device == "cpu" else [],
     }
 
 
@@ -61,7 +61,7 @@ def all_findings(
     plan: Plan,
     ready: Mapping[str, Any],
     files: Sequence[installed.Finding],
-    listed: strangers.Listed,
+    listed: strangers.ListedFiles,
     image: Mapping[str, Any] | None = None,
 ) -> list[dict[str, str | None]]:
     """Return what is not as the lock says.

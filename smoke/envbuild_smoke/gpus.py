@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from envbuild_smoke.plan import Gpu as WantedGpu
+from envbuild_smoke.plan import WantedGpu
 
 Reason = Literal["too-few-gpus", "gpus-in-use", "wrong-gpu", "no-driver"]
 _FIELDS = ("index", "uuid", "name", "memory.total", "driver_version", "compute_cap")

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from envbuild_smoke.packing import Job
 from envbuild_smoke.plan import Case
+from envbuild_smoke.scheduler import Job
 
 # One rank loads two checkpoints.
 COMPARE_SECONDS = 3.0

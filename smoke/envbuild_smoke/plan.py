@@ -136,7 +136,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class WantedGpu:
     """What every GPU used must be: of one of these compute capabilities ("90a"), and of these names if any."""
 
     sm: tuple[str, ...]
@@ -144,7 +144,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bandwidth:
+class BandwidthSweep:
     """A sweep of all_reduce after the cases; `floor_gigabytes_per_second` is None where there is no floor."""
 
     ranks: int
@@ -164,12 +164,12 @@ class Plan:
     nonce: str
     subject: Mapping[str, str]
     device: Device
-    gpu: Gpu | None
+    gpu: WantedGpu | None
     expected_versions: Mapping[str, str]
     expected_modules: tuple[str, ...]
     provided_packages: tuple[str, ...]
     repeats: int
-    bandwidth: Bandwidth | None
+    bandwidth: BandwidthSweep | None
     models: Mapping[str, Model]
     cases: tuple[Case, ...]
     digest: str

@@ -14,10 +14,9 @@ from envbuild_smoke.fields import FieldError, Table, boolean, null_or, one_of, p
 from envbuild_smoke.plan import (
     SCHEMA,
     AttentionBackend,
-    Bandwidth,
+    BandwidthSweep,
     Case,
     Device,
-    Gpu,
     Kind,
     LayerSpec,
     Layout,
@@ -31,6 +30,7 @@ from envbuild_smoke.plan import (
     Recompute,
     Settings,
     Training,
+    WantedGpu,
 )
 from envbuild_smoke.plan_rules import check_device, check_references, check_shape
 
@@ -98,20 +98,20 @@ def _plan(table: Table, content: bytes) -> Plan:
     return plan
 
 
-def _gpu(table: Table | None) -> Gpu | None:
+def _gpu(table: Table | None) -> WantedGpu | None:
     if table is None:
         return None
-    gpu = Gpu(
+    gpu = WantedGpu(
         sm=table.take("sm", fields.tuple_of(_sm, least=1)), names=table.take_or("names", fields.tuple_of(string), ())
     )
     table.end()
     return gpu
 
 
-def _bandwidth(table: Table | None) -> Bandwidth | None:
+def _bandwidth(table: Table | None) -> BandwidthSweep | None:
     if table is None:
         return None
-    bandwidth = Bandwidth(
+    bandwidth = BandwidthSweep(
         ranks=table.take("ranks", whole_number(2)),
         sizes_bytes=table.take("sizes_bytes", fields.tuple_of(whole_number(1), least=1)),
         floor_gigabytes_per_second=table.take("floor_gigabytes_per_second", null_or(positive_number)),

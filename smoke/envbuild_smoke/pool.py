@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild_smoke.failure import signal_name
+from envbuild_smoke.ipc import Channel, Message
 from envbuild_smoke.plan import Plan
 from envbuild_smoke.program import RankProgram
-from envbuild_smoke.ranks import TEMPLATE_NAME, Template, TemplateError, kill_group, left_behind
-from envbuild_smoke.wire import Channel, Message
+from envbuild_smoke.ranks import TEMPLATE_NAME, ForkServer, ForkServerError, kill_group, left_behind
 
 TEMPLATE_LOG = "template.log"
 # SIGKILL leaves a process no choice, but one that waits for a disk or a driver may not die at once.
@@ -53,7 +53,7 @@ class Pool:
     live: bool = True
     template_event: Message | None = None
     template_end: str = ""
-    _template: Template | None = None
+    _template: ForkServer | None = None
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _idle: dict[int, RankProcess] = field(default_factory=dict)
     _known: dict[int, RankProcess] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Pool:
             return
         self.template_event = None
         log = self.out / TEMPLATE_LOG
-        self._template = Template(self.program, self.plan, log, lock=self.lock, variables=self.variables)
+        self._template = ForkServer(self.program, self.plan, log, lock=self.lock, variables=self.variables)
         self._selector.register(self._template.channel, selectors.EVENT_READ)
 
     def acquire(self, devices: Sequence[int], logs: Sequence[Path], *, fresh: bool = False) -> list[RankProcess]:
@@ -135,11 +135,11 @@ class Pool:
 
     def _start(self, device: int, log: Path) -> RankProcess:
         if self._template is None:
-            raise TemplateError(f"{TEMPLATE_NAME} is gone")
+            raise ForkServerError(f"{TEMPLATE_NAME} is gone")
         self._last_key += 1
         try:
             channel = self._template.start_rank(self._last_key, fork=self.live, log=log)
-        except TemplateError:
+        except ForkServerError:
             # What it said last, and that it is gone: whoever asks next gets another one.
             while self._template is not None:
                 self._hear_template()

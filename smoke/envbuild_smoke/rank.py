@@ -159,7 +159,7 @@ def train_case(context: RankContext) -> None:
         flush=True,
     )
     if context.device == "cpu":
-        from envbuild_smoke import redirect_cpu
+        from envbuild_smoke import cpu_shim
 
-        redirect_cpu.install()
+        cpu_shim.install()
     drivers.load(context.case.driver)(context)

@@ -25,12 +25,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from envbuild_smoke.ipc import Channel, Message
 from envbuild_smoke.libraries import mapped
 from envbuild_smoke.plan import Case, Plan
 from envbuild_smoke.program import RankProgram
 from envbuild_smoke.rank import RankContext, failure_record_path, in_a_line, saves_final_weights
 from envbuild_smoke.strangers import new_files
-from envbuild_smoke.wire import Channel, Message
 
 BANDWIDTH, CASE = "bandwidth", "case"
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from envbuild_smoke.ipc import Channel, Message
 from envbuild_smoke.plan import Plan
 from envbuild_smoke.program import RankProgram
 from envbuild_smoke.rank import common_environment
-from envbuild_smoke.wire import Channel, Message
 
 # What people are told of it.
 TEMPLATE_NAME = "the process that ranks are forked from"
@@ -20,11 +20,11 @@ TEMPLATE_NAME = "the process that ranks are forked from"
 _END_SECONDS = 2.0
 
 
-class TemplateError(Exception):
+class ForkServerError(Exception):
     """The libraries cannot be imported, or the template process died."""
 
 
-class Template:
+class ForkServer:
     """A running template process. `lock` is a descriptor that it and its ranks keep open as long as they live."""
 
     def __init__(self, program: RankProgram, plan: Plan, log: Path, *, lock: int, variables: Mapping[str, str]) -> None:
@@ -60,7 +60,7 @@ class Template:
             command: Message = {"start": key, "how": "fork" if fork else "execute", "log": str(log)}
             if not self.channel.send(command, (theirs.fileno(),)):
                 ours.close()
-                raise TemplateError(f"{TEMPLATE_NAME} is gone")
+                raise ForkServerError(f"{TEMPLATE_NAME} is gone")
         return Channel(ours)
 
     def close(self) -> int:

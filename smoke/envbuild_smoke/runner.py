@@ -9,22 +9,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from envbuild_smoke import environment, resume, run_line
+from envbuild_smoke import environment, resume, run_header
 from envbuild_smoke.bandwidth import sweep_result, sweep_task
-from envbuild_smoke.book import Book
 from envbuild_smoke.case_run import CaseRun, Emit, failure_of, went_with_template
 from envbuild_smoke.drivers import MODULES as DRIVERS
 from envbuild_smoke.gpus import Gpu
 from envbuild_smoke.jobs import RunJob, compare_key, make_jobs
-from envbuild_smoke.packing import Packer, Start
 from envbuild_smoke.plan import Case, Plan
 from envbuild_smoke.pool import TEMPLATE_LOG, Pool
 from envbuild_smoke.program import RankProgram
 from envbuild_smoke.rank import FINAL, checkpoint_path
-from envbuild_smoke.ranks import TemplateError
+from envbuild_smoke.ranks import ForkServerError
+from envbuild_smoke.result_log import ResultLog
 from envbuild_smoke.results import SCHEMA, CaseResult, Failure, ResultsWriter, now
-from envbuild_smoke.strangers import Listed
-from envbuild_smoke.task_run import Task, TaskRun, repeat_folder
+from envbuild_smoke.scheduler import Scheduler, Start
+from envbuild_smoke.strangers import ListedFiles
+from envbuild_smoke.task_run import RankTask, TaskRun, repeat_folder
 
 # Importing from the network disk of a cold node takes minutes.
 IMPORT_LIMIT_SECONDS = 600.0
@@ -131,14 +131,14 @@ class _Runner:
         self._pool = pool
         self._options = options
         self._before = before
-        self._book = Book(out, emit, {} if before is None else before.cases)
+        self._book = ResultLog(out, emit, {} if before is None else before.cases)
         self._running: dict[str, CaseRun | TaskRun] = {}
         self._jobs: dict[str, RunJob] = {}
         # Jobs that are begun a second time, and why.
         self._restarted: dict[str, str] = {}
         self._began = time.monotonic()
         self._started = 0
-        self._listed = Listed(())
+        self._listed = ListedFiles(())
 
     def run(self, cases: tuple[Case, ...]) -> list[CaseResult]:
         """Run the cases and write the results file, from its first line to its last."""
@@ -148,17 +148,17 @@ class _Runner:
         started_at = now()
         self._pool.start_template()
         # While the template imports.
-        self._listed = Listed(self._plan.expected_versions, self._plan.provided_packages)
+        self._listed = ListedFiles(self._plan.expected_versions, self._plan.provided_packages)
         files = environment.file_findings(self._plan)
         ready: dict[str, Any] = {}
         unusable: str | None = None
         try:
             ready = self._wait_for_template()
             unusable = self._too_few_gpus(ready["cuda_devices"])
-        except TemplateError as error:
+        except ForkServerError as error:
             unusable = str(error)
         devices = self._devices(cases)
-        line = run_line.make(self._plan, self._options, ready, files, self._listed, started_at, devices, unusable)
+        line = run_header.make(self._plan, self._options, ready, files, self._listed, started_at, devices, unusable)
         if self._before is not None:
             resume.demand_same(self._before, line)
             resume.reopen(self._out, self._before)
@@ -198,10 +198,10 @@ class _Runner:
             elif event["event"] == "ready":
                 return event
             elif event["event"] == "unusable":
-                raise TemplateError(f"the libraries cannot be imported: {event['error']}")
+                raise ForkServerError(f"the libraries cannot be imported: {event['error']}")
             else:
-                raise TemplateError(f"the process died while it imported the libraries; see {TEMPLATE_LOG}")
-        raise TemplateError(f"importing the libraries took more than {IMPORT_LIMIT_SECONDS:g} s")
+                raise ForkServerError(f"the process died while it imported the libraries; see {TEMPLATE_LOG}")
+        raise ForkServerError(f"importing the libraries took more than {IMPORT_LIMIT_SECONDS:g} s")
 
     def _devices(self, cases: Sequence[Case]) -> tuple[int, ...]:
         """Return the devices, counted from 0: the GPUs, or places for processes on the CPU."""
@@ -222,7 +222,7 @@ class _Runner:
 
     def _run_jobs(self, cases: Sequence[Case], devices: Sequence[int]) -> None:
         self._jobs = self._jobs_of(cases)
-        packer = Packer([job.job for job in self._jobs.values()], devices)
+        packer = Scheduler([job.job for job in self._jobs.values()], devices)
         while not packer.done:
             if self._stop.is_set():
                 self._interrupt()
@@ -246,7 +246,7 @@ class _Runner:
         again = resume.checkpoints_missing(self._plan, cases, self._out, book.results, book.trained)
         return make_jobs(cases, repeats, book.results, again, book.trained)
 
-    def _drop_hopeless(self, packer: Packer) -> None:
+    def _drop_hopeless(self, packer: Scheduler) -> None:
         """Take out what waits for something that did not complete."""
         for job in packer.waiting:
             found = self._jobs[job.key]
@@ -259,14 +259,14 @@ class _Runner:
                 packer.dropped(job.key)
                 self._book.finish(CaseResult(case=run[0], repeat=run[1], status="not-run", failure=failure))
 
-    def _start(self, start: Start, packer: Packer) -> None:
+    def _start(self, start: Start, packer: Scheduler) -> None:
         found = self._jobs[start.job.key]
         moment = time.monotonic()
         try:
             if self._pool.template_event is None or self._pool.template_event["event"] != "ready":
                 self._wait_for_template()
             limit = found.case.time_limit_seconds
-            task = Task(
+            task = RankTask(
                 kind=found.kind,
                 case=found.case,
                 repeat=found.repeat,
@@ -283,7 +283,7 @@ class _Runner:
             else:
                 run = TaskRun(task, self._pool, start.devices, on_cuda, moment)
             self._running[start.job.key] = run
-        except TemplateError as error:
+        except ForkServerError as error:
             if self._begin_again(found, packer, str(error)):
                 return
             cause = Failure(kind="exit", message=str(error), log=TEMPLATE_LOG)
@@ -295,7 +295,7 @@ class _Runner:
                     found, CaseResult(case=found.case.id, repeat=found.repeat, status="failed", failure=cause)
                 )
 
-    def _begin_again(self, found: RunJob, packer: Packer, why: str) -> bool:
+    def _begin_again(self, found: RunJob, packer: Scheduler, why: str) -> bool:
         """Let a job that failed with the template, and not by itself, wait to be begun anew; False the second time."""
         key = found.job.key
         if key in self._restarted:
@@ -311,7 +311,7 @@ class _Runner:
         event = {"event": "case-started", "case": found.case.id, "repeat": found.repeat, "index": self._started}
         self._emit({**event, "total": total, "devices": list(self._ids(start.devices))})
 
-    def _look(self, packer: Packer) -> None:
+    def _look(self, packer: Scheduler) -> None:
         moment = time.monotonic()
         for key, run in list(self._running.items()):
             found = self._jobs[key]
@@ -361,7 +361,7 @@ class _Runner:
         if wanted is None or (self._before is not None and self._before.bandwidth):
             return
         run: TaskRun | None = None
-        with suppress(TemplateError):
+        with suppress(ForkServerError):
             self._wait_for_template()
             task = sweep_task(self._plan, wanted, self._out)
             on_cuda = self._plan.device == "cuda"

@@ -53,7 +53,7 @@ def new_files() -> dict[str, str]:
     return found
 
 
-class Listed:
+class ListedFiles:
     """The files that a lock's packages list, and those of a base that brings packages itself."""
 
     def __init__(self, expected: Iterable[str], provided: Iterable[str] = ()) -> None:

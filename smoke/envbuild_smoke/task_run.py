@@ -18,7 +18,7 @@ STACKS_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class RankTask:
     """What a group of ranks is to do.
 
     `kind` is "case", "compare" or "bandwidth"; `root` is the run's output directory and `out` this repeat's, in
@@ -70,7 +70,7 @@ class _State(Enum):
 class TaskRun:
     """A task that runs; call `look` after every wait, until it returns True."""
 
-    def __init__(self, task: Task, pool: Pool, devices: tuple[int, ...], on_cuda: bool, now: float) -> None:
+    def __init__(self, task: RankTask, pool: Pool, devices: tuple[int, ...], on_cuda: bool, now: float) -> None:
         task.folder.mkdir(parents=True, exist_ok=True)
         self.task = task
         self.devices = devices

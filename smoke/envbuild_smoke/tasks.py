@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from envbuild_smoke import drivers, redirect_cpu
+from envbuild_smoke import cpu_shim, drivers
 from envbuild_smoke.rank import RankContext
 
 
@@ -20,5 +20,5 @@ def measure_bandwidth(context: RankContext, sizes: list[int]) -> dict[str, Any]:
 
 def _driver(context: RankContext) -> Any:
     if context.device == "cpu":
-        redirect_cpu.install()
+        cpu_shim.install()
     return drivers.module(context.case.driver)

@@ -17,7 +17,7 @@ from conftest import Tool
 from helpers.certify_world import statement_of
 
 from envbuild.catalog.data import data_root
-from envbuild.certify.certificates.envelope import decode
+from envbuild.certify.certificate.envelope import decode
 
 STACK = ("--stack", "mcore", "--target", "cpu")
 LOCK = ("lock", *STACK)

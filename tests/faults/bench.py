@@ -22,7 +22,7 @@ from faults.matrices import matrix_of
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Device
 from envbuild.certify.cases import Case, expand
-from envbuild.certify.ground import Ground
+from envbuild.certify.cases.capabilities import Capabilities
 
 PASSED, FAILED, CANNOT_RUN, REFUSED = 0, 7, 8, 13
 # Ranks that hang are given this long.
@@ -76,7 +76,7 @@ class Bench:
         """The case in which a fault shows, and its baseline."""
         name = self.matrix("one-fault", [fault])
         matrix = Catalog.open(self.project).matrix(name)
-        baseline, case = expand(matrix, name, Ground(device=Device.CPU))
+        baseline, case = expand(matrix, name, Capabilities(device=Device.CPU))
         return case, baseline
 
     def matrix(self, name: str, faults: Iterable[Fault], **settings: Any) -> str:

@@ -12,7 +12,7 @@ from faults.bench import Bench  # noqa: F401 - the bench imports all that faults
 from faults.catalogue import FAULTS
 from faults.kinds import Edit, Scenario, Spoil, Switch
 
-from envbuild.certify.problems import CHECKS
+from envbuild.certify.judge.problems import CHECKS
 from envbuild.core import errors
 
 HERE = Path(__file__).parent

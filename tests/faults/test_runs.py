@@ -14,7 +14,7 @@ from faults.catalogue import fault_named
 from faults.record import Record
 from helpers.certify_world import place_image
 
-from envbuild.lock.record import LockDirectory
+from envbuild.lock.lockfile import LockDirectory
 
 # A network namespace of its own, whose loopback passes 5 MB/s when told so. Its packets have up to 64 kB, and what is
 # larger than the burst never arrives.

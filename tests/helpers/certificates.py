@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from envbuild.certify.certificates.statement import CaseVerdict, Measured, make_certificate
+from envbuild.certify.certificate.statement import CaseVerdict, Measured, make_certificate
 
 DIGITS = {"lock": "1", "oci": "2", "sqsh": "3", "plan": "4", "smoke": "5", "key": "6", "matrix": "7"}
 SHA = {name: f"sha256:{digit * 64}" for name, digit in DIGITS.items()}

@@ -12,22 +12,22 @@ from helpers.stand_in import results_of, write
 from unit.image.test_record import RECORD
 
 from envbuild.catalog.catalog import Selection
-from envbuild.certify.certificates.envelope import SignedBytes, decode, encode
-from envbuild.certify.certificates.statement import CERTIFICATE_FILE, seal_of
-from envbuild.certify.certifying import Certification, How, certify
-from envbuild.certify.job import Asked, Job
-from envbuild.certify.places import Machinery
+from envbuild.certify.certificate.envelope import SignedBytes, decode, encode
+from envbuild.certify.certificate.statement import CERTIFICATE_FILE, seal_of
+from envbuild.certify.certify import Certification, CertifyOptions, certify
+from envbuild.certify.run.executors import Machinery
+from envbuild.certify.run.job import CertifyJob, CertifyRequest
 from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter, SilentReporter
-from envbuild.image.layers import Layer
-from envbuild.image.oci import RunConfig, make_oci, write_layout
-from envbuild.image.outputs import OCI_DIR, SQSH_FILE, PlacedImage, image_path
+from envbuild.image.output import OCI_DIR, SQSH_FILE, PlacedImage, image_path
 from envbuild.image.record import RECORD_FILE, LayerRecord, dump
-from envbuild.launch.images import variables_of
-from envbuild.launch.ways import Task
-from envbuild.lock.record import LockDirectory
-from envbuild.store import seals
+from envbuild.launch.bwrap import variables_of
+from envbuild.launch.executors import Task
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.oci.write import RunConfig, make_oci, write_layout
+from envbuild.rootfs.layer_writer import Layer
+from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
 
 
@@ -61,7 +61,7 @@ class World:
     def store(self) -> LocalStore:
         return LocalStore(self.project / "cache", SilentReporter())
 
-    def asked(self, **options: Any) -> Asked:
+    def asked(self, **options: Any) -> CertifyRequest:
         """What is asked for; ``options`` are its fields."""
         fields: dict[str, Any] = {
             "selection": self.selection,
@@ -70,19 +70,19 @@ class World:
             "matrix_name": "certify-quick",
             "out_dir": self.project / "out",
         }
-        return Asked(**(fields | options))
+        return CertifyRequest(**(fields | options))
 
     def certify(self, **options: Any) -> Certification:
         """Certify; ``options`` are those of what is asked, of how, and of the machinery."""
         machinery = {name: options.pop(name) for name in ("runtime", "venv", "gpus", "isolation") if name in options}
         how = {name: options.pop(name) for name in ("fresh", "resume", "signer") if name in options}
-        how = How(machinery=Machinery(**machinery), **how)
+        how = CertifyOptions(machinery=Machinery(**machinery), **how)
         return certify(self.asked(**options), self.store, self.told, how)
 
     def certificates(self) -> list[Path]:
         return list((self.project / "out" / "certificates").rglob(CERTIFICATE_FILE))
 
-    def open_way(self, job: Job, machinery: Machinery, reporter: Reporter) -> StandInWay:
+    def open_way(self, job: CertifyJob, machinery: Machinery, reporter: Reporter) -> StandInWay:
         """In the place of a real way to run plans."""
         return StandInWay(self, machinery.runtime or "loop")
 
@@ -138,7 +138,7 @@ def place_image(out_dir: Path, lock: LockDirectory, name: str = "mcore") -> Plac
         }
     )
     (path / RECORD_FILE).write_bytes(dump(record))
-    seals.seal(path)
+    entry_index.seal(path)
     return PlacedImage(path, record, name)
 
 

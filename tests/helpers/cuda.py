@@ -14,11 +14,11 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import MachineError
 from envbuild.core.progress import Reporter, SilentReporter
-from envbuild.lock.record import Inputs, LockDirectory, LockedBase, LockedTorch
+from envbuild.lock.lockfile import Inputs, LockDirectory, LockedBase, LockedTorch
 from envbuild.store.local import LocalStore
-from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolkits.toolchain import Toolchain, find_toolchain
-from envbuild.wheels.toolkits.toolkit import Asked, choose_toolkit
+from envbuild.wheels.sources import WheelSources
+from envbuild.wheels.toolchain.toolchain import Toolchain, find_toolchain
+from envbuild.wheels.toolchain.toolkit import ToolkitRequest, choose_toolkit
 
 CUDA = "13.0"
 # A day on which the index had all of CUDA 13.0.
@@ -30,7 +30,9 @@ def toolkit(folder: Path) -> Toolchain:
     try:
         return find_toolchain(CUDA)
     except MachineError:
-        return choose_toolkit(Asked.INDEX, bare_lock(folder / "lock"), CUDA, sources(folder / "store")).toolchain()
+        return choose_toolkit(
+            ToolkitRequest.INDEX, bare_lock(folder / "lock"), CUDA, sources(folder / "store")
+        ).toolchain()
 
 
 def bare_lock(folder: Path, main: str = "# nothing\n", cuda: str = CUDA, as_of: str = AS_OF) -> LockDirectory:
@@ -50,11 +52,11 @@ def bare_lock(folder: Path, main: str = "# nothing\n", cuda: str = CUDA, as_of: 
     return LockDirectory(folder, make_lock(folder, main, base=base, torch=torch, inputs=inputs))
 
 
-def sources(store: Path, reporter: Reporter | None = None) -> Sources:
+def sources(store: Path, reporter: Reporter | None = None) -> WheelSources:
     """Where packages come from: the index that uv uses, and a store of the test's own."""
     told = reporter or SilentReporter()
     base = Catalog.open(data_root()).base("debian12-cu130")
-    return Sources(base=base, site=load_site(), store=LocalStore(store, told), reporter=told)
+    return WheelSources(base=base, site=load_site(), store=LocalStore(store, told), reporter=told)
 
 
 KERNEL = """\

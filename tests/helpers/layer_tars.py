@@ -8,8 +8,8 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from envbuild.image.merging.blobs import LayerBlob
-from envbuild.image.merging.merge import merged
+from envbuild.rootfs.blobs import LayerBlob
+from envbuild.rootfs.overlay import merged
 
 EPOCH = 1_600_000_000
 Item = tarfile.TarInfo | tuple[tarfile.TarInfo, bytes]

@@ -7,9 +7,9 @@ from pathlib import Path
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes
-from envbuild.lock import record
-from envbuild.lock.inputs import Request, inputs_digest
-from envbuild.lock.record import PHASE_FILES, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
+from envbuild.lock import lockfile
+from envbuild.lock.inputs.request import LockRequest, inputs_digest
+from envbuild.lock.lockfile import PHASE_FILES, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
 
 MAIN = """\
 # Written by `envbuild lock`.
@@ -39,9 +39,9 @@ def make_lock(path: Path, main: str = MAIN, **changes: object) -> Lock:
         "megatron-core": LockedComponent(asked="==0.16.1", version="0.16.1", phase=Phase.MAIN),
     }
     fields: dict = {
-        "schema": record.SCHEMA,
+        "schema": lockfile.SCHEMA,
         "stack": "mcore",
-        "digest": record.content_digest(DIGEST, torch, components, phases),
+        "digest": lockfile.content_digest(DIGEST, torch, components, phases),
         "source_date_epoch": 1700000000,
         "inputs": Inputs(
             digest=DIGEST,
@@ -64,17 +64,17 @@ def make_lock(path: Path, main: str = MAIN, **changes: object) -> Lock:
         "components": components,
         "phases": phases,
     }
-    (path / record.PROJECT_FILE).write_text("[project]\n")
-    fields["pyproject_digest"] = sha256_bytes((path / record.PROJECT_FILE).read_bytes())
-    lock = record.sealed(Lock(**(fields | changes)))
-    (path / record.RECORD_FILE).write_text(record.render(lock))
+    (path / lockfile.PROJECT_FILE).write_text("[project]\n")
+    fields["pyproject_digest"] = sha256_bytes((path / lockfile.PROJECT_FILE).read_bytes())
+    lock = lockfile.sealed(Lock(**(fields | changes)))
+    (path / lockfile.RECORD_FILE).write_text(lockfile.render(lock))
     return lock
 
 
 def inputs_of(selection: Selection) -> Inputs:
     """What the record says of a lock that was made from a selection as it is now."""
     return Inputs(
-        digest=inputs_digest(selection, Request()),
+        digest=inputs_digest(selection, LockRequest()),
         stack_digest=definition_digest(selection.stack),
         base_digest=definition_digest(selection.base),
         torch_build="cpu",

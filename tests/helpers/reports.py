@@ -13,9 +13,9 @@ from helpers.certificates import EVIL, SHA, case_of, cases, measured, statement,
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Device
 from envbuild.certify.cases import expansion
-from envbuild.certify.certificates.statement import Certificate
-from envbuild.certify.ground import Ground
-from envbuild.certify.reports.report import Report, report_of
+from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.certificate.statement import Certificate
+from envbuild.certify.report.report import Report, report_of
 
 NAME = "mcore-ubuntu2404-cu130-h200"
 KEYID = "ab" * 32
@@ -39,7 +39,7 @@ def full() -> Report:
     """Signed, all cases of certify-full on a CPU, each off by a little of its own; two of them reused."""
     matrix = Catalog.open(Path("/nonexistent")).matrix("certify-full")
     found = []
-    for number, case in enumerate(expansion(matrix, "certify-full", Ground(device=Device.CPU)).cases):
+    for number, case in enumerate(expansion(matrix, "certify-full", Capabilities(device=Device.CPU)).cases):
         if case.is_baseline:
             found.append(case_of(case.id, baseline=None))
             continue

@@ -18,13 +18,13 @@ from envbuild.catalog.models import (
     Recompute,
     Training,
 )
-from envbuild.certify.cases import Row
-from envbuild.certify.ground import Ground
+from envbuild.certify.cases import ResolvedRow
+from envbuild.certify.cases.capabilities import Capabilities
 
 PACKAGES = frozenset({"transformer-engine", "flash-attn", "mamba-ssm"})
 GROUNDS = (
-    Ground(device=Device.CPU),
-    *(Ground(device=Device.CUDA, sm=(sm,), packages=PACKAGES) for sm in ("80", "90", "100a")),
+    Capabilities(device=Device.CPU),
+    *(Capabilities(device=Device.CUDA, sm=(sm,), packages=PACKAGES) for sm in ("80", "90", "100a")),
 )
 
 
@@ -65,7 +65,7 @@ ANY: dict[str, dict[str, st.SearchStrategy]] = {
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> Row:
+def rows(draw: st.DrawFn) -> ResolvedRow:
     """A row, its model, and what it runs on: one that can be run, with up to three values changed at will."""
     ground = draw(st.sampled_from(GROUNDS))
     engine = ground.device is Device.CUDA and draw(st.booleans())
@@ -83,7 +83,7 @@ def rows(draw: st.DrawFn) -> Row:
         steps=5, micro_batch_size=2, global_batch_size=16, learning_rate=0.001, clip_grad_norm=1.0, seed=1
     )
     model = ModelSpec(**parts["model"], moe=moe, mamba=mamba)
-    return Row(spec=CaseSpec(**parts["spec"]), model=model, training=training, ground=ground)
+    return ResolvedRow(spec=CaseSpec(**parts["spec"]), model=model, training=training, ground=ground)
 
 
 EXPERTS: dict[str, Any] = {"num_experts": 4, "router_topk": 2}
@@ -91,7 +91,7 @@ MAMBA: dict[str, Any] = {"hybrid_override_pattern": "M*M-M*M-", "state_dim": 16,
 
 
 @st.composite
-def _specs(draw: st.DrawFn, ground: Ground, kind: str, *, engine: bool) -> dict[str, Any]:
+def _specs(draw: st.DrawFn, ground: Capabilities, kind: str, *, engine: bool) -> dict[str, Any]:
     """Axes that fit together, on what it runs on and with such a model."""
     fp8 = [Precision.FP8] if engine and ground.sm != ("80",) else []
     precision = draw(st.sampled_from([Precision.FP32, *([Precision.BF16] if engine else []), *fp8]))

@@ -11,8 +11,8 @@ from helpers.stores import PASSWORD, S3_KEYS
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import EnvbuildError
+from envbuild.store.connect import open_remote
 from envbuild.store.document import Document
-from envbuild.store.opening import open_remote
 from envbuild.store.remote import Pushed, Remote
 
 KEY, OTHER_KEY = sha256_bytes(b"one"), sha256_bytes(b"other")

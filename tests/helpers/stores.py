@@ -20,9 +20,9 @@ from envbuild.core import locks
 from envbuild.core.digests import sha256_file
 from envbuild.store.local import LocalStore
 from envbuild.store.remote import Remote
-from envbuild.wheels.keeping.entry import Built, WheelRecord, fill
-from envbuild.wheels.keeping.wheelhouse import Wheelhouse
-from envbuild.wheels.key import Parts
+from envbuild.wheels.cache.entry import Built, WheelRecord, fill
+from envbuild.wheels.cache.wheelhouse import Wheelhouse
+from envbuild.wheels.key import KeyParts
 
 BUCKET = "wheels"
 S3_KEYS = {"AWS_ACCESS_KEY_ID": "AKIDTEST", "AWS_SECRET_ACCESS_KEY": "open-sesame-s3", "AWS_REGION": "us-east-1"}
@@ -125,7 +125,13 @@ def write_helper(folder: Path, name: str, body: str) -> str:
 
 
 def keep_wheel(
-    store: LocalStore, parts: Parts, folder: Path, *, module: str = "", remotes: tuple[Remote, ...] = (), lock: str = ""
+    store: LocalStore,
+    parts: KeyParts,
+    folder: Path,
+    *,
+    module: str = "",
+    remotes: tuple[Remote, ...] = (),
+    lock: str = "",
 ) -> Built:
     """A wheel without GPU code and with these parts, built into the wheelhouse of a store."""
     wheel = make_wheel(
@@ -142,7 +148,7 @@ def keep_wheel(
     return Wheelhouse(store, remotes, lock).get_or_build(parts.key, build)
 
 
-def record_of(parts: Parts, wheel: Path) -> WheelRecord:
+def record_of(parts: KeyParts, wheel: Path) -> WheelRecord:
     """The record of a wheel without GPU code."""
     return WheelRecord(
         key=parts.key,

@@ -7,9 +7,9 @@ from pathlib import Path
 from helpers.layer_tars import Item, file, layer
 
 from envbuild.core.progress import SilentReporter
-from envbuild.image.merging.blobs import LayerBlob
-from envbuild.image.merging.single import members_of
-from envbuild.image.surveys.keeping import KeptSurvey, keep_survey
+from envbuild.image.scan.cache import CachedScan, keep_survey
+from envbuild.rootfs.blobs import LayerBlob
+from envbuild.rootfs.single_layer import members_of
 from envbuild.store.local import LocalStore
 
 PLACES = ("/run/envbuild", "/data/build/store")
@@ -20,14 +20,14 @@ HF_TOKEN = b"hf" + b"_" + b"aZbYcXdWeVfUgThSiRjQkPlOmNnMoLpKqJ"
 PRIVATE_KEY = b"-----BEGIN " + b"PRIVATE KEY-----\n" + b"MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7\n"
 
 
-def surveyed(folder: Path, *items: Item, name: str = "planted") -> KeptSurvey:
+def surveyed(folder: Path, *items: Item, name: str = "planted") -> CachedScan:
     """The survey of a layer of these members."""
     folder.mkdir(parents=True, exist_ok=True)
     blob = layer(folder, *items)
     return survey_of(blob, folder, name)
 
 
-def survey_of(blob: LayerBlob, folder: Path, name: str = "planted") -> KeptSurvey:
+def survey_of(blob: LayerBlob, folder: Path, name: str = "planted") -> CachedScan:
     """The survey of a layer that is there."""
     store = LocalStore(folder / "store", SilentReporter())
     digest = f"sha256:{blob.file.name:0>64}"

@@ -17,13 +17,13 @@ from helpers.processes import alive, wait_until
 
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.cases import expand
-from envbuild.certify.ground import Ground
-from envbuild.certify.judge import Verdict, judge
-from envbuild.certify.plan import Expected, Subject, make_plan
-from envbuild.certify.results import read_results
-from envbuild.certify.zipapp import smoke_bytes
+from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.judge.judge import Verdict, judge
+from envbuild.certify.judge.results import read_results
+from envbuild.certify.run.plan import Expected, Subject, make_plan
+from envbuild.certify.run.zipapp import smoke_bytes
 from envbuild.core.digests import sha256_bytes
-from envbuild.lock.record import LockDirectory
+from envbuild.lock.lockfile import LockDirectory
 
 INTERLEAVED = "gpt-fp32-pp2-vp2"
 SUBJECT = Subject(name="n", stack="mcore", base="b", target="cpu", lock_digest="l", place="venv")
@@ -32,11 +32,11 @@ SUBJECT = Subject(name="n", stack="mcore", base="b", target="cpu", lock_digest="
 def run_plan(python: Path, folder: Path, selection: Selection, settings: dict[str, bool] | None) -> dict[str, Verdict]:
     """Train baseline and interleaved pipeline; ``settings`` replaces the ones the planner chose."""
     matrix = selection.catalog.matrix("certify-quick")
-    chosen = expand(matrix, "certify-quick", Ground.of(selection))
+    chosen = expand(matrix, "certify-quick", Capabilities.of(selection))
     cases = tuple(case for case in chosen if case.is_baseline or case.id == INTERLEAVED)
     plan: dict[str, Any] = make_plan(
         subject=SUBJECT,
-        ground=Ground.of(selection),
+        ground=Capabilities.of(selection),
         driver=selection.stack.driver,
         matrix=matrix,
         cases=cases,
@@ -79,10 +79,10 @@ def test_certify_version_that_differs_from_the_lock_is_a_finding(
     stack_python: Path, selection: Selection, tmp_path: Path, package: str
 ) -> None:
     matrix = selection.catalog.matrix("certify-quick")
-    cases = expand(matrix, "certify-quick", Ground.of(selection))[:1]
+    cases = expand(matrix, "certify-quick", Capabilities.of(selection))[:1]
     plan = make_plan(
         subject=SUBJECT,
-        ground=Ground.of(selection),
+        ground=Capabilities.of(selection),
         driver=selection.stack.driver,
         matrix=matrix,
         cases=cases,

@@ -25,22 +25,22 @@ from helpers.mini import NAME
 from helpers.processes import forked, wait_until
 from helpers.smoke_plans import case_document, plan_document
 
-from envbuild.catalog.catalog import Catalog, Machine, select
-from envbuild.certify import job
-from envbuild.certify.certifying import Certification, certify
-from envbuild.certify.job import Asked
+from envbuild.catalog.catalog import Catalog, HostDistribution, select
+from envbuild.certify.certify import Certification, certify
+from envbuild.certify.run import job
+from envbuild.certify.run.job import CertifyRequest
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError, CheckRefusedError
 from envbuild.core.progress import SilentReporter
 from envbuild.core.sandbox import Sandbox
 from envbuild.image.docker.engine import open_engine
-from envbuild.image.outputs import PlacedImage, find_image
-from envbuild.launch import local
-from envbuild.launch.containers import RESULTS_LABEL, InDocker
-from envbuild.launch.images import layers_of
-from envbuild.launch.local import open_layers
-from envbuild.launch.ways import Task, Where
-from envbuild.lock.finding import find_lock
+from envbuild.image.output import PlacedImage, find_image
+from envbuild.launch import open_image
+from envbuild.launch.bwrap import layers_of
+from envbuild.launch.docker import RESULTS_LABEL, InDocker
+from envbuild.launch.executors import Task, Where
+from envbuild.launch.open_image import open_layers
+from envbuild.lock.locate import find_lock
 from envbuild.store.local import LocalStore
 
 ROOT = Path(__file__).parents[2]
@@ -75,8 +75,8 @@ def stand_in(folder: Path, port: int) -> tuple[Path, str]:
 
 def certified(mini: Tool, tmp_path: Path, place: Where) -> Certification:
     """What comes of certifying the small image in one of its forms."""
-    selection = select(Catalog.open(mini.project), NAME, "cpu", None, Machine.here())
-    asked = Asked(
+    selection = select(Catalog.open(mini.project), NAME, "cpu", None, HostDistribution.here())
+    asked = CertifyRequest(
         selection=selection,
         lock=find_lock(mini.project, selection),
         image=find_image(mini.project / "out", NAME, selection.base_name, "cpu"),
@@ -114,7 +114,7 @@ def test_stand_in_would_reach_the_machine_outside_if_it_had_its_network(
     mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the test above can fail."""
-    monkeypatch.setattr(local, "Sandbox", functools.partial(Sandbox, network=True))
+    monkeypatch.setattr(open_image, "Sandbox", functools.partial(Sandbox, network=True))
     assert variables(seen_inside(mini, tmp_path, monkeypatch))["REACHED"] == "True"
 
 
@@ -266,7 +266,7 @@ def test_container_that_goes_on_is_ended_by_the_next_of_the_same(
 def test_layer_that_is_not_its_digest_is_refused_before_anything_runs(
     mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    selection = select(Catalog.open(mini.project), NAME, "cpu", None, Machine.here())
+    selection = select(Catalog.open(mini.project), NAME, "cpu", None, HostDistribution.here())
     image = find_image(mini.project / "out", NAME, selection.base_name, "cpu")
     layers = layers_of(image)
     broken = [*layers[:-1], replace(layers[-1], digest="sha256:" + "0" * 64)]

@@ -10,7 +10,7 @@ from typing import Any
 from helpers.rows import rows
 from hypothesis import HealthCheck, given, settings
 
-from envbuild.certify.cases import Row
+from envbuild.certify.cases import ResolvedRow
 from envbuild.certify.cases.rules import broken_rules
 
 SAMPLE = 300
@@ -31,7 +31,7 @@ print(json.dumps(told))
 """
 
 
-def options_of(row: Row) -> dict[str, Any]:
+def options_of(row: ResolvedRow) -> dict[str, Any]:
     """A row in megatron-core's words."""
     spec, model = row.spec, row.model
     options: dict[str, Any] = {
@@ -67,13 +67,13 @@ def options_of(row: Row) -> dict[str, Any]:
     return options
 
 
-def sample(*, runs: bool) -> list[Row]:
+def sample(*, runs: bool) -> list[ResolvedRow]:
     """Rows that the planner takes, or does not for a reason that megatron-core's configuration sees."""
-    found: list[Row] = []
+    found: list[ResolvedRow] = []
 
     @settings(max_examples=2 * SAMPLE, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(row=rows())
-    def collect(row: Row) -> None:
+    def collect(row: ResolvedRow) -> None:
         # megatron-core asks for Transformer Engine's version where experts train in fp8, and it is not here.
         if row.model.moe is not None and row.spec.precision.value == "fp8":
             return

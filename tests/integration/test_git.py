@@ -22,9 +22,9 @@ from helpers.processes import wait_until
 import envbuild
 from envbuild.core.errors import ConfigurationError, InternalError, MachineError, NetworkError
 from envbuild.core.locks import exclusive
-from envbuild.lock import mirror
-from envbuild.lock.git import Commit, CommitKind, GitRepository, last_second
-from envbuild.lock.refs import GitRef
+from envbuild.git import mirror
+from envbuild.git.refs import GitRef
+from envbuild.git.repository import Commit, CommitKind, GitRepository, last_second
 from envbuild.store.local import LocalStore
 
 PUBLIC = "https://git.example.invalid/nemo"
@@ -637,8 +637,8 @@ RESOLVE = """\
 import sys
 from pathlib import Path
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.git import GitRepository
-from envbuild.lock.refs import GitRef
+from envbuild.git.repository import GitRepository
+from envbuild.git.refs import GitRef
 from envbuild.store.local import LocalStore
 url, root = sys.argv[1:]
 GitRepository(url, LocalStore(Path(root), SilentReporter()), SilentReporter()).resolve(GitRef("main"))

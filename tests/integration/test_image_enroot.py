@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from envbuild.core.errors import BuildError, CheckRefusedError, MachineError
-from envbuild.image.layers import Layer, LayerWriter
-from envbuild.image.oci import RunConfig, make_oci, write_layout
-from envbuild.image.squash import importing
-from envbuild.image.squash.compression import Compression
-from envbuild.image.squash.packing import Packing
-from envbuild.image.squash.serving import REPOSITORY, TAG, served
+from envbuild.image.squashfs import enroot_import
+from envbuild.image.squashfs.compression import Compression
+from envbuild.image.squashfs.registry_server import REPOSITORY, TAG, served
+from envbuild.image.squashfs.settings import Packing
+from envbuild.oci.write import RunConfig, make_oci, write_layout
+from envbuild.rootfs.layer_writer import Layer, LayerWriter
 
 EPOCH = 1_700_000_000
 CONFIG = RunConfig(command=("true",))
@@ -59,12 +59,12 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, status: int = 0
     told = tmp_path / "told.json"
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in importing.NEEDED:
+    for name in enroot_import.NEEDED:
         (folder / name).symlink_to("/bin/true")
     (folder / "enroot").write_text(ENROOT.format(python=sys.executable, told=str(told), status=status, writes=writes))
     (folder / "enroot").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    importing.enroot_version.cache_clear()
+    enroot_import.enroot_version.cache_clear()
     return told
 
 

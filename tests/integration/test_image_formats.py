@@ -13,10 +13,10 @@ import pytest
 
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import BuildError, CheckRefusedError
-from envbuild.image.layers import Layer, LayerWriter, walk
-from envbuild.image.merging.blobs import LayerBlob
-from envbuild.image.oci import RunConfig, make_oci, write_layout
-from envbuild.image.squash.pack import write_sqsh
+from envbuild.image.squashfs.pack import write_sqsh
+from envbuild.oci.write import RunConfig, make_oci, write_layout
+from envbuild.rootfs.blobs import LayerBlob
+from envbuild.rootfs.layer_writer import Layer, LayerWriter, walk
 
 EPOCH = 1_700_000_000
 CONFIG = RunConfig(

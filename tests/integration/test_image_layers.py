@@ -15,7 +15,7 @@ from helpers.git_repos import Content, History
 from helpers.stack_files import write_stack
 from helpers.upstreams import SETUPTOOLS, project_files
 
-from envbuild.image.tars import read_members
+from envbuild.rootfs.tars import read_members
 
 STACK = "layered"
 URL = "https://git.example/team/moving"

@@ -19,15 +19,15 @@ from helpers.attackers import reachable_folder, watched
 from helpers.mini import NAME, image_of, write_stack
 from helpers.processes import in_child, unprivileged, wait_until
 
-from envbuild.catalog.catalog import Catalog, Machine, Selection, select
+from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, select
 from envbuild.catalog.site import load_site
 from envbuild.core.digests import sha256_file, short
 from envbuild.core.errors import BuildError
 from envbuild.core.progress import SilentReporter
-from envbuild.image.native import BuiltImage, build_image
-from envbuild.image.tars import read_members
-from envbuild.lock.finding import find_lock
-from envbuild.lock.record import LockDirectory
+from envbuild.image.build import BuiltImage, build_image
+from envbuild.lock.locate import find_lock
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.rootfs.tars import read_members
 from envbuild.store.local import LocalStore
 
 FULL = 11
@@ -38,7 +38,7 @@ INTERRUPTED = 130
 
 @pytest.fixture(scope="module")
 def selection(mini: Tool) -> Selection:
-    return select(Catalog.open(mini.project), NAME, "cpu", None, Machine.here())
+    return select(Catalog.open(mini.project), NAME, "cpu", None, HostDistribution.here())
 
 
 @pytest.fixture(scope="module")

@@ -18,21 +18,21 @@ from helpers.surveys import AWS_KEY
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from envbuild.catalog.catalog import Catalog, Machine, select
+from envbuild.catalog.catalog import Catalog, HostDistribution, select
 from envbuild.catalog.site import load_site
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
-from envbuild.image import native
-from envbuild.image.checks.checking import check_image
+from envbuild.image import build
+from envbuild.image.build import build_image
+from envbuild.image.checks.check import check_image
 from envbuild.image.checks.facts import Facts
 from envbuild.image.checks.rules import RULES
-from envbuild.image.finishing import survey_layers
-from envbuild.image.layers import Layer, LayerWriter
-from envbuild.image.native import build_image
-from envbuild.image.oci import RunConfig, make_oci, write_layout
+from envbuild.image.finalize import survey_layers
 from envbuild.image.record import ImageRecord
-from envbuild.lock.finding import find_lock
+from envbuild.lock.locate import find_lock
+from envbuild.oci.write import RunConfig, make_oci, write_layout
+from envbuild.rootfs.layer_writer import Layer, LayerWriter
 from envbuild.store.local import LocalStore
 
 REPORTS = ("sbom.cdx.json", "sbom.spdx.json", "provenance.json")
@@ -207,17 +207,17 @@ def test_build_is_refused_and_what_is_allowed_is_recorded(
     mini: Tool, mini_image: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A builder with a fault: a credential in the last layer."""
-    selection = select(Catalog.open(mini.project), NAME, "cpu", None, Machine.here())
+    selection = select(Catalog.open(mini.project), NAME, "cpu", None, HostDistribution.here())
     lock = find_lock(mini.project, selection)
     site = load_site({**os.environ, "ENVBUILD_CACHE_DIR": str(mini.cache)})
     store = LocalStore(mini.cache, SilentReporter())
-    monkeypatch.setattr(native, "FORMAT", 10_001)  # an image of its own in the store
-    monkeypatch.setattr(native, "HOSTS", AWS_KEY)
-    before = sorted((mini.cache / native.KIND).iterdir())
+    monkeypatch.setattr(build, "FORMAT", 10_001)  # an image of its own in the store
+    monkeypatch.setattr(build, "HOSTS", AWS_KEY)
+    before = sorted((mini.cache / build.KIND).iterdir())
     with pytest.raises(CheckRefusedError) as caught:
         build_image(selection, lock, site, store, SilentReporter(), formats=("oci",))
     assert (caught.value.exit_code, caught.value.codes) == (5, {"secrets"})
-    assert sorted((mini.cache / native.KIND).iterdir()) == before
+    assert sorted((mini.cache / build.KIND).iterdir()) == before
     built = build_image(selection, lock, site, store, SilentReporter(), formats=("oci",), allow=("secrets",))
     assert built.record.checks["secrets"].findings == ("/etc/hosts holds an AWS access key",)
     assert built.record.checks["secrets"].allowed

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.image.layers import LayerWriter
-from envbuild.image.merging.blobs import LayerBlob
-from envbuild.image.oci import RunConfig
-from envbuild.image.squash.pack import write_sqsh
+from envbuild.image.squashfs.pack import write_sqsh
+from envbuild.oci.write import RunConfig
+from envbuild.rootfs.blobs import LayerBlob
+from envbuild.rootfs.layer_writer import LayerWriter
 
 EPOCH = 1_700_000_000
 TOOLS = ("dash", "cat", "env", "printf", "pwd", "touch", "mkdir")

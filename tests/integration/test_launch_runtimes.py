@@ -21,7 +21,7 @@ from helpers.processes import NOBODY, forked, in_child, unprivileged, wait_until
 
 from envbuild.core import sandbox
 from envbuild.core.errors import BuildError, MachineError
-from envbuild.launch.local import RUNTIMES, OpenImage, open_image, probe, run_in_image
+from envbuild.launch.open_image import RUNTIMES, OpenImage, open_image, probe, run_in_image
 from envbuild.store.temporary import temporary_store
 
 PYTHON = "/opt/envbuild/venv/bin/python"

@@ -16,10 +16,10 @@ from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import NetworkError, ResolutionError
 from envbuild.core.progress import SilentReporter
-from envbuild.lock import blame
-from envbuild.lock.inputs import Request
-from envbuild.lock.locking import lock_stack
-from envbuild.lock.record import read_lock
+from envbuild.lock.inputs.request import LockRequest
+from envbuild.lock.lock import lock_stack
+from envbuild.lock.lockfile import read_lock
+from envbuild.lock.resolve import conflicts
 from envbuild.store.local import LocalStore
 
 
@@ -129,7 +129,7 @@ def explained(three: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Resol
             lock_stack(
                 selection,
                 path=path,
-                request=Request(pins={"lib": "2.0", "dep": "2.0"}),
+                request=LockRequest(pins={"lib": "2.0", "dep": "2.0"}),
                 site=load_site(),
                 store=store,
                 reporter=SilentReporter(),
@@ -143,12 +143,12 @@ def explained(three: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Resol
 
 
 def test_attempts_are_bounded(explained: Callable[[], ResolutionError], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blame, "MOST_ATTEMPTS", 3)
+    monkeypatch.setattr(conflicts, "MOST_ATTEMPTS", 3)
     why = explained().why
     assert "lib=2.0, dep=2.0 exclude each other" in why
     assert "More was not tried: 3 attempts" in why
-    monkeypatch.setattr(blame, "MOST_ATTEMPTS", 20)
-    monkeypatch.setattr(blame, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(conflicts, "MOST_ATTEMPTS", 20)
+    monkeypatch.setattr(conflicts, "MOST_SECONDS", 0.0)
     assert "Of the pins" not in explained().why
 
 
@@ -158,7 +158,7 @@ def test_a_failure_among_the_attempts_does_not_hide_the_error(
     def gone(*arguments: object, **more: object) -> None:
         raise NetworkError("the index is gone", why="a planted fault")
 
-    monkeypatch.setattr(blame, "resolve", gone)
+    monkeypatch.setattr(conflicts, "resolve", gone)
     error = explained()
     assert error.why.endswith("More could not be found out: the index is gone")
     assert "Relax a version" in error.fix

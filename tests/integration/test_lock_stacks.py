@@ -24,7 +24,7 @@ from helpers.upstreams import (
     project_files,
 )
 
-from envbuild.lock.record import Lock, read_lock
+from envbuild.lock.lockfile import Lock, read_lock
 
 
 def lock_of(tool: Any, name: str = "nemo") -> Lock:

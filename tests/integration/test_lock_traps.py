@@ -15,11 +15,11 @@ from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
-from envbuild.lock import writing
-from envbuild.lock.inputs import Request
-from envbuild.lock.locking import lock_stack
-from envbuild.lock.project import Project
-from envbuild.lock.record import read_lock
+from envbuild.lock.inputs.request import LockRequest
+from envbuild.lock.lock import lock_stack
+from envbuild.lock.lockfile import read_lock
+from envbuild.lock.project.pyproject import Project
+from envbuild.lock.record import write
 from envbuild.store.local import LocalStore
 
 LOCK = ("lock", "--stack", "s", "--json")
@@ -222,17 +222,17 @@ def test_an_unknown_key_of_uv_is_refused(
     write_stack(own.project, "s", {"lib": {}})
     for name, value in own.env.items():
         monkeypatch.setenv(name, value)
-    real = writing.render_project
+    real = write.render_project
 
     def with_unknown_key(project: Project, **more: Any) -> str:
         return real(project, **more).replace("[tool.uv]\n", "[tool.uv]\nno-such-key = 1\n")
 
-    monkeypatch.setattr(writing, "render_project", with_unknown_key)
+    monkeypatch.setattr(write, "render_project", with_unknown_key)
     selection = Selection(Catalog.open(own.project), "s", BASE, "cpu")
 
     def lock(*allow: str) -> Path:
         path = own.project / "lockfiles/s" / BASE
-        request = Request(as_of="2025-04-01", allow=allow)
+        request = LockRequest(as_of="2025-04-01", allow=allow)
         site, store = load_site(), LocalStore(own.cache, SilentReporter())
         lock_stack(selection, path=path, request=request, site=site, store=store, reporter=SilentReporter())
         return path
@@ -275,13 +275,13 @@ def test_a_resolution_as_of_another_moment_is_refused(
     write_stack(own.project, "s", {"lib": {}})
     for name, value in own.env.items():
         monkeypatch.setenv(name, value)
-    real = writing.render_project
+    real = write.render_project
     monkeypatch.setattr(
-        writing, "render_project", lambda *words, **more: real(*words, **more).replace("2025-04-02", "2025-05-02")
+        write, "render_project", lambda *words, **more: real(*words, **more).replace("2025-04-02", "2025-05-02")
     )
     selection = Selection(Catalog.open(own.project), "s", BASE, "cpu")
     site, store = load_site(), LocalStore(own.cache, SilentReporter())
-    request, path = Request(as_of="2025-04-01"), own.project / "there"
+    request, path = LockRequest(as_of="2025-04-01"), own.project / "there"
     with pytest.raises(CheckRefusedError) as caught:
         lock_stack(selection, path=path, request=request, site=site, store=store, reporter=SilentReporter())
     assert "uv.lock is as of 2025-05-02T00:00:00Z, and the project of 2025-04-02T00:00:00Z" in caught.value.why

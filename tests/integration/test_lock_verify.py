@@ -14,7 +14,7 @@ from helpers.lock_runs import OLD
 from helpers.simple_index import SimpleIndex, make_sdist
 from helpers.stack_files import BASE, write_base, write_stack
 
-from envbuild.lock.record import read_lock
+from envbuild.lock.lockfile import read_lock
 
 BROKEN = "raise ImportError(f'no symbol in {__file__}')\n"
 

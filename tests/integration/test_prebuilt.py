@@ -19,8 +19,8 @@ from helpers.stack_files import GPU_BASE, write_stack, write_target
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
 from envbuild.store.local import LocalStore
-from envbuild.wheels.checking.fatbin import PTX_KIND, SASS_KIND, SECTIONS, entries
-from envbuild.wheels.checking.prebuilt import check_prebuilt, installed_code
+from envbuild.wheels.audit.fatbin import PTX_KIND, SASS_KIND, SECTIONS, entries
+from envbuild.wheels.audit.prebuilt import check_prebuilt, installed_code
 
 TORCH = "torch/lib/libtorch_cuda.so"
 NCCL = "nvidia/nccl/lib/libnccl.so.2"

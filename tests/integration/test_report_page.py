@@ -10,7 +10,7 @@ import pytest
 from helpers.browser import ENTER, TAB, Browser, open_browser
 from helpers.reports import REPORTS, full, large
 
-from envbuild.certify.reports.report import write_reports
+from envbuild.certify.report.report import write_reports
 
 WIDTHS = (1280, 360)
 SCHEMES = ("light", "dark")

@@ -368,7 +368,7 @@ import json, pickle, sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from envbuild_smoke.drivers.mcore.comparing import compare_weights
+from envbuild_smoke.drivers.mcore.compare_weights import compare_weights
 
 own, baseline, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 metadata = pickle.loads((own / ".metadata").read_bytes())

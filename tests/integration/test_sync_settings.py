@@ -37,7 +37,7 @@ import sys
 from pathlib import Path
 from envbuild.catalog.site import load_site
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.record import read_lock
+from envbuild.lock.lockfile import read_lock
 from envbuild.sync import build_environment
 
 lock, venv, logs = map(Path, sys.argv[1:])

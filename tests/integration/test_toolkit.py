@@ -21,19 +21,19 @@ from helpers.stack_files import GPU_BASE, write_base, write_stack, write_target
 from helpers.wheels import make_wheel
 
 from envbuild.core.errors import BuildError, EnvbuildError, MachineError, NetworkError
-from envbuild.wheels.checking.elf import read_binary
-from envbuild.wheels.toolkits import toolchain as machine
-from envbuild.wheels.toolkits.host_compiler import HostCompiler, refuse_too_new
-from envbuild.wheels.toolkits.index_toolkit import COMPILER, COMPLETE, KIND, RUNTIME
-from envbuild.wheels.toolkits.toolchain import Toolchain
-from envbuild.wheels.toolkits.toolkit import Asked, Toolkit, choose_toolkit
+from envbuild.wheels.audit.elf import read_binary
+from envbuild.wheels.toolchain import toolchain as machine
+from envbuild.wheels.toolchain.host_compiler import HostCompiler, refuse_too_new
+from envbuild.wheels.toolchain.index_toolkit import COMPILER, COMPLETE, KIND, RUNTIME
+from envbuild.wheels.toolchain.toolchain import Toolchain
+from envbuild.wheels.toolchain.toolkit import Toolkit, ToolkitRequest, choose_toolkit
 
 SELECT = ("--stack", "k", "--target", "gpu")
 LATE = "2026-08-01T00:00:00Z"
 # The command line on a machine whose usual place has no toolkit.
 WITHOUT_USUAL_HOME = """
 from pathlib import Path
-from envbuild.wheels.toolkits import toolchain
+from envbuild.wheels.toolchain import toolchain
 toolchain.USUAL_HOME = Path("/nonexistent")
 from envbuild.cli.main import main
 main()
@@ -70,7 +70,7 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, path_without_nvcc: str) -> Non
 
 @pytest.fixture
 def real(tmp_path: Path, bare_machine: None) -> Toolchain:
-    chosen = choose_toolkit(Asked.AUTO, bare_lock(tmp_path / "lock"), CUDA, sources(tmp_path / "store"))
+    chosen = choose_toolkit(ToolkitRequest.AUTO, bare_lock(tmp_path / "lock"), CUDA, sources(tmp_path / "store"))
     assert not (tmp_path / "store" / KIND).exists(), "it is installed only when something is built"
     return chosen.toolchain()
 
@@ -252,7 +252,7 @@ def upload(index: SimpleIndex, folder: Path, name: str, version: str, uploaded: 
 
 @pytest.fixture
 def choose(tmp_path: Path, own_index: SimpleIndex) -> Callable[..., Toolkit]:
-    def chosen(asked: Asked = Asked.INDEX, main: str = "# nothing\n", **changes: str) -> Toolkit:
+    def chosen(asked: ToolkitRequest = ToolkitRequest.INDEX, main: str = "# nothing\n", **changes: str) -> Toolkit:
         lock = bare_lock(tmp_path / "lock", main, **changes)
         return choose_toolkit(asked, lock, changes.get("cuda", CUDA), sources(tmp_path / "store"))
 
@@ -319,7 +319,7 @@ def test_an_index_that_cannot_be_reached(
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
-    error = refused(NetworkError, lambda: choose(Asked.AUTO))
+    error = refused(NetworkError, lambda: choose(ToolkitRequest.AUTO))
     assert f"CUDA_HOME: {tmp_path / 'cuda'}: no nvcc that runs" in error.why
     assert "nvidia-cuda-nvcc==13.0.*" in error.why
     assert "127.0.0.1:9" in error.why
@@ -374,8 +374,10 @@ def test_a_toolkit_that_is_half_there_is_made_anew(choose: Callable[..., Toolkit
     assert toolkits(tmp_path) == [mark]
 
 
-@pytest.mark.parametrize("asked", [Asked.AUTO, Asked.INDEX])
-def test_the_index_has_no_nvcc_of_cuda_12(choose: Callable[..., Toolkit], own_index: SimpleIndex, asked: Asked) -> None:
+@pytest.mark.parametrize("asked", [ToolkitRequest.AUTO, ToolkitRequest.INDEX])
+def test_the_index_has_no_nvcc_of_cuda_12(
+    choose: Callable[..., Toolkit], own_index: SimpleIndex, asked: ToolkitRequest
+) -> None:
     error = refused(MachineError, lambda: choose(asked, cuda="12.6"))
     assert "nvidia-cuda-nvcc-cu12" in f"{error.why} {error.fix}"
     assert "--toolkit index" not in error.fix

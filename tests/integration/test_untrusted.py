@@ -14,7 +14,7 @@ from helpers.attackers import Seen, hostile_sqsh, reachable_folder, watched
 from helpers.processes import wait_until
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.launch.local import RUNTIMES, open_image, probe, run_in_image
+from envbuild.launch.open_image import RUNTIMES, open_image, probe, run_in_image
 
 
 @pytest.fixture(scope="module")

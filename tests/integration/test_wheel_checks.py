@@ -23,11 +23,11 @@ from helpers.wheels import make_wheel
 from unit.wheels.plans import plan
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.lock.uv import uv_program
+from envbuild.lock.resolve.uv import uv_program
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.checking.check import Checked, check_wheel
-from envbuild.wheels.checking.elf import read_binary
-from envbuild.wheels.checking.retag import retagged
+from envbuild.wheels.audit.audit import AuditedWheel, check_wheel
+from envbuild.wheels.audit.elf import read_binary
+from envbuild.wheels.audit.retag import retagged
 
 HERE = f"cp3{sys.version_info.minor}"
 LINUX = f"{HERE}-{HERE}-linux_x86_64"
@@ -64,7 +64,7 @@ def made(folder: Path, libraries: Mapping[str, Path], tags: str = LINUX) -> Path
 
 def checked(
     wheel: Path, environment: Path, folder: Path, recipe: Mapping[str, Any] | None = None, **parts: Any
-) -> Checked:
+) -> AuditedWheel:
     wanted = plan({"gpu_code": False, **(recipe or {})}, python=HERE, **parts)
     return check_wheel(wheel, wanted, environment, folder / "unpacked", folder / "log")
 

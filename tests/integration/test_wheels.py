@@ -24,8 +24,8 @@ from helpers.stack_files import GPU_BASE, write_base, write_stack, write_target
 from helpers.upstreams import PUBLIC, made
 
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.checking.elf import read_binary
-from envbuild.wheels.toolkits.toolchain import Toolchain
+from envbuild.wheels.audit.elf import read_binary
+from envbuild.wheels.toolchain.toolchain import Toolchain
 
 SELECT = ("--stack", "k", "--target", "gpu")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from envbuild.catalog.fields import Device, Model, Name, PackageName
+from envbuild.catalog.fields import Device, Name, PackageName, TomlModel
 from envbuild.core.errors import CheckRefusedError, InternalError
 
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -26,7 +26,7 @@ class PythonSource(str, Enum):
     PREFIX = "prefix"
 
 
-class BasePython(Model):
+class BasePython(TomlModel):
     """The Python of a base."""
 
     version: Annotated[str, StringConstraints(pattern=r"^3\.\d+$")] = Field(description="major.minor")
@@ -34,7 +34,7 @@ class BasePython(Model):
     executable: Annotated[str, StringConstraints(pattern=r"^/")]
 
 
-class BaseTorch(Model):
+class BaseTorch(TomlModel):
     """Which build of torch a base takes."""
 
     build: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+$")] = Field(
@@ -43,7 +43,7 @@ class BaseTorch(Model):
     )
 
 
-class Mmdebstrap(Model):
+class Mmdebstrap(TomlModel):
     """A root file system made by mmdebstrap from the machine's own apt sources."""
 
     method: Literal["mmdebstrap"]
@@ -57,7 +57,7 @@ class Mmdebstrap(Model):
         return f"mmdebstrap {self.suite}"
 
 
-class OciImage(Model):
+class RegistryImage(TomlModel):
     """A root file system that is an image on a registry."""
 
     method: Literal["oci"]
@@ -74,7 +74,7 @@ class OciImage(Model):
         return self.image
 
 
-class OciLayout(Model):
+class OciLayout(TomlModel):
     """A root file system that is an image in an OCI layout: a directory with oci-layout and index.json."""
 
     method: Literal["layout"]
@@ -90,7 +90,7 @@ class OciLayout(Model):
         return f"the OCI layout {self.path}" + (f", tag {self.tag}" if self.tag else "")
 
 
-class Tar(Model):
+class Tar(TomlModel):
     """A root file system that is in a tar."""
 
     method: Literal["tar"]
@@ -110,7 +110,7 @@ class Tar(Model):
         return f"the {self.format} {self.path}" + (f", tag {self.tag}" if self.tag else "")
 
 
-class Base(Model):
+class Base(TomlModel):
     """The userland a stack is put on (``envs/bases/*.toml``)."""
 
     summary: str
@@ -126,7 +126,7 @@ class Base(Model):
     provides: dict[PackageName, str] = Field(
         default_factory=dict, description="packages that the base brings and no lock may replace, with their versions"
     )
-    obtain: Annotated[Mmdebstrap | OciImage | OciLayout | Tar, Field(discriminator="method")]
+    obtain: Annotated[Mmdebstrap | RegistryImage | OciLayout | Tar, Field(discriminator="method")]
 
     @property
     def device(self) -> Device:

@@ -200,14 +200,14 @@ class Catalog:
 
 
 @dataclass(frozen=True)
-class Machine:
+class HostDistribution:
     """The distribution of the machine envbuild runs on, from /etc/os-release (os-release(5))."""
 
     distribution: str
     release: str
 
     @classmethod
-    def here(cls, path: Path = Path("/etc/os-release")) -> Machine:
+    def here(cls, path: Path = Path("/etc/os-release")) -> HostDistribution:
         values: dict[str, str] = {}
         if path.is_file():
             for line in path.read_text().splitlines():
@@ -240,7 +240,7 @@ class Selection:
 
 
 def select(
-    catalog: Catalog, stack_name: str, target_name: str | None, base_name: str | None, machine: Machine
+    catalog: Catalog, stack_name: str, target_name: str | None, base_name: str | None, machine: HostDistribution
 ) -> Selection:
     """Apply the defaults of the command line: which target and base a stack is taken for.
 
@@ -290,7 +290,7 @@ def _refuse_other_platform(selection: Selection) -> None:
 
 
 def select_to_lock(
-    catalog: Catalog, stack_name: str, target_name: str | None, base_name: str | None, machine: Machine
+    catalog: Catalog, stack_name: str, target_name: str | None, base_name: str | None, machine: HostDistribution
 ) -> Selection:
     """Like :func:`select`, but without a target the stack's first one that is for the base: targets share a lock."""
     if target_name is None:
@@ -309,7 +309,7 @@ def select_to_lock(
     return select(catalog, stack_name, target_name, base_name, machine)
 
 
-def _default_base(catalog: Catalog, bases: tuple[str, ...], default: str, machine: Machine) -> str:
+def _default_base(catalog: Catalog, bases: tuple[str, ...], default: str, machine: HostDistribution) -> str:
     if default != "host":
         return default
     for name in bases:

@@ -60,7 +60,7 @@ class _SpecifierSchema:
 Specifier = Annotated[str, AfterValidator(_specifier), _SpecifierSchema()]
 
 
-class Model(BaseModel):
+class TomlModel(BaseModel):
     """A frozen model that refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

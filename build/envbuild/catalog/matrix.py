@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
-from envbuild.catalog.fields import Device, Model, Name
+from envbuild.catalog.fields import Device, Name, TomlModel
 
 T = TypeVar("T")
 
@@ -63,14 +63,14 @@ class Recompute(str, Enum):
     FULL = "full"
 
 
-class Experts(Model):
+class Experts(TomlModel):
     """A mixture of experts in the place of each layer's MLP."""
 
     num_experts: Annotated[int, Field(ge=2, le=1024)]
     router_topk: Annotated[int, Field(ge=2, le=1024, description="experts that take each token")]
 
 
-class MambaLayers(Model):
+class MambaLayers(TomlModel):
     """The Mamba layers of a hybrid model."""
 
     hybrid_override_pattern: Annotated[str, StringConstraints(pattern=r"^[M*-]{1,1024}$")] = Field(
@@ -81,7 +81,7 @@ class MambaLayers(Model):
     num_groups: Annotated[int, Field(gt=0, le=1024)]
 
 
-class ModelSpec(Model):
+class ModelSpec(TomlModel):
     """A small model for certification, in megatron-core's words."""
 
     kind: Literal["gpt", "mamba-hybrid"]
@@ -104,7 +104,7 @@ class ModelSpec(Model):
         return self.num_query_groups or self.num_attention_heads
 
 
-class Training(Model):
+class Training(TomlModel):
     """How every case of a matrix trains."""
 
     steps: Step
@@ -120,7 +120,7 @@ GradNormBound = Annotated[float, Field(ge=0, le=0.02)]
 WeightsBound = Annotated[float, Field(ge=0, le=0.1)]
 
 
-class Band(Model):
+class Band(TomlModel):
     """How far a case's numbers may be from the baseline's, relative to the baseline's."""
 
     loss_relative: LossBound
@@ -128,7 +128,7 @@ class Band(Model):
     weights_relative: WeightsBound = Field(description="for each tensor of the final weights, where they are compared")
 
 
-class AxisBand(Model):
+class AxisBand(TomlModel):
     """What cases that use an axis may differ by, where it is not what all others may."""
 
     loss_relative: LossBound | None = None
@@ -169,7 +169,7 @@ class Tolerance(Band):
 AXES_WITH_BANDS = tuple(name for name in Tolerance.model_fields if name not in Band.model_fields)
 
 
-class CaseSpec(Model):
+class CaseSpec(TomlModel):
     """The axes in which a case differs from the baseline."""
 
     model: Name
@@ -202,7 +202,7 @@ OneOrMore = Annotated[
 ]
 
 
-class CaseRow(Model):
+class CaseRow(TomlModel):
     """One row of a matrix: a case, or with lists of values one for each combination of them.
 
     What it does not name is as in the baseline.
@@ -250,7 +250,7 @@ class CaseRow(Model):
             yield CaseSpec.model_validate(dict(zip(given, chosen, strict=True)))
 
 
-class Bandwidth(Model):
+class BandwidthSweep(TomlModel):
     """An all_reduce sweep after the cases."""
 
     sizes_bytes: tuple[Annotated[int, Field(ge=4, le=2**40)], ...] = Field(min_length=1)
@@ -260,7 +260,7 @@ class Bandwidth(Model):
     devices: tuple[Device, ...] = Field(default=(Device.CUDA,), min_length=1)
 
 
-class Matrix(Model):
+class Matrix(TomlModel):
     """The certification cases of a stack (``envs/matrices/*.toml``)."""
 
     summary: str
@@ -269,7 +269,7 @@ class Matrix(Model):
     models: dict[Name, ModelSpec] = Field(min_length=1)
     training: Training
     tolerance: dict[Precision, Tolerance]
-    bandwidth: Bandwidth | None = None
+    bandwidth: BandwidthSweep | None = None
     cases: tuple[CaseRow, ...] = Field(min_length=1)
 
     @model_validator(mode="after")

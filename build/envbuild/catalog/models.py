@@ -12,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 from pydantic import Field, StringConstraints, model_validator
 
 from envbuild.catalog.base import Base, PythonSource
-from envbuild.catalog.fields import DATE, MACHINES, NAME_PATTERN, Device, Model, Name, PackageName, Specifier
+from envbuild.catalog.fields import DATE, MACHINES, NAME_PATTERN, Device, Name, PackageName, Specifier, TomlModel
 from envbuild.catalog.matrix import (
     LEAST_VOCABULARY,
     AttentionBackend,
@@ -51,7 +51,6 @@ __all__ = [
     "Driver",
     "LayerSpec",
     "Matrix",
-    "Model",
     "ModelSpec",
     "Name",
     "Normalization",
@@ -62,12 +61,13 @@ __all__ = [
     "Stack",
     "Target",
     "Tolerance",
+    "TomlModel",
     "Training",
     "WheelRecipe",
 ]
 
 
-class Target(Model):
+class Target(TomlModel):
     """A hardware generation (``envs/targets/*.toml``)."""
 
     summary: str
@@ -90,7 +90,7 @@ class Target(Model):
         return self
 
 
-class Cluster(Model):
+class Cluster(TomlModel):
     """Where jobs run (``envs/clusters/*.toml``)."""
 
     summary: str
@@ -102,7 +102,7 @@ class Cluster(Model):
     )
 
 
-class Conflict(Model):
+class Conflict(TomlModel):
     """Versions that resolve and install together and do not work together (``envs/conflicts/*.toml``).
 
     The file's name is the code under which `envbuild lock` refuses them.
@@ -114,7 +114,7 @@ class Conflict(Model):
     fix: str
 
 
-class CompanionRelease(Model):
+class CompanionRelease(TomlModel):
     """What belongs to some releases of a package."""
 
     versions: Specifier = Field(min_length=1, description="the releases, as a PEP 440 specifier")
@@ -122,7 +122,7 @@ class CompanionRelease(Model):
     evidence: str = Field(min_length=1, description="how it is known")
 
 
-class Companions(Model):
+class Companions(TomlModel):
     """What belongs to the releases of a package, where its metadata does not say so (``envs/companions/*.toml``).
 
     The file's name is the package's.
@@ -142,7 +142,7 @@ class Companions(Model):
         return {name for entry in self.releases for name in entry.components}
 
 
-KINDS: dict[str, type[Model]] = {
+KINDS: dict[str, type[TomlModel]] = {
     "stacks": Stack,
     "bases": Base,
     "targets": Target,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from envbuild.catalog.fields import Model, PackageName, Specifier, VariableName
+from envbuild.catalog.fields import PackageName, Specifier, TomlModel, VariableName
 
 # What every build gets from envbuild itself.
 RESERVED = frozenset(("PATH", "HOME", "TMPDIR", "CC", "CXX", "CUDA_HOME", "CUDA_PATH", "PYTORCH_NVCC", "NVCC_CCBIN"))
@@ -32,7 +32,7 @@ def _reserved(variables: dict[str, BuildVariable]) -> dict[str, BuildVariable]:
     return variables
 
 
-class BuildVariable(Model):
+class BuildVariable(TomlModel):
     """A variable that is set while a wheel is built."""
 
     value: Annotated[str, AfterValidator(_value)] = Field(
@@ -42,7 +42,7 @@ class BuildVariable(Model):
     reason: str = Field(min_length=1, description="why the build needs it, with the evidence")
 
 
-class Patch(Model):
+class Patch(TomlModel):
     """A change to a package's sources before they are built, in the form of ``git diff``."""
 
     file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*\.patch$")] = Field(
@@ -52,7 +52,7 @@ class Patch(Model):
     reason: str = Field(min_length=1, description="why the build needs it, with the evidence")
 
 
-class WheelRecipe(Model):
+class WheelRecipe(TomlModel):
     """How a package of the compile phase is built (``envs/wheels/*.toml``); the file's name is the package's."""
 
     summary: str

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from envbuild.catalog import toml
 from envbuild.catalog.fields import Name
-from envbuild.catalog.models import Model
+from envbuild.catalog.models import TomlModel
 from envbuild.catalog.stores import Store, StoreSettings, stores_in_force
 from envbuild.core.errors import ConfigurationError
 
@@ -27,14 +27,14 @@ _APT_URL = re.compile(rf"{_URL}")
 _APT_SOURCE = re.compile(rf"deb (\s*\[[^]]*\])?\s*{_URL}\s+(\S+/|\S+(\s+[^\s/]+)+)")
 
 
-class TorchBuilds(Model):
+class TorchBuilds(TomlModel):
     """Where named builds of torch (``+cpu``, ``+cu130``) are found."""
 
     find_links: tuple[str, ...] = Field(default=(), description="folders or pages with torch wheels, tried first")
     index: str = Field(default=PUBLIC_TORCH_INDEX, description="an index; {build} becomes 'cpu', 'cu130', ...")
 
 
-class Signing(Model):
+class Signing(TomlModel):
     """Whose certificates are made and believed here. Secrets are named, never written here."""
 
     key: str | None = Field(default=None, description="the private key that signs: a PEM file, or env:NAME")
@@ -42,7 +42,7 @@ class Signing(Model):
     trust: str | None = Field(default=None, description="the file of public keys that are trusted")
 
 
-class SiteFile(Model):
+class SiteFile(TomlModel):
     """``~/.config/envbuild/config.toml`` (or the file that ENVBUILD_CONFIG names)."""
 
     cache_dir: str | None = Field(default=None, description="where the store is; default ~/.cache/envbuild")
@@ -53,7 +53,7 @@ class SiteFile(Model):
     stores: dict[Name, StoreSettings] = Field(default={}, description="remote stores beside the local one, by name")
 
 
-class Site(Model):
+class Site(TomlModel):
     """The configuration in force: file, environment and defaults together."""
 
     cache_dir: Path

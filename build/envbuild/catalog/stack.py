@@ -13,11 +13,11 @@ from envbuild.catalog.fields import (
     Device,
     Extra,
     MisplacedError,
-    Model,
     Module,
     Name,
     PackageName,
     Specifier,
+    TomlModel,
     VariableName,
 )
 
@@ -44,7 +44,7 @@ class Driver(str, Enum):
     BRIDGE = "bridge"
 
 
-class Component(Model):
+class Component(TomlModel):
     """A part of a stack that people name: where it comes from, its phase and the modules it must import.
 
     It comes from the package index, or, when ``ref`` (or a pin) names a branch, tag or commit, from ``git``.
@@ -99,14 +99,14 @@ class Component(Model):
         return self
 
 
-class Requirement(Model):
+class Requirement(TomlModel):
     """A package that components need without declaring it, or whose versions must be held back."""
 
     version: Specifier = ""
     reason: str = Field(min_length=1, description="why the stack names it, with the evidence")
 
 
-class Override(Model):
+class Override(TomlModel):
     """A version that replaces what other packages declare, where their declaration is wrong."""
 
     version: Specifier
@@ -130,7 +130,7 @@ class Override(Model):
         return self
 
 
-class Takeover(Model):
+class Takeover(TomlModel):
     """What takes over where the anchor's tree lacks the part that the stack's driver needs."""
 
     without: str = Field(min_length=1, description="the folder of the anchor's tree that decides: gone, this holds")
@@ -148,7 +148,7 @@ class Takeover(Model):
         return self
 
 
-class Variable(Model):
+class Variable(TomlModel):
     """A variable that must be set in the finished environment.
 
     Its value goes unquoted into files that docker, enroot and login shells read each in their own way, so it has no
@@ -168,7 +168,7 @@ def _twice(names: tuple[str, ...]) -> str | None:
     return next((name for position, name in enumerate(names) if name in names[:position]), None)
 
 
-class Builds(Model):
+class Builds(TomlModel):
     """For which target on which bases a stack is meant."""
 
     target: Name
@@ -192,7 +192,7 @@ def _using(spec: Component, gone: Collection[str]) -> Component:
     return spec if used == spec.uses else spec.model_copy(update={"uses": used})
 
 
-class Stack(Model):
+class Stack(TomlModel):
     """Which components at which versions, for which targets and bases (``envs/stacks/*.toml``)."""
 
     summary: str

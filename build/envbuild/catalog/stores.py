@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
-from envbuild.catalog.fields import Model
+from envbuild.catalog.fields import TomlModel
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.validation import in_words
 from envbuild.store.address import parse_address
@@ -38,7 +38,7 @@ def _endpoint(text: str) -> str:
     return text
 
 
-class StoreSettings(Model):
+class StoreSettings(TomlModel):
     """A remote store beside the local one."""
 
     url: Annotated[str, AfterValidator(_address)] = Field(

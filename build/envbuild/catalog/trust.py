@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from envbuild.catalog.fields import Model, Moment, Name
+from envbuild.catalog.fields import Moment, Name, TomlModel
 
 
-class TrustedKeySettings(Model):
+class TrustedKeySettings(TomlModel):
     """One key of the file (``[keys.NAME]``)."""
 
     public: str | None = Field(default=None, description="the public key: the PEM text itself")
@@ -29,7 +29,7 @@ class TrustedKeySettings(Model):
         return self
 
 
-class TrustFile(Model):
+class TrustFile(TomlModel):
     """A file of trusted keys (``trust.toml``)."""
 
     keys: dict[Name, TrustedKeySettings] = Field(min_length=1)

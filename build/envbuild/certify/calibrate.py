@@ -15,16 +15,16 @@ from annotated_types import Le
 from envbuild.catalog.matrix import AXES_WITH_BANDS
 from envbuild.catalog.models import Band
 from envbuild.certify.cases import Case
-from envbuild.certify.certifying import How
-from envbuild.certify.job import Asked, Job, make_job
-from envbuild.certify.judge import Verdict, judge, run_problems
-from envbuild.certify.places import open_way
-from envbuild.certify.results import Results
-from envbuild.certify.running import Run, held, remove_working_files, run_plan
-from envbuild.certify.telling import failure
+from envbuild.certify.certify import CertifyOptions
+from envbuild.certify.judge.judge import Verdict, judge, run_problems
+from envbuild.certify.judge.results import Results
+from envbuild.certify.report.console import failure
+from envbuild.certify.run.executors import open_way
+from envbuild.certify.run.job import CertifyJob, CertifyRequest, make_job
+from envbuild.certify.run.run import FinishedRun, held, remove_working_files, run_plan
 from envbuild.core.files import write_atomic
 from envbuild.core.progress import Reporter
-from envbuild.image.outputs import verify
+from envbuild.image.output import verify
 from envbuild.store.local import LocalStore
 
 PROPOSAL = "tolerance.toml"
@@ -60,7 +60,7 @@ class Calibration:
     refused: tuple[str, ...]
 
 
-def calibrate(asked: Asked, store: LocalStore, reporter: Reporter, how: How) -> Calibration:
+def calibrate(asked: CertifyRequest, store: LocalStore, reporter: Reporter, how: CertifyOptions) -> Calibration:
     """Train a matrix ``asked.repeats`` times, and propose tolerances.
 
     Raises:
@@ -72,7 +72,7 @@ def calibrate(asked: Asked, store: LocalStore, reporter: Reporter, how: How) -> 
         return _calibrate(job, reporter, how)
 
 
-def _calibrate(job: Job, reporter: Reporter, how: How) -> Calibration:
+def _calibrate(job: CertifyJob, reporter: Reporter, how: CertifyOptions) -> Calibration:
     way = open_way(job, how.machinery, reporter)
     if job.asked.image is not None:
         with reporter.step("check the image against its digests"):
@@ -173,8 +173,8 @@ def _within_bounds(bands: Mapping[str, Mapping[str, float]]) -> tuple[dict[str, 
 
 
 def _text(
-    job: Job,
-    run: Run,
+    job: CertifyJob,
+    run: FinishedRun,
     spreads: Mapping[str, Mapping[str, float]],
     bands: Mapping[str, Mapping[str, float]],
     refused: Sequence[str],
@@ -205,7 +205,7 @@ def _text(
     return "\n".join(lines) + "\n"
 
 
-def _digests(job: Job) -> list[tuple[str, str]]:
+def _digests(job: CertifyJob) -> list[tuple[str, str]]:
     forms = (("OCI image", job.subject.oci_digest), (".sqsh", job.subject.sqsh_digest))
     return [(name, digest) for name, digest in forms if digest]
 

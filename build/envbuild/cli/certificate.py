@@ -10,14 +10,14 @@ from pathlib import Path
 import click
 
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
-from envbuild.certify.certificates.keys import make_keys, secret_of
-from envbuild.certify.certificates.reading import read_certificate
-from envbuild.certify.certificates.signing import UNSIGNED
-from envbuild.certify.certificates.telling import count, lines, matrix_in_words
-from envbuild.certify.certificates.trust import load_trust
-from envbuild.certify.certificates.verifying import About, oldest_measurement, verify
-from envbuild.cli.command import Command, Group, hands_over
-from envbuild.cli.common import Place, Session, output_options, shown
+from envbuild.certify.certificate.describe import count, lines, matrix_in_words
+from envbuild.certify.certificate.file import read_certificate
+from envbuild.certify.certificate.keys import make_keys, secret_of
+from envbuild.certify.certificate.sign import UNSIGNED
+from envbuild.certify.certificate.trust import load_trust
+from envbuild.certify.certificate.verify import About, oldest_measurement, verify
+from envbuild.cli.command import Command, CommandGroup, hands_over
+from envbuild.cli.common import PathArgument, Session, output_options, shown
 from envbuild.core.digests import Json
 from envbuild.core.errors import UsageError
 
@@ -58,7 +58,7 @@ def parse_name(context: click.Context, parameter: click.Parameter, value: str) -
     return value
 
 
-@click.group("certificate", cls=Group, invoke_without_command=True)
+@click.group("certificate", cls=CommandGroup, invoke_without_command=True)
 @output_options
 @click.pass_context
 def command(context: click.Context, session: Session) -> None:  # noqa: ARG001
@@ -68,7 +68,7 @@ def command(context: click.Context, session: Session) -> None:  # noqa: ARG001
 
 
 @command.command("keygen")
-@click.option("--out", "folder", type=Place(file_okay=False), required=True, help="The folder for both files.")
+@click.option("--out", "folder", type=PathArgument(file_okay=False), required=True, help="The folder for both files.")
 @click.option("--name", default="envbuild", show_default=True, callback=parse_name, help="NAME.key and NAME.pub.")
 @click.option("--password", metavar="REF", help="Lock the private key with a password: env:NAME or file:PATH.")
 @output_options
@@ -84,7 +84,7 @@ def keygen_command(session: Session, folder: Path, name: str, password: str | No
 
 
 @command.command("show", cls=Command)
-@click.argument("file", type=Place())
+@click.argument("file", type=PathArgument())
 @output_options
 def show_command(session: Session, file: Path) -> None:
     """Tell what the certificate FILE says. Whether to believe it is the matter of `envbuild certificate verify`."""
@@ -99,13 +99,17 @@ def show_command(session: Session, file: Path) -> None:
 
 
 @command.command("verify", cls=Command)
-@click.argument("file", type=Place())
-@click.option("--trust", type=Place(dir_okay=False), help="The keys that you trust; default: the configuration's.")
+@click.argument("file", type=PathArgument())
 @click.option(
-    "--image", type=Place(), help="It must be about this .sqsh, OCI layout (FOLDER[:TAG]) or folder of out/images."
+    "--trust", type=PathArgument(dir_okay=False), help="The keys that you trust; default: the configuration's."
+)
+@click.option(
+    "--image",
+    type=PathArgument(),
+    help="It must be about this .sqsh, OCI layout (FOLDER[:TAG]) or folder of out/images.",
 )
 @click.option("--digest", metavar="sha256:...", callback=parse_digest, help="It must be about this digest.")
-@click.option("--lock", type=Place(file_okay=False), help="It must be about this lock directory.")
+@click.option("--lock", type=PathArgument(file_okay=False), help="It must be about this lock directory.")
 @click.option("--at", metavar="MOMENT", callback=parse_moment, help="Verify for this moment instead of now.")
 @click.option("--max-age", metavar="AGE", callback=parse_age, help="The oldest numbers in it: 12h, 30d, 4w at most.")
 @output_options

@@ -13,25 +13,33 @@ from click.core import ParameterSource
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.models import Device
-from envbuild.certify.by_hand import Stated, judge_folder, write_plan
 from envbuild.certify.calibrate import Calibration
 from envbuild.certify.calibrate import calibrate as propose_tolerances
-from envbuild.certify.certificates.signing import UNSIGNED
-from envbuild.certify.certificates.telling import matrix_in_words
-from envbuild.certify.certifying import Certification, How, certify
-from envbuild.certify.choosing import driver_of
-from envbuild.certify.job import MOST_REPEATS, Asked, Job
-from envbuild.certify.places import DEFAULT_VENV, Machinery, parse_gpus
+from envbuild.certify.cases.selection import driver_of
+from envbuild.certify.certificate.describe import matrix_in_words
+from envbuild.certify.certificate.sign import UNSIGNED
+from envbuild.certify.certify import Certification, CertifyOptions, certify
+from envbuild.certify.offline import Stated, judge_folder, write_plan
+from envbuild.certify.run.executors import DEFAULT_VENV, Machinery, parse_gpus
+from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest
 from envbuild.cli.command import Command, command_line
-from envbuild.cli.common import Place, Session, name_option, out_dir_option, output_options, selection_options, shown
+from envbuild.cli.common import (
+    PathArgument,
+    Session,
+    name_option,
+    out_dir_option,
+    output_options,
+    selection_options,
+    shown,
+)
 from envbuild.cli.print_cases import print_cases as show_cases
 from envbuild.cli.signing import key_options, signer_of
 from envbuild.core.digests import short
 from envbuild.core.errors import ConfigurationError, InterruptedByUserError, UsageError
-from envbuild.image.outputs import PlacedImage, find_image
-from envbuild.launch.local import RUNTIMES
-from envbuild.launch.ways import WITHOUT_IMAGE, Where
-from envbuild.lock.finding import find_lock
+from envbuild.image.output import PlacedImage, find_image
+from envbuild.launch.executors import WITHOUT_IMAGE, Where
+from envbuild.launch.open_image import RUNTIMES
+from envbuild.lock.locate import find_lock
 
 # What a plan that is only written, or judged, has no use for.
 MACHINERY = ("gpus", "isolation", "runtime", "venv", "fresh", "resume")
@@ -52,7 +60,9 @@ KEY = ("key", "key_password")
     show_default=True,
     help="Where the cases train: the image in one of its forms, a virtual environment, or this one (a lock).",
 )
-@click.option("--venv", type=Place(file_okay=False), default=DEFAULT_VENV, show_default=True, help="For --in venv.")
+@click.option(
+    "--venv", type=PathArgument(file_okay=False), default=DEFAULT_VENV, show_default=True, help="For --in venv."
+)
 @click.option("--runtime", type=click.Choice(list(RUNTIMES)), help="How the .sqsh is opened; default: the best here.")
 @click.option("--gpus", metavar="LIST", help="Use these GPUs alone, by nvidia-smi's index: 0,1.")
 @click.option("--isolation", type=click.Choice(["live", "process"]), help="Rank processes: kept alive, or one a case.")
@@ -61,8 +71,10 @@ KEY = ("key", "key_password")
 )
 @click.option("--fresh", is_flag=True, help="Run all cases, also those that passed before.")
 @click.option("--resume", is_flag=True, help="Go on with a run that was interrupted.")
-@click.option("--plan-out", metavar="DIR", type=Place(file_okay=False), help="Write the plan for another machine.")
-@click.option("--judge", metavar="DIR", type=Place(file_okay=False), help="Judge what came back of such a plan.")
+@click.option(
+    "--plan-out", metavar="DIR", type=PathArgument(file_okay=False), help="Write the plan for another machine."
+)
+@click.option("--judge", metavar="DIR", type=PathArgument(file_okay=False), help="Judge what came back of such a plan.")
 @click.option(
     "--calibrate",
     metavar="N",
@@ -116,7 +128,7 @@ def command(
         )
     driver_of(selection)
     machinery = Machinery(runtime=runtime, venv=venv, gpus=chosen, isolation=isolation)
-    how = How(machinery=machinery, fresh=fresh, resume=resume, signer=signer_of(session, key, key_password))
+    how = CertifyOptions(machinery=machinery, fresh=fresh, resume=resume, signer=signer_of(session, key, key_password))
     if key_password is not None and how.signer is None:
         raise UsageError(
             "--key-password does nothing without a key",
@@ -125,7 +137,7 @@ def command(
         )
     lock = find_lock(session.project, selection, name)
     driver_of(selection, lock.lock)
-    asked = Asked(
+    asked = CertifyRequest(
         selection=selection,
         lock=lock,
         matrix_name=matrix_name,
@@ -270,7 +282,7 @@ def _tell_calibration(session: Session, result: Calibration) -> None:
     )
 
 
-def _tell_plan(session: Session, job: Job, folder: Path) -> None:
+def _tell_plan(session: Session, job: CertifyJob, folder: Path) -> None:
     session.done(
         {
             "plan": str(folder.resolve()),

@@ -24,7 +24,7 @@ class Command(click.Command):
         return option
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A command with commands of its own, all of which write their help so."""
 
     command_class = Command

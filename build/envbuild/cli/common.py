@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from envbuild.catalog.catalog import Catalog, Machine, Selection, select, select_to_lock
+from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, select, select_to_lock
 from envbuild.catalog.site import Site, load_site
 from envbuild.cli.output import put
 from envbuild.core.digests import Json
 from envbuild.core.progress import Reporter, choose_reporter
 from envbuild.core.text import printable_lines
-from envbuild.lock.record import PHASE_FILES, LockDirectory
+from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.store.local import LocalStore
 
 if TYPE_CHECKING:
     from envbuild.store.remote import Remote
-    from envbuild.wheels.keeping.wheelhouse import Built
+    from envbuild.wheels.cache.wheelhouse import Built
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STACK = "nemo"
@@ -72,11 +72,11 @@ class Session:
 
     def select(self, stack: str, target: str | None, base: str | None) -> Selection:
         """The stack, base and target of this command."""
-        return select(self.catalog, stack, target, base, Machine.here())
+        return select(self.catalog, stack, target, base, HostDistribution.here())
 
     def select_to_lock(self, stack: str, target: str | None, base: str | None) -> Selection:
         """The same for commands that need no target, since a lock belongs to a base."""
-        return select_to_lock(self.catalog, stack, target, base, Machine.here())
+        return select_to_lock(self.catalog, stack, target, base, HostDistribution.here())
 
     def remotes(self, store: str = "", mode: str = "") -> tuple[Remote, ...]:
         """The remote stores in force, or the one that an option names: by its name, its address, or ``off``."""
@@ -86,7 +86,7 @@ class Session:
         chosen = choose_stores(known, store, mode, "--store") if store else stores_in_force(known, os.environ, mode)
         if not chosen:
             return ()
-        from envbuild.store.opening import open_remote
+        from envbuild.store.connect import open_remote
 
         return tuple(
             open_remote(
@@ -102,10 +102,10 @@ class Session:
 
     def built_wheels(self, lock: LockDirectory, selection: Selection) -> dict[str, Built]:
         """The wheels of the wheelhouse that are those of the lock for the selection's target, by package."""
-        from envbuild.wheels.keeping.taking import fitting_wheels
-        from envbuild.wheels.sources import Sources
+        from envbuild.wheels.cache.reuse import fitting_wheels
+        from envbuild.wheels.sources import WheelSources
 
-        sources = Sources(base=selection.base, site=self.site, store=self.store, reporter=self.reporter)
+        sources = WheelSources(base=selection.base, site=self.site, store=self.store, reporter=self.reporter)
         return fitting_wheels(lock, selection.target, self.catalog, sources, self.reporter, self.remotes())
 
     def done(self, result: dict[str, Json], *lines: str) -> None:
@@ -116,7 +116,7 @@ class Session:
             put("".join(f"{printable_lines(line)}\n" for line in lines))
 
 
-class Place(click.Path):
+class PathArgument(click.Path):
     """A file or folder on the command line, as a :class:`~pathlib.Path`; an empty word names none."""
 
     def __init__(self, *, file_okay: bool = True, dir_okay: bool = True) -> None:
@@ -174,11 +174,11 @@ def parse_phases(text: str) -> list[str]:
 
 def out_dir_option(function: F) -> F:
     """Add ``--out-dir``."""
-    from envbuild.image.outputs import OUT_DIR  # only commands that import it anyway have this option
+    from envbuild.image.output import OUT_DIR  # only commands that import it anyway have this option
 
     return click.option(
         "--out-dir",
-        type=Place(file_okay=False),
+        type=PathArgument(file_okay=False),
         default=OUT_DIR,
         show_default=True,
         help="Where images and certificates are put.",

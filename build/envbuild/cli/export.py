@@ -9,7 +9,7 @@ import click
 
 from envbuild.cli.command import Command
 from envbuild.cli.common import (
-    Place,
+    PathArgument,
     Session,
     name_option,
     output_options,
@@ -21,8 +21,8 @@ from envbuild.cli.common import (
 from envbuild.cli.output import put
 from envbuild.core.errors import UsageError
 from envbuild.core.files import write_atomic
-from envbuild.lock.export import Format, export_lock
-from envbuild.lock.finding import find_lock
+from envbuild.lock.locate import find_lock
+from envbuild.lock.record.export import Format, export_lock
 
 # PEP 751: tools know such files by their names.
 PYLOCK_NAME = re.compile(r"^pylock(\.[^.]+)?\.toml$")
@@ -39,7 +39,7 @@ PYLOCK_NAME = re.compile(r"^pylock(\.[^.]+)?\.toml$")
 )
 @name_option
 @phases_option("What to write.")
-@click.option("--output", type=Place(dir_okay=False), metavar="FILE", help="Where to; default: stdout.")
+@click.option("--output", type=PathArgument(dir_okay=False), metavar="FILE", help="Where to; default: stdout.")
 @output_options
 def command(
     session: Session,

@@ -7,22 +7,22 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from envbuild.cli.command import Group, hands_over
+from envbuild.cli.command import CommandGroup, hands_over
 from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options, shown
 from envbuild.cli.images import COMMANDS
 from envbuild.cli.resolve import command as resolve
 from envbuild.core.digests import short
 from envbuild.core.errors import UsageError
 from envbuild.image.checks.rules import RULES
-from envbuild.image.docker.choosing import Asked, Made, make_image
 from envbuild.image.docker.choosing import Builder as Maker
+from envbuild.image.docker.choosing import ImageRequest, Made, make_image
 from envbuild.image.docker.job import Job, dockerfile_of
-from envbuild.image.outputs import OCI_DIR, SQSH_FILE, PlacedImage, check_place, image_tag, place
-from envbuild.image.squash.compression import DEFAULT, NAMES, Compression, check_readable
-from envbuild.image.squash.packing import BUILDERS, Builder, Packing
-from envbuild.lock.finding import find_lock
-from envbuild.lock.inputs import is_older
-from envbuild.lock.place import lock_command
+from envbuild.image.output import OCI_DIR, SQSH_FILE, PlacedImage, check_place, image_tag, place
+from envbuild.image.squashfs.compression import DEFAULT, NAMES, Compression, check_readable
+from envbuild.image.squashfs.settings import BUILDERS, Builder, Packing
+from envbuild.lock.inputs.request import is_older
+from envbuild.lock.locate import find_lock
+from envbuild.lock.lockdir import lock_command
 
 FORMATS = ("docker", "oci", "sqsh")
 MAKERS = ("auto", "native", "docker")
@@ -36,7 +36,7 @@ def parse_formats(context: click.Context, parameter: click.Parameter, value: str
     return tuple(name for name in FORMATS if name in asked)
 
 
-@click.group("image", cls=Group, invoke_without_command=True)
+@click.group("image", cls=CommandGroup, invoke_without_command=True)
 @selection_options
 @name_option
 @click.option("--format", "formats", callback=parse_formats, default="oci,sqsh", show_default=True, metavar="LIST")
@@ -121,7 +121,7 @@ def command(
         session.done({"dockerfile": text}, text.rstrip("\n"))
         return
     tag = image_tag(name or selection.stack_name, selection.base_name, selection.target_name)
-    made = make_image(job, Asked(builder=builder, formats=formats, tag=tag))
+    made = make_image(job, ImageRequest(builder=builder, formats=formats, tag=tag))
     built = made.image
     image, placed = place(built.path, out_dir, built.record, name)
     record = image.record

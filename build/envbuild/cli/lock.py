@@ -12,22 +12,22 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
 from envbuild.cli.command import Command
-from envbuild.cli.common import Place, Session, output_options, selection_options, shown
+from envbuild.cli.common import PathArgument, Session, output_options, selection_options, shown
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, UsageError
 from envbuild.core.progress import PlainReporter, SilentReporter
-from envbuild.lock.checks import CODES
-from envbuild.lock.components import Repositories
-from envbuild.lock.components import parse_pins as parse_refs
-from envbuild.lock.difference import compare, summary
-from envbuild.lock.finding import lock_path, shipped_lock
-from envbuild.lock.inputs import Request, request_of
-from envbuild.lock.locking import LockResult, lock_stack, resolved
-from envbuild.lock.naming import foreign_pins, variant_name
-from envbuild.lock.project import cuda_major
-from envbuild.lock.record import RECORD_FILE, read_lock
-from envbuild.lock.review import Checked, committed, lock_all, stack_of
-from envbuild.lock.review import check as review
+from envbuild.lock.checks.rules import CODES
+from envbuild.lock.committed import CommittedLock, committed, lock_all, stack_of
+from envbuild.lock.committed import check as review
+from envbuild.lock.components.select import Repositories
+from envbuild.lock.components.select import parse_pins as parse_refs
+from envbuild.lock.inputs.names import foreign_pins, variant_name
+from envbuild.lock.inputs.request import LockRequest, request_of
+from envbuild.lock.locate import lock_path, shipped_lock
+from envbuild.lock.lock import LockResult, lock_stack, resolved
+from envbuild.lock.lockfile import RECORD_FILE, read_lock
+from envbuild.lock.project.pyproject import cuda_major
+from envbuild.lock.record.difference import compare, summary
 from envbuild.sync.imports import Imports
 from envbuild.sync.verify import Verifier, require_machine
 
@@ -64,7 +64,7 @@ def parse_pins(context: click.Context, parameter: click.Parameter, values: tuple
     metavar="NAME",
     help="Write to lockfiles/NAME/BASE: no word of a command line replaces a lock that was made without it.",
 )
-@click.option("--out", type=Place(file_okay=False), help="Write the lock to this directory.")
+@click.option("--out", type=PathArgument(file_okay=False), help="Write the lock to this directory.")
 @click.option(
     "--torch-build",
     metavar="BUILD",
@@ -121,7 +121,7 @@ def command(
     pins = _with_nemo(nemo, pins)
     selection = session.select_to_lock(stack, target, base)
     parse_refs(selection.stack_name, selection.stack, pins, session.catalog.stack(selection.stack_name))
-    request = Request(pins=foreign_pins(selection.stack, pins), as_of=as_of, torch_build=torch_build, allow=allow)
+    request = LockRequest(pins=foreign_pins(selection.stack, pins), as_of=as_of, torch_build=torch_build, allow=allow)
     kept = variant_name(selection.stack_name, selection.stack, {} if out else request.pins, name)
     if diff:
         path = out or _kept_or_shipped(session, lock_path(session.project, kept, selection.base_name))
@@ -174,7 +174,7 @@ def _consistent(torch_build: str | None, *, check: bool, diff: bool, verify: boo
 def _lock(
     session: Session,
     selection: Selection,
-    request: Request,
+    request: LockRequest,
     where: Path | str,
     *,
     named: bool,
@@ -267,7 +267,7 @@ def _check(session: Session, stack: str | None, base: str | None, name: str | No
     )
 
 
-def _how_to_put_right(locks: list[Checked]) -> Iterator[str]:
+def _how_to_put_right(locks: list[CommittedLock]) -> Iterator[str]:
     if any(not item.changed for item in locks):
         yield "Lock them again (envbuild lock --stack STACK --base BASE), review the difference, and commit it."
     if changed := [shown(item.path) for item in locks if item.changed]:
@@ -307,7 +307,7 @@ def _diff_every(session: Session, base: str | None) -> None:
 
 
 def _difference(
-    session: Session, selection: Selection, path: Path, request: Request
+    session: Session, selection: Selection, path: Path, request: LockRequest
 ) -> tuple[dict[str, Json], list[str]]:
     """What resolving anew would change in a lock: as an object, and for people."""
     old = read_lock(path)

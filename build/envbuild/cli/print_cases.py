@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.cases import Case, expansion
-from envbuild.certify.choosing import chosen_cases, driver_of
-from envbuild.certify.ground import Ground
+from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.selection import chosen_cases, driver_of
 from envbuild.cli.common import Session
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
-from envbuild.lock.finding import find_lock
-from envbuild.lock.record import LockDirectory
+from envbuild.lock.locate import find_lock
+from envbuild.lock.lockfile import LockDirectory
 
 
 def print_cases(
@@ -29,7 +29,7 @@ def print_cases(
     driver_of(selection, lock.lock if lock else None)
     packages = lock.packages() if lock else ()
     cases = chosen_cases(matrix, matrix_name, selection, only, packages)
-    left_out = () if only else expansion(matrix, matrix_name, Ground.of(selection, packages)).left_out
+    left_out = () if only else expansion(matrix, matrix_name, Capabilities.of(selection, packages)).left_out
     reasons = dict.fromkeys(item.why for item in left_out)
     width = max(len(case.id) for case in cases)
     session.done(

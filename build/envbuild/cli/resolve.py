@@ -14,7 +14,7 @@ from envbuild.catalog.models import Base
 from envbuild.cli.command import Command
 from envbuild.cli.common import Session, output_options, shown
 from envbuild.core.files import machine_errors, write_atomic
-from envbuild.image.bases.taking import resolve
+from envbuild.image.base.imported import resolve
 
 
 @click.command("resolve", cls=Command)

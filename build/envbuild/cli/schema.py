@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
-from envbuild.catalog.models import KINDS, Model
+from envbuild.catalog.models import KINDS, TomlModel
 from envbuild.catalog.site import SiteFile
 from envbuild.catalog.trust import TrustFile
 from envbuild.cli.command import Command
-from envbuild.cli.common import Place, Session, output_options, shown
+from envbuild.cli.common import PathArgument, Session, output_options, shown
 from envbuild.cli.output import put
 from envbuild.core.files import write_atomic
 
 # Files that are not under envs/: the site's configuration, and the keys that a user trusts.
-ALL: dict[str, type[Model]] = {**KINDS, "site": SiteFile, "trust": TrustFile}
+ALL: dict[str, type[TomlModel]] = {**KINDS, "site": SiteFile, "trust": TrustFile}
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -28,7 +28,7 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 @click.command("schema", cls=Command)
 @click.argument("kind", type=click.Choice(list(ALL)), required=False)
-@click.option("--into", type=Place(file_okay=False), help="Write KIND.schema.json files here.")
+@click.option("--into", type=PathArgument(file_okay=False), help="Write KIND.schema.json files here.")
 @output_options
 def command(session: Session, kind: str | None, into: Path | None) -> None:
     """Print the JSON schema of KIND (all kinds without one), or write schema files for your editor."""

@@ -9,7 +9,7 @@ import click
 from envbuild.cli.common import F, Session
 
 if TYPE_CHECKING:
-    from envbuild.certify.certificates.signing import Signer
+    from envbuild.certify.certificate.sign import Signer
 
 OFF = "off"
 
@@ -38,6 +38,6 @@ def signer_of(session: Session, key: str | None, password: str | None) -> Signer
         key, password = settings.key, password or settings.password
     if not key or key == OFF:
         return None
-    from envbuild.certify.certificates.signing import load_signer
+    from envbuild.certify.certificate.sign import load_signer
 
     return load_signer(key, password)

@@ -10,7 +10,7 @@ import click
 
 from envbuild.cli.command import Command
 from envbuild.cli.common import (
-    Place,
+    PathArgument,
     Session,
     name_option,
     output_options,
@@ -20,16 +20,16 @@ from envbuild.cli.common import (
     shown,
 )
 from envbuild.core.digests import Json, sha256_bytes, short
-from envbuild.lock.finding import find_lock
+from envbuild.lock.locate import find_lock
 from envbuild.sync.install import WHEELS_PHASE
 from envbuild.sync.local import sync
-from envbuild.wheels.checking.prebuilt import PackageCode
-from envbuild.wheels.planning import buildable
+from envbuild.wheels.audit.prebuilt import PackageCode
+from envbuild.wheels.plan import buildable
 
 
 @click.command("sync", cls=Command)
 @selection_options
-@click.option("--into", required=True, type=Place(file_okay=False), help="The environment.")
+@click.option("--into", required=True, type=PathArgument(file_okay=False), help="The environment.")
 @name_option
 @phases_option("What to install; main comes first.")
 @click.option("--no-build", is_flag=True, help="Leave out what would have to be compiled: take wheels only.")

@@ -13,8 +13,8 @@ from envbuild.cli.stores import one_store, store_option
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.keeping.entry import KIND, Built, WheelRecord
-from envbuild.wheels.keeping.wheelhouse import Wheelhouse, key_by_prefix
+from envbuild.wheels.cache.entry import KIND, Built, WheelRecord
+from envbuild.wheels.cache.wheelhouse import Wheelhouse, key_by_prefix
 
 if TYPE_CHECKING:
     from envbuild.store.document import Document
@@ -95,7 +95,7 @@ def _remote_json(record: WheelRecord) -> dict[str, Json]:
 
 def _records(remote: Remote, keys: list[str]) -> tuple[dict[str, WheelRecord], dict[str, str]]:
     """The records of a store's wheels, by package, and why the others cannot be read."""
-    from envbuild.wheels.keeping.sharing import record_of
+    from envbuild.wheels.cache.remote import record_of
 
     good, bad = {}, {}
     for key, document in remote.documents(KIND, keys).items():
@@ -280,9 +280,9 @@ def prune_command(session: Session, dry_run: bool, unused_days: float, force: bo
     project's locks and those that come with envbuild. Remote stores are not touched.
     """
     from envbuild.catalog.data import data_root
-    from envbuild.lock.record import read_lock
-    from envbuild.lock.review import committed
-    from envbuild.wheels.keeping.pruning import plan_pruning, remove
+    from envbuild.lock.committed import committed
+    from envbuild.lock.lockfile import read_lock
+    from envbuild.wheels.cache.prune import plan_pruning, remove
 
     folders = dict.fromkeys(path.resolve() for root in (session.project, data_root()) for path in committed(root))
     lock_directories = [] if force else [read_lock(path) for path in folders]

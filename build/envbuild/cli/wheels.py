@@ -8,26 +8,26 @@ from pathlib import Path
 import click
 
 from envbuild.catalog.models import Target
-from envbuild.cli.command import Group, hands_over
+from envbuild.cli.command import CommandGroup, hands_over
 from envbuild.cli.common import Session, name_option, output_options, selection_options
 from envbuild.cli.stores import store_options
 from envbuild.cli.wheelhouse import COMMANDS, as_json, line
 from envbuild.core.digests import Json, short
-from envbuild.lock.finding import find_lock
-from envbuild.lock.record import LockDirectory
+from envbuild.lock.locate import find_lock
+from envbuild.lock.lockfile import LockDirectory
 from envbuild.store.remote import Remote
 from envbuild.sync.build_environment import build_environment
-from envbuild.wheels.checking.prebuilt import check_prebuilt, site_packages_of
-from envbuild.wheels.compiling.limits import choose_limits
-from envbuild.wheels.compiling.making import Workshop, make_wheels
-from envbuild.wheels.keeping.wheelhouse import Wheelhouse
+from envbuild.wheels.audit.prebuilt import check_prebuilt, site_packages_of
+from envbuild.wheels.build.builds import Workshop, make_wheels
+from envbuild.wheels.build.limits import choose_limits
+from envbuild.wheels.cache.wheelhouse import Wheelhouse
 from envbuild.wheels.key import difference
-from envbuild.wheels.planning import WheelPlan, choose, cuda_of, plan_wheels
-from envbuild.wheels.sources import Sources
-from envbuild.wheels.toolkits.toolkit import Asked, choose_toolkit
+from envbuild.wheels.plan import WheelPlan, choose, cuda_of, plan_wheels
+from envbuild.wheels.sources import WheelSources
+from envbuild.wheels.toolchain.toolkit import ToolkitRequest, choose_toolkit
 
 
-@click.group("wheels", cls=Group, invoke_without_command=True)
+@click.group("wheels", cls=CommandGroup, invoke_without_command=True)
 @selection_options
 @name_option
 @click.option("--package", "packages", multiple=True, metavar="NAME", help="Build this one only; may be repeated.")
@@ -40,8 +40,8 @@ from envbuild.wheels.toolkits.toolkit import Asked, choose_toolkit
 )
 @click.option(
     "--toolkit",
-    type=click.Choice([item.value for item in Asked]),
-    default=Asked.AUTO.value,
+    type=click.Choice([item.value for item in ToolkitRequest]),
+    default=ToolkitRequest.AUTO.value,
     show_default=True,
     help="Whose CUDA toolkit: this machine's, the package index's, or the index's where this machine's does not fit.",
 )
@@ -79,8 +79,8 @@ def command(
     if not names:
         session.done({"wheels": []}, f"nothing to build: the lock of {lock.lock.stack} has no package that is compiled")
         return
-    sources = Sources(base=selection.base, site=session.site, store=session.store, reporter=session.reporter)
-    chosen = choose_toolkit(Asked(toolkit), lock, cuda_of(lock, selection.target), sources)
+    sources = WheelSources(base=selection.base, site=session.site, store=session.store, reporter=session.reporter)
+    chosen = choose_toolkit(ToolkitRequest(toolkit), lock, cuda_of(lock, selection.target), sources)
     plans = plan_wheels(lock, names, selection.target, session.catalog, chosen.compilers, sources)
     if explain:
         _explain(session, plans, against)

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import IO
 
 from envbuild.core.errors import BuildError, EnvbuildError, InternalError, MachineError, disk_full
+from envbuild.core.exit_status import describe_status, mask, ran_out_of_space, tail
 from envbuild.core.files import machine_errors
-from envbuild.core.leftovers import POLL_SECONDS, Leftovers
-from envbuild.core.outcome import describe_status, mask, ran_out_of_space, tail
-from envbuild.core.starting import started_program, watched
+from envbuild.core.orphans import POLL_SECONDS, Orphans
+from envbuild.core.spawn import started_program, watched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +232,7 @@ def _drain(
         raise InternalError("a program was started without a pipe for its output")
     feed = memoryview(stdin)
     limit = _Limit(process, started, timeout_seconds)
-    left = Leftovers(process, output.note) if whole else None
+    left = Orphans(process, output.note) if whole else None
 
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)

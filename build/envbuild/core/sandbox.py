@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.core.errors import EnvbuildError, MachineError
-from envbuild.core.outcome import tail
+from envbuild.core.exit_status import tail
 from envbuild.core.process import find_tool, run
 
 # The dynamic loader of bwrap itself would obey these, so they are set for the program inside only.

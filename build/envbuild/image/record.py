@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from envbuild.catalog.models import Model, Name
+from envbuild.catalog.models import Name, TomlModel
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.validation import in_words
 
@@ -17,12 +17,12 @@ RECORD_FILE = "record.json"
 CYCLONEDX_FILE = "sbom.cdx.json"
 SPDX_FILE = "sbom.spdx.json"
 PROVENANCE_FILE = "provenance.json"
-M = TypeVar("M", bound=Model)
+M = TypeVar("M", bound=TomlModel)
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 SCHEMA: Literal["envbuild.image/1"] = "envbuild.image/1"
 
 
-class LayerRecord(Model):
+class LayerRecord(TomlModel):
     """A layer: the digest of its file, and of the tar in it."""
 
     name: Name
@@ -34,7 +34,7 @@ class LayerRecord(Model):
     media_type: str = LAYER_TYPE
 
 
-class BaseConfig(Model):
+class BaseConfig(TomlModel):
     """What a base that is an image says about its containers."""
 
     environment: dict[str, str] = Field(default_factory=dict)
@@ -47,7 +47,7 @@ class BaseConfig(Model):
     entrypoint: tuple[str, ...] = Field(default=(), description="not carried into images")
 
 
-class BaseRecord(Model):
+class BaseRecord(TomlModel):
     """A base as it was made: its layers and every Debian package in it."""
 
     schema_: Literal["envbuild.base/2"] = Field(alias="schema", default="envbuild.base/2")
@@ -59,7 +59,7 @@ class BaseRecord(Model):
     packages: dict[str, str] = Field(description="version of each Debian package by its name")
 
 
-class EnvironmentLayerRecord(Model):
+class EnvironmentLayerRecord(TomlModel):
     """A layer of an environment: its packages, and what its file is."""
 
     schema_: Literal["envbuild.environment-layer/1"] = Field(alias="schema", default="envbuild.environment-layer/1")
@@ -68,7 +68,7 @@ class EnvironmentLayerRecord(Model):
     packages: dict[str, str]
 
 
-class EnvironmentRecord(Model):
+class EnvironmentRecord(TomlModel):
     """An environment that was put together and tried: its layers and every Python distribution in it."""
 
     schema_: Literal["envbuild.environment/2"] = Field(alias="schema", default="envbuild.environment/2")
@@ -82,7 +82,7 @@ class EnvironmentRecord(Model):
     )
 
 
-class SqshRecord(Model):
+class SqshRecord(TomlModel):
     """A .sqsh file, and what packed it."""
 
     digest: str
@@ -91,14 +91,14 @@ class SqshRecord(Model):
     compression: str
 
 
-class CheckRecord(Model):
+class CheckRecord(TomlModel):
     """A check of the finished image, and what it found."""
 
     findings: tuple[str, ...] = ()
     allowed: bool = Field(default=False, description="its findings were let pass with --allow")
 
 
-class ReferrerRecord(Model):
+class ReferrerRecord(TomlModel):
     """A report about the image: its file beside it, and the OCI artifact that refers to its manifest."""
 
     file: str
@@ -108,7 +108,7 @@ class ReferrerRecord(Model):
     size_bytes: int
 
 
-class DockerRecord(Model):
+class DockerRecord(TomlModel):
     """What built an image in a docker daemon."""
 
     engine: str = Field(description="the daemon and its version, such as 'docker 20.10.24'")
@@ -117,7 +117,7 @@ class DockerRecord(Model):
     dockerfile_digest: str
 
 
-class ImageRecord(Model):
+class ImageRecord(TomlModel):
     """An image: what it was made from, and the digests under which it is known."""
 
     schema_: Literal["envbuild.image/1"] = Field(alias="schema", default=SCHEMA)
@@ -183,6 +183,6 @@ def load(path: Path, model: type[M]) -> M:
         ) from error
 
 
-def dump(record: Model) -> bytes:
+def dump(record: TomlModel) -> bytes:
     """A record as the bytes of its file."""
     return (json.dumps(record.model_dump(mode="json", by_alias=True), indent=2) + "\n").encode()

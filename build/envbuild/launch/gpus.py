@@ -36,7 +36,7 @@ QUERY = "index,uuid,name,driver_version"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Driver:
+class NvidiaDriver:
     """NVIDIA's driver on this machine: its devices, and its libraries by the names under which programs load them."""
 
     devices: tuple[Path, ...]
@@ -59,7 +59,7 @@ class Driver:
         return found
 
 
-def find_driver(listed: str | None = None, devices: Path = DEVICES) -> Driver:
+def find_driver(listed: str | None = None, devices: Path = DEVICES) -> NvidiaDriver:
     """The driver of this machine.
 
     Args:
@@ -81,7 +81,7 @@ def find_driver(listed: str | None = None, devices: Path = DEVICES) -> Driver:
     others += sorted(devices.glob("nvidia-caps/*"))
     found = shutil.which("nvidia-smi")
     programs = (Path(found).resolve(),) if found else ()
-    return Driver(devices=(*nodes, *others), libraries=libraries, programs=programs)
+    return NvidiaDriver(devices=(*nodes, *others), libraries=libraries, programs=programs)
 
 
 def driver_libraries(listed: str, machine: str = "") -> dict[str, Path]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from envbuild.core import sandbox
 from envbuild.core.errors import MachineError, UsageError
-from envbuild.core.outcome import tail
+from envbuild.core.exit_status import tail
 from envbuild.core.process import find_tool, run
-from envbuild.image.squash.reading import require_reader
+from envbuild.image.squashfs.read import require_reader
 from envbuild.store.temporary import temporary_store
 
 # Handed to sh as a text: a user who runs things may not be allowed to read the files of this package.

@@ -8,7 +8,7 @@ import urllib.parse
 from dataclasses import dataclass
 
 from envbuild.core.errors import ConfigurationError
-from envbuild.core.outcome import mask
+from envbuild.core.exit_status import mask
 
 FORMS = {
     "oci": "oci://HOST[:PORT]/REPOSITORY",

@@ -25,7 +25,7 @@ class Blob:
 
 
 @dataclass(frozen=True, order=True)
-class Offer:
+class EntryRef:
     """An entry as a listing has it: its key, and the shelf that it was looked for on."""
 
     key: str
@@ -51,7 +51,7 @@ class Backend(Protocol):
     def keys(self, kind: str) -> list[str]:
         """The keys of all entries."""
 
-    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[Offer]:
+    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[EntryRef]:
         """The entries on a shelf and on those inside it; some of them may not be there any more."""
 
     def has(self, digest: str, size_bytes: int) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.core.files import NotPlainFileError, machine_errors, open_plain, read_plain
-from envbuild.store.backend import BLOBS, ENTRIES, SHELVES, Blob, Offer
+from envbuild.store.backend import BLOBS, ENTRIES, SHELVES, Blob, EntryRef
 from envbuild.store.document import MOST_BYTES, refused
 
 CHUNK_BYTES = 1 << 20
@@ -60,11 +60,11 @@ class Directory:
         with self._errors("read"):
             return [f"sha256:{path.stem}" for path in self._listed(self._root / ENTRIES / kind) if path.suffix]
 
-    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[Offer]:
+    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[EntryRef]:
         top = self._root / SHELVES / kind
         with self._errors("read"):
             files = [path.relative_to(top) for path in top.joinpath(*shelf).rglob("*") if path.is_file()]
-        return [Offer(f"sha256:{path.name}", path.parts[:-1]) for path in files]
+        return [EntryRef(f"sha256:{path.name}", path.parts[:-1]) for path in files]
 
     def has(self, digest: str, size_bytes: int) -> bool:
         with self._errors("read"):

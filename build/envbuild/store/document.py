@@ -11,7 +11,7 @@ from envbuild.core.digests import sha256_file, short
 from envbuild.core.errors import CheckRefusedError, InternalError
 from envbuild.core.validation import in_words
 from envbuild.store.backend import Blob
-from envbuild.store.seals import SEAL_FILE
+from envbuild.store.entry_index import SEAL_FILE
 
 SCHEMA = "envbuild.entry/1"
 # Of a document; those of wheels have some 10 KB.

@@ -16,7 +16,7 @@ from envbuild.core import locks
 from envbuild.core.digests import short
 from envbuild.core.files import PRIVATE, machine_errors, make_private, remove_tree
 from envbuild.core.progress import Reporter
-from envbuild.store import seals
+from envbuild.store import entry_index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class LocalStore:
         path = self.path_of(kind, key)
         if not path.is_dir():
             return None
-        problem = seals.broken(path)
+        problem = entry_index.broken(path)
         if problem:
             if path.is_dir() and path not in self._told:
                 self._told.add(path)
@@ -100,14 +100,14 @@ class LocalStore:
         lock = self.lock_of(kind, key)
         waiting = f"another envbuild is making {kind} {short(key)}: waiting for it"
         with locks.exclusive(lock, on_wait=lambda: self.reporter.note(waiting)):
-            if not again and seals.broken(path) == "":
+            if not again and entry_index.broken(path) == "":
                 return Entry(path=path, built=False)
             with self.staging(kind) as staged:
                 content = staged / "entry"
                 content.mkdir(PRIVATE)
                 build(content)
                 with machine_errors(path):
-                    seals.seal(content)
+                    entry_index.seal(content)
                     make_private(path.parent)
                     if path.is_dir():
                         # Removed with the staging directory; a process that reads it keeps what it has open.

@@ -14,11 +14,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from envbuild.core.beside import beside
+from envbuild.core.background import beside
 from envbuild.core.errors import EnvbuildError, MachineError, NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.store.address import Address
-from envbuild.store.backend import BLOBS, ENTRIES, SHELVES, Blob, Offer
+from envbuild.store.backend import BLOBS, ENTRIES, SHELVES, Blob, EntryRef
 from envbuild.store.document import MOST_BYTES, refused
 
 if TYPE_CHECKING:
@@ -79,10 +79,10 @@ class Objects:
         found = [path.rpartition("/")[2] for path in self._listed(f"{ENTRIES}/{kind}")]
         return [f"sha256:{name.removesuffix('.json')}" for name in found if name.endswith(".json")]
 
-    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[Offer]:
+    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[EntryRef]:
         top = f"{SHELVES}/{kind}/"
         paths = [path.removeprefix(top).split("/") for path in self._listed("/".join([SHELVES, kind, *shelf]))]
-        return [Offer(f"sha256:{parts[-1]}", tuple(parts[:-1])) for parts in paths]
+        return [EntryRef(f"sha256:{parts[-1]}", tuple(parts[:-1])) for parts in paths]
 
     def has(self, digest: str, size_bytes: int) -> bool:
         import obstore

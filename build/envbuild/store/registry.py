@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING
 
 from envbuild import __version__
 from envbuild.core import jsonread
-from envbuild.core.beside import beside
+from envbuild.core.background import beside
 from envbuild.core.errors import EnvbuildError, NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.store.address import Address, is_loopback

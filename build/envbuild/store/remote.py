@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from envbuild.core.beside import beside
+from envbuild.core.background import beside
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
-from envbuild.store.backend import Backend, Offer
+from envbuild.store.backend import Backend, EntryRef
 from envbuild.store.document import Document, describe, read_document, refused
 
 REQUESTS_AT_ONCE = 8
@@ -127,7 +127,7 @@ class Remote:
         """The keys of all entries of a kind."""
         return sorted(self.backend.keys(kind))
 
-    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[Offer]:
+    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[EntryRef]:
         """What is on a shelf; an entry that is listed may not be there."""
         return sorted(self.backend.shelved(kind, shelf))
 

@@ -9,13 +9,13 @@ from envbuild.core import locks
 from envbuild.core.digests import digest_of, short
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
 from envbuild.core.progress import Reporter
-from envbuild.lock.record import LockDirectory
-from envbuild.lock.torch_builds import locked_torch
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.project.torch_builds import locked_torch
 from envbuild.store.local import LocalStore
 from envbuild.sync.install import install
 from envbuild.sync.local import place_here
 from envbuild.sync.provided import refuse_without_base
-from envbuild.wheels.keeping.entry import ENVIRONMENTS_KIND as KIND
+from envbuild.wheels.cache.entry import ENVIRONMENTS_KIND as KIND
 
 # Written last: an environment without it is half made.
 COMPLETE = "complete"

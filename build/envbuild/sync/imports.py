@@ -13,13 +13,13 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Target
-from envbuild.core.beside import interruptible
+from envbuild.core.background import interruptible
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.outcome import describe_status, tail
+from envbuild.core.exit_status import describe_status, tail
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
-from envbuild.lock.record import Lock
-from envbuild.sync.place import Run
+from envbuild.lock.lockfile import Lock
+from envbuild.sync.install_target import RunCommand
 
 PROBE = "containers/native/import_module.py"
 # What the probe's last line begins with; modules print too.
@@ -128,7 +128,7 @@ def check_environment(target: Target) -> dict[str, str]:
 def try_imports(
     modules: Mapping[str, Sequence[str]],
     python: str,
-    run: Run,
+    run: RunCommand,
     logs: Path,
     reporter: Reporter,
     *,

@@ -11,14 +11,14 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild.core.errors import BuildError, ConfigurationError, EnvbuildError, MachineError, NetworkError, disk_full
+from envbuild.core.exit_status import describe_status, ran_out_of_space, tail
 from envbuild.core.files import write_atomic
-from envbuild.core.outcome import describe_status, ran_out_of_space, tail
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
-from envbuild.lock.content import locked_content
-from envbuild.lock.record import PHASE_FILES, LockDirectory
-from envbuild.lock.uv import failure
-from envbuild.sync.place import Place
+from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
+from envbuild.lock.record.content import locked_content
+from envbuild.lock.resolve.uv import failure
+from envbuild.sync.install_target import InstallTarget
 
 UV_OPTIONS = ("--color", "never")
 # Packages from git are pinned by commit; a hash file cannot hold them.
@@ -47,7 +47,7 @@ class PhaseRun:
 
 def install(
     lock: LockDirectory,
-    place: Place,
+    place: InstallTarget,
     source_args: Sequence[str],
     reporter: Reporter,
     *,
@@ -73,7 +73,7 @@ def install(
     return install_packages(lock, place, source_args, reporter, phases=phases, wheels=wheels, leave_out=leave_out)
 
 
-def make_venv(place: Place, *, sees_base: bool) -> None:
+def make_venv(place: InstallTarget, *, sees_base: bool) -> None:
     """A bare environment: no pip, no setuptools but what the lock has.
 
     Args:
@@ -86,7 +86,7 @@ def make_venv(place: Place, *, sees_base: bool) -> None:
 
 def install_packages(
     lock: LockDirectory,
-    place: Place,
+    place: InstallTarget,
     source_args: Sequence[str],
     reporter: Reporter,
     *,
@@ -123,7 +123,7 @@ def install_packages(
 
 
 def install_again(
-    lock: LockDirectory, place: Place, source_args: Sequence[str], package: str, leave_out: Collection[str]
+    lock: LockDirectory, place: InstallTarget, source_args: Sequence[str], package: str, leave_out: Collection[str]
 ) -> None:
     """Install one package again, over the files of the others that have its files' names.
 
@@ -152,7 +152,7 @@ def _phase_of(lock: LockDirectory, package: str) -> str:
 
 def _install_rest(
     lock: LockDirectory,
-    place: Place,
+    place: InstallTarget,
     phase: str,
     file: Path,
     source_args: Sequence[str],
@@ -183,7 +183,7 @@ def _name(line: str) -> str:
     return canonicalize_name(line.partition("==")[0].partition(" @")[0].strip())
 
 
-def _without(file: Path, leave_out: Collection[str], place: Place) -> tuple[str, int]:
+def _without(file: Path, leave_out: Collection[str], place: InstallTarget) -> tuple[str, int]:
     """A copy of a requirements file without some packages, as seen from the place, and how many it has."""
     kept: list[str] = []
     count, keep = 0, True
@@ -198,7 +198,7 @@ def _without(file: Path, leave_out: Collection[str], place: Place) -> tuple[str,
     return f"{place.logs_seen or place.logs}/{path.name}", count
 
 
-def _install_wheels(lock: LockDirectory, place: Place, wheels: Mapping[str, str]) -> None:
+def _install_wheels(lock: LockDirectory, place: InstallTarget, wheels: Mapping[str, str]) -> None:
     """Install built wheels and trees; what the phase's file pins is then there, and uv leaves it alone."""
     arguments = ["pip", "install", "--python", place.venv_python, "--no-deps", "--no-index", "--offline"]
     if not all(path.endswith(".whl") for path in wheels.values()):
@@ -215,7 +215,7 @@ def _later(lock: LockDirectory, phase: str) -> list[str]:
 
 def _install_phase(
     lock: LockDirectory,
-    place: Place,
+    place: InstallTarget,
     phase: str,
     wanted: Sequence[str],
     source_args: Sequence[str],
@@ -237,11 +237,11 @@ def _install_phase(
     return cached if cached.status == 0 else _uv(place, arguments, what, name)
 
 
-def _log(place: Place, name: str) -> Path:
+def _log(place: InstallTarget, name: str) -> Path:
     return place.logs / f"{name}.log"
 
 
-def _uv(place: Place, arguments: Sequence[str], what: str, name: str) -> Finished:
+def _uv(place: InstallTarget, arguments: Sequence[str], what: str, name: str) -> Finished:
     log = _log(place, name)
     finished = place.run([place.uv, *UV_OPTIONS, *arguments], what=what, log=log)
     if finished.status != 0:
@@ -249,7 +249,7 @@ def _uv(place: Place, arguments: Sequence[str], what: str, name: str) -> Finishe
     return finished
 
 
-def _failure(place: Place, finished: Finished, what: str, log: Path) -> EnvbuildError:
+def _failure(place: InstallTarget, finished: Finished, what: str, log: Path) -> EnvbuildError:
     if ran_out_of_space(finished.output, place.disk):
         return disk_full(place.disk)
     error = failure(finished, what, log)

@@ -16,10 +16,10 @@ from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import Finished, run
 from envbuild.core.progress import Reporter
-from envbuild.lock.content import locked_content
-from envbuild.lock.record import PHASE_FILES, LockDirectory
-from envbuild.lock.torch_builds import locked_torch
-from envbuild.lock.uv import installing_uv, uv_program
+from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
+from envbuild.lock.project.torch_builds import locked_torch
+from envbuild.lock.record.content import locked_content
+from envbuild.lock.resolve.uv import installing_uv, uv_program
 from envbuild.store.local import LocalStore
 from envbuild.sync.imports import (
     PROBE,
@@ -32,10 +32,10 @@ from envbuild.sync.imports import (
     try_imports,
 )
 from envbuild.sync.install import NO_WHEELS, PhaseRun, install
+from envbuild.sync.install_target import InstallTarget
 from envbuild.sync.machine import refuse_other_machine
-from envbuild.sync.place import Place
 from envbuild.sync.provided import refuse_without_base
-from envbuild.wheels.checking.prebuilt import PackageCode, check_prebuilt, site_packages_of
+from envbuild.wheels.audit.prebuilt import PackageCode, check_prebuilt, site_packages_of
 
 NEVER_BUILT = "locked, never built"
 
@@ -61,7 +61,7 @@ class Synced:
 
 @dataclass(frozen=True)
 class Here:
-    """A :class:`envbuild.sync.place.Run` on this machine."""
+    """A :class:`envbuild.sync.install_target.RunCommand` on this machine."""
 
     environment: dict[str, str]
     reporter: Reporter | None
@@ -148,10 +148,10 @@ def sync(
 
 
 @contextlib.contextmanager
-def place_here(lock: LockDirectory, venv: Path, disk: Path, logs: Path, reporter: Reporter) -> Iterator[Place]:
+def place_here(lock: LockDirectory, venv: Path, disk: Path, logs: Path, reporter: Reporter) -> Iterator[InstallTarget]:
     """An environment on this machine, for as long as it is being installed."""
     with installing_uv() as environment:
-        yield Place(
+        yield InstallTarget(
             uv=str(uv_program()),
             lock=str(lock.path.absolute()),
             python=lock.lock.base.python,
@@ -164,7 +164,7 @@ def place_here(lock: LockDirectory, venv: Path, disk: Path, logs: Path, reporter
 
 def _import(
     lock: LockDirectory,
-    place: Place,
+    place: InstallTarget,
     phases: Sequence[str],
     environment: dict[str, str],
     reporter: Reporter,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envbuild.core.errors import MachineError
-from envbuild.lock.record import Lock
+from envbuild.lock.lockfile import Lock
 
 
 def refuse_without_base(lock: Lock) -> None:

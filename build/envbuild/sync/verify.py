@@ -9,8 +9,8 @@ from envbuild.catalog.models import Base
 from envbuild.catalog.site import Site
 from envbuild.core.files import remove_tree
 from envbuild.core.progress import Reporter
-from envbuild.lock.checks import CheckFinding
-from envbuild.lock.record import LockDirectory
+from envbuild.lock.checks.rules import CheckFinding
+from envbuild.lock.lockfile import LockDirectory
 from envbuild.store.local import LocalStore
 from envbuild.sync.imports import FIX, Imports
 from envbuild.sync.local import sync

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from envbuild.catalog.models import Model
+from envbuild.catalog.models import TomlModel
 from envbuild.core.digests import Json, digest_of, sha256_file
-from envbuild.wheels.compiling import nvcc_front
+from envbuild.wheels.build import nvcc_wrapper
 
 # Raised when a wheel made from the same parts would come out differently.
 FORMAT = 3
@@ -17,7 +17,7 @@ FORMAT = 3
 OF_THE_MACHINE = frozenset({"toolkit", "toolkit_packages", "cuda_toolkit", "host_compiler", "nvcc_front"})
 
 
-class TorchPart(Model):
+class TorchPart(TomlModel):
     """The torch that a wheel is compiled against."""
 
     version: str
@@ -25,7 +25,7 @@ class TorchPart(Model):
     files: str = Field(description="digest over the hashes of its locked files")
 
 
-class Parts(Model):
+class KeyParts(TomlModel):
     """The parts of a build key. Targets and stacks with equal parts share a wheel."""
 
     package: str
@@ -62,7 +62,7 @@ class Parts(Model):
         """The parts as lines for people: ``torch.version`` -> ``2.11.0``."""
         return dict(sorted(_flat("", self.model_dump(mode="json"))))
 
-    def fits(self, wanted: Parts) -> bool:
+    def fits(self, wanted: KeyParts) -> bool:
         """Whether a wheel with these parts may stand in for the one wanted: only compilers' versions differ."""
         exclude = set(OF_THE_MACHINE)
         return self.model_dump(exclude=exclude) == wanted.model_dump(exclude=exclude)
@@ -76,7 +76,7 @@ def _flat(prefix: str, value: Json) -> list[tuple[str, str]]:
     return [(prefix, str(value))]
 
 
-def difference(one: Parts, other: Parts) -> dict[str, tuple[str, str]]:
+def difference(one: KeyParts, other: KeyParts) -> dict[str, tuple[str, str]]:
     """The parts in which two keys differ: ``name -> (in one, in other)``; empty text where one lacks it."""
     left, right = one.flat(), other.flat()
     names = sorted({*left, *right})
@@ -85,4 +85,4 @@ def difference(one: Parts, other: Parts) -> dict[str, tuple[str, str]]:
 
 def front_digest() -> str:
     """The version of the nvcc front: the digest of its source."""
-    return sha256_file(Path(nvcc_front.__file__))
+    return sha256_file(Path(nvcc_wrapper.__file__))

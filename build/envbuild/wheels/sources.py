@@ -13,16 +13,16 @@ from envbuild.catalog.site import Site
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import Reporter
-from envbuild.lock.metadata import FILE, PYPROJECT, build_requires, fetch_sdist, kept_declarations
-from envbuild.lock.releases import look_up
-from envbuild.lock.workplace import Workplace
+from envbuild.lock.components.releases import look_up
+from envbuild.lock.components.sdist_metadata import FILE, PYPROJECT, build_requires, fetch_sdist, kept_declarations
+from envbuild.lock.context import LockContext
 from envbuild.store.local import LocalStore
-from envbuild.wheels.commits import archive_of_commit, only_folder
-from envbuild.wheels.key import Parts
+from envbuild.wheels.git_archive import archive_of_commit, only_folder
+from envbuild.wheels.key import KeyParts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
+class SourceOrigin:
     """What a package is built from.
 
     Attributes:
@@ -38,14 +38,14 @@ class Origin:
     commit: str = ""
     subdirectory: str = ""
 
-    def is_of(self, parts: Parts) -> bool:
+    def is_of(self, parts: KeyParts) -> bool:
         """Whether a wheel with these parts was built from this."""
         own = (self.package, self.sdist, self.commit, self.subdirectory)
         return own == (parts.package, parts.sdist, parts.commit, parts.subdirectory)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sources:
+class WheelSources:
     """Where sources come from: the store, else the package index that uv uses, or git."""
 
     base: Base
@@ -75,13 +75,13 @@ class Sources:
         return content
 
     @contextlib.contextmanager
-    def workplace(self, label: str) -> Iterator[Workplace]:
+    def workplace(self, label: str) -> Iterator[LockContext]:
         """A place to ask the index from, with the log ``<label>.log``; gone when the block is left."""
         log = self.store.root / "logs" / "wheels" / f"{label}.log"
         with self.store.staging(label) as folder:
-            yield Workplace(folder=folder, log=log, site=self.site, store=self.store, reporter=self.reporter)
+            yield LockContext(folder=folder, log=log, site=self.site, store=self.store, reporter=self.reporter)
 
-    def archive(self, origin: Origin) -> bytes:
+    def archive(self, origin: SourceOrigin) -> bytes:
         """The sources, as an archive with one folder on top.
 
         Raises:
@@ -92,12 +92,12 @@ class Sources:
             return archive_of_commit(origin.package, origin.git, origin.commit, self.store, self.reporter)
         return self.sdist(origin.package, origin.version, origin.sdist)
 
-    def _declaring(self, origin: Origin) -> bytes:
+    def _declaring(self, origin: SourceOrigin) -> bytes:
         """An archive with what declares how the package is built on top: of a folder, that folder alone."""
         archive = self.archive(origin)
         return only_folder(archive, origin.subdirectory) if origin.subdirectory else archive
 
-    def build_requires(self, origin: Origin) -> tuple[str, ...]:
+    def build_requires(self, origin: SourceOrigin) -> tuple[str, ...]:
         """What the sources declare to be built with, as PEP 508 lines (PEP 518)."""
         identity = digest_of({"commit": origin.commit}) if origin.commit else origin.sdist
         if origin.subdirectory:

@@ -18,19 +18,19 @@ from conftest import Tool
 from helpers.mini import NAME
 from helpers.stores import PASSWORD, USER, docker_registry, write_docker_config
 
-from envbuild.catalog.base import OciImage, OciLayout, Tar
-from envbuild.catalog.catalog import Catalog, Machine, select
+from envbuild.catalog.base import OciLayout, RegistryImage, Tar
+from envbuild.catalog.catalog import Catalog, HostDistribution, select
 from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Base
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError
 from envbuild.core.progress import SilentReporter
-from envbuild.image.bases.facts import check
-from envbuild.image.bases.sources import RegistrySource
-from envbuild.image.bases.taking import Taken, resolve, take
-from envbuild.image.layers import Layer, LayerWriter
-from envbuild.image.oci import RunConfig, make_oci, write_layout
+from envbuild.image.base.facts import check
+from envbuild.image.base.imported import ImportedBase, resolve, take
 from envbuild.image.record import LayerRecord
+from envbuild.oci.sources import RegistrySource
+from envbuild.oci.write import RunConfig, make_oci, write_layout
+from envbuild.rootfs.layer_writer import Layer, LayerWriter
 from envbuild.store.local import LocalStore
 
 CONFIG = RunConfig(
@@ -81,7 +81,7 @@ def skopeo(*words: str | Path) -> None:
     subprocess.run(["skopeo", "copy", "-q", *map(str, words)], check=True)
 
 
-def base_of(obtain: OciImage | OciLayout | Tar, **changes: Any) -> Base:
+def base_of(obtain: RegistryImage | OciLayout | Tar, **changes: Any) -> Base:
     return DEBIAN.model_copy(update={"obtain": obtain, **changes})
 
 
@@ -92,7 +92,7 @@ class Taker:
     root: Path
     store: LocalStore
 
-    def __call__(self, base: Base) -> Taken:
+    def __call__(self, base: Base) -> ImportedBase:
         folder = self.root / f"taken-{len(list(self.root.glob('taken-*')))}"
         folder.mkdir()
         return take(folder, base, "it", self.root, None, self.store, SilentReporter())
@@ -113,7 +113,7 @@ def diff_ids(layout: Path) -> list[str]:
     return ids
 
 
-def check_taken(taken: Taken, layout: Path) -> None:
+def check_taken(taken: ImportedBase, layout: Path) -> None:
     assert [layer.record.diff_id for layer in taken.layers] == diff_ids(layout)
     assert [sha256_file(layer.file) for layer in taken.layers] == [layer.record.digest for layer in taken.layers]
     assert [layer.record.entries for layer in taken.layers] == [1, 1, 1]
@@ -225,7 +225,7 @@ def put(registry: str, name: str, reference: str, document: dict[str, Any], kind
 
 
 def named(image: str, digest: str | None = None) -> Base:
-    return base_of(OciImage(method="oci", image=image, digest=digest))
+    return base_of(RegistryImage(method="oci", image=image, digest=digest))
 
 
 @pytest.mark.parametrize("form", [(), ("--format", "v2s2")])
@@ -396,7 +396,7 @@ def vendor_image(mini_image: dict[str, Any], tmp_path_factory: pytest.TempPathFa
     placed = Path(mini_image["path"])
     lowest = LayerRecord.model_validate(mini_image["record"]["layers"][0])
     lower = [Layer(lowest, blob_of(placed / "oci", lowest.digest))]
-    python = select(Catalog.open(data_root()), "mcore", "cpu", None, Machine.here()).base.python.version
+    python = select(Catalog.open(data_root()), "mcore", "cpu", None, HostDistribution.here()).base.python.version
     packages = f"usr/local/lib/python{python}/dist-packages"
     content = {
         f"{packages}/vendored/__init__.py": b"",
@@ -410,7 +410,7 @@ def vendor_image(mini_image: dict[str, Any], tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 def project(mini: Tool, tmp_path: Path, push: Any, vendor_image: Path) -> Tool:
     """A project whose stack is for a base on the registry, the digest of which nobody asked for yet."""
-    own = select(Catalog.open(mini.project), NAME, "cpu", None, Machine.here())
+    own = select(Catalog.open(mini.project), NAME, "cpu", None, HostDistribution.here())
     (tmp_path / "envs/stacks").mkdir(parents=True)
     (tmp_path / "envs/bases").mkdir()
     text = (mini.project / f"envs/stacks/{NAME}.toml").read_text()

@@ -16,7 +16,7 @@ from helpers.store_entries import BIG, KEY, OTHER_KEY, SHELF, Place, content, en
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError
-from envbuild.store.opening import open_remote
+from envbuild.store.connect import open_remote
 from envbuild.store.remote import Pushed
 
 pytestmark = pytest.mark.usefixtures("own_account")
@@ -53,7 +53,7 @@ def test_the_first_writer_wins(place: Place, tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
-from envbuild.store.opening import open_remote
+from envbuild.store.connect import open_remote
 url, endpoint, folder, key, start = sys.argv[1:]
 remote = open_remote(url, endpoint=endpoint or None)
 time.sleep(max(0.0, float(start) - time.time()))

@@ -22,7 +22,7 @@ from helpers.stores import (
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import MachineError, NetworkError
-from envbuild.store.opening import open_remote
+from envbuild.store.connect import open_remote
 from envbuild.store.remote import Pushed
 
 pytestmark = pytest.mark.usefixtures("own_account")

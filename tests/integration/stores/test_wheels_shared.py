@@ -33,10 +33,10 @@ from integration.test_wheels import SELECT, compiled, counted, cuda, locked, own
 from unit.wheels.test_key import PARTS
 
 from envbuild.core.progress import SilentReporter
+from envbuild.store.connect import open_remote
 from envbuild.store.document import describe
 from envbuild.store.local import LocalStore
-from envbuild.store.opening import open_remote
-from envbuild.wheels.keeping.entry import KIND, Built, read_record, shelf_of
+from envbuild.wheels.cache.entry import KIND, Built, read_record, shelf_of
 
 # Fixtures that are used by name.
 __all__ = ["counted", "cuda", "own"]

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from helpers.processes import unprivileged
 
-from envbuild.catalog.catalog import Catalog, Machine, definition_digest, select
+from envbuild.catalog.catalog import Catalog, HostDistribution, definition_digest, select
 from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Device
 from envbuild.core.errors import ConfigurationError, MachineError, UsageError
 
-DEBIAN12 = Machine(distribution="debian", release="12")
-UBUNTU2404 = Machine(distribution="ubuntu", release="24.04")
-FEDORA = Machine(distribution="fedora", release="42")
+DEBIAN12 = HostDistribution(distribution="debian", release="12")
+UBUNTU2404 = HostDistribution(distribution="ubuntu", release="24.04")
+FEDORA = HostDistribution(distribution="fedora", release="42")
 
 
 @pytest.fixture
@@ -168,12 +168,12 @@ def test_select_unknown_names(catalog, stack, target, base, what):
 )
 def test_machine_reads_os_release(tmp_path, text, expected):
     (tmp_path / "os-release").write_text(text)
-    machine = Machine.here(tmp_path / "os-release")
+    machine = HostDistribution.here(tmp_path / "os-release")
     assert (machine.distribution, machine.release) == expected
 
 
 def test_machine_without_os_release(tmp_path):
-    assert Machine.here(tmp_path / "missing") == Machine(distribution="unknown", release="unknown")
+    assert HostDistribution.here(tmp_path / "missing") == HostDistribution(distribution="unknown", release="unknown")
 
 
 def test_data_root_of_a_checkout_and_of_an_installed_package(tmp_path):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from envbuild.catalog.catalog import Catalog, Machine, select
+from envbuild.catalog.catalog import Catalog, HostDistribution, select
 from envbuild.catalog.data import data_root
 from envbuild.core.errors import ConfigurationError
-from envbuild.image.requirements import what_decides
+from envbuild.image.node_requirements import what_decides
 from envbuild.wheels.architectures import Architectures
 
 CATALOG = Catalog.open(data_root())
@@ -37,7 +37,7 @@ def test_stacks_name_only_targets_that_their_torch_runs_on(stack):
     torch = TORCH_CU126 if stack == "nemo-2.3" else TORCH_CU130
     for builds in CATALOG.stack(stack).builds:
         for base in builds.bases:
-            chosen = select(CATALOG, stack, builds.target, base, Machine("debian", "12"))
+            chosen = select(CATALOG, stack, builds.target, base, HostDistribution("debian", "12"))
             for sm in chosen.target.sm:
                 assert torch.runs_on(sm), (stack, builds.target)
                 assert stack == "nemo-2.3" or ENGINE_CU13.runs_on(sm), (stack, builds.target)
@@ -53,6 +53,6 @@ def test_base_of_another_platform_than_the_targets_is_refused(tmp_path):
         )
     )
     with pytest.raises(ConfigurationError, match="not for the platform") as caught:
-        select(Catalog.open(tmp_path), "mixed", "gb200", None, Machine("debian", "12"))
+        select(Catalog.open(tmp_path), "mixed", "gb200", None, HostDistribution("debian", "12"))
     assert "linux/amd64" in caught.value.why
     assert "linux/arm64" in caught.value.why

@@ -8,18 +8,20 @@ import pytest
 from helpers.certify_world import World, place_image
 from helpers.locks import inputs_of, make_lock
 
-from envbuild.catalog.catalog import Catalog, Machine, select
-from envbuild.certify import calibrate, certifying
-from envbuild.lock.record import read_lock
+from envbuild.catalog.catalog import Catalog, HostDistribution, select
+from envbuild.certify import calibrate, certify
+from envbuild.lock.lockfile import read_lock
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     project = tmp_path / "project"
-    selection = select(Catalog.open(project), "mcore", "cpu", "debian12", Machine(distribution="debian", release="12"))
+    selection = select(
+        Catalog.open(project), "mcore", "cpu", "debian12", HostDistribution(distribution="debian", release="12")
+    )
     make_lock(project / "lockfiles" / "mcore" / "debian12", inputs=inputs_of(selection))
     lock = read_lock(project / "lockfiles" / "mcore" / "debian12")
     made = World(project, selection, lock, place_image(project / "out", lock))
-    for module in (certifying, calibrate):
+    for module in (certify, calibrate):
         monkeypatch.setattr(module, "open_way", made.open_way)
     return made

@@ -12,13 +12,13 @@ from helpers.stand_in import results_of, write
 
 from envbuild.catalog.models import Device, Driver
 from envbuild.certify.cases import Case, expand
-from envbuild.certify.ground import Ground
-from envbuild.certify.plan import Expected, Subject, make_plan
-from envbuild.certify.results import Results, read_results
+from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.judge.results import Results, read_results
+from envbuild.certify.run.plan import Expected, Subject, make_plan
 from envbuild.core.digests import sha256_bytes
 
 MATRIX = six_layouts()
-GROUND = Ground(device=Device.CPU)
+GROUND = Capabilities(device=Device.CPU)
 CASES = expand(MATRIX, "six", GROUND)
 SUBJECT = Subject(
     name="n",

@@ -10,9 +10,9 @@ from helpers.rows import rows
 from hypothesis import HealthCheck, given, settings
 
 from envbuild.catalog.models import CaseSpec, Driver, Matrix
-from envbuild.certify.cases import Row
+from envbuild.certify.cases import ResolvedRow
 from envbuild.certify.cases.rules import broken_rules
-from envbuild.certify.plan import Expected, Subject, make_plan
+from envbuild.certify.run.plan import Expected, Subject, make_plan
 from envbuild_smoke.plan import PlanError
 from envbuild_smoke.plan_file import parse_plan
 
@@ -22,23 +22,23 @@ SIX = six_layouts()
 ONLY_HERE = ("it needs the package", "must be at least 2 x tensor", "needs overlap_p2p_comm (with batched sends")
 
 
-def matrix_of(row: Row) -> Matrix:
+def matrix_of(row: ResolvedRow) -> Matrix:
     return SIX.model_copy(update={"models": {"m": row.model}, "training": row.training})
 
 
-def with_baseline(row: Row) -> list[Row]:
+def with_baseline(row: ResolvedRow) -> list[ResolvedRow]:
     """The row and its baseline, which is there once where the row is a baseline itself."""
     plain = CaseSpec(model="m", precision=row.spec.precision, global_batch_size=row.spec.global_batch_size)
     baseline = dataclasses.replace(row, spec=plain)
     return [row] if row.case.is_baseline else [baseline, row]
 
 
-def refused_here(row: Row) -> list[str]:
+def refused_here(row: ResolvedRow) -> list[str]:
     found = [rule.text for each in with_baseline(row) for rule in broken_rules(each)]
     return [text for text in found if not any(words in text for words in ONLY_HERE)]
 
 
-def refused_there(row: Row) -> str:
+def refused_there(row: ResolvedRow) -> str:
     plan = make_plan(
         subject=SUBJECT,
         ground=row.ground,

@@ -8,8 +8,8 @@ from helpers.rows import GROUNDS
 
 from envbuild.catalog.models import CaseRow, Device, LayerSpec, Matrix, ModelSpec
 from envbuild.certify.cases import Case, Layout, expand, expansion, same_arithmetic
-from envbuild.certify.ground import Ground
-from envbuild.certify.plan import tolerance_of
+from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.run.plan import tolerance_of
 from envbuild.core.errors import ConfigurationError
 
 SIX = six_layouts()
@@ -22,7 +22,7 @@ def matrix(*rows: dict, **changes: object) -> Matrix:
     return SIX.model_copy(update={"cases": cases, **changes})
 
 
-def case(ground: Ground = CPU, /, **row: object) -> Case:
+def case(ground: Capabilities = CPU, /, **row: object) -> Case:
     """The case of a row beside a baseline of its own precision and batch."""
     plain = {name: value for name, value in row.items() if name in ("precision", "global_batch_size")}
     tolerance = dict.fromkeys(("fp32", "bf16", "fp8"), SIX.tolerance["fp32"])  # type: ignore[index]
@@ -136,7 +136,7 @@ def test_what_it_runs_on_cannot_be_advised_about():
     )
 
 
-def nearest(row: dict, ground: Ground = CPU, **changes: object) -> str:
+def nearest(row: dict, ground: Capabilities = CPU, **changes: object) -> str:
     model = ModelSpec.model_validate(SIX.models["gpt"].model_dump() | changes)
     with pytest.raises(ConfigurationError) as caught:
         expand(matrix(row, models={"gpt": model}), "m", ground)

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from envbuild.catalog.models import CaseRow, Device, Driver, Matrix, ModelSpec, Precision, Training
-from envbuild.certify.cases import Case, Layout, Row, expand
+from envbuild.certify.cases import Case, Layout, ResolvedRow, expand
+from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.cases.rules import HEAD_SIZE_MULTIPLE, broken_rules
-from envbuild.certify.ground import Ground
-from envbuild.certify.plan import Expected, Subject, make_plan
+from envbuild.certify.run.plan import Expected, Subject, make_plan
 from envbuild.core.errors import ConfigurationError
 from envbuild_smoke.plan_file import parse_plan
 
 QUICK = six_layouts()
 GPT = QUICK.models["gpt"]
-CPU = Ground(device=Device.CPU)
-BEDS = {Device.CPU: CPU, Device.CUDA: Ground(device=Device.CUDA, sm=("90",))}
+CPU = Capabilities(device=Device.CPU)
+BEDS = {Device.CPU: CPU, Device.CUDA: Capabilities(device=Device.CUDA, sm=("90",))}
 BASELINE = CaseRow(model="gpt")
 
 
@@ -36,7 +36,7 @@ def spec(**axes: object) -> CaseRow:
 def case_of(row: CaseRow, of: Matrix = QUICK) -> Case:
     (only,) = row.specs()
     models = {**of.models, row.model: of.models.get(row.model, GPT)}  # type: ignore[dict-item]
-    return Row.of(only, of.model_copy(update={"models": models}), CPU).case
+    return ResolvedRow.of(only, of.model_copy(update={"models": models}), CPU).case
 
 
 def gpt(**changes: int) -> ModelSpec:
@@ -358,7 +358,11 @@ def with_changes(wrong: Matrix, position: int, advice: str) -> Matrix:
 
 
 def broken_positions(drawn: Matrix) -> set[int]:
-    return {position for position, row in enumerate(drawn.cases) if broken_rules(Row.of(next(row.specs()), drawn, CPU))}
+    return {
+        position
+        for position, row in enumerate(drawn.cases)
+        if broken_rules(ResolvedRow.of(next(row.specs()), drawn, CPU))
+    }
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

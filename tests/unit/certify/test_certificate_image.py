@@ -8,15 +8,15 @@ from helpers.certificates import SHA, SUBJECT, case_of, statement
 from helpers.certify_world import World
 from helpers.locks import MAIN, make_lock
 
-from envbuild.certify.certificates.keys import make_keys
-from envbuild.certify.certificates.signing import load_signer, write_certificate
-from envbuild.certify.certificates.trust import load_trust
-from envbuild.certify.certificates.verifying import About, verify
+from envbuild.certify.certificate.keys import make_keys
+from envbuild.certify.certificate.sign import load_signer, write_certificate
+from envbuild.certify.certificate.trust import load_trust
+from envbuild.certify.certificate.verify import About, verify
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, ConfigurationError
-from envbuild.image.layers import Layer
-from envbuild.image.oci import REF_NAME, RunConfig, make_oci, write_layout
-from envbuild.image.reports.cyclonedx import MEDIA_TYPE as CYCLONEDX
+from envbuild.image.sbom.cyclonedx import MEDIA_TYPE as CYCLONEDX
+from envbuild.oci.write import REF_NAME, RunConfig, make_oci, write_layout
+from envbuild.rootfs.layer_writer import Layer
 
 
 @pytest.fixture

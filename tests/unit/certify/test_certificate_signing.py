@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from helpers.certificates import statement
 
 from envbuild.catalog.site import load_site
-from envbuild.certify.certificates.keys import load_private, make_keys, parse_public, secret_of
-from envbuild.certify.certificates.signing import Signer, load_signer, write_certificate
+from envbuild.certify.certificate.keys import load_private, make_keys, parse_public, secret_of
+from envbuild.certify.certificate.sign import Signer, load_signer, write_certificate
 from envbuild.core.errors import ConfigurationError, UsageError
 
 

@@ -10,12 +10,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from helpers.certificates import SHA, case_of, measured, statement
 
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
-from envbuild.certify.certificates.envelope import SignedBytes, decode, encode
-from envbuild.certify.certificates.keys import make_keys
-from envbuild.certify.certificates.signing import load_signer, write_certificate
-from envbuild.certify.certificates.statement import seal_of
-from envbuild.certify.certificates.trust import load_trust
-from envbuild.certify.certificates.verifying import About, verify
+from envbuild.certify.certificate.envelope import SignedBytes, decode, encode
+from envbuild.certify.certificate.keys import make_keys
+from envbuild.certify.certificate.sign import load_signer, write_certificate
+from envbuild.certify.certificate.statement import seal_of
+from envbuild.certify.certificate.trust import load_trust
+from envbuild.certify.certificate.verify import About, verify
 from envbuild.cli.main import run
 from envbuild.core.digests import canonical_json
 from envbuild.core.errors import CertificateRefusedError, ConfigurationError

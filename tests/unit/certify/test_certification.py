@@ -10,10 +10,10 @@ from helpers.certify_world import World, edit, place_image, statement_of
 from helpers.locks import MAIN, make_lock
 
 from envbuild.catalog.data import data_root
-from envbuild.certify.certificates.envelope import SignedBytes, decode, encode
-from envbuild.certify.certificates.keys import make_keys
-from envbuild.certify.certificates.reading import read_certificate
-from envbuild.certify.certificates.signing import load_signer
+from envbuild.certify.certificate.envelope import SignedBytes, decode, encode
+from envbuild.certify.certificate.file import read_certificate
+from envbuild.certify.certificate.keys import make_keys
+from envbuild.certify.certificate.sign import load_signer
 from envbuild.cli.main import run
 from envbuild.core.errors import (
     CertificateRefusedError,
@@ -22,7 +22,7 @@ from envbuild.core.errors import (
     ResultsRefusedError,
 )
 from envbuild.core.files import remove_tree
-from envbuild.lock.record import read_lock
+from envbuild.lock.lockfile import read_lock
 
 PREDICATE = "predicate"
 

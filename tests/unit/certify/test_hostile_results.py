@@ -10,18 +10,18 @@ from helpers.reports import failed
 from helpers.stand_in import write
 from unit.certify.plans import BASELINE, MATRIX, SUBJECT, TP2, bytes_of, line, lines_of, plan_of, with_case
 
-from envbuild.certify.certificates.reading import read_certificate
-from envbuild.certify.certificates.signing import write_certificate
-from envbuild.certify.certificates.statement import Problem, make_certificate
-from envbuild.certify.certificates.telling import lines as lines_about
-from envbuild.certify.certifying import measured_of
-from envbuild.certify.judge import judge, run_problems
-from envbuild.certify.reports.junit import junit_xml
-from envbuild.certify.reports.page import page_html
-from envbuild.certify.reports.report import Finding, report_of
-from envbuild.certify.results import read_results
-from envbuild.certify.telling import failure, show
-from envbuild.certify.verdicts import case_verdict
+from envbuild.certify.certificate.describe import lines as lines_about
+from envbuild.certify.certificate.file import read_certificate
+from envbuild.certify.certificate.sign import write_certificate
+from envbuild.certify.certificate.statement import Problem, make_certificate
+from envbuild.certify.certify import measured_of
+from envbuild.certify.judge.judge import judge, run_problems
+from envbuild.certify.judge.results import read_results
+from envbuild.certify.judge.verdicts import case_verdict
+from envbuild.certify.report.console import failure, show
+from envbuild.certify.report.junit import junit_xml
+from envbuild.certify.report.page import page_html
+from envbuild.certify.report.report import EnvironmentDifference, report_of
 from envbuild.cli.main import run
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import ResultsRefusedError
@@ -84,7 +84,7 @@ def report_from(path, folder):
         error = failure(verdicts, problems, results, folder)
         json.dumps(error.as_json(), allow_nan=False)
         told = [Problem(check=problem.check, text=problem.text) for problem in problems]
-        findings = [Finding.model_validate(dict(item)) for item in results.environment_findings]
+        findings = [EnvironmentDifference.model_validate(dict(item)) for item in results.environment_findings]
         return failed(what=error.what, cases=cases, problems=told, findings=findings, measured=measured)
     made = make_certificate(
         name="n", subject=SUBJECT.as_json(), key=DIGEST, lock_is_current=True, matrix_name="m", tolerance={},

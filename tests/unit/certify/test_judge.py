@@ -7,10 +7,10 @@ import pytest
 from helpers.stand_in import observed_of
 from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read, with_case
 
-from envbuild.certify.judge import judge, relative_difference
-from envbuild.certify.observing import observed_problems
-from envbuild.certify.plan import tolerance_of
-from envbuild.certify.problems import CHECKS, Check
+from envbuild.certify.judge.config_checks import observed_problems
+from envbuild.certify.judge.judge import judge, relative_difference
+from envbuild.certify.judge.problems import CHECKS, Check
+from envbuild.certify.run.plan import tolerance_of
 
 BAND = tolerance_of(MATRIX, next(case for case in CASES if case.id == TP2))
 DP2 = "gpt-fp32-dp2"

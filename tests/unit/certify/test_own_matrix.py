@@ -8,7 +8,7 @@ from helpers.certify_world import statement_of
 
 from envbuild.catalog.catalog import Catalog, matrix_digest
 from envbuild.catalog.data import data_root
-from envbuild.certify.certificates.keys import make_keys
+from envbuild.certify.certificate.keys import make_keys
 from envbuild.cli.main import run
 
 SHIPPED = data_root() / "envs/matrices/certify-quick.toml"

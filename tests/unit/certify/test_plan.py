@@ -11,17 +11,17 @@ from unit.certify.plans import SUBJECT
 from envbuild.catalog.data import data_root
 from envbuild.catalog.matrix import AxisBand
 from envbuild.catalog.models import CaseRow, Device, Driver, Precision
-from envbuild.certify import plan as plan_module
 from envbuild.certify.cases import expand
-from envbuild.certify.ground import Ground
-from envbuild.certify.plan import Expected, Subject, Sweep, certification_key, make_plan
+from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.run import plan as plan_module
+from envbuild.certify.run.plan import Expected, Subject, Sweep, certification_key, make_plan
 from envbuild.core.digests import sha256_bytes
 from envbuild_smoke import drivers
 from envbuild_smoke.plan_file import parse_plan
 
 MATRIX = six_layouts()
-CPU = Ground(device=Device.CPU)
-H200 = Ground(device=Device.CUDA, sm=("90",))
+CPU = Capabilities(device=Device.CPU)
+H200 = Capabilities(device=Device.CUDA, sm=("90",))
 CASES = expand(MATRIX, "certify-quick", CPU)
 
 
@@ -150,7 +150,7 @@ def matrix(**changes: object):
         {"subject": subject(place="venv")},
         {"subject": subject(sqsh_digest=None)},
         {"ground": H200},
-        {"ground": Ground(device=Device.CUDA, sm=("100",))},
+        {"ground": Capabilities(device=Device.CUDA, sm=("100",))},
         {"repeats": 2},
         {"sweep": Sweep(ranks=2, sizes_bytes=(1024,))},
         {"sweep": Sweep(ranks=4, sizes_bytes=(1024,))},

@@ -7,7 +7,7 @@ import pytest
 from helpers.certificates import SHA, case_of
 from helpers.reports import EVIL, REPORTS, failed, large, unreadable
 
-from envbuild.certify.reports.junit import RUN, junit_xml
+from envbuild.certify.report.junit import RUN, junit_xml
 
 # Attributes and children as the schema of Jenkins' xUnit plugin has them; what it does not know is left out.
 SHAPE = {

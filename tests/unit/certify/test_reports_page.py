@@ -14,7 +14,7 @@ from helpers.reports import EVIL, KEYID, REPORTS, failed, full, large, venv
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.certify.reports.charts import (
+from envbuild.certify.report.charts import (
     BOTTOM,
     HEIGHT,
     LEAST,
@@ -22,13 +22,13 @@ from envbuild.certify.reports.charts import (
     RIGHT,
     TOP,
     WIDTH,
-    Band,
     Series,
+    ShadedBand,
     bytes_text,
     draw,
 )
-from envbuild.certify.reports.page import page_html
-from envbuild.certify.reports.report import end_of, write_reports
+from envbuild.certify.report.page import page_html
+from envbuild.certify.report.report import end_of, write_reports
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -271,7 +271,7 @@ def test_zero_is_the_lowest_place_of_a_power_scale():
 
 def test_band_lies_between_the_least_and_the_largest():
     edges = [(1, 1.0, 3.0), (2, 2.0, 4.0), (3, None, None), (4, 1.0, 1.0)]
-    chart = draw("t", [Band("b", edges), Series("a", [(1, 1.0), (2, 4.0)], "line-0")], x_label="step")
+    chart = draw("t", [ShadedBand("b", edges), Series("a", [(1, 1.0), (2, 4.0)], "line-0")], x_label="step")
     band, line = chart.lines
     assert (band.path.count("M"), band.path.count("Z")) == (2, 2)
     first, second = line.dots
@@ -285,7 +285,7 @@ def test_band_lies_between_the_least_and_the_largest():
 @pytest.mark.parametrize("log_y", [True, False])
 def test_numbers_that_no_scale_can_hold_are_gaps(log_y):
     numbers = [(1, 1.0), (2, 1e308), (3, float("inf")), (4, 2.0), (5, 3.0)]
-    band = Band("b", [(x, 1.0, y) for x, y in numbers])
+    band = ShadedBand("b", [(x, 1.0, y) for x, y in numbers])
     chart = draw("t", [band, Series("a", numbers, "line-0")], x_label="step", log_y=log_y)
     assert (chart.lines[0].path.count("Z"), chart.lines[1].path.count("M")) == (2, 2)
     assert len(chart.lines[1].dots) == 3

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from unit.certify.plans import BASELINE, SUBJECT, TP2, bytes_of, line, lines_of, plan_of, read
 
 from envbuild.catalog.data import data_root
-from envbuild.certify.results import SCHEMA_FILE, read_results
+from envbuild.certify.judge.results import SCHEMA_FILE, read_results
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import ResultsRefusedError
 

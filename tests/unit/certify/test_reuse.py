@@ -7,15 +7,16 @@ import pytest
 from helpers.certify_world import edit
 from helpers.stand_in import GPU
 
-from envbuild.certify import durations, reuse
-from envbuild.certify.job import make_job
-from envbuild.certify.plan import JUDGE_VERSION
-from envbuild.certify.reuse import Machine
+from envbuild.certify.judge import reuse
+from envbuild.certify.judge.reuse import MachineKey
+from envbuild.certify.run import durations
+from envbuild.certify.run.job import make_job
+from envbuild.certify.run.plan import JUDGE_VERSION
 from envbuild.cli.main import run
 from envbuild.core.errors import CertificationFailedError
 from envbuild.core.files import remove_tree
 from envbuild.launch.gpus import Gpu
-from envbuild.store import seals
+from envbuild.store import entry_index
 
 TP2, PP2, BASELINE = (f"gpt-fp32-{name}" for name in ("tp2", "pp2", "baseline"))
 
@@ -150,12 +151,12 @@ HUGE = f'{{"seconds": 1{"0" * 400}}}'
 def damage(world, kind, text, *, sealed):
     """Put a text, or nothing, where the records of a kind were; ``sealed``: as if it had been written so."""
     for entry in (world.project / "cache" / kind).iterdir():
-        (file,) = (path for path in entry.iterdir() if path.name != seals.SEAL_FILE)
+        (file,) = (path for path in entry.iterdir() if path.name != entry_index.SEAL_FILE)
         file.unlink()
         if text is not None:
             file.write_text(text, encoding="latin-1")
         if sealed:
-            seals.seal(entry)
+            entry_index.seal(entry)
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -174,7 +175,7 @@ def test_seal_of_a_verdict_that_is_none_lets_nothing_pass(world, text):
     done = world.certify()
     remove_tree(done.certificate.parent)
     for entry in (world.project / "cache" / "verdicts").iterdir():
-        file = entry / seals.SEAL_FILE
+        file = entry / entry_index.SEAL_FILE
         file.unlink()
         if text is not None:
             file.write_text(text, encoding="latin-1")
@@ -188,7 +189,7 @@ def reseal(world, change):
         if change(content["case"]):
             file.chmod(0o644)
             file.write_text(json.dumps(content))
-            seals.seal(file.parent)
+            entry_index.seal(file.parent)
 
 
 def other_losses(case):
@@ -215,7 +216,7 @@ def test_verdict_that_was_measured_in_another_image_is_not_used(world):
         content["measured"]["image"]["file_digest"] = f"sha256:{'0' * 64}"
         file.chmod(0o644)
         file.write_text(json.dumps(content))
-        seals.seal(file.parent)
+        entry_index.seal(file.parent)
     assert reused(world.certify()) == []
 
 
@@ -227,7 +228,7 @@ def test_verdict_from_the_future_is_not_used(world):
         content["measured"]["finished_at"] = "9999-12-31T23:59:59Z"
         file.chmod(0o644)
         file.write_text(json.dumps(content))
-        seals.seal(file.parent)
+        entry_index.seal(file.parent)
     [certificate] = world.certificates()
     edit(certificate, lambda made: made["predicate"].update(issued_at="9999-12-31T23:59:59Z"), reseal=True)
     done = world.certify()
@@ -258,7 +259,7 @@ def test_reused_case_is_compared_with_the_baseline_beside_it(world):
 
 # ---- what decides a verdict
 
-HERE = Machine(runtime="loop", gpus=("NVIDIA H200",), drivers=("580",), variables=(("NCCL_ALGO", "Ring"),))
+HERE = MachineKey(runtime="loop", gpus=("NVIDIA H200",), drivers=("580",), variables=(("NCCL_ALGO", "Ring"),))
 
 
 @pytest.fixture
@@ -336,8 +337,8 @@ def test_machine_is_the_same_from_outside_and_from_its_results(world):
     world.certify()
     (run,) = found
     gpus = [Gpu(index=str(i), uuid=f"GPU-{i}", name=GPU["name"], driver=GPU["driver"]) for i in range(2)]
-    here = Machine.here("loop", gpus, {"NCCL_ALGO": "Ring", "PATH": "/bin"})
-    assert here == Machine.of("loop", type("Results", (), {"machine": run["machine"]}))
+    here = MachineKey.here("loop", gpus, {"NCCL_ALGO": "Ring", "PATH": "/bin"})
+    assert here == MachineKey.of("loop", type("Results", (), {"machine": run["machine"]}))
     assert here.variables == (("NCCL_ALGO", "Ring"),)
 
 

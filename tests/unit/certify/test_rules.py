@@ -11,10 +11,10 @@ from helpers.rows import EXPERTS, GROUNDS, MAMBA
 
 from envbuild.catalog.matrix import Experts, MambaLayers
 from envbuild.catalog.models import CaseSpec, Driver, ModelSpec, Training
-from envbuild.certify.cases import Row
+from envbuild.certify.cases import ResolvedRow
+from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.cases.rules import broken_rules
-from envbuild.certify.ground import Ground
-from envbuild.certify.plan import Expected, Subject, make_plan
+from envbuild.certify.run.plan import Expected, Subject, make_plan
 from envbuild_smoke.plan import PlanError
 from envbuild_smoke.plan_file import parse_plan
 
@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def row(kind: str, ground: Ground = CPU, **changes: Any) -> Row:
+def row(kind: str, ground: Capabilities = CPU, **changes: Any) -> ResolvedRow:
     """A row that can be run, with changes: fields of CaseSpec, of ModelSpec, or of a table of it."""
     model = MODEL | KINDS[kind]
     for name, (table, usual) in TABLES.items():
@@ -48,12 +48,12 @@ def row(kind: str, ground: Ground = CPU, **changes: Any) -> Row:
             model[name] = table.model_validate(usual | own)
     model |= {field: changes.pop(field) for field in list(changes) if field in ModelSpec.model_fields}
     spec = CaseSpec.model_validate({"model": "m"} | changes)
-    return Row(spec=spec, model=ModelSpec.model_validate(model), training=TRAINING, ground=ground)
+    return ResolvedRow(spec=spec, model=ModelSpec.model_validate(model), training=TRAINING, ground=ground)
 
 
-def smoke_refuses(broken: Row) -> str:
+def smoke_refuses(broken: ResolvedRow) -> str:
     plain = CaseSpec(model="m", precision=broken.spec.precision, global_batch_size=broken.spec.global_batch_size)
-    baseline = Row(spec=plain, model=broken.model, training=broken.training, ground=broken.ground)
+    baseline = ResolvedRow(spec=plain, model=broken.model, training=broken.training, ground=broken.ground)
     rows = [broken] if broken.case.is_baseline else [baseline, broken]
     matrix = six_layouts().model_copy(update={"models": {"m": broken.model}, "training": TRAINING})
     plan = make_plan(
@@ -396,7 +396,7 @@ def test_broken_rule(kind, ground, changes, told, smoke):
     ],
 )
 def test_package_that_the_environment_must_have(kind, changes, package):
-    without = Ground(device=H200.device, sm=H200.sm, packages=H200.packages - {package})
+    without = Capabilities(device=H200.device, sm=H200.sm, packages=H200.packages - {package})
     (rule,) = broken_rules(row(kind, without, **changes))
     assert rule.ground
     assert rule.text == f"it needs the package {package}, which the environment does not have"

@@ -4,7 +4,7 @@ import pytest
 from helpers.stand_in import bandwidth_line
 from unit.certify.plans import lines_of, plan_of, read
 
-from envbuild.certify.judge import run_problems
+from envbuild.certify.judge.judge import run_problems
 
 SWEEP = {"ranks": 2, "sizes_bytes": [1 << 20, 1 << 30], "floor_gigabytes_per_second": 250.0}
 

@@ -12,15 +12,15 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.matrix import AXES_WITH_BANDS
 from envbuild.catalog.models import Device, Matrix
 from envbuild.certify.cases import Case, expansion, same_arithmetic
-from envbuild.certify.ground import Ground
-from envbuild.certify.plan import sweep_of
+from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.run.plan import sweep_of
 
 CATALOG = Catalog.open(Path("/nonexistent"))
 CPU, A100, H200, _ = GROUNDS
 NAMES = CATALOG.names("matrices")
 
 
-def cases_of(name: str, ground: Ground) -> dict[str, Case]:
+def cases_of(name: str, ground: Capabilities) -> dict[str, Case]:
     return {case.id: case for case in expansion(CATALOG.matrix(name), name, ground).cases}
 
 
@@ -77,7 +77,7 @@ def test_full_on_gpus_has_layouts_of_two_four_and_eight():
 
 def test_full_leaves_out_what_the_target_or_the_lock_cannot_do():
     matrix = CATALOG.matrix("certify-full")
-    plain = Ground(device=Device.CUDA, sm=("80",), packages=frozenset({"transformer-engine"}))
+    plain = Capabilities(device=Device.CUDA, sm=("80",), packages=frozenset({"transformer-engine"}))
     out = {item.id: item.why for item in expansion(matrix, "m", plain).left_out}
     assert {case.split("-")[1] for case in out if case.startswith("te-fp8")} == {"fp8"}
     assert "the target has SM 80" in out["te-fp8-baseline"]

@@ -10,8 +10,8 @@ from helpers.certificates import SHA, case_of, statement
 
 from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import MOMENT_FORMAT
-from envbuild.certify.certificates.signing import load_signer, write_certificate
-from envbuild.certify.certificates.statement import CERTIFICATE_FILE
+from envbuild.certify.certificate.sign import load_signer, write_certificate
+from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.cli.main import run
 
 CASES = [case_of("gpt-fp32-baseline"), case_of("gpt-fp32-tp2")]

@@ -7,9 +7,9 @@ from helpers.layer_tars import file, layer
 
 from envbuild.cli.main import run
 from envbuild.core.digests import sha256_file
-from envbuild.image.layers import Layer
-from envbuild.image.oci import RunConfig, make_oci, write_layout
 from envbuild.image.record import LayerRecord
+from envbuild.oci.write import RunConfig, make_oci, write_layout
+from envbuild.rootfs.layer_writer import Layer
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from helpers.processes import wait_until
 
-from envbuild.core.beside import interruptible
+from envbuild.core.background import interruptible
 from envbuild.core.errors import BuildError
 from envbuild.core.process import run
 

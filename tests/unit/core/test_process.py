@@ -13,10 +13,10 @@ from helpers.processes import alive, forked, in_child, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.core import outcome, starting
-from envbuild.core.beside import beside
+from envbuild.core import exit_status, spawn
+from envbuild.core.background import beside
 from envbuild.core.errors import BuildError, MachineError, NetworkError
-from envbuild.core.outcome import describe_status, mask, tail
+from envbuild.core.exit_status import describe_status, mask, tail
 from envbuild.core.process import answer, find_tool, run, stream
 
 # A parent that starts a child of its own, writes both pids into the folder given, and waits.
@@ -142,7 +142,7 @@ def test_log_has_words_that_are_no_text(tmp_path):
 
 
 def test_run_says_disk_full_when_a_program_failed_on_a_full_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(outcome, "space_is_low", lambda path: path == tmp_path)
+    monkeypatch.setattr(exit_status, "space_is_low", lambda path: path == tmp_path)
     with pytest.raises(MachineError, match="is full"):
         run(sh("exit 1"), what="try", working_on=tmp_path)
     assert run(sh("exit 0"), what="try", working_on=tmp_path).status == 0
@@ -216,7 +216,7 @@ def test_run_timeout_kills_grandchildren_too(tmp_path):
     started = time.monotonic()
     with pytest.raises(BuildError, match="ran longer than 1 s") as caught:
         run(python(f"print(flush=True)\n{FAMILY}", tmp_path), what="try", timeout_seconds=1, on_line=lambda _: watch())
-    assert time.monotonic() - started < 1 + starting.KILL_GRACE_SECONDS
+    assert time.monotonic() - started < 1 + spawn.KILL_GRACE_SECONDS
     assert "import os" in caught.value.why
     assert len(seen) == 2
     wait_until(lambda: not any(map(alive, seen)))
@@ -250,7 +250,7 @@ def test_run_timeout_lets_grandchildren_clean_up(tmp_path):
 
 
 def test_run_timeout_kills_what_ignores_sigterm(monkeypatch):
-    monkeypatch.setattr(starting, "KILL_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(spawn, "KILL_GRACE_SECONDS", 0.1)
     pids: list[int] = []
     with pytest.raises(BuildError):
         run(
@@ -302,7 +302,7 @@ def test_run_interrupted_twice_still_kills(tmp_path):
 
 def test_run_interrupted_while_the_program_starts_ends_it(tmp_path, monkeypatch):
     """It runs already, and nobody knows of it yet."""
-    start, pids = starting._start, []
+    start, pids = spawn._start, []
 
     def interrupted(*arguments):
         started = start(*arguments)
@@ -311,7 +311,7 @@ def test_run_interrupted_while_the_program_starts_ends_it(tmp_path, monkeypatch)
         time.sleep(0.01)
         return started
 
-    monkeypatch.setattr(starting, "_start", interrupted)
+    monkeypatch.setattr(spawn, "_start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(["sleep", "60"], what="try")
     assert not alive(*pids)
@@ -439,7 +439,7 @@ def test_beside_hands_on_what_comes_of_it():
 
 
 def test_beside_keeps_no_process_from_ending():
-    code = "import time; from envbuild.core.beside import beside; beside(lambda: time.sleep(30))"
+    code = "import time; from envbuild.core.background import beside; beside(lambda: time.sleep(30))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=10)
 
 

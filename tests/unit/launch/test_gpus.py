@@ -3,8 +3,8 @@
 import pytest
 
 from envbuild.core.errors import CertificationCannotRunError
+from envbuild.launch.executors import handed_on
 from envbuild.launch.gpus import INSIDE, Gpu, driver_libraries, find_driver, parse_gpus
-from envbuild.launch.ways import handed_on
 
 LISTED = """\
 312 libs found in cache `/etc/ld.so.cache'

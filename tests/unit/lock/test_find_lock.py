@@ -6,15 +6,15 @@ import json
 import pytest
 from helpers.locks import inputs_of, make_lock
 
-from envbuild.catalog.catalog import Catalog, Machine, Selection, select
+from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, select
 from envbuild.catalog.data import data_root
 from envbuild.cli.main import run
 from envbuild.core.errors import ConfigurationError
-from envbuild.lock import finding
-from envbuild.lock.finding import find_lock
-from envbuild.lock.inputs import is_older
-from envbuild.lock.place import lock_command
-from envbuild.lock.record import read_lock
+from envbuild.lock import locate
+from envbuild.lock.inputs.request import is_older
+from envbuild.lock.locate import find_lock
+from envbuild.lock.lockdir import lock_command
+from envbuild.lock.lockfile import read_lock
 
 ARGUMENTS = ("--stack", "mcore", "--target", "cpu", "--base", "debian12")
 
@@ -33,12 +33,14 @@ def shipped(tmp_path, project, monkeypatch):
     """An envbuild that comes with a lock of mcore, made from the stack and base that come with it."""
     path = tmp_path / "shipped" / "lockfiles" / "mcore" / "debian12"
     make_lock(path, inputs=inputs_of(selected(project)))
-    monkeypatch.setattr(finding, "data_root", lambda: tmp_path / "shipped")
+    monkeypatch.setattr(locate, "data_root", lambda: tmp_path / "shipped")
     return path
 
 
 def selected(project) -> Selection:
-    return select(Catalog.open(project), "mcore", "cpu", "debian12", Machine(distribution="debian", release="12"))
+    return select(
+        Catalog.open(project), "mcore", "cpu", "debian12", HostDistribution(distribution="debian", release="12")
+    )
 
 
 def override(project, kind, name, old, new):

@@ -11,10 +11,10 @@ from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.core.progress import SilentReporter
-from envbuild.lock import locking
-from envbuild.lock.inputs import Request, inputs_digest
-from envbuild.lock.locking import LockResult, lock_stack
-from envbuild.lock.record import Inputs
+from envbuild.lock import lock as locking
+from envbuild.lock.inputs.request import LockRequest, inputs_digest
+from envbuild.lock.lock import LockResult, lock_stack
+from envbuild.lock.lockfile import Inputs
 from envbuild.store.local import LocalStore
 
 
@@ -25,7 +25,7 @@ def project(open_dir):
     write_stack(open_dir, "s", {"torch": {"version": "==2.13.0"}})
     selection = Selection(Catalog.open(open_dir), "s", BASE, "cpu")
     inputs = Inputs(
-        digest=inputs_digest(selection, Request()), stack_digest=DIGEST, base_digest=DIGEST, torch_build="cpu",
+        digest=inputs_digest(selection, LockRequest()), stack_digest=DIGEST, base_digest=DIGEST, torch_build="cpu",
         uv="0", as_of="2026-01-02T03:04:05Z",
     )  # fmt: skip
     path = open_dir / "lockfiles" / "s" / BASE
@@ -45,7 +45,7 @@ def lock(project: Path, **options: bool) -> LockResult:
     store = LocalStore(project / "store", reporter)
     path = project / "lockfiles" / "s" / BASE
     return lock_stack(
-        selection, path=path, request=Request(), site=load_site({"HOME": str(project)}), store=store,
+        selection, path=path, request=LockRequest(), site=load_site({"HOME": str(project)}), store=store,
         reporter=reporter, **options,
     )  # fmt: skip
 
@@ -96,23 +96,23 @@ def test_branch_that_moved_is_asked_for(project, monkeypatch):
 @pytest.mark.parametrize(
     "request_",
     [
-        Request(torch_build="cu130"),
-        Request(torch_build="index"),
-        Request(pins={"torch": "2.12.0"}),
-        Request(pins={"torch": "2.12.1"}),
-        Request(as_of="2026-01-02"),
-        Request(as_of="now"),
-        Request(allow=("glibc",)),
-        Request(allow=("driver", "glibc")),
+        LockRequest(torch_build="cu130"),
+        LockRequest(torch_build="index"),
+        LockRequest(pins={"torch": "2.12.0"}),
+        LockRequest(pins={"torch": "2.12.1"}),
+        LockRequest(as_of="2026-01-02"),
+        LockRequest(as_of="now"),
+        LockRequest(allow=("glibc",)),
+        LockRequest(allow=("driver", "glibc")),
     ],
 )
 def test_everything_that_the_command_line_adds_is_an_input(tmp_path, request_):
     write_base(tmp_path)
     write_stack(tmp_path, "s", {"torch": {"version": "==2.13.0"}})
     selection = Selection(Catalog.open(tmp_path), "s", BASE, "cpu")
-    plain = inputs_digest(selection, Request())
-    assert inputs_digest(selection, request_) not in (plain, inputs_digest(selection, Request(allow=("sm-floor",))))
+    plain = inputs_digest(selection, LockRequest())
+    assert inputs_digest(selection, request_) not in (plain, inputs_digest(selection, LockRequest(allow=("sm-floor",))))
     # The base's own build, asked for by name, is the same build; the order of codes decides nothing.
-    assert inputs_digest(selection, Request(torch_build="cpu")) == plain
-    other = Request(allow=tuple(reversed(request_.allow)) * 2)
-    assert inputs_digest(selection, other) == inputs_digest(selection, Request(allow=request_.allow))
+    assert inputs_digest(selection, LockRequest(torch_build="cpu")) == plain
+    other = LockRequest(allow=tuple(reversed(request_.allow)) * 2)
+    assert inputs_digest(selection, other) == inputs_digest(selection, LockRequest(allow=request_.allow))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from envbuild.lock.refs import GitRef
-from envbuild.lock.uv_sources import Source, built_without_isolation, read_sources, uv_settings
+from envbuild.git.refs import GitRef
+from envbuild.lock.components.uv_sources import UvSource, built_without_isolation, read_sources, uv_settings
 
 
 def read(text):
@@ -34,10 +34,10 @@ b = [
 ]
 """
     assert read(text) == (
-        Source(package="a", url="https://x/a.whl"),
-        Source(package="b", git="https://x/b", subdirectory="python", marker='sys_platform == "linux"'),
-        Source(package="b", git="https://x/b", extra="cu-13"),
-        Source(package="b", git="https://x/b", group="test"),
+        UvSource(package="a", url="https://x/a.whl"),
+        UvSource(package="b", git="https://x/b", subdirectory="python", marker='sys_platform == "linux"'),
+        UvSource(package="b", git="https://x/b", extra="cu-13"),
+        UvSource(package="b", git="https://x/b", group="test"),
     )
 
 

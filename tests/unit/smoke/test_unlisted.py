@@ -175,7 +175,7 @@ def test_startup_code_and_bytecode_are_looked_at_in_an_image(dpkg, source, monke
     dpkg.write_text("import os\n")
     image = {"file_digest": "sha256:0", "file_bytes": 1, "fingerprint": None}
     ready = {"started": {"sitecustomize": str(dpkg)}}
-    told = environment.all_findings(plan, ready, [], strangers.Listed(()), image)
+    told = environment.all_findings(plan, ready, [], strangers.ListedFiles(()), image)
     assert "startup-code" in {finding["code"] for finding in told}
 
 

@@ -8,9 +8,9 @@ from helpers.locks import make_lock
 from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.record import LockDirectory
+from envbuild.lock.lockfile import LockDirectory
 from envbuild.sync.install import _without, install
-from envbuild.sync.place import Place
+from envbuild.sync.install_target import InstallTarget
 
 
 class Recorder:
@@ -43,7 +43,7 @@ def run_install(lock, tmp_path, recorder, source_args=(), **more):
 
 
 def place_for(tmp_path, recorder):
-    return Place(
+    return InstallTarget(
         uv="/x/uv",
         lock="/x/lock",
         python="/usr/bin/python3.11",

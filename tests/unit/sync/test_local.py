@@ -11,8 +11,8 @@ from envbuild.catalog.models import MACHINES, Target
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import MachineError, UsageError
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.record import read_lock
-from envbuild.lock.torch_builds import locked_torch
+from envbuild.lock.lockfile import read_lock
+from envbuild.lock.project.torch_builds import locked_torch
 from envbuild.sync import local
 from envbuild.sync.imports import Imports
 from envbuild.sync.install import PhaseRun

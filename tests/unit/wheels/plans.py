@@ -9,9 +9,9 @@ from helpers.locks import DIGEST, make_lock
 from unit.wheels.test_key import PARTS
 
 from envbuild.catalog.models import Phase, WheelRecipe
-from envbuild.lock.record import LockDirectory, LockedBase, LockedComponent
-from envbuild.wheels.planning import WheelPlan
-from envbuild.wheels.sources import Origin
+from envbuild.lock.lockfile import LockDirectory, LockedBase, LockedComponent
+from envbuild.wheels.plan import WheelPlan
+from envbuild.wheels.sources import SourceOrigin
 
 MAIN = """\
 ninja==1.13.0 \\
@@ -29,7 +29,7 @@ SDIST = "sha256:" + "5" * 64
 def plan(recipe: dict[str, Any] | None = None, **changes: Any) -> WheelPlan:
     """The plan of causal-conv1d 1.7.0 for sm_90, with other parts or another recipe."""
     made = WheelRecipe.model_validate({"summary": "a test's own", **(recipe or {})})
-    origin = Origin(package="causal-conv1d", version="1.7.0", sdist=SDIST)
+    origin = SourceOrigin(package="causal-conv1d", version="1.7.0", sdist=SDIST)
     return WheelPlan(parts=PARTS.model_copy(update=changes), origin=origin, recipe=made, modules=("causal_conv1d",))
 
 

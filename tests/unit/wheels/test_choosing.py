@@ -9,8 +9,8 @@ from helpers.cuda import bare_lock, sources
 from unit.wheels.test_toolchain import program, toolkit
 
 from envbuild.core.errors import MachineError
-from envbuild.wheels.toolkits import toolchain
-from envbuild.wheels.toolkits.toolkit import Asked, Toolkit, choose_toolkit
+from envbuild.wheels.toolchain import toolchain
+from envbuild.wheels.toolchain.toolkit import Toolkit, ToolkitRequest, choose_toolkit
 
 
 @pytest.fixture
@@ -21,14 +21,14 @@ def choose(tmp_path, monkeypatch):
     for name in ("gcc", "g++"):
         program(tmp_path / "bin" / name, "echo 12.2.0")
 
-    def chosen(asked: Asked, cuda: str = "13.0", path: Path = tmp_path / "bin", **environ: str) -> Toolkit:
+    def chosen(asked: ToolkitRequest, cuda: str = "13.0", path: Path = tmp_path / "bin", **environ: str) -> Toolkit:
         lock = bare_lock(tmp_path / "lock", cuda=cuda)
         return choose_toolkit(asked, lock, cuda, sources(tmp_path / "store"), {"PATH": str(path), **environ})
 
     return chosen
 
 
-@pytest.mark.parametrize("asked", [Asked.AUTO, Asked.SYSTEM])
+@pytest.mark.parametrize("asked", [ToolkitRequest.AUTO, ToolkitRequest.SYSTEM])
 def test_the_machines_own_is_taken_where_it_fits(choose, tmp_path, asked):
     home = toolkit(tmp_path / "cuda", "13.0.88")
     found = choose(asked, CUDA_HOME=str(home))
@@ -40,7 +40,7 @@ def test_the_machines_own_is_taken_where_it_fits(choose, tmp_path, asked):
 def test_system_takes_nothing_else(choose, tmp_path):
     old = toolkit(tmp_path / "cuda", "12.8.93")
     with pytest.raises(MachineError, match=r"no CUDA toolkit 13\.0 on this machine") as refused:
-        choose(Asked.SYSTEM, CUDA_HOME=str(old))
+        choose(ToolkitRequest.SYSTEM, CUDA_HOME=str(old))
     assert f"CUDA_HOME: {old}: CUDA 12.8.93" in refused.value.why
     assert "--toolkit index" in refused.value.fix
     assert not (tmp_path / "store").exists()
@@ -49,15 +49,15 @@ def test_system_takes_nothing_else(choose, tmp_path):
 def test_the_index_is_not_asked_for_a_cuda_that_it_has_not(choose, tmp_path):
     old = toolkit(tmp_path / "cuda", "13.0.88")
     with pytest.raises(MachineError) as auto:
-        choose(Asked.AUTO, cuda="12.8", CUDA_HOME=str(old))
+        choose(ToolkitRequest.AUTO, cuda="12.8", CUDA_HOME=str(old))
     assert f"CUDA_HOME: {old}: CUDA 13.0.88" in auto.value.why
     with pytest.raises(MachineError, match=r"the package index has no CUDA toolkit 12\.8") as index:
-        choose(Asked.INDEX, cuda="12.8")
+        choose(ToolkitRequest.INDEX, cuda="12.8")
     assert "have no nvcc" in index.value.why
     assert "point CUDA_HOME at it" in index.value.fix
 
 
-@pytest.mark.parametrize("asked", [Asked.AUTO, Asked.INDEX])
+@pytest.mark.parametrize("asked", [ToolkitRequest.AUTO, ToolkitRequest.INDEX])
 def test_without_a_host_compiler_nothing_is_looked_up(choose, tmp_path, asked):
     with pytest.raises(MachineError, match=r"the compiler gcc is not on this machine"):
         choose(asked, path=tmp_path / "empty")

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.wheels.key import OF_THE_MACHINE, Parts, TorchPart, difference, front_digest
+from envbuild.wheels.key import OF_THE_MACHINE, KeyParts, TorchPart, difference, front_digest
 
 TORCH = TorchPart(version="2.11.0", build="index", files="sha256:aa")
-PARTS = Parts(
+PARTS = KeyParts(
     package="causal-conv1d",
     version="1.7.0",
     sdist="sha256:01",
@@ -52,7 +52,7 @@ CHANGES = {
 
 
 def test_every_part_is_tried():
-    assert set(CHANGES) == set(Parts.model_fields)
+    assert set(CHANGES) == set(KeyParts.model_fields)
 
 
 @pytest.mark.parametrize("name", list(CHANGES))

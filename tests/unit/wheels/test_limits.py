@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from envbuild.wheels.compiling.limits import GIB, Limits, choose_limits, machine_limits
+from envbuild.wheels.build.limits import GIB, Limits, choose_limits, machine_limits
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 import pytest
 
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.checking.elf import Binary
-from envbuild.wheels.checking.manylinux import too_new, true_tag
-from envbuild.wheels.checking.symbols import Symbols
+from envbuild.wheels.audit.elf import Binary
+from envbuild.wheels.audit.manylinux import too_new, true_tag
+from envbuild.wheels.audit.symbols import Symbols
 
 
 def binary(*versions: str, libraries: tuple[str, ...] = ("libc.so.6",), **more) -> Binary:

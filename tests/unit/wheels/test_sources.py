@@ -7,24 +7,24 @@ from unit.wheels.test_key import PARTS
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.metadata import FILE
+from envbuild.lock.components.sdist_metadata import FILE
 from envbuild.store.local import LocalStore
 from envbuild.wheels import sources as module
-from envbuild.wheels.sources import Origin, Sources
+from envbuild.wheels.sources import SourceOrigin, WheelSources
 
 
 @pytest.fixture
-def sources(tmp_path) -> Sources:
+def sources(tmp_path) -> WheelSources:
     reporter = SilentReporter()
     store = LocalStore(tmp_path / "store", reporter)
-    return Sources(base=None, site=None, store=store, reporter=reporter)  # type: ignore[arg-type]
+    return WheelSources(base=None, site=None, store=store, reporter=reporter)  # type: ignore[arg-type]
 
 
 def sdist(tmp_path, pyproject: str | None = None) -> bytes:
     return make_sdist(tmp_path, "k", "1.0", pyproject=pyproject).read_bytes()
 
 
-def put(sources: Sources, content: bytes) -> str:
+def put(sources: WheelSources, content: bytes) -> str:
     digest = sha256_bytes(content)
     sources.store.get_or_build("files", digest, lambda entry: (entry / FILE).write_bytes(content) and None)
     return digest
@@ -35,11 +35,11 @@ def test_what_the_store_has_is_not_looked_for(sources, tmp_path, monkeypatch):
     content = sdist(tmp_path, '[build-system]\nrequires = ["ninja", "torch"]\n')
     digest = put(sources, content)
     assert sources.sdist("k", "1.0", digest) == content
-    assert sources.build_requires(Origin(package="k", version="1.0", sdist=digest)) == ("ninja", "torch")
+    assert sources.build_requires(SourceOrigin(package="k", version="1.0", sdist=digest)) == ("ninja", "torch")
 
 
 def test_an_sdist_without_pyproject_has_the_usual_requirements(sources, tmp_path):
-    assert sources.build_requires(Origin(package="k", version="1.0", sdist=put(sources, sdist(tmp_path)))) == (
+    assert sources.build_requires(SourceOrigin(package="k", version="1.0", sdist=put(sources, sdist(tmp_path)))) == (
         "setuptools>=40.8.0",
     )
 
@@ -48,8 +48,8 @@ def test_of_a_folder_of_a_repository_its_own_pyproject_counts(sources, tmp_path,
     inner = {"python/pyproject.toml": '[build-system]\nrequires = ["ninja"]\n', "python/deep/pyproject.toml": "x"}
     archive = make_sdist(tmp_path, "k", "1.0", pyproject='[build-system]\nrequires = ["top"]\n', files=inner)
     monkeypatch.setattr(module, "archive_of_commit", lambda *given: archive.read_bytes())
-    top = Origin(package="k", version="1.0", git="https://x/k", commit="1" * 40)
-    inside = Origin(package="k", version="1.0", git="https://x/k", commit="1" * 40, subdirectory="python")
+    top = SourceOrigin(package="k", version="1.0", git="https://x/k", commit="1" * 40)
+    inside = SourceOrigin(package="k", version="1.0", git="https://x/k", commit="1" * 40, subdirectory="python")
     assert sources.build_requires(top) == ("top",)
     assert sources.build_requires(inside) == ("ninja",)
     parts = PARTS.model_copy(update={"package": "k", "sdist": "", "commit": "1" * 40, "subdirectory": "python"})
@@ -59,7 +59,7 @@ def test_of_a_folder_of_a_repository_its_own_pyproject_counts(sources, tmp_path,
 def test_a_pyproject_that_cannot_be_read_is_explained(sources, tmp_path):
     digest = put(sources, sdist(tmp_path, "[build-system\n"))
     with pytest.raises(CheckRefusedError, match="cannot be built") as refused:
-        sources.build_requires(Origin(package="k", version="1.0", sdist=digest))
+        sources.build_requires(SourceOrigin(package="k", version="1.0", sdist=digest))
     assert "pyproject.toml cannot be read" in refused.value.why
 
 

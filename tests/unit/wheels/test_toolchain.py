@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.core.errors import MachineError
-from envbuild.wheels.toolkits import toolchain
-from envbuild.wheels.toolkits.host_compiler import RULES as RULES_PLACES
-from envbuild.wheels.toolkits.toolchain import find_toolchain
+from envbuild.wheels.toolchain import toolchain
+from envbuild.wheels.toolchain.host_compiler import RULES as RULES_PLACES
+from envbuild.wheels.toolchain.toolchain import find_toolchain
 
 
 def program(path: Path, text: str) -> Path:

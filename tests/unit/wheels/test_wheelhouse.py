@@ -13,13 +13,13 @@ from envbuild.catalog.data import data_root
 from envbuild.core.digests import sha256_file, short
 from envbuild.core.errors import ConfigurationError, MachineError
 from envbuild.core.progress import SilentReporter
-from envbuild.store import seals
+from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
-from envbuild.wheels.keeping import taking
-from envbuild.wheels.keeping.taking import fitting_wheels
-from envbuild.wheels.keeping.wheelhouse import NAMED, RECORD_FILE, Built, Wheelhouse, WheelRecord, fill, key_by_prefix
-from envbuild.wheels.key import Parts
-from envbuild.wheels.planning import plan_wheels
+from envbuild.wheels.cache import reuse
+from envbuild.wheels.cache.reuse import fitting_wheels
+from envbuild.wheels.cache.wheelhouse import NAMED, RECORD_FILE, Built, Wheelhouse, WheelRecord, fill, key_by_prefix
+from envbuild.wheels.key import KeyParts
+from envbuild.wheels.plan import plan_wheels
 
 
 class Notes(SilentReporter):
@@ -37,7 +37,7 @@ def store(tmp_path) -> LocalStore:
     return LocalStore(tmp_path / "store", SilentReporter())
 
 
-def keep(store: LocalStore, parts: Parts, folder: Path) -> Built:
+def keep(store: LocalStore, parts: KeyParts, folder: Path) -> Built:
     """A wheel with these parts in the wheelhouse."""
     wheel = make_wheel(folder, "causal_conv1d", parts.version, "cp310-cp310-linux_x86_64")
     record = WheelRecord(
@@ -58,7 +58,7 @@ def keep(store: LocalStore, parts: Parts, folder: Path) -> Built:
     return Wheelhouse(store).get_or_build(parts.key, lambda entry: fill(entry, wheel, record, folder / "no log"))
 
 
-def wanted(lock, target=GPU) -> Parts:
+def wanted(lock, target=GPU) -> KeyParts:
     catalog = Catalog.open(data_root())
     return plan_wheels(lock, ["causal-conv1d"], target, catalog, COMPILERS, Declared("setuptools"))[0].parts  # type: ignore[arg-type]
 
@@ -151,7 +151,7 @@ def test_a_record_with_the_key_of_another_is_set_aside(store, tmp_path):
     other.path.rename(forged)
     record = json.loads((forged / RECORD_FILE).read_text())
     (forged / RECORD_FILE).write_text(json.dumps(record | {"key": parts.key}))
-    seals.seal(forged)
+    entry_index.seal(forged)
     assert len(Wheelhouse(store).problems()) == 1
     assert Wheelhouse(store).find(parts.key) is None
     assert not forged.exists()
@@ -171,7 +171,7 @@ def taken(lock, store, monkeypatch, target=GPU, *, compilers=COMPILERS, notes=No
             raise MachineError("there is no CUDA toolkit")
         return compilers
 
-    monkeypatch.setattr(taking, "find_toolchain", find)
+    monkeypatch.setattr(reuse, "find_toolchain", find)
     catalog = Catalog.open(data_root())
     return fitting_wheels(lock, target, catalog, Sources(store), notes or SilentReporter(), remotes)  # type: ignore[arg-type]
 
@@ -214,7 +214,7 @@ def test_a_damaged_wheel_is_left_out_and_that_is_said(store, tmp_path, monkeypat
 
 def test_nothing_is_asked_without_wheels_or_cuda(store, tmp_path, monkeypatch):
     lock = compile_lock(tmp_path / "lock")
-    monkeypatch.setattr(taking, "plan_wheels", lambda *given: pytest.fail("nothing is there to be planned"))
+    monkeypatch.setattr(reuse, "plan_wheels", lambda *given: pytest.fail("nothing is there to be planned"))
     assert taken(lock, store, monkeypatch) == {}
     keep(store, wanted(lock), tmp_path)
     assert taken(lock, store, monkeypatch, CPU) == {}

@@ -16,7 +16,7 @@ from envbuild.catalog.models import (
     Recompute,
     Training,
 )
-from envbuild.certify.ground import Ground
+from envbuild.certify.cases.capabilities import Capabilities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,16 +123,16 @@ def same_arithmetic(case: Case) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ResolvedRow:
     """All that decides a case: what the matrix says of it, and what it runs on."""
 
     spec: CaseSpec
     model: ModelSpec
     training: Training
-    ground: Ground
+    ground: Capabilities
 
     @classmethod
-    def of(cls, spec: CaseSpec, matrix: Matrix, ground: Ground) -> Row:
+    def of(cls, spec: CaseSpec, matrix: Matrix, ground: Capabilities) -> ResolvedRow:
         return cls(spec=spec, model=matrix.models[spec.model], training=matrix.training, ground=ground)
 
     @property

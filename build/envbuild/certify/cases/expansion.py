@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from envbuild.catalog.models import Matrix
-from envbuild.certify.cases.case import Case, Row
+from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Case, ResolvedRow
 from envbuild.certify.cases.nearest import Broken, with_nearest
 from envbuild.certify.cases.rules import broken_rules
-from envbuild.certify.ground import Ground
 from envbuild.core.errors import ConfigurationError
 
 # A case's ID names a directory; smoke takes no longer one.
@@ -31,12 +31,12 @@ class Expansion:
     left_out: tuple[LeftOut, ...]
 
 
-def expand(matrix: Matrix, name: str, ground: Ground) -> tuple[Case, ...]:
+def expand(matrix: Matrix, name: str, ground: Capabilities) -> tuple[Case, ...]:
     """The cases of :func:`expansion`."""
     return expansion(matrix, name, ground).cases
 
 
-def expansion(matrix: Matrix, name: str, ground: Ground) -> Expansion:
+def expansion(matrix: Matrix, name: str, ground: Capabilities) -> Expansion:
     """All cases of a matrix on a device.
 
     Raises:
@@ -74,8 +74,8 @@ class _Reading:
         rows: those for this device with their positions in the file, also those that cannot be run.
     """
 
-    def __init__(self, matrix: Matrix, ground: Ground) -> None:
-        self.rows: list[tuple[int, Row]] = []
+    def __init__(self, matrix: Matrix, ground: Capabilities) -> None:
+        self.rows: list[tuple[int, ResolvedRow]] = []
         self.broken: list[Broken] = []
         self.problems: list[str] = []
         self.left_out: list[LeftOut] = []
@@ -86,14 +86,14 @@ class _Reading:
                     known = ", ".join(matrix.models)
                     self.problems.append(f"cases[{position}]: no model {spec.model!r} is defined; defined: {known}")
                     continue
-                row = Row.of(spec, matrix, ground)
+                row = ResolvedRow.of(spec, matrix, ground)
                 if written.devices is not None and ground.device not in written.devices:
                     devices = " or ".join(device.value for device in written.devices)
                     self.left_out.append(LeftOut(id=row.case.id, why=f"it is for device {devices}"))
                 else:
                     self._take(position, row, where_possible=written.where_possible)
 
-    def _take(self, position: int, row: Row, *, where_possible: bool) -> None:
+    def _take(self, position: int, row: ResolvedRow, *, where_possible: bool) -> None:
         rules = broken_rules(row)
         impossible = [rule.text for rule in rules if rule.ground]
         if where_possible and impossible:
@@ -104,7 +104,7 @@ class _Reading:
         self.problems += [f"cases[{position}]: {problem}" for problem in self._problems(row)]
         self.rows.append((position, row))
 
-    def _problems(self, row: Row) -> list[str]:
+    def _problems(self, row: ResolvedRow) -> list[str]:
         case, found = row.case, []
         if len(case.id) > CASE_ID_LENGTH:
             text = f"{case.id} has {len(case.id)} characters; an ID has at most {CASE_ID_LENGTH}"

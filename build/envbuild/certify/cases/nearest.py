@@ -13,7 +13,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from envbuild.catalog.models import LEAST_VOCABULARY, AttentionBackend, Normalization, Precision, Recompute
-from envbuild.certify.cases.case import Row
+from envbuild.certify.cases.case import ResolvedRow
 from envbuild.certify.cases.rules import (
     BATCH,
     FP8_MULTIPLE,
@@ -59,7 +59,7 @@ class Broken:
     rules: tuple[BrokenRule, ...]
 
 
-def with_nearest(rows: Sequence[tuple[int, Row]], broken: Sequence[Broken]) -> list[str]:
+def with_nearest(rows: Sequence[tuple[int, ResolvedRow]], broken: Sequence[Broken]) -> list[str]:
     """A line for each row that cannot be run: the rules it breaks, and the nearest values that keep all rules."""
     lines = []
     ids = [row.case.id for _, row in rows]
@@ -86,7 +86,7 @@ def with_nearest(rows: Sequence[tuple[int, Row]], broken: Sequence[Broken]) -> l
     return lines
 
 
-def values_of(row: Row) -> Changes:
+def values_of(row: ResolvedRow) -> Changes:
     """Every value that can be changed, by name, as it stands in the file."""
     spec, model = row.spec, row.model
     values: Changes = {axis: getattr(spec, axis) for axis in PARALLEL}
@@ -106,12 +106,12 @@ def _plain(value: Value | Enum) -> Value:
     return value.value if isinstance(value, Enum) else value
 
 
-def is_shared(row: Row, name: str) -> bool:
+def is_shared(row: ResolvedRow, name: str) -> bool:
     """Whether a value is that of other rows too, and not the row's own."""
     return name in MODEL_SIZES or (name == BATCH and row.spec.global_batch_size is None)
 
 
-def changed_row(row: Row, changes: Changes, *, own_only: bool = False) -> Row:
+def changed_row(row: ResolvedRow, changes: Changes, *, own_only: bool = False) -> ResolvedRow:
     """The row with other values.
 
     Args:
@@ -145,7 +145,9 @@ class _Search:
         taken: the IDs that it may not have.
     """
 
-    def __init__(self, row: Row, others: list[Row], running: list[Row], taken: set[str]) -> None:
+    def __init__(
+        self, row: ResolvedRow, others: list[ResolvedRow], running: list[ResolvedRow], taken: set[str]
+    ) -> None:
         self._row, self._others, self._running, self._taken = row, others, running, taken
         self._before = values_of(row)
         self._ids = {other.case.id for other in others}
@@ -250,7 +252,7 @@ class _Search:
         found = [step * max(batch // step + more, 1) for more in range(min(number, 3))]
         return [size for size in dict.fromkeys(found) if size != batch]
 
-    def _layouts_and_sizes(self, axes: tuple[str, ...], others: list[Row]) -> Iterator[Changes]:
+    def _layouts_and_sizes(self, axes: tuple[str, ...], others: list[ResolvedRow]) -> Iterator[Changes]:
         """What to change of the axes and of the sizes, with sizes that the other rows divide as well."""
         for layout in self._layouts(axes, 2):
             try:
@@ -269,7 +271,7 @@ def divisors(whole: int) -> list[int]:
     return sorted({*small, *(whole // size for size in small)}) or [1]
 
 
-def sizes_near(own: Row, wanted: set[str], others: list[Row]) -> Iterator[Changes]:
+def sizes_near(own: ResolvedRow, wanted: set[str], others: list[ResolvedRow]) -> Iterator[Changes]:
     """Values of the sizes wanted, near the row's own, that it and the others divide."""
     related = [own, *(other for other in others if other.spec.model == own.spec.model)]
     model, specs = own.model, [row.spec for row in related]
@@ -317,14 +319,14 @@ def _groups(groups: int, heads: int, tensor: int) -> list[int]:
     return sorted(possible, key=lambda size: abs(size - groups))[:2]
 
 
-def _sequence_step(row: Row) -> int:
+def _sequence_step(row: ResolvedRow) -> int:
     spec = row.spec
     parts = spec.context * (spec.tensor if spec.sequence else 1)
     step = math.lcm(parts, 2 * spec.context if spec.context > 1 else 1)
     return math.lcm(step, FP8_MULTIPLE * parts) if spec.precision is Precision.FP8 else step
 
 
-def _batch_step(own: Row, others: list[Row]) -> int:
+def _batch_step(own: ResolvedRow, others: list[ResolvedRow]) -> int:
     rows = [own, *(other for other in others if other.spec.global_batch_size is None)]
     steps = (
         row.micro_batch_size * row.spec.data * (row.spec.pipeline if row.spec.virtual_pipeline > 1 else 1)

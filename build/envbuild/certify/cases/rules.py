@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from envbuild.catalog.models import AttentionBackend, Device, LayerSpec, Normalization, Precision, Recompute
-from envbuild.certify.cases.case import Row
+from envbuild.certify.cases.case import ResolvedRow
 
 HEAD_SIZE_MULTIPLE = 8
 # What the tensor cores take in fp8, along every side of a product of matrices. Heads of a multiple of 8 with as many
@@ -41,13 +41,13 @@ class BrokenRule:
     ground: bool = False
 
 
-def broken_rules(row: Row) -> list[BrokenRule]:
+def broken_rules(row: ResolvedRow) -> list[BrokenRule]:
     """The rules of megatron-core's layouts that a case breaks: all that smoke refuses, and what trains wrongly."""
     sources = (_sizes, _batches, _expert_sizes, _mamba_sizes, _fp8_sizes, _shape_needs, _setting_needs, _ground_needs)
     return [rule for source in sources for rule in source(row)]
 
 
-def _sizes(row: Row) -> Iterator[BrokenRule]:
+def _sizes(row: ResolvedRow) -> Iterator[BrokenRule]:
     spec, model = row.spec, row.model
     heads, groups, hidden = model.num_attention_heads, model.query_groups, model.hidden_size
     stages = spec.pipeline * spec.virtual_pipeline
@@ -81,7 +81,7 @@ def _sizes(row: Row) -> Iterator[BrokenRule]:
         yield BrokenRule(text=text, axes=("tensor",), sizes=("vocabulary_size",))
 
 
-def _batches(row: Row) -> Iterator[BrokenRule]:
+def _batches(row: ResolvedRow) -> Iterator[BrokenRule]:
     spec = row.spec
     # A row with batches of its own can change them without the others.
     own = (
@@ -98,7 +98,7 @@ def _batches(row: Row) -> Iterator[BrokenRule]:
         yield from _multiple("the number of micro batches", count, "pipeline =", spec.pipeline, axes, shared)
 
 
-def _expert_sizes(row: Row) -> Iterator[BrokenRule]:
+def _expert_sizes(row: ResolvedRow) -> Iterator[BrokenRule]:
     spec, experts = row.spec, row.model.moe
     if experts is None:
         if spec.expert > 1:
@@ -116,7 +116,7 @@ def _expert_sizes(row: Row) -> Iterator[BrokenRule]:
         yield BrokenRule(text=text, axes=("sequence", "tensor"))
 
 
-def _mamba_sizes(row: Row) -> Iterator[BrokenRule]:
+def _mamba_sizes(row: ResolvedRow) -> Iterator[BrokenRule]:
     spec, model, mamba = row.spec, row.model, row.model.mamba
     if mamba is None:
         return
@@ -146,7 +146,7 @@ def _mamba_sizes(row: Row) -> Iterator[BrokenRule]:
         yield BrokenRule(text=text, axes=("recompute",))
 
 
-def _fp8_sizes(row: Row) -> Iterator[BrokenRule]:
+def _fp8_sizes(row: ResolvedRow) -> Iterator[BrokenRule]:
     spec, model = row.spec, row.model
     if spec.precision is not Precision.FP8:
         return
@@ -169,7 +169,7 @@ def _fp8_sizes(row: Row) -> Iterator[BrokenRule]:
             yield from _multiple(name, width // spec.tensor, words, FP8_MULTIPLE, share, ("hidden_size",))
 
 
-def _shape_needs(row: Row) -> Iterator[BrokenRule]:
+def _shape_needs(row: ResolvedRow) -> Iterator[BrokenRule]:
     spec, model = row.spec, row.model
     local = model.layer_spec is LayerSpec.LOCAL
     interleaved, overlap = spec.virtual_pipeline > 1, row.overlap_p2p_comm
@@ -200,7 +200,7 @@ def _shape_needs(row: Row) -> Iterator[BrokenRule]:
         yield BrokenRule(text=text, axes=("distributed_optimizer", "data"))
 
 
-def _setting_needs(row: Row) -> Iterator[BrokenRule]:
+def _setting_needs(row: ResolvedRow) -> Iterator[BrokenRule]:
     spec, backend = row.spec, row.attention_backend
     local = row.model.layer_spec is LayerSpec.LOCAL
     fp32 = spec.precision is Precision.FP32
@@ -223,7 +223,7 @@ def _setting_needs(row: Row) -> Iterator[BrokenRule]:
         yield BrokenRule(text=text, axes=("resume_at",))
 
 
-def _ground_needs(row: Row) -> Iterator[BrokenRule]:
+def _ground_needs(row: ResolvedRow) -> Iterator[BrokenRule]:
     spec, ground = row.spec, row.ground
     packages = []
     if row.model.layer_spec is LayerSpec.TRANSFORMER_ENGINE:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from envbuild.image.surveys.keeping import KeptSurvey
-from envbuild.image.surveys.survey import Survey
+from envbuild.image.scan.cache import CachedScan
+from envbuild.image.scan.scan import LayerScan
 from envbuild.wheels.architectures import Architectures
 
 
@@ -22,7 +22,7 @@ class Facts:
         environment: the folder of the environment; ``provided``: packages that the base brings.
     """
 
-    layers: tuple[KeptSurvey, ...]
+    layers: tuple[CachedScan, ...]
     variables: Mapping[str, str]
     labels: Mapping[str, str]
     of_base: frozenset[str] = frozenset()
@@ -32,7 +32,7 @@ class Facts:
     environment: str = ""
     provided: frozenset[str] = frozenset()
 
-    def surveys(self) -> Iterator[tuple[Survey, bool]]:
+    def surveys(self) -> Iterator[tuple[LayerScan, bool]]:
         """Each layer's survey, and whether somebody else made the layer."""
         for item in self.layers:
             yield item.survey, item.digest in self.of_base

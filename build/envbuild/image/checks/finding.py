@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ImageFinding:
     """Something that an image must not have.
 
     Attributes:

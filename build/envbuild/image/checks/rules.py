@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from envbuild.image.checks import runtime
 from envbuild.image.checks.facts import Facts
-from envbuild.image.checks.finding import Finding
-from envbuild.image.surveys.content import secret_variables
-from envbuild.image.surveys.survey import FAMILIES, GpuFile, read_listing
+from envbuild.image.checks.finding import ImageFinding
+from envbuild.image.scan.content import secret_variables
+from envbuild.image.scan.scan import FAMILIES, GpuFile, read_listing
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.checking.prebuilt import REQUIRED, PackageCode, lacks
+from envbuild.wheels.audit.prebuilt import REQUIRED, PackageCode, lacks
 
 # So many of a kind are named; the others are counted.
 NAMED = 5
@@ -30,38 +30,38 @@ CACHES = re.compile(
 )
 
 
-def setuid(facts: Facts) -> Iterator[Finding]:
+def setuid(facts: Facts) -> Iterator[ImageFinding]:
     """Programs that run as somebody else, other than those of the base's Debian packages."""
     bits = stat.S_ISUID | stat.S_ISGID
     for survey, of_base in facts.surveys():
         for item in survey.special:
             if item.capabilities or (item.kind == "f" and item.mode & bits and not item.owned):
                 why = "file capabilities" if item.capabilities else f"mode {item.mode:o}"
-                yield Finding(
+                yield ImageFinding(
                     code="setuid", text=f"/{item.path} has {why}, and no Debian package brings it", of_base=of_base
                 )
 
 
-def world_writable(facts: Facts) -> Iterator[Finding]:
+def world_writable(facts: Facts) -> Iterator[ImageFinding]:
     """What everybody may change: files, and folders without the sticky bit."""
     for survey, of_base in facts.surveys():
         for item in survey.special:
             if item.mode & stat.S_IWOTH and not (item.kind == "d" and item.mode & stat.S_ISVTX):
-                yield Finding(code="world-writable", text=f"/{item.path} has mode {item.mode:o}", of_base=of_base)
+                yield ImageFinding(code="world-writable", text=f"/{item.path} has mode {item.mode:o}", of_base=of_base)
 
 
-def secrets(facts: Facts) -> Iterator[Finding]:
+def secrets(facts: Facts) -> Iterator[ImageFinding]:
     """Credentials in files that no package vouches for, in variables and in labels."""
     for survey, of_base in facts.surveys():
         for item in survey.secrets:
             if not item.vouched:
-                yield Finding(code="secrets", text=f"/{item.path} holds {item.what}", of_base=of_base)
+                yield ImageFinding(code="secrets", text=f"/{item.path} holds {item.what}", of_base=of_base)
     for kind, values in (("variable", facts.variables), ("label", facts.labels)):
         for name in secret_variables(values):
-            yield Finding(code="secrets", text=f"the {kind} {name} holds a credential")
+            yield ImageFinding(code="secrets", text=f"the {kind} {name} holds a credential")
 
 
-def caches(facts: Facts) -> Iterator[Finding]:
+def caches(facts: Facts) -> Iterator[ImageFinding]:
     """Caches, lists and logs that can be made again."""
     for kept in facts.layers:
         found = [
@@ -72,31 +72,31 @@ def caches(facts: Facts) -> Iterator[Finding]:
         if found:
             of_base = kept.digest in facts.of_base
             text = f"layer {kept.name} has {_some(found)}"
-            yield Finding(code="caches", text=text, of_base=of_base)
+            yield ImageFinding(code="caches", text=text, of_base=of_base)
 
 
-def places(facts: Facts) -> Iterator[Finding]:
+def places(facts: Facts) -> Iterator[ImageFinding]:
     """Paths of the machine that built the image."""
     for survey, of_base in facts.surveys():
         by_place: dict[str, list[str]] = {}
         for item in survey.places:
             by_place.setdefault(item.what, []).append(f"/{item.path}")
         for place, found in sorted(by_place.items()):
-            yield Finding(code="builder-paths", text=f"{place} is named in {_some(found)}", of_base=of_base)
+            yield ImageFinding(code="builder-paths", text=f"{place} is named in {_some(found)}", of_base=of_base)
 
 
-def duplicates(facts: Facts) -> Iterator[Finding]:
+def duplicates(facts: Facts) -> Iterator[ImageFinding]:
     """More than one copy of libraries of which a process must see one."""
     for family in FAMILIES:
         paths = sorted({path for survey, _ in facts.surveys() for path in survey.libraries.get(family, ())})
         folders = sorted({posixpath.dirname(path) for path in paths})
         if len(folders) > 1:
-            yield Finding(
+            yield ImageFinding(
                 code="duplicates", text=f"{family} is there more than once: {', '.join(f'/{one}' for one in folders)}"
             )
 
 
-def loaded(facts: Facts) -> Iterator[Finding]:
+def loaded(facts: Facts) -> Iterator[ImageFinding]:
     """What a process that imported torch has loaded: one file of each library, and the environment's own."""
     by_name: dict[str, set[str]] = {}
     for path in facts.loaded or ():
@@ -105,15 +105,15 @@ def loaded(facts: Facts) -> Iterator[Finding]:
             if pattern.match(name):
                 by_name.setdefault(name.partition(".so")[0], set()).add(path)
                 if not path.startswith(f"{facts.environment}/") and "torch" not in facts.provided:
-                    yield Finding(
+                    yield ImageFinding(
                         code="loaded", text=f"torch loads {family} from {path}, which is not the environment's"
                     )
     for name, paths in sorted(by_name.items()):
         if len(paths) > 1:
-            yield Finding(code="loaded", text=f"torch loads {name} more than once: {', '.join(sorted(paths))}")
+            yield ImageFinding(code="loaded", text=f"torch loads {name} more than once: {', '.join(sorted(paths))}")
 
 
-def architectures(facts: Facts) -> Iterator[Finding]:
+def architectures(facts: Facts) -> Iterator[ImageFinding]:
     """GPU code: what was compiled for the target has exactly its SMs, and nothing runs without the rest having them."""
     if not facts.sm:
         return
@@ -121,14 +121,14 @@ def architectures(facts: Facts) -> Iterator[Finding]:
     for name, wanted in sorted(facts.compiled.items()):
         found = packages[name].architectures if name in packages else Architectures()
         if found not in (wanted, Architectures()):
-            yield Finding(
+            yield ImageFinding(
                 code="architectures", text=f"{name} contains {found.text()}; compiled for the target is {wanted.text()}"
             )
     for name, item in sorted(packages.items()):
         if REQUIRED.match(name) and not item.unknown and (lacking := lacks(item, facts.sm)):
             has = item.main_file.architectures.text()
             text = f"{name} {item.version} has nothing for {', '.join(f'sm_{one}' for one in lacking)}, but {has}"
-            yield Finding(code="architectures", text=text)
+            yield ImageFinding(code="architectures", text=text)
 
 
 def gpu_packages(facts: Facts) -> dict[str, PackageCode]:
@@ -152,7 +152,7 @@ def _some(paths: list[str]) -> str:
     return ", ".join(paths[:NAMED]) + more
 
 
-Rule = Callable[[Facts], Iterable[Finding]]
+Rule = Callable[[Facts], Iterable[ImageFinding]]
 RULES: dict[str, Rule] = {
     "setuid": setuid,
     "world-writable": world_writable,

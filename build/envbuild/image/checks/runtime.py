@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 
 from envbuild.image.checks.facts import Facts
-from envbuild.image.checks.finding import Finding
-from envbuild.image.surveys.survey import read_listing
+from envbuild.image.checks.finding import ImageFinding
+from envbuild.image.scan.scan import read_listing
 
 COMPILERS = ("gcc", "clang")
 PROGRAMS = ("bin", "usr/bin", "usr/local/bin")
@@ -23,7 +23,7 @@ CUDA_HEADER = "cuda_runtime.h"
 HEADERS_VARIABLE, TOOLKIT_VARIABLES = "NVTE_CUDA_INCLUDE_DIR", ("CUDA_HOME", "CUDA_DIR")
 
 
-def compiler(facts: Facts) -> Iterator[Finding]:
+def compiler(facts: Facts) -> Iterator[ImageFinding]:
     """An image for GPUs with Triton has what Triton compiles with."""
     if not facts.sm or "triton" not in _packages(facts):
         return
@@ -35,7 +35,7 @@ def compiler(facts: Facts) -> Iterator[Finding]:
         yield _lacking("Python's headers (Python.h)")
 
 
-def cuda_headers(facts: Facts) -> Iterator[Finding]:
+def cuda_headers(facts: Facts) -> Iterator[ImageFinding]:
     """An image for GPUs with Transformer Engine has CUDA's headers where that looks for them."""
     if not facts.sm or not any(name.startswith("transformer-engine") for name in _packages(facts)):
         return
@@ -43,15 +43,15 @@ def cuda_headers(facts: Facts) -> Iterator[Finding]:
     folders += [f"{value}/include" for name in TOOLKIT_VARIABLES if (value := facts.variables.get(name))]
     named = {posixpath.normpath(f"{folder}/{CUDA_HEADER}").lstrip("/") for folder in folders if folder}
     if not any(path in named or TOOLKIT_HEADER.match(path) for path in _paths(facts)):
-        yield Finding(
+        yield ImageFinding(
             code="cuda-headers",
             text=f"Transformer Engine finds no {CUDA_HEADER} by {', '.join([HEADERS_VARIABLE, *TOOLKIT_VARIABLES])} or "
             "below /usr/local/cuda; kernels that it compiles where it runs fail",
         )
 
 
-def _lacking(what: str) -> Finding:
-    return Finding(
+def _lacking(what: str) -> ImageFinding:
+    return ImageFinding(
         code="compiler", text=f"Triton finds no {what.removeprefix('a ')}; torch.compile fails where it runs"
     )
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from envbuild.core.digests import Json, digest_of, sha256_bytes, short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, remove_tree
-from envbuild.image import gzips
-from envbuild.image.bases import MadeBase
-from envbuild.image.checks import checking
+from envbuild.image.base import StoredBase
+from envbuild.image.build import BuiltImage, ImageParts, Put, check_lock, finish, held_base, run_config
+from envbuild.image.checks import check
 from envbuild.image.docker.checking import Tried, try_image
 from envbuild.image.docker.engine import Engine
 from envbuild.image.docker.job import Job, Plan, is_made, plan_build, reference_of
@@ -26,16 +26,16 @@ from envbuild.image.docker.places import HOSTS, extra_hosts, outside
 from envbuild.image.docker.running import run_build
 from envbuild.image.docker.saved import unpack_saved
 from envbuild.image.docker.streams import tar_stream
-from envbuild.image.environment.making import MadeEnvironment
-from envbuild.image.native import BuiltImage, Parts, Put, check_lock, finish, held_base, run_config
-from envbuild.image.oci import make_oci, with_manifest, write_layout
-from envbuild.image.outputs import OCI_DIR
+from envbuild.image.layers.environment import StoredEnvironment
+from envbuild.image.output import OCI_DIR
 from envbuild.image.record import RECORD_FILE, DockerRecord, EnvironmentRecord, ImageRecord
-from envbuild.image.reports import writing
-from envbuild.image.squash.packing import Packing
-from envbuild.image.surveys import survey as surveys
-from envbuild.lock.record import snapshot
-from envbuild.lock.torch_builds import locked_torch
+from envbuild.image.sbom import write
+from envbuild.image.scan import scan as surveys
+from envbuild.image.squashfs.settings import Packing
+from envbuild.lock.lockfile import snapshot
+from envbuild.lock.project.torch_builds import locked_torch
+from envbuild.oci.write import make_oci, with_manifest, write_layout
+from envbuild.rootfs import gzip_writer
 
 KIND = "docker-images"
 KEY_LABEL = "envbuild.docker.key"
@@ -80,8 +80,8 @@ def _entry_key(plan: Plan, job: Job, packing: Packing | None) -> str:
         {
             "image": plan.key,
             "sqsh": packing.key() if packing else None,
-            "gzip": gzips.ENCODER,
-            "finishing": [surveys.FORMAT, checking.FORMAT, writing.FORMAT],
+            "gzip": gzip_writer.ENCODER,
+            "finishing": [surveys.FORMAT, check.FORMAT, write.FORMAT],
             "allow": tuple(sorted(job.allow)),
         }
     )
@@ -95,7 +95,7 @@ class _Maker:
     engine: Engine
     tag: str
     plan: Plan
-    base: MadeBase
+    base: StoredBase
     key: str
     packing: Packing | None
 
@@ -131,7 +131,7 @@ class _Maker:
         finish(folder, self.key, parts, put, logs / "sqsh.log", job.store, self.packing)
         engine.tag(image_id, self.tag)
 
-    def _parts(self, tried: Tried) -> Parts:
+    def _parts(self, tried: Tried) -> ImageParts:
         """What the image holds, with what was found out inside it."""
         parts = self.job.parts(self.base)
         record = EnvironmentRecord(
@@ -141,7 +141,7 @@ class _Maker:
             not_checked={item.module: item.reason for item in tried.imports.not_checked},
             loaded=tried.loaded,
         )
-        return replace(parts, environment=MadeEnvironment(record=record, layers=(), built=True))
+        return replace(parts, environment=StoredEnvironment(record=record, layers=(), built=True))
 
     def _build(self, log: Path) -> str:
         job = self.job

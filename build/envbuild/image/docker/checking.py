@@ -13,12 +13,12 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
-from envbuild.image.checks.loading import PROBE as LOADED_PROBE
-from envbuild.image.checks.loading import loaded_libraries
+from envbuild.image.checks.loaded_libraries import PROBE as LOADED_PROBE
+from envbuild.image.checks.loaded_libraries import loaded_libraries
 from envbuild.image.docker.engine import Box, Engine
 from envbuild.image.docker.streams import Content, tar_stream
-from envbuild.image.environment.bench import VENV
-from envbuild.lock.record import Lock
+from envbuild.image.layers.sandbox import VENV
+from envbuild.lock.lockfile import Lock
 from envbuild.sync.imports import PROBE, Imports, check_environment, modules_of, try_imports
 
 # A folder that every base has.
@@ -60,7 +60,7 @@ def try_image(
 
 @dataclass(frozen=True)
 class _Runner:
-    """A :class:`envbuild.sync.place.Run` inside a container."""
+    """A :class:`envbuild.sync.install_target.RunCommand` inside a container."""
 
     box: Box
     environment: Mapping[str, str]

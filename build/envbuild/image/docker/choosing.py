@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from envbuild.core.errors import EnvbuildError, MachineError
-from envbuild.image.bases import check_tools, find_base
+from envbuild.image.base import check_tools, find_base
+from envbuild.image.build import BuiltImage, build_image
 from envbuild.image.docker.builder import build_with_docker
 from envbuild.image.docker.engine import NATIVE, Engine, open_engine
 from envbuild.image.docker.job import Job
 from envbuild.image.docker.loading import put_into
-from envbuild.image.native import BuiltImage, build_image
 
 Builder = Literal["auto", "native", "docker"]
 DOCKER = "docker"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ImageRequest:
     """What is asked for.
 
     Attributes:
@@ -46,7 +46,7 @@ class Made:
     loaded: bool = False
 
 
-def make_image(job: Job, asked: Asked) -> Made:
+def make_image(job: Job, asked: ImageRequest) -> Made:
     """The image of a job, from the builder that was asked for, in the formats that were asked for.
 
     Raises:
@@ -77,7 +77,7 @@ def make_image(job: Job, asked: Asked) -> Made:
     return Made(image=image, engine=to.version, loaded=loaded)
 
 
-def choose(asked: Asked, job: Job) -> Engine | None:
+def choose(asked: ImageRequest, job: Job) -> Engine | None:
     """The daemon to build with; None for the native builder, which comes first where nobody said otherwise.
 
     Raises:
@@ -104,7 +104,7 @@ def choose(asked: Asked, job: Job) -> Engine | None:
     return None
 
 
-def _daemon_of_format(asked: Asked) -> Engine:
+def _daemon_of_format(asked: ImageRequest) -> Engine:
     """The daemon that gets an image which is built without one."""
     try:
         return open_engine(otherwise=_other_formats(asked))
@@ -117,6 +117,6 @@ def _daemon_of_format(asked: Asked) -> Engine:
         ) from error
 
 
-def _other_formats(asked: Asked) -> str:
+def _other_formats(asked: ImageRequest) -> str:
     """The formats that were asked for and need no daemon, as an option."""
     return f"--format {','.join(name for name in asked.formats if name != DOCKER) or 'oci'}"

@@ -17,19 +17,19 @@ from envbuild.catalog.models import Device
 from envbuild.core.digests import Json, sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
-from envbuild.image.bases import apt
+from envbuild.image.base import apt
 from envbuild.image.docker.dockerfile import fragment, mounts, script
 from envbuild.image.docker.plan import LOCK, commits_of, requirements_of, uv
 from envbuild.image.docker.streams import Content
-from envbuild.image.environment.bench import INSIDE, VENV
-from envbuild.image.layers import LayerWriter, plain_rights
-from envbuild.lock.content import locked_content
-from envbuild.lock.record import LockDirectory
-from envbuild.wheels.compiling.unpacking import SOURCE_DATE_EPOCH, apply_patches, unpack
-from envbuild.wheels.planning import WheelPlan, buildable, plan_wheels
-from envbuild.wheels.sources import Origin, Sources
-from envbuild.wheels.toolkits.index_toolkit import pinned_packages
-from envbuild.wheels.toolkits.toolchain import FIRST_INDEX_MAJOR, Compilers
+from envbuild.image.layers.sandbox import INSIDE, VENV
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.record.content import locked_content
+from envbuild.rootfs.layer_writer import LayerWriter, plain_rights
+from envbuild.wheels.build.unpack import SOURCE_DATE_EPOCH, apply_patches, unpack
+from envbuild.wheels.plan import WheelPlan, buildable, plan_wheels
+from envbuild.wheels.sources import SourceOrigin, WheelSources
+from envbuild.wheels.toolchain.index_toolkit import pinned_packages
+from envbuild.wheels.toolchain.toolchain import FIRST_INDEX_MAJOR, Compilers
 
 MAIN, TOOLKIT = "wheels-main", "wheels-toolkit"
 APT = f"{INSIDE}/apt"
@@ -63,7 +63,7 @@ class Material:
     selection: Selection
     lock: LockDirectory
     catalog: Catalog
-    sources: Sources
+    sources: WheelSources
 
 
 def plan_compiling(material: Material, packages: Mapping[str, str], staged: Path) -> Compiling:
@@ -111,7 +111,7 @@ def tree_archives(material: Material, group: str, packages: Collection[str], sta
     """Sources of packages from git that a step builds while it installs them, as files of the context."""
     found: dict[str, Content] = {}
     for name, item in commits_of(material.lock, packages).items():
-        origin = Origin(package=name, version=item.version, git=str(item.git), commit=str(item.commit))
+        origin = SourceOrigin(package=name, version=item.version, git=str(item.git), commit=str(item.commit))
         found[f"built/{group}/{name}.tar.gz"] = _archive(material, origin, None, staged / "trees" / name)
     return found
 
@@ -126,7 +126,7 @@ def _plans(material: Material, names: Sequence[str]) -> dict[str, WheelPlan]:
     return {plan.parts.package: plan for plan in plans}
 
 
-def _archive(material: Material, origin: Origin, plan: WheelPlan | None, folder: Path) -> Path:
+def _archive(material: Material, origin: SourceOrigin, plan: WheelPlan | None, folder: Path) -> Path:
     """A package's sources with the recipe's patches, as a tar in which they lie in ``source``."""
     tree = unpack(origin.package, material.sources.archive(origin), folder)
     if plan is not None:
@@ -137,7 +137,7 @@ def _archive(material: Material, origin: Origin, plan: WheelPlan | None, folder:
     return file
 
 
-def _variables(material: Material, origin: Origin, plan: WheelPlan | None, home: str) -> bytes:
+def _variables(material: Material, origin: SourceOrigin, plan: WheelPlan | None, home: str) -> bytes:
     """The variables of a build, as a shell sets them."""
     recipe = material.catalog.wheel_recipe(origin.package)
     values = {"LANG": "C.UTF-8", "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH), "PYTHONHASHSEED": "0"}

@@ -14,10 +14,10 @@ from envbuild.catalog.data import data_root
 from envbuild.core.errors import InternalError
 from envbuild.image.docker.places import NETWORK, PLACES
 from envbuild.image.docker.plan import LOCK, MADE, TOOLS, Install, uv
-from envbuild.image.environment.bench import BUILT, INSIDE, VENV
-from envbuild.image.layers import EPOCH
-from envbuild.image.oci import RunConfig
-from envbuild.lock.uv import uv_version
+from envbuild.image.layers.sandbox import BUILT, INSIDE, VENV
+from envbuild.lock.resolve.uv import uv_version
+from envbuild.oci.write import RunConfig
+from envbuild.rootfs.layer_writer import EPOCH
 
 TEMPLATES = "containers/docker"
 # uv's cache outlives a build: a step that runs again downloads nothing again.
@@ -174,5 +174,5 @@ def tools(program: Path) -> Mapping[str, bytes | Path]:
         "tools/steps.sh": script("steps.sh"),
         "tools/settle.py": script("settle.py"),
         "tools/compile_tree.py": (root / "containers/native/compile_tree.py").read_bytes(),
-        "tools/records.py": (Path(__file__).parents[1] / "environment/records.py").read_bytes(),
+        "tools/records.py": (Path(__file__).parents[1] / "layers/dist_info.py").read_bytes(),
     }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from envbuild.core import locks
 from envbuild.core.digests import Json
 from envbuild.core.errors import EnvbuildError, MachineError, NetworkError
-from envbuild.core.outcome import mask
+from envbuild.core.exit_status import mask
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -36,7 +36,7 @@ NATIVE = "--builder native"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundDaemon:
     """An image in the daemon: its ID (the digest of its configuration) and its labels."""
 
     id: str
@@ -72,7 +72,7 @@ class Engine:
         with self.errors("ask how it runs"):
             return any("rootless" in str(item) for item in self._api.info().get("SecurityOptions") or ())
 
-    def find(self, name: str) -> Found | None:
+    def find(self, name: str) -> FoundDaemon | None:
         """An image by its tag or ID."""
         from docker.errors import ImageNotFound
 
@@ -81,7 +81,7 @@ class Engine:
                 found = self._api.inspect_image(name)
             except ImageNotFound:
                 return None
-        return Found(id=str(found["Id"]), labels=(found.get("Config") or {}).get("Labels") or {})
+        return FoundDaemon(id=str(found["Id"]), labels=(found.get("Config") or {}).get("Labels") or {})
 
     def find_labelled(self, label: str, value: str) -> str | None:
         """The ID of an image with a label that has a name, too: it was finished."""

@@ -6,26 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from envbuild.catalog.base import Mmdebstrap, OciImage
+from envbuild.catalog.base import Mmdebstrap, RegistryImage
 from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.site import Site
 from envbuild.core.digests import Json, canonical_json, digest_of, sha256_bytes, sha256_file
 from envbuild.core.progress import Reporter
-from envbuild.image import requirements
-from envbuild.image.bases import MadeBase, find_base
+from envbuild.image import node_requirements
+from envbuild.image.base import StoredBase, find_base
+from envbuild.image.build import ImageParts, run_config, write_configuration
 from envbuild.image.docker.compiling import Compiling, Material, plan_compiling, tree_archives
 from envbuild.image.docker.dockerfile import START, Recipe, render, tools
 from envbuild.image.docker.plan import groups_of, plan_install, step_file, unbuilt
 from envbuild.image.docker.streams import Content
-from envbuild.image.environment.making import MadeEnvironment
-from envbuild.image.native import Parts, run_config, write_configuration
+from envbuild.image.layers.environment import StoredEnvironment
 from envbuild.image.record import BaseRecord, EnvironmentRecord, LayerRecord
-from envbuild.image.squash.packing import Packing
-from envbuild.lock.record import LockDirectory
-from envbuild.lock.uv import uv_program, uv_version
+from envbuild.image.squashfs.settings import Packing
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.resolve.uv import uv_program, uv_version
 from envbuild.store.local import LocalStore
-from envbuild.wheels.keeping.wheelhouse import Built, digests_of
-from envbuild.wheels.sources import Sources
+from envbuild.wheels.cache.wheelhouse import Built, digests_of
+from envbuild.wheels.sources import WheelSources
 
 # Raised when an image made from the same inputs would come out differently.
 FORMAT = 1
@@ -55,15 +55,15 @@ class Job:
     packing: Packing = field(default_factory=Packing)
     refresh_base: bool = False
 
-    def parts(self, base: MadeBase) -> Parts:
+    def parts(self, base: StoredBase) -> ImageParts:
         """What the image holds, as far as it is known before it is built."""
         packages = dict(sorted(self.lock.packages().items()))
         record = EnvironmentRecord(schema="envbuild.environment/2", layers=(), packages=packages)
-        return Parts(
+        return ImageParts(
             selection=self.selection,
             lock=self.lock,
             base=base,
-            environment=MadeEnvironment(record=record, layers=(), built=True),
+            environment=StoredEnvironment(record=record, layers=(), built=True),
             wheels=self.wheels,
             allow=frozenset(self.allow),
         )
@@ -71,7 +71,7 @@ class Job:
     @property
     def material(self) -> Material:
         """What wheels are made of."""
-        sources = Sources(base=self.selection.base, site=self.site, store=self.store, reporter=self.reporter)
+        sources = WheelSources(base=self.selection.base, site=self.site, store=self.store, reporter=self.reporter)
         return Material(selection=self.selection, lock=self.lock, catalog=self.catalog, sources=sources)
 
 
@@ -96,7 +96,7 @@ class Plan:
         return digest_of({"format": FORMAT, "dockerfile": self.dockerfile, "context": dict(self.digests)})
 
 
-def plan_build(job: Job, base: MadeBase, staged: Path) -> Plan:
+def plan_build(job: Job, base: StoredBase, staged: Path) -> Plan:
     """The Dockerfile and the build context of an image.
 
     Args:
@@ -123,7 +123,7 @@ def plan_build(job: Job, base: MadeBase, staged: Path) -> Plan:
     digests |= {"uv": uv_version(), "wheels": digests_of(job.wheels), "base": base.digest}
     digests["configuration"] = configuration.diff_id
     recipe = Recipe(
-        title=f"{lock.lock.stack} on {selection.base_name} for {requirements.in_words(selection.target)}",
+        title=f"{lock.lock.stack} on {selection.base_name} for {node_requirements.in_words(selection.target)}",
         python=selection.base.python.executable,
         python_version=selection.base.python.version,
         config=run_config(parts),
@@ -149,10 +149,10 @@ def is_made(job: Job) -> bool:
     return isinstance(job.selection.base.obtain, Mmdebstrap)
 
 
-def reference_of(job: Job, base: MadeBase) -> str:
+def reference_of(job: Job, base: StoredBase) -> str:
     """What a base that is an image is called in a Dockerfile: on its registry, or as it is loaded into the daemon."""
     obtain = job.selection.base.obtain
-    if isinstance(obtain, OciImage):
+    if isinstance(obtain, RegistryImage):
         return f"{obtain.image.rpartition(':')[0]}@{obtain.digest}"
     return f"{LOADED_BASE}:{base.digest.removeprefix('sha256:')[:12]}"
 
@@ -163,8 +163,8 @@ def dockerfile_of(job: Job) -> str:
         return plan_build(job, find_base(job.selection.base, job.store) or _not_made(), staged).dockerfile
 
 
-def _not_made() -> MadeBase:
+def _not_made() -> StoredBase:
     """A base of which nothing is known yet."""
     layer = LayerRecord(name="base", digest=NOT_MADE, diff_id=NOT_MADE, size_bytes=0, unpacked_bytes=0, entries=0)
     record = BaseRecord(schema="envbuild.base/2", layers=(layer,), made_by="", packages={})
-    return MadeBase(path=Path(), record=record, built=False)
+    return StoredBase(path=Path(), record=record, built=False)

@@ -10,7 +10,7 @@ from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
 from envbuild.image.docker.engine import NO_SPACE, Engine, daemon_disk_full
 from envbuild.image.docker.saved import archive_of
-from envbuild.image.outputs import OCI_DIR
+from envbuild.image.output import OCI_DIR
 from envbuild.image.record import ImageRecord
 
 

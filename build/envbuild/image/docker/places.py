@@ -15,9 +15,9 @@ from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sd
 from envbuild.catalog.site import Site
 from envbuild.core.files import machine_errors
 from envbuild.image.docker.streams import Content
-from envbuild.image.environment import network
-from envbuild.image.environment.bench import INSIDE
-from envbuild.lock.torch_builds import TorchSource
+from envbuild.image.layers import network
+from envbuild.image.layers.sandbox import INSIDE
+from envbuild.lock.project.torch_builds import TorchSource
 
 NETWORK = f"{INSIDE}/network"
 # Where folders of this machine with packages are seen; each step sees only what it installs from them.

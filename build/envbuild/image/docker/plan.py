@@ -12,13 +12,13 @@ from packaging.utils import canonicalize_name
 
 from envbuild.core.digests import Json, canonical_json, short
 from envbuild.image.docker.streams import Content
-from envbuild.image.environment.bench import BUILT, INSIDE, VENV
-from envbuild.image.environment.layer import SOURCES, version_variable
-from envbuild.image.environment.rule import layering, split
-from envbuild.lock.record import PHASE_FILES, LockDirectory, LockedComponent
+from envbuild.image.layers.install import SOURCES, version_variable
+from envbuild.image.layers.policy import layering, split
+from envbuild.image.layers.sandbox import BUILT, INSIDE, VENV
+from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, LockedComponent
 from envbuild.sync.install import HASHED_PHASES, LATER, SHARED_BUILD_PHASES, UV_OPTIONS
-from envbuild.wheels.keeping.wheelhouse import Built
-from envbuild.wheels.planning import buildable
+from envbuild.wheels.cache.wheelhouse import Built
+from envbuild.wheels.plan import buildable
 
 LOCK = f"{INSIDE}/lock"
 TOOLS = f"{INSIDE}/tools"

@@ -15,13 +15,13 @@ from envbuild.core.errors import (
     MachineError,
     NetworkError,
 )
+from envbuild.core.exit_status import mask, tail
 from envbuild.core.files import machine_errors
-from envbuild.core.outcome import mask, tail
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.image.docker.engine import NO_SPACE, Engine, daemon_disk_full, pull_failed
 from envbuild.image.docker.trace import Step, Steps
-from envbuild.lock.uv import failure
+from envbuild.lock.resolve.uv import failure
 
 SPACE_LEFT_BYTES = 64 << 20
 # What BuildKit, and podman, say of a RUN whose program ended with another status than 0.

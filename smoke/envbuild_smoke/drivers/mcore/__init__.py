@@ -21,10 +21,10 @@ with warnings.catch_warnings():
 
     from envbuild_smoke.drivers.mcore import checkpoints
     from envbuild_smoke.drivers.mcore.bandwidth import measure_bandwidth
-    from envbuild_smoke.drivers.mcore.comparing import compare_weights
+    from envbuild_smoke.drivers.mcore.compare_weights import compare_weights
     from envbuild_smoke.drivers.mcore.data import SamplesRead, forward_step, global_loss, own_batches
     from envbuild_smoke.drivers.mcore.model import build_chunks, transformer_config
-    from envbuild_smoke.drivers.mcore.observing import observe
+    from envbuild_smoke.drivers.mcore.observed_config import observe
     from envbuild_smoke.drivers.mcore.optimizer import build_optimizer
     from envbuild_smoke.drivers.mcore.processes import joined, set_up_parallelism
 

@@ -7,12 +7,12 @@ from helpers.surveys import AWS_KEY, PRIVATE_KEY, SITE, package, surveyed
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
-from envbuild.image.checks.checking import check_image
+from envbuild.image.checks.check import check_image
 from envbuild.image.checks.facts import Facts
 from envbuild.image.checks.rules import RULES
-from envbuild.image.surveys.survey import GpuFile
+from envbuild.image.scan.scan import GpuFile
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.checking.prebuilt import FileCode
+from envbuild.wheels.audit.prebuilt import FileCode
 
 ELF = b"\x7fELF" + bytes(60)
 VENV = "/opt/envbuild/venv"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envbuild.core.errors import MachineError
-from envbuild.image.docker.choosing import Asked, Builder, make_image
+from envbuild.image.docker.choosing import Builder, ImageRequest, make_image
 
 
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builder: Builder, *formats: str) -> MachineError:
@@ -16,7 +16,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builder: Builder, *
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
     job: Any = None
     with pytest.raises(MachineError) as caught:
-        make_image(job, Asked(builder=builder, formats=formats, tag="mini:cpu"))
+        make_image(job, ImageRequest(builder=builder, formats=formats, tag="mini:cpu"))
     return caught.value
 
 

@@ -10,7 +10,7 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.docker.saved import archive_of, unpack_saved
 from envbuild.image.docker.streams import tar_stream
-from envbuild.image.layers import Layer, LayerWriter
+from envbuild.rootfs.layer_writer import Layer, LayerWriter
 
 
 def read(chunks):

@@ -1,0 +1,84 @@
+"""Which cases of a matrix are run, and what trains them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from envbuild.catalog.catalog import Selection
+from envbuild.catalog.models import Driver, Matrix
+from envbuild.certify.cases import Case, expand
+from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.run.plan import DRIVERS
+from envbuild.core.errors import CertificationCannotRunError, ConfigurationError, UsageError
+from envbuild.lock.lockfile import Lock
+
+
+def chosen_cases(
+    matrix: Matrix,
+    matrix_name: str,
+    selection: Selection,
+    only: tuple[str, ...],
+    packages: Collection[str] = (),
+) -> tuple[Case, ...]:
+    """The cases to run: all of the matrix, or those named and the baselines they need.
+
+    Args:
+        packages: the names of the lock's packages.
+
+    Raises:
+        ConfigurationError: the matrix has baselines alone.
+        UsageError: ``only`` names a case that the matrix does not have.
+    """
+    cases = expand(matrix, matrix_name, Capabilities.of(selection, packages))
+    if all(case.is_baseline for case in cases):
+        raise ConfigurationError(
+            f"matrix {matrix_name} compares nothing",
+            why="All its cases are baselines, and a baseline agrees with itself.",
+            fix="Add a case with another layout to it.",
+        )
+    if not only:
+        return cases
+    known = {case.id: case for case in cases}
+    if unknown := [name for name in only if name not in known]:
+        raise UsageError(
+            f"matrix {matrix_name} has no case {unknown[0]!r}",
+            why=f"Its cases: {', '.join(known)}.",
+            fix="Choose among these (`envbuild certify --print-cases`).",
+        )
+    if all(known[name].is_baseline for name in only):
+        raise UsageError(
+            f"{only[0]} alone compares nothing",
+            why="It is a baseline: the case that others are compared with. It runs with each of them by itself.",
+            fix=f"Name another case: {', '.join(case.id for case in cases if not case.is_baseline)}.",
+        )
+    return with_baselines(cases, only)
+
+
+def with_baselines(cases: tuple[Case, ...], ids: Collection[str]) -> tuple[Case, ...]:
+    """The cases that are named, and the baselines that they need."""
+    needed = {case.baseline_id for case in cases if case.id in ids}
+    return tuple(case for case in cases if case.id in ids or case.id in needed)
+
+
+def driver_of(selection: Selection, lock: Lock | None = None) -> Driver:
+    """The driver of the cases: what the lock says, and without a lock what the stack's file says.
+
+    Raises:
+        CertificationCannotRunError: there are no cases for it, so no image is of use for this.
+    """
+    stack = selection.stack
+    possible, says = [stack.driver], f"The file of stack {selection.stack_name}"
+    if lock is not None and lock.driver is not None:
+        possible, says = [lock.driver], f"The lock of stack {lock.stack} on {lock.base.name}"
+    elif lock is None and stack.takeover is not None:
+        possible.append(stack.takeover.driver)
+    if not any(driver in DRIVERS for driver in possible):
+        names = " or ".join(driver.value for driver in possible)
+        known = ", ".join(driver.value for driver in DRIVERS)
+        raise CertificationCannotRunError(
+            f"there are no certification cases for driver {names} yet",
+            why=f"{says} names it as the training code that certifies it; the smoke runner has cases for: {known}.",
+            fix=f'Nothing was run. Certify a stack with driver = "{DRIVERS[0].value}", such as stack mcore.',
+            reason="no-cases",
+        )
+    return possible[0]

@@ -1,0 +1,87 @@
+"""What people are told of a certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from envbuild.certify.certificate.statement import CaseVerdict, Certificate, Measured, Numbers, Predicate
+from envbuild.core.text import printable
+
+COLUMNS = ("case", "repeat", "loss", "grad norm", "weights", "from")
+
+
+def lines(statement: Certificate, keyid: str | None) -> list[str]:
+    """A summary: what, where, when, by whom by its own words, and every case."""
+    predicate, measured = statement.predicate, statement.predicate.measured
+    signed = f"says it is signed by key {keyid}" if keyid else "NOT SIGNED: it proves nothing about who measured it"
+    whole = "the whole matrix" if predicate.whole_matrix else "a PART of the matrix"
+    matrix = matrix_in_words(predicate)
+    facts = [
+        ("signature", f"{signed} (not verified here: envbuild certificate verify)"),
+        ("stack", f"{predicate.stack} on {predicate.base}, target {predicate.target}"),
+        *((name, digest) for name, digest in statement.digests().items()),
+        ("lock", predicate.lock_digest + ("" if predicate.lock_is_current else " (older than its stack or base)")),
+        ("ran in", predicate.in_ + (f" ({predicate.runtime})" if predicate.runtime else "")),
+        ("measured", f"{measured.started_at} to {measured.finished_at}; issued {predicate.issued_at}"),
+        ("matrix", f"{matrix}, {whole}: {count(predicate.cases)}"),
+        ("defined as", predicate.matrix_digest),
+        *machine_facts(measured),
+        ("envbuild", f"{predicate.envbuild}, judge {predicate.judge}"),
+        ("smoke", f"{measured.smoke.version}, {measured.smoke.digest}"),
+        ("plan", f"{predicate.plan_digest}, nonce {predicate.nonce}"),
+    ]
+    width = max(len(name) for name, _ in facts)
+    told = [*(f"{name:<{width}}  {text}" for name, text in facts), "", *_table(predicate.cases)]
+    return [printable(line) for line in told]
+
+
+def matrix_in_words(predicate: Predicate) -> str:
+    """The name of its matrix, and that it is none of envbuild's where it is not."""
+    own = "" if predicate.matrix_is_shipped else "a matrix of the project's own under the name "
+    return own + predicate.matrix
+
+
+def count(cases: Iterable[CaseVerdict]) -> str:
+    """How many cases, and how many of them are from an earlier run."""
+    found = list(cases)
+    reused = sum(case.reused is not None for case in found)
+    return f"{len(found)} case{'s' if len(found) != 1 else ''}" + (f", {reused} reused" if reused else "")
+
+
+def machine_facts(measured: Measured) -> list[tuple[str, str]]:
+    """The machine and what it moved, as far as the runner told."""
+    facts = []
+    if machine := measured.machine:
+        names = [gpu.name for gpu in machine.gpus]
+        gpus = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "no GPU"
+        facts.append(("machine", f"{machine.cpu_model or 'CPU'}, {machine.cpu_count} CPUs; {gpus}"))
+        drivers = sorted({gpu.driver for gpu in machine.gpus})
+        versions = (("driver", ", ".join(drivers)), ("CUDA", machine.cuda), ("NCCL", machine.nccl))
+        if told := ", ".join(f"{name} {version}" for name, version in versions if version):
+            facts.append(("software", told))
+    if measured.bandwidth and measured.bandwidth.points:
+        best = max(point.bus_gigabytes_per_second for point in measured.bandwidth.points)
+        facts.append(("all_reduce", f"up to {best:.1f} GB/s bus bandwidth, {measured.bandwidth.ranks} ranks"))
+    return facts
+
+
+def _table(cases: Iterable[CaseVerdict]) -> list[str]:
+    rows = [COLUMNS, *(_row(case) for case in cases)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _row(case: CaseVerdict) -> tuple[str, ...]:
+    if case.baseline is None:
+        numbers = ["baseline", "", ""]
+    else:
+        numbers = [difference(case.largest_relative_difference, case.tolerance, name) for name in Numbers.model_fields]
+    return (case.id, str(case.repeat), *numbers, f"reused from {case.reused.from_}" if case.reused else "this run")
+
+
+def difference(found: Numbers, allowed: Numbers, name: str) -> str:
+    """``1.2e-07 of 1e-05``: how far off, and how far was allowed."""
+    value, limit = getattr(found, name), getattr(allowed, name)
+    if value is None:
+        return "-"
+    return f"{value:.1e}" + (f" of {limit:g}" if limit is not None else "")

@@ -1,0 +1,103 @@
+"""Reads the file of a certificate. What it says is then known, and not yet who said it: that is ``verifying``'s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from envbuild.certify.certificate.envelope import (
+    LARGEST_BYTES,
+    NotAnEnvelopeError,
+    SignedBytes,
+    decode,
+)
+from envbuild.certify.certificate.statement import Certificate, seal_of
+from envbuild.core import jsonread
+from envbuild.core.errors import CertificateRefusedError, ConfigurationError
+from envbuild.core.files import NotPlainFileError, machine_errors, read_plain
+from envbuild.core.validation import in_words
+
+AGAIN = "Get the file again from where it was made, as it was written, or run `envbuild certify`: it makes a new one."
+BEFORE_MATRICES = "urn:envbuild:certificate:2"
+OLD_FORM = b'"urn:envbuild:certificate:1"'
+
+
+@dataclass(frozen=True)
+class CertificateFile:
+    """The file of a certificate, taken apart."""
+
+    path: Path
+    content: SignedBytes
+
+    def refuse(self, why: str, fix: str = AGAIN) -> CertificateRefusedError:
+        """The error that says why this certificate does not count."""
+        return refusal(self.path, why, fix)
+
+    def statement(self) -> Certificate:
+        """What it says.
+
+        Raises:
+            CertificateRefusedError: it is no statement of a certificate, or its seal is broken.
+        """
+        try:
+            raw = jsonread.loads(self.content.payload)
+            if isinstance(raw, dict) and raw.get("predicateType") == BEFORE_MATRICES:
+                raise self.refuse(
+                    "It is of an older envbuild, and does not say how its matrix was defined; certificates of that "
+                    "form do not count any more.",
+                    "Run `envbuild certify` again.",
+                )
+            found = Certificate.model_validate_json(self.content.payload, strict=True)
+            expected = seal_of(raw)
+        except ValidationError as error:
+            raise self.refuse(f"What it says is no certificate: {in_words(error)}.") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self.refuse(f"What it says is no certificate: {error}.") from error
+        if found.predicate.seal != expected:
+            raise self.refuse(f"Its seal is {found.predicate.seal}, its content has {expected}.")
+        return found
+
+
+def refusal(path: Path, why: str, fix: str = AGAIN) -> CertificateRefusedError:
+    """The error for a certificate that does not count."""
+    return CertificateRefusedError(f"the certificate {path} is refused", why=why, fix=fix)
+
+
+def open_certificate(path: Path) -> CertificateFile:
+    """The file of a certificate.
+
+    Raises:
+        ConfigurationError: there is no such file.
+        CertificateRefusedError: it is not the file of a certificate.
+    """
+    with machine_errors(path, "read"):
+        try:
+            data = read_plain(path, LARGEST_BYTES)
+        except FileNotFoundError:
+            raise ConfigurationError(
+                f"there is no certificate {path}",
+                why="The file does not exist.",
+                fix="`envbuild certify` writes one and ends with its path.",
+            ) from None
+        except NotPlainFileError as error:
+            raise refusal(path, f"{error}.", "Name the file that `envbuild certify` wrote.") from error
+    try:
+        return CertificateFile(path, decode(data))
+    except NotAnEnvelopeError as error:
+        if OLD_FORM in data:
+            why = "It is of an older envbuild, which signed nothing; certificates of that form do not count any more."
+            raise refusal(path, why, "Run `envbuild certify` again.") from error
+        raise refusal(path, f"{str(error)[0].upper()}{str(error)[1:]}.") from error
+
+
+def read_certificate(path: Path) -> tuple[Certificate, CertificateFile]:
+    """What a certificate says, and its file; no signature is looked at.
+
+    Raises:
+        ConfigurationError: there is no such file.
+        CertificateRefusedError: it was edited, is damaged, or was written by another version of envbuild.
+    """
+    file = open_certificate(path)
+    return file.statement(), file

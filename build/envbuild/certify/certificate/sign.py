@@ -1,0 +1,67 @@
+"""Signs statements with securesystemslib, and writes the file of a certificate.
+
+securesystemslib is imported where it is needed: it brings boto3 along, 0.6 s that most commands would wait for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from envbuild.certify.certificate.envelope import PAYLOAD_TYPE, SignatureOf, SignedBytes, encode
+from envbuild.certify.certificate.keys import keyid_of, load_private
+from envbuild.core.digests import canonical_json
+from envbuild.core.files import write_atomic
+
+UNSIGNED = "This certificate is not signed: it says what was measured, and proves nothing about who measured it."
+
+
+class Signer:
+    """Signs with one private key."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        from securesystemslib.signer import CryptoSigner, SSlibKey
+
+        self.public = key.public_key()
+        self.keyid = keyid_of(self.public)
+        self._signer = CryptoSigner(key, SSlibKey.from_crypto(self.public, self.keyid))
+
+    def sign(self, payload: bytes) -> SignedBytes:
+        """The payload with this key's signature."""
+        from securesystemslib.dsse import Envelope
+
+        signature = Envelope(payload, PAYLOAD_TYPE, {}).sign(self._signer)
+        return SignedBytes(payload, SignatureOf(self.keyid, bytes.fromhex(signature.signature)))
+
+
+def load_signer(reference: str, password: str | None, environ: Mapping[str, str] = os.environ) -> Signer:
+    """The signer for a key that a user named; see :func:`envbuild.certify.certificate.keys.load_private`."""
+    return Signer(load_private(reference, password, environ))
+
+
+def write_certificate(path: Path, statement: Mapping[str, Any], signer: Signer | None) -> None:
+    """Write a certificate; without a signer its envelope has no signature, and nothing verifies it."""
+    payload = canonical_json(dict(statement))
+    write_atomic(path, encode(signer.sign(payload) if signer else SignedBytes(payload, None)))
+
+
+def verifies(content: SignedBytes, key: Ed25519PublicKey) -> bool:
+    """Whether the signature is this key's, of just these bytes."""
+    if content.signed is None:
+        return False
+    from securesystemslib.dsse import Envelope
+    from securesystemslib.exceptions import VerificationError
+    from securesystemslib.signer import Signature, SSlibKey
+
+    keyid = content.signed.keyid
+    signature = Signature(keyid, content.signed.signature.hex())
+    envelope = Envelope(content.payload, PAYLOAD_TYPE, {keyid: signature})
+    try:
+        envelope.verify([SSlibKey.from_crypto(key, keyid)], 1)
+    except VerificationError:
+        return False
+    return True

@@ -1,0 +1,374 @@
+"""What a certificate says: an in-toto Statement, as strict models.
+
+Format: https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
+
+The subjects come from ``subject``: an image's digests where one was certified, else the lock's. ``cases`` are in the
+form that ``--json`` shows (:class:`CaseVerdict`), and so are those of reports, where they may have failed.
+
+The seal is the digest of the statement but itself. It finds a statement that was edited by accident, also where
+nobody signed; whoever wants to deceive can write a seal too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
+
+from envbuild import __version__
+from envbuild.catalog.fields import MOMENT_FORMAT, Moment, TomlModel, moment_of
+from envbuild.core.digests import Json, digest_of
+from envbuild.launch.executors import WITHOUT_IMAGE, Where
+
+STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE: Literal["urn:envbuild:certificate:3"] = "urn:envbuild:certificate:3"
+# Clocks of two machines.
+CLOCK_SKEW = timedelta(minutes=5)
+CERTIFICATE_FILE = "certificate.intoto.jsonl"
+
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Sha256(TomlModel):
+    """A digest as in-toto writes it: hex digits under the algorithm's name."""
+
+    sha256: Hex
+
+
+class CertifiedThing(TomlModel):
+    """A subject of the statement: an image in one of its forms, or a lock."""
+
+    name: str
+    digest: Sha256
+
+
+class Problem(TomlModel):
+    """Why a case did not pass: the check that says so, and its words."""
+
+    check: str
+    text: str
+
+
+class Numbers(TomlModel):
+    """One number for each thing that is compared; None where it was not."""
+
+    loss: float | None = None
+    grad_norm: float | None = None
+    weights: float | None = None
+
+
+class Step(TomlModel):
+    """What one training step measured; None for a number that is not finite."""
+
+    step: int
+    loss: float | None
+    grad_norm: float | None
+    seconds: float | None = None
+
+
+class Reused(TomlModel):
+    """The earlier run that a case's numbers are from."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    from_: Moment = Field(alias="from", description="when that run measured them")
+    run: str
+
+
+class CaseVerdict(TomlModel):
+    """A case with its numbers, as it stands in certificates, reports and ``--json``."""
+
+    id: str
+    baseline: str | None
+    repeat: int = Field(default=1, ge=1)
+    passed: bool
+    problems: tuple[Problem, ...]
+    largest_relative_difference: Numbers
+    tolerance: Numbers = Numbers()
+    seconds: float | None
+    devices: tuple[str | int, ...] = ()
+    steps: tuple[Step, ...]
+    observed: dict[str, JsonValue] | None = None
+    reused: Reused | None = None
+
+
+class CertifiedGpu(TomlModel):
+    """A GPU of the machine."""
+
+    index: int
+    uuid: str
+    name: str
+    memory: str | int
+    driver: str
+    compute_capability: str
+
+
+class CertifiedMachine(TomlModel):
+    """Where the cases ran."""
+
+    cpu_model: str | None
+    cpu_count: int
+    memory_bytes: int | None
+    gpus: tuple[CertifiedGpu, ...]
+    cuda: str | None
+    nccl: str | None
+    topology: str | None
+    variables: dict[str, str]
+
+
+class BandwidthPoint(TomlModel):
+    """One message size of the bandwidth sweep."""
+
+    bytes: int
+    seconds: float
+    algorithm_gigabytes_per_second: float
+    bus_gigabytes_per_second: float
+
+
+class MeasuredBandwidth(TomlModel):
+    """What all_reduce moved."""
+
+    ranks: int
+    backend: str
+    transports: tuple[str, ...] | None
+    points: tuple[BandwidthPoint, ...]
+    floor_gigabytes_per_second: float | None = None
+
+
+class SeenImage(TomlModel):
+    """What the runner found where it ran, before it started."""
+
+    file_digest: Digest | None
+    file_bytes: int | None
+    fingerprint: dict[str, JsonValue] | None
+
+
+class SmokeRunner(TomlModel):
+    """What ran the cases."""
+
+    version: str
+    digest: Digest
+
+
+class Measured(TomlModel):
+    """What a run tells beside its cases."""
+
+    smoke: SmokeRunner
+    environment: dict[str, JsonValue]
+    machine: CertifiedMachine | None = None
+    image: SeenImage | None = None
+    bandwidth: MeasuredBandwidth | None = None
+    isolation: Literal["live", "process"] | None = None
+    devices: tuple[str | int, ...] = ()
+    started_at: Moment
+    finished_at: Moment | None = Field(description="None where the runner did not come to its end")
+
+
+class Predicate(TomlModel):
+    """What is said of the subjects."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    key: Digest = Field(description="of everything that decides the verdict")
+    verdict: Literal["passed"]
+    stack: str
+    base: str
+    target: str
+    in_: Where = Field(alias="in", description="where the cases ran")
+    runtime: str | None = Field(description="how the .sqsh was opened")
+    lock_digest: Digest
+    lock_is_current: bool = Field(description="made from the stack and the base as they were at issued_at")
+    matrix: str
+    matrix_digest: Digest = Field(description="of its definition as it trained: models, training, cases, tolerances")
+    matrix_is_shipped: bool = Field(description="it is what that envbuild ships under its name; else the project's own")
+    whole_matrix: bool
+    tolerance: dict[str, JsonValue]
+    plan_digest: Digest
+    nonce: str
+    envbuild: str
+    judge: int
+    measured: Measured
+    issued_at: Moment
+    cases: tuple[CaseVerdict, ...] = Field(min_length=1)
+    seal: Digest = Field(description="digest of everything else in the statement: it is not edited by hand")
+
+    @model_validator(mode="after")
+    def _every_case_passed(self) -> Predicate:
+        if self.measured.finished_at is None:
+            raise ValueError("the run that it tells of did not come to its end")
+        for case in self.cases:
+            if not case.passed or case.problems:
+                raise ValueError(f"by its own words {case.id} did not pass")
+            if not case.steps or any(step.loss is None or step.grad_norm is None for step in case.steps):
+                raise ValueError(f"{case.id} has no numbers, or some that are not finite")
+        return self
+
+
+class Certificate(TomlModel):
+    """The statement of a certificate."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    type_: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
+    subject: tuple[CertifiedThing, ...] = Field(min_length=1)
+    predicate_type: Literal["urn:envbuild:certificate:3"] = Field(alias="predicateType")
+    predicate: Predicate
+
+    @model_validator(mode="after")
+    def _subjects_fit_where_it_ran(self) -> Certificate:
+        kinds = [item.name.rpartition(".")[2] for item in self.subject]
+        if len(set(kinds)) != len(kinds):
+            raise ValueError("it names a subject twice")
+        if self.predicate.in_ in WITHOUT_IMAGE:
+            if kinds != ["lock"]:
+                raise ValueError(f"a run in {self.predicate.in_} certifies a lock and no image; it names {kinds}")
+        elif not set(kinds) <= {"oci", "sqsh"}:
+            raise ValueError(f"a run in an image certifies that image; it names {kinds}")
+        if kinds == ["lock"] and f"sha256:{self.subject[0].digest.sha256}" != self.predicate.lock_digest:
+            raise ValueError("its subject is another lock than the one it says was installed")
+        return self
+
+    def cases_json(self) -> list[Json]:
+        """The cases as they stand in it."""
+        return [case.model_dump(mode="json", by_alias=True) for case in self.predicate.cases]
+
+    def digests(self) -> dict[str, str]:
+        """``sha256:...`` of each subject by its name."""
+        return {item.name: f"sha256:{item.digest.sha256}" for item in self.subject}
+
+    def measurements(self) -> list[str]:
+        """The moments at which its numbers were measured."""
+        measured = self.predicate.measured
+        reused = [case.reused.from_ for case in self.predicate.cases if case.reused]
+        return [measured.started_at, *([measured.finished_at] if measured.finished_at else []), *reused]
+
+    def future(self, at: datetime) -> str:
+        """What in it is from after a moment, or was measured after it was issued, in words; empty where nothing is."""
+        issued, newest = self.predicate.issued_at, max(self.measurements())
+        if is_after(issued, at):
+            return f"it was issued at {issued}, after the moment it is looked at, {at.strftime(MOMENT_FORMAT)}"
+        if is_after(newest, moment_of(issued)):
+            return f"its newest numbers are from {newest}, after it was issued ({issued})"
+        return ""
+
+    def mismatch(
+        self,
+        *,
+        name: str,
+        subject: Mapping[str, Json],
+        key: str,
+        case_ids: Sequence[str],
+        matrix_digest: str,
+        matrix_is_shipped: bool,
+    ) -> str:
+        """Why it is not the certificate of a subject, key, cases and matrix, in words; empty when it is."""
+        found = list(dict.fromkeys(case.id for case in self.predicate.cases))
+        if self.predicate.key != key:
+            return f"it is of key {self.predicate.key}"
+        if self.digests() != subject_digests(name, subject):
+            return f"it is about {', '.join(f'{thing} {digest}' for thing, digest in self.digests().items())}"
+        if found != list(case_ids):
+            return f"its cases are {', '.join(found)}"
+        if self.predicate.matrix_digest != matrix_digest:
+            return f"its matrix {self.predicate.matrix} was defined otherwise ({self.predicate.matrix_digest})"
+        if self.predicate.matrix_is_shipped != matrix_is_shipped:
+            return f"envbuild shipped another matrix {self.predicate.matrix} when it was made"
+        return ""
+
+
+def subject_digests(name: str, subject: Mapping[str, Json]) -> dict[str, str]:
+    """The digest of each subject by its name; ``subject`` is the plan's.
+
+    A run in an environment that is no image certifies the lock, whatever else is named.
+    """
+    if subject.get("in", "sqsh") in WITHOUT_IMAGE:
+        return {f"{name}.lock": str(subject["lock_digest"])}
+    forms = {f"{name}.{form}": str(subject.get(f"{form}_digest") or "") for form in ("oci", "sqsh")}
+    return {form: digest for form, digest in forms.items() if digest}
+
+
+def make_certificate(
+    *,
+    name: str,
+    subject: Mapping[str, Json],
+    key: str,
+    lock_is_current: bool,
+    matrix_name: str,
+    matrix_digest: str,
+    matrix_is_shipped: bool,
+    tolerance: Mapping[str, Json],
+    whole_matrix: bool,
+    plan_digest: str,
+    nonce: str,
+    judge_version: int,
+    runtime: str | None,
+    measured: Measured,
+    cases: Sequence[CaseVerdict],
+) -> dict[str, Json]:
+    """The sealed statement as a JSON value.
+
+    Args:
+        name: what the image or the environment is called; no part of what is certified.
+        subject: the plan's.
+        cases: all of them, each passed.
+
+    Raises:
+        pydantic.ValidationError: it would not be a certificate: a case failed, or a digest is none.
+    """
+    predicate: dict[str, Any] = {
+        "key": key,
+        "verdict": "passed",
+        "stack": subject["stack"],
+        "base": subject["base"],
+        "target": subject["target"],
+        "in": subject.get("in", "sqsh"),
+        "runtime": runtime,
+        "lock_digest": subject["lock_digest"],
+        "lock_is_current": lock_is_current,
+        "matrix": matrix_name,
+        "matrix_digest": matrix_digest,
+        "matrix_is_shipped": matrix_is_shipped,
+        "whole_matrix": whole_matrix,
+        "tolerance": dict(tolerance),
+        "plan_digest": plan_digest,
+        "nonce": nonce,
+        "envbuild": __version__,
+        "judge": judge_version,
+        "measured": measured.model_dump(mode="json", by_alias=True),
+        "issued_at": datetime.now(timezone.utc).strftime(MOMENT_FORMAT),
+        "cases": [case.model_dump(mode="json", by_alias=True) for case in cases],
+    }
+    subjects: list[Json] = [
+        {"name": thing, "digest": {"sha256": digest.removeprefix("sha256:")}}
+        for thing, digest in subject_digests(name, subject).items()
+    ]
+    statement: dict[str, Any] = {
+        "_type": STATEMENT_TYPE,
+        "subject": subjects,
+        "predicateType": PREDICATE_TYPE,
+        "predicate": predicate,
+    }
+    predicate["seal"] = seal_of(statement)
+    Certificate.model_validate(statement)
+    return statement
+
+
+def seal_of(statement: Mapping[str, Any]) -> str:
+    """The digest of everything in a statement but its seal."""
+    predicate = {key: value for key, value in statement["predicate"].items() if key != "seal"}
+    return digest_of({**statement, "predicate": predicate})
+
+
+def is_after(moment: str, at: datetime) -> bool:
+    """Whether a moment is after another one by more than the clocks of two machines may differ."""
+    # Not at + CLOCK_SKEW: that may be after the last moment that there is.
+    return moment_of(moment) - at > CLOCK_SKEW
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,168 @@
+"""What was really there, against what the plan asked for: the objects that were built, the environment, the network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from envbuild.certify.judge.problems import Problem
+from envbuild.certify.judge.results import Results
+
+# What parameters are kept in, by the precision of a case.
+PARAMETERS = {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}
+# Any of them is what "auto" asks for.
+CHOSEN = ("flash", "fused", "unfused")
+SOCKET = "NET/Socket"
+NCCL = "nccl"
+
+
+def observed_problems(
+    case: Mapping[str, Any],
+    model: Mapping[str, Any],
+    observed: Mapping[str, Any] | None,
+    baseline: Mapping[str, Any] | None,
+) -> list[Problem]:
+    """Where what was built is not what the plan asked for, or what its baseline was.
+
+    Args:
+        case: as it stands in the plan, with the ``model`` that it names.
+        observed: what the driver read from the objects; ``baseline``: the same of the case's baseline, if it has one.
+    """
+    if not observed:
+        return [Problem(check="observed", text="the driver said nothing of what it built")]
+    settings = case["settings"]
+    wanted: dict[str, object] = {
+        "layer_spec": model.get("layer_spec", "local"),
+        "normalization": model.get("normalization", "LayerNorm"),
+        "attention_backend": settings.get("attention_backend", "local"),
+        "distributed_optimizer": settings.get("distributed_optimizer", False),
+        "hidden_dropout": 0,
+        "attention_dropout": 0,
+        "params_dtype": PARAMETERS.get(case["precision"]),
+    }
+    found = {**observed, "params_dtype": _main_type(str(observed.get("params_dtype")), case["precision"])}
+    if wanted["attention_backend"] == "auto" and found.get("attention_backend") in CHOSEN:
+        wanted["attention_backend"] = found["attention_backend"]
+    problems = [
+        Problem(check="observed", text=f"{name}: the plan asks for {value}, and what was built has {found.get(name)}")
+        for name, value in wanted.items()
+        if not _same(found.get(name), value)
+    ]
+    for name, words in (("parameters", "parameters"), ("samples_digest", "samples that it was trained with")):
+        if observed.get(name) is None:
+            problems.append(Problem(check="observed", text=f"nothing was observed of its {words}"))
+        elif baseline is not None and observed[name] != baseline.get(name):
+            text = f"its {words} are others than its baseline's: {observed[name]}, not {baseline.get(name)}"
+            problems.append(Problem(check="observed", text=text))
+    return [*problems, *_attention(case, observed, baseline), *_twice(observed.get("libraries") or {})]
+
+
+def _attention(
+    case: Mapping[str, Any], observed: Mapping[str, Any], baseline: Mapping[str, Any] | None
+) -> list[Problem]:
+    """Where a case computes attention with another class than its baseline, and neither was asked for it."""
+    if baseline is None or case["layout"]["context"] > 1:
+        return []  # split over ranks it is another class
+    name = "attention_backend"
+    if observed.get(name) != baseline.get(name) or observed.get("attention") == baseline.get("attention"):
+        return []
+    text = f"its attention is {observed.get('attention')}, its baseline's is {baseline.get('attention')}"
+    return [Problem(check="observed", text=text)]
+
+
+def _main_type(found: str, precision: str) -> str:
+    """What parameters are kept in; a few of a model in bf16 stay in float32, as Mamba's decay does."""
+    types = {name.removeprefix("torch.") for name in found.split(",")}
+    few = {"float32"} if precision != "fp32" and len(types) > 1 else set()
+    return ",".join(sorted(types - few))
+
+
+def _same(found: object, wanted: object) -> bool:
+    """Equal, and a number only to a number: 0 is no answer to a question for False."""
+    return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
+
+
+def _twice(libraries: Mapping[str, Iterable[str]]) -> list[Problem]:
+    """Libraries of which a process had several: which of them a call reaches is chance."""
+    return [
+        Problem(check="environment", text=f"library-twice: {name} was loaded from {' and '.join(sorted(set(paths)))}")
+        for name, paths in libraries.items()
+        if len(set(paths)) > 1
+    ]
+
+
+def environment_problems(plan: Mapping[str, Any], results: Results) -> list[Problem]:
+    """Where the environment is not what the lock has: what the runner found, and the versions that it put on record."""
+    findings = [*results.environment_findings, *_other_versions(plan, results)]
+    texts = [
+        f"{finding['code']}: {finding['package'] or 'the environment'}: expected {finding['expected'] or 'none'}, "
+        f"found {finding['found'] or 'none'}"
+        for finding in findings
+    ]
+    return [Problem(check="environment", text=text) for text in dict.fromkeys(texts)]
+
+
+def _other_versions(plan: Mapping[str, Any], results: Results) -> list[dict[str, str | None]]:
+    """Versions on record that are not the plan's, whatever the runner found."""
+    seen = results.environment["versions"]
+    return [
+        {
+            "code": "version-mismatch" if found else "package-missing",
+            "package": name,
+            "expected": wanted,
+            "found": found,
+        }
+        for name, wanted in plan["expected_versions"].items()
+        if (found := seen.get(canonicalize_name(name))) != wanted
+    ]
+
+
+def bandwidth_problems(plan: Mapping[str, Any], results: Results) -> list[Problem]:
+    """Where the network between the ranks is slower than the plan's floor, or is not the one that is there."""
+    asked, measured = plan.get("bandwidth"), results.bandwidth
+    if asked is None:
+        return []
+    if measured is None:
+        return [Problem(check="bandwidth", text="the plan asks for it, and it was not measured")]
+    if measured["failure"] is not None:
+        return [Problem(check="bandwidth", text=f"measuring it failed: {measured['failure']['message']}")]
+    return [*_too_slow(asked, measured), *_transport(measured, results)]
+
+
+def _too_slow(asked: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Problem]:
+    points = {point["bytes"]: point["bus_gigabytes_per_second"] for point in measured["points"]}
+    problems = []
+    if measured["ranks"] != asked["ranks"] or sorted(points) != sorted(asked["sizes_bytes"]):
+        text = f"asked was for {asked['ranks']} ranks and {len(asked['sizes_bytes'])} sizes; measured were "
+        problems.append(Problem(check="bandwidth", text=f"{text}{measured['ranks']} ranks and {len(points)} sizes"))
+    if any(not math.isfinite(value) or value <= 0 for value in points.values()):
+        problems.append(Problem(check="bandwidth", text="a measured bandwidth is not positive"))
+    floor = asked["floor_gigabytes_per_second"]
+    if floor is not None and points and max(points.values()) < floor:
+        text = (
+            f"all_reduce of {measured['ranks']} ranks reaches {max(points.values()):.3g} GB/s, the floor is {floor:g}"
+        )
+        problems.append(Problem(check="bandwidth", text=text))
+    return problems
+
+
+def _transport(measured: Mapping[str, Any], results: Results) -> list[Problem]:
+    """Sockets between ranks of one node: NVLink, PCIe or shared memory would be there, so something turned them off."""
+    if measured["backend"] != NCCL or measured["ranks"] < 2:
+        return []
+    transports = measured["transports"]
+    if not transports:
+        return [Problem(check="transport", text="NCCL's log names no transport, so it cannot be said which one it was")]
+    sockets = [name for name in transports if str(name).startswith(SOCKET)]
+    if not sockets:
+        return []
+    variables = (results.machine or {}).get("variables", {})
+    off = [f"{name}={value}" for name, value in variables.items() if name.endswith("_DISABLE") and value != "0"]
+    why = f" ({', '.join(off)})" if off else ""
+    text = f"ranks of one node speak by {', '.join(sockets)}{why}; they have NVLink, PCIe or shared memory"
+    if "IB" in (variables.get("NCCL_NET", ""), *variables.get("NCCL_NET_PLUGIN", "").split(",")):
+        text += ", and the variables ask for InfiniBand"
+    return [Problem(check="transport", text=text)]

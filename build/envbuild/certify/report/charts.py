@@ -1,0 +1,264 @@
+"""Line charts as numbers for an SVG: paths, ticks and labels. How they look is the page's style."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeGuard
+
+# Small enough that text stays readable where a phone shows a chart over its whole width.
+WIDTH, HEIGHT = 360, 216
+LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 34
+TICKS = 4
+# What differs by less than this, relative, is level: floats have no round numbers in between.
+LEVEL = 1e-12
+# Below it floats lose their digits, and powers of ten are zero; above the other they are none.
+LEAST, MOST = 1e-300, 1e300
+# On a scale of powers zero has its place below all of them, so far from the next.
+ZERO_ROOM = 22
+Point = tuple[float, "float | None"]
+Place = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: points by x, None where there is no number; ``style`` is a class of the page's."""
+
+    name: str
+    points: Sequence[Point]
+    style: str
+
+
+@dataclass(frozen=True)
+class ShadedBand:
+    """Many lines as one: by x the least and the largest of their numbers, None where there is none."""
+
+    name: str
+    edges: Sequence[tuple[float, float | None, float | None]]
+    style: str = "band"
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A place on an axis, and what stands there."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series or a band as SVG draws it; ``lone`` are the dots without a neighbour, which no line shows."""
+
+    name: str
+    style: str
+    path: str
+    dots: tuple[Place, ...]
+    lone: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A horizontal line: what is allowed, or asked for."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart, ready to be drawn."""
+
+    title: str
+    describes: str
+    x_label: str
+    lines: tuple[Line, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    limit: Limit | None = None
+    legend: tuple[tuple[str, str], ...] = ()
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    right: float = WIDTH - RIGHT
+    top: int = TOP
+    bottom: float = HEIGHT - BOTTOM
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Numbers to places: linear, or by powers with a place for zero."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+    ticks: tuple[float, ...] = field(default=())
+    zero: float = 0.0
+
+    def place(self, value: float) -> float:
+        if self.log and value <= LEAST:
+            return self.zero
+        low, high, value = (_log(self.low), _log(self.high), _log(value)) if self.log else (self.low, self.high, value)
+        share = (value - low) / (high - low)
+        return round(self.start + min(1.0, max(0.0, share)) * (self.end - self.start), 1)
+
+
+def _log(value: float) -> float:
+    return math.log10(value)
+
+
+def draw(
+    title: str,
+    series: Sequence[Series | ShadedBand],
+    *,
+    x_label: str,
+    describes: str = "",
+    log_x: bool = False,
+    log_y: bool = False,
+    from_zero: bool = False,
+    limit: tuple[float, str] | None = None,
+    x_text: Callable[[float], str] | None = None,
+) -> Chart | None:
+    """A chart of these lines; None where there is nothing to draw."""
+    drawn = [(x, y) for item in series for x, y in _numbers(item) if _can_be_drawn(y, log=log_y)]
+    values = [y for _, y in drawn if y > LEAST or not log_y]
+    if not values:
+        return None
+    with_zero = log_y and len(values) < len(drawn)
+    values += [limit[0]] if limit else []
+    x_axis = _axis([x for x, _ in drawn], LEFT, WIDTH - RIGHT, log=log_x, tight=True)
+    bottom = HEIGHT - BOTTOM - (ZERO_ROOM if with_zero else 0)
+    y_axis = _axis([*values, *([0.0] if from_zero and not log_y else [])], bottom, TOP, log=log_y)
+    y_axis = replace(y_axis, zero=HEIGHT - BOTTOM)
+    y_text = _power if log_y else _plain(y_axis.ticks)
+    return Chart(
+        title=title,
+        describes=describes,
+        x_label=x_label,
+        lines=tuple(
+            _area(item, x_axis, y_axis) if isinstance(item, ShadedBand) else _line(item, x_axis, y_axis)
+            for item in series
+        ),
+        x_ticks=tuple(Tick(x_axis.place(x), (x_text or _plain(x_axis.ticks))(x)) for x in x_axis.ticks),
+        y_ticks=(
+            *([Tick(y_axis.zero, "0")] if with_zero else []),
+            *(Tick(y_axis.place(y), y_text(y)) for y in y_axis.ticks),
+        ),
+        limit=Limit(y_axis.place(limit[0]), limit[1]) if limit else None,
+        legend=tuple((item.style, item.name) for item in series),
+    )
+
+
+def _can_be_drawn(y: float | None, *, log: bool) -> TypeGuard[float]:
+    return y is not None and abs(y) < MOST and (y >= 0 or not log)
+
+
+def _line(series: Series, x_axis: Axis, y_axis: Axis) -> Line:
+    runs: list[list[Place]] = [[]]
+    for x, y in series.points:
+        if _can_be_drawn(y, log=y_axis.log):
+            runs[-1].append((x_axis.place(x), y_axis.place(y)))
+        elif runs[-1]:
+            runs.append([])  # a number that is not there is no line
+    return Line(
+        series.name,
+        series.style,
+        "".join(map(_path, runs)),
+        tuple(place for run in runs for place in run),
+        tuple(run[0] for run in runs if len(run) == 1),
+    )
+
+
+def _area(band: ShadedBand, x_axis: Axis, y_axis: Axis) -> Line:
+    """What lies between the edges, step by step."""
+    runs: list[list[tuple[Place, Place]]] = [[]]
+    for x, low, high in band.edges:
+        if _can_be_drawn(low, log=y_axis.log) and _can_be_drawn(high, log=y_axis.log):
+            at = x_axis.place(x)
+            runs[-1].append(((at, y_axis.place(low)), (at, y_axis.place(high))))
+        elif runs[-1]:
+            runs.append([])
+    around = [[*(high for _, high in run), *(low for low, _ in reversed(run))] for run in runs if run]
+    path = "".join(f"{_path(places)}Z" for places in around)
+    return Line(band.name, band.style, path, tuple(place for places in around for place in places))
+
+
+def _path(places: Sequence[Place]) -> str:
+    return "".join(f"{'L' if index else 'M'}{x:g} {y:g}" for index, (x, y) in enumerate(places))
+
+
+def _numbers(item: Series | ShadedBand) -> list[Point]:
+    if isinstance(item, Series):
+        return list(item.points)
+    return [(x, y) for x, *edges in item.edges for y in edges]
+
+
+def _axis(values: Sequence[float], start: float, end: float, *, log: bool, tight: bool = False) -> Axis:
+    low, high = min(values), max(values)
+    if log and not tight:
+        return _decades(low, high, start, end)
+    if log:
+        high = high if high > low else low * 10
+        return Axis(low, high, start, end, log=True, ticks=_spread(sorted(set(values))))
+    if high - low <= max(LEAST, LEVEL * max(abs(low), abs(high))):
+        # A line that is level has room above and below.
+        room = abs(low) / 2 if abs(low) > LEAST else 1.0
+        low, high = low - room, high + room
+    ticks = _round_ticks(low, high, whole=tight)
+    if tight:
+        return Axis(low, high, start, end, ticks=ticks)
+    return Axis(min(low, ticks[0]), max(high, ticks[-1]), start, end, ticks=ticks)
+
+
+def _decades(low: float, high: float, start: float, end: float) -> Axis:
+    first, last = math.floor(_log(low)), math.ceil(_log(high))
+    last = max(last, first + 1)
+    step = max(1, math.ceil((last - first) / TICKS))
+    ticks = tuple(10.0**power for power in range(first, last + 1, step))
+    return Axis(10.0**first, 10.0**last, start, end, log=True, ticks=ticks)
+
+
+def _spread(values: Sequence[float]) -> tuple[float, ...]:
+    """Some of the values, the first and the last among them, far enough from each other for their text."""
+    apart = (_log(values[-1]) - _log(values[0])) / TICKS
+    found = list(values[:1])
+    for value in values[1:-1]:
+        if min(_log(value) - _log(found[-1]), _log(values[-1]) - _log(value)) >= apart:
+            found.append(value)
+    return (*found, *values[-1:]) if len(values) > 1 else tuple(found)
+
+
+def _round_ticks(low: float, high: float, *, whole: bool) -> tuple[float, ...]:
+    """Round numbers that span the values; within them where the axis ends with the data."""
+    raw = (high - low) / TICKS
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
+    if whole:
+        step = max(1.0, float(math.ceil(step)))
+        first, last = math.ceil(low / step), math.floor(high / step)
+    else:
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return tuple(float(f"{index * step:.14g}") for index in range(first, last + 1)) or (low, high)
+
+
+def _plain(ticks: Sequence[float]) -> Callable[[float], str]:
+    """Text for ticks: as few digits as tell them apart."""
+    digits = next((count for count in range(3, 15) if len({f"{tick:.{count}g}" for tick in ticks}) == len(ticks)), 15)
+    return lambda value: f"{value:.{digits}g}"
+
+
+def _power(value: float) -> str:
+    """1e-05 as ``1e-5``."""
+    return f"1e{round(_log(value))}"
+
+
+def bytes_text(value: float) -> str:
+    """A message size: ``64 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:g} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")

@@ -1,0 +1,179 @@
+"""The curves of a report: a case over its baseline, and all cases of a model at once.
+
+Lines that lie upon each other cannot be told apart, so where there are many the worst are lines with their names, and
+the rest is a band from the least to the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from envbuild.certify.certificate.statement import CaseVerdict, MeasuredBandwidth
+from envbuild.certify.report.charts import Chart, Point, Series, ShadedBand, bytes_text, draw
+
+CURVES = (("loss", "loss"), ("grad_norm", "grad norm"))
+# So many lines have a style each, also for those who see no colours.
+LINES = 4
+# Of more than those, so many are named.
+NAMED = 2
+
+
+@dataclass(frozen=True)
+class Against:
+    """A case, what the page calls it, and the baseline that it is compared with, if that is there."""
+
+    label: str
+    case: CaseVerdict
+    baseline: CaseVerdict | None
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """What one case adds to a chart: the points, and how far it is off at most."""
+
+    shown: Against
+    points: Sequence[Point]
+    worst: float
+
+
+def relative(found: float | None, expected: float | None) -> float | None:
+    """How far a number is from the one that is expected; None where that cannot be said."""
+    if found is None or expected is None:
+        return None
+    if found == expected:
+        return 0.0
+    return abs(found - expected) / abs(expected) if expected else None
+
+
+def own_charts(shown: Against) -> tuple[Chart, ...]:
+    """A case's numbers over its baseline's."""
+    charts = []
+    case, baseline = shown.case, shown.baseline
+    for key, name in CURVES:
+        series = [Series(case.id, _points(case, key), "line-0" if case.passed else "line-failed")]
+        if baseline is not None:
+            series.insert(0, Series("baseline", _points(baseline, key), "line-baseline"))
+        described = f"{name} of every step of {case.id}" + (" and of its baseline" if baseline else "")
+        charts.append(draw(name, series, x_label="step", describes=described))
+    return tuple(chart for chart in charts if chart)
+
+
+def overview(group: Sequence[Against]) -> tuple[Chart, ...]:
+    """All cases of a model: how far each is off, and for each baseline its numbers with those of its cases."""
+    compared = [item for item in group if item.baseline is not None]
+    charts = [_differences(compared, key, name) for key, name in CURVES]
+    baselines = {item.case.id: item for item in reversed(group) if item.case.baseline is None}
+    for one in reversed(baselines.values()):
+        mine = [item for item in compared if item.case.baseline == one.case.id]
+        of = f", {one.label}" if len(baselines) > 1 else ""
+        charts += [_numbers(one, mine, key, name, of) for key, name in CURVES]
+    return tuple(chart for chart in charts if chart)
+
+
+def _points(case: CaseVerdict, key: str) -> list[Point]:
+    return [(float(step.step), getattr(step, key)) for step in case.steps]
+
+
+def _off(shown: Against, key: str) -> list[Point]:
+    baseline = shown.baseline
+    reference = {step.step: getattr(step, key) for step in baseline.steps} if baseline else {}
+    return [(float(step.step), relative(getattr(step, key), reference.get(step.step))) for step in shown.case.steps]
+
+
+def _curves(group: Iterable[Against], key: str) -> list[_Curve]:
+    """How far each case is off, the failed first and then the worst; without those of which it cannot be said."""
+    found = []
+    for item in group:
+        points = _off(item, key)
+        if known := [y for _, y in points if y is not None]:
+            found.append(_Curve(item, points, max(known)))
+    return sorted(found, key=lambda curve: (curve.shown.case.passed, -curve.worst))
+
+
+def _differences(group: Sequence[Against], key: str, name: str) -> Chart | None:
+    """How far the cases are off, by step, and what is allowed."""
+    curves = _curves(group, key)
+    if not curves:
+        return None
+    named = curves if len(curves) <= LINES else curves[:NAMED]
+    rest = curves[len(named) :]
+    others = f"the other {len(rest)} cases: {_at_most(max((curve.worst for curve in rest), default=0))}"
+    band = [ShadedBand(others, _edges(curve.points for curve in rest))] if rest else []
+    texts = [f"{curve.shown.label}: {_at_most(curve.worst)}{_gap(curve.points)}" for curve in named]
+    limits = sorted({limit for item in group if (limit := getattr(item.case.tolerance, key))})
+    allowed = f"{'widest ' if len(limits) > 1 else ''}band {limits[-1]:g}" if limits else ""
+    count = "1 case" if len(curves) == 1 else f"{len(curves)} cases"
+    return draw(
+        f"{name}: relative difference from the baseline",
+        [*band, *(Series(text, curve.points, style) for text, curve, style in _styled(texts, named))],
+        x_label="step",
+        log_y=True,
+        limit=(limits[-1], allowed) if limits else None,
+        describes=f"how far the {name} of every step of {count} is from the baseline's, relative; "
+        + "; ".join([*texts, *(item.name for item in band), *([allowed] if allowed else [])]),
+    )
+
+
+def _at_most(worst: float) -> str:
+    return f"at most {worst:.1e}" if worst else "identical"
+
+
+def _gap(points: Sequence[Point]) -> str:
+    missing = next((x for x, y in points if y is None), None)
+    return "" if missing is None else f", no number at step {missing:g}"
+
+
+def _numbers(baseline: Against, group: Sequence[Against], key: str, name: str, of: str) -> Chart | None:
+    """The baseline's numbers, those of cases that failed, and the others as a band."""
+    failed = [curve for curve in _curves(group, key) if not curve.shown.case.passed]
+    named = failed[: LINES if len(failed) <= LINES else NAMED]
+    lines = [curve.shown for curve in named]
+    rest = [item for item in group if item not in lines and any(y is not None for _, y in _points(item.case, key))]
+    if len(rest) == 1:
+        others: list[Series | ShadedBand] = [Series(rest[0].label, _points(rest[0].case, key), "line-0")]
+    else:
+        count = f"the other {len(rest)} cases" if lines else f"{len(rest)} cases"
+        band = ShadedBand(count, _edges(_points(item.case, key) for item in rest))
+        others = [band] if rest else []
+    texts = [f"{item.label}: failed" for item in lines]
+    series = [Series(text, _points(curve.shown.case, key), style) for text, curve, style in _styled(texts, named)]
+    return draw(
+        f"{name}{of}",
+        [Series("baseline", _points(baseline.case, key), "line-baseline"), *others, *series],
+        x_label="step",
+        describes=f"{name} of every step of {baseline.case.id}; "
+        + "; ".join([*texts, *(item.name for item in others)]),
+    )
+
+
+def _styled(texts: Sequence[str], curves: Sequence[_Curve]) -> Iterable[tuple[str, _Curve, str]]:
+    """A style for each line: dashes by its place, red for those that failed."""
+    for index, (text, curve) in enumerate(zip(texts, curves, strict=True)):
+        yield text, curve, f"line-{index}" if curve.shown.case.passed else f"line-failed-{index}"
+
+
+def _edges(lines: Iterable[Sequence[Point]]) -> list[tuple[float, float | None, float | None]]:
+    """By x the least and the largest of all lines."""
+    found: dict[float, list[float]] = {}
+    for points in lines:
+        for x, y in points:
+            found.setdefault(x, []).extend([] if y is None else [y])
+    return [(x, min(values, default=None), max(values, default=None)) for x, values in sorted(found.items())]
+
+
+def bandwidth_chart(found: MeasuredBandwidth | None) -> Chart | None:
+    """What all_reduce moved, by message size."""
+    if found is None:
+        return None
+    floor = found.floor_gigabytes_per_second
+    return draw(
+        "all_reduce, bus bandwidth in GB/s",
+        [Series("measured", [(float(p.bytes), p.bus_gigabytes_per_second) for p in found.points], "line-0")],
+        x_label="message size",
+        log_x=True,
+        from_zero=True,
+        limit=(floor, f"at least {floor:g}") if floor else None,
+        x_text=bytes_text,
+        describes=f"bandwidth by message size, {found.ranks} ranks, {found.backend}",
+    )

@@ -1,0 +1,114 @@
+"""JUnit XML as GitLab and Jenkins read it: a test case for each case and repeat, and one for the run as a whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from xml.etree import ElementTree as ET
+
+from envbuild.certify.certificate.describe import difference
+from envbuild.certify.certificate.statement import CaseVerdict, Numbers, Problem
+from envbuild.certify.report.report import Report
+
+RUN = "the run as a whole"
+# What XML 1.0 allows; logs and messages of tools hold other things.
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# A message is shown in one line of a table.
+MESSAGE_LENGTH = 300
+
+
+def junit_xml(report: Report) -> bytes:
+    """The report as JUnit XML."""
+    suite = ET.Element("testsuite")
+    _properties(suite, report)
+    _run(suite, report)
+    for case in report.cases:
+        _case(suite, case, report)
+    counts = {
+        "name": _text(f"envbuild certify {report.name}"),
+        "tests": str(1 + len(report.cases)),
+        "failures": str(len(suite.findall("testcase/failure"))),
+        "errors": "0",
+        "skipped": "0",
+        "time": _seconds(sum(case.seconds or 0 for case in report.cases)),
+    }
+    for name, value in counts.items():
+        suite.set(name, value)
+    if report.measured:
+        # The schema's dateTime has no zone.
+        suite.set("timestamp", report.measured.started_at.removesuffix("Z"))
+    root = ET.Element("testsuites", counts)
+    root.append(suite)
+    ET.indent(root)
+    text: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return text + b"\n"
+
+
+def _properties(suite: ET.Element, report: Report) -> None:
+    found = ET.SubElement(suite, "properties")
+    facts = {
+        "stack": report.stack,
+        "base": report.base,
+        "target": report.target,
+        "in": report.in_,
+        "lock": report.lock_digest,
+        **report.digests,
+        "matrix": report.matrix,
+        "matrix_is_shipped": str(report.matrix_is_shipped).lower(),
+        "whole_matrix": str(report.whole_matrix).lower(),
+        "envbuild": report.envbuild,
+    }
+    for name, value in facts.items():
+        ET.SubElement(found, "property", name=_text(name), value=_text(value))
+
+
+def _run(suite: ET.Element, report: Report) -> None:
+    element = ET.SubElement(suite, "testcase", classname="run", name=RUN, time="0.000")
+    problems = report.problems
+    if not problems and not report.passed and not report.failed_cases:
+        problems = (Problem(check="results", text=report.what or "there is no certificate"),)
+    _failure(element, problems)
+    if report.log:
+        ET.SubElement(element, "system-out").text = _text(f"log: {report.log}")
+
+
+def _case(suite: ET.Element, case: CaseVerdict, report: Report) -> None:
+    repeated = any(other.repeat > 1 for other in report.cases)
+    element = ET.SubElement(
+        suite,
+        "testcase",
+        classname=_text(report.matrix),
+        name=_text(f"{case.id} (repeat {case.repeat})" if repeated else case.id),
+        time=_seconds(case.seconds or 0),
+    )
+    problems = case.problems
+    if not case.passed and not problems:
+        problems = (Problem(check="judge", text="it did not pass"),)
+    _failure(element, problems)
+    told = [] if case.baseline is None else [f"baseline: {case.baseline}"]
+    off = {name: difference(case.largest_relative_difference, case.tolerance, name) for name in Numbers.model_fields}
+    told += [f"largest relative difference, {name}: {text}" for name, text in off.items() if text != "-"]
+    if case.reused:
+        told.append(f"reused from {case.reused.from_}, run {case.reused.run}")
+    told += [f"log: {path}" for path in report.logs.get(case.id, ())]
+    if told:
+        ET.SubElement(element, "system-out").text = _text("\n".join(told))
+
+
+def _failure(element: ET.Element, problems: Sequence[Problem]) -> None:
+    """One element for all of them: GitLab shows the first alone."""
+    if not problems:
+        return
+    first = problems[0]
+    kinds = ",".join(dict.fromkeys(problem.check for problem in problems))
+    message = first.text.splitlines()[0][:MESSAGE_LENGTH] if first.text else first.check
+    failure = ET.SubElement(element, "failure", type=_text(kinds), message=_text(f"{first.check}: {message}"))
+    failure.text = _text("\n".join(f"{problem.check}: {problem.text}" for problem in problems))
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _text(text: str) -> str:
+    return _NOT_XML.sub("\ufffd", text)

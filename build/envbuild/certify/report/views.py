@@ -1,0 +1,196 @@
+"""Cases as the page shows them: a row of a table each, and everything about one below."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from envbuild.certify.certificate.statement import CaseVerdict
+from envbuild.certify.report.charts import Chart
+from envbuild.certify.report.curves import CURVES, Against, overview, own_charts, relative
+from envbuild.certify.report.report import Report
+
+NUMBERS = (*CURVES, ("weights", "weights"))
+# A case's ID is made from its fields; the precision is the word that no model is called by.
+_ID = re.compile(r"(?P<model>.+?)-(?P<precision>fp32|bf16|fp8)-(?P<layout>.+)")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One number of a case against its baseline's: how far off, and the band within which it passes."""
+
+    name: str
+    found: str
+    band: str
+    over: bool
+
+    @property
+    def text(self) -> str:
+        """Both, in words."""
+        return f"{self.found} (band {self.band})" if self.band else self.found
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A step of a case beside its baseline's."""
+
+    step: int
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CaseView:
+    """A case, ready to be shown."""
+
+    anchor: str
+    shown: Against
+    compared: Mapping[str, Compared]
+    charts: tuple[Chart, ...]
+    columns: tuple[str, ...]
+    rows: tuple[StepRow, ...]
+    logs: tuple[str, ...]
+
+    @property
+    def verdict(self) -> CaseVerdict:
+        """The case itself."""
+        return self.shown.case
+
+    @property
+    def status(self) -> str:
+        """The verdict in a word."""
+        return "passed" if self.verdict.passed else "failed"
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """The checks that it did not pass, each once."""
+        return tuple(dict.fromkeys(problem.check for problem in self.verdict.problems))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of a table, and the band that all its cases share; none where they have different ones."""
+
+    key: str
+    name: str
+    band: str
+
+
+@dataclass(frozen=True)
+class CaseGroup:
+    """The cases of one model and precision."""
+
+    title: str
+    told: str
+    cases: tuple[CaseView, ...]
+    columns: tuple[Column, ...]
+    charts: tuple[Chart, ...]
+    identical: bool
+
+
+def groups_of(report: Report) -> list[CaseGroup]:
+    """The cases of a report by model and precision."""
+    groups: dict[str, list[CaseView]] = {}
+    for case in report.cases:
+        groups.setdefault(_parts(case.id)[0], []).append(_case(case, report))
+    return [
+        CaseGroup(
+            title=title,
+            told=_told(found),
+            cases=tuple(found),
+            columns=tuple(_columns(found)),
+            charts=overview([view.shown for view in found]),
+            identical=_identical(found),
+        )
+        for title, found in groups.items()
+    ]
+
+
+def _parts(case_id: str) -> tuple[str, str]:
+    """What a group of cases is called, and the case in it."""
+    found = _ID.fullmatch(case_id)
+    return (f"{found['model']}, {found['precision']}", found["layout"]) if found else (case_id, case_id)
+
+
+def _told(views: Sequence[CaseView]) -> str:
+    failed = sum(not view.verdict.passed for view in views)
+    if failed:
+        return f"{failed} of {len(views)} failed"
+    return "1 case, passed" if len(views) == 1 else f"{len(views)} cases, all passed"
+
+
+def _columns(views: Sequence[CaseView]) -> Iterable[Column]:
+    for key, name in NUMBERS:
+        found = [view.compared[key] for view in views if key in view.compared]
+        bands = {item.band for item in found}
+        if found:
+            yield Column(key, name, bands.pop() if len(bands) == 1 else "")
+
+
+def _identical(views: Sequence[CaseView]) -> bool:
+    """Whether every case has its baseline's numbers, digit for digit."""
+    compared = [view.verdict for view in views if view.verdict.baseline is not None]
+    found = [case.largest_relative_difference for case in compared]
+    return bool(found) and all((item.loss, item.grad_norm) == (0, 0) for item in found)
+
+
+def _case(case: CaseVerdict, report: Report) -> CaseView:
+    repeated = any(other.id == case.id and other.repeat != case.repeat for other in report.cases)
+    label = _parts(case.id)[1] + (f", repeat {case.repeat}" if repeated else "")
+    shown = Against(label, case, _baseline(case, report.cases))
+    columns, rows = _steps(case, shown.baseline)
+    return CaseView(
+        anchor=f"case-{case.id}-{case.repeat}",
+        shown=shown,
+        compared=dict(_compared(case)),
+        charts=own_charts(shown),
+        columns=columns,
+        rows=rows,
+        logs=report.logs.get(case.id, ()),
+    )
+
+
+def _baseline(case: CaseVerdict, cases: Iterable[CaseVerdict]) -> CaseVerdict | None:
+    """The baseline of the same repeat, or the first of its name."""
+    found = [other for other in cases if other.id == case.baseline]
+    return next((other for other in found if other.repeat == case.repeat), found[0] if found else None)
+
+
+def _compared(case: CaseVerdict) -> Iterable[tuple[str, Compared]]:
+    for key, name in NUMBERS:
+        found, allowed = getattr(case.largest_relative_difference, key), getattr(case.tolerance, key)
+        if found is None or case.baseline is None:
+            continue
+        yield (
+            key,
+            Compared(
+                name=name,
+                found="identical" if found == 0 else f"{found:.1e}",
+                band="" if allowed is None else f"{allowed:g}",
+                over=allowed is not None and found > allowed,
+            ),
+        )
+
+
+def _steps(case: CaseVerdict, baseline: CaseVerdict | None) -> tuple[tuple[str, ...], tuple[StepRow, ...]]:
+    if baseline is None:
+        rows = [StepRow(step.step, (_number(step.loss), _number(step.grad_norm))) for step in case.steps]
+        return ("step", "loss", "grad norm"), tuple(rows)
+    reference = {step.step: step for step in baseline.steps}
+    rows = []
+    for step in case.steps:
+        other = reference.get(step.step)
+        cells: list[str] = []
+        expected = (other.loss, other.grad_norm) if other else (None, None)
+        for mine, its in zip((step.loss, step.grad_norm), expected, strict=True):
+            cells += [_number(mine), _number(its) if other else "no step", _difference(relative(mine, its))]
+        rows.append(StepRow(step.step, tuple(cells)))
+    return ("step", "loss", "baseline", "off by", "grad norm", "baseline", "off by"), tuple(rows)
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.7g}"
+
+
+def _difference(value: float | None) -> str:
+    return "-" if value is None else "0" if value == 0 else f"{value:.1e}"

@@ -1,0 +1,107 @@
+"""Where the cases of a job are run: the way that was asked for, tried before work starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.certify.run.job import CertifyJob
+from envbuild.certify.run.run import RESULTS_DIR
+from envbuild.core.errors import CertificationCannotRunError, InternalError, MachineError, UsageError
+from envbuild.core.progress import Reporter
+from envbuild.image.output import PlacedImage, image_tag
+from envbuild.launch.bwrap import InLayers, InSqsh
+from envbuild.launch.executors import Executor, handed_on
+from envbuild.launch.gpus import Gpu, NvidiaDriver, find_driver, gpus_here
+from envbuild.launch.open_image import probe
+from envbuild.launch.venv import in_this, in_venv
+
+DEFAULT_VENV = Path(".venv")
+# What certifies an image where no daemon answers.
+WITHOUT_DAEMON = "--in sqsh or --in oci"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machinery:
+    """What of a machine was named on the command line.
+
+    Attributes:
+        runtime: how the .sqsh is opened; the best that works here when None.
+        venv: the virtual environment of ``--in venv``.
+        gpus: the indices of the GPUs that may be used; all when empty.
+        isolation: whether rank processes stay alive between cases; the runner's default when None.
+    """
+
+    runtime: str | None = None
+    venv: Path = DEFAULT_VENV
+    gpus: tuple[int, ...] = ()
+    isolation: str | None = None
+
+    def arguments(self) -> tuple[str, ...]:
+        """The runner's words for it."""
+        words = ("--gpus", ",".join(map(str, self.gpus))) if self.gpus else ()
+        return (*words, *(("--isolation", self.isolation) if self.isolation else ()))
+
+    def gpus_used(self, job: CertifyJob) -> tuple[Gpu, ...]:
+        """The GPUs of this machine that a job may use."""
+        if not job.on_gpus:
+            return ()
+        return tuple(gpu for gpu in gpus_here() if not self.gpus or int(gpu.index) in self.gpus)
+
+
+def parse_gpus(text: str) -> tuple[int, ...]:
+    """``0,1`` as numbers.
+
+    Raises:
+        UsageError: it is no list of different numbers.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and word.isascii() for word in words) or len({*map(int, words)}) != len(words):
+        raise UsageError(
+            f"--gpus {text!r} is no list of GPUs",
+            why="A list is whole numbers with commas between them, and has each of them once.",
+            fix="Give their indices as nvidia-smi shows them: --gpus 0,1",
+        )
+    return tuple(int(word) for word in words)
+
+
+def open_way(job: CertifyJob, machinery: Machinery, reporter: Reporter) -> Executor:
+    """The way to run a job.
+
+    Raises:
+        CertificationCannotRunError: this machine cannot go it: no driver, no runtime, no such environment.
+    """
+    place = job.asked.place
+    if place == "venv":
+        return in_venv(machinery.venv)
+    if place == "here":
+        return in_this()
+    image = job.asked.image
+    if image is None:
+        raise InternalError("an image is certified, and there is none")
+    try:
+        return _in_image(job, image, machinery, reporter)
+    except MachineError as error:
+        raise CertificationCannotRunError(
+            error.what, why=error.why, fix=error.fix, log=error.log, reason="no-runtime"
+        ) from error
+
+
+def _in_image(job: CertifyJob, image: PlacedImage, machinery: Machinery, reporter: Reporter) -> Executor:
+    given = handed_on(os.environ) if job.on_gpus else {}
+    if job.asked.place == "docker":
+        from envbuild.image.docker.engine import open_engine
+        from envbuild.launch.docker import InDocker
+
+        record = image.record
+        tag = image_tag(image.lock_name, record.base, record.target)
+        engine = open_engine(otherwise=WITHOUT_DAEMON)
+        way = InDocker(image=image, engine=engine, tag=tag, reporter=reporter, gpus=job.on_gpus, given=given)
+        # Whoever certifies holds the job's folder alone: what still writes there is nobody's.
+        way.end_left_over(job.folder / "run" / RESULTS_DIR)
+        return way
+    driver: NvidiaDriver | None = find_driver() if job.on_gpus else None
+    if job.asked.place == "oci":
+        return InLayers(image=image, driver=driver, given=given)
+    return InSqsh(image=image, runtime=probe(machinery.runtime), driver=driver, given=given)

@@ -1,0 +1,208 @@
+"""What is to be certified, with what, and where its files go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from envbuild.catalog.catalog import Selection, matrix_digest
+from envbuild.catalog.models import Device, Driver, Matrix
+from envbuild.certify.cases import Case
+from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.selection import chosen_cases, driver_of
+from envbuild.certify.run.durations import estimates
+from envbuild.certify.run.plan import Expected, Subject, certification_key, make_plan, sweep_of
+from envbuild.certify.run.zipapp import smoke_file
+from envbuild.core.digests import Json
+from envbuild.core.errors import ConfigurationError
+from envbuild.image.output import PlacedImage, image_name
+from envbuild.launch.executors import WITHOUT_IMAGE, Where
+from envbuild.lock.inputs.request import is_older
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.store.local import LocalStore
+
+MOST_REPEATS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifyRequest:
+    """What somebody asks for.
+
+    Attributes:
+        only: case IDs to run instead of the whole matrix.
+        place: where the cases train.
+        image: the image that is certified; None where it is a lock.
+        lock_name: of the lock, where it is not the stack's own.
+        repeats: how often every case is trained.
+    """
+
+    selection: Selection
+    lock: LockDirectory
+    matrix_name: str
+    out_dir: Path
+    only: tuple[str, ...] = ()
+    place: Where = "sqsh"
+    image: PlacedImage | None = None
+    lock_name: str | None = None
+    repeats: int = 1
+
+    @property
+    def name(self) -> str:
+        """What it is called in certificates, and where its files are."""
+        if self.image is not None:
+            return self.image.name
+        selection = self.selection
+        return image_name(self.lock_name or selection.stack_name, selection.base_name, selection.target_name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifyJob:
+    """A certification, made out of what was asked for.
+
+    Attributes:
+        plan: of all its cases.
+        key: the digest of all that decides the certificate.
+        matrix_is_shipped: whether the matrix is what envbuild ships under its name.
+        folder: where its certificate goes, and the files of its run.
+    """
+
+    asked: CertifyRequest
+    plan: dict[str, Json]
+    key: str
+    cases: tuple[Case, ...]
+    matrix: Matrix
+    matrix_is_shipped: bool
+    whole_matrix: bool
+    lock_is_current: bool
+    subject: Subject
+    driver: Driver
+    smoke: Path
+    smoke_digest: str
+    folder: Path
+
+    @property
+    def certifies_image(self) -> bool:
+        """Whether it is about an image; else about a lock."""
+        return self.asked.place not in WITHOUT_IMAGE
+
+    @property
+    def matrix_digest(self) -> str:
+        """The digest of what the matrix trains and allows."""
+        return matrix_digest(self.matrix)
+
+    @property
+    def on_gpus(self) -> bool:
+        return self.asked.selection.target.device is Device.CUDA
+
+    def planned(self, case_id: str) -> Mapping[str, Any]:
+        """A case as it stands in the plan."""
+        cases: Any = self.plan["cases"]
+        found: Mapping[str, Any] = next(case for case in cases if case["id"] == case_id)
+        return found
+
+    def plan_of(self, cases: tuple[Case, ...]) -> dict[str, Json]:
+        """The plan, or one of some of its cases; with a nonce of its own."""
+        if cases == self.cases:
+            return self.plan
+        seconds = {case.id: self.planned(case.id)["estimated_seconds"] for case in cases}
+        return _plan(self, cases, {name: value for name, value in seconds.items() if value is not None})
+
+
+def make_job(asked: CertifyRequest, store: LocalStore, subject: Subject | None = None) -> CertifyJob:
+    """A job for what was asked for.
+
+    Args:
+        subject: what it is about, where a plan says so already.
+
+    Raises:
+        ConfigurationError: the image is of another lock, or lacks what is certified.
+    """
+    selection, lock = asked.selection, asked.lock.lock
+    driver = driver_of(selection, lock)
+    matrix = selection.catalog.matrix(asked.matrix_name)
+    packages = asked.lock.packages()
+    cases = chosen_cases(matrix, asked.matrix_name, selection, asked.only, packages)
+    whole = len(cases) == len(chosen_cases(matrix, asked.matrix_name, selection, (), packages))
+    smoke, smoke_digest = smoke_file(store)
+    draft = CertifyJob(
+        asked=asked,
+        plan={},
+        key="",
+        cases=cases,
+        matrix=matrix,
+        matrix_is_shipped=selection.catalog.ships_matrix(asked.matrix_name),
+        whole_matrix=whole,
+        lock_is_current=not is_older(lock, selection),
+        subject=subject or subject_of(asked),
+        driver=driver,
+        smoke=smoke,
+        smoke_digest=smoke_digest,
+        folder=asked.out_dir,
+    )
+    plan = with_estimates(_plan(draft, cases), store)
+    scope = asked.matrix_name if whole else f"part of {asked.matrix_name}"
+    key = certification_key(plan, matrix, smoke_digest, scope=scope)
+    folder = asked.out_dir / "certificates" / asked.name / key.removeprefix("sha256:")[:12]
+    return replace(draft, plan=plan, key=key, folder=folder)
+
+
+def with_estimates(plan: dict[str, Json], store: LocalStore) -> dict[str, Json]:
+    """The plan with how long its cases took before, where that is known."""
+    known = estimates(plan, store)
+    cases: Any = plan["cases"]
+    return {**plan, "cases": [{**case, "estimated_seconds": known.get(case["id"])} for case in cases]}
+
+
+def subject_of(asked: CertifyRequest) -> Subject:
+    """What a certificate would be about.
+
+    Raises:
+        ConfigurationError: the image is of another lock, or has no .sqsh where one is needed.
+    """
+    selection, image, lock_digest = asked.selection, asked.image, asked.lock.lock.digest
+    bare = Subject(
+        name=asked.name,
+        stack=selection.stack_name,
+        base=selection.base_name,
+        target=selection.target_name,
+        lock_digest=lock_digest,
+        place=asked.place,
+    )
+    if image is None:
+        return bare
+    record = image.record
+    if record.lock_digest != lock_digest:
+        raise ConfigurationError(
+            f"the image in {image.path} was made from another lock",
+            why=f"It has lock {record.lock_digest}; the lock now is {lock_digest}.",
+            fix=f"Build it again: {image.command}",
+        )
+    if asked.place == "sqsh":
+        if record.sqsh_digest is None:
+            image.sqsh()  # says how to make one
+        return replace(bare, oci_digest=record.oci_digest, sqsh_digest=record.sqsh_digest)
+    return replace(bare, oci_digest=record.oci_digest)
+
+
+def _plan(job: CertifyJob, cases: tuple[Case, ...], seconds: Mapping[str, float] | None = None) -> dict[str, Json]:
+    asked, lock = job.asked, job.asked.lock
+    packages = lock.packages()
+    components = lock.lock.components
+    ground = Capabilities.of(asked.selection, packages)
+    return make_plan(
+        subject=job.subject,
+        ground=ground,
+        driver=job.driver,
+        matrix=job.matrix,
+        cases=cases,
+        expected=Expected(
+            versions={**packages, **{name: item.version for name, item in components.items()}},
+            modules=[module for item in components.values() for module in item.modules],
+            provided=sorted(lock.lock.base.provides),
+        ),
+        repeats=asked.repeats,
+        sweep=sweep_of(job.matrix, ground, max(case.world_size for case in cases)),
+        estimates=seconds,
+    )

@@ -1,0 +1,211 @@
+"""``plan.json``: all that the smoke runner is told. Its schema lives with smoke."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from envbuild.catalog.models import Band, Driver, Matrix, ModelSpec
+from envbuild.certify.cases import Case
+from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.core.digests import Json, digest_of
+from envbuild.launch.executors import Where
+
+PLAN_SCHEMA = "envbuild.plan/2"
+# Raised when the judge would come to another verdict about the same results.
+JUDGE_VERSION = 5
+# The drivers that the smoke runner has.
+DRIVERS = (Driver.MCORE,)
+# What says how long a case takes or may take, and not what it computes.
+IDLE = ("estimated_seconds", "time_limit_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What a certificate is about: names, and the digests of the lock and the image.
+
+    Attributes:
+        name: what the image is called where it was put; no part of what is certified.
+        oci_digest: None where no image is certified, as in an environment that is in none.
+        sqsh_digest: None also where the image has no .sqsh.
+    """
+
+    name: str
+    stack: str
+    base: str
+    target: str
+    lock_digest: str
+    oci_digest: str | None = None
+    sqsh_digest: str | None = None
+    place: Where = "sqsh"
+
+    def as_json(self) -> dict[str, Json]:
+        digests = {"oci_digest": self.oci_digest, "sqsh_digest": self.sqsh_digest}
+        return {
+            "stack": self.stack,
+            "base": self.base,
+            "target": self.target,
+            "in": self.place,
+            "lock_digest": self.lock_digest,
+            **{name: digest for name, digest in digests.items() if digest is not None},
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """An all_reduce sweep over ``ranks`` GPUs after the cases; a floor is in GB/s of bus bandwidth."""
+
+    ranks: int
+    sizes_bytes: tuple[int, ...]
+    floor_gigabytes_per_second: float | None = None
+
+    def as_json(self) -> Json:
+        return {
+            "ranks": self.ranks,
+            "sizes_bytes": list(self.sizes_bytes),
+            "floor_gigabytes_per_second": self.floor_gigabytes_per_second,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What the environment must have: the versions of the lock, and modules that import; and what its base brings."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    modules: Sequence[str] = ()
+    provided: Sequence[str] = ()
+
+
+def tolerance_of(matrix: Matrix, case: Case) -> Band:
+    """How far a case may be from its baseline: the widest band of the axes in which it differs from it."""
+    return matrix.tolerance[case.precision].of(case.axes)
+
+
+def sweep_of(matrix: Matrix, ground: Capabilities, ranks: int) -> Sweep | None:
+    """The all_reduce sweep of a matrix over so many GPUs; None where it has none, and for one GPU."""
+    wanted = matrix.bandwidth
+    if wanted is None or ground.device not in wanted.devices or ranks == 1:
+        return None
+    return Sweep(
+        ranks=ranks,
+        sizes_bytes=wanted.sizes_bytes,
+        floor_gigabytes_per_second=wanted.floor_gigabytes_per_second,
+    )
+
+
+def make_plan(
+    *,
+    subject: Subject,
+    ground: Capabilities,
+    driver: Driver,
+    matrix: Matrix,
+    cases: tuple[Case, ...],
+    expected: Expected,
+    repeats: int = 1,
+    sweep: Sweep | None = None,
+    estimates: Mapping[str, float] | None = None,
+) -> dict[str, Json]:
+    """The plan as a JSON value, with a fresh nonce.
+
+    Args:
+        estimates: how long cases are likely to take, in seconds, by ID.
+    """
+    used = {case.model for case in cases}
+    seconds = estimates or {}
+    return {
+        "schema": PLAN_SCHEMA,
+        "nonce": secrets.token_hex(16),
+        "subject": subject.as_json(),
+        "device": ground.device.value,
+        "gpu": {"sm": list(ground.sm)} if ground.sm else None,
+        "expected_versions": dict(expected.versions),
+        "expected_modules": list(expected.modules),
+        "provided_packages": list(expected.provided),
+        "repeats": repeats,
+        "bandwidth": sweep.as_json() if sweep else None,
+        "models": {name: _model_json(model) for name, model in matrix.models.items() if name in used},
+        "cases": [_case_json(case, matrix, driver, seconds.get(case.id)) for case in cases],
+    }
+
+
+def _model_json(model: ModelSpec) -> Json:
+    return {
+        "kind": model.kind,
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_query_groups": model.query_groups,
+        "sequence_length": model.sequence_length,
+        "vocabulary_size": model.vocabulary_size,
+        "normalization": model.normalization.value,
+        "layer_spec": model.layer_spec.value,
+        "moe": model.moe.model_dump(mode="json") if model.moe else None,
+        "mamba": model.mamba.model_dump(mode="json") if model.mamba else None,
+    }
+
+
+def _case_json(case: Case, matrix: Matrix, driver: Driver, estimated_seconds: float | None) -> Json:
+    return {
+        "id": case.id,
+        "baseline": None if case.is_baseline else case.baseline_id,
+        "driver": driver.value,
+        "model": case.model,
+        "precision": case.precision.value,
+        "layout": dict(vars(case.layout)),
+        "world_size": case.world_size,
+        "training": {
+            **matrix.training.model_dump(mode="json"),
+            "micro_batch_size": case.micro_batch_size,
+            "global_batch_size": case.global_batch_size,
+        },
+        "settings": {
+            "overlap_p2p_comm": case.overlap_p2p_comm,
+            "batch_p2p_comm": not case.overlap_p2p_comm,
+            "attention_backend": case.attention_backend.value,
+            "distributed_optimizer": case.distributed_optimizer,
+            "recompute": case.recompute.value,
+        },
+        "resume_at": case.resume_at,
+        "compare_weights": case.compare_weights,
+        "estimated_seconds": estimated_seconds,
+        "time_limit_seconds": matrix.time_limit_seconds,
+    }
+
+
+def computed(case: Mapping[str, Json]) -> dict[str, Json]:
+    """The part of a planned case that says what it computes."""
+    return {name: value for name, value in case.items() if name not in IDLE}
+
+
+def certification_key(plan: dict[str, Json], matrix: Matrix, smoke_digest: str, *, scope: str) -> str:
+    """The digest of all that decides a certificate: the plan but for nonce and estimates, tolerances, smoke, judge.
+
+    Args:
+        scope: the matrix's name, or that it is a part of it.
+    """
+    tolerances: dict[str, Json] = {
+        precision.value: band.model_dump(mode="json") for precision, band in matrix.tolerance.items()
+    }
+    return digest_of(
+        {
+            "scope": scope,
+            "plan": deciding(plan),
+            "tolerance": tolerances,
+            "smoke": smoke_digest,
+            "judge": JUDGE_VERSION,
+        }
+    )
+
+
+def deciding(plan: dict[str, Json]) -> dict[str, Json]:
+    """The part of a plan that decides what comes out: all but its nonce and its estimates."""
+    decides = {key: value for key, value in plan.items() if key != "nonce"}
+    cases = decides["cases"]
+    if isinstance(cases, list):
+        decides["cases"] = [
+            {key: value for key, value in case.items() if key != "estimated_seconds"}
+            for case in cases
+            if isinstance(case, dict)
+        ]
+    return decides

@@ -1,0 +1,99 @@
+"""Programs at work beside something else: in threads, or while a block runs; ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from envbuild.core.spawn import here, kill_group, running, started_program
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def interruptible(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
+    """A pool whose threads run programs: when the block is left by an exception, the programs are ended first.
+
+    Ctrl-C reaches the main thread alone, which would otherwise wait for them to end by themselves.
+    """
+    before = set(running)
+    try:
+        yield pool
+    except BaseException:
+        # First what has not begun: a thread whose program is ended takes the next piece of work at once.
+        pool.shutdown(wait=False, cancel_futures=True)
+        ending = threading.Thread(target=pool.shutdown, name="wait for the pool", daemon=True)
+        ending.start()
+        while ending.is_alive():
+            for program in list(running - before):  # also one that had been about to start
+                kill_group(program)
+            ending.join(0.05)
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def meanwhile(argv: Sequence[str | Path], *, what: str, env: Mapping[str, str], cwd: Path) -> Iterator[None]:
+    """A program at work while the block runs, and ended with it: nobody asks how far it came.
+
+    It must print less than a pipe holds (64 KiB on Linux).
+
+    Raises:
+        MachineError: the program cannot be started.
+    """
+    with started_program([str(word) for word in argv], what, env, cwd, None) as process:
+        yield
+        kill_group(process)
+
+
+class Background(Future[T]):
+    """Work that goes on in a thread of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guard = threading.Lock()
+        self._programs: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+
+    @contextlib.contextmanager
+    def runs(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+        """Note a program of this work while the block runs."""
+        with self._guard:
+            self._programs.add(process)
+            stopped = self._stopped
+        try:
+            if stopped:
+                kill_group(process)
+            yield
+        finally:
+            with self._guard:
+                self._programs.discard(process)
+
+    def stop(self) -> None:
+        """End the program that it runs, and any that it starts later: what it does with that does not matter."""
+        with self._guard:
+            self._stopped = True
+            programs = list(self._programs)
+        for process in programs:
+            kill_group(process)
+
+
+def beside(action: Callable[[], T]) -> Background[T]:
+    """Run something in a thread that nobody has to wait for: it ends with the process, if not before."""
+    future: Background[T] = Background()
+
+    def work() -> None:
+        here.work = future
+        try:
+            future.set_result(action())
+        except BaseException as failure:  # noqa: BLE001 - whoever asks for the result gets it
+            future.set_exception(failure)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future

@@ -1,0 +1,35 @@
+"""Compares wheels in a process of its own: ``python -m envbuild.drift RESULT``, with what to compare on stdin.
+
+Reading makes millions of objects. Here no collector looks at them, none is freed before the process ends, and whoever
+waits for the answer goes on with its own work.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from envbuild.core.errors import CheckRefusedError
+from envbuild.drift.check import find_drift
+from envbuild.drift.sources import SourceTree
+
+
+def compare(asked: dict[str, Any]) -> dict[str, Any]:
+    """The findings of each of ``pairs`` (two names), in their order; ``wheels`` has the path of each name's wheel."""
+    try:
+        trees = {name: SourceTree.from_wheel(Path(path)) for name, path in asked["wheels"].items()}
+    except CheckRefusedError as error:
+        return {"refused": {"what": error.what, "why": error.why, "fix": error.fix}}
+    found = [find_drift(trees[consumer], trees[provider]) for consumer, provider in asked["pairs"]]
+    return {"findings": [[asdict(finding) for finding in findings] for findings in found]}
+
+
+if __name__ == "__main__":
+    gc.disable()
+    Path(sys.argv[1]).write_text(json.dumps(compare(json.load(sys.stdin))))
+    os._exit(0)

@@ -1,0 +1,94 @@
+"""The drift check: everything in one distribution that another, at its locked version, does not have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from envbuild.drift.classes import Classes
+from envbuild.drift.findings import Finding, FindingKind, Moment, Severity
+from envbuild.drift.module_index import Patches, Tables, no_collection, patches_of
+from envbuild.drift.reach import mark_reached
+from envbuild.drift.sources import SourceTree
+from envbuild.drift.symbols import ClassSymbol, ModuleSymbol, Reader, full_name
+from envbuild.drift.walker import Walker
+
+# Parts of a distribution that training does not run.
+_LEFT_OUT = frozenset({"tests", "test", "examples", "scripts"})
+
+
+def find_drift(consumer: SourceTree, provider: SourceTree) -> list[Finding]:
+    """Compare what ``consumer`` imports and calls with what ``provider`` has, by reading both.
+
+    Returns:
+        The findings by file and line. Only those for which :meth:`Finding.is_error` holds are a reason to refuse.
+    """
+    with no_collection():
+        findings = _compare(consumer, provider)
+    findings.sort(key=lambda finding: (finding.file, finding.line))
+    return mark_reached(findings, consumer)
+
+
+def _compare(consumer: SourceTree, provider: SourceTree) -> list[Finding]:
+    tables = Tables(consumer, provider)
+    reader = Reader(tables)
+    # All of them before anything is looked up: a table and the syntax that is walked have to be of one reading.
+    read = [found for module in _modules_to_walk(tables) if (found := tables.with_syntax(module)) is not None]
+    _note_patches(reader, [patches_of(table, tree) for table, tree in read])
+    classes = Classes(reader)
+    findings: list[Finding] = []
+    read.reverse()
+    while read:
+        # Trees are what takes memory: each goes when it has been walked.
+        table, tree = read.pop()
+        findings.extend(Walker(reader, classes, table).walk(tree, table.scope))
+    findings.extend(_not_read(tables))
+    return findings
+
+
+def _modules_to_walk(tables: Tables) -> list[str]:
+    """The consumer's modules that name a package of the provider."""
+    words = [word.encode() for word in sorted({root.partition(".")[0] for root in tables.provider.roots})]
+    named = re.compile(b"|".join(rb"\b" + re.escape(word) + rb"\b" for word in words))
+
+    def names_it(text: bytes) -> bool:
+        # Looking for a text is far quicker than for a pattern, and most files have none of them.
+        return any(word in text for word in words) and named.search(text) is not None
+
+    return sorted(
+        module
+        for module, file in tables.consumer.modules.items()
+        if not _LEFT_OUT.intersection(file.split("/")[:-1]) and names_it(tables.consumer.files[file])
+    )
+
+
+def _note_patches(reader: Reader, modules: Sequence[Patches]) -> None:
+    """What the consumer sets on modules and classes from outside is no longer what the provider defines."""
+    for module in modules:
+        reader.replaced.update(module.replaced)
+        for patch in module.patches:
+            for symbol in reader.evaluate(patch.target, module.scope):
+                if isinstance(symbol, ModuleSymbol):
+                    reader.patched.add((symbol.name, patch.name))
+                elif isinstance(symbol, ClassSymbol):
+                    reader.patched.add((full_name(symbol.definition), patch.name))
+    reader.forget()
+
+
+def _not_read(tables: Tables) -> list[Finding]:
+    """Files that this Python cannot parse are not checked, and that is said."""
+    return [
+        Finding(
+            kind=FindingKind.NOT_READ,
+            consumer=tables.consumer.title,
+            provider=tables.provider.title,
+            file=tables.file_of(module) or module,
+            line=1,
+            name=module,
+            detail=f"{module} cannot be parsed: {reason}",
+            severity=Severity.GUARDED,
+            why="what cannot be read is not checked",
+            at=Moment.IMPORT,
+        )
+        for module, reason in sorted(tables.unreadable.items())
+    ]

@@ -1,0 +1,1 @@
+"""Git mirrors and repositories: refs become commits, and files are read without a checkout."""

@@ -1,0 +1,162 @@
+"""The machine's apt: which of its sources have a suite, and which of its settings reach them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.catalog.models import Base
+from envbuild.core.errors import ConfigurationError
+from envbuild.core.process import answer, find_tool
+
+_FIELDS = ("REPO_URI", "RELEASE", "CODENAME", "COMPONENT", "SIGNED_BY", "SOURCESENTRY")
+# apt prints a field that a source does not have as its own name.
+_FORMAT = "\t".join(f"$({field})" for field in _FIELDS)
+# How repositories are reached and trusted; nothing about what is installed.
+_ACCESS = re.compile(
+    r"Acquire::(https?::(Proxy(-Auto-Detect|::.+)|Timeout|CaInfo|CaPath|Verify-Peer|Verify-Host|SslCert|SslKey|No-Cache)"
+    r"|Retries|ForceIPv[46]|Check-Valid-Until|Check-Date|Max-ValidTime)$"
+)
+# apt reads these below its own Dir::Etc, which is another one while a base is made.
+_CREDENTIALS = {"Dir::Etc::netrc", "Dir::Etc::netrcparts"}
+_PROXIES = {"Acquire::http::Proxy": "http_proxy", "Acquire::https::Proxy": "https_proxy"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AptSources:
+    """What mmdebstrap is fed with: one-line sources, settings of apt, and proxies as environment variables."""
+
+    lines: tuple[str, ...]
+    options: tuple[str, ...]
+    proxies: dict[str, str]
+
+    def text(self) -> bytes:
+        """The sources as a sources.list."""
+        return "".join(f"{line}\n" for line in self.lines).encode()
+
+
+def suites_of(base: Base) -> tuple[str, ...]:
+    """The suites a base draws from: the release, its updates, its security fixes."""
+    suite = base.archive.suite
+    return suite, f"{suite}-updates", f"{suite}-security"
+
+
+def sources_for(base: Base, base_name: str, mirror: str | None) -> AptSources:
+    """Where the packages of ``base`` come from: the site's mirror, else this machine's own sources.
+
+    Args:
+        mirror: the site's ``apt_mirror``: a URL, or whole one-line sources (``deb ...``).
+
+    Raises:
+        ConfigurationError: this machine has no sources for the base, and no mirror is set.
+        MachineError: there is no apt on this machine.
+    """
+    apt_get, apt_config = find_tool("apt-get", "apt"), find_tool("apt-config", "apt")
+    options, proxies = access(answer([apt_config, "dump"], what="read apt's settings"))
+    if mirror:
+        return AptSources(lines=mirror_lines(base, mirror), options=options, proxies=proxies)
+    asking: list[str | Path] = [apt_get, "indextargets", "--format", _FORMAT, "Created-By: Packages"]
+    listed = answer(asking, what="ask apt for this machine's sources")
+    lines = lines_for(base, listed.splitlines())
+    if not lines:
+        raise ConfigurationError(
+            f"this machine's apt sources do not have {base.archive.suite}, which base {base_name} is made of",
+            why=_known(base, listed.splitlines()),
+            fix="Choose the base of this machine's distribution with --base, or name a mirror that has the suite: "
+            "ENVBUILD_APT_MIRROR=URL, or apt_mirror in the site configuration.",
+        )
+    return AptSources(lines=lines, options=options, proxies=proxies)
+
+
+def mirror_lines(base: Base, mirror: str) -> tuple[str, ...]:
+    """The sources of a mirror that was named."""
+    if mirror.startswith("deb "):
+        return tuple(line.strip() for line in mirror.splitlines() if line.strip())
+    release, updates, security = suites_of(base)
+    components = " ".join(base.archive.components)
+    # Ubuntu's mirrors carry the security fixes beside the release; Debian keeps them in an archive of their own.
+    suites = [release, updates, *([security] if base.distribution == "ubuntu" else [])]
+    return tuple(f"deb {mirror} {suite} {components}" for suite in suites)
+
+
+def lines_for(base: Base, listed: Iterable[str]) -> tuple[str, ...]:
+    """One-line sources of the suites and components of ``base`` among apt's index targets."""
+    found: dict[tuple[int, str, str, str], set[str]] = {}
+    suites = suites_of(base)
+    for line in listed:
+        values = _values(line)
+        if values is None:
+            continue
+        # A source may name its suite by what it is now ("stable"); the codename then tells.
+        suite = next((name for name in (values["RELEASE"], values["CODENAME"]) if name in suites), None)
+        if suite is None or values["COMPONENT"] not in base.archive.components:
+            continue
+        if values["REPO_URI"].startswith("cdrom:"):
+            continue
+        key = values["SIGNED_BY"] or signed_by(values["SOURCESENTRY"])
+        place = (suites.index(suite), suite, values["REPO_URI"], key)
+        found.setdefault(place, set()).add(values["COMPONENT"])
+    if not any(suite == suites[0] for _, suite, _, _ in found):
+        return ()
+    lines = []
+    for (_, suite, uri, key), components in sorted(found.items()):
+        option = f"[signed-by={key}] " if key.startswith("/") else ""
+        ordered = [name for name in base.archive.components if name in components]
+        lines.append(f"deb {option}{uri} {suite} {' '.join(ordered)}")
+    return tuple(lines)
+
+
+def signed_by(entry: str) -> str:
+    """The keyring file of a source, read from its place ``file:number``; empty when it names none.
+
+    apt tells the keyring among its index targets only since 2.9. The number counts lines in a .list file and
+    stanzas in a .sources file (sources.list(5)).
+    """
+    file, _, number = entry.rpartition(":")
+    try:
+        text = Path(file).read_text(encoding="utf-8", errors="replace")
+        if file.endswith(".sources"):
+            parts = [part for part in re.split(r"\n\s*\n", text) if re.search(r"^[^#\s]", part, re.MULTILINE)]
+            found = re.search(r"^signed-by:\s*(/\S+)", parts[int(number) - 1], re.MULTILINE | re.IGNORECASE)
+        else:
+            found = re.search(r"\[[^]]*signed-by=(/[^]\s]+)", text.splitlines()[int(number) - 1])
+    except (OSError, ValueError, IndexError):
+        return ""
+    return found[1] if found else ""
+
+
+def _values(line: str) -> dict[str, str] | None:
+    parts = line.split("\t")
+    if len(parts) != len(_FIELDS):
+        return None  # a warning of apt
+    return {
+        field: "" if value == f"$({field})" else value.replace("\n", "")
+        for field, value in zip(_FIELDS, parts, strict=True)
+    }
+
+
+def _known(base: Base, listed: Iterable[str]) -> str:
+    all_values = [values for line in listed if (values := _values(line))]
+    seen = sorted({f"{values['RELEASE']}/{values['COMPONENT']}" for values in all_values})
+    needed = f"{base.archive.suite} with {', '.join(base.archive.components)}"
+    return f"Needed: {needed}. The machine's sources have: {', '.join(seen) or 'nothing (run apt-get update?)'}."
+
+
+def access(dumped: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """From ``apt-config dump``: the settings for reaching repositories, and the proxies as environment variables.
+
+    A proxy's URL may hold a password, so it goes by the environment and not by a command line, which a log shows.
+    """
+    options, proxies = [], {}
+    for line in dumped.splitlines():
+        name, _, rest = line.partition(" ")
+        value = rest.rstrip(";").strip('"')
+        if name in _PROXIES and value not in ("", "DIRECT"):
+            proxies[_PROXIES[name]] = value
+        elif name in _CREDENTIALS and value:
+            options.append(f'{name} "{value if value.startswith("/") else f"/etc/apt/{value}"}"')
+        elif _ACCESS.match(name):
+            options.append(f'{name} "{value}"')
+    return tuple(options), proxies

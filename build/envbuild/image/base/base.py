@@ -1,0 +1,209 @@
+"""A base in the store: a root file system to run in, its layers, and the record of both."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.catalog.base import Mmdebstrap
+from envbuild.catalog.catalog import Selection, definition_digest
+from envbuild.catalog.models import Base
+from envbuild.catalog.site import Site
+from envbuild.core import sandbox
+from envbuild.core.digests import digest_of, short
+from envbuild.core.errors import CheckRefusedError
+from envbuild.core.files import machine_errors, write_atomic
+from envbuild.core.progress import Reporter
+from envbuild.image.base import facts, imported, mmdebstrap, subids
+from envbuild.image.record import RECORD_FILE, BaseConfig, BaseRecord, LayerRecord, dump, load
+from envbuild.rootfs import gzip_writer
+from envbuild.rootfs.blobs import LayerBlob
+from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.unpack import unpack
+from envbuild.store.local import LocalStore
+
+KIND = "bases"
+# Raised when a base made from the same inputs would come out differently.
+FORMAT = 3
+ROOTFS = mmdebstrap.ROOTFS
+LAYERS = "layers"
+# Where an environment will be.
+OWN_PLACE = "opt/envbuild"
+# Files that a sandbox mounts the machine's own over. They are not in a layer.
+MOUNT_POINTS = ("etc/resolv.conf", "etc/hosts")
+MOUNT_FOLDERS = ("etc", "opt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredBase:
+    """A base in the store."""
+
+    path: Path
+    record: BaseRecord
+    built: bool
+
+    @property
+    def rootfs(self) -> Path:
+        """The root file system as a directory; owners in it mean nothing."""
+        return self.path / ROOTFS
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Its layers, lowest first."""
+        return tuple(Layer(record, layer_file(self.path, record)) for record in self.record.layers)
+
+    @property
+    def digest(self) -> str:
+        """The digest by which what is built on it knows the base.
+
+        That of its layers' tars (OCI image-spec, "ChainID": of a single layer its own), and of its configuration where
+        it has one, since images carry that on.
+        """
+        chain = chain_id(self.record.layers)
+        if self.record.config == BaseConfig():
+            return chain
+        return digest_of({"layers": chain, "config": self.record.config.model_dump(mode="json")})
+
+
+def layer_file(entry: Path, layer: LayerRecord) -> Path:
+    """The file of a base's layer."""
+    return entry / LAYERS / layer.digest.removeprefix("sha256:")
+
+
+def chain_id(layers: tuple[LayerRecord, ...]) -> str:
+    """The digest of layers one upon the other."""
+    chain = layers[0].diff_id
+    for layer in layers[1:]:
+        chain = f"sha256:{hashlib.sha256(f'{chain} {layer.diff_id}'.encode()).hexdigest()}"
+    return chain
+
+
+def base_key(base: Base) -> str:
+    """The key of a base: what it is defined as and what makes it, but not the day on which it is made."""
+    own = mmdebstrap.inputs() if isinstance(base.obtain, Mmdebstrap) else {"gzip": gzip_writer.ENCODER}
+    return digest_of({"format": FORMAT, "definition": definition_digest(base), **own})
+
+
+def find_base(base: Base, store: LocalStore) -> StoredBase | None:
+    """The base as it was made last, if it was."""
+    path = store.find(KIND, base_key(base))
+    return _read(path, built=False) if path else None
+
+
+def check_tools(base: Base, name: str, *, made_anew: bool) -> None:
+    """Refuse to begin where a base cannot be made or used.
+
+    Raises:
+        MachineError: a program is missing, this account may not do it, or the base's programs do not run here.
+    """
+    facts.require_machine(base, name)
+    if isinstance(base.obtain, Mmdebstrap):
+        mmdebstrap.require_tools()
+        if os.geteuid() and made_anew:
+            subids.require()
+    sandbox.probe()
+
+
+def make_base(
+    selection: Selection, site: Site, store: LocalStore, reporter: Reporter, *, refresh: bool = False
+) -> StoredBase:
+    """The base of ``selection``; made when it is not in the store, or when ``refresh`` asks for it anew.
+
+    Raises:
+        ConfigurationError: this machine has no apt sources for it, or its file or folder is not there.
+        NetworkError: the archive or the registry cannot be reached.
+        CheckRefusedError: it is not what its digest or its file says.
+        BuildError: mmdebstrap failed.
+    """
+    base, name = selection.base, selection.base_name
+    base.refuse_unresolved(name)
+    key = base_key(base)
+
+    def build(folder: Path) -> None:
+        _build(folder, selection, site, store, reporter)
+
+    entry = store.rebuild(KIND, key, build) if refresh else store.get_or_build(KIND, key, build)
+    return _read(entry.path, built=entry.built)
+
+
+def _read(path: Path, *, built: bool) -> StoredBase:
+    return StoredBase(path=path, record=load(path / RECORD_FILE, BaseRecord), built=built)
+
+
+def _build(folder: Path, selection: Selection, site: Site, store: LocalStore, reporter: Reporter) -> None:
+    base, name = selection.base, selection.base_name
+    rootfs = folder / ROOTFS
+    config, image, digest = BaseConfig(), "", ""
+    if isinstance(base.obtain, Mmdebstrap):
+        log = store.root / "logs" / f"base-{name}-{short(base_key(base))}.log"
+        log.unlink(missing_ok=True)
+        layers = [mmdebstrap.build(folder, base, name, site.apt_mirror, log, reporter)]
+        made_by = mmdebstrap.mmdebstrap_version()
+    else:
+        root = selection.catalog.path("bases", name).parents[2]
+        taken = imported.take(folder, base, name, root, site.ca_bundle, store, reporter)
+        layers, config, image, digest, made_by = taken.layers, taken.config, taken.name, taken.digest, taken.made_by
+        rootfs.mkdir()
+        with reporter.step(f"unpack base {name}"):
+            unpack([_blob(layer) for layer in layers], rootfs)
+    for layer in layers:
+        place = layer_file(folder, layer.record)
+        place.parent.mkdir(exist_ok=True)
+        layer.file.replace(place)
+    _refuse_environment(rootfs, name)
+    _make_mount_points(rootfs, name)
+    with reporter.step(f"compare base {name} with its file"):
+        facts.check(base, name, rootfs, config.environment)
+    record = BaseRecord(
+        schema="envbuild.base/2",
+        layers=tuple(layer.record for layer in layers),
+        made_by=made_by,
+        name=image,
+        digest=digest,
+        config=config,
+        packages=facts.packages_of(rootfs),
+    )
+    write_atomic(folder / RECORD_FILE, dump(record))
+
+
+def _blob(layer: Layer) -> LayerBlob:
+    record = layer.record
+    return LayerBlob(
+        file=layer.file,
+        digest=record.digest,
+        size_bytes=record.size_bytes,
+        diff_id=record.diff_id,
+        media_type=record.media_type,
+        unpacked_bytes=record.unpacked_bytes,
+    )
+
+
+def _refuse_environment(rootfs: Path, name: str) -> None:
+    if (rootfs / OWN_PLACE).exists() or (rootfs / OWN_PLACE).is_symlink():
+        raise CheckRefusedError(
+            f"base {name} has something at /{OWN_PLACE}, where environments are put",
+            why="It is an image that envbuild made, or is made from one: two environments would lie in one another.",
+            fix="Take what that image was made on as the base.",
+        )
+
+
+def _make_mount_points(rootfs: Path, name: str) -> None:
+    """Plain files for the sandbox to mount on, in real directories: a link could lead out of the root."""
+    for place in MOUNT_FOLDERS:
+        folder = rootfs / place
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise CheckRefusedError(
+                f"/{place} of base {name} is no directory",
+                why="It is a link." if folder.is_symlink() else "It is something else.",
+                fix="Take an image of a distribution as the base.",
+            )
+        with machine_errors(folder):
+            folder.mkdir(exist_ok=True)
+    for place in MOUNT_POINTS:
+        file = rootfs / place
+        with machine_errors(file):
+            if file.is_symlink():
+                file.unlink()
+            file.touch()

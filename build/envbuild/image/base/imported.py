@@ -1,0 +1,164 @@
+"""Bases that are images already: on a registry, in an OCI layout, in a tar. Each is known by a digest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.catalog.base import Mmdebstrap, OciLayout, RegistryImage, Tar
+from envbuild.catalog.models import Base
+from envbuild.core.digests import sha256_file
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, InternalError, UsageError
+from envbuild.core.files import machine_errors
+from envbuild.core.progress import Reporter
+from envbuild.image.record import BaseConfig
+from envbuild.oci import archive as tarred
+from envbuild.oci.pull import find_image, keep_layers
+from envbuild.oci.sources import ArchiveSource, ImageSource, LayoutSource, RegistrySource
+from envbuild.rootfs.layer_writer import Layer
+from envbuild.store.local import LocalStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedBase:
+    """A base that was taken: its layers, lowest first, and what it says of itself.
+
+    Attributes:
+        name: the image's name on its registry; empty where it has none that others know.
+        digest: of the image's manifest; empty for a root file system without one.
+        made_by: where it is from, for the record.
+    """
+
+    layers: list[Layer]
+    config: BaseConfig
+    name: str
+    digest: str
+    made_by: str
+
+
+def resolve(base: Base, name: str, root: Path, ca_bundle: Path | None) -> str:
+    """The digest that a base has now, whatever its file says.
+
+    Args:
+        root: what the paths of its file are relative to.
+
+    Raises:
+        UsageError: the base has no digest to ask for.
+        ConfigurationError: its file or folder is not there.
+        CheckRefusedError: it holds several images.
+        NetworkError: its registry cannot be reached, or does not know it.
+    """
+    match base.obtain:
+        case RegistryImage(image=image):
+            return RegistrySource(image, ca_bundle, os.environ).resolve()
+        case OciLayout(tag=tag):
+            return LayoutSource(_folder(base.obtain, name, root)).resolve(tag)
+        case Tar():
+            file = _file(base.obtain, name, root)
+            with machine_errors(file, "read"):
+                return sha256_file(file)
+        case Mmdebstrap():
+            raise UsageError(
+                f"base {name} has no digest to resolve",
+                why="mmdebstrap makes it from this machine's apt sources.",
+                fix="Name a base that is an image (`envbuild list bases` says where each is from).",
+            )
+
+
+def take(
+    folder: Path, base: Base, name: str, root: Path, ca_bundle: Path | None, store: LocalStore, reporter: Reporter
+) -> ImportedBase:
+    """Put the layers of a base into ``folder``.
+
+    Raises:
+        CheckRefusedError: it is not what its digest says, or no base can be made of it.
+        ConfigurationError: its file or folder is not there.
+        NetworkError: its registry cannot be reached, or refuses.
+    """
+    digest = base.pinned
+    if digest is None:
+        raise InternalError(f"base {name} has no digest")
+    source: ImageSource
+    match base.obtain:
+        case RegistryImage(image=image):
+            source = RegistrySource(image, ca_bundle, os.environ)
+            return _from(source, digest, base, image, f"{image}@{digest}", folder, store, reporter)
+        case OciLayout():
+            source = LayoutSource(_folder(base.obtain, name, root))
+            return _from(source, digest, base, "", f"{base.obtain.source}, {digest}", folder, store, reporter)
+        case Tar():
+            made_by = f"{base.obtain.source}, {digest}"
+            with _checked(base.obtain, name, root, digest) as file:
+                if base.obtain.format == "oci-archive":
+                    with contextlib.closing(ArchiveSource(file)) as archive:
+                        inner = archive.resolve(base.obtain.tag)
+                        return _from(archive, inner, base, "", made_by, folder, store, reporter)
+                with reporter.step(f"read {base.obtain.source}"):
+                    if base.obtain.format == "docker-archive":
+                        layers, config = tarred.docker_archive(file, base.obtain.tag, base.platform, folder)
+                    else:
+                        layers, config = tarred.rootfs(file, folder), BaseConfig()
+            return ImportedBase(layers=layers, config=config, name="", digest="", made_by=made_by)
+        case Mmdebstrap():
+            raise InternalError(f"base {name} is made by mmdebstrap")
+
+
+def _from(
+    source: ImageSource,
+    digest: str,
+    base: Base,
+    image: str,
+    made_by: str,
+    folder: Path,
+    store: LocalStore,
+    reporter: Reporter,
+) -> ImportedBase:
+    with reporter.step(f"find {source.name}"):
+        found = find_image(source, digest, base.platform)
+    layers = keep_layers(source, found, store, folder, reporter)
+    return ImportedBase(layers=layers, config=found.config, name=image, digest=found.digest, made_by=made_by)
+
+
+def _folder(obtain: OciLayout, name: str, root: Path) -> Path:
+    folder = root / obtain.path
+    if not (folder / "oci-layout").is_file():
+        raise _not_there(folder, name, "an OCI layout: a directory with the files oci-layout and index.json")
+    return folder
+
+
+def _file(obtain: Tar, name: str, root: Path) -> Path:
+    file = root / obtain.path
+    if not file.is_file():
+        raise _not_there(file, name, "a file")
+    return file
+
+
+def _not_there(path: Path, name: str, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"base {name} cannot be found",
+        why=f"{path} is not {what}.",
+        fix="Put it there, or correct path under [obtain] of the base; it is relative to the folder that holds envs/.",
+    )
+
+
+@contextlib.contextmanager
+def _checked(obtain: Tar, name: str, root: Path, digest: str) -> Iterator[Path]:
+    """The file of a base, which is what its digest says before it is read and after."""
+    file = _file(obtain, name, root)
+
+    def compare() -> None:
+        with machine_errors(file, "read"):
+            found = sha256_file(file)
+        if found != digest:
+            raise CheckRefusedError(
+                f"{file} is not what base {name} is made of",
+                why=f"Its digest should be {digest} and is {found}.",
+                fix=f"Put the right file there; or, if it was changed on purpose: envbuild image resolve --base {name}",
+            )
+
+    compare()
+    yield file
+    compare()

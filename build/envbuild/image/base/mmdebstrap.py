@@ -1,0 +1,183 @@
+"""Bases that mmdebstrap makes from a distribution's packages: the root file system and its one layer."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from envbuild.catalog.data import data_root
+from envbuild.catalog.models import Base
+from envbuild.core.digests import Json
+from envbuild.core.errors import BuildError, EnvbuildError, NetworkError, disk_full
+from envbuild.core.exit_status import describe_status, ran_out_of_space, tail
+from envbuild.core.files import remove_tree, space_is_low
+from envbuild.core.process import Finished, answer, find_tool, run
+from envbuild.core.progress import Reporter
+from envbuild.image.base import apt
+from envbuild.rootfs import gzip_writer
+from envbuild.rootfs.blobs import LayerBlob
+from envbuild.rootfs.layer_writer import EPOCH, Layer, LayerWriter, Rights, kept_rights
+from envbuild.rootfs.overlay import Overlay
+from envbuild.rootfs.tars import read_members
+from envbuild.rootfs.unpack import unpack
+from envbuild.store.temporary import place_with_devices, temporary_store
+
+ROOTFS = "rootfs"
+LAYER_FILE = "layer.tar.gz"
+ARCHITECTURES = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
+# apt has no exit status of its own for "cannot reach"; these are its words for it.
+_NETWORK = re.compile(
+    r"Temporary failure resolving|Could not resolve|Could not connect|Connection (failed|refused|timed out)"
+    r"|Network is unreachable|Failed to fetch|Certificate verification failed",
+    re.IGNORECASE,
+)
+_ENVIRONMENT = ("PATH", "http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy", "NO_PROXY")
+
+
+@cache
+def mmdebstrap_version() -> str:
+    """``mmdebstrap 1.3.5``."""
+    return answer([find_tool("mmdebstrap", "mmdebstrap"), "--version"], what="ask mmdebstrap for its version")
+
+
+def inputs() -> dict[str, Json]:
+    """What makes such a base, besides its definition; but not the day on which it is made."""
+    return {"tool": mmdebstrap_version(), "gzip": gzip_writer.ENCODER, "scrub": list(scrub_patterns())}
+
+
+def require_tools() -> None:
+    """Refuse to begin without the programs that make such a base.
+
+    Raises:
+        MachineError: one is missing.
+    """
+    find_tool("mmdebstrap", "mmdebstrap")
+    find_tool("unshare", "util-linux")
+
+
+def build(folder: Path, base: Base, name: str, mirror: str | None, log: Path, reporter: Reporter) -> Layer:
+    """Make the base ``name`` in ``folder``: its root file system in ``rootfs``, and its layer.
+
+    Raises:
+        ConfigurationError: this machine has no apt sources for it.
+        NetworkError: the archive cannot be reached.
+        BuildError: mmdebstrap failed.
+    """
+    sources = apt.sources_for(base, name, mirror)
+    archive = folder.parent / "rootfs.tar"
+    rootfs, file = folder / ROOTFS, folder / LAYER_FILE
+    # What it works in has programs that run as root for whoever starts them, and devices, where it runs as root: not in
+    # the store, whose disk is any, and where nobody else comes.
+    place = place_with_devices() if os.geteuid() == 0 else None
+    with (
+        reporter.step(f"make base {name} with {mmdebstrap_version()}"),
+        temporary_store(within=place).staging("base") if place else nullcontext(folder.parent) as work,
+    ):
+        _mmdebstrap(Making(archive, work, log), base, name, sources, reporter)
+    with reporter.step(f"unpack and scrub base {name}"):
+        rights = read_rights(archive)
+        rootfs.mkdir()
+        unpack([LayerBlob(file=archive, called=f"the tar of base {name}")], rootfs, Overlay(emptied=("dev",)))
+        archive.unlink()
+        scrub(rootfs, scrub_patterns())
+    with reporter.step(f"write the layer of base {name}"), LayerWriter(file, EPOCH) as writer:
+        # What was unpacked has neither owners nor set-user-ID bits; the layer has the tar's.
+        writer.add_tree(rootfs, rights=lambda path, info: rights.get(path) or kept_rights(path, info))
+    return Layer(writer.record("base"), file)
+
+
+class Making(NamedTuple):
+    """Where mmdebstrap writes: the tar, its own root file system (as root), and the log."""
+
+    archive: Path
+    work: Path
+    log: Path
+
+
+def _mmdebstrap(to: Making, base: Base, name: str, sources: apt.AptSources, reporter: Reporter) -> None:
+    as_root = os.geteuid() == 0
+    words: list[str | Path] = []
+    environment = {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ}
+    environment |= {key: value for key, value in sources.proxies.items() if key not in environment}
+    environment |= {"SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+    if as_root:
+        # Namespaces of its own: whatever ends envbuild also ends apt and dpkg, and no mount of theirs stays behind.
+        words += [find_tool("unshare", "util-linux"), "--mount", "--propagation", "private"]
+        words += ["--pid", "--fork", "--kill-child", "--mount-proc"]
+        environment["TMPDIR"] = str(to.work)
+    words += [find_tool("mmdebstrap", "mmdebstrap"), "--mode=root" if as_root else "--mode=unshare"]
+    words += ["--variant=minbase", "--format=tar", f"--architectures={ARCHITECTURES[base.platform]}"]
+    words += ["--include=" + ",".join(base.archive.packages), '--aptopt=Acquire::Languages "none"']
+    words += [f"--aptopt={option}" for option in sources.options]
+    # A power cut costs the whole attempt anyway, so dpkg need not wait for the disk after each file.
+    words.append("--dpkgopt=force-unsafe-io")
+    finished = run(
+        [*words, base.archive.suite, to.archive, "-"],
+        what=f"make base {name}",
+        log=to.log,
+        env=environment,
+        stdin=sources.text(),
+        on_line=reporter.update,
+        check=False,
+    )
+    if finished.status != 0:
+        raise failure(finished, name, to)
+
+
+def failure(finished: Finished, name: str, to: Making) -> EnvbuildError:
+    """The error for an mmdebstrap that failed."""
+    for disk in (to.archive.parent, to.work):
+        if space_is_low(disk):
+            return disk_full(disk)
+    if ran_out_of_space(finished.output, to.work):
+        return disk_full(to.work)
+    # mmdebstrap's last lines are about its cleaning up; what went wrong is in those that apt and it mark as errors.
+    marked = [line for line in finished.output.splitlines() if line.startswith(("E:", "W:", "Err:"))]
+    why = "\n".join(marked[:20]) or tail(finished.output)
+    if _NETWORK.search(why):
+        return NetworkError(
+            f"cannot make base {name}: the package archive cannot be reached",
+            why=why,
+            fix="Check the network, the proxy and the machine's apt sources (`apt-get update` must work), or name "
+            "another mirror with ENVBUILD_APT_MIRROR.",
+            log=to.log,
+        )
+    return BuildError(
+        f"cannot make base {name}: mmdebstrap {describe_status(finished.status)}",
+        why=why,
+        fix="See the log. mmdebstrap works as root, or as an ordinary user with entries in /etc/subuid and "
+        "/etc/subgid and user namespaces allowed.",
+        log=to.log,
+    )
+
+
+def read_rights(archive: Path) -> dict[str, Rights]:
+    """Mode, owner and group of every member of a tar."""
+    return {
+        member.name.removeprefix("./"): Rights(member.mode, member.uid, member.gid)
+        for member, _ in read_members(archive)
+    }
+
+
+@cache
+def scrub_patterns() -> tuple[str, ...]:
+    """The patterns of containers/native/scrub.txt."""
+    lines = (data_root() / "containers/native/scrub.txt").read_text(encoding="utf-8").splitlines()
+    return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+
+
+def scrub(rootfs: Path, patterns: tuple[str, ...]) -> None:
+    """Remove what ``patterns`` (relative to the root) name. Links are removed, never followed."""
+    for pattern in patterns:
+        for path in sorted(rootfs.glob(pattern)):
+            if _inside(path.parent, rootfs):
+                remove_tree(path)
+
+
+def _inside(folder: Path, rootfs: Path) -> bool:
+    # A pattern's middle part may go through a link (var/run -> /run); what lies there is not the base's.
+    return folder.resolve().is_relative_to(rootfs.resolve())

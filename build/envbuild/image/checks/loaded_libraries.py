@@ -1,0 +1,38 @@
+"""Which files a process really loads that imports torch: asked of one, inside the environment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from envbuild.core.errors import CheckRefusedError
+from envbuild.core.exit_status import describe_status, tail
+from envbuild.sync.install_target import RunCommand
+
+PROBE = "containers/native/loaded_libraries.py"
+MARK = "envbuild-loaded: "
+TIME_LIMIT_SECONDS = 600
+
+
+def loaded_libraries(python: str, run: RunCommand, logs: Path, probe: str) -> tuple[str, ...] | None:
+    """The shared libraries of a process that imported torch; None where there is no torch.
+
+    Args:
+        probe: the program :data:`PROBE`, as it is seen from where ``run`` runs things.
+
+    Raises:
+        CheckRefusedError: torch does not import.
+    """
+    log = logs / "loaded.log"
+    finished = run([python, "-I", probe, MARK], what="import torch", log=log, timeout_seconds=TIME_LIMIT_SECONDS)
+    for line in reversed(finished.output.splitlines()):
+        if line.startswith(MARK):
+            told: Any = json.loads(line.removeprefix(MARK))
+            return None if told is None else tuple(sorted(str(path) for path in told))
+    raise CheckRefusedError(
+        f"cannot tell which libraries torch loads: its process {describe_status(finished.status)}",
+        why=tail(finished.output),
+        fix="The log has all that it said. A torch that does not import is a matter of the lock.",
+        log=log,
+    )

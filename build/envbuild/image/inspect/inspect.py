@@ -1,0 +1,169 @@
+"""What is in an image: packages, layers, configuration, and what decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from envbuild.core.digests import Json, short
+from envbuild.core.progress import Reporter
+from envbuild.core.text import printable
+from envbuild.image.scan.cache import CachedScan, keep_survey
+from envbuild.oci.opened import OpenedImage
+from envbuild.store.local import LocalStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspected:
+    """An image and what was read in its layers."""
+
+    image: OpenedImage
+    surveys: tuple[CachedScan, ...]
+
+    @property
+    def python(self) -> dict[str, str]:
+        """Version by name of each Python package: the environment's own, else what lies elsewhere."""
+        found: dict[str, str] = {}
+        for kept in self.surveys:
+            for item in kept.survey.python:
+                # What a package brings along in itself (a folder _vendor) is that package's affair.
+                if item.folder.split("/")[-2:-1] in (["site-packages"], ["dist-packages"]):
+                    found[item.name] = item.version
+        return dict(sorted(found.items()))
+
+    @property
+    def debian(self) -> dict[str, str]:
+        """Version by name of each Debian package, as the uppermost layer with dpkg's status has them."""
+        found: dict[str, str] = {}
+        for kept in self.surveys:
+            if kept.survey.debian is not None:
+                found = {item.name: item.version for item in kept.survey.debian}
+        return found
+
+    @property
+    def components(self) -> dict[str, str]:
+        """The stack's components with their versions."""
+        python = self.python
+        names = [str(canonicalize_name(name)) for name in self.image.components]
+        return {name: python[name] for name in names if name in python}
+
+
+def inspect_image(image: OpenedImage, places: tuple[str, ...], store: LocalStore, reporter: Reporter) -> Inspected:
+    """Read an image's layers, or what is known of them already.
+
+    Raises:
+        CheckRefusedError: a layer is damaged, or not the one that the manifest names.
+    """
+    surveys = []
+    for number, layer in enumerate(image.layers, start=1):
+        name = layer.name or f"{number} of {len(image.layers)}"
+        surveys.append(keep_survey(name, layer.digest, layer.members, places, store, reporter, layer.check))
+    return Inspected(image=image, surveys=tuple(surveys))
+
+
+def as_json(found: Inspected) -> dict[str, Json]:
+    """The object that ``--json`` prints."""
+    image = found.image
+    config = image.config
+    return {
+        "source": image.source,
+        "kind": image.kind,
+        "digest": image.digest or None,
+        "size_bytes": image.size_bytes,
+        "platform": f"{config['os']}/{config['architecture']}" if {"os", "architecture"} <= set(config) else None,
+        "created": config.get("created"),
+        "components": {**found.components},
+        "packages": {"python": {**found.python}, "debian": {**found.debian}},
+        "layers": [
+            {
+                "name": kept.name,
+                "digest": layer.digest,
+                "size_bytes": layer.size_bytes,
+                "unpacked_bytes": kept.survey.file_bytes,
+                "files": kept.survey.files,
+                "entries": kept.survey.entries,
+                "share": round(layer.size_bytes / image.size_bytes, 4) if image.size_bytes else 0,
+            }
+            for layer, kept in zip(image.layers, found.surveys, strict=True)
+        ],
+        "configuration": configuration(image),
+        "decided_by": decided_by(image),
+        "reports": [dict(item) for item in image.reports],
+        "checks": {name: item.model_dump(mode="json") for name, item in image.record.checks.items()}
+        if image.record
+        else {},
+    }
+
+
+def configuration(image: OpenedImage) -> dict[str, Json]:
+    """How it starts, in our words."""
+    run: Mapping[str, Any] = image.run
+    return {
+        "environment": {**image.variables},
+        "labels": {**image.labels},
+        "entrypoint": run.get("Entrypoint"),
+        "command": run.get("Cmd"),
+        "workdir": run.get("WorkingDir"),
+        "user": run.get("User"),
+        "volumes": sorted(run.get("Volumes") or {}),
+        "ports": sorted(run.get("ExposedPorts") or {}),
+    }
+
+
+def decided_by(image: OpenedImage) -> dict[str, Json]:
+    """What the image was made from: envbuild's record, or else what its labels say."""
+    record = image.record
+    if record is None:
+        return {name: value for name, value in image.labels.items() if name.startswith("envbuild.")}
+    return {
+        "key": record.key,
+        "stack": record.stack,
+        "base": record.base,
+        "base_digest": record.base_digest,
+        "base_made_by": record.base_made_by,
+        "target": record.target,
+        "lock": record.lock_digest,
+        "source_date_epoch": record.source_date_epoch,
+        "uv": record.uv,
+        "gzip": record.gzip,
+        "sqsh": f"{record.sqsh.packed_by}, {record.sqsh.compression}" if record.sqsh else None,
+        "wheels": {**record.wheels},
+    }
+
+
+def lines(found: Inspected) -> list[str]:
+    """The same for people."""
+    image, components, python, debian = found.image, found.components, found.python, found.debian
+    named = " ".join(filter(None, [image.source, image.digest]))
+    decides = {name: value for name, value in decided_by(image).items() if value and isinstance(value, (str, int))}
+    sections = {
+        f"{named}  {megabytes(image.size_bytes)}": [f"{name} {value}" for name, value in decides.items()],
+        "components:": [f"{name} {version}" for name, version in components.items()],
+        f"Python packages ({len(python)}):": [f"{name} {python[name]}" for name in python if name not in components],
+        f"Debian packages ({len(debian)}):": [f"{name} {version}" for name, version in debian.items()],
+        "layers (files, size, unpacked, share):": _layer_lines(found),
+        "environment:": [f"{name}={value}" for name, value in image.variables.items()],
+        "labels:": [f"{name}={value}" for name, value in image.labels.items()],
+    }
+    return [
+        line
+        for title, under in sections.items()
+        for line in (printable(title), *(f"  {printable(item)}" for item in under))
+    ]
+
+
+def _layer_lines(found: Inspected) -> list[str]:
+    total = found.image.size_bytes or 1
+    return [
+        f"{short(layer.digest)}  {kept.survey.files:>7}  {megabytes(layer.size_bytes):>11}  "
+        f"{megabytes(kept.survey.file_bytes):>11}  {layer.size_bytes / total:>6.1%}  {kept.name}"
+        for layer, kept in zip(found.image.layers, found.surveys, strict=True)
+    ]
+
+
+def megabytes(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 1e6:.1f} MB"

@@ -1,0 +1,96 @@
+"""Opens what a command line names as an image."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from envbuild.core.errors import ConfigurationError
+from envbuild.core.files import machine_errors
+from envbuild.image.inspect.sqsh import open_sqsh
+from envbuild.image.output import OCI_DIR, SQSH_FILE
+from envbuild.image.record import RECORD_FILE, ImageRecord
+from envbuild.image.squashfs.read import MAGIC
+from envbuild.oci.files import ArchiveFiles, FolderFiles, has
+from envbuild.oci.layout import open_docker_archive, open_layout
+from envbuild.oci.opened import OpenedImage, not_an_image
+
+
+def open_image(named: str, scratch: Path) -> OpenedImage:
+    """The image under a name: a folder of out/images, an OCI layout (FOLDER[:TAG]), an archive or a .sqsh file.
+
+    Args:
+        scratch: where what is looked at of an archive is put.
+
+    Raises:
+        ConfigurationError: there is nothing under that name.
+        CheckRefusedError: it is no image, or damaged.
+    """
+    path, tag = place_and_tag(named)
+    try:
+        with machine_errors(path, "read"):
+            image = _open(path, tag, scratch)
+        _ = (image.variables, image.labels)
+    except (AttributeError, TypeError, KeyError) as error:  # lists where objects belong, and the like
+        why = f"A document of it has not the form of the OCI image specification: {error}."
+        raise not_an_image(path, why) from error
+    return replace(image, source=named)
+
+
+def place_and_tag(named: str) -> tuple[Path, str]:
+    """What lies under a name, and the tag in it (``FOLDER:TAG``).
+
+    Raises:
+        ConfigurationError: there is nothing.
+        CheckRefusedError: it is neither a directory nor a regular file.
+    """
+    with machine_errors(Path(named), "read"):
+        found, tag = named, ""
+        if not Path(named).exists() and ":" in named:
+            found, _, tag = named.rpartition(":")
+        path = Path(found)
+        # An empty path would be the current folder, which nobody named.
+        if not found or not path.exists():
+            raise ConfigurationError(
+                f"there is no image {named or repr(named)}",
+                why=f"{path} does not exist." if found else "The name is empty.",
+                fix="Name a folder of out/images, an OCI layout (FOLDER or FOLDER:TAG), an archive, or a .sqsh file.",
+            )
+        # Reading a FIFO waits for a writer, and some devices never end.
+        if not path.is_dir() and not path.is_file():
+            raise not_an_image(path, "It is neither a directory nor a regular file.")
+    return path, tag
+
+
+def _open(path: Path, tag: str, scratch: Path) -> OpenedImage:
+    if path.is_dir():
+        if (path / RECORD_FILE).is_file() and (path / OCI_DIR).is_dir():
+            return _with_record(open_layout(FolderFiles(path / OCI_DIR), tag, "folder"), path)
+        if (path / "index.json").is_file():
+            image = open_layout(FolderFiles(path), tag, "layout")
+            return _with_record(image, path.parent) if (path.parent / RECORD_FILE).is_file() else image
+        raise not_an_image(path, f"It has neither {RECORD_FILE} and {OCI_DIR}/ nor index.json.")
+    with path.open("rb") as stream:
+        is_sqsh = stream.read(len(MAGIC)) == MAGIC
+    if is_sqsh:
+        return _sqsh(path)
+    place = ArchiveFiles(path, scratch)
+    return open_layout(place, tag, "archive") if has(place, "index.json") else open_docker_archive(place)
+
+
+def _with_record(image: OpenedImage, folder: Path) -> OpenedImage:
+    """The image with the record beside it, if that is about this image."""
+    record = ImageRecord.load(folder / RECORD_FILE)
+    if record.oci_digest != image.digest:
+        return image
+    return replace(image, record=record, components=record.components or image.components)
+
+
+def _sqsh(path: Path) -> OpenedImage:
+    """A .sqsh, with the record beside it if that is about this file."""
+    image = open_sqsh(path)
+    if path.name == SQSH_FILE and (path.parent / RECORD_FILE).is_file():
+        record = ImageRecord.load(path.parent / RECORD_FILE)
+        if record.sqsh and record.sqsh.digest == image.layers[0].digest:
+            return replace(image, record=record, components=record.components)
+    return image

@@ -1,0 +1,98 @@
+"""What an environment is put together from: its layers to be, each named by everything that decides its bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.data import data_root
+from envbuild.catalog.models import Base
+from envbuild.core.digests import Json, digest_of, sha256_file
+from envbuild.image.base import StoredBase
+from envbuild.image.layers.policy import layering, split
+from envbuild.image.layers.sandbox import COMPILER, VENV
+from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
+from envbuild.lock.record.content import Package, locked_content
+from envbuild.lock.resolve.uv import uv_version
+from envbuild.rootfs import gzip_writer
+from envbuild.wheels.cache.wheelhouse import NO_BUILT, Built
+
+# Raised when a layer made from the same inputs would come out differently.
+FORMAT = 1
+# The interpreter and its library, as Debian and Ubuntu name their packages.
+_PYTHON = re.compile(r"(lib)?python3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A layer to be: its packages with their versions, and its key."""
+
+    name: str
+    packages: Mapping[str, str]
+    key: str
+
+
+def plan_parts(
+    lock: LockDirectory, base: Base, made: StoredBase, wheels: Mapping[str, Built] = NO_BUILT
+) -> tuple[Part, ...]:
+    """The layers of a lock's environment, lowest first.
+
+    A layer's key has nothing of the lock but its own packages, so that stacks, targets and locks share it.
+
+    Args:
+        wheels: wheels of the wheelhouse for packages that are then not built.
+    """
+    content = locked_content(lock, tuple(PHASE_FILES))
+    locked = {str(canonicalize_name(name)): version for name, version in lock.packages().items()}
+    common = _common(base, made)
+    rule = layering()
+    parts = [Part(name=rule.order[0], packages={}, key=digest_of({**common, "layer": rule.order[0]}))]
+    for name, packages in split(lock, rule).items():
+        value: dict[str, Json] = {
+            **common,
+            "layer": name,
+            "packages": {package: _package(lock, package, content[package], wheels) for package in packages},
+        }
+        if any(_is_built(lock, package, wheels) for package in packages):
+            # Built with what is installed: the layers below decide too.
+            value["below"] = [part.key for part in parts]
+        parts.append(Part(name=name, packages={item: locked[item] for item in packages}, key=digest_of(value)))
+    return tuple(parts)
+
+
+def _common(base: Base, made: StoredBase) -> dict[str, Json]:
+    """What decides the bytes of every layer: the interpreter, which wheels suit the base, and the tools."""
+    packages: dict[str, Json] = {name: text for name, text in made.record.packages.items() if _PYTHON.match(name)}
+    return {
+        "format": FORMAT,
+        "python": [base.python.executable, base.python.version],
+        # The very build writes the bytecode. Where nobody says which it is, the base as a whole stands for it.
+        "python_build": packages or made.digest,
+        "wheels_for": [base.platform, base.glibc],
+        "prefix": VENV,
+        "sees_base": bool(base.provides),
+        "uv": uv_version(),
+        "gzip": gzip_writer.ENCODER,
+        "compiler": sha256_file(data_root() / COMPILER),
+    }
+
+
+def _package(lock: LockDirectory, name: str, package: Package, wheels: Mapping[str, Built]) -> Json:
+    """What decides the files of a package."""
+    if name in wheels:
+        return {"built": wheels[name].record.digest}
+    value: dict[str, Json] = {"version": package.version, "hashes": [*sorted(package.hashes)]}
+    component = lock.lock.components.get(name)
+    if component and (component.commit or component.url):
+        value |= {"git": component.git, "commit": component.commit, "url": component.url}
+        value["subdirectory"] = component.subdirectory
+    return value
+
+
+def _is_built(lock: LockDirectory, name: str, wheels: Mapping[str, Built]) -> bool:
+    """Whether a package is built while it is installed, with what is there already."""
+    component = lock.lock.components.get(name)
+    return bool(name not in wheels and component and (component.commit or component.sdist))

@@ -1,0 +1,80 @@
+"""How a step inside a sandbox reaches the network as this machine does: resolver, certificates, proxies, indexes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.catalog.site import Site
+from envbuild.core.sandbox import Bind
+from envbuild.lock.project.torch_builds import TorchSource
+
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+# What uv needs to find and fetch files. Where it keeps them and how it installs them is decided here.
+_UV = re.compile(
+    r"UV_(DEFAULT_INDEX|INDEX|INDEX_URL|EXTRA_INDEX_URL|INDEX_STRATEGY|INDEX_\w+_(USERNAME|PASSWORD)|INSECURE_HOST"
+    r"|NATIVE_TLS|SYSTEM_CERTS|OFFLINE|HTTP_\w+|CONCURRENT_DOWNLOADS|REQUEST_TIMEOUT|NO_GITHUB_FAST_PATH)$"
+)
+_LOCAL = re.compile(r"file://(/[^\s,]*)")
+_RESOLVER = ("/etc/resolv.conf", "/etc/hosts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """What a sandbox needs for the network: binds, variables, and uv's arguments for finding torch's build."""
+
+    binds: tuple[Bind, ...]
+    environment: Mapping[str, str]
+    uv_args: tuple[str, ...]
+
+
+def access(site: Site, source: TorchSource, folder: str, environ: Mapping[str, str] = os.environ) -> Access:
+    """The machine's way to the network for a sandbox; local things are bound below ``folder``."""
+    binds = [Bind(source=Path(name).resolve(), target=name) for name in _RESOLVER if Path(name).exists()]
+    values = {name: value for name, value in environ.items() if name.lower() in _PROXIES or (value and _UV.match(name))}
+    if site.ca_bundle is not None:
+        binds.append(Bind(source=site.ca_bundle.resolve(), target=f"{folder}/ca.pem"))
+        values["SSL_CERT_FILE"] = f"{folder}/ca.pem"
+    netrc = Path(environ.get("NETRC") or Path(environ.get("HOME") or "/") / ".netrc")
+    if netrc.is_file():
+        binds.append(Bind(source=netrc.resolve(), target=f"{folder}/netrc"))
+        values["NETRC"] = f"{folder}/netrc"
+    binds += _uv_configuration(folder, environ, values)
+
+    def seen(text: str) -> str:
+        """``text`` with the file:// places in it as they are seen inside, where they are bound."""
+
+        def bound(found: re.Match[str]) -> str:
+            bind = Bind(source=Path(found[1]), target=f"{folder}/local/{len(binds)}")
+            binds.append(bind)
+            return f"file://{bind.target}"
+
+        return _LOCAL.sub(bound, text)
+
+    values = {name: seen(value) if name.startswith("UV_") else value for name, value in values.items()}
+    arguments = source.uv_args()
+    if (local := source.folder()) is not None:
+        binds.append(Bind(source=local, target=f"{folder}/wheels"))
+        arguments = ["--find-links", f"{folder}/wheels"]
+    return Access(binds=tuple(binds), environment=values, uv_args=tuple(seen(argument) for argument in arguments))
+
+
+def _uv_configuration(folder: str, environ: Mapping[str, str], values: dict[str, str]) -> list[Bind]:
+    """The configuration files of uv, which may name indexes; seen where uv looks for them."""
+    if named := environ.get("UV_CONFIG_FILE"):
+        values["UV_CONFIG_FILE"] = f"{folder}/uv.toml"
+        return [Bind(source=Path(named).resolve(), target=f"{folder}/uv.toml")]
+    home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "/") / ".config")
+    places = (
+        (home / "uv/uv.toml", "XDG_CONFIG_HOME", f"{folder}/user"),
+        (Path("/etc/uv/uv.toml"), "XDG_CONFIG_DIRS", f"{folder}/system"),
+    )
+    binds = []
+    for file, variable, seen in places:
+        if file.is_file():
+            binds.append(Bind(source=file.resolve(), target=f"{seen}/uv/uv.toml"))
+            values[variable] = seen
+    return binds

@@ -1,0 +1,160 @@
+"""Where an environment is made: folders of this machine, and ways to run things inside the base."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.catalog.data import data_root
+from envbuild.core.errors import BuildError, CheckRefusedError
+from envbuild.core.process import Finished, run
+from envbuild.core.progress import Reporter
+from envbuild.core.sandbox import Bind, Sandbox
+from envbuild.image import run_config
+from envbuild.image.base import OWN_PLACE, StoredBase
+from envbuild.image.checks.loaded_libraries import PROBE as LOADED_PROBE
+from envbuild.image.layers.network import Access
+from envbuild.lock.resolve.uv import uv_program
+from envbuild.sync.imports import PROBE
+
+PREFIX = f"/{OWN_PLACE}"
+VENV = f"{PREFIX}/venv"
+# Where things are seen while the environment is made; none of it is in the image.
+INSIDE = "/run/envbuild"
+BUILT = f"{INSIDE}/built"
+LOGS = f"{INSIDE}/logs"
+INSIDE_PROBE = f"{INSIDE}/probe/import_module.py"
+INSIDE_LOADED = f"{INSIDE}/probe/loaded_libraries.py"
+COMPILER = "containers/native/compile_tree.py"
+PLAIN_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108 - inside
+
+
+def _probes() -> tuple[Bind, ...]:
+    """What looks at the finished environment from inside."""
+    places = {PROBE: INSIDE_PROBE, LOADED_PROBE: INSIDE_LOADED}
+    return tuple(Bind(source=data_root() / source, target=target) for source, target in places.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstallSandbox:
+    """Where an environment is made.
+
+    Attributes:
+        workshop: the folder with uv's cache and with what is being made: uv hard-links only within one mount, so the
+            sandbox gets both as one, and not the rest of the store.
+        tree: what becomes ``PREFIX``; below ``workshop``.
+        logs: the folder for the logs.
+    """
+
+    base: StoredBase
+    workshop: Path
+    tree: Path
+    logs: Path
+    bwrap: Path
+
+    def installer(
+        self,
+        lock: Path,
+        access: Access,
+        logs: Path,
+        reporter: Reporter,
+        *,
+        files: Mapping[str, Path],
+        variables: Mapping[str, str],
+    ) -> Runner:
+        """Runs uv: with the network, uv's cache and the environment's folder, which its final path points to.
+
+        Args:
+            logs: the folder in which requirement files are handed over.
+            files: files and folders of this machine by the path at which they are seen; what is a folder may be
+                written to.
+            variables: for builds.
+        """
+        seen_workshop = f"{INSIDE}/workshop"
+        box = Sandbox(
+            root=self.base.rootfs,
+            opened=(PREFIX.rsplit("/", 1)[0],),
+            binds=(
+                Bind(source=self.workshop, target=seen_workshop, writable=True),
+                Bind(source=uv_program().resolve(), target=f"{INSIDE}/uv"),
+                Bind(source=lock.resolve(), target=f"{INSIDE}/lock"),
+                Bind(source=logs, target=LOGS),
+                *access.binds,
+                *(Bind(source=file.resolve(), target=seen, writable=file.is_dir()) for seen, file in files.items()),
+            ),
+            # A link and no second mount, across which uv could not hard-link.
+            links=((PREFIX, f"{seen_workshop}/{self.tree.relative_to(self.workshop)}"),),
+            environment={
+                **PLAIN_ENVIRONMENT,
+                **access.environment,
+                **variables,
+                "UV_CACHE_DIR": f"{seen_workshop}/cache",
+                "UV_LINK_MODE": "hardlink",
+                "UV_COMPILE_BYTECODE": "0",
+                "UV_NO_PROGRESS": "1",
+                "UV_PYTHON_DOWNLOADS": "never",
+                # Bytecode is written by our own compiler alone.
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
+            network=True,
+        )
+        return Runner(self.bwrap, box, reporter)
+
+    def checker(self, variables: Mapping[str, str]) -> Runner:
+        """Runs programs of the finished environment, which they cannot change; no network."""
+        box = Sandbox(
+            root=self.base.rootfs,
+            opened=(PREFIX.rsplit("/", 1)[0],),
+            binds=(Bind(source=self.tree, target=PREFIX), *_probes()),
+            environment={**PLAIN_ENVIRONMENT, **self._variables(variables)},
+        )
+        return Runner(self.bwrap, box, None)
+
+    def _variables(self, own: Mapping[str, str]) -> dict[str, str]:
+        """The image's variables, as far as they are known here."""
+        return run_config.environment(VENV, self.base.record.config.environment, {}, own)
+
+    def compile(self, tree: Path, python: str, log: Path) -> None:
+        """Compile the sources of one layer with the base's Python; ``tree`` has nothing of the other layers."""
+        script = data_root() / COMPILER
+        box = Sandbox(
+            root=self.base.rootfs,
+            opened=(PREFIX.rsplit("/", 1)[0],),
+            binds=(
+                Bind(source=tree, target=PREFIX, writable=True),
+                Bind(source=script, target=f"{INSIDE}/compile/{script.name}"),
+            ),
+            environment={**PLAIN_ENVIRONMENT, "PYTHONHASHSEED": "0"},
+        )
+        words = [python, "-S", "-s", f"{INSIDE}/compile/{script.name}", VENV, str(os.cpu_count() or 1)]
+        run(
+            box.command(self.bwrap, words),
+            what="compile the environment to bytecode",
+            env=box.process_environment(),
+            log=log,
+            error=BuildError,
+            working_on=tree,
+        )
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A :class:`envbuild.sync.install_target.RunCommand` inside a sandbox."""
+
+    bwrap: Path
+    box: Sandbox
+    reporter: Reporter | None
+
+    def __call__(self, argv: Sequence[str], *, what: str, log: Path, timeout_seconds: float | None = None) -> Finished:
+        return run(
+            self.box.command(self.bwrap, argv),
+            what=what,
+            log=log,
+            env=self.box.process_environment(),
+            on_line=self.reporter.update if self.reporter else None,
+            check=False,
+            timeout_seconds=timeout_seconds,
+            error=CheckRefusedError,
+        )

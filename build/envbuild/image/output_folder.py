@@ -1,0 +1,146 @@
+"""Output directories: what may be replaced in one, whether it can be written, and the modes of what is put there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import tempfile
+from pathlib import Path
+
+from envbuild.core.errors import ConfigurationError
+from envbuild.core.files import machine_errors, os_error
+from envbuild.image.record import CYCLONEDX_FILE, PROVENANCE_FILE, RECORD_FILE, SPDX_FILE
+from envbuild.store.entry_index import SEAL_FILE
+
+SCHEMA = "envbuild.image/"
+# What images of any version have, whether their seal is there or not.
+_FILES = frozenset(
+    {
+        RECORD_FILE,
+        SEAL_FILE,
+        "image.sqsh",
+        CYCLONEDX_FILE,
+        SPDX_FILE,
+        PROVENANCE_FILE,
+        "oci/oci-layout",
+        "oci/index.json",
+    }
+)
+_FOLDERS = frozenset({"oci", "oci/blobs", "oci/blobs/sha256"})
+_BLOB = re.compile(r"oci/blobs/sha256/[0-9a-f]{64}")
+
+
+def refuse_foreign(path: Path) -> None:
+    """Refuse to put an image where something else is.
+
+    Raises:
+        ConfigurationError: ``path`` is no folder, or a folder with something and without an image of envbuild.
+    """
+    if not os.path.lexists(path):
+        return
+    if path.is_symlink() or not path.is_dir():
+        what = "a link" if path.is_symlink() else "no folder"
+        raise _in_the_way(path, f"It is {what}; envbuild puts a folder there.")
+    with machine_errors(path, "read"):
+        names = sorted(item.name for item in path.iterdir())
+        if names and not _is_image(path):
+            raise _in_the_way(path, f"It is no image that envbuild put there, and holds {_some(names)}.")
+
+
+def refuse_extra(path: Path) -> None:
+    """Refuse to replace a placed image as long as there is something beside its own files.
+
+    Raises:
+        ConfigurationError: there is; or see :func:`refuse_foreign`.
+    """
+    refuse_foreign(path)
+    if not path.is_dir():
+        return
+    listed = _sealed(path)
+    own = {*listed, *_FILES}
+    folders = {*_FOLDERS, *(str(parent) for name in listed for parent in Path(name).parents)}
+    extra = []
+    with machine_errors(path, "read"):
+        for folder, below, names in os.walk(path, onerror=_raise):
+            inside = Path(folder).relative_to(path)
+            found = [str(inside / name) for name in names if not _is_own(str(inside / name), own)]
+            extra += found + [f"{inside / name}/" for name in below if str(inside / name) not in folders]
+            below[:] = [name for name in below if str(inside / name) in folders]
+    if extra:
+        raise _in_the_way(path, f"It is replaced as a whole, and beside the image's files it holds {_some(extra)}.")
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a place that cannot be written, before work goes into what is put there; leaves nothing.
+
+    A place where an image is already is not tried: most often there is nothing to write.
+
+    Args:
+        path: where the image will be.
+
+    Raises:
+        MachineError: it cannot be made there.
+    """
+    try:
+        if (path / RECORD_FILE).is_file():
+            return
+        folder = path.parent
+        while not os.path.lexists(folder) and folder != folder.parent:
+            folder = folder.parent
+        Path(tempfile.mkdtemp(dir=folder, prefix=f".{path.name}.try.")).rmdir()
+    except OSError as error:  # told of the place itself, not of what was tried
+        raise os_error(OSError(error.errno, error.strerror), path) from error
+
+
+def make_readable(folder: Path) -> None:
+    """Give a folder and what is in it the modes of files that everybody may read: 0755 and 0644.
+
+    Links into a store share their modes with it; those of a store of another account stay as they are.
+    """
+    with machine_errors(folder):
+        for inside, _, names in os.walk(folder):
+            Path(inside).chmod(0o755)
+            for file in (Path(inside, name) for name in names):
+                if stat.S_IMODE(file.stat().st_mode) != 0o644:
+                    with contextlib.suppress(PermissionError):
+                        file.chmod(0o644)
+
+
+def _is_own(name: str, own: set[str]) -> bool:
+    return name in own or _BLOB.fullmatch(name) is not None
+
+
+def _is_image(path: Path) -> bool:
+    """Whether the record or the seal is one of envbuild's; the other may be damaged."""
+    return RECORD_FILE in _sealed(path) or str(_read(path / RECORD_FILE).get("schema", "")).startswith(SCHEMA)
+
+
+def _sealed(path: Path) -> list[str]:
+    return [name for name in _read(path / SEAL_FILE) if isinstance(name, str)]
+
+
+def _read(file: Path) -> dict[str, object]:
+    try:
+        value = json.loads(file.read_bytes()) if file.is_file() else {}
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if names[5:] else "")
+
+
+def _in_the_way(path: Path, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"no image is put at {path}: something that envbuild did not put there would be lost",
+        why=why,
+        fix="Move it away, or name another folder (--out-dir), and run the same command again.",
+    )

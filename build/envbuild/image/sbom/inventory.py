@@ -1,0 +1,157 @@
+"""The packages of an image with their origin: from the lock, from what is installed, and from dpkg."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from packageurl import PackageURL
+from packaging.utils import canonicalize_name
+
+from envbuild.core.errors import InternalError
+from envbuild.image.scan.packages import DebianPackage, PythonPackage
+from envbuild.image.scan.scan import LayerScan
+from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, LockedBase, LockedComponent
+from envbuild.lock.record.content import Package, locked_content
+from envbuild.wheels.cache.wheelhouse import Built
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedPackage:
+    """A package of an image.
+
+    Attributes:
+        hashes: ``sha256:...`` of the file it was installed from; of several, any of them may be it.
+        repository, commit: where it comes from, if from git.
+        licence: an SPDX expression; ``licence_names``: other words for it.
+        component: it is named by the stack.
+        wheel: the file name of the wheelhouse's wheel it was installed from; ``sdist``: what that was built from.
+    """
+
+    kind: str
+    name: str
+    version: str
+    purl: str
+    hashes: tuple[str, ...] = ()
+    repository: str = ""
+    commit: str = ""
+    licence: str = ""
+    licence_names: tuple[str, ...] = ()
+    component: bool = False
+    wheel: str = ""
+    sdist: str = ""
+
+    @property
+    def id(self) -> str:
+        """Its name among the packages of the image."""
+        return self.purl
+
+
+def inventory(
+    lock: LockDirectory, surveys: Iterable[LayerScan], venv: str, wheels: Mapping[str, Built]
+) -> tuple[ListedPackage, ...]:
+    """Every package of an image, the stack's components first.
+
+    Args:
+        surveys: of the image's layers, lowest first.
+        venv: the folder of the environment, as layers have it.
+        wheels: wheels of the wheelhouse that were installed, by package.
+
+    Raises:
+        InternalError: a locked package is not in the layers.
+    """
+    python: dict[str, PythonPackage] = {}
+    debian: tuple[DebianPackage, ...] = ()
+    for survey in surveys:
+        python.update({item.folder: item for item in survey.python})
+        debian = survey.debian if survey.debian is not None else debian
+    locked = locked_content(lock, PHASE_FILES)
+    built: dict[str, Built] = {canonicalize_name(name): item for name, item in wheels.items()}
+    components: dict[str, LockedComponent] = {
+        canonicalize_name(name): item for name, item in lock.lock.components.items()
+    }
+    found = []
+    missing = set(locked)
+    for item in python.values():
+        if _is_installed(item, venv):
+            missing.discard(item.name)
+            found.append(_locked(item, locked.get(item.name, Package()), components.get(item.name), built))
+        else:
+            found.append(_python(item))
+    if missing:
+        raise InternalError(
+            f"the image lacks {len(missing)} locked packages",
+            why=f"No layer has a dist-info folder of {', '.join(sorted(missing))} in {venv}.",
+            fix="Report it with the lock.",
+        )
+    found += [_debian(item, lock.lock.base) for item in debian]
+    # A copy that another package brings along of what is installed by itself is no second package.
+    unique = {item.id: item for item in sorted(found, key=lambda item: bool(item.hashes or item.commit))}
+    return tuple(sorted(unique.values(), key=lambda item: (not item.component, item.kind != "pypi", item.purl)))
+
+
+def _is_installed(item: PythonPackage, venv: str) -> bool:
+    """Whether it is in the environment by itself, and not within another package."""
+    return item.folder.startswith(f"{venv}/") and item.folder.split("/")[-2] == "site-packages"
+
+
+def _python(item: PythonPackage) -> ListedPackage:
+    purl = PackageURL(type="pypi", name=item.name, version=item.version).to_string()
+    names = (item.licence_text,) if item.licence_text else ()
+    return ListedPackage(
+        kind="pypi", name=item.name, version=item.version, purl=purl, licence=item.licence, licence_names=names
+    )
+
+
+def _locked(
+    item: PythonPackage, locked: Package, component: LockedComponent | None, built: Mapping[str, Built]
+) -> ListedPackage:
+    plain = _python(item)
+    wheel = built.get(item.name)
+    hashes = (wheel.record.digest,) if wheel else tuple(sorted(locked.hashes))
+    return ListedPackage(
+        **{
+            **vars(plain),
+            "purl": _git_purl(item, component) if component and component.git and component.commit else plain.purl,
+            "hashes": hashes,
+            "repository": component.git or "" if component else "",
+            "commit": component.commit or "" if component else "",
+            "component": component is not None and not component.transitive,
+            "wheel": wheel.record.file if wheel else "",
+            "sdist": (component.sdist or "" if component else "") if wheel else "",
+        }
+    )
+
+
+def _git_purl(item: PythonPackage, component: LockedComponent) -> str:
+    """``pkg:github/OWNER/REPOSITORY@COMMIT`` where the purl specification has a type for the place."""
+    address = urllib.parse.urlsplit(component.git or "")
+    owner, _, repository = address.path.strip("/").removesuffix(".git").rpartition("/")
+    kinds = {"github.com": "github", "bitbucket.org": "bitbucket"}
+    if address.hostname in kinds and owner and "/" not in owner:
+        return PackageURL(
+            type=kinds[address.hostname],
+            namespace=owner,
+            name=repository,
+            version=component.commit,
+            subpath=component.subdirectory,
+        ).to_string()
+    origin = f"git+{component.git}@{component.commit}"
+    return PackageURL(type="pypi", name=item.name, version=item.version, qualifiers={"vcs_url": origin}).to_string()
+
+
+def _debian(item: DebianPackage, base: LockedBase) -> ListedPackage:
+    qualifiers = {"distro": f"{base.distribution}-{base.release}"}
+    if item.architecture:
+        qualifiers["arch"] = item.architecture
+    purl = PackageURL(
+        type="deb", namespace=base.distribution, name=item.name, version=item.version, qualifiers=qualifiers
+    )
+    return ListedPackage(
+        kind="deb",
+        name=item.name,
+        version=item.version,
+        purl=purl.to_string(),
+        licence_names=item.licences,
+    )

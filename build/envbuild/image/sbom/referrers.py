@@ -1,0 +1,100 @@
+"""Reports as artifacts that refer to the image (OCI image-spec 1.1): found by the digest of its manifest.
+
+They are listed in the layout's index without a tag; the image's own manifest is not touched. A registry without the
+referrers API is given their index under the tag ``sha256-<digest>`` when they are pushed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.core.digests import Json, canonical_json, sha256_bytes
+from envbuild.core.files import link_or_copy, write_atomic
+from envbuild.image.record import ReferrerRecord
+from envbuild.oci.write import MANIFEST_TYPE
+
+EMPTY = b"{}"
+EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
+TITLE = "org.opencontainers.image.title"
+CREATED = "org.opencontainers.image.created"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attachment:
+    """A file about an image."""
+
+    file: str
+    media_type: str
+    content: bytes
+
+
+def attach(layout: Path, folder: Path, reports: Sequence[Attachment], created: str) -> tuple[ReferrerRecord, ...]:
+    """Write reports into ``folder``, and attach them to the only image of an OCI layout.
+
+    Args:
+        created: the time of their manifests, which is the image's own.
+    """
+    index = json.loads((layout / "index.json").read_bytes())
+    [image] = index["manifests"]
+    subject: dict[str, Json] = {key: image[key] for key in ("mediaType", "digest", "size")}
+    _blob(layout, EMPTY)
+    records = []
+    for report in reports:
+        write_atomic(folder / report.file, report.content)
+        digest = sha256_bytes(report.content)
+        link_or_copy(folder / report.file, _place(layout, digest))
+        manifest = _manifest(report, digest, subject, created)
+        index["manifests"].append(
+            {
+                "mediaType": MANIFEST_TYPE,
+                "digest": _blob(layout, manifest),
+                "size": len(manifest),
+                "artifactType": report.media_type,
+                "annotations": {CREATED: created, TITLE: report.file},
+            }
+        )
+        records.append(
+            ReferrerRecord(
+                file=report.file,
+                artifact_type=report.media_type,
+                manifest_digest=sha256_bytes(manifest),
+                digest=digest,
+                size_bytes=len(report.content),
+            )
+        )
+    write_atomic(layout / "index.json", canonical_json(index))
+    return tuple(records)
+
+
+def _manifest(report: Attachment, digest: str, subject: dict[str, Json], created: str) -> bytes:
+    return canonical_json(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "artifactType": report.media_type,
+            "config": {"mediaType": EMPTY_TYPE, "digest": sha256_bytes(EMPTY), "size": len(EMPTY), "data": "e30="},
+            "layers": [
+                {
+                    "mediaType": report.media_type,
+                    "digest": digest,
+                    "size": len(report.content),
+                    "annotations": {TITLE: report.file},
+                }
+            ],
+            "subject": subject,
+            "annotations": {CREATED: created, TITLE: report.file},
+        }
+    )
+
+
+def _place(layout: Path, digest: str) -> Path:
+    return layout / "blobs/sha256" / digest.removeprefix("sha256:")
+
+
+def _blob(layout: Path, content: bytes) -> str:
+    digest = sha256_bytes(content)
+    write_atomic(_place(layout, digest), content)
+    return digest

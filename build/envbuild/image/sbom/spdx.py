@@ -1,0 +1,96 @@
+"""The image's SBOM as SPDX 2.3, which today's tools read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from envbuild import __version__
+from envbuild.image.sbom.inventory import ListedPackage
+from envbuild.image.sbom.subject import ImageSubject
+from envbuild.lock.record.cyclonedx import serial_number, timestamp
+
+MEDIA_TYPE = "application/spdx+json"
+DOCUMENT = "SPDXRef-DOCUMENT"
+IMAGE = "SPDXRef-Image"
+NOTHING = "NOASSERTION"
+
+
+def spdx(subject: ImageSubject) -> dict[str, Any]:
+    """The document."""
+    ids = _ids(subject.packages)
+    return {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": DOCUMENT,
+        "name": subject.name,
+        "documentNamespace": serial_number(subject.digest, "spdx-2.3"),
+        "creationInfo": {"created": timestamp(subject.epoch), "creators": [f"Tool: envbuild-{__version__}"]},
+        "packages": [
+            {
+                "SPDXID": IMAGE,
+                "name": subject.name,
+                "versionInfo": subject.digest,
+                "primaryPackagePurpose": "CONTAINER",
+                "checksums": [{"algorithm": "SHA256", "checksumValue": subject.digest.removeprefix("sha256:")}],
+                **_unsaid(),
+            },
+            *[_package(item, ids[item.id]) for item in subject.packages],
+        ],
+        "relationships": [
+            _relation(DOCUMENT, "DESCRIBES", IMAGE),
+            *[_relation(IMAGE, "CONTAINS", ids[item.id]) for item in subject.packages],
+        ],
+    }
+
+
+def _ids(packages: tuple[ListedPackage, ...]) -> dict[str, str]:
+    """SPDX identifiers, which have letters, digits, dots and dashes alone."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for item in packages:
+        plain = "SPDXRef-Package-" + re.sub(r"[^A-Za-z0-9.]+", "-", f"{item.kind}-{item.name}-{item.version}")
+        name, count = plain, 1
+        while name in taken:
+            count += 1
+            name = f"{plain}-{count}"
+        taken.add(name)
+        found[item.id] = name
+    return found
+
+
+def _unsaid() -> dict[str, Any]:
+    return {
+        "downloadLocation": NOTHING,
+        "filesAnalyzed": False,
+        "licenseConcluded": NOTHING,
+        "licenseDeclared": NOTHING,
+        "copyrightText": NOTHING,
+    }
+
+
+def _package(item: ListedPackage, name: str) -> dict[str, Any]:
+    package: dict[str, Any] = {
+        "SPDXID": name,
+        "name": item.name,
+        "versionInfo": item.version,
+        **_unsaid(),
+        "externalRefs": [
+            {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": item.purl}
+        ],
+    }
+    if item.commit:
+        package["downloadLocation"] = f"git+{item.repository}@{item.commit}"
+    if len(item.hashes) == 1:
+        package["checksums"] = [{"algorithm": "SHA256", "checksumValue": item.hashes[0].removeprefix("sha256:")}]
+    elif item.hashes:
+        package["comment"] = f"One of the files {', '.join(item.hashes)}"
+    if item.licence and "LicenseRef-" not in item.licence:
+        package["licenseDeclared"] = item.licence
+    elif words := ", ".join(filter(None, [item.licence, *item.licence_names])):
+        package["licenseComments"] = f"The package says: {words}"
+    return package
+
+
+def _relation(one: str, kind: str, other: str) -> dict[str, str]:
+    return {"spdxElementId": one, "relationshipType": kind, "relatedSpdxElement": other}

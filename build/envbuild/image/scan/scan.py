@@ -1,0 +1,324 @@
+"""One pass over a layer: its entries, and what its files show. A function of the layer, so it is kept under its digest.
+
+Each layer is looked at for itself: what an upper layer hides is shipped all the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import json
+import posixpath
+import re
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import Field
+
+from envbuild.catalog.models import TomlModel
+from envbuild.core.files import machine_errors
+from envbuild.image.scan import content as contents
+from envbuild.image.scan.packages import (
+    COPYRIGHT,
+    DIST_INFO,
+    DPKG_INFO,
+    DPKG_STATUS,
+    DebianPackage,
+    PythonPackage,
+    debian_digests,
+    debian_files,
+    debian_packages,
+    from_elsewhere,
+    merged_usr,
+    python_package,
+    recorded,
+)
+from envbuild.rootfs.members import Kind, Member
+from envbuild.rootfs.stream import Content
+from envbuild.wheels.audit.elf import ELF_MAGIC
+from envbuild.wheels.audit.fatbin import SECTIONS
+from envbuild.wheels.audit.prebuilt import FileCode, read_code
+
+# Raised when the same layer would be read otherwise.
+FORMAT = 1
+PIECE_BYTES = 1 << 20
+# The lists of what packages bring may be long.
+KEPT_BYTES = 64 << 20
+GPU_MARKS = tuple(name.encode() for name in SECTIONS)
+CAPABILITY = "security.capability"
+# Libraries of which a process must see one: the family by the file's name. wheels may have renamed their copies.
+_HASH = r"(-[0-9a-f]{8})?"
+FAMILIES = {
+    "cuDNN": re.compile(rf"^libcudnn(_[a-z_]+)?{_HASH}\.so(\.|$)"),
+    "NCCL": re.compile(rf"^libnccl{_HASH}\.so(\.|$)"),
+    "torch": re.compile(rf"^lib(torch(_cpu|_cuda|_python)?|c10(_cuda)?){_HASH}\.so(\.|$)"),
+}
+KINDS = {
+    Kind.FILE: "f",
+    Kind.DIRECTORY: "d",
+    Kind.SYMLINK: "l",
+    Kind.HARD_LINK: "h",
+    Kind.CHARACTER: "c",
+    Kind.BLOCK: "b",
+    Kind.FIFO: "p",
+}
+
+
+class FileEntry(NamedTuple):
+    """An entry of a layer.
+
+    Attributes:
+        kind: ``f``, ``d``, ``l`` (symbolic link), ``h`` (hard link), ``c``, ``b`` or ``p``.
+        link: what a link points to; of a hard link the file's name.
+        digest: sha256 of a file's content, in hex.
+        xattrs: names of extended attributes.
+    """
+
+    path: str
+    kind: str
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime: int
+    link: str = ""
+    digest: str = ""
+    xattrs: tuple[str, ...] = ()
+
+
+class Special(TomlModel):
+    """An entry with rights that deserve a look."""
+
+    path: str
+    kind: str
+    mode: int
+    capabilities: bool = False
+    owned: bool = Field(default=False, description="a Debian package of the same layer brings it")
+
+
+class Hit(TomlModel):
+    """Something found in a file.
+
+    Attributes:
+        vouched: the file is what the wheel or the Debian package that brings it says: nothing of the builder is in it.
+    """
+
+    path: str
+    what: str
+    vouched: bool = False
+
+
+class GpuFile(TomlModel):
+    """A file with GPU code, and the package that brings it; empty where none says so."""
+
+    package: str
+    version: str
+    code: FileCode
+
+
+class LayerScan(TomlModel):
+    """What is known about a layer."""
+
+    entries: int
+    files: int
+    file_bytes: int
+    python: tuple[PythonPackage, ...] = ()
+    debian: tuple[DebianPackage, ...] | None = None
+    special: tuple[Special, ...] = ()
+    secrets: tuple[Hit, ...] = ()
+    places: tuple[Hit, ...] = ()
+    gpu: tuple[GpuFile, ...] = ()
+    libraries: dict[str, tuple[str, ...]] = Field(default_factory=dict, description="paths by family")
+
+
+def survey(
+    members: Iterable[tuple[Member, Content | None]], listing: Path, places: Sequence[str], scratch: Path
+) -> LayerScan:
+    """Read a layer's members, write its entries to ``listing`` (JSON, one a line), and say what it contains.
+
+    Args:
+        places: folders of the building machine that no file may name.
+        scratch: a folder for one file at a time.
+    """
+    reader = _Reader(places, scratch)
+    with machine_errors(listing), listing.open("w", encoding="ascii") as lines:
+        for member, content in members:
+            lines.write(json.dumps(reader.entry(member, content)) + "\n")
+    return reader.finish()
+
+
+def read_listing(listing: Path) -> Iterator[FileEntry]:
+    """The entries of a listing, in the layer's order."""
+    with machine_errors(listing, "read"), listing.open(encoding="ascii") as lines:
+        for line in lines:
+            *values, xattrs = json.loads(line)
+            yield FileEntry._make([*values, tuple(xattrs)])
+
+
+class _Reader:
+    """The pass, and what it holds on to until the layer's end."""
+
+    def __init__(self, places: Sequence[str], scratch: Path) -> None:
+        self._wanted, self._scratch = places, scratch
+        self._entries = self._files = self._file_bytes = 0
+        self._special: list[Special] = []
+        self._secrets: list[Hit] = []
+        self._places: list[Hit] = []
+        self._gpu: list[FileCode] = []
+        self._libraries: dict[str, list[str]] = {}
+        # Of files with credentials: sha256 as RECORD has it, and MD5 as dpkg has it.
+        self._digests: dict[str, tuple[str, str]] = {}
+        self._dist_info: dict[str, dict[str, bytes]] = {}
+        self._status: bytes | None = None
+        self._lists: dict[str, bytes] = {}
+        self._copyrights: dict[str, bytes] = {}
+
+    def entry(self, member: Member, content: Content | None) -> FileEntry:
+        path, kind, mode = member.name, KINDS[member.kind], member.mode
+        capable = CAPABILITY in member.xattrs
+        # On a directory the group bit only hands the group down, and the sticky bit keeps others' files safe.
+        open_folder = kind == "d" and mode & stat.S_IWOTH and not mode & stat.S_ISVTX
+        if capable or open_folder or (kind == "f" and mode & (stat.S_ISUID | stat.S_ISGID | stat.S_IWOTH)):
+            self._special.append(Special(path=path, kind=kind, mode=mode, capabilities=capable))
+        self._entries += 1
+        return FileEntry(
+            path=path,
+            kind=kind,
+            mode=mode,
+            uid=member.uid,
+            gid=member.gid,
+            size=member.size if kind == "f" else 0,
+            mtime=member.mtime,
+            link=member.link,
+            digest=self._content(path, content) if content is not None else "",
+            xattrs=member.xattrs,
+        )
+
+    def _content(self, path: str, content: Content) -> str:
+        """Look at a file's content, piece by piece; returns its digest."""
+        self._files += 1
+        size = content.size
+        self._file_bytes += size
+        digest, looker = hashlib.sha256(), contents.Places(self._wanted)
+        pieces = _gathered(content.pieces())
+        first = next(pieces, b"")
+        seen = _tee(first, pieces, digest.update, looker.feed)
+        if first.startswith(ELF_MAGIC):
+            self._elf(path, seen)
+            looker.end()
+            self._places += [Hit(path=path, what=place) for place in sorted(looker.found)]
+            return digest.hexdigest()
+        whole: list[bytes] | None = [] if size <= (KEPT_BYTES if _is_kept(path) else contents.SCANNED_BYTES) else None
+        for one in seen:
+            if whole is not None:
+                whole.append(one)
+        looker.end()
+        self._places += [Hit(path=path, what=place) for place in sorted(looker.found)]
+        if whole is not None:
+            self._text(path, b"".join(whole), digest.digest())
+        return digest.hexdigest()
+
+    def _elf(self, path: str, pieces: Iterator[bytes]) -> None:
+        name = path.rpartition("/")[2]
+        for family, pattern in FAMILIES.items():
+            if pattern.match(name):
+                self._libraries.setdefault(family, []).append(path)
+        # Most have no GPU code, and reading their headers takes longer than all the rest of this pass.
+        marked, before = False, b""
+        with tempfile.TemporaryFile(dir=self._scratch) as file:
+            for piece in pieces:
+                file.write(piece)
+                marked = marked or any(mark in before + piece for mark in GPU_MARKS)
+                before = piece[-max(map(len, GPU_MARKS)) :]
+            if marked:
+                file.flush()
+                if code := read_code(file, path):
+                    self._gpu.append(code)
+
+    def _text(self, path: str, content: bytes, digest: bytes) -> None:
+        if hits := contents.secrets(path, content):
+            self._secrets += [Hit(path=path, what=what) for what in hits]
+            md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+            self._digests[path] = (base64.urlsafe_b64encode(digest).decode().rstrip("="), md5)
+        if path == DPKG_STATUS:
+            self._status = content
+        elif path.startswith(DPKG_INFO):
+            self._lists[path.removeprefix(DPKG_INFO)] = content
+        elif match := COPYRIGHT.match(path):
+            self._copyrights[match["package"]] = content
+        elif match := DIST_INFO.match(path):
+            self._dist_info.setdefault(match["folder"], {})[match["file"]] = content
+
+    def finish(self) -> LayerScan:
+        packages = {folder: python_package(folder, files) for folder, files in sorted(self._dist_info.items())}
+        python = tuple(item for item in packages.values() if item)
+        digests, owners = self._recorded(python)
+        debian_digest, listed = debian_digests(self._lists), debian_files(self._lists)
+
+        def vouched(hit: Hit) -> Hit:
+            sha256, md5 = self._digests[hit.path]
+            known = digests.get(hit.path) == sha256 or debian_digest.get(merged_usr(hit.path)) == md5
+            return hit.model_copy(update={"vouched": known})
+
+        unknown = PythonPackage(name="", version="", folder="")
+        gpu = [(owners.get(item.file, unknown), item) for item in self._gpu]
+        return LayerScan(
+            entries=self._entries,
+            files=self._files,
+            file_bytes=self._file_bytes,
+            python=python,
+            debian=None if self._status is None else debian_packages(self._status, self._copyrights),
+            special=tuple(item.model_copy(update={"owned": merged_usr(item.path) in listed}) for item in self._special),
+            secrets=tuple(vouched(hit) for hit in self._secrets),
+            places=tuple(self._places),
+            gpu=tuple(GpuFile(package=item.name, version=item.version, code=code) for item, code in gpu),
+            libraries={family: tuple(sorted(paths)) for family, paths in sorted(self._libraries.items())},
+        )
+
+    def _recorded(self, python: Iterable[PythonPackage]) -> tuple[dict[str, str], dict[str, PythonPackage]]:
+        """Digests of files that RECORDs vouch for, and the packages that bring files with GPU code."""
+        digests: dict[str, str] = {}
+        owners: dict[str, PythonPackage] = {}
+        wanted = {*self._digests, *(item.file for item in self._gpu)}
+        for package in python:
+            above = package.folder.rpartition("/")[0]
+            # A RECORD of what was built here vouches for nothing.
+            pinned = not from_elsewhere(package.origin)
+            for name, digest in recorded(self._dist_info[package.folder].get("RECORD", b"")):
+                path = posixpath.normpath(f"{above}/{name}")
+                if path in wanted:
+                    owners[path] = package
+                    if pinned:
+                        digests[path] = digest
+        return digests, owners
+
+
+def _gathered(pieces: Iterable[memoryview]) -> Iterator[bytes]:
+    """The pieces put together to larger ones; what a piece ends in the middle of is found."""
+    waiting: list[memoryview] = []
+    count = 0
+    for piece in pieces:
+        waiting.append(piece)
+        count += len(piece)
+        if count >= PIECE_BYTES:
+            yield b"".join(waiting)
+            waiting, count = [], 0
+    if waiting:
+        yield b"".join(waiting)
+
+
+def _tee(first: bytes, pieces: Iterable[bytes], *readers: Callable[[bytes], object]) -> Iterator[bytes]:
+    """All pieces; each is shown to all readers."""
+    for piece in itertools.chain([first], pieces):
+        for reader in readers:
+            reader(piece)
+        yield piece
+
+
+def _is_kept(path: str) -> bool:
+    """Whether the file says something about packages."""
+    return path == DPKG_STATUS or path.startswith(DPKG_INFO) or bool(COPYRIGHT.match(path) or DIST_INFO.match(path))

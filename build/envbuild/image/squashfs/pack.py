@@ -1,0 +1,162 @@
+"""Packs layers into a .sqsh that enroot starts: streamed to mksquashfs, without an unpacked copy."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from envbuild.core.digests import sha256_file
+from envbuild.core.errors import BuildError, MachineError, disk_full
+from envbuild.core.exit_status import describe_status, ran_out_of_space, tail
+from envbuild.core.files import machine_errors
+from envbuild.core.process import Finished, answer, find_tool, run
+from envbuild.image.record import SqshRecord
+from envbuild.image.squashfs import compression as compressions
+from envbuild.image.squashfs import enroot
+from envbuild.image.squashfs.compression import Compression
+from envbuild.image.squashfs.tar_stream import TwiceError, write_stream
+from envbuild.oci.write import RunConfig
+from envbuild.rootfs.blobs import LayerBlob
+from envbuild.rootfs.overlay import Places, superseded_in
+
+# mksquashfs takes a quarter of the machine's memory for its buffers unless told. More makes it no faster.
+BUFFER_MEBIBYTES = 256
+# What a pipe holds: fewer, larger pieces. An ordinary user gets no more (/proc/sys/fs/pipe-max-size).
+PIPE_BYTES = 1 << 20
+
+
+@cache
+def mksquashfs_version() -> str:
+    """``mksquashfs version 4.5.1 (2022/03/17)``: the same tool gives the same bytes, another may not."""
+    tool = find_tool("mksquashfs", "squashfs-tools")
+    # 4.6 and later exit with status 0, earlier ones with 0 or 1.
+    output = answer([tool, "-version"], what="ask mksquashfs for its version", statuses=(0, 1))
+    return output.splitlines()[0] if output else "mksquashfs of unknown version"
+
+
+def write_sqsh(
+    target: Path,
+    layers: Sequence[LayerBlob],
+    config: RunConfig,
+    provenance: str,
+    epoch: int,
+    log: Path,
+    compression: Compression = compressions.DEFAULT,
+) -> SqshRecord:
+    """Pack ``layers`` (lowest first) and enroot's files into ``target``.
+
+    Raises:
+        CheckRefusedError: a layer is refused, or enroot would run something of the configuration as code.
+        BuildError: mksquashfs failed.
+        MachineError: it is not installed, or the disk is full.
+    """
+    extra = enroot.files(config, provenance)
+    try:
+        try:
+            finished, shell = _pack(target, layers, extra, config.workdir, epoch, log, compression)
+        except TwiceError:
+            again = superseded_in(layers)
+            finished, shell = _pack(target, layers, extra, config.workdir, epoch, log, compression, again)
+        enroot.check_shell(config, shell)
+        if finished.status != 0:
+            raise _failure(finished, target, compression, log)
+    except BaseException:
+        # Of no use to anyone, and large. Before mksquashfs began, there may be a directory of that name.
+        with contextlib.suppress(OSError):
+            target.unlink()
+        raise
+    with machine_errors(target):
+        return SqshRecord(
+            digest=sha256_file(target),
+            size_bytes=target.stat().st_size,
+            packed_by=mksquashfs_version(),
+            compression=" ".join(compression.words()),
+        )
+
+
+def _failure(finished: Finished, target: Path, compression: Compression, log: Path) -> BuildError | MachineError:
+    if ran_out_of_space(finished.output, target.parent):
+        return disk_full(target.parent)
+    if f'Compressor "{compression.name}" is not supported' in finished.output:
+        return MachineError(
+            f"this machine's mksquashfs cannot compress with {compression.name}",
+            why=tail(finished.output, 3),
+            fix="Choose another --sqsh-compression, or install a squashfs-tools that was built with it.",
+            log=log,
+        )
+    return BuildError(
+        f"cannot pack the .sqsh: mksquashfs {describe_status(finished.status)}",
+        why=tail(finished.output),
+        fix="See the log.",
+        log=log,
+    )
+
+
+def _pack(
+    target: Path,
+    layers: Sequence[LayerBlob],
+    extra: Mapping[str, bytes],
+    workdir: str,
+    epoch: int,
+    log: Path,
+    compression: Compression,
+    superseded: Places = (),
+) -> tuple[Finished, str]:
+    words: list[str | Path] = [find_tool("mksquashfs", "squashfs-tools"), "-", target, "-tar", *compression.words()]
+    words += ["-all-root", "-no-xattrs", "-root-mode", "755", "-noappend", "-no-progress", "-exit-on-error"]
+    words += ["-mem", f"{BUFFER_MEBIBYTES}M"]
+    reading, writing = os.pipe()
+    with contextlib.suppress(OSError):  # where a user has very many pipes
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    feeder = _Feeder(writing, layers, extra, workdir, epoch, superseded)
+    feeder.start()
+    try:
+        finished = run(
+            words,
+            what="pack the .sqsh",
+            log=log,
+            # Without it the time of the file system and of its root is now. With -mkfs-time as well, it gives up.
+            env={"PATH": os.environ.get("PATH", os.defpath), "SOURCE_DATE_EPOCH": str(epoch)},
+            stdin=reading,
+            check=False,
+        )
+    finally:
+        # Ends the feeder if mksquashfs ended first: nobody reads any more.
+        os.close(reading)
+        feeder.join()
+    if feeder.problem is not None:
+        raise feeder.problem
+    return finished, feeder.shell
+
+
+class _Feeder(threading.Thread):
+    """Writes the merged image as a tar into a pipe while mksquashfs reads it."""
+
+    def __init__(
+        self,
+        descriptor: int,
+        layers: Sequence[LayerBlob],
+        extra: Mapping[str, bytes],
+        workdir: str,
+        epoch: int,
+        superseded: Places,
+    ) -> None:
+        super().__init__(name="feed mksquashfs", daemon=True)
+        self._descriptor = descriptor
+        self._work = (layers, extra, workdir, epoch, superseded)
+        self.problem: BaseException | None = None
+        self.shell = ""
+
+    def run(self) -> None:
+        try:
+            with os.fdopen(self._descriptor, "wb", buffering=PIPE_BYTES) as pipe:
+                self.shell = write_stream(pipe, *self._work)
+        except BrokenPipeError:
+            return  # mksquashfs ended early, and its own status says why
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            self.problem = error

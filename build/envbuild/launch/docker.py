@@ -1,0 +1,201 @@
+"""Tasks in a container of a docker daemon, or of podman's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError, EnvbuildError, MachineError
+from envbuild.core.exit_status import mask
+from envbuild.core.files import machine_errors
+from envbuild.core.process import Finished
+from envbuild.core.progress import Reporter
+from envbuild.image.docker.engine import Engine
+from envbuild.image.docker.loading import put_into
+from envbuild.launch.bwrap import OfImage, manifest_of
+from envbuild.launch.executors import IMAGE_DIR, PLAN, RESULTS, RUNNER, UNBUFFERED, Task
+
+# How long the runner may take to end its ranks when it is told to stop.
+STOP_SECONDS = 10
+NO_GPU_SUPPORT = ("could not select device driver", "nvidia-container-cli", "unresolvable CDI devices")
+MOUNTED = f"{IMAGE_DIR}/manifest.json"
+# On every container: the folder that its task writes to.
+RESULTS_LABEL = "org.envbuild.results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InDocker(OfImage):
+    """A container of the image, without a network, that is gone afterwards; the runner hashes the image's manifest.
+
+    Attributes:
+        tag: what the image will be called in the daemon, if that does not have it.
+        gpus: whether it has the machine's GPUs.
+    """
+
+    engine: Engine
+    tag: str
+    reporter: Reporter
+    gpus: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.engine.version
+
+    def run(self, task: Task) -> Finished:
+        """See :class:`~envbuild.launch.executors.Executor`."""
+        if not self.engine.address.startswith("unix:"):
+            raise CertificationCannotRunError(
+                f"the docker daemon at {mask(self.engine.address)} may be on another machine",
+                why="It is asked over a network, and would not see the plan and the runner, which are files here.",
+                fix="Use the daemon of this machine (its socket), or --plan-out DIR there and --judge DIR here.",
+                reason="no-runtime",
+            )
+        if self.engine.find(self.image.record.config_digest) is None:
+            put_into(self.engine, self.image.path, self.image.record, self.tag, self.reporter)
+        words = [*task.words_inside(self.python, MOUNTED), "--end-with-stdin"]
+        started = time.monotonic()
+        with _log(task.log) as keep, self._container(task, words) as name:
+            status, output = self._followed(name, task, keep)
+        return Finished(argv=tuple(words), status=status, output=output, seconds=time.monotonic() - started)
+
+    def end_left_over(self, results: Path) -> None:
+        """Remove what an envbuild that was killed left of a task with these results; only whoever holds them may."""
+        from docker.errors import NotFound
+
+        api = self.engine.api
+        label = f"{RESULTS_LABEL}={results.resolve()}"
+        with self.engine.errors("remove a container"):
+            for left in api.containers(all=True, filters={"label": label}):
+                self.reporter.note(f"note: a container of an envbuild that was killed is removed: {left['Id'][:12]}")
+                with contextlib.suppress(NotFound):
+                    api.remove_container(left["Id"], force=True)
+
+    @contextlib.contextmanager
+    def _container(self, task: Task, words: list[str]) -> Iterator[str]:
+        api, engine = self.engine.api, self.engine
+        rootless = engine.is_podman or engine.is_rootless
+        try:
+            with engine.errors("start a container"):
+                made = api.create_container(
+                    self.image.record.config_digest,
+                    entrypoint=words[:1],
+                    command=words[1:],
+                    # Results are files of who runs this, not of root.
+                    user="" if rootless else f"{os.getuid()}:{os.getgid()}",
+                    environment={"HOME": "/tmp", **self.given, **UNBUFFERED, **task.variables},  # noqa: S108 - inside
+                    working_dir="/",
+                    labels={RESULTS_LABEL: str(task.results.resolve())},
+                    # Closed by the daemon when this process is gone, however it went: the runner ends with it.
+                    stdin_open=True,
+                    network_disabled=True,
+                    host_config=api.create_host_config(**self._host_config(task)),
+                )
+                name = str(made["Id"])
+                try:
+                    held = api.attach_socket(name, params={"stdin": 1, "stream": 1})
+                    api.start(name)
+                except BaseException:
+                    api.remove_container(name, force=True)
+                    raise
+        except MachineError as error:
+            if any(text in error.why for text in NO_GPU_SUPPORT):
+                raise _no_gpu_support(error) from error
+            raise
+        try:
+            yield name
+        finally:
+            with contextlib.suppress(EnvbuildError), engine.errors("remove a container"):
+                api.stop(name, timeout=STOP_SECONDS)
+                api.remove_container(name, force=True)
+            with contextlib.suppress(OSError):
+                held.close()
+
+    def _host_config(self, task: Task) -> dict[str, Any]:
+        from docker.types import DeviceRequest, Ulimit
+
+        seen = {task.plan: PLAN, task.runner: RUNNER, manifest_of(self.image): MOUNTED}
+        binds = {str(path.resolve()): {"bind": target, "mode": "ro"} for path, target in seen.items()}
+        binds[str(task.results.resolve())] = {"bind": RESULTS, "mode": "rw"}
+        request = DeviceRequest(count=-1, capabilities=[["gpu"]]) if self.gpus else None
+        return {
+            "network_mode": "none",
+            "read_only": True,
+            "binds": binds,
+            "tmpfs": {"/tmp": "mode=1777,exec", "/run": "mode=755"},  # noqa: S108 - inside, and private
+            "init": False,
+            # Half of the memory, as Linux gives itself; docker's 64 MiB are too few for NCCL.
+            "shm_size": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2,
+            **({"device_requests": [request]} if request else {}),
+            # NCCL pins memory, as do GPUs.
+            **({"ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)]} if request else {}),
+        }
+
+    def _followed(self, name: str, task: Task, keep: Any) -> tuple[int, str]:
+        """Wait for a container: its status and output."""
+        api, late = self.engine.api, threading.Event()
+
+        def end() -> None:
+            late.set()
+            with contextlib.suppress(Exception):
+                api.kill(name)
+
+        timer = threading.Timer(task.timeout_seconds, end) if task.timeout_seconds else None
+        lines: list[str] = []
+        with self.engine.errors("follow a container"):
+            if timer:
+                timer.start()
+            try:
+                for line in in_lines(api.logs(name, stream=True, follow=True)):
+                    keep(line)
+                    lines.append(line)
+                    if task.on_line:
+                        task.on_line(line)
+                status = int(api.wait(name)["StatusCode"])
+            finally:
+                if timer:
+                    timer.cancel()
+        if late.is_set():
+            raise CertificationFailedError(
+                f"cannot train the cases inside the image: the runner ran longer than {task.timeout_seconds:.0f} s",
+                fix="See the log for where it stopped, then run again.",
+                log=task.log,
+            )
+        return status, "".join(f"{line}\n" for line in lines)
+
+
+def in_lines(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Pieces of output as lines, as they become whole."""
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line.decode(errors="replace") for line in whole)
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _log(path: Path | None) -> Iterator[Any]:
+    """Writes lines to a file, if there is one."""
+    if path is None:
+        yield lambda _: None
+        return
+    with machine_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8", buffering=1) as stream:
+            yield lambda line: stream.write(f"{mask(line)}\n")
+
+
+def _no_gpu_support(error: MachineError) -> CertificationCannotRunError:
+    return CertificationCannotRunError(
+        "the docker daemon cannot give GPUs to containers",
+        why=error.why,
+        fix="Install NVIDIA's container toolkit on its machine (nvidia-ctk runtime configure --runtime=docker), or use "
+        "--in sqsh.",
+        reason="no-runtime",
+    )

@@ -1,0 +1,233 @@
+"""Runs commands on this machine inside an image: straight from its .sqsh, or from its layers."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.core import sandbox
+from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, InternalError, MachineError
+from envbuild.core.exit_status import tail
+from envbuild.core.files import machine_errors
+from envbuild.core.process import Finished, run
+from envbuild.core.sandbox import Bind, Sandbox
+from envbuild.image.squashfs.read import members_of_sqsh
+from envbuild.launch.gpus import NvidiaDriver
+from envbuild.launch.runtimes import RUNTIMES, Runtime, probe
+from envbuild.rootfs.blobs import LayerBlob
+from envbuild.rootfs.unpack import unpack, write_members
+from envbuild.store.temporary import temporary_store
+
+__all__ = ["RUNTIMES", "OpenImage", "Runtime", "open_image", "open_layers", "probe", "run_in_image"]
+
+# What certificates call an image that was put together from its layers.
+LAYERS = "layers"
+
+# Directories of an image in which things may be mounted. They are empty and writable while a command runs.
+MOUNTABLE = ("/envbuild", "/mnt", "/run", "/tmp")  # noqa: S108 - inside, and private
+OPEN_SECONDS = 120.0
+MOST_ENVIRONMENT_BYTES = 1 << 20
+# Prints a root's /etc/environment, where it is a file and nothing on the way to it is a link. Of sh, since who runs
+# things may not be allowed to run this Python.
+READ_ENVIRONMENT = """
+file=$1/etc/environment
+[ -h "$1/etc" ] || [ -h "$file" ] || [ ! -f "$file" ] || exec head -c "$2" "$file"
+"""
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenImage:
+    """An image in which commands can be run, while it is open.
+
+    Attributes:
+        rootfs: where its root is unpacked, or where each command mounts it for itself.
+        variables: the image's own environment.
+        driver: of the GPUs that commands see; without one they see none.
+    """
+
+    runtime: Runtime
+    sqsh: Path
+    rootfs: Path
+    variables: Mapping[str, str]
+    driver: NvidiaDriver | None = None
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        what: str = "run a command inside the image",
+        read_only: Mapping[Path, str] | None = None,
+        writable: Mapping[Path, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        on_line: Callable[[str], None] | None = None,
+        log: Path | None = None,
+        timeout_seconds: float | None = None,
+        error: type[EnvbuildError] = BuildError,
+    ) -> Finished:
+        """Run ``argv`` inside; a status other than 0 is the caller's to judge.
+
+        The root is read-only; /tmp, /run and /dev/shm are private and empty. Of this machine's environment nothing
+        is seen, only the image's own variables and ``env``. Of the network there is loopback and nothing else.
+
+        Args:
+            read_only: files and directories of this machine, and where they are seen inside (below ``MOUNTABLE``).
+            writable: the same for what the command may write to.
+            env: variables besides the image's own.
+            error: of a command that ran past its time limit.
+        """
+        binds = [Bind(source=source.resolve(), target=target) for source, target in (read_only or {}).items()]
+        for source, target in (writable or {}).items():
+            binds.append(Bind(source=source.resolve(), target=target, writable=True))
+        tmpfs = tuple(dict.fromkeys(mountable_above(bind.target) for bind in binds))
+        variables = {**self.variables, **(env or {})}
+        if self.driver is not None:
+            binds += self.driver.binds()
+            variables = self.driver.environment(variables)
+        box = Sandbox(root=self.rootfs, binds=tuple(binds), tmpfs=tmpfs, environment=variables)
+        return run(
+            self.command(box, argv),
+            what=what,
+            env=box.process_environment(),
+            on_line=on_line,
+            log=log,
+            timeout_seconds=timeout_seconds,
+            check=False,
+            error=error,
+        )
+
+    def command(self, box: Sandbox, argv: Sequence[str]) -> list[str | Path]:
+        """The command line that opens the image and runs ``argv`` in it."""
+        opener = self.runtime.opener(self.sqsh, self.rootfs) if self.runtime.opener else []
+        return [*opener, *box.command(self.runtime.bwrap, argv)]
+
+
+@contextlib.contextmanager
+def open_image(
+    runtime: Runtime, sqsh: Path, scratch_dir: Path | None = None, driver: NvidiaDriver | None = None
+) -> Iterator[OpenImage]:
+    """Open a .sqsh for running commands in it.
+
+    Mounts live in namespaces of the commands themselves, so none is left behind whatever happens; an unpacked copy
+    goes when the image is closed, or, after a kill, when the next one is opened.
+
+    Args:
+        scratch_dir: where an unpacked copy may be put; below the system's temporary directory when None.
+
+    Raises:
+        MachineError: the file cannot be opened with this runtime.
+    """
+    with temporary_store(scratch_dir).staging("image") as folder:
+        rootfs = folder / "rootfs"
+        if runtime.opener is None:
+            _unpack(sqsh, rootfs)
+        else:
+            rootfs.mkdir()
+        opener = runtime.opener(sqsh.resolve(), rootfs) if runtime.opener else []
+        # No program of the image, and no link in it, has a say in this.
+        reading = [*opener, "/bin/sh", "-c", READ_ENVIRONMENT, "sh", rootfs, str(MOST_ENVIRONMENT_BYTES)]
+        finished = run(reading, what=f"open {sqsh}", check=False, timeout_seconds=OPEN_SECONDS, error=MachineError)
+        if finished.status != 0:
+            raise MachineError(
+                f"{sqsh} cannot be opened with {runtime.name}",
+                why=tail(finished.output),
+                fix="Check that the file is whole (remove it, and `envbuild image` makes it again), or try another "
+                "--runtime.",
+            )
+        if "\0" in finished.output:
+            raise CheckRefusedError(
+                f"{sqsh} cannot be opened",
+                why="Its /etc/environment has a NUL byte, which no variable can have.",
+                fix="Use another image; `envbuild image` makes none such.",
+            )
+        variables = parse_environment(finished.output)
+        yield OpenImage(runtime=runtime, sqsh=sqsh.resolve(), rootfs=rootfs, variables=variables, driver=driver)
+
+
+@contextlib.contextmanager
+def open_layers(
+    layers: Sequence[LayerBlob],
+    variables: Mapping[str, str],
+    scratch_dir: Path | None = None,
+    driver: NvidiaDriver | None = None,
+) -> Iterator[OpenImage]:
+    """Put an image together from its layers (lowest first) for running commands in it; gone with the block.
+
+    Raises:
+        CheckRefusedError: a layer is damaged, or is not the one that its digest names.
+        MachineError: there is no space, or no namespace for bubblewrap.
+    """
+    runtime = Runtime(name=LAYERS, bwrap=sandbox.probe(), opener=None)
+    with temporary_store(scratch_dir).staging("image") as folder:
+        rootfs = folder / "rootfs"
+        rootfs.mkdir()
+        unpack(layers, rootfs)
+        yield OpenImage(runtime=runtime, sqsh=folder, rootfs=rootfs, variables=variables, driver=driver)
+
+
+def run_in_image(
+    runtime: Runtime,
+    sqsh: Path,
+    argv: Sequence[str],
+    *,
+    read_only: Mapping[Path, str] | None = None,
+    writable: Mapping[Path, str] | None = None,
+    env: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] | None = None,
+    log: Path | None = None,
+    timeout_seconds: float | None = None,
+    scratch_dir: Path | None = None,
+) -> Finished:
+    """Open a .sqsh, run one command in it (see :meth:`OpenImage.run`) and close it."""
+    with open_image(runtime, sqsh, scratch_dir) as image:
+        return image.run(
+            argv,
+            read_only=read_only,
+            writable=writable,
+            env=env,
+            on_line=on_line,
+            log=log,
+            timeout_seconds=timeout_seconds,
+        )
+
+
+def _unpack(sqsh: Path, rootfs: Path) -> None:
+    with machine_errors(rootfs):
+        rootfs.mkdir()
+    try:
+        write_members(members_of_sqsh(sqsh), rootfs)
+    except CheckRefusedError as error:
+        raise MachineError(
+            f"{sqsh} cannot be unpacked",
+            why=f"{error.what}: {error.why}",
+            fix="Check that the file is whole (remove it, and `envbuild image` makes it again).",
+        ) from error
+
+
+def mountable_above(target: str) -> str:
+    """The directory of the image that is emptied so that ``target`` can be mounted in it."""
+    for folder in MOUNTABLE:
+        if target.startswith(f"{folder}/") and ".." not in target.split("/"):
+            return folder
+    raise InternalError(f"nothing can be mounted at {target}: it is not below one of {', '.join(MOUNTABLE)}")
+
+
+def parse_environment(text: str) -> dict[str, str]:
+    """The variables of an /etc/environment, read as enroot reads it.
+
+    ``${NAME}`` stands for an earlier variable of the file (never for one of this machine), and one pair of quotes
+    around a value is taken off.
+    """
+    values: dict[str, str] = {}
+    for line in text.splitlines():
+        name, found, value = line.partition("=")
+        if not found or not name:
+            continue
+        value = _VARIABLE.sub(lambda match: values.get(match[1], ""), value)
+        if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+            value = value[1:-1]
+        values[name] = value
+    return values

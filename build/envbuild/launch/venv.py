@@ -1,0 +1,87 @@
+"""Tasks in an environment of this machine, without an image: a virtual environment, or whatever `python` is here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError
+from envbuild.core.process import Finished, run
+from envbuild.launch.executors import UNBUFFERED, Task, Where
+
+NO_ENVIRONMENT = "no-environment"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPython:
+    """Starts an interpreter of this machine, with the variables of this process and this machine's network.
+
+    What is not as the lock has it there (a package in front of another, say) is the runner's to find.
+    """
+
+    where: Where
+    program: Path
+
+    @property
+    def name(self) -> str:
+        return self.where
+
+    @property
+    def python(self) -> str:
+        return str(self.program)
+
+    def variables(self) -> Mapping[str, str]:
+        """See :class:`~envbuild.launch.executors.Executor`."""
+        return dict(os.environ)
+
+    def run(self, task: Task) -> Finished:
+        """See :class:`~envbuild.launch.executors.Executor`."""
+        places = [str(path.resolve()) for path in (task.plan, task.runner, task.results)]
+        return run(
+            task.words(self.python, plan=places[0], runner=places[1], results=places[2]),
+            what=f"train the cases with {self.program}",
+            env={**os.environ, **UNBUFFERED, **task.variables},
+            cwd=task.results,
+            on_line=task.on_line,
+            log=task.log,
+            timeout_seconds=task.timeout_seconds,
+            check=False,
+            error=CertificationFailedError,
+        )
+
+
+def in_venv(folder: Path) -> InPython:
+    """The virtual environment in a folder.
+
+    Raises:
+        CertificationCannotRunError: there is none; reason ``no-environment``.
+    """
+    program = folder / "bin/python"
+    if not os.access(program, os.X_OK):
+        raise CertificationCannotRunError(
+            f"there is no virtual environment in {folder}",
+            why=f"{program} is not there, or may not be executed.",
+            fix="Make it (`envbuild sync --into DIR`), or name another one with --venv DIR.",
+            reason=NO_ENVIRONMENT,
+        )
+    return InPython(where="venv", program=folder.absolute() / "bin/python")
+
+
+def in_this(environ: Mapping[str, str] = os.environ) -> InPython:
+    """The Python that a person here gets who types ``python``.
+
+    Raises:
+        CertificationCannotRunError: there is none; reason ``no-environment``.
+    """
+    for name in ("python", "python3"):
+        if found := shutil.which(name, path=environ.get("PATH")):
+            return InPython(where="here", program=Path(found).absolute())
+    raise CertificationCannotRunError(
+        "there is no Python here",
+        why="Neither python nor python3 is on PATH.",
+        fix="Activate the environment first, or name it with --in venv --venv DIR.",
+        reason=NO_ENVIRONMENT,
+    )

@@ -1,0 +1,1 @@
+"""Checks before a lock is accepted: what resolves need not install, import or train."""

@@ -1,0 +1,233 @@
+"""The API check of a lock: components that call others, held to the very versions that were locked.
+
+Reads sources, imports nothing. See :mod:`envbuild.drift`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from envbuild import drift
+from envbuild.catalog.models import Base
+from envbuild.core.digests import canonical_json, digest_of, sha256_file
+from envbuild.core.errors import EnvbuildError
+from envbuild.core.files import machine_errors
+from envbuild.core.progress import SilentReporter
+from envbuild.drift import Finding, Pair, find_drift_apart, read_finding, write_wheel
+from envbuild.drift.sources import extensions_of
+from envbuild.lock.checks.rules import CheckFinding, base_tags, tags_of, wheel_name
+from envbuild.lock.components.sdist_metadata import fetch_file
+from envbuild.lock.components.select import Chosen, Repositories
+from envbuild.lock.context import LockContext
+from envbuild.lock.project.pyproject import Project
+
+CODE = "api-drift"
+
+
+# Findings are kept by what was read and by the code that read it.
+KIND = "drift"
+FILE = "findings.json"
+
+
+def check_api(
+    chosen: Mapping[str, Chosen],
+    packages: Mapping[str, Mapping[str, Any]],
+    base: Base,
+    work: LockContext,
+    repositories: Repositories,
+) -> Iterator[CheckFinding]:
+    """What components ask of the components they use, and do not get.
+
+    A component from git is read at its commit; one from the index that has no wheel is not checked, and that is said.
+
+    Args:
+        packages: the ``[[package]]`` tables of uv.lock by name.
+    """
+    sources = _Sources(chosen, packages, base, work, repositories)
+    pairs = [(name, used) for name, item in chosen.items() for used in item.spec.uses]
+    comparisons = _Comparisons(sources, pairs, work)
+    for name, item in chosen.items():
+        for used in item.spec.uses:
+            with work.reporter.step(f"check what {name} asks of {used}"):
+                if unread := [part for part in (name, used) if not sources.has(part)]:
+                    work.reporter.note(f"  not checked: {' and '.join(unread)} cannot be read without being built")
+                    continue
+                findings = comparisons.of((name, used))
+            for finding in findings:
+                if finding.is_error() and not _unused(finding.file, item.spec.unused):
+                    yield CheckFinding(
+                        code=CODE,
+                        what=f"{finding.consumer}, {finding.file}:{finding.line}: {finding.detail}",
+                        fix=f"Choose another version of {used} or {name}; if the stack is not for that part of {name}, "
+                        "name its file or folder under unused.",
+                    )
+
+
+def read_names(project: Project) -> list[str]:
+    """The components that the API check reads, where they are releases."""
+    return list(dict.fromkeys(name for pair in _released_pairs(project) for name in pair))
+
+
+def _released_pairs(project: Project) -> list[Pair]:
+    return [
+        (name, used)
+        for name, item in project.chosen.items()
+        for used in item.spec.uses
+        if used in project.chosen and item.commit is None and project.chosen[used].commit is None
+    ]
+
+
+def read_ahead(
+    project: Project, packages: Mapping[str, Mapping[str, Any]], work: LockContext, repositories: Repositories
+) -> None:
+    """Compare the releases that the lock is going to take unless something else holds them back.
+
+    For a thread beside the resolution, which waits for the index most of the time: :func:`check_api` then finds the
+    answer in the store. Where this fails or guesses wrong, nothing is lost but its work.
+
+    Args:
+        packages: the ``[[package]]`` tables of those releases by name.
+    """
+    work = replace(work, reporter=SilentReporter())
+    with contextlib.suppress(EnvbuildError):
+        sources = _Sources(project.chosen, packages, project.base, work, repositories)
+        comparisons = _Comparisons(sources, _released_pairs(project), work)
+        for pair in comparisons.pairs:
+            comparisons.of(pair)
+
+
+class _Sources:
+    """The sources of a lock's components, as far as they can be read.
+
+    In a wheel that the base can install, or in the repository at the component's commit.
+    """
+
+    def __init__(
+        self,
+        chosen: Mapping[str, Chosen],
+        packages: Mapping[str, Mapping[str, Any]],
+        base: Base,
+        work: LockContext,
+        repositories: Repositories,
+    ) -> None:
+        self._chosen = chosen
+        self._packages = packages
+        self._tags = base_tags(base)
+        self._work = work
+        self._repositories = repositories
+
+    def has(self, name: str) -> bool:
+        """Whether there is something to read."""
+        return self._from_git(name) is not None or self._wheel(name) is not None
+
+    def identity(self, name: str) -> str:
+        """What names the content: the wheel's hash, the commit; empty when only its bytes could tell."""
+        if (item := self._from_git(name)) is not None and item.commit is not None:
+            return f"{item.commit.sha} {' '.join(sorted(item.spec.modules))}"
+        return str((self._wheel(name) or {}).get("hash", ""))
+
+    def wheels(self, names: Sequence[str]) -> dict[str, Path]:
+        """A wheel with the sources of each of the components, all of which :meth:`has`."""
+        found = {name: self._at_commit(item) for name in names if (item := self._from_git(name)) is not None}
+        others = [name for name in names if name not in found]
+        with ThreadPoolExecutor(max(1, len(others))) as pool:
+            return found | dict(zip(others, pool.map(self._downloaded, others), strict=True))
+
+    def _from_git(self, name: str) -> Chosen | None:
+        item = self._chosen.get(name)
+        return item if item is not None and item.commit is not None and item.git is not None else None
+
+    def _wheel(self, name: str) -> Mapping[str, Any] | None:
+        """The entry of uv.lock for the wheel of a package; None when it has none for the base."""
+        wheels: list[Mapping[str, Any]] = self._packages.get(canonicalize_name(name), {}).get("wheels", [])
+        return next((file for file in wheels if tags_of(wheel_name(file)) & self._tags), None)
+
+    def _downloaded(self, name: str) -> Path:
+        file, work = self._wheel(name) or {}, self._work
+        package = self._packages[canonicalize_name(name)]
+        content, _ = fetch_file(file, f"{package['name']} {package['version']}", work.folder, work.site, work.store)
+        path = Path(work.folder) / wheel_name(file)
+        with machine_errors(path):
+            path.write_bytes(content)
+        return path
+
+    def _at_commit(self, item: Chosen) -> Path:
+        """The Python files of the packages that a component's modules are in."""
+        assert item.commit is not None  # noqa: S101 - for the type checker; _from_git saw to it
+        assert item.git is not None  # noqa: S101
+        repository = self._repositories.at(item.git)
+        inside = tuple(f"{'/'.join(module.split('.'))}/" for module in item.spec.modules)
+        files = [
+            file
+            for file in repository.list_tree(item.commit, recursive=True)
+            if file.endswith(".py") and (not inside or file.removeprefix("src/").startswith(inside))
+        ]
+        texts = repository.read_files(item.commit, files)
+        content = {file: text.encode() for file, text in texts.items() if text is not None}
+        setup = repository.read_file(item.commit, "setup.py") or ""
+        content |= {f"{module.replace('.', '/')}.so": b"" for module in extensions_of(setup)}
+        path = Path(self._work.folder) / f"{item.name}-{item.commit.sha}.whl"
+        with machine_errors(path):
+            write_wheel(path, item.name, item.commit.sha[:12], content)
+        return path
+
+
+class _Comparisons:
+    """What drift there is between pairs of components, read once for each pair of contents.
+
+    Args:
+        pairs: those that will be asked for, if there is something to read: what is not known yet is read together.
+    """
+
+    def __init__(self, sources: _Sources, pairs: Iterable[Pair], work: LockContext) -> None:
+        self.pairs = [pair for pair in pairs if all(map(sources.has, pair))]
+        self._sources = sources
+        self._work = work
+        self._read: dict[Pair, list[Finding]] = {}
+
+    def of(self, pair: Pair) -> list[Finding]:
+        """The findings of a consumer and a provider."""
+        key = self._key(pair)
+        if key is None:
+            return self._compared(pair)
+
+        def compare(entry: Path) -> None:
+            (entry / FILE).write_bytes(canonical_json([asdict(finding) for finding in self._compared(pair)]))
+
+        entry = self._work.store.get_or_build(KIND, key, compare).path
+        return [read_finding(item) for item in json.loads((entry / FILE).read_bytes())]
+
+    def _key(self, pair: Pair) -> str | None:
+        identities = [self._sources.identity(part) for part in pair]
+        return digest_of({"sources": (*identities,), "code": _code_digest()}) if all(identities) else None
+
+    def _compared(self, pair: Pair) -> list[Finding]:
+        if pair not in self._read:
+            unknown = [other for other in self.pairs if other == pair or not self._is_kept(other)]
+            names = list(dict.fromkeys(name for other in unknown for name in other))
+            self._read |= find_drift_apart(self._sources.wheels(names), unknown, self._work.folder)
+        return self._read[pair]
+
+    def _is_kept(self, pair: Pair) -> bool:
+        key = self._key(pair)
+        return key is not None and self._work.store.find(KIND, key) is not None
+
+
+@cache
+def _code_digest() -> str:
+    """The digest of the check itself: another way of reading finds other things."""
+    folder = Path(drift.__file__).parent
+    return digest_of({file.name: sha256_file(file) for file in sorted(folder.glob("*.py"))})
+
+
+def _unused(file: str, parts: tuple[str, ...]) -> bool:
+    return any(file == part or file.startswith(f"{part.rstrip('/')}/") for part in parts)

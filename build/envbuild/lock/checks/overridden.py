@@ -1,0 +1,171 @@
+"""Versions outside the range that another locked package declares, behind an override or by a pin of the user.
+
+An override replaces what every package declares, and uv.lock says nothing of what was replaced. So uv itself is asked
+again, without overrides: whether each package that needs an overridden one accepts the version that was locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.models import Base
+from envbuild.lock.checks.rules import CheckFinding
+from envbuild.lock.components.declarations import Declared, declared_at_commit, declared_by_release
+from envbuild.lock.components.select import Chosen, DecidedBy, Repositories
+from envbuild.lock.context import LockContext
+from envbuild.lock.project.plan import LockPlan
+from envbuild.lock.resolve.resolution import Resolution
+from envbuild.lock.resolve.uv_queries import contradiction, declared_range, locked_packages, needs_of
+
+CODE = "override-range"
+THE_STACK = "the stack"
+THE_PIN = "the user's pin"
+READ_AHEAD = "what was declared by"
+_WHAT = "check what overrides go against"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overridden:
+    """A declaration that an override goes against.
+
+    Attributes:
+        by: whose override it is, in words.
+        declared_by: the package (``lib 1.0``), or the stack itself.
+        declared: the requirement as declared (``dep<2``).
+        meant: the stack says that this package's declaration is wrong.
+    """
+
+    package: str
+    version: str
+    by: str
+    declared_by: str
+    declared: str
+    meant: bool
+
+    def text(self) -> str:
+        """One line for the record."""
+        return f"{self.declared_by} declares {self.declared}; {self.by} puts {self.package} {self.version} there"
+
+    def finding(self) -> CheckFinding:
+        """The finding that refuses it."""
+        name = self.declared_by.partition(" ")[0]
+        fix = f"Choose another version of {name} or {self.package}. If the declaration is known to be wrong, say so "
+        fix += f'under [overrides.{self.package}] of the stack: its version, against = ["{name}"], and the reason.'
+        if self.declared_by == THE_STACK:
+            fix = "Make the stack's file say one thing: there, and under [overrides]."
+        if self.by == THE_PIN:
+            fix = f"Pin a {self.package} in that range, or another {name}."
+        elif self.by.startswith(READ_AHEAD):
+            fix = f"uv took another {name} than it takes by itself. Pin one release of it: --pin {name}=VERSION"
+        return CheckFinding(code=CODE, what=self.text(), fix=fix)
+
+
+def against_declarations(plan: LockPlan, resolution: Resolution, work: LockContext) -> tuple[Overridden, ...]:
+    """Every declared range that a locked version is outside of, because an override hides it.
+
+    What a component's upstream overrides of its own declarations is left out: both are its authors' words.
+    """
+    packages = locked_packages(resolution.uv_lock)
+    # One that is for the declarations of a single package has no name of its own there.
+    stated = resolution.uv_lock.get("manifest", {}).get("overrides", [])
+    everywhere = {str(entry["name"]) for entry in stated if "name" in entry}
+    scoped = plan.project.scoped_overrides
+    names = everywhere.union(*scoped.values())
+    locked = {name: resolution.pins[name] for name in sorted(names & set(resolution.pins))}
+    if not locked:
+        return ()
+    found = _against_the_stack(plan, {name: version for name, version in locked.items() if name in everywhere})
+    needed = [
+        need
+        for need in needs_of(packages, list(locked))
+        if need.name in scoped.get(str(need.package["name"]), ())
+        or (need.name in everywhere and not _own_override(plan, need.name, need.package))
+    ]
+    with work.reporter.step(f"check what {len(locked)} overrides go against"):
+        if not needed or not contradiction(plan, resolution, needed, work, _WHAT):
+            return tuple(found)
+        for need in needed:
+            why = contradiction(plan, resolution, [need], work, _WHAT)
+            if why:
+                version = locked[need.name]
+                declared = f"{need.name}{declared_range(why, need.name, version)}"
+                found.append(_overridden(plan, need.name, version, need.title, declared))
+    return tuple(found)
+
+
+def _own_override(plan: LockPlan, name: str, package: Mapping[str, Any]) -> bool:
+    return name not in plan.led.stack.overrides and (
+        name in plan.upstream_overrides and plan.upstream_overrides[name].by == package["name"]
+    )
+
+
+def _against_the_stack(plan: LockPlan, locked: Mapping[str, str]) -> list[Overridden]:
+    stated = {**{name: item.specifier for name, item in plan.project.chosen.items()}, **plan.project.requirements}
+    return [
+        _overridden(plan, name, version, THE_STACK, f"{name}{stated[name]}")
+        for name, version in locked.items()
+        if name in stated and not SpecifierSet(stated[name]).contains(version, prereleases=True)
+    ]
+
+
+def _overridden(plan: LockPlan, name: str, version: str, declared_by: str, declared: str) -> Overridden:
+    own, forced = plan.led.stack.overrides.get(name), plan.upstream_overrides.get(name)
+    if own is not None:
+        by, meant = f"the stack ({own.reason})", declared_by.partition(" ")[0] in own.against
+    else:
+        by, meant = f"{forced.where} of {forced.by}" if forced is not None else "an override", False
+    return Overridden(package=name, version=version, by=by, declared_by=declared_by, declared=declared, meant=meant)
+
+
+def against_ranges(
+    plan: LockPlan, resolution: Resolution, work: LockContext, repositories: Repositories
+) -> tuple[Overridden, ...]:
+    """Every range that a component declares of one that it uses, for any of its extras, and that is not kept.
+
+    uv holds a lock to the extras that the stack asks for, and to no others. A pin may be outside of such a range; and
+    what is held to a range, where uv did not take the release of which that range was read.
+    """
+    packages = {str(package["name"]): package for package in locked_packages(resolution.uv_lock)}
+    found: list[Overridden] = []
+    for name, item in plan.project.chosen.items():
+        moved = [used for used in item.spec.uses if _is_moved(plan, name, used)]
+        if not moved:
+            continue
+        with work.reporter.step(f"check what {name} declares of {', '.join(moved)}"):
+            declared = _declared(item, packages, plan.project.base, work, repositories)
+        if declared is not None:
+            found += [finding for used in moved if (finding := _outside(declared, used, resolution, plan)) is not None]
+    return tuple(found)
+
+
+def _is_moved(plan: LockPlan, name: str, used: str) -> bool:
+    """Whether a pin or a declared range decides a component that another uses, and no override says more of it."""
+    item = plan.project.chosen.get(used)
+    overrides = {*plan.project.overrides, *plan.project.scoped_overrides.get(name, ())}
+    return item is not None and item.origin in (DecidedBy.PIN, DecidedBy.DECLARED) and used not in overrides
+
+
+def _declared(
+    item: Chosen, packages: Mapping[str, Mapping[str, Any]], base: Base, work: LockContext, repositories: Repositories
+) -> Declared | None:
+    if item.commit is not None:
+        return declared_at_commit(item, repositories)
+    package = packages.get(canonicalize_name(item.name))
+    return None if package is None or item.url else declared_by_release(package, base, work)
+
+
+def _outside(declared: Declared, used: str, resolution: Resolution, plan: LockPlan) -> Overridden | None:
+    version = resolution.pins.get(canonicalize_name(used))
+    ranges = [part for part in declared.of(used, plan.project.base) if part.specifier]
+    if version is None or not ranges or any(part.has(version) for part in ranges):
+        return None
+    extras = [f" (extra {part.extra})" if part.extra else "" for part in ranges]
+    item = plan.project.chosen[used]
+    by = THE_PIN if item.origin is DecidedBy.PIN else f"what was {item.because.partition(',')[0]}"
+    words = " or ".join(f"{used}{part.specifier}{extra}" for part, extra in zip(ranges, extras, strict=True))
+    return Overridden(package=used, version=version, by=by, declared_by=declared.by, declared=words, meant=False)

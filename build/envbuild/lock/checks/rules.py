@@ -1,0 +1,354 @@
+"""Checks before a lock is accepted: what resolves need not install, import or train.
+
+Each check has a code. A finding refuses the lock unless ``--allow CODE`` lets it pass, and then the record says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from envbuild.catalog.models import MACHINES, Base, Conflict, Target
+from envbuild.core.errors import CheckRefusedError
+from envbuild.lock.project.pyproject import cuda_major
+from envbuild.lock.resolve.uv import KNOW_THE_KEYS
+
+# The first CUDA whose compiler and libraries know an SM (CUDA toolkit release notes, "new features").
+FIRST_CUDA_OF_SM = {
+    **dict.fromkeys(("50", "52", "53", "60", "61", "62"), "8.0"),
+    "70": "9.0",
+    "72": "9.2",
+    "75": "10.0",
+    "80": "11.0",
+    "86": "11.1",
+    "87": "11.4",
+    "89": "11.8",
+    "90": "11.8",
+    "100": "12.8",
+    "101": "12.8",
+    "103": "12.9",
+    "110": "13.0",
+    "120": "12.8",
+    "121": "12.9",
+}
+# The CUDA that dropped an SM, and what it renamed (CUDA 13.0 release notes: Maxwell, Pascal and Volta; 101 is 110).
+CUDA_WITHOUT_SM = dict.fromkeys(("50", "52", "53", "60", "61", "62", "70", "72", "101"), "13.0")
+# The oldest driver that runs programs of a CUDA major version (CUDA compatibility guide, minor version compatibility).
+OLDEST_DRIVER_OF_CUDA = {"11": "450.80.02", "12": "525.60.13", "13": "580"}
+# transformer-engine-cu13, tensorrt-cu12-libs, thing-cu126, cupy-cuda12x.
+_CUDA_SUFFIX = re.compile(r"-cu(?:da)?(\d\d)[\dx]?(?=-|$)")
+# Packages of NVIDIA's whose version is that of their CUDA.
+_CUDA_VERSIONED = frozenset(
+    [
+        "cuda-toolkit",
+        "nvidia-cublas",
+        "nvidia-cuda-cupti",
+        "nvidia-cuda-nvcc",
+        "nvidia-cuda-nvrtc",
+        "nvidia-cuda-runtime",
+    ]
+)
+# NVIDIA's CUTLASS DSL, read in its wheels (4.6.0, 4.8.1): its libraries for CUDA 12 and 13 lie side by side, in
+# nvidia_cutlass_dsl/cu12 and /cu13, without a file in common. They need no CUDA library, and on import the newest that
+# the driver runs is loaded, and no other. Before 4.6 only the base package was for 12 (sync's LATER has the rest).
+_SIDE_BY_SIDE = re.compile(r"^nvidia-cutlass-dsl-libs-cu1[23]$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckFinding:
+    """Something that a check refuses: its code, what is wrong, and what to do."""
+
+    code: str
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckInput:
+    """What the checks look at.
+
+    Attributes:
+        packages: the ``[[package]]`` tables of uv.lock, without the project itself.
+        compiled: names of the packages that are built from their sources.
+        conflicts: known conflicts, by code.
+        torch_build: the build of torch that was asked for.
+        asked: the specifiers of the stack, by package.
+        bases: all bases that the stack names.
+        driver_problem: what the stack's driver misses, in words; empty: nothing.
+        ignored_settings: uv's words on the settings of the project that it dropped; empty: it dropped none.
+    """
+
+    packages: tuple[Mapping[str, Any], ...]
+    compiled: frozenset[str]
+    base: Base
+    targets: Mapping[str, Target]
+    conflicts: Mapping[str, Conflict]
+    torch_build: str
+    asked: Mapping[str, str] = field(default_factory=dict)
+    bases: Mapping[str, Base] = field(default_factory=dict)
+    driver_problem: str = ""
+    ignored_settings: str = ""
+
+    def version(self, name: str) -> str | None:
+        """The locked version of a package, or the one that the base provides."""
+        wanted = canonicalize_name(name)
+        for package in self.packages:
+            if package["name"] == wanted:
+                return str(package.get("version", "0"))
+        return {canonicalize_name(key): value for key, value in self.base.provides.items()}.get(wanted)
+
+
+def check_installable(lock: CheckInput) -> Iterable[CheckFinding]:
+    """A package must have an sdist, or a wheel for the base's Python, platform and glibc."""
+    tags = base_tags(lock.base)
+    for package in lock.packages:
+        wheels = [wheel_name(file) for file in package.get("wheels", [])]
+        if not wheels or "sdist" in package or any(tags_of(name) & tags for name in wheels):
+            continue
+        newest = _needed_glibc(wheels)
+        why = f"its wheels need glibc {newest}" if newest else "no wheel is for its Python and platform"
+        yield CheckFinding(
+            code="glibc",
+            what=f"{package['name']} {package['version']} cannot be installed on the base (glibc {lock.base.glibc}, "
+            f"Python {lock.base.python.version}): {why}, and it has no sdist",
+            fix="Hold it back under [requirements] of the stack, or choose a base with a newer glibc.",
+        )
+
+
+def base_tags(base: Base) -> frozenset[Tag]:
+    """The wheel tags that a base can install (PEP 425, PEP 600)."""
+    major, minor = (int(part) for part in base.python.version.split("."))
+    glibc = int(base.glibc.split(".")[1])
+    machine = MACHINES[base.platform]
+    platforms = [f"manylinux_2_{number}_{machine}" for number in range(glibc, 4, -1)]
+    platforms += [f"manylinux2014_{machine}", f"manylinux2010_{machine}", f"manylinux1_{machine}", f"linux_{machine}"]
+    interpreter = f"cp{major}{minor}"
+    return frozenset(
+        [
+            *cpython_tags((major, minor), platforms=platforms),
+            *compatible_tags((major, minor), interpreter, platforms),
+        ]
+    )
+
+
+def wheel_name(file: Mapping[str, Any]) -> str:
+    """The file name of an entry under ``wheels`` of a uv.lock."""
+    return str(file.get("filename") or file.get("path") or file.get("url", "")).rsplit("/", 1)[-1].replace("%2B", "+")
+
+
+def tags_of(wheel: str) -> frozenset[Tag]:
+    """The tags in a wheel's file name; none when it is no wheel's."""
+    try:
+        return parse_wheel_filename(wheel)[3]
+    except InvalidWheelFilename:
+        return frozenset()
+
+
+def _needed_glibc(wheels: list[str]) -> str | None:
+    found = [int(minor) for name in wheels for minor in re.findall(r"manylinux_2_(\d+)_", name)]
+    return f"2.{min(found)}" if found else None
+
+
+def check_cuda_mix(lock: CheckInput) -> Iterable[CheckFinding]:
+    """One CUDA major version in an environment."""
+    by_major: dict[str, list[str]] = {}
+    for package in lock.packages:
+        name, version = str(package["name"]), str(package.get("version", "0"))
+        if _SIDE_BY_SIDE.match(name):
+            continue
+        if match := _CUDA_SUFFIX.search(name):
+            by_major.setdefault(match[1], []).append(name)
+        elif name in _CUDA_VERSIONED:
+            by_major.setdefault(version.partition(".")[0], []).append(name)
+    wanted = cuda_major(lock.base)
+    majors = set(by_major) | ({wanted} if wanted else set())
+    # The package index's torch on a base without CUDA is a choice of the user's; a cpu build among CUDA is a mistake.
+    if len(majors) > 1 or (by_major and lock.torch_build == "cpu"):
+        held = "; ".join(f"CUDA {major}: {', '.join(sorted(names)[:6])}" for major, names in sorted(by_major.items()))
+        fitting = [name for name, base in lock.bases.items() if cuda_major(base) in by_major]
+        other = f"another base (the stack names {', '.join(fitting)})" if fitting else "another base"
+        yield CheckFinding(
+            code="cuda-mixed",
+            what=f"packages for CUDA {' and '.join(sorted(by_major))} on a base with CUDA {lock.base.cuda or 'none'}: "
+            f"{held}",
+            fix=f"Choose versions (of torch, of Transformer Engine's core extra) for the base's CUDA, or {other}.",
+        )
+
+
+def check_targets(lock: CheckInput) -> Iterable[CheckFinding]:
+    """The CUDA of torch must know each target's SMs and run on its fleet's driver."""
+    cuda = lock.version("cuda-toolkit") or lock.version("nvidia-cuda-runtime-cu12") or lock.base.cuda
+    if cuda is None:
+        return
+    for name, target in lock.targets.items():
+        for sm in target.sm:
+            if (problem := _sm_problem(sm.rstrip("af"), cuda)) is not None:
+                yield CheckFinding(
+                    code="sm-floor",
+                    what=f"target {name} has SM {sm}, which CUDA {cuda} (torch {lock.version('torch')}) does not know; "
+                    f"{problem}",
+                    fix="Choose a torch for another CUDA, or leave the target out of the stack.",
+                )
+        oldest = OLDEST_DRIVER_OF_CUDA.get(cuda.split(".")[0])
+        if target.driver and oldest and Version(target.driver) < Version(oldest):
+            yield CheckFinding(
+                code="driver",
+                what=f"CUDA {cuda} takes driver {oldest} or newer; the fleet of target {name} has {target.driver}",
+                fix="Choose a torch for an older CUDA, or update the fleet's driver and the target's file.",
+            )
+
+
+def _sm_problem(sm: str, cuda: str) -> str | None:
+    first, without = FIRST_CUDA_OF_SM.get(sm), CUDA_WITHOUT_SM.get(sm)
+    if first is None:
+        return f"envbuild knows {', '.join(sorted(FIRST_CUDA_OF_SM, key=int))}"
+    if Version(cuda) < Version(first):
+        return f"it takes {first} or newer"
+    if without is not None and Version(cuda) >= Version(without):
+        return f"{without} dropped it"
+    return None
+
+
+def check_provided(lock: CheckInput) -> Iterable[CheckFinding]:
+    """What the base brings is what the stack asks for."""
+    for name, specifier in lock.asked.items():
+        version = provided_version(lock.base, name)
+        if version is None or SpecifierSet(specifier).contains(version, prereleases=True):
+            continue
+        yield CheckFinding(
+            code="base-provides",
+            what=f"the base brings {name} {lock.version(name)}, which no lock replaces, and the stack asks for "
+            f"{name}{specifier}",
+            fix="Choose a base that brings such a version, or relax the stack's.",
+        )
+
+
+def provided_version(base: Base, name: str) -> str | None:
+    """The release that a package of the base counts as; None for what it does not bring.
+
+    A vendor's 2.9.0a0+50eac81 is its build of 2.9.0.
+    """
+    brought = {canonicalize_name(key): version for key, version in base.provides.items()}
+    version = brought.get(canonicalize_name(name))
+    return None if version is None else Version(version).base_version
+
+
+def check_conflicts(lock: CheckInput) -> Iterable[CheckFinding]:
+    """Pairs known not to work although their metadata allows them (envs/conflicts/)."""
+    for code, conflict in lock.conflicts.items():
+        versions = {name: lock.version(name) for name in conflict.packages}
+        if all(
+            version is not None and SpecifierSet(conflict.packages[name]).contains(version, prereleases=True)
+            for name, version in versions.items()
+        ):
+            pair = " with ".join(f"{name} {version}" for name, version in versions.items())
+            yield CheckFinding(
+                code=code, what=f"{pair}: {conflict.summary} (evidence: {conflict.evidence})", fix=conflict.fix
+            )
+
+
+def check_forks(lock: CheckInput) -> Iterable[CheckFinding]:
+    """A package is there in one version."""
+    versions: dict[str, list[str]] = {}
+    for package in lock.packages:
+        versions.setdefault(str(package["name"]), []).append(str(package.get("version", "0")))
+    for name, found in versions.items():
+        if len(found) < 2:
+            continue
+        needing = [
+            str(package["name"])
+            for package in lock.packages
+            if any(edge["name"] == name and "version" in edge for edge in package.get("dependencies", []))
+        ]
+        who = f" (needed by {', '.join(needing)})" if needing else ""
+        yield CheckFinding(
+            code="forks",
+            what=f"{name} is there {len(found)} times, {', '.join(found)}, each under a marker{who}: which one is "
+            "installed is decided by the machine and not by the lock",
+            fix=f"Hold {name} to one version under [requirements] of the stack, or choose another version of what "
+            "needs both.",
+        )
+
+
+def check_settings(lock: CheckInput) -> Iterable[CheckFinding]:
+    """Uv took all settings of the project."""
+    if lock.ignored_settings:
+        yield CheckFinding(
+            code="uv-settings",
+            what="uv dropped settings of the project, the as-of moment among them (it does so when it does not know a "
+            f"key of [tool.uv]):\n{lock.ignored_settings}",
+            fix=KNOW_THE_KEYS,
+        )
+
+
+def check_collection(lock: CheckInput) -> Iterable[CheckFinding]:
+    """Driver ``nemo`` needs NeMo's LLM collection, which 3.0 removed."""
+    if lock.driver_problem:
+        yield CheckFinding(
+            code="driver-collection",
+            what=f"the stack's driver is nemo, and {lock.driver_problem}: its recipes are not there",
+            fix='Take a nemo-toolkit before 3.0, or driver = "bridge" with megatron-bridge.',
+        )
+
+
+CHECKS: tuple[Callable[[CheckInput], Iterable[CheckFinding]], ...] = (
+    check_installable,
+    check_cuda_mix,
+    check_targets,
+    check_provided,
+    check_conflicts,
+    check_forks,
+    check_settings,
+    check_collection,
+)
+
+
+# All codes but those of envs/conflicts, which are the names of its files.
+CODES = frozenset(
+    [
+        "api-drift",
+        "base-provides",
+        "cuda-mixed",
+        "driver",
+        "driver-collection",
+        "forks",
+        "glibc",
+        "import",
+        "override-range",
+        "sm-floor",
+        "uv-settings",
+    ]
+)
+
+
+def run_checks(lock: CheckInput) -> tuple[CheckFinding, ...]:
+    """The findings of all checks, in their order."""
+    return tuple(finding for check in CHECKS for finding in check(lock))
+
+
+def refuse(findings: Iterable[CheckFinding], allowed: Iterable[str], title: str) -> tuple[CheckFinding, ...]:
+    """Those findings that were let pass.
+
+    Raises:
+        CheckRefusedError: there are others.
+    """
+    allow = set(allowed)
+    passed = tuple(finding for finding in findings if finding.code in allow)
+    refused = [finding for finding in findings if finding.code not in allow]
+    if refused:
+        error = CheckRefusedError(
+            f"the lock of {title} is refused by {len(refused)} finding{'s' if len(refused) > 1 else ''}",
+            why="\n".join(f"[{finding.code}] {finding.what}\n  {finding.fix}" for finding in refused),
+            fix="Correct the stack. To take it nevertheless, and have the record say so: "
+            + " ".join(f"--allow {code}" for code in sorted({finding.code for finding in refused})),
+        )
+        error.codes = frozenset(finding.code for finding in refused)
+        raise error
+    return passed

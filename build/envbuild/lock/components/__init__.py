@@ -1,0 +1,1 @@
+"""Which release or commit each component of a stack is: the stack, the pins, upstream and declared ranges."""

@@ -1,0 +1,127 @@
+"""Releases for the base's CUDA: the index has one build of a release, and it is for one CUDA.
+
+Where the stack says which releases are for which CUDA, and nobody says more of the version, those for the base's are
+taken; and where the index had none yet as of the moment, the first one, with what it cannot do without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from envbuild.catalog.models import Base
+from envbuild.core.errors import CheckRefusedError, ResolutionError
+from envbuild.lock.components.releases import look_up
+from envbuild.lock.components.select import Chosen, DecidedBy
+from envbuild.lock.context import LockContext
+from envbuild.lock.inputs import as_of
+from envbuild.lock.inputs.as_of import AsOf
+from envbuild.lock.project.pyproject import cuda_major
+from envbuild.lock.project.torch_builds import PACKAGE_INDEX_BUILD
+from envbuild.lock.resolve.resolution import NO_SOLUTION, seconds_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exemption:
+    """A package that may be newer than the as-of moment.
+
+    Attributes:
+        until: nothing uploaded after this moment is taken of it (``2026-03-24T00:00:00Z``).
+        reason: why, in words.
+    """
+
+    until: str
+    reason: str
+
+    def text(self) -> str:
+        """For people and the record."""
+        return f"until {self.until}: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForCuda:
+    """Components held to releases for the base's CUDA, and what is exempt from the as-of moment for it, by package."""
+
+    chosen: dict[str, Chosen]
+    exempt: dict[str, Exemption] = field(default_factory=dict)
+
+
+def for_cuda(
+    chosen: Mapping[str, Chosen], base: Base, build: str, moment: AsOf, work: LockContext, *, may_exempt: bool
+) -> ForCuda:
+    """Hold components to their releases for the base's CUDA.
+
+    Args:
+        build: of torch; one that is not the index's is for the CUDA in its name, whatever the release.
+        may_exempt: take later releases where the index had none as of the moment.
+
+    Raises:
+        CheckRefusedError: it had none, and ``may_exempt`` is false.
+        ResolutionError: there is none at all.
+    """
+    found = ForCuda(chosen=dict(chosen))
+    for name, item in chosen.items():
+        releases = item.spec.releases_for_cuda.get(cuda_major(base) or "")
+        other_build = name == "torch" and build != PACKAGE_INDEX_BUILD
+        if not releases or item.origin is not DecidedBy.STACK or item.is_direct or name in base.provides or other_build:
+            continue
+        held = ",".join(filter(None, [item.specifier, releases]))
+        because = f"{item.because}: releases for CUDA {cuda_major(base)}"
+        found.chosen[name] = replace(item, specifier=held, asked=held, because=because)
+        if moment.asked != as_of.NOW and item.spec.as_of is None:
+            found.exempt.update(_exemptions(found.chosen[name], base, moment, work, may_exempt=may_exempt))
+    return found
+
+
+def _exemptions(item: Chosen, base: Base, moment: AsOf, work: LockContext, *, may_exempt: bool) -> dict[str, Exemption]:
+    title = f"{item.name} for CUDA {cuda_major(base)}"
+    with work.reporter.step(f"look for {title} as of {moment.text()}"):
+        try:
+            look_up({item.name: item.specifier}, base, {"exclude-newer": moment.text()}, f"find {title}", work)
+        except ResolutionError as error:
+            if NO_SOLUTION not in error.why:
+                raise
+        else:
+            return {}
+        if not may_exempt:
+            raise _none_yet(item, base, moment)
+        return _of_first(item, base, moment, title, work)
+
+
+def _of_first(item: Chosen, base: Base, moment: AsOf, title: str, work: LockContext) -> dict[str, Exemption]:
+    """The first release, and those of its needs whose lowest versions are newer than the moment too."""
+    lowest: dict[str, object] = {"resolution": "lowest"}
+    first = look_up({item.name: item.specifier}, base, lowest, f"find the first {title}", work)[item.name]
+    title = f"{item.name} {first['version']}"
+    until = as_of.timestamp(as_of.end_of(_last_upload(first).date()))
+    settings = {**lowest, "exclude-newer": until, "no-build": True}
+    what = f"find what {title} needs"
+    needed = look_up({item.name: f"=={first['version']}"}, base, settings, what, work, alone=False)
+    reason = f"as of {moment.text()} no release of {item.name} is for CUDA {cuda_major(base)}; {title} is the first"
+    found = {item.name: Exemption(until=until, reason=reason)}
+    for name in item.spec.released_with:
+        found[name] = Exemption(until=until, reason=f"a release of it needs one of {item.name}, and {title} is exempt")
+    for name, package in needed.items():
+        if _last_upload(package) > moment.moment:
+            found.setdefault(name, Exemption(until=until, reason=f"{title} needs {package['version']}"))
+    return found
+
+
+def _last_upload(package: Mapping[str, Any]) -> datetime:
+    """When the last of a release's files was uploaded; what has no time is as old as can be."""
+    files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+    times = [seconds_of(file["upload-time"]) for file in files if "upload-time" in file]
+    return datetime.fromtimestamp(max(times, default=0), timezone.utc)
+
+
+def _none_yet(item: Chosen, base: Base, moment: AsOf) -> CheckRefusedError:
+    major = cuda_major(base)
+    error = CheckRefusedError(
+        f"as of {moment.text()} no release of {item.name} on the index is for CUDA {major}",
+        why=f"Those for CUDA {major} are {item.name}{item.specifier} ({item.because}).",
+        fix="Name the base, and the first one is taken although it is newer: --base NAME",
+    )
+    error.codes = frozenset({"cuda-mixed"})
+    return error

@@ -1,0 +1,210 @@
+"""Which versions of other packages a component declares that it works with, in its metadata, for any of its extras.
+
+What a stack asks of a component without an extra, uv does not hold to the extra's ranges: megatron-core says for its
+extra ``dev`` which Transformer Engine it takes, and a stack has both without that extra.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.models import Base
+from envbuild.core.errors import CheckRefusedError, ResolutionError
+from envbuild.lock.checks.rules import base_tags, tags_of, wheel_name
+from envbuild.lock.components.git_metadata import declared_by
+from envbuild.lock.components.releases import look_up
+from envbuild.lock.components.sdist_metadata import compile_metadata, fetch_file
+from envbuild.lock.components.select import Chosen, Repositories
+from envbuild.lock.components.upstream import holds_on
+from envbuild.lock.context import LockContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """The versions of a package that another one declares.
+
+    Attributes:
+        by: who declares it, with its version or commit.
+        extra: for which extra of it; empty: whatever is asked for.
+        asks: the extras that it asks of the package.
+    """
+
+    by: str
+    extra: str
+    specifier: SpecifierSet
+    asks: frozenset[str] = frozenset()
+
+    @property
+    def where(self) -> str:
+        """For people: ``megatron-core 0.15.3 (extra dev)``."""
+        return f"{self.by} (extra {self.extra})" if self.extra else self.by
+
+    def has(self, version: str) -> bool:
+        """Whether a version is in it."""
+        return self.specifier.contains(version, prereleases=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What a component requires: PEP 508 lines, and the names of its extras.
+
+    Attributes:
+        by: the component with its version or commit.
+    """
+
+    by: str
+    lines: tuple[str, ...]
+    extras: tuple[str, ...]
+
+    def of(
+        self, name: str, base: Base, *, first: Iterable[str] = (), only: Collection[str] | None = None
+    ) -> list[Range]:
+        """What it declares of a package on a base: a range for each extra that names it, else the one for all.
+
+        The extras are alternatives, so each has what holds for all in it too.
+
+        Args:
+            first: extras that come before the others, which are in the order of the metadata.
+            only: these extras alone; None: all of them.
+        """
+        lines = [
+            line for line in map(_read, self.lines) if line and canonicalize_name(line.name) == canonicalize_name(name)
+        ]
+        every = list(dict.fromkeys(canonicalize_name(extra) for extra in (*first, *self.extras)))
+        if only is not None:
+            every = [extra for extra in every if extra in only]
+        always = [line for line in lines if _holds(line, base, "")]
+        found = []
+        for extra in every:
+            named = [line for line in lines if line not in always and _holds(line, base, extra)]
+            if named:
+                found.append(self._range(extra, [*always, *named]))
+        if not found and always and only is None:
+            found = [self._range("", always)]
+        return found
+
+    def _range(self, extra: str, lines: list[Requirement]) -> Range:
+        specifier = SpecifierSet()
+        for line in lines:
+            specifier &= line.specifier
+        asks = frozenset(canonicalize_name(item) for line in lines for item in line.extras)
+        return Range(by=self.by, extra=extra, specifier=specifier, asks=asks)
+
+
+def _read(line: str) -> Requirement | None:
+    try:
+        return Requirement(line)
+    except InvalidRequirement:
+        return None  # uv will say what is wrong with it
+
+
+def _holds(line: Requirement, base: Base, extra: str) -> bool:
+    return holds_on(str(line.marker or ""), base, extra)
+
+
+class Declarations:
+    """What components declare, each read once: in the metadata of a release, or in the tree at a commit.
+
+    Args:
+        settings: keys of ``[tool.uv]`` that hold the releases to the as-of moment.
+    """
+
+    def __init__(
+        self, base: Base, settings: Mapping[str, object], work: LockContext, repositories: Repositories
+    ) -> None:
+        self._base = base
+        self._settings = settings
+        self._work = work
+        self._repositories = repositories
+        self._releases: dict[tuple[str, str], Mapping[str, Any] | None] = {}
+        self._declared: dict[tuple[str, str], Declared | None] = {}
+
+    def of(self, item: Chosen) -> Declared | None:
+        """What a component declares; None: it is not known before a build, or there is no such release.
+
+        Of a range of releases, the one counts that uv takes by itself.
+        """
+        key = (item.name, item.wanted)
+        if key not in self._declared:
+            with self._work.reporter.step(f"read what {item.at()} declares"):
+                self._declared[key] = self._read(item)
+        return self._declared[key]
+
+    def version(self, name: str, specifier: str) -> str | None:
+        """The release that uv takes by itself; None: there is none."""
+        package = self._release(name, specifier)
+        return None if package is None else str(package["version"])
+
+    def _read(self, item: Chosen) -> Declared | None:
+        if item.url:
+            return None
+        if item.commit is not None:
+            return declared_at_commit(item, self._repositories)
+        package = self._release(item.name, item.specifier)
+        return None if package is None else declared_by_release(package, self._base, self._work)
+
+    def _release(self, name: str, specifier: str) -> Mapping[str, Any] | None:
+        key = (name, specifier)
+        if key not in self._releases:
+            try:
+                found = look_up({name: specifier}, self._base, self._settings, f"find {name} {specifier}", self._work)
+                self._releases[key] = found.get(canonicalize_name(name))
+            except ResolutionError:
+                self._releases[key] = None  # the resolution will say so, with all that takes part
+        return self._releases[key]
+
+
+def declared_at_commit(item: Chosen, repositories: Repositories) -> Declared | None:
+    """What a component from git declares at its commit; None: only a build would tell."""
+    found = declared_by(item, repositories)
+    return None if found is None else Declared(by=item.at(), lines=tuple(found[0]), extras=tuple(found[1]))
+
+
+def declared_by_release(package: Mapping[str, Any], base: Base, work: LockContext) -> Declared | None:
+    """What a release declares: a wheel of it that the base can install, else its sdist; None: only a build would tell.
+
+    Args:
+        package: its ``[[package]]`` table of a uv.lock.
+
+    Raises:
+        NetworkError: the file cannot be downloaded.
+        CheckRefusedError: the wheel has another hash than the index states, or is none.
+    """
+    title = f"{package['name']} {package['version']}"
+    wheels = package.get("wheels", [])
+    if not wheels:
+        try:
+            (read,) = compile_metadata(
+                [package["name"]], {package["name"]: package}, work.folder, None, work.site, work.store, lambda _: None
+            )
+        except CheckRefusedError:
+            return None
+        return Declared(by=title, lines=read.requires_dist, extras=read.provides_extra)
+    tags = base_tags(base)
+    file = next((item for item in wheels if tags_of(wheel_name(item)) & tags), wheels[0])
+    content, _ = fetch_file(file, title, work.folder, work.site, work.store)
+    from packaging.metadata import parse_email  # not needed where nothing is to be read
+
+    raw, _ = parse_email(_metadata_of(content, title))
+    return Declared(by=title, lines=tuple(raw.get("requires_dist", [])), extras=tuple(raw.get("provides_extra", [])))
+
+
+def _metadata_of(wheel: bytes, title: str) -> bytes:
+    try:
+        with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+            inside = (name for name in archive.namelist() if name.count("/") == 1)
+            return archive.read(next(name for name in inside if name.endswith(".dist-info/METADATA")))
+    except (zipfile.BadZipFile, StopIteration) as error:
+        raise CheckRefusedError(
+            f"the wheel of {title} cannot be read",
+            why="It is no wheel: " + (str(error) or "it has no METADATA."),
+            fix="Try again; if it stays, the index or a proxy serves another file. Or choose another version.",
+        ) from error

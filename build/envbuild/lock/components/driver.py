@@ -1,0 +1,116 @@
+"""Which training code a lock is for, and what takes over where NeMo's tree no longer has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+from envbuild.catalog.models import Base, Driver, Stack
+from envbuild.core.errors import UsageError
+from envbuild.core.progress import Reporter
+from envbuild.git.refs import Ref
+from envbuild.lock.components.releases import Releases
+from envbuild.lock.components.releases import has_folder as release_has_folder
+from envbuild.lock.components.select import Chosen, Lead, Repositories, lead, own_choice
+from envbuild.lock.components.upstream import LLM_COLLECTION, has_folder, has_llm_collection
+from envbuild.lock.context import LockContext
+
+NEMO_TOOLKIT = "nemo-toolkit"
+STACKS_FILE = "the stack's file"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Led:
+    """A stack as it holds for the anchor that was chosen.
+
+    Attributes:
+        stack: with the components and the driver of its takeover, where that holds.
+        leads: whose upstreams decide the companions; the first one wins.
+        because: why the driver is what it is, in words.
+    """
+
+    stack: Stack
+    leads: tuple[Lead, ...]
+    because: str
+
+    @property
+    def driver(self) -> Driver:
+        return self.stack.driver
+
+
+def led(
+    stack: Stack,
+    anchor: Chosen | None,
+    pins: Mapping[str, Ref],
+    repositories: Repositories,
+    as_of: date | datetime | None,
+    *,
+    base: Base,
+    reporter: Reporter,
+    releases: Releases,
+) -> Led:
+    """Decide whether the stack's takeover holds, and read what belongs to the components that lead.
+
+    Args:
+        releases: what is known of a lead that is a release.
+
+    Raises:
+        UsageError: a component that only the takeover brings is pinned, and it does not hold.
+    """
+    if anchor is None:
+        return Led(stack=stack, leads=(), because=STACKS_FILE)
+    own = lead(anchor, repositories, reporter, base, releases.lead)
+    takeover = stack.takeover
+    if takeover is None:
+        return Led(stack=stack, leads=(own,), because=STACKS_FILE)
+    if anchor.commit is not None and anchor.git is not None:
+        there = has_folder(repositories.at(anchor.git), anchor.commit, takeover.without)
+    else:
+        there = releases.has_folder(anchor, takeover.without)
+    if there:
+        if unused := [name for name in pins if name not in stack.components]:
+            raise UsageError(
+                f"{', '.join(unused)} is pinned, and is no part of the stack with {anchor.at()}",
+                why=f"The stack has it only where the anchor has no {takeover.without}, and this one has.",
+                fix="Leave the pin out, or choose another anchor.",
+            )
+        return Led(stack=stack, leads=(own,), because=f"{anchor.at()} has {takeover.without}")
+    taken = stack.taken_over()
+    spec = taken.components[takeover.lead]
+    other = lead(
+        own_choice(takeover.lead, spec, pins.get(takeover.lead), repositories, as_of),
+        repositories,
+        reporter,
+        base,
+        releases.lead,
+    )
+    because = f"{anchor.at()} has no {takeover.without}: {takeover.reason}"
+    return Led(stack=taken, leads=(other, own), because=because)
+
+
+def commit_without_llm(chosen: Mapping[str, Chosen], driver: Driver, repositories: Repositories) -> str:
+    """What driver ``nemo`` misses in a nemo-toolkit from git; empty: nothing, or it is a release."""
+    item = chosen.get(NEMO_TOOLKIT)
+    if driver is not Driver.NEMO or item is None or item.commit is None or item.git is None:
+        return ""
+    if has_llm_collection(repositories.at(item.git), item.commit):
+        return ""
+    return f"{item.at()} has no {LLM_COLLECTION}"
+
+
+def release_without_llm(packages: Mapping[str, Mapping[str, Any]], driver: Driver, work: LockContext) -> str:
+    """What driver ``nemo`` misses in the release of nemo-toolkit that was locked; empty: nothing, or it is from git.
+
+    Args:
+        packages: the ``[[package]]`` tables of uv.lock by name.
+    """
+    if driver is not Driver.NEMO:
+        return ""
+    package = packages.get(NEMO_TOOLKIT)
+    if package is None:
+        return f"there is no {NEMO_TOOLKIT}"
+    if "git" in package["source"] or release_has_folder(package, LLM_COLLECTION, work):
+        return ""
+    return f"{NEMO_TOOLKIT} {package['version']} has no {LLM_COLLECTION}"

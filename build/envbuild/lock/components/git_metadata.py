@@ -1,0 +1,240 @@
+"""What a component of the compile phase from git declares, read from its tree at the commit, without a build.
+
+uv would build it to learn that, which needs torch and a compiler. What a tree states before a build is in
+``pyproject.toml``, in ``setup.cfg``, or written out in the call of ``setup`` in ``setup.py``; code is not run. A tree
+that leaves it to code is refused: wrong metadata would hide real conflicts.
+"""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from envbuild.core.errors import CheckRefusedError
+from envbuild.lock.components.sdist_metadata import (
+    PYPROJECT,
+    CompileMetadata,
+    before_build,
+    build_requires,
+    for_cuda,
+    marked_line,
+    read_pyproject,
+)
+from envbuild.lock.components.select import Chosen, Repositories
+
+SETUP_CFG, SETUP_PY = "setup.cfg", "setup.py"
+_SETUP_CALLS = frozenset({"setup", "setuptools.setup"})
+Declared = tuple[list[str], list[str]]
+
+
+def metadata_of_commit(item: Chosen, repositories: Repositories, cuda_major: str | None) -> CompileMetadata:
+    """What a component declares at its commit.
+
+    Raises:
+        CheckRefusedError: the tree does not state its requirements or its version before a build.
+    """
+    tree = _Tree(item, repositories)
+    try:
+        declared, version = tree.declared(), tree.version()
+        needed = build_requires(tree.text(PYPROJECT))
+    except (ValueError, SyntaxError, configparser.Error) as error:
+        raise _refused(item, f"{type(error).__name__}: {error}") from error
+    if declared is None:
+        raise _refused(
+            item, f"Neither {PYPROJECT} nor {SETUP_CFG} states its requirements, and {SETUP_PY} computes them."
+        )
+    if version is None:
+        raise _refused(item, "Its version is not written out anywhere (release_file can name a file that holds it).")
+    requires, rewritten = for_cuda(declared[0], cuda_major)
+    return CompileMetadata(
+        name=canonicalize_name(item.name),
+        version=version,
+        sdist_digest="",
+        requires_dist=tuple(requires),
+        provides_extra=tuple(declared[1]),
+        build_requires=needed,
+        rewritten=tuple(rewritten),
+    )
+
+
+def declared_by(item: Chosen, repositories: Repositories) -> Declared | None:
+    """What a component requires at its commit, as PEP 508 lines, and its extras; None: only a build would tell."""
+    try:
+        return _Tree(item, repositories).declared()
+    except (ValueError, SyntaxError, configparser.Error):
+        return None
+
+
+def text_of(item: Chosen, repositories: Repositories, path: str = PYPROJECT) -> str | None:
+    """A file of a component at its commit; None when there is none."""
+    return _Tree(item, repositories).text(path)
+
+
+def _refused(item: Chosen, why: str) -> CheckRefusedError:
+    return CheckRefusedError(
+        f"what {item.at()} requires is not known before a build",
+        why=f"{item.git} at that commit: {why}",
+        fix="Its metadata decides the lock, so nothing is guessed. Take a release, whose sdist states it: "
+        f"--pin {item.name}=VERSION",
+    )
+
+
+@dataclass
+class _Tree:
+    """The files of a component at its commit that state something."""
+
+    item: Chosen
+    repositories: Repositories
+    _texts: dict[str, str | None] = field(default_factory=dict)
+
+    def text(self, path: str) -> str | None:
+        """A file; None when there is none."""
+        if path not in self._texts:
+            assert self.item.git is not None  # noqa: S101 - for the type checker; only components from git come here
+            assert self.item.commit is not None  # noqa: S101
+            place = f"{self.item.subdirectory}/{path}" if self.item.subdirectory else path
+            self._texts[path] = self.repositories.at(self.item.git).read_file(self.item.commit, place)
+        return self._texts[path]
+
+    @cached_property
+    def pyproject(self) -> dict[str, Any]:
+        return read_pyproject(self.text(PYPROJECT) or "")
+
+    @cached_property
+    def cfg(self) -> configparser.ConfigParser:
+        parser = configparser.ConfigParser(interpolation=None)
+        parser.read_string(self.text(SETUP_CFG) or "")
+        return parser
+
+    @cached_property
+    def setup(self) -> dict[str, ast.expr] | None:
+        """The words of the one call of ``setup``; None: there is none, or not all of its words can be seen."""
+        tree = ast.parse(self.text(SETUP_PY) or "")
+        calls = [
+            node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in _SETUP_CALLS
+        ]
+        if len(calls) != 1 or calls[0].args or any(word.arg is None for word in calls[0].keywords):
+            return None
+        return {str(word.arg): _resolved(word.value, tree) for word in calls[0].keywords}
+
+    def declared(self) -> Declared | None:
+        """The requirements and the extras; None: nothing states them."""
+        project = self.pyproject.get("project")
+        if project is not None:
+            found = before_build(self.text(PYPROJECT) or "")
+            if found is not None:
+                return found
+        if "options" in self.cfg or "options.extras_require" in self.cfg:
+            return self._of_cfg()
+        return self._of_setup()
+
+    def _of_cfg(self) -> Declared | None:
+        lines = _listed(self.cfg.get("options", "install_requires", fallback=""))
+        extras = dict(self.cfg["options.extras_require"]) if "options.extras_require" in self.cfg else {}
+        if any(line.startswith("file:") for line in lines) or (self.text(SETUP_PY) and self._of_setup() is None):
+            return None
+        return _with_extras(lines, {name: _listed(text) for name, text in extras.items()})
+
+    def _of_setup(self) -> Declared | None:
+        if self.text(SETUP_PY) is None or self.setup is None:
+            return None
+        try:
+            main = ast.literal_eval(self.setup.get("install_requires", ast.List(elts=[], ctx=ast.Load())))
+            extras = ast.literal_eval(self.setup.get("extras_require", ast.Dict(keys=[], values=[])))
+        except ValueError:
+            return None
+        if not _are_texts(main) or not isinstance(extras, dict) or not all(map(_are_texts, extras.values())):
+            return None
+        return _with_extras(list(main), {str(name): list(lines) for name, lines in extras.items()})
+
+    def version(self) -> str | None:
+        """The version, from the first place that has it written out; None: none has."""
+        places: tuple[Callable[[], str | None], ...] = (
+            lambda: self.text(self.item.spec.release_file) if self.item.spec.release_file else None,
+            self._of_pyproject,
+            lambda: self._at(self.cfg.get("metadata", "version", fallback="")),
+            lambda: _constant((self.setup or {}).get("version")),
+            lambda: self._attribute(f"{self.item.spec.modules[0]}.__version__") if self.item.spec.modules else None,
+        )
+        for place in places:
+            if text := (place() or "").strip():
+                try:
+                    return str(Version(text))
+                except InvalidVersion:
+                    continue
+        return None
+
+    def _of_pyproject(self) -> str | None:
+        stated = self.pyproject.get("project", {}).get("version")
+        dynamic = self.pyproject.get("tool", {}).get("setuptools", {}).get("dynamic", {}).get("version", {})
+        if stated is not None:
+            return str(stated)
+        if "attr" in dynamic:
+            return self._attribute(str(dynamic["attr"]))
+        return self.text(str(dynamic["file"])) if isinstance(dynamic.get("file"), str) else None
+
+    def _at(self, text: str) -> str | None:
+        """What setup.cfg says: the value itself, or where it is."""
+        kind, found, place = text.partition(":")
+        if found and kind.strip() == "attr":
+            return self._attribute(place.strip())
+        return self.text(place.strip()) if found and kind.strip() == "file" else text
+
+    def _attribute(self, dotted: str) -> str | None:
+        """The text that a module assigns to a name at its top level."""
+        module, _, name = dotted.rpartition(".")
+        path = module.replace(".", "/")
+        for file in (f"{path}.py", f"{path}/__init__.py", f"src/{path}.py", f"src/{path}/__init__.py"):
+            if (text := self.text(file)) is not None:
+                return _constant(_assigned(name, ast.parse(text)))
+        return None
+
+
+def _assigned(name: str, tree: ast.Module) -> ast.expr | None:
+    """The one value that a module gives a name at its top level."""
+    found = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and any(isinstance(item, ast.Name) and item.id == name for item in node.targets)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _resolved(value: ast.expr, tree: ast.Module) -> ast.expr:
+    """A value, or the one that its name is given and nothing else is done with."""
+    if not isinstance(value, ast.Name):
+        return value
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == value.id]
+    given = _assigned(value.id, tree)
+    return given if given is not None and len(used) == 2 else value
+
+
+def _constant(value: ast.expr | None) -> str | None:
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+
+
+def _listed(text: str) -> list[str]:
+    """The lines of a list in setup.cfg."""
+    return [line for part in re.split(r"\n", text) if (line := part.partition("#")[0].strip())]
+
+
+def _with_extras(main: Sequence[str], extras: dict[str, list[str]]) -> Declared:
+    lines, names = list(main), []
+    for key, items in extras.items():
+        # "extra:marker", as in an egg-info
+        extra, _, marker = (part.strip() for part in key.partition(":"))
+        lines += [marked_line(line, marker, extra) for line in items]
+        names += [extra] if extra else []
+    return lines, list(dict.fromkeys(names))

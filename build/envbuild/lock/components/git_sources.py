@@ -1,0 +1,331 @@
+"""Packages that components from git take from git, or from an address, themselves: ``[tool.uv.sources]``.
+
+uv follows such a source only as far as it sees it from the project that it locks; deeper, it refuses "URL
+dependencies". So the lock's own project names them, at the commits that their refs mean here: each as a constraint,
+which asks for nothing, and under ``no-sources-package``, so that nobody else's word for it counts. Which of them are
+really asked for only a resolution tells (a release may ask for an extra of a component from git):
+:func:`settled` looks, and leaves out the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.models import Base, Component, Phase
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError, NetworkError, ResolutionError
+from envbuild.core.progress import Reporter
+from envbuild.git.refs import GitRef, Ref
+from envbuild.lock.components.git_metadata import declared_by, metadata_of_commit, text_of
+from envbuild.lock.components.sdist_metadata import build_requires
+from envbuild.lock.components.select import Chosen, DecidedBy, Repositories
+from envbuild.lock.components.upstream import SOURCES, holds_on, not_understood
+from envbuild.lock.components.uv_sources import UvSource, built_without_isolation, read_sources, uv_settings
+
+# Beside the names of extras: what a component needs without any, what builds it, and what only a build would tell.
+ALWAYS, BUILD, ANY = "", "[build]", "[any]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GitSource:
+    """A package that another one takes from git or from an address.
+
+    Attributes:
+        chosen: which commit or file it is, and who said so.
+        by: the package whose pyproject.toml says so.
+        parts: for which parts of ``by``: its extras, ALWAYS, BUILD, ANY.
+        required: it is asked for whatever else the lock holds.
+        build_requires: what must be installed to build it, as PEP 508 lines.
+    """
+
+    chosen: Chosen
+    by: Chosen
+    parts: frozenset[str]
+    required: bool
+    build_requires: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.chosen.name
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What two of them are the same by: the commit and folder, or the address, or the releases."""
+        item = self.chosen
+        return (item.commit.sha if item.commit else item.url or item.specifier, item.subdirectory)
+
+    def text(self) -> str:
+        """One line for people."""
+        commit = f" ({self.chosen.commit.sha[:12]})" if self.chosen.commit else ""
+        return f"{self.name} {self.chosen.asked}{commit}: {self.chosen.because}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GitSources:
+    """All that may be taken so; of several for one package the first is in force.
+
+    Attributes:
+        beaten: what the stack or the user says otherwise of, in words by package.
+    """
+
+    candidates: tuple[GitSource, ...] = ()
+    beaten: Mapping[str, str] | None = None
+
+    @property
+    def in_force(self) -> dict[str, GitSource]:
+        """The one that holds, by package."""
+        found: dict[str, GitSource] = {}
+        for item in self.candidates:
+            found.setdefault(item.name, item)
+        return found
+
+    def only(self, names: Collection[str]) -> GitSources:
+        """Nothing but these packages."""
+        return replace(self, candidates=tuple(item for item in self.candidates if item.name in names))
+
+    def without(self, gone: Collection[str]) -> GitSources:
+        """Without what these components take, and what that takes in turn."""
+        left = tuple(item for item in self.candidates if canonicalize_name(item.by.name) not in gone)
+        if len(left) == len(self.candidates):
+            return self
+        kept = {item.name for item in left}
+        return replace(self, candidates=left).without({item.name for item in self.candidates} - kept)
+
+
+@dataclass
+class GitSourceReader:
+    """Finds what the components from git of one lock take.
+
+    Attributes:
+        extras: those that the stack asks for, by component.
+        ruled: packages of which the stack has an override, or that the base brings: nothing is taken of them.
+        pins: what the user says of packages that are no components.
+        as_of: a branch means its commit of then; None: its tip.
+    """
+
+    base: Base
+    repositories: Repositories
+    reporter: Reporter
+    extras: Mapping[str, Collection[str]]
+    ruled: Collection[str]
+    pins: Mapping[str, Ref]
+    as_of: date | datetime | None
+    cuda_major: str | None
+
+    def take(self, chosen: Mapping[str, Chosen]) -> GitSources:
+        """What may be taken from elsewhere than the index, beside the components themselves.
+
+        Raises:
+            ConfigurationError: a pyproject.toml cannot be understood, or a ref does not exist.
+            NetworkError: a repository cannot be reached.
+            CheckRefusedError: what one requires that is built in the environment is not known before a build.
+            ResolutionError: two components need a package at different commits.
+        """
+        own = {canonicalize_name(name) for name in chosen}
+        candidates: list[GitSource] = []
+        beaten: dict[str, str] = {}
+        queue = [(item, True, frozenset(self.extras.get(name, ()))) for name, item in chosen.items()]
+        seen: set[tuple[str, tuple[str, str]]] = set()
+        while queue:
+            by, required, extras = queue.pop(0)
+            for source, parts in self._sources(by):
+                words = f"{source.words} ({_where(by)})"
+                if source.package in own or source.package in self.ruled:
+                    beaten.setdefault(source.package, words)
+                    continue
+                needed = required and bool(parts & {ALWAYS, BUILD, *extras})
+                item = self._taken(source, by, parts, required=needed)
+                if item is None:
+                    continue
+                candidates.append(item)
+                if (item.name, item.identity) not in seen:
+                    seen.add((item.name, item.identity))
+                    queue.append((item.chosen, needed, frozenset()))
+        candidates.sort(key=lambda item: not item.required)
+        _refuse_two([item for item in candidates if item.required])
+        return GitSources(candidates=tuple(candidates), beaten=beaten)
+
+    def _sources(self, by: Chosen) -> list[tuple[UvSource, frozenset[str]]]:
+        """The sources of a component that hold on the base, each with the parts of it that they are for."""
+        if by.commit is None or by.git is None:
+            return []
+        repository = self.repositories.at(by.git)
+        try:
+            settings = uv_settings(text_of(by, self.repositories))
+            sources = [item for item in read_sources(settings) if not item.group and holds_on(item.marker, self.base)]
+            if not sources:
+                return []
+            parts = self._parts(by)
+        except ValueError as error:
+            fix = f"Take another commit of it: --pin {by.name}=REF"
+            raise not_understood(repository, by.commit, SOURCES, error, fix) from error
+        found = []
+        for item in sources:
+            # None: only a build would tell what it needs, so every source may be meant.
+            named = frozenset({item.extra or ANY}) if parts is None else parts.get(item.package, frozenset())
+            if item.extra:
+                named &= {item.extra}
+            if named:
+                found.append((item, named))
+        return found
+
+    def _parts(self, by: Chosen) -> dict[str, frozenset[str]] | None:
+        """For which parts of a component each package is needed on the base; None: not known before a build."""
+        declared = declared_by(by, self.repositories)
+        if declared is None:
+            return None
+        lines, extras = declared
+        found: dict[str, set[str]] = {}
+        for line in lines:
+            if (name := self._named(line, ALWAYS)) is not None:
+                found.setdefault(name, set()).add(ALWAYS)
+                continue
+            for extra in extras:
+                if (name := self._named(line, extra)) is not None:
+                    found.setdefault(name, set()).add(canonicalize_name(extra))
+        for line in build_requires(text_of(by, self.repositories)):
+            if (name := self._named(line, ALWAYS)) is not None:
+                found.setdefault(name, set()).add(BUILD)
+        return {name: frozenset(parts) for name, parts in found.items()}
+
+    def _named(self, line: str, extra: str) -> str | None:
+        """The package that a requirement names, if it holds on the base with an extra."""
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            return None  # uv will say what is wrong with it
+        marker = str(requirement.marker or "")
+        return canonicalize_name(requirement.name) if holds_on(marker, self.base, extra) else None
+
+    def _taken(self, source: UvSource, by: Chosen, parts: frozenset[str], *, required: bool) -> GitSource | None:
+        """A package at the commit that its source means; None: it cannot be had, and may not be needed."""
+        try:
+            chosen = self._chosen(source, by)
+            if chosen.phase is Phase.COMPILE:
+                metadata_of_commit(chosen, self.repositories, self.cuda_major)
+            needs = build_requires(text_of(chosen, self.repositories)) if chosen.commit else ()
+        except ValueError as error:
+            raise ConfigurationError(
+                f"cannot understand pyproject.toml of {source.words}",
+                why=f"{_where(by)} takes it from there. {error}",
+                fix=f"Say which to take instead: --pin {source.package}=REF",
+            ) from error
+        except (CheckRefusedError, ConfigurationError, NetworkError) as error:
+            if required:
+                error.why = f"{_where(by)} takes {source.package} from there.\n{error.why}"
+                raise
+            self._cannot_be_had(source, by, parts, error)
+            return None
+        return GitSource(chosen=chosen, by=by, parts=parts, required=required, build_requires=needs)
+
+    def _cannot_be_had(self, source: UvSource, by: Chosen, parts: frozenset[str], error: EnvbuildError) -> None:
+        self.reporter.note(
+            f"note: {source.package} of {_where(by)} is left alone, which matters only if something asks for "
+            f"{by.name}[{','.join(sorted(parts - {ANY, BUILD}))}]: {error.what}"
+        )
+
+    def _chosen(self, source: UvSource, by: Chosen) -> Chosen:
+        because, spec = _where(by), Component()
+        if by.commit is not None and by.git is not None:
+            settings = uv_settings(text_of(by, self.repositories))
+            if source.package in built_without_isolation(settings):
+                spec = Component(phase=Phase.COMPILE)
+        bare = Chosen(name=source.package, spec=spec, asked="", origin=DecidedBy.UPSTREAM, because=because)
+        pin = self.pins.get(source.package)
+        if pin is not None:
+            return self._pinned(bare, source, pin)
+        if source.url:
+            return replace(bare, asked=source.url, url=source.url)
+        repository = self.repositories.at(source.git)
+        ref = source.git_ref or GitRef(f"refs/heads/{repository.default_branch()}")
+        commit = repository.resolve(ref, self.as_of)
+        asked = source.ref if source.ref_kind in ("rev", "tag") else ref.name
+        return replace(bare, asked=asked, git=source.git, commit=commit, subdirectory=source.subdirectory)
+
+    def _pinned(self, bare: Chosen, source: UvSource, pin: Ref) -> Chosen:
+        because = f"pinned by the user, over {source.words} ({bare.because})"
+        item = replace(bare, asked=str(pin), origin=DecidedBy.PIN, because=because)
+        if not isinstance(pin, GitRef):
+            return replace(item, specifier=pin.specifier, spec=Component())
+        if not source.git:
+            raise ConfigurationError(
+                f"{source.package}={pin} names a branch, tag or commit, and {source.package} has no repository",
+                why=f"{bare.because} takes it from {source.url}.",
+                fix=f"Pin a version: --pin {source.package}=VERSION",
+            )
+        commit = self.repositories.at(source.git).resolve(pin, self.as_of)
+        return replace(item, git=source.git, commit=commit, subdirectory=source.subdirectory)
+
+
+def marked(chosen: Mapping[str, Chosen], takings: GitSources) -> dict[str, Chosen]:
+    """The components; those of which another one says something else say so."""
+    found = dict(chosen)
+    for name, item in chosen.items():
+        words = (takings.beaten or {}).get(canonicalize_name(name))
+        if words is not None and item.origin in (DecidedBy.PIN, DecidedBy.STACK):
+            found[name] = replace(item, because=f"{item.because}, over {words}")
+    return found
+
+
+def settled(takings: GitSources, packages: Sequence[Mapping[str, Any]]) -> GitSources:
+    """What a resolution really takes, of what might be taken.
+
+    Args:
+        packages: of uv.lock.
+
+    Raises:
+        ResolutionError: it takes a package that two of its packages want at different commits.
+    """
+    tables = {str(package["name"]): package for package in packages}
+    takeable = takings.in_force.keys()
+    now = takings
+    while True:
+        force = now.in_force
+        asked = tuple(
+            item
+            for item in now.candidates
+            if (item.by.name not in takeable or item.by.name in force) and _is_asked(item, force, tables)
+        )
+        if asked == now.candidates:
+            _refuse_two(asked)
+            return now
+        now = replace(now, candidates=asked)
+
+
+def _is_asked(item: GitSource, force: Mapping[str, GitSource], tables: Mapping[str, Mapping[str, Any]]) -> bool:
+    table = tables.get(canonicalize_name(item.by.name))
+    other = force.get(item.by.name)
+    if table is None or item.name not in tables:
+        return False
+    if other is not None and other.chosen.commit != item.by.commit:
+        return False  # of a commit that is not in the lock
+    if BUILD in item.parts:
+        return True
+    lists = {ALWAYS: table.get("dependencies", []), **table.get("optional-dependencies", {})}
+    parts = lists if ANY in item.parts else item.parts
+    return any(entry["name"] == item.name for part in parts for entry in lists.get(part, ()))
+
+
+def _refuse_two(taken: Sequence[GitSource]) -> None:
+    """Refuse two commits of one package."""
+    first: dict[str, GitSource] = {}
+    for item in taken:
+        other = first.setdefault(item.name, item)
+        if other.identity != item.identity:
+            commit = other.chosen.commit
+            ref = commit.sha[:12] if commit else "VERSION"
+            raise ResolutionError(
+                f"{other.by.at()} and {item.by.at()} take {item.name} from two places",
+                why=f"{other.text()}\n{item.text()}",
+                fix=f"Say which: --pin {item.name}={ref}, or pin one of the two where it agrees with the other.",
+            )
+
+
+def _where(by: Chosen) -> str:
+    folder = f"{by.subdirectory}/" if by.subdirectory else ""
+    return f"{folder}{SOURCES} of {by.at()}"

@@ -1,0 +1,432 @@
+"""What the packages of the compile phase declare, read from their sdists and never typed in.
+
+uv would have to build such a package to learn its requirements, which needs torch and a compiler. So a throw-away lock
+with empty metadata finds which sdist it is; its PKG-INFO, egg-info and pyproject.toml say the rest, and go into the
+project as ``[[tool.uv.dependency-metadata]]``, pinned to that version: wrong metadata would hide real conflicts.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import ssl
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name, canonicalize_version
+
+from envbuild.catalog.site import Site
+from envbuild.core import tomlread
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionError
+from envbuild.core.exit_status import mask
+from envbuild.lock.resolve.credentials import request_for
+from envbuild.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from packaging.metadata import RawMetadata
+
+DOWNLOAD_SECONDS = 300
+DOWNLOADS_AT_ONCE = 4
+FILE = "file"
+PKG_INFO, PYPROJECT, REQUIRES = "PKG-INFO", "pyproject.toml", "requires.txt"
+# An empty file among the others: the sdist has an egg-info of its own.
+EGG_INFO = "egg-info"
+METADATA_FILES = (PKG_INFO, PYPROJECT, EGG_INFO, REQUIRES)
+# Another name whenever other files are kept: what is in the store was read by the rules of its time.
+_KIND = "sdist-declared"
+# Since this version of the metadata a PKG-INFO says which fields it leaves open, and the others hold (PEP 643).
+_OPEN_FIELDS_ARE_STATED = (2, 2)
+_BEFORE_BUILD = ("dependencies", "optional-dependencies")
+# PEP 518: what builds a project that does not say.
+DEFAULT_BUILD_REQUIRES = ("setuptools>=40.8.0",)
+# transformer-engine-torch's sdist names the core of one CUDA major version, whatever it is built against.
+_CUDA_NAME = re.compile(r"^(?P<stem>.+)[-_.]cu(?P<major>\d\d)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileMetadata:
+    """What one package of the compile phase declares.
+
+    Attributes:
+        requires_dist: its requirements, as PEP 508 lines.
+        build_requires: what must be installed before it is built.
+        rewritten: requirements that named another CUDA than the base's, as ``old -> new``.
+    """
+
+    name: str
+    version: str
+    sdist_digest: str
+    requires_dist: tuple[str, ...]
+    provides_extra: tuple[str, ...]
+    build_requires: tuple[str, ...]
+    rewritten: tuple[str, ...]
+
+
+def read_sdist(name: str, version: str, content: bytes, cuda_major: str | None) -> CompileMetadata:
+    """Read what an sdist declares: PKG-INFO, egg-info and pyproject.toml.
+
+    Args:
+        content: the bytes of the .tar.gz or .zip.
+        cuda_major: the major version of the base's CUDA (``13``); requirements on packages of another one are
+            rewritten to it. None: nothing is rewritten.
+
+    Raises:
+        CheckRefusedError: it is no sdist, states another name or version than the index, or does not state what it
+            requires.
+    """
+    return _understood(name, version, declaring_files(name, content), cuda_major, sha256_bytes(content))
+
+
+def _understood(
+    name: str, version: str, files: Mapping[str, bytes], cuda_major: str | None, sdist_digest: str
+) -> CompileMetadata:
+    if PKG_INFO not in files:
+        raise _bad(name, version, "It has no PKG-INFO.")
+    from packaging.metadata import parse_email  # not needed where nothing is to be read
+
+    raw, _ = parse_email(files[PKG_INFO])
+    stated = (canonicalize_name(raw.get("name", "")), canonicalize_version(raw.get("version", "")))
+    if stated != (canonicalize_name(name), canonicalize_version(version)):
+        raise _bad(name, version, f"Its PKG-INFO is of {raw.get('name', 'no name')} {raw.get('version', '')}.")
+    try:
+        lines, extras = _declared(raw, files)
+        needed = build_requires(_text(files, PYPROJECT))
+    except ValueError as error:
+        raise _bad(name, version, str(error)) from error
+    requires, rewritten = for_cuda(lines, cuda_major)
+    return CompileMetadata(
+        name=canonicalize_name(name),
+        version=version,
+        sdist_digest=sdist_digest,
+        requires_dist=tuple(requires),
+        provides_extra=tuple(extras),
+        build_requires=needed,
+        rewritten=tuple(rewritten),
+    )
+
+
+def _declared(raw: RawMetadata, files: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+    """The requirements and the extras, from the first place that states them.
+
+    A PKG-INFO of old metadata, or one that leaves its requirements open, need not name any for there to be some: then
+    what setuptools noted in the egg-info counts, and else what pyproject.toml says before a build.
+
+    Raises:
+        ValueError: nothing states them, or what does cannot be read.
+    """
+    lines, extras = raw.get("requires_dist", []), raw.get("provides_extra", [])
+    if lines or _holds(raw):
+        return lines, extras
+    found = _requires_txt(_text(files, REQUIRES)) if EGG_INFO in files else before_build(_text(files, PYPROJECT))
+    if found is None:
+        raise ValueError(
+            f"What it requires is not known: its PKG-INFO (metadata {raw.get('metadata_version', 'without version')}) "
+            f"names nothing, it has no egg-info, and no [project] of a {PYPROJECT} states it. Only a build would tell."
+        )
+    return found[0], list(dict.fromkeys([*extras, *found[1]]))
+
+
+def _holds(raw: RawMetadata) -> bool:
+    """Whether a PKG-INFO without requirements means that there are none."""
+    numbers = re.match(r"(\d+)\.(\d+)$", raw.get("metadata_version", ""))
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < _OPEN_FIELDS_ARE_STATED:
+        return False
+    return "requires-dist" not in {field.lower() for field in raw.get("dynamic", [])}
+
+
+def _text(files: Mapping[str, bytes], name: str) -> str:
+    try:
+        return files.get(name, b"").decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"Its {name} is no text: {error}") from error
+
+
+def _requires_txt(text: str) -> tuple[list[str], list[str]]:
+    """The requirements and the extras of setuptools' requires.txt: lines, below ``[extra:marker]`` as far as they hold.
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    lines, extras = [], []
+    extra = marker = ""
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if line.startswith("#"):
+            continue
+        if not line.startswith("["):
+            lines.append(marked_line(line, marker, extra))
+            continue
+        if not line.endswith("]"):
+            raise ValueError(f"Its {REQUIRES} has a section without an end: {line!r}")
+        extra, _, marker = (part.strip() for part in line[1:-1].partition(":"))
+        if extra:
+            extra = re.sub(r"[^A-Za-z0-9._-]+", "_", extra)
+            extras.append(extra)
+    return lines, list(dict.fromkeys(extras))
+
+
+def before_build(text: str) -> tuple[list[str], list[str]] | None:
+    """The requirements and the extras that [project] states; ``None``: it leaves them to the build.
+
+    Raises:
+        ValueError: the text is no TOML, or not of that form.
+    """
+    project = read_pyproject(text).get("project")
+    if not isinstance(project, dict):
+        return None
+    open_fields = project.get("dynamic", [])
+    main, optional = project.get("dependencies", []), project.get("optional-dependencies", {})
+    if not isinstance(optional, dict) or not all(_are_texts(item) for item in (open_fields, main, *optional.values())):
+        raise ValueError(f"Its {PYPROJECT} states dependencies in [project] in another form than lists of texts.")
+    if any(field in open_fields for field in _BEFORE_BUILD):
+        return None
+    lines = [*main, *(marked_line(line, "", extra) for extra, texts in optional.items() for line in texts)]
+    return lines, list(optional)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def marked_line(line: str, marker: str, extra: str) -> str:
+    """A requirement that holds under a marker and an extra, beside its own marker."""
+    markers = [marker, f"extra == '{extra}'" if extra else ""]
+    if not any(markers):
+        return line
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:
+        pass  # uv will say what is wrong with it
+    else:
+        if requirement.marker is not None:
+            markers.insert(0, str(requirement.marker))
+            requirement.marker = None
+            line = str(requirement)
+    stated = [item for item in markers if item]
+    return f"{line} ; {stated[0] if len(stated) == 1 else ' and '.join(f'({item})' for item in stated)}"
+
+
+def for_cuda(lines: Sequence[str], cuda_major: str | None) -> tuple[list[str], list[str]]:
+    """Requirements with the names of a base's CUDA in them, and what was rewritten, as ``old -> new``."""
+    requires, rewritten = [], []
+    for line in lines:
+        try:
+            name = Requirement(line).name
+        except InvalidRequirement:
+            requires.append(line)  # uv will say what is wrong with it
+            continue
+        match = _CUDA_NAME.match(name)
+        if cuda_major is None or match is None or match["major"] == cuda_major:
+            requires.append(line)
+            continue
+        new = line.replace(name, f"{match['stem']}-cu{cuda_major}", 1)
+        requires.append(new)
+        rewritten.append(f"{line} -> {new}")
+    return requires, rewritten
+
+
+def build_requires(pyproject: str | None) -> tuple[str, ...]:
+    """What a project must have installed to be built, as PEP 508 lines (PEP 518); ``None``: it has no pyproject.toml.
+
+    Raises:
+        ValueError: the text is no TOML, or not of that form.
+    """
+    lines = read_pyproject(pyproject or "").get("build-system", {})
+    if isinstance(lines, dict):
+        lines = lines.get("requires", list(DEFAULT_BUILD_REQUIRES))
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise ValueError(f"[build-system] requires is no list of texts: {lines!r}")
+    return tuple(lines)
+
+
+def read_pyproject(pyproject: str) -> dict[str, Any]:
+    """A pyproject.toml as a dictionary.
+
+    Raises:
+        ValueError: it is no TOML.
+    """
+    try:
+        return tomlread.loads(pyproject)
+    except ValueError as error:
+        raise ValueError(f"Its {PYPROJECT} cannot be read: {error}") from error
+
+
+def declaring_files(name: str, content: bytes) -> dict[str, bytes]:
+    """Those of METADATA_FILES that an sdist has: from its one top folder, and from its egg-info wherever that is.
+
+    Raises:
+        CheckRefusedError: it is no archive.
+    """
+    found: dict[str, bytes] = {}
+    # By folder: below src/, say. Another package's is none of this sdist's.
+    eggs: dict[str, bytes | None] = {}
+    try:
+        for path, read in _members(content):
+            folder, _, file = path.rpartition("/")
+            if file in (PKG_INFO, PYPROJECT) and folder and "/" not in folder:
+                found[file] = read()
+            elif _is_egg_info(folder, name):
+                eggs[folder] = read() if file == REQUIRES else eggs.get(folder)
+    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
+        raise _bad(name, "", f"It is no archive: {error}") from error
+    if eggs:
+        found[EGG_INFO] = b""
+        if (requires := eggs[min(eggs, key=lambda folder: folder.count("/"))]) is not None:
+            found[REQUIRES] = requires
+    return found
+
+
+def _is_egg_info(folder: str, name: str) -> bool:
+    top, _, last = folder.rpartition("/")
+    stem = last.removesuffix(".egg-info")
+    return bool(top) and stem != last and canonicalize_name(stem) == canonicalize_name(name)
+
+
+def _members(content: bytes) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """The files of a .zip or .tar.gz, each with what reads it for as long as it is the last one."""
+    if content[:2] == b"PK":
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            yield from ((member, partial(archive.read, member)) for member in archive.namelist())
+        return
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:*") as tar:
+        yield from ((entry.name, partial(_extracted, tar, entry)) for entry in tar if entry.isfile())
+
+
+def _extracted(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+    stream = tar.extractfile(entry)
+    return stream.read() if stream else b""
+
+
+def _bad(name: str, version: str, why: str) -> CheckRefusedError:
+    return CheckRefusedError(
+        f"the sdist of {name} {version} cannot be used".replace("  ", " "),
+        why=why,
+        fix="Its metadata decides the lock, so nothing is guessed: choose another version of the component.",
+    )
+
+
+def fetch_sdist(package: Mapping[str, Any], folder: Path, site: Site, store: LocalStore) -> tuple[bytes, str]:
+    """The sdist of a ``[[package]]`` of a uv.lock, verified, and its digest; kept in the store.
+
+    Args:
+        folder: the project's folder, against which paths in uv.lock count.
+
+    Raises:
+        ResolutionError: the package has no sdist.
+        NetworkError: it cannot be downloaded.
+        CheckRefusedError: what came has another hash.
+    """
+    sdist = package.get("sdist")
+    title = f"{package['name']} {package['version']}"
+    if sdist is None:
+        raise ResolutionError(
+            f"{title} has no sdist",
+            why="A component of the compile phase is built from its sources.",
+            fix='Give it phase = "main" in the stack\'s file if its wheels are meant, or choose another version.',
+        )
+    return fetch_file(sdist, f"the sdist of {title}", folder, site, store)
+
+
+def fetch_file(file: Mapping[str, Any], title: str, folder: Path, site: Site, store: LocalStore) -> tuple[bytes, str]:
+    """A file that a uv.lock names, verified, and its digest; kept in the store.
+
+    Raises:
+        NetworkError: it cannot be downloaded.
+        CheckRefusedError: what came has another hash.
+    """
+    digest = str(file.get("hash", ""))
+
+    def download(entry: Path) -> None:
+        content = _read(file, folder, site, title)
+        if digest and sha256_bytes(content) != digest:
+            raise CheckRefusedError(
+                f"{title} is not the file that the index states",
+                why=f"Stated {digest}, downloaded {sha256_bytes(content)}.",
+                fix="Try again; if it stays, the index or a proxy serves another file.",
+            )
+        (entry / FILE).write_bytes(content)
+
+    if not digest:
+        content = _read(file, folder, site, title)
+        return content, sha256_bytes(content)
+    return (store.get_or_build("files", digest, download).path / FILE).read_bytes(), digest
+
+
+def _read(sdist: Mapping[str, Any], folder: Path, site: Site, title: str) -> bytes:
+    if "path" in sdist:
+        return (folder / str(sdist["path"])).read_bytes()
+    url = str(sdist["url"])
+    try:
+        context = ssl.create_default_context(cafile=str(site.ca_bundle)) if site.ca_bundle else None
+        request = request_for(url)
+        with urllib.request.urlopen(request, timeout=DOWNLOAD_SECONDS, context=context) as answer:  # noqa: S310 - uv's own URL
+            content: bytes = answer.read()
+            return content
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise NetworkError(
+            f"cannot download {title}",
+            why=f"{mask(url)}: {getattr(error, 'reason', error)}",
+            fix="Check the network, the proxy and the CA bundle (SSL_CERT_FILE), then run again. Where the index asks "
+            "for a password: its URL, UV_INDEX_NAME_USERNAME and UV_INDEX_NAME_PASSWORD, or a netrc file have it.",
+        ) from error
+
+
+def compile_metadata(
+    names: Sequence[str],
+    locked: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+    cuda_major: str | None,
+    site: Site,
+    store: LocalStore,
+    on_package: Callable[[str], None],
+) -> tuple[CompileMetadata, ...]:
+    """The metadata of each package in ``names``, at the version of the throw-away lock ``locked``."""
+    packages = [locked[canonicalize_name(name)] for name in names]
+    # One without an sdist is a wheel that belongs to this phase (Transformer Engine's core): uv reads it itself.
+    built = [package for package in packages if "sdist" in package or not package.get("wheels")]
+
+    def read(package: Mapping[str, Any]) -> CompileMetadata:
+        on_package(f"{package['name']} {package['version']}")
+        files, digest = _metadata_files(package, folder, site, store)
+        return _understood(package["name"], package["version"], files, cuda_major, digest)
+
+    with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
+        return tuple(pool.map(read, built))
+
+
+def _metadata_files(
+    package: Mapping[str, Any], folder: Path, site: Site, store: LocalStore
+) -> tuple[dict[str, bytes], str]:
+    """The files of an sdist that say what it declares, and the sdist's digest; kept in the store.
+
+    An sdist has thousands of files: reading through it costs most of a lock that has everything else at hand.
+    """
+    digest = str(package.get("sdist", {}).get("hash", ""))
+    if not digest:
+        content, digest = fetch_sdist(package, folder, site, store)
+        return declaring_files(package["name"], content), digest
+
+    def content_of() -> bytes:
+        return fetch_sdist(package, folder, site, store)[0]
+
+    return kept_declarations(package["name"], digest, content_of, store), digest
+
+
+def kept_declarations(name: str, digest: str, content_of: Callable[[], bytes], store: LocalStore) -> dict[str, bytes]:
+    """:func:`declaring_files` of the sdist with a digest, whose content is asked for only once."""
+
+    def extract(entry: Path) -> None:
+        for file, text in declaring_files(name, content_of()).items():
+            (entry / file).write_bytes(text)
+
+    kept = store.get_or_build(_KIND, digest, extract).path
+    return {file: (kept / file).read_bytes() for file in METADATA_FILES if (kept / file).is_file()}

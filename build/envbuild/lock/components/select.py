@@ -1,0 +1,362 @@
+"""Which release or commit each component of a stack is, and who said so."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+from enum import Enum
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from envbuild.catalog.models import Base, Component, Device, Phase, Stack
+from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.core.progress import Reporter
+from envbuild.git.refs import GitRef, Ref, parse_ref
+from envbuild.git.repository import Commit, GitRepository
+from envbuild.lock.components.upstream import Companion, companions, holds_on, overrides, sources
+from envbuild.store.local import LocalStore
+
+
+class DecidedBy(str, Enum):
+    """Who decided what a component is."""
+
+    STACK = "stack"
+    PIN = "pin"
+    UPSTREAM = "upstream"
+    TABLE = "table"
+    DECLARED = "declared"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A component that is decided: a range of releases, or one commit.
+
+    Attributes:
+        asked: what was asked for, in the user's or the stack's words.
+        specifier: the releases that may be taken; empty for any, and for a commit.
+        because: where the decision comes from, for people: "pin", "requirements/manifest.json of nemo-toolkit 8cfedd7".
+        subdirectory: the folder of the repository that holds the package; empty for its top.
+        url: the file that is taken instead of a release or a commit.
+        held_by: the components whose declarations led to it, where these decide.
+    """
+
+    name: str
+    spec: Component
+    asked: str
+    origin: DecidedBy
+    because: str
+    specifier: str = ""
+    git: str | None = None
+    commit: Commit | None = None
+    subdirectory: str = ""
+    url: str = ""
+    held_by: tuple[str, ...] = ()
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether a commit or an address says all, and no version is to be chosen."""
+        return self.commit is not None or bool(self.url)
+
+    @property
+    def wanted(self) -> str:
+        """What follows the name in a requirement: the specifier, or the commit or address."""
+        if self.url:
+            return f" @ {self.url}"
+        if self.commit is None:
+            return self.specifier
+        return f" @ git+{self.git}@{self.commit.sha}" + (
+            f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
+        )
+
+    @property
+    def phase(self) -> Phase:
+        return self.spec.phase
+
+    def at(self) -> str:
+        """Which one it is, for people: ``nemo-toolkit 8cfedd7d11ba``, or the release as asked for."""
+        return f"{self.name} {self.commit.sha[:12] if self.commit else self.asked}"
+
+
+class Repositories:
+    """The git repositories of one run: each is asked for its refs once."""
+
+    def __init__(self, store: LocalStore, reporter: Reporter, *, offline: bool = False) -> None:
+        self._store = store
+        self._reporter = reporter
+        self._offline = offline
+        self._open: dict[str, GitRepository] = {}
+
+    def at(self, url: str) -> GitRepository:
+        """The repository at ``url``."""
+        if url not in self._open:
+            log = self._store.root / "logs" / "git.log"
+            self._open[url] = GitRepository(url, self._store, self._reporter, offline=self._offline, log=log)
+        return self._open[url]
+
+
+def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str], whole: Stack | None = None) -> dict[str, Ref]:
+    """The pins of a command line, by component; what is none may be a package that a component from git takes.
+
+    Args:
+        whole: the stack with what it has on other bases only, to say so of a pin.
+
+    Raises:
+        UsageError: a pin names no component of the stack, and none comes from git.
+        ConfigurationError: a ref has no valid form, or names a commit of a component without a repository.
+    """
+    every = stack.every_component()
+    known = {canonicalize_name(name): name for name in every}
+    pins: dict[str, Ref] = {}
+    for raw, text in texts.items():
+        name = known.get(canonicalize_name(raw))
+        if name is None:
+            elsewhere = whole.every_component() if whole is not None else {}
+            if other := next((key for key in elsewhere if canonicalize_name(key) == canonicalize_name(raw)), None):
+                raise _not_on_this_base(stack_name, other, elsewhere[other])
+            if all(spec.git is None for spec in every.values()):
+                raise unknown_pin(stack_name, raw, every)
+            # What a component from git takes from git itself: known once its commit is.
+            pins[canonicalize_name(raw)] = parse_ref(text)
+            continue
+        pins[name] = parse_ref(text)
+        if isinstance(pins[name], GitRef) and every[name].git is None:
+            raise ConfigurationError(
+                f"{raw}={text} names a branch, tag or commit, and {name} has no repository",
+                why=f"[components.{name}] of stack {stack_name} has no key git.",
+                fix=f"Add git = URL there, or pin a version: --pin {name}=VERSION",
+            )
+    return pins
+
+
+def unknown_pin(stack_name: str, name: str, known: Iterable[str]) -> UsageError:
+    """That there is nothing of this name to pin."""
+    return UsageError(
+        f"stack {stack_name} has no component {name!r} to pin",
+        why=f"Its components, and what those from git take from elsewhere: {', '.join(known)}.",
+        fix="Pin one of these, or hold another package back under [requirements] of the stack.",
+    )
+
+
+def _not_on_this_base(stack_name: str, name: str, spec: Component) -> UsageError:
+    with_or_without = "with" if spec.device is Device.CUDA else "without"
+    return UsageError(
+        f"stack {stack_name} has {name} on bases {with_or_without} CUDA only, so here is nothing to pin",
+        why=f'[components.{name}] of the stack has device = "{spec.device.value if spec.device else ""}".',
+        fix="Leave the pin out, or choose another base (`envbuild list stacks`, `envbuild list bases`).",
+    )
+
+
+def choose_anchor(
+    stack: Stack, pins: Mapping[str, Ref], repositories: Repositories, as_of: date | datetime | None
+) -> Chosen | None:
+    """The stack's anchor, decided; None when the stack has none."""
+    if stack.anchor is None:
+        return None
+    return own_choice(stack.anchor, stack.components[stack.anchor], pins.get(stack.anchor), repositories, as_of)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lead:
+    """A decided component, and what belongs to it: by its upstream's pins, or for a release by a table in envs/."""
+
+    chosen: Chosen
+    companions: Mapping[str, Companion]
+    origin: DecidedBy = DecidedBy.UPSTREAM
+
+    def because(self, companion: Companion) -> str:
+        """Where the decision for a companion comes from, in words."""
+        word = "for" if self.origin is DecidedBy.TABLE else "of"
+        return f"{companion.where} {word} {self.chosen.at()}"
+
+
+def lead(
+    chosen: Chosen,
+    repositories: Repositories,
+    reporter: Reporter,
+    base: Base | None = None,
+    of_release: Callable[[Chosen], Lead] | None = None,
+) -> Lead:
+    """Read upstream's own pins at the commit of a component.
+
+    Args:
+        base: for whose platform and Python the pins must be meant; None: all count.
+        of_release: what says the same of a release; None: nothing does.
+    """
+    if chosen.commit is None or chosen.git is None:
+        return of_release(chosen) if of_release is not None else Lead(chosen=chosen, companions={})
+    with reporter.step(f"read upstream's pins at {chosen.at()}"):
+        return Lead(chosen=chosen, companions=companions(repositories.at(chosen.git), chosen.commit, base))
+
+
+def choose(
+    stack: Stack,
+    pins: Mapping[str, Ref],
+    leads: Sequence[Lead],
+    repositories: Repositories,
+    as_of: date | datetime | None,
+    base: Base | None = None,
+) -> dict[str, Chosen]:
+    """Every component, decided: a pin wins; then what the stack says; then what belongs to the leads.
+
+    What the leads say nothing of, a component from git before it in the stack may, which uses it (Megatron-LM pins a
+    Transformer Engine).
+
+    Args:
+        leads: components that are decided already; of two that name a companion, the first wins.
+        base: for whose platform and Python pins must be meant; None: all count.
+    """
+    decided = {item.chosen.name: item.chosen for item in leads}
+    chosen: dict[str, Chosen] = {}
+    for name, spec in stack.components.items():
+        if name in decided:
+            # A takeover may want other extras and modules of it; which release or commit it is, is decided.
+            chosen[name] = replace(decided[name], spec=spec)
+            continue
+        pin = pins.get(name)
+        if pin is None and not spec.version and spec.ref is None:
+            others = (_sources(item, repositories, base) for item in chosen.values() if item.name not in decided)
+            found = (item for item in itertools.chain(leads, others) if canonicalize_name(name) in item.companions)
+            if (item := next(found, None)) is not None:
+                companion = item.companions[canonicalize_name(name)]
+                chosen[name] = _companion(name, spec, companion, item, repositories, as_of)
+                continue
+        chosen[name] = own_choice(name, spec, pin, repositories, as_of)
+    return chosen
+
+
+def _sources(chosen: Chosen, repositories: Repositories, base: Base | None) -> Lead:
+    """A decided component, and the commits that its own pyproject.toml takes those from whose API it calls.
+
+    What else it takes from git belongs to its authors' own builds.
+    """
+    if chosen.commit is None or chosen.git is None:
+        return Lead(chosen=chosen, companions={})
+    found = sources(repositories.at(chosen.git), chosen.commit)
+    used = {canonicalize_name(name) for name in chosen.spec.uses}
+    # A repository may hold several packages: with the one, its others.
+    places = {(item.git, item.ref) for item in found if item.package in used}
+    found = [item for item in found if (item.git, item.ref) in places]
+    named = {item.package: item for item in reversed(found) if base is None or holds_on(item.marker, base)}
+    return Lead(chosen=chosen, companions=named)
+
+
+def left_out(leads: Sequence[Lead], chosen: Mapping[str, Chosen]) -> tuple[str, ...]:
+    """What belongs to the leads and is no part of the stack, in words; versions forced on others are not among it."""
+    names = {canonicalize_name(name) for name in chosen}
+    told: dict[str, str] = {}
+    for item in leads:
+        # A repository may hold several packages, of which the stack need not know all.
+        there = {(part.git, part.ref) for part in item.companions.values() if part.ref and part.package in names}
+        for companion in item.companions.values():
+            if companion.package in names or (companion.git, companion.ref) in there:
+                continue
+            if companion.ref is not None or item.origin is DecidedBy.TABLE:
+                told.setdefault(
+                    companion.package, f"{companion.package} {companion.pinned} ({item.because(companion)})"
+                )
+    return tuple(told.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forced:
+    """What upstream forces on a package that is no component of the stack.
+
+    Attributes:
+        by: the component whose upstream it is.
+        texts: the specifiers, each with its marker if it has one.
+    """
+
+    by: str
+    where: str
+    texts: tuple[str, ...]
+
+
+def upstream_overrides(
+    leads: Sequence[Lead], chosen: Mapping[str, Chosen], repositories: Repositories
+) -> dict[str, Forced]:
+    """Versions that upstream forces on packages that are no components of the stack."""
+    names = {canonicalize_name(name) for name in chosen}
+    forced: dict[str, Forced] = {}
+    for item in leads:
+        if item.chosen.commit is None or item.chosen.git is None:
+            continue
+        texts: dict[str, list[Companion]] = {}
+        for line in overrides(repositories.at(item.chosen.git), item.chosen.commit):
+            if line.specifier and line.package not in names:
+                texts.setdefault(line.package, []).append(line)
+        for name, lines in texts.items():
+            found = tuple(f"{line.specifier} ; {line.marker}" if line.marker else f"{line.specifier}" for line in lines)
+            forced.setdefault(name, Forced(by=item.chosen.name, where=lines[0].where, texts=found))
+    return forced
+
+
+def own_choice(
+    name: str, spec: Component, pin: Ref | None, repositories: Repositories, as_of: date | datetime | None
+) -> Chosen:
+    """A component by what the user and the stack say of it."""
+    origin, because = (
+        (DecidedBy.PIN, "pinned by the user") if pin is not None else (DecidedBy.STACK, "the stack's file")
+    )
+    ref: Ref | None = pin if pin is not None else (GitRef(spec.ref) if spec.ref else None)
+    bare = Chosen(name=name, spec=spec, asked=str(ref or spec.version or "any release"), origin=origin, because=because)
+    if isinstance(ref, GitRef) and spec.git is not None:
+        commit = repositories.at(spec.git).resolve(ref, as_of)
+        return replace(bare, git=spec.git, commit=commit)
+    if ref is None or isinstance(ref, GitRef):
+        return replace(bare, specifier=spec.version)
+    return replace(bare, specifier=ref.specifier)
+
+
+def _companion(
+    name: str,
+    spec: Component,
+    companion: Companion,
+    by: Lead,
+    repositories: Repositories,
+    as_of: date | datetime | None,
+) -> Chosen:
+    because = by.because(companion)
+    chosen = Chosen(name=name, spec=spec, asked=companion.pinned, origin=by.origin, because=because)
+    if companion.ref is None:
+        return replace(chosen, specifier=companion.specifier or "")
+    git = companion.git or spec.git  # upstream may pin a commit of a fork
+    if git is None:
+        raise ConfigurationError(
+            f"{because} names commit {companion.ref} of {name}, and its repository is not known",
+            why=f"Neither {companion.where} nor [components.{name}] says where it is.",
+            fix=f"Add git = URL to [components.{name}] of the stack, or pin a version: --pin {name}=VERSION",
+        )
+    commit = repositories.at(git).resolve(GitRef(companion.ref), as_of)
+    if spec.release_file is None:
+        return replace(chosen, git=git, commit=commit)
+    version = _version_in(spec.release_file, repositories.at(git), commit, name)
+    return replace(
+        chosen,
+        specifier=releases_like(version),
+        because=f"{because}; {spec.release_file} at that commit says {version}, so a release of that",
+    )
+
+
+def _version_in(file: str, repository: GitRepository, commit: Commit, name: str) -> Version:
+    text = (repository.read_file(commit, file) or "").strip()
+    try:
+        return Version(text)
+    except InvalidVersion as error:
+        raise ConfigurationError(
+            f"which release of {name} belongs to commit {commit.sha[:12]} of {repository.url} is not known",
+            why=f"{file} holds the version ([components.{name}], release_file), and "
+            + (f"says {text[:60]!r} there." if text else "is not there."),
+            fix=f"Say which: --pin {name}=VERSION, or correct release_file in the stack's file.",
+        ) from error
+
+
+def releases_like(version: Version) -> str:
+    """The releases that a commit of this version is nearest to: those of its minor version.
+
+    Of one that was not released when the commit was made (2.8.0.dev0), the newest up to it: it may not be there yet.
+    """
+    minor = f"{version.major}.{version.minor}"
+    return f"<{version.major}.{version.minor + 1}" if version.is_devrelease else f"=={minor}.*"

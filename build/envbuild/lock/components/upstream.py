@@ -1,0 +1,210 @@
+"""Upstream's own pins: which commits and versions the authors of a component used with it.
+
+Read at the component's commit, with git, without a checkout:
+
+- NeMo (through 2.6): ``requirements/manifest.json``, ``vcs-dependencies``;
+- Megatron-Bridge: the submodule ``3rdparty/Megatron-LM``, and ``[tool.uv] override-dependencies`` of pyproject.toml;
+- Megatron-LM: ``[tool.uv.sources]`` of pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from packaging.markers import Marker
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.models import MACHINES, Base
+from envbuild.core import jsonread
+from envbuild.core.errors import ConfigurationError
+from envbuild.git.repository import Commit, GitRepository
+from envbuild.lock.components.uv_sources import read_sources, uv_settings
+
+MANIFEST = "requirements/manifest.json"
+SUBMODULE = "3rdparty/Megatron-LM"
+PYPROJECT = "pyproject.toml"
+SOURCES = f"{PYPROJECT} [tool.uv.sources]"
+LLM_COLLECTION = "nemo/collections/llm"
+# Upstream's names for repositories where they are others than those of the packages in them.
+PACKAGES = {
+    "megatron-lm": ("megatron-core",),
+    "mcore": ("megatron-core",),
+    "transformer-engine": ("transformer-engine", "transformer-engine-torch"),
+}
+_GIT_URL = re.compile(r"^git\+(?P<url>\w+://(?:[^@/]+@)?[^@/#]*/[^@#]*)@(?P<ref>[^@#]+)(?:#.*)?$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Companion:
+    """A package that upstream pins for another: at a commit, or at versions.
+
+    Attributes:
+        where: the file that says so.
+        marker: on which platforms and Pythons it does, as a PEP 508 marker; empty for all.
+    """
+
+    package: str
+    where: str
+    git: str | None = None
+    ref: str | None = None
+    specifier: str | None = None
+    marker: str = ""
+
+    @property
+    def pinned(self) -> str:
+        """What upstream takes of it, for people."""
+        return self.ref or self.specifier or "any release"
+
+
+def companions(repository: GitRepository, commit: Commit, base: Base | None = None) -> dict[str, Companion]:
+    """Upstream's pins at a commit, by package; the first place that names a package wins.
+
+    Args:
+        base: pins that upstream states for other platforms or Pythons are left out; None: all count.
+
+    Raises:
+        ConfigurationError: a file is there and cannot be understood.
+    """
+    found: dict[str, Companion] = {}
+    for companion in (
+        *_manifest(repository, commit),
+        *_submodule(repository, commit),
+        *overrides(repository, commit),
+        *sources(repository, commit),
+    ):
+        if base is None or holds_on(companion.marker, base):
+            found.setdefault(companion.package, companion)
+    return found
+
+
+def holds_on(marker: str, base: Base, extra: str = "") -> bool:
+    """Whether a PEP 508 marker (empty: none) holds for a base's platform and Python, and for an extra."""
+    if not marker:
+        return True
+    python = base.python.version
+    environment = {
+        "extra": extra,
+        "implementation_name": "cpython",
+        "implementation_version": f"{python}.0",
+        "os_name": "posix",
+        "platform_machine": MACHINES[base.platform],
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": f"{python}.0",
+        "python_version": python,
+        "sys_platform": "linux",
+    }
+    return Marker(marker).evaluate(environment)
+
+
+def has_llm_collection(repository: GitRepository, commit: Commit) -> bool:
+    """Whether the tree has NeMo's LLM collection, which the driver ``nemo`` needs (gone in 3.0)."""
+    return has_folder(repository, commit, LLM_COLLECTION)
+
+
+def has_folder(repository: GitRepository, commit: Commit, folder: str) -> bool:
+    """Whether the tree has files in ``folder``."""
+    return bool(repository.list_tree(commit, folder))
+
+
+def _manifest(repository: GitRepository, commit: Commit) -> list[Companion]:
+    text = repository.read_file(commit, MANIFEST)
+    if text is None:
+        return []
+    try:
+        entries = jsonread.foreign(text)["vcs-dependencies"]
+        return [
+            Companion(package=name, where=MANIFEST, git=str(entry["repo"]), ref=str(entry["ref"]))
+            for raw, entry in entries.items()
+            # Of what no stack knows, a pin counts only where it is one.
+            if canonicalize_name(raw) in PACKAGES or "ref" in entry
+            for name in _packages(raw)
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise not_understood(repository, commit, MANIFEST, error) from error
+
+
+def _submodule(repository: GitRepository, commit: Commit) -> list[Companion]:
+    sha = repository.submodule_commit(commit, SUBMODULE)
+    if sha is None:
+        return []
+    url = repository.submodule_url(commit, SUBMODULE)
+    return [Companion(package="megatron-core", where=f"submodule {SUBMODULE}", git=url, ref=sha)]
+
+
+def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
+    """What ``[tool.uv] override-dependencies`` of the pyproject.toml at a commit forces, line by line.
+
+    Raises:
+        ConfigurationError: the file is there and cannot be understood.
+    """
+    where = f"{PYPROJECT} [tool.uv] override-dependencies"
+    try:
+        requirements = [Requirement(line) for line in _uv_settings(repository, commit).get("override-dependencies", [])]
+    except (InvalidRequirement, TypeError) as error:
+        raise not_understood(repository, commit, PYPROJECT, error) from error
+    found = []
+    for requirement in requirements:
+        if requirement.marker and "never" in str(requirement.marker):
+            continue  # upstream's way of leaving out what its base image brings
+        pinned = Companion(
+            package=canonicalize_name(requirement.name), where=where, marker=str(requirement.marker or "")
+        )
+        if requirement.url:
+            if match := _GIT_URL.match(requirement.url):
+                found += [
+                    replace(pinned, package=name, git=match["url"], ref=match["ref"])
+                    for name in _packages(requirement.name)
+                ]
+        elif requirement.specifier:
+            found.append(replace(pinned, specifier=str(requirement.specifier)))
+    return found
+
+
+def sources(repository: GitRepository, commit: Commit) -> list[Companion]:
+    """The commits and tags that ``[tool.uv.sources]`` of the pyproject.toml at a commit takes.
+
+    A branch there is no pin.
+
+    Raises:
+        ConfigurationError: the file is there and cannot be understood.
+    """
+    try:
+        entries = read_sources(_uv_settings(repository, commit))
+    except ValueError as error:
+        raise not_understood(repository, commit, PYPROJECT, error) from error
+    return [
+        Companion(package=name, where=SOURCES, git=entry.git, ref=entry.ref, marker=entry.marker)
+        for entry in entries
+        if entry.ref_kind in ("rev", "tag")
+        for name in _packages(entry.package)
+    ]
+
+
+def _packages(name: str) -> tuple[str, ...]:
+    """The packages that a repository of upstream's name holds."""
+    canonical = canonicalize_name(name)
+    return PACKAGES.get(canonical, (canonical,))
+
+
+def _uv_settings(repository: GitRepository, commit: Commit) -> dict[str, Any]:
+    try:
+        return uv_settings(repository.read_file(commit, PYPROJECT))
+    except ValueError as error:
+        raise not_understood(repository, commit, PYPROJECT, error) from error
+
+
+def not_understood(
+    repository: GitRepository, commit: Commit, file: str, error: Exception, fix: str = ""
+) -> ConfigurationError:
+    """That a file of upstream's at a commit has another form than this reads."""
+    return ConfigurationError(
+        f"cannot understand {file} of {repository.url} at {commit.sha[:12]}",
+        why=f"{type(error).__name__}: {error}",
+        fix=fix or "Upstream changed the file's form. Pin the companions yourself: --pin megatron-core=REF.",
+    )

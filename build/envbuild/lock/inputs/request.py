@@ -1,0 +1,93 @@
+"""What decides a lock: what the command line asked for, and the digest of all that a new lock is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.catalog import Selection, definition_digest
+from envbuild.catalog.models import Stack
+from envbuild.core.digests import Json, digest_of
+from envbuild.lock.lockfile import Lock
+
+# Raised when a lock made from the same inputs would come out differently.
+FORMAT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockRequest:
+    """What the command line adds to the stack's file.
+
+    Attributes:
+        pins: text after ``--pin COMPONENT=``, by component.
+        as_of: text after ``--as-of``; None for the stack's own.
+        torch_build: the build of torch instead of the base's.
+        allow: codes of checks whose findings are let pass.
+        base_named: the base is meant, and not only the first that the stack names.
+    """
+
+    pins: Mapping[str, str] = field(default_factory=dict)
+    as_of: str | None = None
+    torch_build: str | None = None
+    allow: tuple[str, ...] = ()
+    base_named: bool = True
+
+
+def request_of(lock: Lock) -> LockRequest:
+    """What the command line said when the lock was made."""
+    inputs = lock.inputs
+    return LockRequest(
+        pins=inputs.pins, as_of=inputs.as_of_request, torch_build=inputs.torch_build_request, allow=inputs.allow
+    )
+
+
+def inputs_digest(selection: Selection, request: LockRequest) -> str:
+    """The digest of everything that decides a lock, except the moment and where branches stand."""
+    value: dict[str, Json] = {
+        "format": FORMAT,
+        "stack": definition_digest(selection.stack),
+        "base": definition_digest(selection.base),
+        "torch_build": request.torch_build or selection.base.torch.build,
+        "pins": dict(sorted(request.pins.items())),
+        "as_of": request.as_of or "",
+        "allow": [*sorted(set(request.allow))],
+        **_companions(selection),
+        **({"declared_ranges": True} if may_hold(selection.stack, request.pins) else {}),
+        "conflicts": {name: definition_digest(item) for name, item in selection.catalog.conflicts().items()},
+        # What the checks hold a lock to; a target's words are no part of it.
+        "targets": {
+            entry.target: [list(target.sm), target.driver or ""]
+            for entry in selection.stack.builds
+            for target in [selection.catalog.target(entry.target)]
+        },
+    }
+    return digest_of(value)
+
+
+def _companions(selection: Selection) -> dict[str, Json]:
+    """The tables of companions that can decide something of the stack; nothing when none can."""
+    stack = selection.stack
+    leads = [name for name in (stack.anchor, stack.takeover.lead if stack.takeover else None) if name is not None]
+    tables = {name: selection.catalog.companions(name) for name in leads}
+    found: dict[str, Json] = {
+        name: definition_digest(table)
+        for name, table in tables.items()
+        if table is not None and table.names() & stack.undecided()
+    }
+    return {"companions": found} if found else {}
+
+
+def may_hold(stack: Stack, pins: Mapping[str, str]) -> bool:
+    """Whether declared ranges can decide something of a stack's lock with these pins."""
+    every = stack.every_component()
+    used = {name for spec in every.values() for name in spec.uses}
+    pinned = {canonicalize_name(name) for name in pins}
+    taking_part = {canonicalize_name(name) for name, spec in every.items() if spec.uses or name in used}
+    return bool(used & stack.undecided() or taking_part & pinned)
+
+
+def is_older(lock: Lock, selection: Selection) -> bool:
+    """Whether the stack, the base, the conflicts or the companions are others than when the lock was made."""
+    return lock.inputs.digest != inputs_digest(selection, request_of(lock))

@@ -1,0 +1,329 @@
+"""What a lock directory holds: the record ``stack.lock.toml`` and one requirements file a phase."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from packaging.utils import canonicalize_name
+from pydantic import Field
+
+from envbuild import __version__
+from envbuild.catalog import toml
+from envbuild.catalog.models import Driver, Name, Phase, PythonSource, TomlModel
+from envbuild.core.digests import digest_of, sha256_file
+from envbuild.core.errors import CheckRefusedError, ConfigurationError
+from envbuild.core.files import machine_errors
+
+RECORD_FILE = "stack.lock.toml"
+PROJECT_FILE = "pyproject.toml"
+# The folder of a project with its locks: lockfiles/NAME/BASE.
+LOCKFILES = "lockfiles"
+PHASE_FILES: dict[str, str] = {"main": "main.txt", "compile": "compile.txt", "git": "git.txt"}
+SCHEMA: Literal["envbuild.lock/1"] = "envbuild.lock/1"
+
+
+class LockedComponent(TomlModel):
+    """A component as asked and as found."""
+
+    asked: str
+    version: str
+    phase: Phase
+    because: str = Field(default="the stack's file", description="who decided it: the stack, a pin, upstream's file")
+    modules: tuple[str, ...] = ()
+    sdist: str | None = Field(
+        default=None, description="digest of the sdist that a compile-phase component is built from"
+    )
+    git: str | None = None
+    commit: str | None = None
+    committed_at: str | None = None
+    ref_kind: Literal["branch", "tag", "commit"] | None = None
+    url: str | None = Field(default=None, description="the file that is taken, where another component names one")
+    subdirectory: str | None = Field(default=None, description="the folder of the repository that holds it")
+    transitive: bool = Field(
+        default=False, description="no component of the stack: one from git takes it from there, as `because` says"
+    )
+    follows: bool = Field(default=False, description="locked at a branch's tip: the lock is old once the branch moves")
+
+
+class LockedPhase(TomlModel):
+    """A requirements file of the lock."""
+
+    file: str
+    packages: int
+    digest: str
+
+
+class LockedTorch(TomlModel):
+    """Which build of torch the lock took, and through which kind of place it was found (never where that is)."""
+
+    version: str
+    build: str = Field(description="'cpu', 'cu130', ...; 'index' for the build that the package index has")
+    found_in: Literal["find-links", "torch-index", "package-index"]
+
+
+class LockedBase(TomlModel):
+    """The base the lock is for."""
+
+    name: Name
+    definition_digest: str
+    distribution: str
+    release: str
+    platform: str
+    glibc: str
+    python: str
+    python_source: PythonSource = Field(
+        default=PythonSource.BASE, description="the distribution's own, a standalone build, or one in a prefix"
+    )
+    cuda: str | None = None
+    provides: dict[str, str] = Field(default_factory=dict)
+
+
+class Inputs(TomlModel):
+    """What the lock was made from. The same inputs and as-of date give the same lock."""
+
+    digest: str
+    stack_digest: str
+    base_digest: str
+    torch_build: str
+    uv: str
+    as_of: str = Field(description="nothing uploaded to the index after this moment was taken (UTC)")
+    as_of_asked: str = Field(default="now", description="'now', 'release', a date or a commit")
+    pins: dict[str, str] = Field(default_factory=dict, description="what the user pinned on the command line")
+    as_of_request: str | None = Field(default=None, description="--as-of, when it was given")
+    torch_build_request: str | None = Field(default=None, description="--torch-build, when it was given")
+    allow: tuple[str, ...] = Field(default=(), description="--allow")
+    as_of_reason: str = Field(default="", description="how the moment follows from what was asked")
+
+
+class Lock(TomlModel):
+    """``stack.lock.toml``."""
+
+    schema_: Literal["envbuild.lock/1"] = Field(alias="schema", default=SCHEMA)
+    stack: Name
+    digest: str = Field(description="of the lock's content: files, components and base; not of dates")
+    source_date_epoch: int = Field(description="newest upload time among the locked files, seconds since 1970")
+    inputs: Inputs
+    base: LockedBase
+    torch: LockedTorch
+    components: dict[str, LockedComponent]
+    phases: dict[str, LockedPhase]
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="variables of the finished environment, with {venv} and {site_packages}"
+    )
+    pyproject_digest: str = Field(default="", description="of the generated pyproject.toml")
+    seal: str = Field(default="", description="digest of everything else in the record: it is not edited by hand")
+    overrides: dict[str, str] = Field(default_factory=dict, description="versions put over what packages declare")
+    overridden: tuple[str, ...] = Field(default=(), description="declared ranges that overrides and pins go against")
+    driver: Driver | None = Field(default=None, description="the training code of its certification cases")
+    driver_because: str = Field(default="", description="why it is that driver")
+    allowed: tuple[str, ...] = Field(default=(), description="findings of checks that the user let pass")
+    left_out: tuple[str, ...] = Field(
+        default=(), description="what upstream or a table of companions names, and is no component of the stack"
+    )
+    exempt: dict[str, str] = Field(
+        default_factory=dict,
+        description="packages that may be newer than the as-of moment, until when and why; components whose date is in "
+        "the stack's file are not among them",
+    )
+    rewritten: tuple[str, ...] = Field(default=(), description="requirements that named another CUDA than the base's")
+
+    def variables(self, venv: str) -> dict[str, str]:
+        """The variables that must be set in the environment at the path ``venv``."""
+        folders = {"{venv}": venv, "{site_packages}": f"{venv}/lib/python{self.base.python}/site-packages"}
+        values = dict(sorted(self.environment.items()))
+        for placeholder, folder in folders.items():
+            values = {name: value.replace(placeholder, folder) for name, value in values.items()}
+        return values
+
+
+@dataclass(frozen=True)
+class LockDirectory:
+    """A lock directory that was read and whose files have the digests that its record states."""
+
+    path: Path
+    lock: Lock
+
+    def file(self, phase: str) -> Path | None:
+        """The requirements file of a phase; None when the phase has no packages."""
+        locked = self.lock.phases.get(phase)
+        return self.path / locked.file if locked and locked.packages else None
+
+    def packages(self) -> dict[str, str]:
+        """Every locked package and its version, by name, over all phases."""
+        found: dict[str, str] = {
+            canonicalize_name(name): item.version
+            for name, item in self.lock.components.items()
+            if item.commit or item.url
+        }
+        for phase in self.lock.phases:
+            if file := self.file(phase):
+                found.update(read_pins(file.read_text()))
+        return dict(sorted(found.items()))
+
+
+def snapshot(lock: LockDirectory, folder: Path) -> LockDirectory:
+    """A private copy of a lock, so that nobody changes it while it is being installed.
+
+    Raises:
+        CheckRefusedError: it was changed since it was read.
+    """
+    with machine_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (RECORD_FILE, PROJECT_FILE, *PHASE_FILES.values()):
+            (folder / name).write_bytes((lock.path / name).read_bytes())
+    copy = read_lock(folder)
+    if copy.lock != lock.lock:
+        raise CheckRefusedError(
+            f"the lock in {lock.path} was replaced while it was in use",
+            why=f"It was {lock.lock.digest} when this command started, and is {copy.lock.digest} now.",
+            fix="Run the command again: it takes the lock as it is now.",
+        )
+    return copy
+
+
+def read_pins(requirements: str) -> dict[str, str]:
+    """``name -> version`` of the ``name==version`` lines of a requirements file."""
+    pins: dict[str, str] = {}
+    for line in requirements.splitlines():
+        requirement = line.split(";")[0].split("\\")[0]
+        if line[:1].isalnum() and "==" in requirement:
+            name, _, version = requirement.partition("==")
+            pins[name.split("[")[0].strip()] = version.strip()
+    return pins
+
+
+def content_digest(
+    base_digest: str,
+    torch: LockedTorch,
+    components: dict[str, LockedComponent],
+    phases: dict[str, LockedPhase],
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """The digest that names a lock: what it installs where, without dates and without ``found_in``."""
+    return digest_of(
+        {
+            # A lock without variables has the digest that it had before there were any.
+            **({"environment": dict(environment)} if environment else {}),
+            "schema": SCHEMA,
+            "base": base_digest,
+            "torch": [torch.version, torch.build],
+            "components": {
+                name: [item.version, item.phase.value, item.commit, list(item.modules)]
+                for name, item in components.items()
+            },
+            "phases": {name: item.digest for name, item in phases.items()},
+        }
+    )
+
+
+def sealed(lock: Lock) -> Lock:
+    """The record with its seal."""
+    return lock.model_copy(update={"seal": _seal(lock)})
+
+
+def _seal(lock: Lock) -> str:
+    return digest_of(lock.model_dump(mode="json", by_alias=True, exclude={"seal"}, exclude_defaults=True))
+
+
+def render(lock: Lock) -> str:
+    """The text of ``stack.lock.toml``."""
+    import tomlkit  # slow, and most commands only read
+
+    document = tomlkit.document()
+    document.add(tomlkit.comment("Written by `envbuild lock`; review it, do not edit it."))
+    document.add(tomlkit.nl())
+    document["schema"] = SCHEMA
+    # Empty and default keys are left out: a review should show what was decided, and nothing else.
+    for key, value in lock.model_dump(mode="json", by_alias=True, exclude_defaults=True).items():
+        document[key] = value
+    return tomlkit.dumps(document)
+
+
+def read_lock(path: Path) -> LockDirectory:
+    """Read a lock directory and check its files against the record.
+
+    Raises:
+        ConfigurationError: there is no lock.
+        CheckRefusedError: a file or the record was changed or damaged, or a newer envbuild wrote it.
+    """
+    record = path / RECORD_FILE
+    if not record.is_file():
+        raise ConfigurationError(
+            f"there is no lock in {path}",
+            why=f"{record} does not exist.",
+            fix=f"Make it first: {_command_for(path)}",
+        )
+    lock = _read_record(record)
+    problems = [*_changed_files(path, lock), *_changed_record(lock)]
+    if problems:
+        raise CheckRefusedError(
+            f"the lock in {path} was changed after it was made", why="\n".join(problems), fix=_restore(path)
+        )
+    return LockDirectory(path, lock)
+
+
+def _command_for(path: Path) -> str:
+    """The command line that makes a lock there, as far as the place says."""
+    if path.absolute().parent.parent.name == LOCKFILES:
+        return f"envbuild lock --stack {path.absolute().parent.name} --base {path.name}"
+    return f"envbuild lock --stack STACK --base BASE --out {path}"
+
+
+def _restore(path: Path) -> str:
+    return (
+        f"Restore {path} from version control, or make it anew: the `envbuild lock` command it is from, with --upgrade."
+    )
+
+
+def _read_record(record: Path) -> Lock:
+    with machine_errors(record, "read"):
+        raw = record.read_bytes()
+    try:
+        text = raw.decode()
+        _refuse_newer(text, record)
+        return toml.parse(text, Lock, str(record))
+    except (UnicodeDecodeError, ConfigurationError) as error:
+        why = f"{error.what}\n{error.why}" if isinstance(error, ConfigurationError) else str(error)
+        raise CheckRefusedError(
+            f"the record of the lock in {record.parent} is damaged", why=why, fix=_restore(record.parent)
+        ) from error
+
+
+def _refuse_newer(text: str, record: Path) -> None:
+    """Refuse a record in a format of the future, which says so in its first line of content."""
+    stated = re.search(r'^schema = "envbuild\.lock/(\d+)"$', text, re.MULTILINE)
+    if stated and int(stated[1]) > int(SCHEMA.rpartition("/")[2]):
+        raise CheckRefusedError(
+            f"the lock in {record.parent} was written by a newer envbuild",
+            why=f"Its record has the format envbuild.lock/{stated[1]}; envbuild {__version__} reads {SCHEMA}.",
+            fix="Update envbuild, or restore the lock that this one wrote from version control.",
+        )
+
+
+def _changed_files(path: Path, lock: Lock) -> list[str]:
+    problems = []
+    stated = {PROJECT_FILE: lock.pyproject_digest}
+    for name, phase in lock.phases.items():
+        if phase.file != PHASE_FILES.get(name):
+            problems.append(f"phase {name} names the file {phase.file!r}; allowed: {PHASE_FILES.get(name)!r}")
+        else:
+            stated[phase.file] = phase.digest
+    for name, digest in stated.items():
+        if not (path / name).is_file():
+            problems.append(f"{name} is missing")
+        elif (found := sha256_file(path / name)) != digest:
+            problems.append(f"{name}: the record states {digest}, the file has {found}")
+    return problems
+
+
+def _changed_record(lock: Lock) -> list[str]:
+    expected = content_digest(lock.base.definition_digest, lock.torch, lock.components, lock.phases, lock.environment)
+    if lock.digest != expected:
+        return [f"{RECORD_FILE}: its digest is {lock.digest}, its content has {expected}"]
+    if lock.seal != _seal(lock):
+        return [f"{RECORD_FILE}: its seal is {lock.seal}, its content has {_seal(lock)}"]
+    return []

@@ -1,0 +1,249 @@
+"""The uv project of a lock: a pyproject.toml that plain ``uv sync`` understands too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import tomlkit
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.models import MACHINES, Base, Phase
+from envbuild.core.errors import ConfigurationError
+from envbuild.lock.components.git_sources import GitSources
+from envbuild.lock.components.sdist_metadata import CompileMetadata
+from envbuild.lock.components.select import Chosen
+from envbuild.lock.inputs.as_of import end_of, parse_date, timestamp
+from envbuild.lock.project.torch_builds import PACKAGE_INDEX_BUILD, TorchSource
+
+_EXACT = re.compile(r"^==\s*[0-9][0-9a-z.]*$")
+TORCH_INDEX_NAME = "torch-builds"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """All that a lock is resolved from.
+
+    Attributes:
+        as_of: nothing uploaded after this moment is taken (``2026-11-21T00:00:00Z``).
+        requirements: specifiers of packages that components need without declaring them.
+        build_requires: PEP 508 lines of what the compile phase needs to be installed already.
+        overrides: what replaces what packages declare: specifiers by package, each with its marker if it has one
+            (``>=2 ; python_version < '3.12'``).
+        scoped_overrides: what replaces what one package declares: specifiers by package, by who declares it.
+        takings: what components take from git or an address themselves.
+        exempt: until when other packages than components may have been uploaded, or components in the stack's place.
+    """
+
+    name: str
+    base: Base
+    torch_build: str
+    as_of: str
+    chosen: Mapping[str, Chosen]
+    requirements: Mapping[str, str] = field(default_factory=dict)
+    build_requires: tuple[str, ...] = ()
+    overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    scoped_overrides: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    metadata: tuple[CompileMetadata, ...] = ()
+    takings: GitSources = field(default_factory=GitSources)
+    exempt: Mapping[str, str] = field(default_factory=dict)
+
+    def pinned_directly(self) -> frozenset[str]:
+        """The packages that a commit or an address pins, so that no version needs to."""
+        every = {**self.chosen, **{name: item.chosen for name, item in self.takings.in_force.items()}}
+        return frozenset(canonicalize_name(name) for name, item in every.items() if item.is_direct)
+
+    def compiled(self) -> list[str]:
+        """The packages of phase compile, as far as they are named."""
+        taken = {name: item.chosen for name, item in self.takings.in_force.items()}
+        return [name for name, item in {**self.chosen, **taken}.items() if item.phase is Phase.COMPILE]
+
+
+def with_takings(project: Project, takings: GitSources) -> Project:
+    """The project with less that is taken, and without the metadata of what went."""
+    gone = project.takings.in_force.keys() - takings.in_force.keys()
+    return replace(project, takings=takings, metadata=tuple(item for item in project.metadata if item.name not in gone))
+
+
+def requirement_of(name: str, version: str, extras: tuple[str, ...] = ()) -> str:
+    """A PEP 508 requirement."""
+    return f"{name}[{','.join(extras)}]{version}" if extras else f"{name}{version}"
+
+
+def torch_specifier(version: str, build: str) -> str:
+    """The specifier that takes one build only: ``==2.13.0`` and ``cpu`` give ``==2.13.0+cpu``.
+
+    Raises:
+        ConfigurationError: ``version`` is no exact public version, so that it can name no build.
+    """
+    if build == PACKAGE_INDEX_BUILD:
+        return version
+    if _EXACT.match(version) is None:
+        raise ConfigurationError(
+            f"the stack asks for torch {version or 'in any version'}, and the base for its build +{build}",
+            why="A build belongs to one version: only an exact version can carry it.",
+            fix="Write one in [components.torch], such as version = '==2.13.0', or take --torch-build index.",
+        )
+    return f"{version}+{build}"
+
+
+def cuda_major(base: Base) -> str | None:
+    """``13`` of CUDA 13.0; None without CUDA."""
+    return base.cuda.split(".")[0] if base.cuda else None
+
+
+def extras_of(chosen: Chosen, base: Base) -> tuple[str, ...]:
+    """The extras of a component on a base; those that name the CUDA are left out where there is none."""
+    major = cuda_major(base)
+    return tuple(
+        extra.replace("{cuda_major}", major or "")
+        for extra in chosen.spec.extras
+        if major is not None or "{cuda_major}" not in extra
+    )
+
+
+def limits(base: Base) -> dict[str, object]:
+    """The keys of ``[tool.uv]`` that keep a resolution to what a base can install."""
+    marker = (
+        f"sys_platform == 'linux' and platform_machine == '{MACHINES[base.platform]}' "
+        "and implementation_name == 'cpython'"
+    )
+    return {"environments": [marker], "minimum-libc-version": {"glibc": base.glibc}}
+
+
+def render_project(
+    project: Project, *, pins: Mapping[str, str] | None = None, source: TorchSource | None = None
+) -> str:
+    """The text of pyproject.toml.
+
+    Args:
+        pins: every transitive version, as constraints, once they are known.
+        source: where torch's build is; given only for the working copy, since a lock names no index.
+    """
+    base = project.base
+    document = tomlkit.document()
+    document.add(tomlkit.comment("Written by `envbuild lock`: the uv project of this lock, for plain `uv sync`."))
+    if project.torch_build != PACKAGE_INDEX_BUILD:
+        document.add(tomlkit.comment(f"Add --find-links with a place that has torch's +{project.torch_build} build."))
+    phases = _requirements(project)
+    document["project"] = {
+        "name": f"envbuild-{project.name}",
+        "version": "0",
+        "requires-python": f"=={base.python.version}.*",
+        "dependencies": _lines(phases[Phase.MAIN]),
+        "optional-dependencies": {"compile": _lines(phases[Phase.COMPILE])},
+    }
+    uv: dict[str, object] = {"package": False, **limits(base), "exclude-newer": project.as_of}
+    uv |= _dates(project)
+    if compiled := project.compiled():
+        uv["no-build-isolation-package"] = _lines(compiled)
+    if project.overrides or project.scoped_overrides:
+        uv["override-dependencies"] = _overrides(project)
+    if base.provides:
+        # The base brings them: they must not be installed again, and uv must not look for them.
+        uv["exclude-dependencies"] = _lines(sorted(base.provides))
+    constraints = [f"{package}=={version}" for package, version in sorted((pins or {}).items())]
+    constraints += [f"{name}{item.chosen.wanted}" for name, item in sorted(project.takings.in_force.items())]
+    constraints += [f"torch!={version}" for version in (source.not_these if source else ())]
+    if constraints:
+        uv["constraint-dependencies"] = _lines(constraints)
+    if source is not None and source.kind == "torch-index":
+        uv["index"] = [{"name": TORCH_INDEX_NAME, "url": source.location, "explicit": True}]
+        uv["sources"] = {"torch": {"index": TORCH_INDEX_NAME}}
+    if unsourced := _unsourced(project, source):
+        uv["no-sources-package"] = _lines(unsourced)
+    if project.metadata:
+        uv["dependency-metadata"] = _metadata(project)
+    document["tool"] = {"uv": uv}
+    return tomlkit.dumps(document)
+
+
+def main_lines(project: Project) -> list[str]:
+    """The requirements of phase main, as the project's pyproject.toml has them."""
+    return _requirements(project)[Phase.MAIN]
+
+
+def with_torch_index(text: str, source: TorchSource) -> str:
+    """A lock's pyproject.toml with the index that has torch's build, which the lock itself does not name."""
+    document = tomlkit.parse(text)
+    uv = document["tool"]["uv"]
+    uv["index"] = [{"name": TORCH_INDEX_NAME, "url": source.location, "explicit": True}]
+    uv["sources"] = {"torch": {"index": TORCH_INDEX_NAME}}
+    if unsourced := uv.get("no-sources-package"):
+        uv["no-sources-package"] = [name for name in unsourced if name != "torch"]
+    return tomlkit.dumps(document)
+
+
+def _requirements(project: Project) -> dict[Phase, list[str]]:
+    phases: dict[Phase, list[str]] = {phase: [] for phase in Phase}
+    for name, item in project.chosen.items():
+        if name in project.base.provides:
+            continue
+        version = item.wanted
+        if name == "torch" and not item.is_direct:
+            version = torch_specifier(version, project.torch_build)
+        phases[item.phase].append(requirement_of(name, version, extras_of(item, project.base)))
+    phases[Phase.MAIN] += [requirement_of(name, version) for name, version in project.requirements.items()]
+    phases[Phase.MAIN] += project.build_requires
+    named = {_name(line) for lines in phases.values() for line in lines} | {"torch"}
+    needed = dict.fromkeys(line for item in project.takings.in_force.values() for line in item.build_requires)
+    phases[Phase.MAIN] += [line for line in needed if _name(line) not in named]
+    return phases
+
+
+def _name(line: str) -> str:
+    return canonicalize_name(re.split(r"[^A-Za-z0-9._-]", line.strip(), maxsplit=1)[0])
+
+
+def _dates(project: Project) -> dict[str, object]:
+    """Dates of their own for packages that are newer than the rest, or have no upload time."""
+    dates: dict[str, object] = dict(project.exempt)
+    for name, item in project.chosen.items():
+        if item.spec.as_of and item.commit is None and (day := parse_date(item.spec.as_of)):
+            dates[name] = timestamp(end_of(day))
+    if project.torch_build != PACKAGE_INDEX_BUILD:
+        # Wheels in a folder have no upload time; the exact version and its hash pin them instead.
+        dates["torch"] = False
+    return {"exclude-newer-package": dates} if dates else {}
+
+
+def _overrides(project: Project) -> tomlkit.items.Array:
+    lines: list[object] = [f"{name}{text}" for name, texts in sorted(project.overrides.items()) for text in texts]
+    for declared_by, specifiers in sorted(project.scoped_overrides.items()):
+        entry = tomlkit.inline_table()
+        entry["package"] = tomlkit.inline_table().append("name", declared_by)
+        entry["dependencies"] = [f"{name}{text}" for name, text in sorted(specifiers.items())]
+        lines.append(entry)
+    return _lines(lines)
+
+
+def _unsourced(project: Project, source: TorchSource | None) -> list[str]:
+    """Packages of which [tool.uv.sources] of a component from git has nothing to say.
+
+    Megatron-Bridge takes megatron-core from its submodule so, and uv follows it into a dependency from git.
+    """
+    if all(item.commit is None for item in project.chosen.values()):
+        return []
+    from_index = source is not None and source.kind == "torch-index"
+    names = [*project.chosen, *project.takings.in_force]
+    return [name for name in names if not (name == "torch" and from_index)]
+
+
+def _metadata(project: Project) -> tomlkit.items.AoT:
+    tables = tomlkit.aot()
+    for item in project.metadata:
+        table = tomlkit.table()
+        table["name"] = item.name
+        table["version"] = item.version
+        table["requires-dist"] = _lines(list(item.requires_dist))
+        if item.provides_extra:
+            table["provides-extra"] = _lines(list(item.provides_extra))
+        tables.append(table)
+    return tables
+
+
+def _lines(items: Sequence[object]) -> tomlkit.items.Array:
+    array = tomlkit.array()
+    array.extend(items)
+    return array.multiline(len(items) > 1)

@@ -1,0 +1,129 @@
+"""Where a named build of torch (``2.13.0+cpu``) is found: the site's find-links, or an index of such builds."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Literal
+
+from packaging.specifiers import SpecifierSet
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from envbuild.catalog.site import Site
+from envbuild.core.errors import NetworkError
+from envbuild.core.exit_status import mask
+from envbuild.lock.lockfile import Lock
+from envbuild.lock.resolve.credentials import request_for
+
+PROBE_SECONDS = 10
+PACKAGE_INDEX_BUILD = "index"
+_WHEEL_LINK = re.compile(r"torch-[^\"'<>#/]+\.whl")
+
+
+@dataclass(frozen=True)
+class TorchSource:
+    """A place that has the build.
+
+    ``location`` is an absolute folder or the URL of a page for ``find-links``, a URL for ``torch-index``, None for
+    ``package-index``. ``not_these`` are versions that other places of the site have and that are not meant.
+    """
+
+    kind: Literal["find-links", "torch-index", "package-index"]
+    location: str | None
+    not_these: tuple[str, ...] = ()
+
+    def uv_args(self) -> list[str]:
+        """What ``uv pip install`` of exactly pinned, hashed packages needs to find the build."""
+        match self.kind:
+            case "find-links":
+                return ["--find-links", self.location or ""]
+            case "torch-index":
+                # Everything is pinned and hashed, so looking on both indexes can choose nothing else.
+                return ["--index", self.location or "", "--index-strategy", "unsafe-best-match"]
+            case "package-index":
+                return []
+
+    def folder(self) -> Path | None:
+        """The local folder, when it is one."""
+        if self.kind != "find-links" or self.location is None or "://" in self.location:
+            return None
+        return Path(self.location)
+
+
+def torch_source(site: Site, version: str, build: str, python: str) -> TorchSource:
+    """The first place of the site that has torch ``version`` (a specifier) in ``build`` for ``python`` (``3.11``).
+
+    Raises:
+        NetworkError: none has it; names what was tried and the way out.
+    """
+    if build == PACKAGE_INDEX_BUILD:
+        return TorchSource("package-index", None)
+    tried: list[str] = []
+    for place in map(_absolute, site.find_links):
+        names, problem = _wheels_at(place)
+        if any(_fits(name, version, build, python) for name in names):
+            return TorchSource("find-links", place)
+        tried.append(f"find-links {mask(place)}: {problem or f'no torch {version} +{build} for Python {python}'}")
+    url = site.torch_index.replace("{build}", build)
+    names, problem = _wheels_at(_absolute(url.rstrip("/") + "/torch/"))
+    if any(_fits(name, version, build, python) for name in names):
+        return TorchSource("torch-index", url)
+    tried.append(f"index {mask(url)}: {problem or f'no torch {version} +{build} for Python {python}'}")
+    raise NetworkError(
+        f"no place has torch {version} as its +{build} build for Python {python}",
+        why="Tried:\n" + "\n".join(f"  {line}" for line in tried),
+        fix="Name a place that has it: UV_FIND_LINKS, PIP_FIND_LINKS, ENVBUILD_TORCH_INDEX or [torch_builds] in the "
+        "site configuration.\nOr take the package index's own build, made for CUDA and about 10 times the size: "
+        "--torch-build index (with --name, where a lock with another build is there)",
+    )
+
+
+def locked_torch(site: Site, lock: Lock) -> TorchSource:
+    """Where this site has the build of torch that a lock states.
+
+    Raises:
+        NetworkError: no place has it.
+    """
+    if not lock.torch.version or "torch" in lock.base.provides:
+        return TorchSource("package-index", None)  # a stack without torch, or a base that brings it
+    public = lock.torch.version.split("+")[0]
+    return torch_source(site, f"=={public}", lock.torch.build, lock.base.python)
+
+
+def _absolute(place: str) -> str:
+    """A folder as an absolute path (uv runs in another directory), also when given as a file:// URL; pages as is."""
+    if place.startswith("file://"):
+        return urllib.request.url2pathname(urllib.parse.urlsplit(place).path)
+    return place if "://" in place else str(Path(place).expanduser().absolute())
+
+
+def _wheels_at(place: str) -> tuple[list[str], str]:
+    """The torch wheels a folder or page lists, and why not, when it could not be read."""
+    if "://" not in place:
+        folder = Path(place)
+        if not folder.is_dir():
+            return [], "no such folder"
+        return [path.name for path in folder.glob("torch-*.whl")], ""
+    try:
+        with urllib.request.urlopen(request_for(place), timeout=PROBE_SECONDS) as page:  # noqa: S310 - from the site's own settings
+            text = page.read().decode(errors="replace")
+    except (HTTPException, OSError, ValueError) as error:
+        return [], f"cannot be reached ({getattr(error, 'reason', error)})"
+    return [urllib.parse.unquote(name) for name in _WHEEL_LINK.findall(text)], ""
+
+
+def _fits(wheel: str, version: str, build: str, python: str) -> bool:
+    try:
+        _, found, _, tags = parse_wheel_filename(wheel)
+    except InvalidWheelFilename:
+        return False
+    wanted = "cp" + python.replace(".", "")
+    return (
+        found.local == build
+        and SpecifierSet(version).contains(found.public, prereleases=True)
+        and any(tag.interpreter == wanted and tag.abi == wanted and "x86_64" in tag.platform for tag in tags)
+    )

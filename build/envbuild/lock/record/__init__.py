@@ -1,0 +1,1 @@
+"""Writes a lock directory, compares two, and exports one in other formats."""

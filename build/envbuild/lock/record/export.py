@@ -1,0 +1,205 @@
+"""``envbuild export``: a lock in the formats that other tools read, held to the lock's own versions and hashes.
+
+uv writes pylock.toml and CycloneDX. The lock's files are what it starts from, since uv.lock is not committed: it names
+the index of whoever locked.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.models import MACHINES
+from envbuild.catalog.site import Site
+from envbuild.core.errors import CheckRefusedError, UsageError
+from envbuild.core.files import machine_errors
+from envbuild.core.progress import Reporter
+from envbuild.lock.lockfile import PHASE_FILES, PROJECT_FILE, LockDirectory, snapshot
+from envbuild.lock.project.pyproject import with_torch_index
+from envbuild.lock.project.torch_builds import TorchSource, locked_torch
+from envbuild.lock.record import cyclonedx
+from envbuild.lock.record.content import Content, locked_content, of_pylock, of_uv_lock
+from envbuild.lock.resolve.resolution import PREVIEW
+from envbuild.lock.resolve.uv import run_uv
+from envbuild.store.local import LocalStore
+
+UV_LOCK = "uv.lock"
+# The glibc versions that uv 0.13 has a platform for.
+_PLATFORMS_OF_UV = (17, 28, *range(31, 41))
+
+
+class Format(str, Enum):
+    """What a lock can be written as."""
+
+    REQUIREMENTS = "requirements"
+    PYLOCK = "pylock"
+    CYCLONEDX = "cyclonedx"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A lock in another format.
+
+    Attributes:
+        notes: what the reader of the file has to know, for people.
+    """
+
+    text: str
+    packages: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """One export: a private copy of the lock, and what uv needs to work on it."""
+
+    lock: LockDirectory
+    phases: tuple[str, ...]
+    source: Callable[[], TorchSource]
+    log: Path
+    reporter: Reporter
+
+    @property
+    def folder(self) -> Path:
+        return self.lock.path
+
+    @property
+    def what(self) -> str:
+        return f"export the lock of stack {self.lock.lock.stack} on {self.lock.lock.base.name}"
+
+    def uv(self, arguments: Sequence[str | Path]) -> None:
+        run_uv(arguments, what=self.what, log=self.log, cwd=self.folder, on_line=self.reporter.update)
+
+
+def export_lock(
+    lock: LockDirectory, kind: Format, phases: Collection[str], *, site: Site, store: LocalStore, reporter: Reporter
+) -> Exported:
+    """Write ``lock``'s ``phases`` as ``kind``.
+
+    Raises:
+        UsageError: ``phases`` names none of the lock's, or what is not one.
+        CheckRefusedError: what came out is not what is locked.
+        NetworkError: an index, a repository, or the place of torch's build cannot be reached.
+        ResolutionError: the index does not have what is locked any more.
+    """
+    chosen = tuple(phase for phase in PHASE_FILES if phase in phases and lock.file(phase))
+    if not chosen or not set(phases) <= set(PHASE_FILES):
+        filled = [phase for phase in PHASE_FILES if lock.file(phase)]
+        raise UsageError(
+            f"phases {', '.join(phases) or 'none'} cannot be exported",
+            why=f"The phases of a lock are {', '.join(PHASE_FILES)}; this one has packages in {', '.join(filled)}.",
+            fix=f"Name some of them: --phases {','.join(filled)}",
+        )
+    if kind is Format.REQUIREMENTS:
+        return _requirements(lock, chosen)
+    log = store.root / "logs" / f"export-{lock.lock.stack}-{lock.lock.base.name}.log"
+    with machine_errors(log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("")
+    with store.staging("export") as folder, reporter.step(f"export as {kind.value}"):
+        copy = snapshot(lock, folder / "lock")
+        work = _Work(lock=copy, phases=chosen, source=lambda: locked_torch(site, copy.lock), log=log, reporter=reporter)
+        return _pylock(work) if kind is Format.PYLOCK else _cyclonedx(work, lock.path / UV_LOCK)
+
+
+def _title(lock: LockDirectory, phases: Sequence[str]) -> str:
+    record = lock.lock
+    return f"`envbuild export`: stack {record.stack} on {record.base.name}, phases {', '.join(phases)}, {record.digest}"
+
+
+def _requirements(lock: LockDirectory, phases: Sequence[str]) -> Exported:
+    """The phase files in one; host-free, as they are."""
+    files = [file for phase in phases if (file := lock.file(phase))]
+    lines = [line for file in files for line in file.read_text().splitlines() if not line.startswith("#")]
+    command = ["uv pip install --no-deps"]
+    if phases == ("main",) or set(phases) <= {"main", "compile"}:
+        command.append("--require-hashes")  # what comes from git has none
+    shared = sorted(name for phase in phases if phase != "main" for name in locked_content(lock, (phase,)))
+    command += [f"--no-build-isolation-package {name}" for name in shared]
+    usage = textwrap.wrap(" ".join([*command, "-r FILE"]), width=116, break_on_hyphens=False, break_long_words=False)
+    header = [f"# {_title(lock, phases)}", *[f"#   {line}" for line in usage]]
+    return Exported(text="\n".join([*header, *lines, ""]), packages=len(locked_content(lock, phases)))
+
+
+def _pylock(work: _Work) -> Exported:
+    """PEP 751, from the lock's own hashed requirements: no uv.lock is needed, and nothing is resolved."""
+    source, base, file = work.source(), work.lock.lock.base, work.folder / "pylock.toml"
+    glibc = max(minor for minor in _PLATFORMS_OF_UV if minor <= max(17, int(base.glibc.split(".")[1])))
+    arguments: list[str | Path] = ["pip", "compile", "--format", "pylock.toml", "--no-deps", "--generate-hashes"]
+    arguments += ["--no-header", "--python-version", base.python]
+    arguments += ["--python-platform", f"{MACHINES[base.platform]}-manylinux_2_{glibc}", *source.uv_args()]
+    work.uv([*arguments, "--output-file", file, *[PHASE_FILES[phase] for phase in work.phases]])
+    text = f"# {_title(work.lock, work.phases)}\n{file.read_text()}"
+    wanted = locked_content(work.lock, work.phases)
+    _compare(work, "the pylock.toml that uv wrote", of_pylock(text), wanted)
+    notes = ["pylock.toml names the package index that it was made with, in the address of every file"]
+    if source.kind == "find-links":
+        notes.append(f"torch {work.lock.lock.torch.version} is named by the place where this machine found it")
+    if set(work.phases) != {"main"}:
+        notes.append("what compiles against torch needs it installed first, and --no-build-isolation: see the docs")
+    return Exported(text=text, packages=len(wanted), notes=tuple(notes))
+
+
+def _cyclonedx(work: _Work, existing: Path) -> Exported:
+    """CycloneDX 1.5 with the dependency graph, which only a uv.lock has: the one that is there, or one made anew."""
+    everything = locked_content(work.lock, PHASE_FILES)
+    wanted = locked_content(work.lock, work.phases)
+    uv_lock = work.folder / UV_LOCK
+    if existing.is_file() and not _differences(of_uv_lock(existing.read_text()), everything):
+        uv_lock.write_bytes(existing.read_bytes())
+    else:
+        _lock_again(work)
+        _compare(work, "the uv.lock that was made anew", of_uv_lock(uv_lock.read_text()), everything)
+    file = work.folder / "bom.json"
+    arguments: list[str | Path] = ["export", PREVIEW[0], f"{PREVIEW[1]},sbom-export", "--frozen", "--quiet"]
+    arguments += ["--format", "cyclonedx1.5", "--no-emit-project", "--extra", "compile", "--output-file", file]
+    for name in sorted(set(everything) - set(wanted)):
+        arguments += ["--no-emit-package", name]
+    work.uv(arguments)
+    document = cyclonedx.settled(file.read_text(), work.lock.lock, work.phases, wanted)
+    _compare(work, "the CycloneDX document that uv wrote", cyclonedx.content(document), wanted)
+    return Exported(text=cyclonedx.render(document), packages=len(wanted))
+
+
+def _lock_again(work: _Work) -> None:
+    """``uv lock`` of the lock's own project, whose constraints leave nothing to choose."""
+    source = work.source()
+    if source.kind == "torch-index":
+        project = work.folder / PROJECT_FILE
+        project.write_text(with_torch_index(project.read_text(), source))
+    arguments: list[str | Path] = ["lock", *PREVIEW]
+    if source.kind == "find-links":
+        arguments += source.uv_args()
+    work.uv(arguments)
+
+
+def _compare(work: _Work, which: str, found: Content, wanted: Content) -> None:
+    if problems := _differences(found, wanted):
+        raise CheckRefusedError(
+            f"cannot {work.what}: {which} is not what is locked",
+            why="\n".join(problems),
+            fix="The index serves other files under these names than when the lock was made. Find out who changed "
+            "them, or lock again with --upgrade.",
+            log=work.log,
+        )
+
+
+def _differences(found: Content, wanted: Content) -> list[str]:
+    """Where ``found`` is another set of packages, versions or commits, or has files that the lock does not know."""
+    problems = [f"{name} is missing" for name in wanted if name not in found]
+    for name, item in found.items():
+        locked = wanted.get(canonicalize_name(name))
+        if locked is None:
+            problems.append(f"{name} {item.version} is not in the lock")
+        elif item.commit != locked.commit or (item.version != locked.version and locked.commit is None):
+            problems.append(f"{name}: {item.commit or item.version} instead of {locked.commit or locked.version}")
+        elif strange := item.hashes - locked.hashes:
+            problems.append(f"{name} {item.version}: a file with {min(strange)}, which the lock does not have")
+        elif locked.hashes and not item.hashes and not item.local:
+            problems.append(f"{name} {item.version}: none of its files has a hash")
+    return problems

@@ -1,0 +1,1 @@
+"""Resolution by uv: the run, questions to uv, prefetching, and conflicts explained."""

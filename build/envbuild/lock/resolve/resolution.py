@@ -1,0 +1,166 @@
+"""One resolution: uv locks the generated project, and its result becomes pins, hashes and dates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from envbuild.core import tomlread
+from envbuild.core.digests import sha256_file
+from envbuild.core.errors import InternalError, NetworkError, ResolutionError
+from envbuild.core.files import machine_errors
+from envbuild.core.process import Finished
+from envbuild.lock.project.torch_builds import TorchSource
+from envbuild.lock.resolve.uv import ignored_settings, run_uv
+
+# A glibc floor is still a preview of uv 0.13; naming it keeps uv from warning on every run.
+# uv's word for a contradiction; other failures are failures.
+NO_SOLUTION = "No solution found"
+PREVIEW = ("--preview-features", "minimum-libc-version")
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What uv found.
+
+    Attributes:
+        pins: version by package name, the project itself left out, and packages that are there more than once too.
+        newest_upload: the newest upload time among the locked files, seconds since 1970; 0 when none is known.
+        ignored_settings: uv's warning that it dropped settings of the project; empty: it did not.
+    """
+
+    pins: Mapping[str, str]
+    newest_upload: int
+    uv_lock: Mapping[str, Any]
+    ignored_settings: str = ""
+
+
+def lock_arguments(source: TorchSource) -> list[str]:
+    """The words of ``uv lock`` for a project whose torch comes from ``source``."""
+    return ["lock", *PREVIEW, *(source.uv_args() if source.kind == "find-links" else [])]
+
+
+def resolve(
+    project: Path,
+    source: TorchSource,
+    what: str,
+    log: Path,
+    on_line: Callable[[str], None],
+    *,
+    settings_may_be_ignored: bool = False,
+    from_cache: bool = False,
+) -> Resolution:
+    """Run ``uv lock`` in the folder ``project`` and read the uv.lock that it writes.
+
+    Args:
+        settings_may_be_ignored: whoever calls looks at ``ignored_settings`` of the result.
+        from_cache: the same was resolved just now and is pinned, so that the index need not be asked again.
+    """
+
+    def lock(*more: str) -> Finished:
+        return run_uv(
+            [*lock_arguments(source), *more],
+            what=what,
+            log=log,
+            cwd=project,
+            on_line=on_line,
+            settings_may_be_ignored=settings_may_be_ignored,
+        )
+
+    if from_cache:
+        # By a uv.lock that is there uv prefers its wheels, and so asks for other metadata than the cache holds.
+        with machine_errors(project):
+            (project / "uv.lock").unlink(missing_ok=True)
+    try:
+        finished = lock(*(["--offline"] if from_cache else []))
+    except (ResolutionError, NetworkError):
+        if not from_cache:
+            raise
+        finished = lock()  # a cache that is switched off, or was emptied in between
+    return _read(project, finished)
+
+
+def _read(project: Path, finished: Finished) -> Resolution:
+    content = tomlread.loads((project / "uv.lock").read_text())
+    packages = [package for package in content["package"] if "virtual" not in package["source"]]
+    names = [package["name"] for package in packages]
+    times = [
+        seconds_of(file["upload-time"])
+        for package in packages
+        for file in [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+        if "upload-time" in file
+    ]
+    return Resolution(
+        pins={package["name"]: package["version"] for package in packages if names.count(package["name"]) == 1},
+        newest_upload=max(times, default=0),
+        uv_lock=content,
+        ignored_settings=ignored_settings(finished.output),
+    )
+
+
+def seconds_of(moment: str) -> int:
+    """Seconds since 1970 of an RFC 3339 time in UTC, without its fraction (Python 3.10 reads few lengths of those)."""
+    whole = moment.partition(".")[0].removesuffix("Z")
+    return int(datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).timestamp())
+
+
+def export(project: Path, extra: str | None, what: str, log: Path) -> list[str]:
+    """``uv export`` as requirement blocks: the requirement with its hashes and the comment saying who needs it."""
+    arguments: list[str | Path] = ["export", *PREVIEW, "--frozen", "--format", "requirements.txt"]
+    arguments += ["--no-emit-project", "--no-header", "--quiet"]
+    if extra:
+        arguments += ["--extra", extra]
+    # What the resolution ignored was found by its check already.
+    output = run_uv(arguments, what=what, log=log, cwd=project, settings_may_be_ignored=True).output
+    blocks: list[str] = []
+    for line in output.splitlines():
+        if not line.strip():
+            continue
+        if line[0].isspace() and blocks:
+            blocks[-1] += "\n" + line
+        else:
+            blocks.append(line)
+    return blocks
+
+
+def with_local_hashes(blocks: list[str], resolution: Resolution, source: TorchSource) -> list[str]:
+    """Add the hashes that uv does not know: those of wheels in a local find-links folder."""
+    done: list[str] = []
+    for block in blocks:
+        if "--hash=" in block:
+            done.append(block)
+            continue
+        name = canonicalize_name(block.split("==")[0].split("[")[0].strip())
+        hashes = sorted(sha256_file(wheel) for wheel in _local_wheels(name, resolution, source))
+        if not hashes:
+            raise InternalError(
+                f"no hash is known for {block.splitlines()[0]}",
+                why="uv gave none, and no wheel of it lies in a local folder.",
+                fix="Serve the wheel from an index or page that states hashes, or from a local folder.",
+            )
+        head, *comments = block.split("\n")
+        pieces = [head, *(f"    --hash={digest}" for digest in hashes)]
+        done.append("\n".join([" \\\n".join(pieces), *comments]))
+    return done
+
+
+def _local_wheels(name: str, resolution: Resolution, source: TorchSource) -> list[Path]:
+    folder = source.folder()
+    if folder is None:
+        return []
+    listed = {
+        Path(file.get("path", file.get("filename", ""))).name
+        for package in resolution.uv_lock["package"]
+        if package["name"] == name
+        for file in package.get("wheels", [])
+    }
+    return [
+        path
+        for path in sorted(folder.glob("*.whl"))
+        if path.name in listed and canonicalize_name(parse_wheel_filename(path.name)[0]) == name
+    ]

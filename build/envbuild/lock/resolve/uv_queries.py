@@ -1,0 +1,132 @@
+"""Questions to uv about a lock: does a locked package accept this version of another one?
+
+uv.lock says which packages need which, and not in which versions. So uv is asked again, about these declarations alone;
+all else is left out. The answer comes from the metadata that uv just read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tomlkit
+
+from envbuild.core.errors import ResolutionError
+from envbuild.core.files import machine_errors
+from envbuild.lock.context import LockContext
+from envbuild.lock.project.plan import LockPlan
+from envbuild.lock.project.pyproject import render_project, requirement_of
+from envbuild.lock.resolve.resolution import NO_SOLUTION, Resolution, resolve
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """A locked package (its table in uv.lock) that needs another one, with the extras that do."""
+
+    package: Mapping[str, Any]
+    name: str
+    extras: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """Name and version, as findings print it."""
+        return f"{self.package['name']} {self.package.get('version', '')}".strip()
+
+
+def locked_packages(uv_lock: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The ``[[package]]`` tables of a uv.lock, without the project itself."""
+    return [package for package in uv_lock["package"] if "virtual" not in package["source"]]
+
+
+def needs_of(packages: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Need]:
+    """Who needs any of these packages."""
+    return [
+        Need(package=package, name=name, extras=extras)
+        for package in packages
+        for name in names
+        if (extras := _extras_that_need(package, name)) is not None
+    ]
+
+
+def _extras_that_need(package: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
+    """The extras through which a package needs ``name``; none when it does without; None: it does not need it."""
+    if any(edge["name"] == name for edge in package.get("dependencies", [])):
+        return ()
+    extras = [
+        str(extra)
+        for extra, edges in package.get("optional-dependencies", {}).items()
+        if any(edge["name"] == name for edge in edges)
+    ]
+    return tuple(extras) or None
+
+
+def contradiction(
+    plan: LockPlan,
+    resolution: Resolution,
+    needs: Sequence[Need],
+    work: LockContext,
+    what: str,
+    instead: Mapping[str, str] | None = None,
+) -> str:
+    """Uv's explanation why the needing packages do not accept the versions of what they need; empty: they do.
+
+    Args:
+        what: is asked, in words.
+        instead: requirements of what is needed, by name, in the place of the locked versions.
+    """
+    folder = work.folder / "question"
+    with machine_errors(folder):
+        folder.mkdir(exist_ok=True)
+        (folder / "uv.lock").unlink(missing_ok=True)
+        (folder / "pyproject.toml").write_text(_question(plan, resolution, needs, instead or {}))
+    try:
+        resolve(folder, plan.torch, what, work.log, work.reporter.update)
+    except ResolutionError as error:
+        if NO_SOLUTION not in error.why:  # other failures of the question are failures
+            raise
+        return error.why
+    return ""
+
+
+def _question(plan: LockPlan, resolution: Resolution, needs: Sequence[Need], instead: Mapping[str, str]) -> str:
+    """The project that resolves if these packages accept the versions: no overrides, and nothing else."""
+    taken = {name: item.chosen for name, item in plan.project.takings.in_force.items()}
+    chosen = {name: item for name, item in {**plan.project.chosen, **taken}.items() if item.is_direct}
+    document = tomlkit.parse(render_project(plan.project, pins=resolution.pins, source=plan.torch)).unwrap()
+
+    def line(name: str, version: str, extras: tuple[str, ...] = ()) -> str:
+        item = chosen.get(name)
+        return requirement_of(
+            name,
+            f"=={version}" if item is None else item.wanted,
+            extras,
+        )
+
+    wanted = {need.name: instead.get(need.name) or line(need.name, resolution.pins[need.name]) for need in needs}
+    for need in needs:
+        name = str(need.package["name"])
+        extras = {extra for other in needs if other.package["name"] == name for extra in other.extras}
+        wanted[name] = line(name, str(need.package.get("version", "")), tuple(sorted(extras)))
+    settings = document["tool"]["uv"]
+    # Without the project itself: excluded, it would need nothing at all.
+    every = {str(package["name"]) for package in resolution.uv_lock["package"] if "virtual" not in package["source"]}
+    left_out = every | set(plan.project.overrides) | set(settings.get("exclude-dependencies", ()))
+    settings.pop("override-dependencies", None)
+    settings["exclude-dependencies"] = sorted(left_out - set(wanted))
+    settings["constraint-dependencies"] = [
+        text for text in settings.get("constraint-dependencies", ()) if text.partition("==")[0] not in chosen
+    ]
+    document["project"].pop("optional-dependencies", None)
+    document["project"]["dependencies"] = list(wanted.values())
+    return tomlkit.dumps(document)
+
+
+def declared_range(why: str, name: str, version: str) -> str:
+    """The declared range in uv's explanation, which names the bound that the version is beyond."""
+    text = " ".join(why.split())
+    ranges = re.findall(rf"depends? on {re.escape(name)}(?:\{{[^}}]*\}})?([<>=!~][^\s]*?)[.,]?(?: |$)", text)
+    found = [text for text in ranges if text != f"=={version}"]
+    # uv lists a range with holes piece by piece.
+    return found[0] if found and "one of:" not in text else " in another range"

@@ -1,0 +1,129 @@
+"""The OCI image: its configuration, its manifest and the layout directory (OCI image-spec 1.0)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from envbuild.core.digests import Json, canonical_json, sha256_bytes
+from envbuild.core.files import link_or_copy, write_atomic
+from envbuild.image.record import LayerRecord
+from envbuild.rootfs.layer_writer import Layer
+
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+INDEX_FILE = "index.json"
+REF_NAME = "org.opencontainers.image.ref.name"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How a container of an image starts: what docker, enroot and Kubernetes read."""
+
+    environment: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    workdir: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    volumes: tuple[str, ...] = ()
+    user: str = ""
+    ports: tuple[str, ...] = ()
+    stop_signal: str = ""
+
+    def as_json(self) -> dict[str, Json]:
+        """The object under ``config`` of an image's configuration; what is empty is left out."""
+        values: dict[str, Json] = {
+            "Env": self.environment,
+            "Entrypoint": self.entrypoint,
+            "Cmd": self.command,
+            "WorkingDir": self.workdir,
+            "Labels": dict(sorted(self.labels)),
+            "Volumes": {path: {} for path in sorted(self.volumes)},
+            "User": self.user,
+            "ExposedPorts": {port: {} for port in sorted(self.ports)},
+            "StopSignal": self.stop_signal,
+        }
+        return {key: value for key, value in values.items() if value}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OciImage:
+    """An image's configuration and manifest as bytes; the layers are files."""
+
+    config: bytes
+    manifest: bytes
+
+    @property
+    def config_digest(self) -> str:
+        return sha256_bytes(self.config)
+
+    @property
+    def digest(self) -> str:
+        """The digest by which the image is known: that of its manifest."""
+        return sha256_bytes(self.manifest)
+
+
+def make_oci(run_config: RunConfig, platform: str, layers: Sequence[LayerRecord], epoch: int) -> OciImage:
+    """The image of ``layers`` (lowest first), created at ``epoch``."""
+    system, architecture = platform.split("/")
+    created = datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    config: dict[str, Json] = {
+        "architecture": architecture,
+        "os": system,
+        "created": created,
+        "config": run_config.as_json(),
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        "history": [{"created": created, "created_by": f"envbuild: {layer.name}"} for layer in layers],
+    }
+    annotations = {"org.opencontainers.image.created": created, **dict(run_config.labels)}
+    return with_manifest(canonical_json(config), layers, annotations)
+
+
+def with_manifest(config: bytes, layers: Sequence[LayerRecord], annotations: Mapping[str, str]) -> OciImage:
+    """The image of a configuration, which stays as it is, and of its layers (lowest first)."""
+    manifest: dict[str, Json] = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": {"mediaType": CONFIG_TYPE, "digest": sha256_bytes(config), "size": len(config)},
+        "layers": [
+            {"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size_bytes} for layer in layers
+        ],
+        "annotations": dict(annotations),
+    }
+    return OciImage(config=config, manifest=canonical_json(manifest))
+
+
+def write_layout(folder: Path, image: OciImage, layers: Sequence[Layer], tag: str) -> None:
+    """Write an image as an OCI layout: blobs by digest (layers as hard links), ``index.json``, ``oci-layout``."""
+    blobs = folder / "blobs/sha256"
+    for layer in layers:
+        link_or_copy(layer.file, blobs / layer.record.digest.removeprefix("sha256:"))
+    for data in (image.config, image.manifest):
+        write_atomic(blobs / sha256_bytes(data).removeprefix("sha256:"), data)
+    config = json.loads(image.config)
+    index: dict[str, Json] = {
+        "schemaVersion": 2,
+        "manifests": [
+            {
+                "mediaType": MANIFEST_TYPE,
+                "digest": image.digest,
+                "size": len(image.manifest),
+                "platform": {"os": config["os"], "architecture": config["architecture"]},
+                "annotations": {REF_NAME: tag},
+            }
+        ],
+    }
+    write_atomic(folder / INDEX_FILE, canonical_json(index))
+    write_atomic(folder / "oci-layout", canonical_json({"imageLayoutVersion": "1.0.0"}))
+
+
+def retagged(index: bytes, tag: str) -> bytes:
+    """The ``index.json`` of a layout with one image, which has another tag in it."""
+    value = json.loads(index)
+    for described in value["manifests"]:
+        if REF_NAME in described.get("annotations", {}):  # what refers to the image has none
+            described["annotations"][REF_NAME] = tag
+    return canonical_json(value)

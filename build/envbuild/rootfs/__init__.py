@@ -1,0 +1,1 @@
+"""Layers read as one root file system: members, whiteouts, overlay, and unpacking."""

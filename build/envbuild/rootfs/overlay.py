@@ -1,0 +1,144 @@
+"""The layers of an image merged into what a container sees, as overlayfs would show it.
+
+One pass over each layer, the uppermost first, so that nothing has to be kept but names: a name that was seen holds,
+and what lies below it in lower layers is left out. The content of files is passed on while it is read; what has no
+content comes at the end of its layer, so that hard links come after the file they are of.
+
+As in overlayfs: a whiteout hides a name of the layers below its own, never of its own; a directory of an upper layer
+wins over a link below, and nothing that lies below that link's target is seen through it; a directory that is in
+several layers has the attributes of the uppermost that has an entry for it, and 755 of root where none has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from envbuild.rootfs.above import Above
+from envbuild.rootfs.blobs import LayerBlob, open_blob
+from envbuild.rootfs.layer_view import LayerView
+from envbuild.rootfs.members import Kind, Member, Refusal, parent_of, refused
+from envbuild.rootfs.stream import Content
+from envbuild.rootfs.tar_reader import read_tar
+
+Entry: TypeAlias = "tuple[Member, Content | None]"
+# Members as numbers of layer and of member.
+Places: TypeAlias = "Collection[tuple[int, int]]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlay:
+    """What its caller puts over and under an image."""
+
+    # Files that the caller has itself, so that those of the image are not seen.
+    files: Collection[str] = ()
+    # Directories that lie there empty.
+    emptied: Collection[str] = ()
+    # Directories to be there in the end, where nothing else is in the way.
+    folders: Collection[str] = ()
+    # What directories that only their children tell of have for a time.
+    mtime: int = 0
+
+
+NO_OVERLAY = Overlay()
+
+
+def merged(layers: Sequence[LayerBlob], overlay: Overlay = NO_OVERLAY, superseded: Places = ()) -> Iterator[Entry]:
+    """What is visible in the image of ``layers`` (lowest first): members, files with their content.
+
+    A name comes once. The one exception: where a layer has a file twice, its last holds (as for tar); it comes again
+    then with ``replaces`` set, and whoever cannot take back what was written gives ``superseded``.
+
+    Content must be read before the next member is asked for. Every layer is read whole, so at the end all digests that
+    are known were compared: do not use what was made from the members before.
+
+    Args:
+        superseded: members to pass over, as :func:`superseded_in` found them.
+
+    Raises:
+        CheckRefusedError: a layer is damaged, is not the one that was asked for, or holds what no layer may.
+        MachineError: a layer cannot be read.
+    """
+    above = Above()
+    for name in overlay.files:
+        above.add(name, directory=False)
+    above.close((), overlay.emptied)
+    for index in reversed(range(len(layers))):
+        yield from _one_layer(layers, index, above, superseded)
+    if layers:
+        with _refusing(layers, 0):
+            above.check_links_found()
+    for folder in overlay.folders:
+        _imply_below(folder, above)
+    for name in sorted(above.implied):
+        yield Member(name, Kind.DIRECTORY, 0o755, mtime=overlay.mtime), None
+
+
+def superseded_in(layers: Sequence[LayerBlob]) -> set[tuple[int, int]]:
+    """The members that a later one of the same layer replaces; reads all layers."""
+    found = set()
+    for index, blob in enumerate(layers):
+        last: dict[str, int] = {}
+        with contextlib.closing(open_blob(blob)) as pieces, _refusing(layers, index, pieces):
+            for place, (member, _) in enumerate(read_tar(pieces, blob.limit_bytes)):
+                if member.kind is Kind.DIRECTORY:
+                    continue
+                if member.name in last:
+                    found.add((index, last[member.name]))
+                last[member.name] = place
+    return found
+
+
+@contextlib.contextmanager
+def _refusing(layers: Sequence[LayerBlob], index: int, pieces: Iterable[bytes] = ()) -> Iterator[None]:
+    """Make errors of refusals: that a blob is damaged or another one, before what it seems to hold."""
+    try:
+        yield
+    except Refusal as refusal:
+        for _ in pieces:
+            pass
+        raise refused(layers[index if refusal.layer is None else refusal.layer].title, refusal) from refusal
+
+
+def _one_layer(layers: Sequence[LayerBlob], index: int, above: Above, superseded: Places) -> Iterator[Entry]:
+    blob, view = layers[index], LayerView(index, above)
+    with contextlib.closing(open_blob(blob)) as pieces, _refusing(layers, index, pieces):
+        for place, (member, content) in enumerate(read_tar(pieces, blob.limit_bytes)):
+            if superseded and (index, place) in superseded:
+                continue
+            if view.take(member) and content is not None:
+                yield member, content.guarded(_refusing(layers, index, pieces))
+    with _refusing(layers, index):
+        for member in view.without_content():
+            yield member, None
+    if wanted := view.hidden_files():
+        yield from _as_links(layers, index, wanted, superseded)
+    with _refusing(layers, index):
+        view.close()
+
+
+def _as_links(
+    layers: Sequence[LayerBlob], index: int, wanted: dict[str, list[Member]], superseded: Places
+) -> Iterator[Entry]:
+    """Files whose own names are hidden, under the names of their hard links: read once more for them."""
+    blob = layers[index]
+    with contextlib.closing(open_blob(blob)) as pieces, _refusing(layers, index, pieces):
+        for place, (member, content) in enumerate(read_tar(pieces, blob.limit_bytes)):
+            if content is None or member.name not in wanted or (index, place) in superseded:
+                continue
+            first, *others = wanted[member.name]
+            yield replace(member, name=first.name, layer=index), content.guarded(_refusing(layers, index, pieces))
+            for link in others:
+                link.link = first.name
+                yield link, None
+
+
+def _imply_below(folder: str, above: Above) -> None:
+    """Note a directory of the caller's, unless it or what it lies in is a link or a file of the image."""
+    place = folder
+    while place and place not in above.names:
+        place = parent_of(place)
+    if not place or above.names[place]:
+        above.imply(folder)

@@ -1,0 +1,171 @@
+"""A remote store in an OCI registry: an entry is a tagged manifest, its document the config, its files the layers.
+
+`oras pull` gets the files of an entry, too. Registries have no conditional put of a tag: it is looked at before and
+after, and where two writers come within that moment the later one's stays, and the earlier one notices.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from envbuild.core import jsonread
+from envbuild.core.digests import Json, canonical_json, sha256_bytes
+from envbuild.core.errors import CheckRefusedError, NetworkError
+from envbuild.core.files import machine_errors
+from envbuild.store.address import Address
+from envbuild.store.backend import Blob, EntryRef
+from envbuild.store.document import MOST_BYTES, refused
+from envbuild.store.registry import Answer, Registry
+
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+DOCUMENT_TYPE = "application/vnd.envbuild.entry.v1+json"
+FILE_TYPE = "application/octet-stream"
+TITLE = "org.opencontainers.image.title"
+SETTLE_SECONDS = 0.5
+# A registry that keeps tags as they are answers one of these to a second manifest.
+CONFLICT = (409, 412)
+_SHELVED = re.compile(r"([^.-]+)\.(.+)\.([0-9a-f]{64})")
+_NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
+
+
+class OciRepository:
+    """Entries as tags ``KIND-KEY``, shelves as tags ``KIND.SHELF.KEY``, in one repository."""
+
+    def __init__(self, address: Address, ca_bundle: Path | None, environ: Mapping[str, str]) -> None:
+        self._address = address
+        self._registry = Registry(address, ca_bundle, environ)
+
+    def read(self, kind: str, key: str) -> bytes | None:
+        found = self._manifest(_tag(kind, key))
+        if found is None:
+            return None
+        try:
+            config = jsonread.foreign(found.body)["config"]
+            digest, size = str(config["digest"]), int(config["size"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise _no_entry(self._address, kind, key, "Its manifest is none of envbuild's.") from error
+        if size > MOST_BYTES or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+            raise _no_entry(self._address, kind, key, "Its manifest is none of envbuild's.")
+        with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
+            document = Path(folder) / "document"
+            with machine_errors(document):
+                there = self._registry.download(f"blobs/{digest}", size, document)
+                content = document.read_bytes()
+        if not there or sha256_bytes(content) != digest:
+            raise _no_entry(self._address, kind, key, "Its document has another digest than its manifest states.")
+        return content
+
+    def create(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:
+        manifest = self._prepared(document, blobs)
+        self._put(_shelf_tag(kind, key, shelf), manifest, accept=(201, *CONFLICT))
+        tag = _tag(kind, key)
+        if self._manifest(tag) is not None:
+            return False
+        answer = self._put(tag, manifest, accept=(201, *CONFLICT), headers={"If-None-Match": "*"})
+        if answer.status in CONFLICT:
+            return False
+        time.sleep(SETTLE_SECONDS)
+        found = self._manifest(tag)
+        return found is not None and found.body == manifest
+
+    def replace(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:
+        manifest = self._prepared(document, blobs)
+        self._put(_shelf_tag(kind, key, shelf), manifest, accept=(201, *CONFLICT))
+        self._put(_tag(kind, key), manifest, accept=(201,))
+
+    def keys(self, kind: str) -> list[str]:
+        beginning = f"{kind}-"
+        found = [tag.removeprefix(beginning) for tag in self._tags() if tag.startswith(beginning)]
+        return [f"sha256:{name}" for name in found if re.fullmatch(r"[0-9a-f]{64}", name)]
+
+    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[EntryRef]:
+        found = []
+        for match in map(_SHELVED.fullmatch, self._tags()):
+            if match is not None and match[1] == kind:
+                place = tuple(match[2].split("."))
+                found += [EntryRef(f"sha256:{match[3]}", place)] if place[: len(shelf)] == shelf else []
+        return found
+
+    def has(self, digest: str, size_bytes: int) -> bool:
+        answer = self._registry.ask("HEAD", f"blobs/{digest}", accept=(200, 404))
+        return answer.status == 200 and answer.headers.get("Content-Length", str(size_bytes)) == str(size_bytes)
+
+    def upload(self, file: Path, digest: str, size_bytes: int) -> None:
+        self._registry.upload("blobs/uploads/", {"digest": digest}, file, size_bytes)
+
+    def download(self, digest: str, size_bytes: int, to: Path) -> bool:
+        return self._registry.download(f"blobs/{digest}", size_bytes, to)
+
+    def _prepared(self, document: bytes, blobs: Sequence[Blob]) -> bytes:
+        """The manifest, with its config in place."""
+        digest = sha256_bytes(document)
+        if not self.has(digest, len(document)):
+            with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
+                file = Path(folder) / "document"
+                with machine_errors(file):
+                    file.write_bytes(document)
+                self.upload(file, digest, len(document))
+        layers: list[Json] = [
+            {"mediaType": FILE_TYPE, "digest": blob.digest, "size": blob.size_bytes, "annotations": {TITLE: blob.name}}
+            for blob in blobs
+        ]
+        return canonical_json(
+            {
+                "schemaVersion": 2,
+                "mediaType": MANIFEST_TYPE,
+                "artifactType": DOCUMENT_TYPE,
+                "config": {"mediaType": DOCUMENT_TYPE, "digest": digest, "size": len(document)},
+                "layers": layers,
+            }
+        )
+
+    def _manifest(self, tag: str) -> Answer | None:
+        answer = self._registry.ask("GET", f"manifests/{tag}", accept=(200, 404), headers={"Accept": MANIFEST_TYPE})
+        return answer if answer.status == 200 else None
+
+    def _put(
+        self, tag: str, manifest: bytes, *, accept: tuple[int, ...], headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        sent = {"Content-Type": MANIFEST_TYPE, **(headers or {})}
+        return self._registry.ask("PUT", f"manifests/{tag}", accept=accept, headers=sent, body=manifest)
+
+    def _tags(self) -> list[str]:
+        """All tags of the repository, page by page; a repository that does not exist yet has none."""
+        found: list[str] = []
+        query = "n=1000"
+        seen = set()
+        while query and query not in seen:
+            seen.add(query)
+            answer = self._registry.ask("GET", f"tags/list?{query}", accept=(200, 404))
+            if answer.status == 404:
+                return found
+            try:
+                listed: Any = jsonread.foreign(answer.body)
+                found += [str(tag) for tag in listed.get("tags") or []]
+            except (ValueError, AttributeError, TypeError) as error:
+                raise NetworkError(
+                    f"the store {self._address} lists no tags",
+                    why='What it answers is no list of tags (OCI distribution-spec, "Listing Tags").',
+                    fix="Check the address. ENVBUILD_STORE=off goes on without it.",
+                ) from error
+            following = _NEXT.search(answer.headers.get("Link", ""))
+            query = urllib.parse.urlsplit(following[1]).query if following else ""
+        return found
+
+
+def _tag(kind: str, key: str) -> str:
+    return f"{kind}-{key.removeprefix('sha256:')}"
+
+
+def _shelf_tag(kind: str, key: str, shelf: tuple[str, ...]) -> str:
+    return ".".join([kind, *shelf, key.removeprefix("sha256:")])
+
+
+def _no_entry(address: Address, kind: str, key: str, why: str) -> CheckRefusedError:
+    return refused(kind, key, str(address), why)

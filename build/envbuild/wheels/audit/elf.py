@@ -1,0 +1,138 @@
+"""What compiled files really contain: GPU architectures, needed libraries, versions and symbols they ask for.
+
+A file that is not understood is refused: a wheel whose content is not known is not kept.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.sections import NoteSection
+
+from envbuild.wheels.architectures import Architectures
+from envbuild.wheels.audit.fatbin import SECTIONS, fatbin, not_understood
+from envbuild.wheels.audit.symbols import Symbols, read_symbols
+
+ELF_MAGIC = b"\x7fELF"
+# pyelftools' names of machines, in uname's words. Bare GPU code (a cubin) is an ELF file too.
+MACHINE_NAMES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64", "EM_CUDA": ""}
+# Bits of GNU_PROPERTY_X86_ISA_1_NEEDED (x86-64 psABI): what every processor has, then v2, v3, v4.
+_ISA_LEVELS = {2: "x86-64-v2", 4: "x86-64-v3", 8: "x86-64-v4"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binary:
+    """An ELF file.
+
+    Attributes:
+        libraries: the sonames it needs.
+        versions: versions of symbols that it needs, by the soname that has them: ``libc.so.6`` -> ``GLIBC_2.34``.
+        machine: as uname says it; empty for GPU code.
+        processor: what it asks of processors beyond what all of the machine have; empty for nothing.
+    """
+
+    name: str
+    architectures: Architectures
+    libraries: tuple[str, ...]
+    versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    machine: str = "x86_64"
+    processor: str = ""
+    symbols: Symbols = field(default_factory=Symbols)
+
+    @property
+    def glibc(self) -> str:
+        """The newest glibc version whose symbols it uses, such as ``2.34``; empty without any."""
+        return self.newest("GLIBC")
+
+    def newest(self, prefix: str) -> str:
+        """The newest version of symbols with a prefix, such as ``3.4.30`` for ``GLIBCXX``; empty without any."""
+        names = [name for names in self.versions.values() for name in names]
+        numbers = [name.removeprefix(f"{prefix}_") for name in names if name.startswith(f"{prefix}_")]
+        return max((number for number in numbers if version_key(number)), key=version_key, default="")
+
+
+def read_binary(name: str, content: bytes) -> Binary:
+    """Read an ELF file.
+
+    Raises:
+        CheckRefusedError: it is none, or its GPU code is of a form that is not known.
+    """
+    try:
+        elf = ELFFile(io.BytesIO(content))
+        found = Architectures()
+        for section in map(elf.get_section_by_name, SECTIONS):
+            if section is not None:
+                found += fatbin(section.data(), name)
+        machine = str(elf["e_machine"])
+        return Binary(
+            name=name,
+            architectures=found,
+            libraries=_libraries(elf),
+            versions=_versions(elf),
+            machine=MACHINE_NAMES.get(machine, machine),
+            processor=_processor(elf),
+            symbols=read_symbols(elf),
+        )
+    except (ELFError, struct.error) as error:
+        raise not_understood(name, f"It is no ELF file that can be read: {error}") from error
+
+
+def _libraries(elf: ELFFile) -> tuple[str, ...]:
+    dynamic = elf.get_section_by_name(".dynamic")
+    if not isinstance(dynamic, DynamicSection):
+        return ()
+    return tuple(sorted(str(getattr(tag, "needed", "")) for tag in dynamic.iter_tags("DT_NEEDED")))
+
+
+def _versions(elf: ELFFile) -> dict[str, tuple[str, ...]]:
+    section = elf.get_section_by_name(".gnu.version_r")
+    if not isinstance(section, GNUVerNeedSection):
+        return {}
+    return {
+        str(needed.name): tuple(str(version.name) for version in versions)
+        for needed, versions in section.iter_versions()
+    }
+
+
+def _processor(elf: ELFFile) -> str:
+    properties = elf.get_section_by_name(".note.gnu.property")
+    if not isinstance(properties, NoteSection):
+        return ""
+    for note in properties.iter_notes():
+        for item in note["n_desc"] if note["n_type"] == "NT_GNU_PROPERTY_TYPE_0" else ():
+            if item.pr_type == "GNU_PROPERTY_X86_ISA_1_NEEDED":
+                levels = [name for bit, name in _ISA_LEVELS.items() if item.pr_data & bit]
+                return levels[-1] if levels else ""
+    return ""
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Sorts version numbers such as ``2.4`` and ``2.34``; empty for words."""
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+def read_wheel(wheel: Path) -> tuple[Binary, ...]:
+    """Every ELF file in a wheel.
+
+    Raises:
+        CheckRefusedError: the wheel or a file in it cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            found = []
+            for name in sorted(archive.namelist()):
+                with archive.open(name) as stream:
+                    if stream.read(4) == ELF_MAGIC:
+                        found.append(read_binary(name, archive.read(name)))
+            return tuple(found)
+    except (zipfile.BadZipFile, OSError, EOFError) as error:
+        raise not_understood(wheel.name, f"It is no wheel that can be read: {error}") from error

@@ -1,0 +1,92 @@
+"""The compilers as a build sees them: each behind a script that waits its turn, nvcc behind one more."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.core.files import machine_errors, remove_tree
+from envbuild.wheels.architectures import Architectures
+from envbuild.wheels.build import jobserver, nvcc_wrapper
+from envbuild.wheels.build.limits import Limits
+from envbuild.wheels.toolchain.toolchain import Toolchain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """The queue in which compilers wait.
+
+    Attributes:
+        folder: where its files are; shared by the builds that share the limits.
+        takes: GiB that one compiler counts for.
+    """
+
+    folder: Path
+    limits: Limits
+    takes: int
+
+    def command(self, script: Path) -> list[str]:
+        """The command before that of a compiler."""
+        limits = ["--cores", str(self.limits.jobs), "--memory", str(self.limits.memory_gib), "--takes", str(self.takes)]
+        return [sys.executable, "-I", "-S", str(script), "--turns", str(self.folder), *limits, "--"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompilerWrappers:
+    """Where the fronts are."""
+
+    cuda_home: Path
+    cc: Path
+    cxx: Path
+
+
+def make_fronts(
+    toolchain: Toolchain, wanted: Architectures, turns: Tokens, folder: Path, places: Mapping[Path, str]
+) -> CompilerWrappers:
+    """Fill a folder with a CUDA_HOME like the toolkit's and with host compilers; what was in it goes.
+
+    The folder's path is in the commands of the build: the same one finds object files made before up to date.
+
+    Args:
+        places: folders of this machine, and what stands for each where a compiler writes down a file's name.
+    """
+    # GCC manual, "Overall Options"; Clang has it, too. nvcc asks the host compiler to preprocess.
+    named = [f"-ffile-prefix-map={place}={name}" for place, name in {**places, toolchain.home: "/cuda"}.items()]
+    with machine_errors(folder):
+        remove_tree(folder)
+        scripts = folder / "scripts"
+        scripts.mkdir(parents=True)
+        for module in (jobserver, nvcc_wrapper):
+            (scripts / Path(str(module.__file__)).name).write_bytes(Path(str(module.__file__)).read_bytes())
+        waiting = turns.command(scripts / "jobserver.py")
+        host = folder / "host"
+        host.mkdir()
+        compilers = {}
+        for path in (toolchain.cc, toolchain.cxx):
+            compilers[path] = host / path.name
+            _write(host / path.name, [*waiting, str(path), *named])
+        home = _cuda_home(toolchain.home, folder / "cuda")
+        restricted = [sys.executable, "-I", "-S", str(scripts / "nvcc_wrapper.py"), "--nvcc", str(toolchain.nvcc)]
+        restricted += ["--sm", ",".join(wanted.sass), "--ptx", ",".join(wanted.ptx), "--"]
+        _write(home / "bin" / "nvcc", [*waiting, *restricted])
+    return CompilerWrappers(cuda_home=home, cc=compilers[toolchain.cc], cxx=compilers[toolchain.cxx])
+
+
+def _cuda_home(home: Path, folder: Path) -> Path:
+    """Links to all of a toolkit but its nvcc."""
+    (folder / "bin").mkdir(parents=True)
+    for part in home.iterdir():
+        if part.name != "bin":
+            (folder / part.name).symlink_to(part)
+    for program in (home / "bin").iterdir():
+        if program.name != "nvcc":
+            (folder / "bin" / program.name).symlink_to(program)
+    return folder
+
+
+def _write(path: Path, command: Sequence[str]) -> None:
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    path.chmod(0o755)

@@ -1,0 +1,179 @@
+"""Builds one wheel: the locked sources, against phase main, with no variable that is not declared."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.core.errors import BuildError, CheckRefusedError, MachineError, disk_full
+from envbuild.core.exit_status import describe_status, ran_out_of_space, tail
+from envbuild.core.files import machine_errors, remove_tree
+from envbuild.core.process import run
+from envbuild.lock.resolve.uv import uv_program
+from envbuild.wheels.build.compiler_wrappers import CompilerWrappers, Tokens, make_fronts
+from envbuild.wheels.build.unpack import SOURCE_DATE_EPOCH, apply_patches, unpack
+from envbuild.wheels.plan import WheelPlan
+from envbuild.wheels.toolchain.toolchain import Toolchain
+
+# ninja's counter of finished steps.
+_COUNTER = re.compile(r"^\[(\d+)/(\d+)\]")
+_KILLED = re.compile(r"died due to signal 9|Killed signal terminated|\bKilled\b")
+# What a build that was ended leaves for the next one: sources with their object files.
+KEPT = "source"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelWorkspace:
+    """Where a wheel is built.
+
+    Attributes:
+        environment: the virtual environment with the lock's phase main.
+        folder: the build's own; one that was ended before its end goes on in the same folder.
+        turns: the queue of compilers.
+    """
+
+    environment: Path
+    toolchain: Toolchain
+    folder: Path
+    log: Path
+    turns: Tokens
+
+    @property
+    def python(self) -> Path:
+        """The environment's interpreter."""
+        return self.environment / "bin" / "python"
+
+
+def build_wheel(plan: WheelPlan, archive: bytes, bench: WheelWorkspace, progress: Callable[[str], None]) -> Path:
+    """Build the wheel of a plan and return its path, inside the bench's folder.
+
+    Args:
+        archive: the package's sources, as a tar or zip archive.
+        progress: told how far it is, such as ``3 of 28 files``.
+
+    Raises:
+        BuildError: it does not build, or takes longer than its recipe allows.
+        CheckRefusedError: the sources are no archive, a patch does not apply, or headers are not in the environment.
+        MachineError: the disk is full, or Python's headers are missing.
+    """
+    _clear(bench.folder)
+    tree = unpack(plan.name, archive, bench.folder / KEPT, plan.origin.subdirectory)
+    apply_patches(plan.name, tree, plan.patches)
+    source = tree / plan.origin.subdirectory
+    places = {bench.folder: "/build", bench.environment: "/environment"}
+    fronts = make_fronts(bench.toolchain, plan.asked, bench.turns, bench.folder / "fronts", places)
+    environment = _variables(plan, bench, fronts)
+    out = bench.folder / "out"
+    progress("building")
+
+    def show(line: str) -> None:
+        if match := _COUNTER.match(line):
+            progress(f"{match[1]} of {match[2]} files")
+
+    finished = run(
+        [
+            *(uv_program(), "build", "--wheel", "--no-build-isolation", "--no-config", "--offline", "--color", "never"),
+            *("--python", bench.python, "--out-dir", out, source),
+        ],
+        what=f"build the wheel of {plan.name}",
+        log=bench.log,
+        env=environment,
+        cwd=bench.folder,
+        timeout_seconds=plan.recipe.time_limit_minutes * 60,
+        on_line=show,
+        check=False,
+        whole=True,
+        fix=f"Raise time_limit_minutes in envs/wheels/{plan.parts.package}.toml, or build where there are more cores. "
+        "What was compiled is kept: the next run goes on from there.",
+    )
+    if finished.status != 0:
+        if ran_out_of_space(finished.output, bench.folder):
+            raise disk_full(bench.folder)
+        raise _failed(plan, bench, finished.status, finished.output)
+    wheels = sorted(out.glob("*.whl"))
+    if len(wheels) != 1:
+        raise BuildError(
+            f"the build of {plan.name} made no wheel",
+            why=f"It ended without an error and left {[path.name for path in wheels] or 'nothing'}.",
+            fix="Look at the log; the package's build says what it did.",
+            log=bench.log,
+        )
+    return wheels[0]
+
+
+def _clear(folder: Path) -> None:
+    """Make the build's folder, or empty it but for what the build goes on from."""
+    with machine_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            if path.name != KEPT:
+                remove_tree(path)
+
+
+def _failed(plan: WheelPlan, bench: WheelWorkspace, status: int, output: str) -> BuildError:
+    memory = bool(_KILLED.search(output))
+    jobs = bench.turns.limits.jobs_for(bench.turns.takes)
+    return BuildError(
+        f"the wheel of {plan.name} does not build: uv {describe_status(status)}",
+        why=("A compiler was killed, most likely because memory ran out.\n" if memory else "") + tail(output),
+        fix=f"Run it with fewer compilers at once: --jobs {max(1, jobs // 2)}. What was compiled is kept."
+        if memory
+        else "The lines above are the build's own; the whole of it is in the log. Compilers and flags are those of "
+        f"--explain; what the package needs beyond that belongs into envs/wheels/{plan.parts.package}.toml.",
+        log=bench.log,
+    )
+
+
+def _variables(plan: WheelPlan, bench: WheelWorkspace, fronts: CompilerWrappers) -> dict[str, str]:
+    """The whole environment of a build: what is not declared is not there."""
+    for name in ("home", "tmp"):
+        (bench.folder / name).mkdir(exist_ok=True)
+    home = fronts.cuda_home
+    compilers = {"CC": str(fronts.cc), "CXX": str(fronts.cxx)}
+    places = {
+        "PATH": f"{bench.environment}/bin:{home}/bin:{os.environ.get('PATH', os.defpath)}",
+        "HOME": str(bench.folder / "home"),
+        "TMPDIR": str(bench.folder / "tmp"),
+        "UV_CACHE_DIR": str(bench.folder / "uv"),
+        "CUDA_HOME": str(home),
+        "CUDA_PATH": str(home),
+        "PYTORCH_NVCC": str(home / "bin" / "nvcc"),
+        "CUDAHOSTCXX": compilers["CXX"],
+        "NVCC_CCBIN": compilers["CXX"],
+    }
+    # As many as there are in all: those of other packages may be fewer just then, and each waits its turn.
+    jobs = str(bench.turns.limits.jobs)
+    limits = {"MAX_JOBS": jobs, "NVTE_BUILD_MAX_JOBS": jobs, "UV_PYTHON_DOWNLOADS": "never"}
+    fixed = {"LANG": "C.UTF-8", "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH), "PYTHONHASHSEED": "0"}
+    torch = {"TORCH_CUDA_ARCH_LIST": plan.asked.torch_list()}
+    if plan.origin.commit:
+        # An archive has no history to take a version from (setuptools-scm's own variable for that).
+        fixed["SETUPTOOLS_SCM_PRETEND_VERSION"] = plan.parts.version
+    if headers := _headers(plan, bench):
+        places["CPATH"] = ":".join(headers)
+    return {**fixed, **places, **compilers, **limits, **torch, **plan.parts.variables}
+
+
+def _headers(plan: WheelPlan, bench: WheelWorkspace) -> list[str]:
+    python = "python" + plan.parts.python.replace("cp3", "3.")
+    site_packages = bench.environment / "lib" / python / "site-packages"
+    folders = [site_packages / folder for folder in plan.parts.headers]
+    if missing := [str(folder.relative_to(bench.environment)) for folder in folders if not folder.is_dir()]:
+        raise CheckRefusedError(
+            f"{plan.name} cannot be built: headers are missing",
+            why=f"The lock's phase main has no {', '.join(missing)}; torch's own dependencies usually bring them.",
+            fix=f"Correct headers in envs/wheels/{plan.parts.package}.toml, or add the package that has them to the "
+            "stack.",
+        )
+    where = "import sysconfig; print(sysconfig.get_paths()['include'])"
+    asked = run([bench.python, "-I", "-c", where], what="ask Python where its headers are", error=MachineError)
+    if not (Path(asked.output.strip()) / "Python.h").is_file():
+        raise MachineError(
+            f"{plan.name} cannot be built: Python's own headers are missing",
+            why=f"There is no Python.h in {asked.output.strip()}.",
+            fix=f"Install them: apt-get install {python}-dev",
+        )
+    return [str(folder) for folder in folders]

@@ -1,0 +1,91 @@
+"""Which wheels of the wheelhouse a lock is installed with on a target, so that they are not compiled again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.models import Device, Target
+from envbuild.core.errors import MachineError
+from envbuild.core.progress import Reporter
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.store.remote import Remote
+from envbuild.wheels.audit.elf import version_key
+from envbuild.wheels.cache.entry import source_shelf
+from envbuild.wheels.cache.wheelhouse import Built, Wheelhouse
+from envbuild.wheels.key import KeyParts
+from envbuild.wheels.plan import WheelPlan, buildable, plan_wheels
+from envbuild.wheels.sources import WheelSources
+from envbuild.wheels.toolchain.toolchain import Compilers, find_toolchain
+
+
+def fitting_wheels(
+    lock: LockDirectory,
+    target: Target,
+    catalog: Catalog,
+    sources: WheelSources,
+    reporter: Reporter,
+    remotes: Sequence[Remote] = (),
+) -> dict[str, Built]:
+    """The wheels of the wheelhouse that are those of the lock for the target, by package.
+
+    Where this machine has the compilers, the wheel with the very key is taken first. Any other fits too if its key
+    differs in nothing but the compilers' versions, as it does on a machine without compilers: of these the one with the
+    newest CUDA toolkit. What is not here is looked for in the remote stores. A damaged wheel is left out, and that is
+    said.
+
+    Raises:
+        NetworkError: a remote store cannot be reached or refuses.
+    """
+    cuda = lock.lock.base.cuda
+    if cuda is None or target.device is not Device.CUDA:
+        return {}
+    wheelhouse = Wheelhouse(sources.store, remotes)
+    known = buildable(lock)
+    here = [item for item in wheelhouse.all() if any(origin.is_of(item.record.parts) for origin in known.values())]
+    there = {offer.shelf[0] for _, offer in wheelhouse.sharing.offers if offer.shelf}
+    names: set[str] = {canonicalize_name(item.record.parts.package) for item in here}
+    names |= {name for name, origin in known.items() if source_shelf(origin.sdist or origin.commit) in there}
+    if not names:
+        return {}
+    try:
+        compilers: Compilers = find_toolchain(cuda)
+    except MachineError:
+        compilers = Compilers(cuda="", host="")
+    found = {}
+    for plan in plan_wheels(lock, sorted(names), target, catalog, compilers, sources):
+        fitting = [item for item in here if _rank(item.record.parts, plan, cuda) is not None]
+        best = _best(wheelhouse, fitting, plan, cuda, reporter)
+        if best is None or best.record.key != plan.parts.key:
+            best = _from_remote(wheelhouse, plan, cuda, exact=best is not None) or best
+        if best is not None:
+            found[plan.parts.package] = wheelhouse.take(best)
+    return found
+
+
+def _best(wheelhouse: Wheelhouse, fitting: list[Built], plan: WheelPlan, cuda: str, reporter: Reporter) -> Built | None:
+    for item in sorted(fitting, key=lambda item: (_rank(item.record.parts, plan, cuda), item.record.key), reverse=True):
+        if problem := wheelhouse.problem(item):
+            reporter.note(f"the wheel of {plan.name} in the wheelhouse is not taken: {problem}")
+            continue
+        return item
+    return None
+
+
+def _from_remote(wheelhouse: Wheelhouse, plan: WheelPlan, cuda: str, *, exact: bool) -> Built | None:
+    """The best wheel of the remote stores, or only the one with the very key."""
+
+    def rank(parts: KeyParts) -> tuple[int, ...] | None:
+        return _rank(parts, plan, cuda) if parts.key == plan.parts.key or not exact else None
+
+    key = wheelhouse.sharing.fetch_fitting(plan.parts, rank)
+    return wheelhouse.find(key) if key else None
+
+
+def _rank(parts: KeyParts, plan: WheelPlan, cuda: str) -> tuple[int, ...] | None:
+    """How well a wheel with these parts stands in for a planned one; None: not at all."""
+    if not parts.fits(plan.parts) or parts.cuda_toolkit.rpartition(".")[0] != cuda:
+        return None
+    return int(parts.key == plan.parts.key), *version_key(parts.cuda_toolkit)

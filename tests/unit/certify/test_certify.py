@@ -1,0 +1,258 @@
+"""The parts of `certify` that need no image: which cases are chosen, what is shown, how a failure is told."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.matrices import six_layouts
+
+from envbuild.catalog.catalog import Catalog, HostDistribution, select
+from envbuild.catalog.models import Device
+from envbuild.certify.cases import expand
+from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.selection import chosen_cases
+from envbuild.certify.judge.judge import CaseResult, Results, Step, Verdict
+from envbuild.certify.judge.problems import Problem
+from envbuild.certify.report.console import Watcher, failure, show
+from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.core.progress import SilentReporter
+
+CATALOG = Catalog.open(Path("/nonexistent"))
+SELECTION = select(CATALOG, "mcore", "cpu", "debian12", HostDistribution(distribution="debian", release="12"))
+MATRIX = CATALOG.matrix("certify-quick")
+
+
+def chosen(*only: str) -> list[str]:
+    return [case.id for case in chosen_cases(MATRIX, "certify-quick", SELECTION, only)]
+
+
+def test_all_cases_without_only():
+    assert chosen() == [case.id for case in expand(MATRIX, "certify-quick", Capabilities(device=Device.CPU))]
+
+
+@pytest.mark.parametrize(
+    ("only", "ids"),
+    [
+        (["gpt-fp32-tp2"], ["gpt-fp32-baseline", "gpt-fp32-tp2"]),
+        (["gpt-fp32-pp2", "gpt-fp32-dp2", "gpt-fp32-pp2"], ["gpt-fp32-baseline", "gpt-fp32-dp2", "gpt-fp32-pp2"]),
+    ],
+)
+def test_only_brings_the_baseline_along(only, ids):
+    assert chosen(*only) == ids
+
+
+def test_only_an_unknown_case_lists_the_known():
+    with pytest.raises(UsageError, match="has no case 'gpt-fp32-tp3'") as caught:
+        chosen("gpt-fp32-tp3")
+    assert "gpt-fp32-tp2" in caught.value.why
+
+
+def test_only_a_baseline_compares_nothing():
+    with pytest.raises(UsageError, match="gpt-fp32-baseline alone compares nothing") as caught:
+        chosen("gpt-fp32-baseline")
+    assert "gpt-fp32-tp2" in caught.value.fix
+
+
+def test_matrix_of_baselines_compares_nothing():
+    bare = MATRIX.model_copy(update={"cases": MATRIX.cases[:1]})
+    for only in ((), ("gpt-fp32-baseline",)):
+        with pytest.raises(ConfigurationError, match="compares nothing"):
+            chosen_cases(bare, "bare", SELECTION, only)
+
+
+class Shown(SilentReporter):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+    update = note
+
+
+def shown(*events) -> list[str]:
+    reporter = Shown()
+    watcher = Watcher(reporter)
+    for event in events:
+        watcher(event if isinstance(event, str) else json.dumps(event))
+    return reporter.texts
+
+
+@pytest.mark.parametrize(
+    ("events", "last"),
+    [
+        ([{"event": "case-started", "case": "c", "index": 1, "total": 6, "devices": [0]}], "0 done; c starts"),
+        ([{"event": "step", "case": "c", "step": 3, "loss": 5.5}], "0 done; c step 3, loss 5.50000"),
+        ([{"event": "step", "case": "c", "step": 3, "loss": None}], "0 done; c step 3, loss not finite"),
+        (
+            [{"event": "case-started", "case": "c"}, {"event": "case-started", "case": "d"}],
+            "0 done; c starts; d starts",
+        ),
+        (
+            [
+                {"event": "case-started", "case": "c"},
+                {"event": "case-started", "case": "d"},
+                {"event": "case-finished", "case": "c", "status": "failed", "seconds": 1.25},
+            ],
+            "1 done; d starts",
+        ),
+        ([{"event": "case-restarted", "case": "c", "repeat": 1, "message": "it died"}], "0 done; c starts"),
+        ([{"event": "bandwidth"}], "  bandwidth measured"),
+    ],
+)
+def test_progress_of_events(events, last):
+    assert shown(*events)[-1] == last
+
+
+def test_case_that_is_begun_once_more_is_noted():
+    event = {"event": "case-restarted", "case": "c", "repeat": 1, "message": "it died\x1b[2J"}
+    assert shown(event)[0] == "  c: begun once more: it died\\x1b[2J"
+
+
+@pytest.mark.parametrize(("more", "name"), [({}, "c"), ({"repeat": 1}, "c"), ({"repeat": 2}, "c (repeat 2)")])
+def test_end_of_a_case_is_noted(more, name):
+    event = {"event": "case-finished", "case": "c", "status": "completed", "seconds": 1.25, **more}
+    assert shown(event) == [f"  {name}: completed in 1.2 s", "1 done"]
+
+
+def test_repeats_are_noted_when_they_are_whole():
+    reporter = Shown()
+    watcher = Watcher(reporter, cases=2, repeats=30)
+    for repeat in (1, 2):
+        for case, status in (("c", "completed"), ("d", "failed" if repeat == 2 else "completed")):
+            event = {"event": "case-finished", "case": case, "status": status, "seconds": 1.25, "repeat": repeat}
+            watcher(json.dumps(event))
+    assert [text for text in reporter.texts if "done" not in text] == [
+        "  repeat 1 of 30: its 2 cases ended (2 of 60)",
+        "  d (repeat 2): failed in 1.2 s",
+        "  repeat 2 of 30: its 2 cases ended (4 of 60)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "words for people", "{", '"event"', "5", "{}", '["event"]', '{"event": "step"}', '{"event": "new"}',
+     '{"event": "case-finished", "case": "c", "status": "s", "seconds": "x"}'],
+)  # fmt: skip
+def test_progress_leaves_other_lines_to_the_log(line):
+    assert shown(line) == []
+
+
+def test_why_the_runner_cannot_begin_is_kept():
+    watcher = Watcher(SilentReporter())
+    watcher(json.dumps({"event": "cannot-run", "reason": "too-few-gpus", "message": "needs 4, there are 2"}))
+    assert watcher.cannot_run == ("too-few-gpus", "needs 4, there are 2")
+
+
+CASES = expand(six_layouts(), "six", Capabilities(device=Device.CPU))
+PASSED = tuple(Verdict(case=case, passed=True) for case in CASES)
+PROBLEMS = (Problem(check="parity-loss", text="step 1: loss ..."), Problem(check="steps", text="step 2: ..."))
+FAILED = Verdict(case=CASES[1], passed=False, problems=PROBLEMS)
+ELSEWHERE = Problem(check="environment", text="shadowed: torch: expected a, found b")
+SLOW = Problem(check="bandwidth", text="all_reduce of 2 ranks reaches 1 GB/s, the floor is 2")
+END = Problem(check="not-reported", text="the runner did not come to its end")
+
+
+def results(*cases):
+    return Results(
+        environment={},
+        environment_findings=(),
+        smoke_version="1",
+        started_at="t",
+        finished_at="t",
+        cases={(case.case, case.repeat): case for case in cases},
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "problems", "what", "why"),
+    [
+        (
+            (PASSED[0], FAILED, *PASSED[2:]),
+            (),
+            "1 of 6 cases failed",
+            ["gpt-fp32-dp2: parity-loss: step 1: loss ...", "gpt-fp32-dp2: steps: step 2: ..."],
+        ),
+        (PASSED, (ELSEWHERE,), "the environment is not what was locked", [str(ELSEWHERE)]),
+        (PASSED, (SLOW,), "the network between the GPUs is not what it has to be", [str(SLOW)]),
+        (PASSED, (END,), "the run does not count", [str(END)]),
+    ],
+)
+def test_failure_names_cases_checks_and_where_the_logs_are(verdicts, problems, what, why):
+    error = failure(verdicts, problems, results(), Path("/run"))
+    assert error.what == what
+    assert error.why.splitlines() == why
+    assert "No certificate was written" in error.fix
+    assert "/run" in error.fix
+    assert error.log == Path("/run/smoke.log")
+    assert error.as_json()["problems"] == [problem.as_json() for problem in problems]
+    assert [case["passed"] for case in error.as_json()["cases"]] == [verdict.passed for verdict in verdicts]
+
+
+def test_failure_shows_the_log_of_the_rank_that_failed(tmp_path):
+    """Where known failures are looked for."""
+    log = tmp_path / "results" / "logs" / "rank1.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("RuntimeError: boom")
+    named = {"kind": "exception", "rank": 1, "message": "boom", "log": "logs/rank1.log"}
+    failed = CaseResult(case=FAILED.case.id, status="failed", steps=(), seconds=1.0, failure=named)
+    assert failure((FAILED,), (), results(failed), tmp_path).log == log
+
+
+@pytest.mark.parametrize("named", ["../outside.log", "link.log", "/absolute"])
+def test_log_that_is_not_among_those_of_the_run_is_not_shown(tmp_path, named):
+    """A results file may name any file; its end would stand in the report."""
+    outside = tmp_path / "run/outside.log"
+    (tmp_path / "run/results").mkdir(parents=True)
+    outside.write_text("secret")
+    (tmp_path / "run/results/link.log").symlink_to(outside)
+    log = str(outside) if named == "/absolute" else named
+    told = {"kind": "exception", "rank": 1, "message": "boom", "log": log}
+    failed = CaseResult(case=FAILED.case.id, status="failed", steps=(), seconds=1.0, failure=told)
+    assert failure((FAILED,), (), results(failed), tmp_path / "run").log == tmp_path / "run/smoke.log"
+
+
+def test_one_line_a_case():
+    reporter = Shown()
+    agrees = replace(
+        PASSED[1], largest_loss_difference=1e-8, largest_grad_norm_difference=2e-7, largest_weights_difference=3e-6
+    )
+    reused = replace(PASSED[2], reused={"from": "2026-01-01T00:00:00Z", "run": "sha256:r"})
+    step = Step(step=1, loss=6.0, grad_norm=1.0, seconds=0.1)
+    show(
+        (replace(PASSED[0], steps=(step,)), agrees, replace(FAILED, repeat=2), reused),
+        (Problem(check="steps", text="x"),),
+        reporter,
+    )
+    within = "loss within 1.0e-08, grad norm within 2.0e-07, weights within 3.0e-06"
+    assert reporter.texts == [
+        "  baseline  gpt-fp32-baseline: loss 6.00000",
+        f"  agrees    gpt-fp32-dp2 (1 of 2 repeats): {within}",
+        "  FAILED    gpt-fp32-dp2 (repeat 2): parity-loss: step 1: loss ... (and 1 more)",
+        "  reused    gpt-fp32-tp2: passed on 2026-01-01T00:00:00Z",
+        "  FAILED    steps: x",
+    ]
+
+
+def test_repeats_of_a_case_share_a_line_and_failed_ones_have_their_own():
+    reporter = Shown()
+    repeats = [
+        replace(PASSED[1], repeat=number, largest_loss_difference=number * 1e-8, largest_grad_norm_difference=0.0)
+        for number in range(1, 30)
+    ]
+    show((*repeats, replace(FAILED, repeat=30)), (), reporter)
+    assert reporter.texts == [
+        "  agrees    gpt-fp32-dp2 (29 of 30 repeats): loss within 2.9e-07, grad norm within 0.0e+00",
+        "  FAILED    gpt-fp32-dp2 (repeat 30): parity-loss: step 1: loss ... (and 1 more)",
+    ]
+
+
+def test_failure_of_many_repeats_names_them_and_can_be_read():
+    verdicts = [replace(FAILED, repeat=number) for number in range(1, 101)]
+    error = failure(verdicts, (), results(), Path("/run"))
+    assert error.what == "100 of 100 runs of cases failed"
+    lines = error.why.splitlines()
+    assert lines[2] == "gpt-fp32-dp2 (repeat 2): parity-loss: step 1: loss ..."
+    assert (len(lines), lines[-1]) == (60, "... and 141 more; --json and the report have all")
+    assert len(error.as_json()["cases"]) == 100

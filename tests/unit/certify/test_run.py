@@ -1,0 +1,295 @@
+"""What the runner's exit status means, and how an interrupted run goes on."""
+
+import contextlib
+import json
+import shlex
+from xml.etree import ElementTree
+
+import pytest
+
+from envbuild.certify.run import executors
+from envbuild.certify.run.executors import Machinery, open_way
+from envbuild.certify.run.job import CertifyJob, make_job
+from envbuild.cli.main import run
+from envbuild.cli.report import as_json
+from envbuild.core.errors import (
+    CertificationCannotRunError,
+    CertificationFailedError,
+    InterruptedByUserError,
+    MachineError,
+    ResultsRefusedError,
+    UsageError,
+)
+from envbuild.launch.gpus import find_driver
+
+TP2 = "gpt-fp32-tp2"
+
+
+def cannot_run(world, status, *says):
+    world.status, world.says = status, list(says)
+    with pytest.raises(CertificationCannotRunError) as caught:
+        world.certify()
+    assert caught.value.exit_code == 8
+    assert world.certificates() == []
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(2, "plan-refused"), (3, "image-lacks-stack"), (4, "gpus"), (1 << 7, "runner-ended")]
+)
+def test_runner_that_cannot_begin_says_why(world, status, reason):
+    error = cannot_run(world, status, "words", "envbuild-smoke: no module named torch")
+    assert error.reason == reason
+    assert "no module named torch" in error.why
+    assert error.log.name == "smoke.log"
+
+
+@pytest.mark.parametrize(
+    ("status", "stays"), [(3, False), (-9, False), (4, True)], ids=["unusable", "killed", "other-gpus"]
+)
+def test_certificate_from_before_stays_only_where_the_machine_is_to_blame(world, status, stays):
+    before = world.certify().certificate
+    world.status = status
+    with pytest.raises(CertificationCannotRunError):
+        world.certify(fresh=True)
+    assert before.exists() == stays
+    world.status = 0
+    assert world.certify().ran != stays
+
+
+@pytest.mark.parametrize("status", [-9, 137])
+def test_runner_that_was_killed_is_told_by_its_signal_and_may_go_on(world, status):
+    error = cannot_run(world, status, '{"event": "step", "case": "c"}', "words")
+    assert error.why == "It was ended by SIGKILL (often: the machine ran out of memory).\nwords"
+    assert "--resume goes on" in error.fix
+    assert error.reason == "runner-ended"
+
+
+@pytest.mark.parametrize("reason", ["too-few-gpus", "gpus-in-use", "wrong-gpu", "no-driver"])
+def test_gpus_that_are_not_as_the_plan_wants_have_a_reason(world, reason):
+    event = {"event": "cannot-run", "reason": reason, "message": "it needs others"}
+    error = cannot_run(world, 4, json.dumps(event))
+    assert (error.reason, error.why) == (reason, "it needs others")
+    assert error.fix
+
+
+def test_reason_reaches_programs(world, monkeypatch, capsys):
+    monkeypatch.chdir(world.project)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
+    world.status = 3
+    assert run(["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--json"]) == 8
+    assert json.loads(capsys.readouterr().out)["error"]["reason"] == "image-lacks-stack"
+
+
+@pytest.mark.parametrize(
+    ("place", "told"), [("sqsh", None), ("venv", "Is the lock installed there"), ("here", "`python` on PATH is")]
+)
+def test_environment_without_the_stack_is_told_with_what_installs_it(world, monkeypatch, place, told):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    world.status, world.says = 3, ["ModuleNotFoundError: No module named 'torch'"]
+    with pytest.raises(CertificationCannotRunError) as caught:
+        world.certify(place=place, **({} if place == "sqsh" else {"image": None}))
+    sync = "envbuild sync --stack mcore --base debian12 --target cpu --into DIR"
+    assert (sync in caught.value.fix, (told or "") in caught.value.fix) == (told is not None, True)
+    # That a build lacks torch is a failure of building, and none of running.
+    assert as_json(caught.value)["known"] == []
+    monkeypatch.setenv("PYTHONPATH", "/opt/Megatron-LM")
+    with pytest.raises(CertificationCannotRunError) as caught:
+        world.certify(place=place, **({} if place == "sqsh" else {"image": None}))
+    assert ("PYTHONPATH is set" in caught.value.fix) == (told is not None)
+
+
+def test_run_that_had_no_space_is_not_gone_on_with(world):
+    """Its cases failed for want of space, which says nothing about them."""
+    world.status, world.says = 1 << 7, ["OSError: [Errno 28] No space left on device"]
+    with pytest.raises(MachineError, match="is full"):
+        world.certify()
+    world.status, world.says = 0, []
+    assert world.certify(resume=True).ran
+    assert "--resume" not in world.calls[-1]["arguments"]
+
+
+def test_runner_without_results_is_no_success(world):
+    """It exits 0, as NeMo-Run's experiment does after a failed job."""
+    world.spoil = lambda results: results.unlink()
+    with pytest.raises(ResultsRefusedError) as caught:
+        world.certify()
+    assert caught.value.reason == "missing"
+    assert world.certificates() == []
+
+
+def test_results_of_cases_that_failed_are_judged(world):
+    world.status = 1
+    assert world.certify().ran
+
+
+# ---- an interrupted run
+
+
+@pytest.fixture
+def interrupted(world):
+    world.status = 130
+    with pytest.raises(InterruptedByUserError) as caught:
+        world.certify(only=(TP2,))
+    assert "told to stop" in caught.value.what
+    world.status = 0
+    return world
+
+
+def test_interrupted_run_goes_on_with_its_plan(interrupted):
+    done = interrupted.certify(only=(TP2,), resume=True)
+    first, second = interrupted.calls
+    assert (first["arguments"], second["arguments"]) == ((), ("--resume",))
+    assert second["plan"] == first["plan"]
+    assert done.statement.predicate.nonce == first["plan"]["nonce"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "fix"),
+    [
+        ("process", None, "Go on with --isolation process; or leave --resume out"),
+        ("live", "process", "Go on with --isolation live, or without --isolation; or leave --resume out"),
+    ],
+)
+def test_interrupted_run_of_another_isolation_does_not_go_on(interrupted, before, now, fix):
+    (plan,) = (interrupted.project / "out").rglob("plan.json")
+    written = f'{{"type": "run", "isolation": "{before}"}}\n{{"type": "case"}}\n'
+    (plan.parent / "results/results.jsonl").write_text(written)
+    with pytest.raises(UsageError, match=f"was one with --isolation {before}, not {now or 'live'}") as caught:
+        interrupted.certify(only=(TP2,), resume=True, isolation=now)
+    assert fix in caught.value.fix
+    assert len(interrupted.calls) == 1
+    assert (plan.parent / "results/results.jsonl").read_text() == written
+    interrupted.certify(only=(TP2,), resume=True, isolation=None if before == "live" else before)
+    assert interrupted.calls[-1]["arguments"][-1] == "--resume"
+
+
+def test_without_resume_it_begins_anew(interrupted):
+    interrupted.certify(only=(TP2,))
+    first, second = interrupted.calls
+    assert second["arguments"] == ()
+    assert second["plan"]["nonce"] != first["plan"]["nonce"]
+
+
+def test_run_of_another_plan_does_not_go_on(interrupted):
+    (plan,) = (interrupted.project / "out").rglob("plan.json")
+    text = plan.read_text()
+    assert text.count('"steps": 5') == 2
+    plan.write_text(text.replace('"steps": 5', '"steps": 4'))
+    with pytest.raises(ResultsRefusedError, match="of another plan") as caught:
+        interrupted.certify(only=(TP2,), resume=True)
+    assert caught.value.reason == "plan"
+    for text in ("{", "[]", "[" * 99999):
+        plan.write_text(text)
+        (plan.parent / "results/results.jsonl").write_text(f'{{"type": "run"}}\n{"[" * 99999}\n')
+        with pytest.raises(ResultsRefusedError):
+            interrupted.certify(only=(TP2,), resume=True)
+
+
+def test_run_that_came_to_its_end_is_no_interrupted_one(world):
+    world.certify(only=(TP2,))
+    world.certify(only=(TP2,), fresh=True, resume=True)
+    first, second = world.calls
+    assert second["arguments"] == ()
+    assert second["plan"]["nonce"] != first["plan"]["nonce"]
+
+
+def test_interrupted_run_goes_on_where_some_of_its_cases_passed_since(world):
+    world.status = 130
+    with pytest.raises(InterruptedByUserError):
+        world.certify()
+    world.status = 0
+    world.certify(only=(TP2,))
+    assert world.certify(resume=True).cases_run == 12
+    assert world.calls[2]["plan"] == world.calls[0]["plan"]
+
+
+def test_what_an_interrupted_run_left_is_not_removed_in_silence(interrupted):
+    (plan,) = (interrupted.project / "out").rglob("plan.json")
+    (plan.parent / "results/results.jsonl").write_text('{"type": "run"}\n{"type": "case"}\n{"ty')
+    interrupted.certify(only=(TP2,))
+    assert any("--resume would have gone on with it" in note for note in interrupted.told.notes)
+
+
+def test_interrupted_command_says_the_command_that_goes_on(world, monkeypatch, capsys):
+    monkeypatch.chdir(world.project)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
+    world.status = 130
+    words = ["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--only", TP2, "--repeat", "2"]
+    words += ["--only", "gpt-fp32-dp2", "--fresh", "--json", "--out-dir", "out"]
+    assert run(words) == 130
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["kind"] == "InterruptedByUserError"
+    again = shlex.split(error["fix"].partition("envbuild ")[2])
+    assert set(again) == {*words, "--resume"}
+    assert again.count("--only") == 2
+    world.status = 0
+    assert run(again) == 0
+    assert world.calls[1]["arguments"] == ("--resume",)
+    assert world.calls[1]["plan"] == world.calls[0]["plan"]
+
+
+def test_nothing_to_go_on_with_begins_anew_and_says_so(world):
+    assert world.certify(resume=True).ran
+    assert world.calls[0]["arguments"] == ()
+    assert any("it begins anew" in note for note in world.told.notes)
+
+
+def test_words_for_the_runner(world):
+    world.certify(gpus=(1, 3), isolation="process")
+    assert world.calls[0]["arguments"] == ("--gpus", "1,3", "--isolation", "process")
+
+
+# ---- logs
+
+
+@pytest.mark.parametrize("scale", [{}, {TP2: 1.5}])
+def test_reports_name_the_logs_of_each_case(world, scale):
+    """Whether it passed or not; of a page that is written again too."""
+
+    def logs(results):
+        for name in ("cases/gpt-fp32-tp2/rank0.log", "repeat-2/cases/gpt-fp32-tp2/rank1.log"):
+            (results.parent / name).parent.mkdir(parents=True)
+            (results.parent / name).write_text("words")
+
+    world.spoil, world.faults = logs, {"scale": scale}
+    with pytest.raises(CertificationFailedError) if scale else contextlib.nullcontext():
+        world.certify(only=(TP2,), repeats=2)
+    (report,) = (world.project / "out").rglob("junit.xml")
+    run_dir = report.parent / "run/results"
+    told = [case.findtext("system-out", "") for case in ElementTree.parse(report).iter("testcase")]
+    assert not any("rank" in text for text in told if "baseline:" not in text)
+    assert all(f"log: {run_dir}/cases/gpt-fp32-tp2/rank0.log" in text for text in told if "baseline:" in text)
+    assert str(run_dir / "repeat-2/cases/gpt-fp32-tp2/rank1.log") in report.with_name("report.html").read_text()
+
+
+# ---- the way
+
+
+def test_machine_without_a_driver_is_refused_before_anything_starts(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(executors, "find_driver", lambda: find_driver("", tmp_path))
+    monkeypatch.setattr(CertifyJob, "on_gpus", True)
+    for place in ("oci", "sqsh"):
+        with pytest.raises(CertificationCannotRunError) as caught:
+            open_way(make_job(world.asked(place=place), world.store), Machinery(runtime="unpack"), world.told)
+        assert caught.value.reason == "no-driver"
+
+
+@pytest.mark.parametrize("place", ["docker", "sqsh"])
+def test_machine_without_a_runtime_is_refused(world, monkeypatch, place):
+    def missing(*arguments, **options):
+        raise MachineError("there is none", fix="Install it.")
+
+    monkeypatch.setattr("envbuild.image.docker.engine.open_engine", missing)
+    monkeypatch.setattr("envbuild.certify.run.executors.probe", missing)
+    with pytest.raises(CertificationCannotRunError, match="there is none") as caught:
+        open_way(make_job(world.asked(place=place), world.store), Machinery(), world.told)
+    assert (caught.value.reason, caught.value.fix) == ("no-runtime", "Install it.")
+
+
+@pytest.mark.parametrize("host", ["unix://{}/none", "ftp://x"])
+def test_machine_without_a_daemon_is_told_what_certify_does_without_one(world, tmp_path, monkeypatch, host):
+    monkeypatch.setenv("DOCKER_HOST", host.format(tmp_path))
+    with pytest.raises(CertificationCannotRunError) as caught:
+        open_way(make_job(world.asked(place="docker"), world.store), Machinery(), world.told)
+    assert caught.value.fix.endswith("Without a daemon: --in sqsh or --in oci.")

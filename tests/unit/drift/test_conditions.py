@@ -1,0 +1,318 @@
+"""What surrounds an import or a call: try/except, flags, versions, questions about the provider, dead code."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+from unit.lock.test_drift import drift
+
+from envbuild.drift import Finding, Severity, SourceTree, find_drift
+
+OPS = "lib/core/ops.py"
+F = {OPS: "class A:\n    def f(self): ...\ndef f(): ..."}
+BREAKS, GUARDED = "breaks", "guarded"
+
+
+def severities(code: str, version: str = "2.0") -> list[str]:
+    """Severities of the findings of code in which f takes no x, and `gone` does not exist."""
+    head = "from lib.core.ops import f, A\nimport lib.core.ops as ops\n"
+    return [finding.severity.value for finding in drift(head + textwrap.dedent(code), F, version)]
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [
+        ("except ImportError: pass", GUARDED),
+        ("except ModuleNotFoundError: pass", GUARDED),
+        ("except (ValueError, ImportError): x = 1", GUARDED),
+        ("except Exception as e: print(e)", GUARDED),
+        ("except: pass", GUARDED),
+        ("except ImportError or ModuleNotFoundError: pass", GUARDED),
+        ("except builtins.ImportError: pass", GUARDED),
+        ("except THINGS: pass", GUARDED),
+        ("except ValueError: pass", BREAKS),
+        ("except (ValueError, KeyError): pass", BREAKS),
+        ("except ValueError or ImportError: pass", BREAKS),
+        ("except ImportError: raise", BREAKS),
+        ("except ImportError as e: raise RuntimeError('install it') from e", BREAKS),
+        ("finally: pass", BREAKS),
+    ],
+)
+def test_imports_in_try(handler: str, expected: str):
+    assert severities(f"try:\n    from lib.core import gone\n{handler}") == [expected]
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [
+        ("TypeError", GUARDED),
+        ("Exception", GUARDED),
+        ("BaseException", GUARDED),
+        ("ImportError", BREAKS),
+        ("AttributeError", BREAKS),
+    ],
+)
+def test_calls_in_try(handler: str, expected: str):
+    assert severities(f"try:\n    f(x=1)\nexcept {handler}:\n    pass") == [expected]
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [("AttributeError", GUARDED), ("Exception", GUARDED), ("BaseException", GUARDED), ("TypeError", BREAKS)],
+)
+def test_attributes_in_try(handler: str, expected: str):
+    assert severities(f"try:\n    ops.gone\nexcept {handler}:\n    pass") == [expected]
+
+
+def test_suppress_is_a_try():
+    code = "import contextlib\nwith contextlib.suppress(ImportError):\n    from lib.core import gone\n"
+    assert severities(code) == [GUARDED]
+    assert severities(code.replace("ImportError", "ValueError")) == [BREAKS]
+
+
+def test_a_function_defined_in_a_try_runs_outside_of_it():
+    code = """
+        try:
+            import lib.core
+            HAVE = True
+            def g():
+                f(x=1)
+        except Exception:
+            HAVE = False
+        if HAVE:
+            ops.gone
+        g()
+    """
+    assert severities(code) == [BREAKS, BREAKS]
+
+
+def test_a_guarded_import_says_what_is_lost():
+    code = """
+        try:
+            from lib.core import gone, also as other
+            HAVE = True
+        except ImportError:
+            HAVE = False
+            from elsewhere import gone
+    """
+    findings = drift(textwrap.dedent(code), F)
+    assert {finding.lost for finding in findings} == {("other", "HAVE")}
+    assert {finding.why for finding in findings} == {"inside try/except ImportError"}
+    assert not any(finding.is_error() for finding in findings)
+
+
+LOST = """
+    try:
+        from lib.core import gone
+        HAVE = True
+    except ImportError:
+        gone = None
+        HAVE = False
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "if HAVE:\n    f(x=1)",
+        "if HAVE and other:\n    f(x=1)",
+        "if HAVE or gone is not None:\n    f(x=1)",
+        "if not HAVE:\n    pass\nelse:\n    f(x=1)",
+        "if gone is not None:\n    f(x=1)",
+        "if gone is None:\n    pass\nelse:\n    f(x=1)",
+        "def go():\n    if not HAVE:\n        raise ImportError\n    f(x=1)\ngo()",
+        "def go():\n    assert HAVE\n    f(x=1)\ngo()",
+        "f(x=1) if HAVE else None",
+        "HAVE and f(x=1)",
+        "gone(x=1)",
+    ],
+)
+def test_code_behind_a_lost_feature_never_runs(code: str):
+    assert severities(textwrap.dedent(LOST) + code) == [GUARDED]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "if not HAVE:\n    f(x=1)",
+        "if HAVE or other:\n    f(x=1)",
+        "if gone is None:\n    f(x=1)",
+        "if gone == None:\n    f(x=1)",
+        "HAVE or f(x=1)",
+    ],
+)
+def test_code_that_runs_without_the_feature(code: str):
+    assert severities(textwrap.dedent(LOST) + code) == [GUARDED, BREAKS]
+
+
+def test_a_name_bound_before_the_try_keeps_its_stand_in():
+    code = "try:\n    import lib.core\nexcept ImportError:\n    f = other\nf(x=1)"
+    assert severities(code) == []
+
+
+def test_why_a_finding_is_guarded():
+    code = "import lib.core\ntry:\n    lib.core.gone\nexcept {}:\n    pass"
+    assert drift(code.format("AttributeError"), F)[0].why == "inside try/except AttributeError"
+    assert drift(code.format(""), F)[0].why == "inside try/except"
+    assert drift("import lib.core\nif hasattr(lib.core, 'gone'):\n    lib.core.gone", F)[0].why.startswith(
+        "under a test"
+    )
+
+
+def test_other_branches_of_an_expression():
+    assert severities("None if other else f(x=1)") == [BREAKS]
+    assert severities("None if True else f(x=1)") == []
+
+
+def test_a_try_that_catches_something_else_loses_nothing():
+    (finding,) = drift("try:\n    from lib.core import gone\nexcept ValueError:\n    pass", F)
+    assert finding.lost == ()
+    assert severities("try:\n    import lib.core\nexcept ValueError:\n    f(x=1)") == [BREAKS]
+
+
+def test_else_of_a_try_that_works():
+    assert severities("try:\n    import lib.core\nexcept ImportError:\n    pass\nelse:\n    f(x=1)") == [BREAKS]
+
+
+def test_a_class_that_stands_in_for_an_import():
+    assert severities("try:\n    from elsewhere import B\nexcept ImportError:\n    class B: ...\nB(x=1)") == []
+
+
+def test_a_distribution_of_one_word():
+    consumer = SourceTree("app", "1", {"app/main.py": b"import core as c\nif is_c_min_version('3'):\n    c.gone"})
+    found = find_drift(consumer, SourceTree("core", "2", {"core.py": b""}))
+    assert [finding.severity for finding in found] == [Severity.GUARDED]
+
+
+def test_else_of_a_failing_try_never_runs():
+    assert severities("try:\n    from lib.core import gone\nexcept ImportError:\n    pass\nelse:\n    f(x=1)") == [
+        GUARDED
+    ]
+
+
+def test_what_stands_in_for_an_import_that_works_never_runs():
+    code = "try:\n    from lib.core import ops\nexcept ImportError:\n    from lib.core import gone"
+    assert severities(code) == []
+    assert severities(code.replace("import ops", "import other")) == [GUARDED, BREAKS]
+    assert severities(code.replace("from lib.core import ops", "import elsewhere")) == [BREAKS]
+
+
+def test_a_stand_in_does_not_make_the_name_unknown():
+    code = "try:\n    from lib.core.ops import f as g\nexcept ImportError:\n    g = other\ng(x=1)"
+    assert severities(code) == [BREAKS]
+    assert severities(code.replace("except ImportError", "except ValueError")) == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("import lib.core\n    HAVE = True", []),
+        ("import lib.core\n    import elsewhere\n    HAVE = True", [BREAKS]),
+        ("import lib.core\n    HAVE = maybe", [BREAKS]),
+        ("import lib.core\n    HAVE = False", [BREAKS]),
+        ("other()\n    HAVE = True", [BREAKS]),
+    ],
+)
+def test_a_flag_of_an_import_that_works_is_true(flag: str, expected: list[str]):
+    code = f"try:\n    {flag}\nexcept ImportError:\n    HAVE = False\nif HAVE:\n    pass\nelse:\n    f(x=1)"
+    assert severities(code) == expected
+
+
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [
+        ("TYPE_CHECKING", []),
+        ("typing.TYPE_CHECKING", []),
+        ("not TYPE_CHECKING", [BREAKS]),
+        ("False", []),
+        ("0", []),
+        ("True", [BREAKS]),
+        ("other", [BREAKS]),
+        ("other is not None", [BREAKS]),
+        ("other == None", [BREAKS]),
+        # The installed version decides, and it is known: 2.0.
+        ("is_lc_min_version('1.0')", [BREAKS]),
+        ("is_lcore_min_version('2.0')", [BREAKS]),
+        ("utils.is_lib_core_min_version('2.1', check=False)", []),
+        ("not is_lc_min_version('2.1')", [BREAKS]),
+        ("lib_core_version >= Version('2.1')", []),
+        ("version.parse(lib_core.__version__) < version.parse('2.1')", [BREAKS]),
+        ("Version(metadata.version('lib-core')) == Version('2.0')", [BREAKS]),
+        ("get_lcore_version() > PkgVersion('1.9') and other", [BREAKS]),
+        ("lib_core_version >= Version('no version')", [GUARDED]),
+        # Somebody else's version, or one that cannot be read.
+        ("is_torch_min_version('2.0')", [GUARDED]),
+        ("torch_version >= Version('2.0')", [GUARDED]),
+        ("lib_core_version >= LEAST", [GUARDED]),
+        ("lib_core_version in '2.0'", [GUARDED]),
+        ("is_c_min_version('3.0')", [GUARDED]),
+        ("lib_core_level >= '2.1'", [BREAKS]),
+        ("other or is_torch_min_version('2.0')", [GUARDED]),
+        # Questions about the provider itself.
+        ("hasattr(ops, 'x')", [GUARDED]),
+        ("getattr(A, 'x', None)", [GUARDED]),
+        ("hasattr(A.f, 'x') and other", [GUARDED]),
+        ("'x' in inspect.signature(f).parameters", [GUARDED]),
+        ("inspect.getfullargspec(f).args", [GUARDED]),
+        ("check(ops)", [BREAKS]),
+        ("hasattr(**kw)", [BREAKS]),
+        ("find_spec('lib.core')", [GUARDED]),
+        ("HAS_X", [GUARDED]),
+        ("not NEW", [GUARDED]),
+        # A question about some object says nothing about the provider.
+        ("hasattr(other, 'x')", [BREAKS]),
+    ],
+)
+def test_conditions(test: str, expected: list[str]):
+    head = "HAS_X = hasattr(ops, 'x')\nNEW = torch_version > Version('2')\n"
+    assert severities(f"{head}if {test}:\n    f(x=1)") == expected
+    assert severities(f"{head}f(x=1) if {test} else None") == expected
+    assert severities(f"{head}({test}) and f(x=1)") == expected
+
+
+def test_both_branches_of_a_version_that_is_not_known():
+    assert severities("if is_torch_min_version('2'):\n    f(x=1)\nelse:\n    f(y=1)") == [GUARDED, GUARDED]
+
+
+def test_the_other_branch_of_a_version_that_is_known():
+    code = "if is_lc_min_version('2.1'):\n    f(x=1)\nelse:\n    ops.gone"
+    assert severities(code) == [BREAKS]
+    assert [f.name for f in drift(f"import lib.core.ops as ops\n{code}", F)] == ["lib.core.ops.gone"]
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ("if not is_lc_min_version('3'):\n        raise ImportError", []),
+        ("if is_lc_min_version('1'):\n        return", []),
+        ("if not is_torch_min_version('3'):\n        return", [GUARDED]),
+        ("if other:\n        return", [BREAKS]),
+        ("if is_lc_min_version('1'):\n        pass", [BREAKS]),
+        ("if is_torch_min_version('1'):\n        pass", [BREAKS]),
+        ("if is_torch_min_version('1'):\n        pass\n    else:\n        return", [GUARDED]),
+        ("assert is_torch_min_version('3')", [GUARDED]),
+        ("assert other", [BREAKS]),
+        ("assert is_lc_min_version('3')", []),
+        ("return", []),
+        ("raise ValueError", []),
+    ],
+)
+def test_what_follows_an_early_end(before: str, expected: list[str]):
+    assert severities(f"def go():\n    {before}\n    f(x=1)\ngo()") == expected
+
+
+@pytest.mark.parametrize("end", ["continue", "break"])
+def test_what_follows_in_a_loop(end: str):
+    assert severities(f"for _ in a:\n    {end}\n    f(x=1)") == []
+
+
+def test_code_of_a_script_does_not_run_at_import():
+    (finding,) = drift("import lib.core\nif __name__ == '__main__':\n    from lib.core import gone", F)
+    assert (finding.at.value, finding.why, finding.reached) == ("function", "runs when called", True)
+
+
+def test_a_version_of_the_provider_that_is_none():
+    consumer = SourceTree("app", "1", {"app/main.py": b"import lib.core as c\nif lib_core_version > '1':\n    c.gone"})
+    found: list[Finding] = find_drift(consumer, SourceTree("lib-core", "unknown", {"lib/core/__init__.py": b""}))
+    assert [finding.severity for finding in found] == [Severity.GUARDED]

@@ -1,0 +1,272 @@
+"""Imports of what the provider has not; the other test_drift files take `drift` from here."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from envbuild.drift import Finding, FindingKind, Moment, Severity, SourceTree, find_drift
+
+PROVIDER = "lib-core"
+
+
+def tree(name: str, version: str, files: dict[str, str], compiled: frozenset[str] = frozenset()) -> SourceTree:
+    return SourceTree(name, version, {path: textwrap.dedent(text).encode() for path, text in files.items()}, compiled)
+
+
+def provider(files: dict[str, str], version: str = "2.0", compiled: frozenset[str] = frozenset()) -> SourceTree:
+    """A provider whose package lib.core lies in the namespace package lib."""
+    return tree(PROVIDER, version, {"lib/core/__init__.py": "", **files}, compiled)
+
+
+def drift(code: str | dict[str, str], files: dict[str, str], version: str = "2.0") -> list[Finding]:
+    """Findings of a consumer: the text of app/main.py, or all its files."""
+    consumer = {"app/main.py": code} if isinstance(code, str) else code
+    return find_drift(tree("app", "1.0", consumer), provider(files, version))
+
+
+def kinds(findings: list[Finding]) -> list[tuple[str, str]]:
+    return [(finding.kind.value, finding.severity.value) for finding in findings]
+
+
+def test_import_of_a_missing_name_breaks_at_import():
+    (finding,) = drift("\nfrom lib.core.ops import gone\n", {"lib/core/ops.py": "def here(): ..."})
+    assert finding == Finding(
+        kind=FindingKind.MISSING_NAME,
+        consumer="app 1.0",
+        provider="lib-core 2.0",
+        file="app/main.py",
+        line=2,
+        name="lib.core.ops.gone",
+        detail="lib.core.ops has no 'gone'",
+        severity=Severity.BREAKS,
+        why="runs when the module is imported",
+        at=Moment.IMPORT,
+    )
+    assert finding.is_error()
+
+
+def test_nested_places_are_named():
+    code = (
+        "import lib.core\ndef go():\n    class A:\n        def m(self):\n            lib.core.gone\n    A().m()\ngo()"
+    )
+    assert drift(code, {})[0].within == "go.A.m"
+
+
+def test_imports_in_a_case_of_match():
+    assert kinds(drift("match a:\n    case 1:\n        from lib.core import gone", {})) == [("missing-name", "breaks")]
+
+
+def test_a_condition_does_not_change_the_moment():
+    findings = drift("import lib.core\nif other == 1:\n    lib.core.gone\nif other:\n    lib.core.gone", {})
+    assert {finding.at for finding in findings} == {Moment.IMPORT}
+
+
+def test_import_inside_a_function_says_so():
+    (finding,) = drift(
+        "class A:\n    def go(self):\n        from lib.core import gone\n\nA().go()\n", {"lib/core/ops.py": ""}
+    )
+    assert (finding.at, finding.within) == (Moment.FUNCTION, "A.go")
+
+
+@pytest.mark.parametrize(
+    "code", ["import lib.core.x.y", "from lib.core.x.y import z", "from lib.core.x import y", "import lib.core.ops.x"]
+)
+def test_missing_module(code: str):
+    (finding,) = drift(code, {"lib/core/ops.py": ""})
+    assert finding.kind is FindingKind.MISSING_MODULE or finding.name == "lib.core.x.y"
+    assert finding.severity is Severity.BREAKS
+
+
+def test_missing_submodule_through_its_package():
+    findings = drift("from lib.core.strategies import tensorstore", {"lib/core/strategies/__init__.py": ""})
+    assert kinds(findings) == [("missing-name", "breaks")]
+
+
+def test_relative_imports_of_the_consumer_are_its_own():
+    consumer = {
+        "app/sub/main.py": "from ..core import gone\nfrom . import lib",
+        "app/core.py": "",
+        "app/__init__.py": "",
+    }
+    assert drift(consumer, {"lib/core/ops.py": ""}) == []
+
+
+def test_other_parts_of_a_namespace_are_not_the_providers():
+    assert drift("import lib.other\nfrom lib import other\nfrom lib.other import x", {"lib/core/ops.py": ""}) == []
+
+
+def test_names_of_the_consumer_itself_are_not_judged():
+    consumer = {"app/__init__.py": "import lib.core", "app/main.py": "import lib.core\nfrom app import nothing"}
+    assert drift(consumer, {}) == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "def x(): ...",
+        "x = 1",
+        "x: int = 1",
+        "class x: ...",
+        "import os as x",
+        "try:\n    from a import x\nexcept ImportError:\n    pass",
+        "if a:\n    def x(): ...",
+        "for x in (): ...",
+        "with a as x: ...",
+        "(x := 1)",
+        "match a:\n    case [x]: ...",
+        "from .inner import x",
+        "from .inner import *",
+        "from .public import *",
+        "from elsewhere import *",
+        "def __getattr__(name): ...",
+        "globals().update(a)",
+        "def set_up():\n    global x\n    x = 1",
+        "from .computed import *",
+        "from .mixed import *",
+    ],
+)
+def test_every_way_to_define_a_name(module: str):
+    files = {
+        "lib/core/ops.py": module,
+        "lib/core/inner.py": "x = 1",
+        "lib/core/public.py": "__all__ = ['x', 'y']\nx = 1",
+        "lib/core/computed.py": "__all__ = [n for n in a]",
+        "lib/core/mixed.py": "__all__ = ['y', name]\nx = y = 1",
+    }
+    assert drift("from lib.core.ops import x", files) == []
+
+
+def test_all_restricts_a_star_import():
+    files = {"lib/core/ops.py": "from .inner import *", "lib/core/inner.py": "__all__ = ['y']\nx = y = 1"}
+    assert kinds(drift("from lib.core.ops import x", files)) == [("missing-name", "breaks")]
+
+
+def test_private_names_do_not_come_through_a_star_import():
+    files = {"lib/core/ops.py": "from .inner import *", "lib/core/inner.py": "_x = 1"}
+    assert kinds(drift("from lib.core.ops import _x", files)) == [("missing-name", "breaks")]
+
+
+def test_star_imports_in_a_circle_end():
+    files = {"lib/core/a.py": "from .b import *", "lib/core/b.py": "from .a import *"}
+    assert kinds(drift("from lib.core.a import x", files)) == [("missing-name", "breaks")]
+
+
+def test_compiled_extensions_exist_and_are_unknown():
+    code = "from lib.core.fast import x\nfrom lib.core import fast\nfast.y()\nimport lib.core.fast.inner"
+    consumer = tree("app", "1.0", {"app/main.py": code})
+    assert find_drift(consumer, provider({}, compiled=frozenset({"lib.core.fast"}))) == []
+
+
+def test_folders_without_init_are_packages():
+    assert drift("from lib.core.plain import ops", {"lib/core/plain/ops.py": ""}) == []
+
+
+def test_packages_that_change_their_path_are_unknown():
+    files = {"lib/core/grown/__init__.py": "__path__.append('elsewhere')"}
+    assert drift("import lib.core.grown.x\nfrom lib.core.grown import y", files) == []
+
+
+def test_special_names_are_always_there():
+    assert drift("from lib.core.ops import __file__, __version__", {"lib/core/ops.py": ""}) == []
+
+
+def test_attributes_of_modules():
+    code = """
+        import lib.core as core
+        import lib.core.ops
+        from lib.core import ops
+
+        def go(core_like):
+            core.ops.gone()
+            lib.core.ops.gone
+            ops.here(), core_like.gone
+            ops.gone
+        go(1)
+    """
+    findings = drift(code, {"lib/core/ops.py": "def here(): ..."})
+    assert [finding.line for finding in findings] == [7, 8, 10]
+    assert {finding.name for finding in findings} == {"lib.core.ops.gone"}
+
+
+ENUMERATIONS = [
+    "enum.Enum",
+    "enum.IntEnum",
+    "enum.Flag",
+    "enum.IntFlag",
+    "enum.StrEnum",
+    "str, enum.Enum",
+    "int, enum.Enum",
+]
+
+
+@pytest.mark.parametrize("base", ENUMERATIONS)
+def test_members_of_an_enumeration(base: str):
+    files = {"lib/core/ops.py": f"import enum\nclass Kind({base}):\n    A = 1"}
+    code = "from lib.core.ops import Kind\nKind.A, Kind.A.name, Kind.__members__, Kind.from_bytes, Kind.upper\nKind.B"
+    (finding,) = drift(code, files)
+    assert (finding.line, finding.name) == (3, "lib.core.ops.Kind.B")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "class Kind: ...",
+        "class Kind(make(), enum.Enum): ...",
+        "class Kind(elsewhere.Mixin, enum.Enum): ...",
+        "@wrap\nclass Kind(enum.Enum): ...",
+        "class Kind(enum.Enum, metaclass=Strange): ...",
+    ],
+)
+def test_members_that_cannot_be_known(kind: str):
+    files = {"lib/core/ops.py": f"import enum, elsewhere\n{kind}"}
+    assert drift("from lib.core.ops import Kind\nKind.B", files) == []
+
+
+def test_members_that_the_consumer_adds_are_there():
+    files = {"lib/core/ops.py": "import enum\nclass Kind(enum.Enum): ..."}
+    assert drift("from lib.core.ops import Kind\nKind.B = 1\nKind.B", files) == []
+
+
+def test_enumerations_of_the_consumer_are_not_judged():
+    assert drift("import enum, lib.core\nclass Kind(enum.Enum): ...\nKind.B", {}) == []
+
+
+def test_names_that_the_consumer_sets_are_there():
+    code = """
+        import lib.core.ops as ops
+        from lib.core.ops import Kind
+        ops.added = 1
+        setattr(ops, "more", 2)
+        ops.added, ops.more
+        from lib.core.ops import added
+    """
+    assert drift(code, {"lib/core/ops.py": "class Kind: ..."}) == []
+
+
+def test_modules_that_the_consumer_replaces_are_unknown():
+    consumer = {
+        "app/patch.py": "import sys, lib\n"
+        "sys.modules['lib.core.ops'] = object()\n"
+        "sys.modules['lib.core.new'] = object()",
+        "app/main.py": "from lib.core.ops import gone\nimport lib.core.new\nimport lib.core.new.sub\n"
+        "import lib.core.ops as ops\nops.gone\nops.here(x=1)",
+    }
+    assert drift(consumer, {"lib/core/ops.py": "def here(): ..."}) == []
+
+
+def test_tests_examples_and_scripts_are_left_out():
+    code = "from lib.core import gone"
+    folders = ("app/tests", "app/test", "app/examples", "app/scripts")
+    assert drift({f"{folder}/main.py": code for folder in folders}, {}) == []
+
+
+def test_what_cannot_be_parsed_is_said_and_unknown():
+    consumer = {"app/main.py": "from lib.core.ops import x", "app/bad.py": "import lib.core\ndef ("}
+    findings = drift(consumer, {"lib/core/ops.py": "def ("})
+    assert {(finding.file, finding.kind.value) for finding in findings} == {
+        ("app/bad.py", "not-read"),
+        ("lib/core/ops.py", "not-read"),
+    }
+    assert not any(finding.is_error() for finding in findings)

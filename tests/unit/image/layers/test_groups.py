@@ -1,0 +1,125 @@
+"""Keys of layers: what decides their bytes, and nothing else of a lock."""
+
+from pathlib import Path
+
+import pytest
+from helpers.locks import MAIN, make_lock
+
+from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.data import data_root
+from envbuild.image.base import StoredBase
+from envbuild.image.layers import groups
+from envbuild.image.layers.groups import plan_parts
+from envbuild.image.record import BaseRecord, LayerRecord
+from envbuild.lock.lockfile import LockDirectory, read_lock
+from envbuild.rootfs import gzip_writer
+
+BASE = Catalog.open(data_root()).base("debian12")
+LAYER = LayerRecord(name="base", digest="d", diff_id="sha256:b", size_bytes=1, unpacked_bytes=1, entries=1)
+
+
+def made(diff_id: str = "sha256:b", **packages: str) -> StoredBase:
+    debs = {name.replace("_", "."): version for name, version in packages.items()}
+    record = BaseRecord(
+        schema="envbuild.base/2", layers=(LAYER.model_copy(update={"diff_id": diff_id}),), made_by="x", packages=debs
+    )
+    return StoredBase(path=Path("/b"), record=record, built=False)
+
+
+HERE = made(python3_11="3.11.2-6", openssl="3.0")
+
+
+@pytest.fixture(autouse=True)
+def _uv(monkeypatch):
+    monkeypatch.setattr(groups, "uv_version", lambda: "0.13.8")
+
+
+@pytest.fixture
+def lock(tmp_path):
+    make_lock(tmp_path / "lock")
+    return read_lock(tmp_path / "lock")
+
+
+def keys(lock, base=BASE, base_made=HERE, **more):
+    return {part.name: part.key for part in plan_parts(lock, base, base_made, **more)}
+
+
+def changed(one, other):
+    return {name for name in {*one, *other} if one.get(name) != other.get(name)}
+
+
+def with_main(tmp_path, text, **changes):
+    make_lock(tmp_path / "other", text, **changes)
+    return read_lock(tmp_path / "other")
+
+
+def test_parts_have_the_packages_of_their_layers(lock):
+    found = {part.name: dict(part.packages) for part in plan_parts(lock, BASE, HERE)}
+    assert found == {
+        "python": {},
+        "cuda": {"torch": "2.13.0+cpu"},
+        "fast": {"uvicorn": "0.30"},
+        "components": {"megatron-core": "0.16.1"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "layers"),
+    [
+        ("megatron-core==0.16.1", "megatron-core==0.16.2", {"components"}),
+        ("sha256:bb", "sha256:dd", {"components"}),
+        ("sha256:cc", "sha256:dd", {"cuda"}),
+        ("uvicorn[standard]==0.30", "uvicorn==0.31", {"fast"}),
+        ("uvicorn[standard]==0.30", "uvicorn==0.30\nnumpy==2", {"slow"}),
+        ("    # via megatron-core\n", "    # via another\n", set()),
+    ],
+)
+def test_a_package_changes_its_own_layer_alone(lock, tmp_path, old, new, layers):
+    assert changed(keys(lock), keys(with_main(tmp_path, MAIN.replace(old, new)))) == layers
+
+
+def test_stack_commit_and_date_of_the_lock_change_no_layer(lock, tmp_path):
+    other = with_main(tmp_path, MAIN, stack="another", source_date_epoch=1)
+    assert keys(lock) == keys(other)
+
+
+def test_updates_of_the_base_change_nothing_but_where_they_are_pythons(lock):
+    assert keys(lock) == keys(lock, base_made=made("sha256:new", python3_11="3.11.2-6", openssl="3.1"))
+    newer = made("sha256:new", python3_11="3.11.2-7", openssl="3.0")
+    assert changed(keys(lock), keys(lock, base_made=newer)) == {"python", "cuda", "fast", "components"}
+    # Where nobody knows which Python it is, the base decides.
+    assert keys(lock, base_made=made("sha256:b")) != keys(lock, base_made=made("sha256:new"))
+
+
+def test_tools_and_platform_change_every_layer(lock, monkeypatch):
+    found = [keys(lock), keys(lock, base=BASE.model_copy(update={"glibc": "2.39"}))]
+    monkeypatch.setattr(groups, "uv_version", lambda: "0.13.9")
+    found.append(keys(lock))
+    monkeypatch.setattr(gzip_writer, "ENCODER", "zlib 1.3.1 level 4")
+    found.append(keys(lock))
+    monkeypatch.setattr(groups, "FORMAT", 99)
+    found.append(keys(lock))
+    for name in found[0]:
+        assert len({item[name] for item in found}) == len(found)
+
+
+def test_what_is_built_with_the_layers_below_depends_on_them(lock, tmp_path):
+    def from_git(directory, commit):
+        item = directory.lock.components["megatron-core"].model_copy(update={"git": "https://x", "commit": commit})
+        components = {**directory.lock.components, "megatron-core": item}
+        return LockDirectory(directory.path, directory.lock.model_copy(update={"components": components}))
+
+    one = from_git(lock, "abc")
+    assert changed(keys(one), keys(from_git(lock, "def"))) == {"components"}
+    below = from_git(with_main(tmp_path, MAIN.replace("0.30", "0.31")), "abc")
+    assert changed(keys(one), keys(below)) == {"fast", "components"}
+
+
+def test_a_wheel_of_the_wheelhouse_stands_for_its_package(lock):
+    class Wheel:
+        def __init__(self, digest):
+            self.record = type("Record", (), {"digest": digest})()
+
+    one, other = ({"megatron-core": Wheel(digest)} for digest in ("sha256:1", "sha256:2"))
+    assert changed(keys(lock), keys(lock, wheels=one)) == {"components"}
+    assert changed(keys(lock, wheels=one), keys(lock, wheels=other)) == {"components"}

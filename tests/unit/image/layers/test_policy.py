@@ -1,0 +1,95 @@
+"""The rule that cuts environments into layers: by names and phases, every package into one."""
+
+import pytest
+from helpers.locks import make_lock
+
+from envbuild.catalog import toml
+from envbuild.catalog.data import data_root
+from envbuild.catalog.models import Phase
+from envbuild.core.errors import ConfigurationError
+from envbuild.image.layers.policy import Layering, layering, split
+from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, read_lock
+
+ORDER = ["python", "cuda", "slow", "fast", "compiled", "components"]
+LOCKS = sorted(path.parent for path in (data_root() / "lockfiles").glob("*/*/stack.lock.toml"))
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "component", "layer"),
+    [
+        ("torch", Phase.MAIN, True, "cuda"),
+        ("nvidia-cudnn-cu13", Phase.MAIN, False, "cuda"),
+        # Whichever phase needs it first.
+        ("nvidia-cutlass-dsl", Phase.COMPILE, False, "cuda"),
+        ("onnx", Phase.COMPILE, False, "slow"),
+        ("onnx", Phase.MAIN, False, "slow"),
+        ("numpy", Phase.MAIN, False, "slow"),
+        ("numpy", Phase.MAIN, True, "components"),
+        ("nemo-run", Phase.MAIN, True, "components"),
+        ("transformer-engine-torch", Phase.COMPILE, True, "compiled"),
+        ("transformer-engine-cu13", Phase.COMPILE, False, "compiled"),
+        ("nvidia-modelopt", Phase.MAIN, False, "fast"),
+        ("torchx", Phase.MAIN, False, "fast"),
+    ],
+)
+def test_layer_of_a_package(name, phase, component, layer):
+    assert layering().layer_of(name, phase, component=component) == layer
+
+
+def test_layers_lie_in_their_order():
+    assert list(layering().order) == ORDER
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=[f"{path.parent.name}-{path.name}" for path in LOCKS])
+def test_every_package_of_the_shipped_locks_is_in_one_layer(path):
+    lock = read_lock(path)
+    found = split(lock, layering())
+    packages = [name for names in found.values() for name in names]
+    assert sorted(packages) == sorted(lock.packages())
+    assert list(found) == [name for name in ORDER if name in found]
+    assert "torch" in found["cuda"]
+    assert "megatron-core" in found["components"]
+
+
+def test_split_leaves_out_layers_without_packages(tmp_path):
+    make_lock(tmp_path)
+    found = split(read_lock(tmp_path), layering())
+    assert found == {"cuda": ["torch"], "fast": ["uvicorn"], "components": ["megatron-core"]}
+
+
+def test_components_from_git_are_of_their_phase(tmp_path):
+    lock = make_lock(tmp_path)
+    (tmp_path / PHASE_FILES["git"]).write_text("own @ git+https://x/own@abc\nkernels @ git+https://x/k@def\n")
+    phases = {**lock.phases, "git": lock.phases["git"].model_copy(update={"packages": 2})}
+    locked = lock.components["megatron-core"].model_copy(update={"git": "https://x/own", "commit": "abc"})
+    more = {"own": locked, "kernels": locked.model_copy(update={"phase": Phase.COMPILE})}
+    changed = lock.model_copy(update={"phases": phases, "components": {**lock.components, **more}})
+    found = split(LockDirectory(tmp_path, changed), layering())
+    assert found["components"] == ["megatron-core", "own"]
+    assert found["compiled"] == ["kernels"]
+
+
+RULE = 'order = ["python", "a", "b"]\n[[rules]]\nlayer = "a"\nnames = ["x"]\n[[rules]]\nlayer = "b"\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('layer = "b"', 'layer = "c"', "rules name c; allowed: a, b"),
+        ('layer = "b"', 'layer = "b"\nnames = ["y"]', "some packages would belong to no layer"),
+        ('"a", "b"]', '"a", "a"]', "rules name b"),
+        ('"a", "b"]', '"a", "b", "b"]', "order names a layer twice"),
+        ("names", "name", "name"),
+    ],
+)
+def test_rule_that_is_none_is_refused(old, new, told):
+    assert toml.parse(RULE, Layering, "layers.toml").layer_of("y", Phase.MAIN, component=False) == "b"
+    with pytest.raises(ConfigurationError) as caught:
+        toml.parse(RULE.replace(old, new, 1), Layering, "layers.toml")
+    assert told in f"{caught.value.what} {caught.value.why}"
+
+
+def test_files_that_may_differ_are_those_that_no_program_needs():
+    assert layering().may_differ("tests/__init__.py")
+    assert not layering().may_differ("torch/testing/__init__.py")
+    assert not layering().may_differ("pynvml.py")

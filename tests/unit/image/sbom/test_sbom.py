@@ -1,0 +1,274 @@
+"""SBOMs and provenance: valid by their official schemas, complete, the same for the same image, and free of places."""
+
+import json
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from helpers.layer_tars import file, layer
+from helpers.locks import make_lock
+from helpers.surveys import SITE, package, surveyed
+from spdx_tools.spdx.parser.parse_anything import parse_file
+from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+from unit.image.test_record import RECORD
+
+from envbuild.catalog.models import Phase
+from envbuild.core.digests import sha256_bytes, sha256_file
+from envbuild.core.errors import CheckRefusedError, InternalError
+from envbuild.image.output import PlacedImage, verify
+from envbuild.image.record import ImageRecord, LayerRecord, dump
+from envbuild.image.sbom.inventory import inventory
+from envbuild.image.sbom.referrers import attach
+from envbuild.image.sbom.subject import ImageSubject
+from envbuild.image.sbom.write import reports_of
+from envbuild.lock.lockfile import LockedComponent, read_lock
+from envbuild.oci.write import REF_NAME, RunConfig, make_oci, retagged, write_layout
+from envbuild.rootfs.layer_writer import Layer
+
+VENV = "opt/envbuild/venv"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+ONE, TWO, THREE = (sha256_bytes(text.encode()) for text in ("1", "2", "3"))
+MAIN = f"one==1.0+cpu \\\n    --hash={ONE}\nmany==2.0 \\\n    --hash={TWO} \\\n    --hash={THREE}\n"
+STATUS = b"Package: libc6\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1:2.36-9+deb12u1\n"
+TOOLS = {"uv": "0.13.8", "gzip": "zlib 1.3 level 4"}
+
+
+@pytest.fixture
+def lock(tmp_path):
+    components = {
+        "one": LockedComponent(asked="==1.0", version="1.0+cpu", phase=Phase.MAIN),
+        "Megatron.Core": LockedComponent(
+            asked="main", version="0.17.0", phase=Phase.MAIN, git="https://github.com/NVIDIA/Megatron-LM.git",
+            commit=COMMIT, subdirectory="core",
+        ),
+        "elsewhere": LockedComponent(
+            asked="main", version="1.0", phase=Phase.MAIN, git="https://git.example.org/a/b", commit=COMMIT,
+            transitive=True,
+        ),
+    }  # fmt: skip
+    from envbuild.lock import lockfile
+    from envbuild.lock.lockfile import PHASE_FILES, LockedPhase, LockedTorch
+
+    git = "".join(f"{name} @ git+https://git.example.org/a@{COMMIT}\n" for name in ("megatron-core", "elsewhere"))
+    folder = tmp_path / "lock"
+    folder.mkdir()
+    texts = {"main": (MAIN, 2), "compile": ("# nothing\n", 0), "git": (git, 2)}
+    phases = {
+        name: LockedPhase(file=PHASE_FILES[name], packages=count, digest=sha256_bytes(text.encode()))
+        for name, (text, count) in texts.items()
+    }
+    torch = LockedTorch(version="", build="cpu", found_in="find-links")
+    base = make_lock(folder).base
+    digest = lockfile.content_digest(base.definition_digest, torch, components, phases)
+    make_lock(folder, torch=torch, components=components, phases=phases, digest=digest)
+    for name, (text, _) in texts.items():
+        (folder / PHASE_FILES[name]).write_text(text)
+    return read_lock(folder)
+
+
+@pytest.fixture
+def survey(tmp_path):
+    items = [
+        *package("one", "1.0+cpu", "License-Expression: MIT"),
+        *package("many", "2.0", "License: whatever the author says"),
+        *package("megatron-core", "0.17.0", "License-Expression: LicenseRef-Proprietary"),
+        *package("elsewhere", "1.0"),
+        file(f"{SITE}/many/_vendor/one-1.0+cpu.dist-info/METADATA", b"Name: one\nVersion: 1.0+cpu\n\n"),
+        file("usr/lib/python3/dist-packages/distro-1.dist-info/METADATA", b"Name: distro\nVersion: 1\n\n"),
+        file("var/lib/dpkg/status", STATUS),
+    ]
+    return surveyed(tmp_path / "layer", *items).survey
+
+
+def subject(lock, survey, **changes) -> ImageSubject:
+    values = {
+        "stack": "s", "base": "debian12",
+        "hardware": "cpu", "digest": ONE, "sqsh": TWO, "lock_digest": lock.lock.digest,
+        "base_digest": THREE, "epoch": 1_700_000_000, "packages": inventory(lock, [survey], VENV, {}),
+    }  # fmt: skip
+    return ImageSubject(**{**values, **changes})
+
+
+def documents(lock, survey, **changes) -> dict[str, dict]:
+    return {
+        report.file: json.loads(report.content)
+        for report in reports_of(subject(lock, survey, **changes), "sha256:key", TOOLS)
+    }
+
+
+def test_inventory_has_every_package_once_the_components_first(lock, survey):
+    assert {item.purl: (item.component, item.hashes, item.commit) for item in inventory(lock, [survey], VENV, {})} == {
+        f"pkg:github/nvidia/megatron-lm@{COMMIT}#core": (True, (), COMMIT),
+        "pkg:pypi/one@1.0%2Bcpu": (True, (ONE,), ""),
+        f"pkg:pypi/elsewhere@1.0?vcs_url=git%2Bhttps://git.example.org/a/b%40{COMMIT}": (False, (), COMMIT),
+        "pkg:pypi/distro@1": (False, (), ""),
+        "pkg:pypi/many@2.0": (False, tuple(sorted((TWO, THREE))), ""),
+        "pkg:deb/debian/libc6@1:2.36-9%2Bdeb12u1?arch=amd64&distro=debian-12": (False, (), ""),
+    }
+    assert [item.component for item in inventory(lock, [survey], VENV, {})] == [True, True, False, False, False, False]
+
+
+def test_locked_package_that_no_layer_has_is_a_fault(lock, survey):
+    with pytest.raises(InternalError) as caught:
+        inventory(lock, [survey.model_copy(update={"python": survey.python[1:]})], VENV, {})
+    assert survey.python[0].name in caught.value.why
+
+
+def test_cyclonedx_is_valid_by_its_schema(lock, survey):
+    document = documents(lock, survey)["sbom.cdx.json"]
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(document)) is None
+    assert document["metadata"]["timestamp"] == "2023-11-14T22:13:20Z"
+    assert document["metadata"]["component"]["version"] == ONE
+    found = {item["name"]: item for item in document["components"]}
+    assert found["one"]["licenses"] == [{"expression": "MIT"}]
+    assert found["one"]["hashes"] == [{"alg": "SHA-256", "content": ONE.removeprefix("sha256:")}]
+    assert found["many"]["licenses"] == [{"license": {"name": "whatever the author says"}}]
+    assert "hashes" not in found["many"]
+    assert len(found["many"]["externalReferences"]) == 2
+    assert found["megatron-core"]["externalReferences"] == [
+        {"type": "vcs", "url": "https://github.com/NVIDIA/Megatron-LM.git", "comment": f"commit {COMMIT}"}
+    ]
+    assert document["dependencies"][0]["dependsOn"] == sorted(item["bom-ref"] for item in document["components"])
+
+
+def test_spdx_is_valid_by_its_tools(lock, survey, tmp_path):
+    document = documents(lock, survey)["sbom.spdx.json"]
+    file = tmp_path / "sbom.spdx.json"
+    file.write_text(json.dumps(document))
+    assert [message.validation_message for message in validate_full_spdx_document(parse_file(str(file)))] == []
+    found = {item["name"]: item for item in document["packages"]}
+    assert found["one"]["licenseDeclared"] == "MIT"
+    assert found["megatron-core"]["licenseDeclared"] == "NOASSERTION"
+    assert "LicenseRef-Proprietary" in found["megatron-core"]["licenseComments"]
+    assert found["megatron-core"]["downloadLocation"].endswith(f"@{COMMIT}")
+    assert len({item["SPDXID"] for item in document["packages"]}) == len(document["packages"]) == 7
+
+
+def test_provenance_is_a_slsa_statement(lock, survey):
+    statement = documents(lock, survey)["provenance.json"]
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
+    assert [item["digest"]["sha256"] for item in statement["subject"]] == [
+        ONE.removeprefix("sha256:"), TWO.removeprefix("sha256:")
+    ]  # fmt: skip
+    definition, details = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
+    assert definition["externalParameters"] == {
+        "stack": "s", "base": "debian12", "hardware": "cpu", "lock": lock.lock.digest
+    }  # fmt: skip
+    resolved = {item["name"]: item for item in definition["resolvedDependencies"]}
+    assert resolved["base debian12"]["digest"] == {"sha256": THREE.removeprefix("sha256:")}
+    assert resolved["megatron-core"]["digest"] == {"gitCommit": COMMIT}
+    assert resolved["one"]["digest"] == {"sha256": ONE.removeprefix("sha256:")}
+    assert resolved["many"]["annotations"] == {"oneOf": sorted((TWO, THREE))}
+    assert "startedOn" not in details["metadata"]
+    assert details["builder"]["id"].startswith("urn:")
+    assert documents(lock, survey, sqsh="")["provenance.json"]["subject"] == statement["subject"][:1]
+
+
+def test_reports_are_the_same_for_the_same_image_and_others_for_another(lock, survey):
+    assert documents(lock, survey) == documents(lock, survey)
+    other = documents(lock, survey, digest=TWO)
+    assert other["sbom.cdx.json"]["serialNumber"] != documents(lock, survey)["sbom.cdx.json"]["serialNumber"]
+    assert (
+        other["sbom.spdx.json"]["documentNamespace"] != documents(lock, survey)["sbom.spdx.json"]["documentNamespace"]
+    )
+
+
+# ---- attached to the image
+
+
+@pytest.fixture
+def placed(tmp_path, lock, survey):
+    """An image with its reports, as the builder leaves it."""
+    folder = tmp_path / "image"
+    folder.mkdir()
+    blob = layer(folder, file("etc/x", b"x"))
+    record = LayerRecord(
+        name="base", digest=sha256_file(blob.file), diff_id=ONE, size_bytes=blob.file.stat().st_size,
+        unpacked_bytes=1, entries=1,
+    )  # fmt: skip
+    image = make_oci(RunConfig(), "linux/amd64", [record], 0)
+    write_layout(folder / "oci", image, [Layer(record, blob.file)], tag="mcore")
+    blob.file.unlink()
+    before = (folder / "oci/blobs/sha256" / image.digest.removeprefix("sha256:")).read_bytes()
+    made = reports_of(subject(lock, survey, digest=image.digest), "sha256:key", TOOLS)
+    reports = attach(folder / "oci", folder, made, "1970-01-01T00:00:00Z")
+    assert (folder / "oci/blobs/sha256" / image.digest.removeprefix("sha256:")).read_bytes() == before
+    found = RECORD.model_copy(
+        update={
+            "oci_digest": image.digest, "config_digest": image.config_digest, "layers": (record,), "sqsh": None,
+            "reports": reports,
+        }
+    )  # fmt: skip
+    (folder / "record.json").write_bytes(dump(found))
+    return PlacedImage(folder, ImageRecord.load(folder / "record.json"), "mcore")
+
+
+def test_referrers_name_the_image_and_every_digest_is_that_of_its_bytes(placed):
+    layout = placed.path / "oci"
+    index = json.loads((layout / "index.json").read_text())["manifests"]
+    assert [entry.get("artifactType") for entry in index] == [
+        None, "application/vnd.cyclonedx+json", "application/spdx+json", "application/vnd.in-toto+json"
+    ]  # fmt: skip
+
+    def blob(descriptor):
+        path = layout / "blobs/sha256" / descriptor["digest"].removeprefix("sha256:")
+        assert (sha256_file(path), path.stat().st_size) == (descriptor["digest"], descriptor["size"])
+        return path.read_bytes()
+
+    for entry, report in zip(index[1:], placed.record.reports, strict=True):
+        assert "org.opencontainers.image.ref.name" not in entry["annotations"]
+        manifest = json.loads(blob(entry))
+        assert manifest["subject"] == {key: index[0][key] for key in ("mediaType", "digest", "size")}
+        assert manifest["artifactType"] == entry["artifactType"] == report.artifact_type
+        assert blob(manifest["config"]) == b"{}"
+        assert blob(manifest["layers"][0]) == (placed.path / report.file).read_bytes()
+        assert report.digest == manifest["layers"][0]["digest"]
+
+
+def test_another_tag_is_the_images_alone(placed):
+    index = retagged((placed.path / "oci/index.json").read_bytes(), "other")
+    tags = [entry["annotations"].get(REF_NAME) for entry in json.loads(index)["manifests"]]
+    assert tags == ["other", None, None, None]
+
+
+def test_verify_reads_the_reports_too(placed):
+    verify(placed)
+    for report in placed.record.reports:
+        for path in (placed.path / report.file, placed.path / "oci/blobs/sha256" / report.manifest_digest[7:]):
+            kept = path.read_bytes()
+            path.unlink()
+            path.write_bytes(kept.replace(b"1", b"2"))
+            with pytest.raises(CheckRefusedError):
+                verify(placed)
+            path.write_bytes(kept)
+    verify(placed)
+
+
+def test_verify_refuses_a_referrer_that_was_added(placed):
+    index = placed.path / "oci/index.json"
+    content = json.loads(index.read_text())
+    index.write_text(json.dumps({**content, "manifests": [*content["manifests"], content["manifests"][1]]}))
+    with pytest.raises(CheckRefusedError):
+        verify(placed)
+
+
+def test_verify_refuses_a_tag_at_a_report_and_a_changed_empty_blob(placed):
+    index = placed.path / "oci/index.json"
+    kept = index.read_text()
+    content = json.loads(kept)
+    image, sbom, *_ = content["manifests"]
+    sbom["annotations"][REF_NAME] = image["annotations"].pop(REF_NAME)
+    index.write_text(json.dumps(content))
+    with pytest.raises(CheckRefusedError) as caught:
+        verify(placed)
+    assert "it has the tag 'mcore', and a report has none" in caught.value.why
+    assert caught.value.fix.startswith("Put it right: envbuild image")
+    index.write_text(kept)
+    verify(placed)
+    empty = placed.path / "oci/blobs/sha256" / sha256_bytes(b"{}").removeprefix("sha256:")
+    empty.unlink()
+    empty.write_bytes(b"{ }")
+    with pytest.raises(CheckRefusedError) as caught:
+        verify(placed)
+    assert "has the digest" in caught.value.why

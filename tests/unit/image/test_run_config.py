@@ -1,0 +1,67 @@
+"""How a base's words about its containers and ours become one."""
+
+import subprocess
+
+from envbuild.image.record import BaseConfig
+from envbuild.image.run_config import environment, labels, path_front
+
+VENV = "/opt/envbuild/venv"
+
+
+def test_without_a_base_that_says_anything_it_is_the_usual():
+    assert environment(VENV, {}, {}, {}) == {
+        "PATH": f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "VIRTUAL_ENV": VENV,
+        "LANG": "C.UTF-8",
+    }
+
+
+def test_environment_comes_before_the_base():
+    base = {
+        "PATH": "/usr/local/cuda/bin:/usr/bin:/bin",
+        "LD_LIBRARY_PATH": "/usr/local/nvidia/lib",
+        "CUDA_HOME": "/usr/local/cuda",
+        "LANG": "de_DE.UTF-8",
+        "NVIDIA_VISIBLE_DEVICES": "none",
+        "VENDOR": "yes",
+    }
+    own = {"LD_LIBRARY_PATH": "/venv/lib", "CUDA_HOME": "/venv/cuda"}
+    found = environment(VENV, base, {"NVIDIA_VISIBLE_DEVICES": "all"}, own)
+    assert found["PATH"] == f"{VENV}/bin:/usr/local/cuda/bin:/usr/bin:/bin"
+    assert found["LD_LIBRARY_PATH"] == "/venv/lib:/usr/local/nvidia/lib"
+    assert (found["CUDA_HOME"], found["LANG"], found["VENDOR"]) == ("/venv/cuda", "de_DE.UTF-8", "yes")
+    assert found["NVIDIA_VISIBLE_DEVICES"] == "all"
+
+
+def test_what_would_bring_other_packages_is_not_carried():
+    found = environment(VENV, {"PYTHONPATH": "/x", "PYTHONHOME": "/y", "PYTHONIOENCODING": "utf-8"}, {}, {})
+    assert "PYTHONPATH" not in found
+    assert "PYTHONHOME" not in found
+    assert found["PYTHONIOENCODING"] == "utf-8"
+
+
+def test_login_shells_get_back_what_only_the_image_has():
+    path = environment(VENV, {"PATH": "/usr/local/cuda/bin:/usr/bin::/opt/x"}, {}, {})["PATH"]
+    assert path_front(path) == f"{VENV}/bin:/usr/local/cuda/bin:/opt/x"
+
+
+def test_labels_of_the_base_are_kept_but_for_those_about_the_image_itself():
+    config = BaseConfig(labels={"maintainer": "a", "org.opencontainers.image.version": "24.04"})
+    assert labels(config, "r/x:1", "sha256:1") == {
+        "maintainer": "a",
+        "org.opencontainers.image.base.name": "r/x:1",
+        "org.opencontainers.image.base.digest": "sha256:1",
+    }
+    assert labels(BaseConfig(), "", "") == {}
+
+
+def test_profile_puts_the_front_before_what_the_login_shell_set(tmp_path):
+    from envbuild.catalog.data import data_root
+
+    front = path_front(environment(VENV, {"PATH": "/usr/local/cuda/bin:/usr/bin"}, {}, {})["PATH"])
+    script = (data_root() / "containers/native/profile.sh").read_text()
+    script = script.replace("@FRONT@", front).replace("@VENV@", VENV)
+    shown = subprocess.run(
+        ["sh", "-c", f'PATH=/usr/bin:/bin; {script}\necho "$PATH"'], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout == f"{VENV}/bin:/usr/local/cuda/bin:/usr/bin:/bin\n"

@@ -1,0 +1,218 @@
+"""Whether committed locks are still what their inputs give."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.fake_git import TIP, FakeRepositories
+from helpers.locks import make_lock
+from helpers.stack_files import BASE, write_base, write_stack
+
+from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.catalog.data import data_root
+from envbuild.cli.main import run
+from envbuild.core.errors import NetworkError, UsageError
+from envbuild.core.progress import SilentReporter
+from envbuild.lock import committed as review
+from envbuild.lock.committed import check, committed, every_selection
+from envbuild.lock.inputs.names import foreign_pins, variant_name
+from envbuild.lock.inputs.request import LockRequest, inputs_digest
+from envbuild.lock.lockfile import Inputs, LockedBase, LockedComponent
+
+URL = "https://x/lib"
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    write_base(tmp_path)
+    write_stack(tmp_path, "s", {"lib": {"git": URL, "ref": "main"}}, anchor="lib")
+    return tmp_path
+
+
+def lock(project: Path, *, commit: str | None = None, pins: dict | None = None, name: str = "s") -> Path:
+    selection = Selection(Catalog.open(project), "s", BASE, "cpu")
+    path = project / "lockfiles" / name / BASE
+    sha = "sha256:" + "0" * 64
+    request = LockRequest(pins=pins or {})
+    inputs = Inputs(
+        digest=inputs_digest(selection, request), stack_digest=sha, base_digest=sha, torch_build="cpu", uv="0",
+        as_of="2026-01-02T03:04:05Z", pins=request.pins,
+    )  # fmt: skip
+    made = make_lock(path)
+    component = made.components["torch"].model_dump()
+    if commit:
+        component |= {"git": URL, "commit": commit, "ref_kind": "branch", "follows": True, "asked": "git:2.3"}
+    base = LockedBase(**(made.base.model_dump() | {"name": BASE}))
+    make_lock(
+        path, stack="s", inputs=inputs, base=base, components=made.components | {"torch": LockedComponent(**component)},
+        **_digest(made, base, LockedComponent(**component)),
+    )  # fmt: skip
+    return path
+
+
+def _digest(made, base, component) -> dict:
+    from envbuild.lock.lockfile import content_digest
+
+    components = made.components | {"torch": component}
+    return {"digest": content_digest(base.definition_digest, made.torch, components, made.phases)}
+
+
+def problem(path: Path, project: Path, repositories: object = None) -> str:
+    return check(path, Catalog.open(project), repositories or FakeRepositories(), SilentReporter()).problem
+
+
+def test_a_lock_that_is_what_its_inputs_give(project):
+    assert problem(lock(project), project) == ""
+    assert problem(lock(project, pins={"lib": "1.0"}, name="variant"), project) == ""
+    assert committed(project) == [project / "lockfiles/s" / BASE, project / "lockfiles/variant" / BASE]
+
+
+def test_a_lock_whose_stack_changed(project):
+    path = lock(project)
+    write_stack(project, "s", {"lib": {"version": ">=2"}})
+    assert "changed since it was made" in problem(path, project)
+
+
+def test_a_lock_whose_stack_or_base_is_gone(project):
+    path = lock(project)
+    write_base(project, "another")
+    write_stack(project, "s", {"lib": {}}, base="another")
+    assert problem(path, project) == f"stack s is not meant for base {BASE} any more"
+    (project / "envs/stacks/s.toml").unlink()
+    assert "there is no stack 's'" in problem(path, project)
+
+
+def test_a_lock_changed_by_hand(project):
+    path = lock(project)
+    (path / "main.txt").write_text("lib==666\n")
+    assert "main.txt" in problem(path, project)
+
+
+def test_a_branch_that_moved(project):
+    assert problem(lock(project, commit=TIP), project) == ""
+    assert problem(lock(project, commit="b" * 40), project) == (
+        "torch: branch git:2.3 moved from bbbbbbbbbbbb to aaaaaaaaaaaa"
+    )
+
+
+def test_the_branch_is_asked_for_by_its_name(project):
+    repositories = FakeRepositories()
+    problem(lock(project, commit=TIP), project, repositories)
+    assert repositories.at(URL).resolved == [("2.3", None)]
+
+
+def test_a_repository_that_cannot_be_reached_is_no_verdict(project):
+    class Unreachable:
+        def at(self, url):
+            raise NetworkError(f"cannot reach {url}")
+
+    with pytest.raises(NetworkError):
+        problem(lock(project, commit=TIP), project, Unreachable())
+
+
+def test_every_stack_on_every_base_once(project, monkeypatch):
+    write_base(project, "another")
+    builds = [{"target": "cpu", "bases": [BASE, "another"]}, {"target": "h100", "bases": [BASE]}]
+    write_stack(project, "s", {"lib": {}}, builds=builds)
+    found = [(item.stack_name, item.base_name, item.target_name) for item in every_selection(Catalog.open(project))]
+    assert [item for item in found if item[0] == "s"] == [("s", BASE, "cpu"), ("s", "another", "cpu")]
+
+
+def test_one_lock_that_fails_does_not_keep_the_others(project, monkeypatch):
+    write_stack(project, "t", {"lib": {}})
+    asked = []
+
+    def lock_stack(selection, **arguments):
+        asked.append((selection.stack_name, arguments["path"]))
+        if selection.stack_name == "s":
+            raise NetworkError("no network")
+        return "a result"
+
+    monkeypatch.setattr(review, "lock_stack", lock_stack)
+    for kind in ("targets", "matrices"):
+        shutil.copytree(data_root() / "envs" / kind, project / "envs" / kind)
+    catalog = Catalog((project / "envs",))
+    found = review.lock_all(
+        catalog, project, site=None, store=None, reporter_of=lambda item: SilentReporter(), upgrade=False
+    )
+    assert [(item.selection.stack_name, item.result, bool(item.error)) for item in found] == [
+        ("s", None, True),
+        ("t", "a result", False),
+    ]
+    assert sorted(asked) == [(name, project / "lockfiles" / name / BASE) for name in "st"]
+
+
+def stack(project):
+    return Catalog.open(project).stack("s")
+
+
+def test_pins_that_say_what_the_stack_says_are_none(project):
+    write_stack(project, "s", {"my-lib": {"git": URL, "ref": "main"}, "dep": {"version": "==1.0"}})
+    assert foreign_pins(stack(project), {"My_Lib": "main", "dep": "1.0"}) == {}
+    pins = foreign_pins(stack(project), {"My_Lib": "v1", "dep": "1.1", "Unknown": "2"})
+    assert pins == {"my-lib": "v1", "dep": "1.1", "Unknown": "2"}
+
+
+def test_a_pin_that_says_what_the_stack_says_is_one_beside_another(project):
+    components = {"my-lib": {"git": URL, "ref": "main"}, "dep": {"version": "==1.0"}, "other": {}}
+    write_stack(project, "s", components, anchor="my-lib")
+    # What the pinned one declares of dep would win over the stack's file, and the user said more.
+    assert foreign_pins(stack(project), {"other": "2", "dep": "1.0"}) == {"other": "2", "dep": "1.0"}
+    # A pin of the anchor says as of when, too.
+    assert foreign_pins(stack(project), {"other": "2", "my-lib": "main"}) == {"other": "2"}
+
+
+@pytest.mark.parametrize(
+    ("pins", "name", "expected"),
+    [
+        ({}, None, "s"),
+        ({"lib": "v2.3.0"}, None, "s-v2.3.0"),
+        ({"lib": "Feature/X y"}, None, "s-feature-x-y"),
+        ({"lib": ">=2,<3"}, None, "s-2-3"),
+        ({"lib": "v1", "dep": "2"}, "mine", "mine"),
+        ({}, "mine", "mine"),
+    ],
+)
+def test_name_of_a_variant(project, pins, name, expected):
+    assert variant_name("s", stack(project), pins, name) == expected
+
+
+def test_other_pins_need_a_name(project):
+    with pytest.raises(UsageError, match="pins need a name"):
+        variant_name("s", stack(project), {"dep": "1"}, None)
+    with pytest.raises(UsageError, match="no name for a lock"):
+        variant_name("s", stack(project), {}, "../x")
+
+
+# ---- what `lock --check` says
+
+
+def checked(project, monkeypatch, capsys):
+    """The error of `lock --check` in a project."""
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(project / "cache"))
+    assert run(["lock", "--check", "--json", "--quiet"]) == 5
+    return json.loads(capsys.readouterr().out)["error"]
+
+
+def test_lock_that_was_changed_by_hand_is_not_told_to_be_locked_without_upgrade(project, monkeypatch, capsys):
+    path = lock(project)
+    (path / "main.txt").write_text("changed==1\n")
+    fix = checked(project, monkeypatch, capsys)["fix"]
+    assert f"Changed or damaged after it was made: lockfiles/s/{BASE}. Restore it" in fix
+    assert "with --upgrade" in fix
+    assert "Lock them again" not in fix
+    lock(project, name="other")
+    write_stack(project, "s", {"lib": {"version": "==1.0"}}, anchor="lib")
+    fix = checked(project, monkeypatch, capsys)["fix"].splitlines()
+    assert [line.split(" ")[0] for line in fix] == ["Lock", "Changed"]
+
+
+@pytest.mark.parametrize("words", [("--check", "--all"), ("--check", "--diff"), ("--torch-build", "")])
+def test_words_that_exclude_each_other_say_why(project, monkeypatch, capsys, words):
+    monkeypatch.chdir(project)
+    assert run(["lock", *words, "--json", "--quiet"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["why"]
+    assert error["fix"]

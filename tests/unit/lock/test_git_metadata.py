@@ -1,0 +1,129 @@
+"""What a component of the compile phase from git declares, as far as its tree states it."""
+
+import pytest
+from helpers.fake_git import FakeRepositories, FakeRepository
+
+from envbuild.catalog.models import Component
+from envbuild.core.errors import CheckRefusedError
+from envbuild.git.refs import GitRef
+from envbuild.lock.components.git_metadata import metadata_of_commit
+from envbuild.lock.components.select import own_choice
+
+URL = "https://x/kernels"
+SETUP = 'import torch\nfrom setuptools import setup\nsetup(name="kernels", version="1.2", {words})\n'
+PROJECT = '[project]\nname = "kernels"\nversion = "1.2"\n'
+
+
+def read(files, cuda="13", **spec):
+    repositories = FakeRepositories(FakeRepository(URL, files))
+    component = Component.model_validate({"git": URL, "phase": "compile", "modules": ["kernels"], **spec})
+    return metadata_of_commit(own_choice("kernels", component, GitRef("main"), repositories, None), repositories, cuda)
+
+
+def setup(words):
+    return {"setup.py": SETUP.format(words=words)}
+
+
+@pytest.mark.parametrize(
+    ("files", "requires", "extras"),
+    [
+        ({"pyproject.toml": f"{PROJECT}dependencies = ['torch', 'einops>=1']\n"}, ("torch", "einops>=1"), ()),
+        (
+            {"pyproject.toml": f"{PROJECT}[project.optional-dependencies]\nmore = ['x']\n"},
+            ("x ; extra == 'more'",),
+            ("more",),
+        ),
+        ({"setup.cfg": "[metadata]\nversion = 1.2\n[options]\ninstall_requires =\n  torch\n  einops # b\n"},
+         ("torch", "einops"), ()),
+        (setup("install_requires=['torch', 'einops']"), ("torch", "einops"), ()),
+        (setup("ext_modules=[]"), (), ()),
+        (setup("install_requires=['a'], extras_require={'dev': ['b'], ':os_name == \"nt\"': ('c',)}"),
+         ("a", "b ; extra == 'dev'", 'c ; os_name == "nt"'), ("dev",)),
+        ({"setup.py": "NEEDS = ['a']\nsetup(version='1.2', install_requires=NEEDS)\n"}, ("a",), ()),
+        # setup.py may be there for its extension modules alone.
+        ({"pyproject.toml": f"{PROJECT}dependencies = ['a']\n", "setup.py": "setup(**words())\n"}, ("a",), ()),
+        (
+            {"setup.cfg": "[metadata]\nversion = 1.2\n[options]\ninstall_requires = a\n", "setup.py": "setup()\n"},
+            ("a",),
+            (),
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_tree_states(files, requires, extras):
+    found = read(files)
+    assert (found.requires_dist, found.provides_extra) == (requires, extras)
+    assert (found.name, found.version, found.sdist_digest) == ("kernels", "1.2", "")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"pyproject.toml": "[build-system]\nrequires = []\n"},
+        {"pyproject.toml": f"{PROJECT}dynamic = ['dependencies']\n"},
+        setup("install_requires=needed()"),
+        setup("install_requires=['a'] + more"),
+        setup("extras_require=extras"),
+        {"setup.py": "needs = ['a']\nneeds.append('b')\nsetup(version='1.2', install_requires=needs)\n"},
+        {"setup.py": "needs = ['a']\nneeds = ['b']\nsetup(version='1.2', install_requires=needs)\n"},
+        {"setup.py": "setup(version='1.2', **words)\n"},
+        {"setup.py": "setup(version='1.2')\nsetup(version='1.2', install_requires=['a'])\n"},
+        {"setup.py": "setup(version='1.2', install_requires=['a'])\n)"},
+        {"setup.cfg": "[metadata]\nversion = 1.2\n[options]\ninstall_requires = file: needs.txt\n"},
+        {"setup.cfg": "[metadata]\nversion = 1.2\n[options]\ninstall_requires = a\n", "setup.py": "setup(**more)\n"},
+        {"setup.cfg": "no section\n"},
+        {"pyproject.toml": "["},
+    ],
+)
+def test_a_tree_that_leaves_it_to_code_is_refused(files):
+    with pytest.raises(
+        CheckRefusedError, match="what kernels aaaaaaaaaaaa requires is not known before a build"
+    ) as error:
+        read(files)
+    assert URL in error.value.why
+    assert "--pin kernels=VERSION" in error.value.fix
+
+
+DYNAMIC = '[project]\nname = "kernels"\ndynamic = ["version"]\ndependencies = []\n'
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"pyproject.toml": f'{DYNAMIC}[tool.setuptools.dynamic]\nversion = {{ attr = "kernels.info.VERSION" }}\n',
+         "kernels/info.py": 'VERSION = "1.2"\n'},
+        {"pyproject.toml": f'{DYNAMIC}[tool.setuptools.dynamic]\nversion = {{ file = "VERSION" }}\n',
+         "VERSION": "1.2\n"},
+        {"pyproject.toml": DYNAMIC, "kernels/__init__.py": '__version__ = "1.2"\n'},
+        {"pyproject.toml": DYNAMIC, "src/kernels/__init__.py": '__version__ = "1.2"\n'},
+        {"pyproject.toml": DYNAMIC, "setup.cfg": "[metadata]\nversion = attr: kernels.__version__\n",
+         "kernels/__init__.py": '__version__ = "1.2"\n'},
+        {"setup.py": "setup(version=version())", "kernels/__init__.py": '__version__ = "1.2"\n'},
+    ],
+)  # fmt: skip
+def test_where_a_version_is_written_out(files):
+    assert read(files).version == "1.2"
+
+
+def test_release_file_holds_the_version_too():
+    assert (
+        read({"pyproject.toml": DYNAMIC, "VERSION.txt": "1.2.0.dev0\n"}, release_file="VERSION.txt").version
+        == "1.2.0.dev0"
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "__version__ = compute()\n", '__version__ = "1"\n__version__ = "2"\n', '__version__ = "x y"\n']
+)
+def test_a_version_that_is_not_written_out_is_refused(text):
+    with pytest.raises(CheckRefusedError, match="not known before a build") as caught:
+        read({"pyproject.toml": DYNAMIC, "kernels/__init__.py": text})
+    assert "release_file" in caught.value.why
+
+
+def test_the_bases_cuda_and_what_builds_it():
+    text = f'{PROJECT}dependencies = ["core-cu12==1"]\n[build-system]\nrequires = ["ninja", "torch"]\n'
+    found = read({"pyproject.toml": text})
+    assert found.requires_dist == ("core-cu13==1",)
+    assert found.rewritten == ("core-cu12==1 -> core-cu13==1",)
+    assert found.build_requires == ("ninja", "torch")

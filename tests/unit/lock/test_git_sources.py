@@ -1,0 +1,167 @@
+"""What components from git take from elsewhere, from trees that are dictionaries, and what a resolution asks for."""
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+from helpers.fake_git import TIP, FakeRepositories, FakeRepository
+
+from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.models import Component
+from envbuild.core.errors import ConfigurationError, ResolutionError
+from envbuild.core.progress import SilentReporter
+from envbuild.git.refs import GitRef, VersionRef
+from envbuild.lock.components.git_sources import ALWAYS, ANY, BUILD, GitSourceReader, marked, settled
+from envbuild.lock.components.select import Chosen, DecidedBy
+
+CORE, OPTIM, OTHER = "https://x/core", "https://x/optim", "https://x/other"
+SHA = "b" * 40
+BASE = Catalog.open(Path("/nonexistent")).base("debian12")
+DAY = date(2025, 3, 1)
+
+
+def project(sources, *, needs=(), extras="", more="", build=("setuptools",)):
+    return (
+        f'[project]\nname = "p"\nversion = "1"\ndependencies = {list(needs)}\n{more}'
+        f"[project.optional-dependencies]\n{extras}"
+        f"[build-system]\nrequires = {list(build)}\n[tool.uv.sources]\n{sources}"
+    )
+
+
+def component(name="core", url=CORE, **more):
+    commit = FakeRepository(url).resolve(GitRef("main"))
+    fields = {"asked": "main", "origin": DecidedBy.STACK, "because": "the stack's file", "git": url, "commit": commit}
+    return Chosen(name=name, spec=Component(git=url), **{**fields, **more})
+
+
+def take(*repositories, chosen=None, **changes):
+    arguments = {
+        "base": BASE,
+        "repositories": FakeRepositories(*repositories),
+        "reporter": SilentReporter(),
+        "extras": {},
+        "ruled": (),
+        "pins": {},
+        "as_of": DAY,
+        "cuda_major": None,
+    }
+    every = chosen or {"core": component()}
+    return GitSourceReader(**{**arguments, **changes}).take(every)
+
+
+def core(text):
+    return FakeRepository(CORE, {"pyproject.toml": text})
+
+
+SOURCE = f'Optim = {{ git = "{OPTIM}", branch = "dev" }}\n'
+
+
+def test_a_dependency_is_required_and_its_branch_is_of_the_day():
+    optim = FakeRepository(OPTIM, {"pyproject.toml": "[build-system]\nrequires = ['flit']"})
+    (item,) = take(core(project(SOURCE, needs=["optim>=1"])), optim).candidates
+    assert (item.name, item.required, item.parts, item.build_requires) == ("optim", True, {ALWAYS}, ("flit",))
+    assert optim.resolved == [("refs/heads/dev", DAY)]
+    assert item.chosen.wanted == f" @ git+{OPTIM}@{TIP}"
+    assert item.chosen.because == f"pyproject.toml [tool.uv.sources] of core {TIP[:12]}"
+
+
+@pytest.mark.parametrize(("asked", "required"), [((), False), (("dev",), True)])
+def test_an_extra_is_required_where_the_stack_asks_for_it(asked, required):
+    text = project(SOURCE, extras='dev = ["optim"]\n')
+    (item,) = take(core(text), extras={"core": asked}).candidates
+    assert (item.parts, item.required) == ({"dev"}, required)
+
+
+@pytest.mark.parametrize(
+    ("source", "needs"),
+    [
+        (SOURCE, []),
+        (SOURCE, ["optim ; sys_platform == 'darwin'"]),
+        (f'optim = {{ git = "{OPTIM}", marker = "python_version < \'3\'" }}', ["optim"]),
+        (f'optim = {{ git = "{OPTIM}", group = "test" }}', ["optim"]),
+        (f'optim = {{ git = "{OPTIM}", extra = "dev" }}', ["optim"]),
+        ('optim = { index = "x" }', ["optim"]),
+    ],
+)
+def test_what_is_not_meant_here_is_not_taken(source, needs):
+    optim = FakeRepository(OPTIM)
+    assert take(core(project(source, needs=needs, extras="dev = []\n")), optim).candidates == ()
+    assert optim.resolved == []
+
+
+def test_what_builds_it_and_what_only_a_build_would_tell():
+    (item,) = take(core(project(SOURCE, build=["optim"]))).candidates
+    assert (item.parts, item.required) == ({BUILD}, True)
+    dynamic = f'[project]\nname = "p"\ndynamic = ["dependencies"]\n[tool.uv.sources]\n{SOURCE}'
+    (item,) = take(core(dynamic)).candidates
+    assert (item.parts, item.required) == ({ANY}, False)
+
+
+def test_the_stacks_own_and_what_is_ruled_are_not_taken():
+    repository = core(project(f'{SOURCE}torch = {{ git = "{OTHER}" }}\n', needs=["optim", "torch"]))
+    chosen = {
+        "core": component(),
+        "Optim": component("Optim", OPTIM, because="pinned by the user", origin=DecidedBy.PIN),
+    }
+    takings = take(repository, chosen=chosen, ruled={"torch"})
+    assert takings.candidates == ()
+    over = f"dev of {OPTIM} (pyproject.toml [tool.uv.sources] of core {TIP[:12]})"
+    assert marked(chosen, takings)["Optim"].because == f"pinned by the user, over {over}"
+    assert marked(chosen, takings)["core"].because == "the stack's file"
+
+
+def test_pins_of_what_is_taken():
+    text = project(SOURCE, needs=["optim"])
+    (item,) = take(core(text), pins={"optim": GitRef(SHA)}).candidates
+    assert item.chosen.wanted == f" @ git+{OPTIM}@{SHA}"
+    (item,) = take(core(text), pins={"optim": VersionRef("2.0")}).candidates
+    assert (item.chosen.wanted, item.chosen.is_direct) == ("==2.0", False)
+    assert item.chosen.because.startswith(f"pinned by the user, over dev of {OPTIM}")
+    filed = project('optim = { url = "https://x/o.whl" }', needs=["optim"])
+    with pytest.raises(ConfigurationError, match="optim has no repository"):
+        take(core(filed), pins={"optim": GitRef(SHA)})
+
+
+def two(extras=""):
+    """Two components that take different commits of a package; the second for an extra, if there is one."""
+    needs = ["optim"]
+    one = core(project(f'optim = {{ git = "{OPTIM}", rev = "{SHA}" }}', needs=needs))
+    other = project(SOURCE, needs=[] if extras else needs, extras=extras)
+    chosen = {"core": component(), "other": component("other", OTHER)}
+    return [one, FakeRepository(OTHER, {"pyproject.toml": other})], chosen
+
+
+def test_two_commits_of_one_package_are_refused():
+    repositories, chosen = two()
+    with pytest.raises(ResolutionError, match="take optim from two places") as caught:
+        take(*repositories, chosen=chosen)
+    assert f"optim {SHA} ({SHA[:12]}): pyproject.toml [tool.uv.sources] of core" in caught.value.why
+    assert f"({TIP[:12]}): pyproject.toml [tool.uv.sources] of other" in caught.value.why
+    assert f"--pin optim={SHA[:12]}" in caught.value.fix
+    assert len(take(*repositories, chosen=chosen, pins={"optim": GitRef(SHA)}).in_force) == 1
+
+
+def table(name, *needs, **extras):
+    lists = {extra: [{"name": item} for item in items] for extra, items in extras.items()}
+    return {"name": name, "dependencies": [{"name": item} for item in needs], "optional-dependencies": lists}
+
+
+def test_of_two_the_one_that_is_asked_for_counts():
+    repositories, chosen = two(extras='dev = ["optim"]\n')
+    takings = take(*repositories, chosen=chosen)
+    quiet = [table("core", "optim"), table("other"), table("optim")]
+    assert [item.by.name for item in settled(takings, quiet).candidates] == ["core"]
+    with pytest.raises(ResolutionError, match="take optim from two places"):
+        settled(takings, [table("core", "optim"), table("other", dev=["optim"]), table("optim")])
+
+
+def test_what_nothing_asks_for_goes_with_what_it_takes():
+    inner = project(f'inner = {{ git = "{OTHER}" }}\n', needs=["inner"])
+    optim = FakeRepository(OPTIM, {"pyproject.toml": inner})
+    takings = take(core(project(SOURCE, extras='dev = ["optim"]\n')), optim)
+    assert [(item.name, item.by.name) for item in takings.candidates] == [("optim", "core"), ("inner", "optim")]
+    asked = [table("core", dev=["optim"]), table("optim", "inner"), table("inner")]
+    assert settled(takings, asked) == takings
+    # It is there, from the index, and so is what it would have taken.
+    assert settled(takings, [table("core"), table("optim", "inner"), table("inner")]).candidates == ()
+    assert takings.without({"core"}).candidates == ()

@@ -1,0 +1,219 @@
+"""A lock directory is read back as it was written, or refused."""
+
+from pathlib import Path
+
+import pytest
+from helpers.locks import MAIN, make_lock
+
+from envbuild.catalog.models import Phase
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
+from envbuild.lock.lockdir import tidy
+from envbuild.lock.lockfile import LockedComponent, LockedTorch, content_digest, read_lock, read_pins
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "lockfiles" / "mcore" / "debian12"
+
+
+def test_record_round_trip(path):
+    lock = make_lock(path)
+    directory = read_lock(path)
+    assert directory.lock == lock
+    assert directory.path == path
+
+
+def test_packages_are_those_of_all_phases_by_name(path):
+    make_lock(path)
+    assert read_lock(path).packages() == {"megatron-core": "0.16.1", "torch": "2.13.0+cpu", "uvicorn": "0.30"}
+
+
+def test_phase_without_packages_has_no_file_to_install(path):
+    make_lock(path)
+    directory = read_lock(path)
+    assert directory.file("main") == path / "main.txt"
+    assert directory.file("compile") is None
+    assert directory.file("no-such-phase") is None
+
+
+def tamper(path: Path, name: str, old: str, new: str) -> None:
+    text = (path / name).read_text()
+    assert old in text
+    (path / name).write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "problem"),
+    [
+        ("main.txt", "0.16.1", "0.16.2", "main.txt: the record states sha256:"),
+        ("main.txt", "sha256:aa", "sha256:ab", "main.txt: the record states sha256:"),
+        ("compile.txt", "# empty", "evil==1", "compile.txt: the record states sha256:"),
+        ("stack.lock.toml", 'version = "0.16.1"', 'version = "0.16.2"', "its digest is sha256:"),
+        ("stack.lock.toml", 'build = "cpu"', 'build = "cu130"', "its digest is sha256:"),
+        ("stack.lock.toml", 'file = "main.txt"', 'file = "../../../main.txt"', "allowed: 'main.txt'"),
+        ("stack.lock.toml", 'file = "main.txt"', 'file = "git.txt"', "allowed: 'main.txt'"),
+        ("stack.lock.toml", "[phases.git]", "[phases.other]", "phase other names the file 'git.txt'"),
+    ],
+)
+def test_changed_file_is_refused_with_the_way_out(path, name, old, new, problem):
+    make_lock(path)
+    tamper(path, name, old, new)
+    with pytest.raises(CheckRefusedError, match="was changed after it was made") as caught:
+        read_lock(path)
+    assert caught.value.exit_code == 5
+    assert problem in caught.value.why
+    assert "--upgrade" in caught.value.fix
+
+
+def test_record_and_file_changed_together_are_refused(path):
+    make_lock(path)
+    tamper(path, "main.txt", "0.16.1", "0.16.2")
+    tamper(path, "stack.lock.toml", sha256_bytes(MAIN.encode()), sha256_bytes((path / "main.txt").read_bytes()))
+    with pytest.raises(CheckRefusedError) as caught:
+        read_lock(path)
+    assert caught.value.why.startswith("stack.lock.toml: its digest is")
+
+
+def test_missing_file_is_refused(path):
+    make_lock(path)
+    (path / "compile.txt").unlink()
+    with pytest.raises(CheckRefusedError) as caught:
+        read_lock(path)
+    assert caught.value.why == "compile.txt is missing"
+
+
+def test_missing_record_says_how_to_make_one(path):
+    with pytest.raises(ConfigurationError, match="there is no lock") as caught:
+        read_lock(path)
+    assert "envbuild lock --stack mcore --base debian12" in caught.value.fix
+
+
+def damage(path: Path, kind: str) -> None:
+    record = path / "stack.lock.toml"
+    match kind:
+        case "empty":
+            record.write_text("")
+        case "cut":
+            record.write_bytes(record.read_bytes()[:300])
+        case "more":
+            record.write_text(record.read_text() + "[[[")
+        case "bytes":
+            record.write_bytes(b"\xff\xfe")
+        case "key":
+            tamper(path, "stack.lock.toml", "stack =", "stak =")
+        case "schema":
+            tamper(path, "stack.lock.toml", "envbuild.lock/1", "other.lock/9")
+
+
+@pytest.mark.parametrize("kind", ["empty", "cut", "more", "bytes", "key", "schema"])
+def test_damaged_record_is_refused_with_the_way_out(path, kind):
+    make_lock(path)
+    damage(path, kind)
+    with pytest.raises(CheckRefusedError, match="is damaged") as caught:
+        read_lock(path)
+    assert caught.value.why
+    assert "version control" in caught.value.fix
+    assert "--upgrade" in caught.value.fix
+    assert "schema`" not in caught.value.fix
+
+
+def test_record_of_a_newer_envbuild_says_so(path):
+    make_lock(path)
+    tamper(path, "stack.lock.toml", "envbuild.lock/1", "envbuild.lock/2")
+    with pytest.raises(CheckRefusedError, match="written by a newer envbuild") as caught:
+        read_lock(path)
+    assert "envbuild.lock/2" in caught.value.why
+    assert "Update envbuild" in caught.value.fix
+    assert "--upgrade" not in caught.value.fix
+
+
+def test_record_that_may_not_be_read_is_no_damaged_one(path, monkeypatch):
+    make_lock(path)
+
+    def refuse(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(MachineError, match="no permission to read"):
+        read_lock(path)
+
+
+def test_content_digest_names_what_is_installed_where(path):
+    lock = make_lock(path)
+
+    def digest(**changes: object) -> str:
+        values = {"base_digest": lock.base.definition_digest, "torch": lock.torch, "components": lock.components}
+        return content_digest(**{**values, "phases": lock.phases, **changes})  # type: ignore[arg-type]
+
+    component = LockedComponent(asked="==1", version="1", phase=Phase.MAIN)
+    assert digest() == lock.digest
+    different = [
+        digest(base_digest="sha256:00"),
+        digest(torch=LockedTorch(version="2.13.0+cpu", build="other", found_in="find-links")),
+        digest(torch=LockedTorch(version="2.13.1+cpu", build="cpu", found_in="find-links")),
+        digest(components={**lock.components, "more": component}),
+        digest(components={"more": component}),
+        digest(components={"more": component.model_copy(update={"phase": Phase.COMPILE})}),
+        digest(phases={"main": lock.phases["main"]}),
+        digest(environment={"A": "{venv}"}),
+        digest(environment={"A": "{site_packages}"}),
+    ]
+    assert len({lock.digest, *different}) == len(different) + 1
+
+
+def test_a_lock_without_variables_has_the_digest_of_the_time_before_there_were_any(path):
+    lock = make_lock(path)
+    assert lock.digest == "sha256:f2b6d33434296b12945d600fcf1159b6f3ceb5cae4923d803a2914515233e55f"
+    assert content_digest(lock.base.definition_digest, lock.torch, lock.components, lock.phases, {}) == lock.digest
+    assert "environment" not in (path / "stack.lock.toml").read_text()
+
+
+def test_variables_are_those_of_the_place_where_the_environment_is(path):
+    values = {"CUDA_HOME": "{site_packages}/nvidia/cu13", "B": "{venv}/b:{venv}", "A": "1"}
+    lock = make_lock(path).model_copy(update={"environment": values})
+    assert list(lock.variables("/opt/venv").items()) == [
+        ("A", "1"),
+        ("B", "/opt/venv/b:/opt/venv"),
+        ("CUDA_HOME", "/opt/venv/lib/python3.11/site-packages/nvidia/cu13"),
+    ]
+
+
+def test_content_digest_does_not_depend_on_where_torch_was_found(path):
+    lock = make_lock(path)
+    elsewhere = lock.torch.model_copy(update={"found_in": "torch-index"})
+    assert content_digest(lock.base.definition_digest, elsewhere, lock.components, lock.phases) == lock.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("torch==2.13.0+cpu \\\n    --hash=sha256:aa\n", {"torch": "2.13.0+cpu"}),
+        ("a==1 ; python_version < '3'\n", {"a": "1"}),
+        ("a[x,y]==1.0.post1\n", {"a": "1.0.post1"}),
+        ("# comment==1\n    # via b==2\n    --hash=sha256:c==3\n\n", {}),
+        ("a==1\nB.c==2\n", {"a": "1", "B.c": "2"}),
+    ],
+)
+def test_read_pins(text, expected):
+    assert read_pins(text) == expected
+
+
+def test_tidy_brings_back_the_lock_of_a_process_killed_between_two_renames(path):
+    make_lock(path)
+    old = path.parent / ".debian12.old.abc"
+    old.mkdir()
+    path.rename(old / path.name)
+    (path.parent / ".debian12.new.def").mkdir()
+    make_lock(path.parent / "debian12.other")
+    tidy(path)
+    assert read_lock(path).lock.stack == "mcore"
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["debian12", "debian12.other"]
+
+
+def test_tidy_keeps_the_new_lock(path):
+    make_lock(path)
+    make_lock(path.parent / ".debian12.old.abc" / "debian12", stack="old")
+    tidy(path)
+    assert read_lock(path).lock.stack == "mcore"
+    assert [entry.name for entry in path.parent.iterdir()] == ["debian12"]

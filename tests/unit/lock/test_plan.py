@@ -1,0 +1,128 @@
+"""What is going to be resolved: moments, kept versions and what builds the components from git."""
+
+from datetime import date, datetime, timezone
+from types import SimpleNamespace
+
+import pytest
+from helpers.fake_git import TIP, FakeRepositories, FakeRepository
+from helpers.stack_files import BASE, write_base, write_stack
+
+from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.catalog.models import Stack
+from envbuild.catalog.site import load_site
+from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.core.progress import SilentReporter
+from envbuild.git.repository import CommitKind
+from envbuild.lock.components import anchor_date
+from envbuild.lock.components.select import choose_anchor, parse_pins
+from envbuild.lock.context import LockContext
+from envbuild.lock.inputs.request import LockRequest
+from envbuild.lock.project import plan
+from envbuild.lock.project.plan import git_build_requires
+from envbuild.store.local import LocalStore
+
+NEMO, DEP = "https://x/nemo", "https://x/dep"
+MOMENT = datetime(2025, 1, 2, 3, tzinfo=timezone.utc)  # of every commit of a fake repository
+RELEASED = datetime(2025, 1, 16, 3, tzinfo=timezone.utc)  # with the margin of a stack that names none
+
+
+def selection(as_of="now", *, anchor="nemo", **component):
+    fields = {"summary": "s", "driver": "nemo", "matrix": "m", "builds": [{"target": "cpu", "bases": ["b"]}]}
+    components = {"nemo": component or {"git": NEMO, "ref": "main"}, "dep": {}}
+    stack = Stack.model_validate({**fields, "anchor": anchor, "as_of": as_of, "components": components})
+    return SimpleNamespace(stack=stack, stack_name="s")
+
+
+def moments(chosen, as_of=None, kind=CommitKind.BRANCH, **pins):
+    """The bound of the anchor's branch, and the as-of moment."""
+    repositories = FakeRepositories(FakeRepository(NEMO, kind=kind))
+    refs = parse_pins("s", chosen.stack, pins)
+    bound = anchor_date.bound(chosen, as_of, refs, repositories)
+    anchor = choose_anchor(chosen.stack, refs, repositories, bound)
+    found = anchor_date.as_of(chosen, as_of, refs, anchor, repositories, None)
+    return bound, found
+
+
+@pytest.mark.parametrize(
+    ("stack", "as_of", "bound", "asked", "text"),
+    [
+        ("now", "2025-01-02", date(2025, 1, 2), "2025-01-02", "2025-01-03T00:00:00Z"),
+        ("2025-01-02", None, date(2025, 1, 2), "2025-01-02", "2025-01-03T00:00:00Z"),
+        ("2025-01-02", "2024-05-05", date(2024, 5, 5), "2024-05-05", "2024-05-06T00:00:00Z"),
+        ("now", "release", None, "release", "2025-01-16T03:00:00Z"),
+        ("release", None, None, "release", "2025-01-16T03:00:00Z"),
+        ("now", "abcdef0", MOMENT, "abcdef0", "2025-01-02T03:00:00Z"),
+    ],
+)
+def test_moment_of_an_unpinned_branch(stack, as_of, bound, asked, text):
+    found = moments(selection(stack), as_of)
+    assert (found[0], found[1].asked, found[1].text()) == (bound, asked, text)
+
+
+def test_now_is_now():
+    bound, found = moments(selection())
+    assert (bound, found.asked) == (None, "now")
+    assert moments(selection("2025-01-02"), "now")[1].asked == "now"
+
+
+@pytest.mark.parametrize(
+    ("pin", "kind", "asked"),
+    [
+        ("main", CommitKind.BRANCH, "now"),
+        ("v1", CommitKind.TAG, "release"),
+        (TIP, CommitKind.COMMIT, "release"),
+    ],
+)
+def test_a_pinned_anchor_leads_its_own_date(pin, kind, asked):
+    # The stack's own date was for the stack's own anchor.
+    bound, found = moments(selection("2025-01-02"), kind=kind, nemo=pin)
+    assert (bound, found.asked) == (None, asked)
+
+
+@pytest.mark.parametrize(
+    ("as_of", "pins", "bound"),
+    [
+        (None, {}, None),
+        (None, {"nemo": "v1"}, RELEASED),
+        ("release", {}, RELEASED),
+        ("now", {"nemo": "v1"}, None),
+        ("2025-05-05", {"nemo": "v1"}, date(2025, 5, 5)),
+    ],
+)
+def test_branches_of_companions_are_as_of_the_moment_of_the_anchor(tmp_path, as_of, pins, bound):
+    write_base(tmp_path)
+    components = {"nemo": {"git": NEMO, "ref": "main"}, "dep": {"git": DEP, "ref": "main"}}
+    write_stack(tmp_path, "s", components, anchor="nemo", as_of="now")
+    chosen = Selection(Catalog.open(tmp_path), "s", BASE, "cpu")
+    dep = FakeRepository(DEP)
+    repositories = FakeRepositories(FakeRepository(NEMO, kind=CommitKind.TAG if pins else CommitKind.BRANCH), dep)
+    reporter = SilentReporter()
+    site, store = load_site({"HOME": str(tmp_path)}), LocalStore(tmp_path / "store", reporter)
+    work = LockContext(folder=tmp_path, log=tmp_path / "log", site=site, store=store, reporter=reporter)
+    plan._decide(chosen, LockRequest(pins=pins, as_of=as_of), repositories, work)
+    assert dep.resolved == [("main", bound)]
+
+
+def test_as_of_a_commit_needs_an_anchor_with_a_repository():
+    with pytest.raises(UsageError, match="stack s has no anchor"):
+        moments(selection(anchor=None), "abcdef0")
+    with pytest.raises(UsageError, match="stack s has no anchor"):
+        moments(selection(anchor=None), "release")
+    with pytest.raises(UsageError, match="no commit of nemo"):
+        moments(selection(version="==1"), "abcdef0")
+    with pytest.raises(UsageError, match="no commit of nemo"):
+        moments(selection(), "2.0")
+
+
+def test_what_builds_components_from_git():
+    stack = selection().stack
+    for text, expected in (
+        ('[build-system]\nrequires = ["setuptools>=61", "pybind11"]\n', ["setuptools>=61", "pybind11"]),
+        (None, ["setuptools>=40.8.0"]),
+    ):
+        repositories = FakeRepositories(FakeRepository(NEMO, {"pyproject.toml": text} if text else {}))
+        anchor = choose_anchor(stack, {}, repositories, None)
+        assert git_build_requires({"nemo": anchor}, repositories) == expected
+    repositories = FakeRepositories(FakeRepository(NEMO, {"pyproject.toml": "["}))
+    with pytest.raises(ConfigurationError, match=f"pyproject.toml of {NEMO} at aaaaaaaaaaaa"):
+        git_build_requires({"nemo": anchor}, repositories)

@@ -1,0 +1,133 @@
+"""What is begun before it is known to be needed: guesses that decide nothing, files of releases that are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from envbuild.core.background import beside
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import NetworkError
+from envbuild.core.progress import SilentReporter
+from envbuild.lock.components.git_sources import GitSources
+from envbuild.lock.project.torch_builds import TorchSource
+from envbuild.lock.record import write
+from envbuild.lock.resolve.prefetch import Begun, kept_files
+from envbuild.lock.resolve.resolution import Resolution
+
+HASHES = {name: sha256_bytes(name.encode()) for name in ("wheel", "sdist", "other")}
+UV_LOCK = f"""
+[[package]]
+name = "my-lib"
+version = "1.0"
+sdist = {{ url = "https://x/my_lib-1.0.tar.gz", hash = "{HASHES["sdist"]}" }}
+wheels = [{{ url = "https://x/my_lib-1.0-py3-none-any.whl", hash = "{HASHES["wheel"]}" }}]
+"""
+
+
+def locked(folder: Path, text: str | None, *stated: str):
+    """A lock that states these hashes, with this uv.lock beside it."""
+    if text is not None:
+        (folder / "uv.lock").write_text(text)
+    (folder / "main.txt").write_text("my-lib==1.0 \\\n" + "".join(f"    --hash={HASHES[name]}\n" for name in stated))
+    return SimpleNamespace(
+        path=folder, lock=SimpleNamespace(phases={"main": 1}), file=lambda phase: folder / "main.txt"
+    )
+
+
+def test_files_of_a_kept_release_are_those_beside_its_lock(tmp_path):
+    found = kept_files(["My_Lib"], {"my-lib": "1.0"}, locked(tmp_path, UV_LOCK, "wheel", "sdist"))
+    assert found is not None
+    assert found["my-lib"]["sdist"]["url"] == "https://x/my_lib-1.0.tar.gz"
+
+
+@pytest.mark.parametrize(
+    ("text", "keep", "stated"),
+    [
+        (None, "1.0", ["wheel", "sdist"]),
+        (UV_LOCK, "1.1", ["wheel", "sdist"]),
+        (UV_LOCK, None, ["wheel", "sdist"]),
+        (UV_LOCK, "1.0", ["wheel", "other"]),
+        (UV_LOCK, "1.0", ["sdist"]),
+        (UV_LOCK.replace("url", "path"), "1.0", ["wheel", "sdist"]),
+        (UV_LOCK.replace("hash", "size"), "1.0", ["wheel", "sdist"]),
+        (UV_LOCK.replace("my-lib", "lib"), "1.0", ["wheel", "sdist"]),
+        ("[[package]]\nname = 1\n", "1.0", ["wheel", "sdist"]),
+        ("package = 1", "1.0", []),
+        ("x = 1", "1.0", []),
+        ("[", "1.0", []),
+    ],
+)
+def test_what_the_lock_itself_does_not_state_is_not_taken(tmp_path, text, keep, stated):
+    kept = {"my-lib": keep} if keep else {}
+    assert kept_files(["my-lib"], kept, locked(tmp_path, text, *stated)) is None
+
+
+def test_without_a_lock_nothing_is_kept():
+    assert kept_files(["my-lib"], {"my-lib": "1.0"}, None) is None
+
+
+RESOLUTION = Resolution(pins={"lib": "1.0"}, newest_upload=0, uv_lock={"package": []})
+
+
+@pytest.fixture
+def resolving(tmp_path, monkeypatch):
+    """Resolves a plan whose project is always the text ``true``; returns what was resolved here, and what was found."""
+    asked = []
+
+    def resolve(folder, *arguments, **options):
+        asked.append((folder / "pyproject.toml").read_text())
+        return RESOLUTION
+
+    monkeypatch.setattr(write, "resolve", resolve)
+    monkeypatch.setattr(write, "render_project", lambda *arguments, **options: "true")
+    work = SimpleNamespace(folder=tmp_path, log=tmp_path / "log", reporter=SilentReporter())
+
+    def run(begun):
+        project = SimpleNamespace(metadata=(), chosen={}, takings=GitSources(), pinned_directly=set)
+        request = SimpleNamespace(pins={})
+        plan = SimpleNamespace(
+            torch=TorchSource("find-links", "x"), keep={}, begun=begun, project=project, request=request
+        )
+        plan.led = SimpleNamespace(stack=SimpleNamespace(every_component=dict))
+        return asked, write._resolve(plan, "resolve", work)[1]
+
+    return run
+
+
+def begun_with(folder: Path, text: str, action=lambda: RESOLUTION) -> Begun:
+    own = folder / "begun"
+    own.mkdir()
+    (own / "uv.lock").write_text("the one begun")
+    return Begun(text=text, folder=own, answer=beside(action))
+
+
+def test_a_right_guess_is_the_answer(resolving, tmp_path):
+    asked, found = resolving(begun_with(tmp_path, "true"))
+    assert (asked, found) == ([], RESOLUTION)
+    assert (tmp_path / "uv.lock").read_text() == "the one begun"
+    assert (tmp_path / "pyproject.toml").read_text() == "true"
+
+
+def test_a_wrong_guess_is_resolved_anew(resolving, tmp_path):
+    begun = begun_with(tmp_path, "guessed")
+    asked, found = resolving(begun)
+    assert (asked, found) == (["true"], RESOLUTION)
+    assert not (tmp_path / "uv.lock").exists()
+
+
+def test_what_fails_with_a_right_guess_is_the_failure(resolving, tmp_path):
+    def unreachable():
+        raise NetworkError("no index", why="w", fix="f")
+
+    with pytest.raises(NetworkError, match="no index"):
+        resolving(begun_with(tmp_path, "true", unreachable))
+
+
+def test_what_fails_with_a_wrong_guess_does_not_matter(resolving, tmp_path):
+    def unreachable():
+        raise NetworkError("no index", why="w", fix="f")
+
+    assert resolving(begun_with(tmp_path, "guessed", unreachable))[0] == ["true"]

@@ -1,0 +1,56 @@
+"""What uv found becomes pins and hashes; the tool hashes local wheels itself."""
+
+import pytest
+
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import InternalError
+from envbuild.lock.project.torch_builds import TorchSource
+from envbuild.lock.resolve.resolution import Resolution, seconds_of, with_local_hashes
+
+WHEEL = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+BLOCK = "torch==2.13.0+cpu ; sys_platform == 'linux'\n    # via megatron-core"
+HASHED = "numpy==2 \\\n    --hash=sha256:aa"
+
+
+@pytest.mark.parametrize("fraction", ["", ".1", ".12", ".123", ".1234", ".123456", ".123456789"])
+def test_seconds_of_an_upload_time(fraction):
+    assert seconds_of(f"2026-01-02T03:04:05{fraction}Z") == 1767323045
+
+
+@pytest.fixture
+def source(tmp_path) -> TorchSource:
+    (tmp_path / WHEEL).write_bytes(b"the wheel")
+    (tmp_path / WHEEL.replace("cp311", "cp312")).write_bytes(b"for another Python")
+    (tmp_path / "torchvision-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").write_bytes(b"another package")
+    return TorchSource("find-links", str(tmp_path))
+
+
+def resolution(wheels: list[dict[str, str]]) -> Resolution:
+    return Resolution(
+        pins={}, newest_upload=0, uv_lock={"package": [{"name": "torch", "wheels": wheels}, {"name": "numpy"}]}
+    )
+
+
+@pytest.mark.parametrize("key", ["path", "filename"])
+def test_with_local_hashes_adds_the_digest_of_the_listed_wheel(source, key):
+    (done,) = with_local_hashes([BLOCK], resolution([{key: WHEEL}]), source)
+    assert done.splitlines() == [
+        "torch==2.13.0+cpu ; sys_platform == 'linux' \\",
+        f"    --hash={sha256_bytes(b'the wheel')}",
+        "    # via megatron-core",
+    ]
+
+
+def test_with_local_hashes_leaves_hashed_blocks_alone(source):
+    assert with_local_hashes([HASHED], resolution([]), source) == [HASHED]
+
+
+@pytest.mark.parametrize("place", ["folder", "page", "index"])
+def test_package_without_any_hash_is_refused(source, place):
+    places = {
+        "folder": source,
+        "page": TorchSource("find-links", "https://wheels.example/"),
+        "index": TorchSource("package-index", None),
+    }
+    with pytest.raises(InternalError, match=r"no hash is known for torch==2\.13\.0"):
+        with_local_hashes([BLOCK], resolution([]), places[place])

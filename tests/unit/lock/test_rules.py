@@ -1,0 +1,199 @@
+"""The checks before a lock is accepted: what each refuses, and what it lets pass."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.models import Base, Conflict, Target
+from envbuild.core.errors import CheckRefusedError
+from envbuild.lock.checks.rules import CheckFinding, CheckInput, base_tags, refuse, run_checks
+
+CATALOG = Catalog.open(Path("/nonexistent"))
+
+
+def base(**changes: object) -> Base:
+    return CATALOG.base("debian12").model_copy(update={"glibc": "2.35", "cuda": "13.0", **changes})
+
+
+def target(*sm: str, driver: str | None = None) -> Target:
+    return Target(summary="t", device="cuda" if sm else "cpu", sm=sm, driver=driver, platform="linux/amd64")
+
+
+def wheel(name: str, tags: str, version: str = "1.0", **more: object) -> dict:
+    return {"name": name, "version": version, "wheels": [{"url": f"https://x/{name}-{version}-{tags}.whl"}], **more}
+
+
+def package(name: str, version: str = "1.0") -> dict:
+    return wheel(name.replace("-", "_"), "py3-none-any", version) | {"name": name}
+
+
+def codes(*packages: dict, on: Base | None = None, **changes: object) -> list[str]:
+    return [finding.code for finding in findings(*packages, on=on, **changes)]
+
+
+def findings(*packages: dict, on: Base | None = None, **changes: object) -> tuple[CheckFinding, ...]:
+    fields: dict = {"compiled": frozenset(), "targets": {}, "conflicts": {}, "torch_build": "index"}
+    return run_checks(CheckInput(packages=packages, base=on or base(), **(fields | changes)))
+
+
+def test_nothing_to_find():
+    assert (
+        codes(package("a"), package("core-cu13"), package("cuda-toolkit", "13.0.2"), targets={"t": target("90")}) == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("tags", "refused"),
+    [
+        ("cp311-cp311-manylinux_2_39_x86_64", True),
+        ("cp311-cp311-manylinux_2_36_x86_64", True),
+        ("cp311-cp311-manylinux_2_35_x86_64", False),
+        ("cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64", False),
+        ("cp38-abi3-manylinux2014_x86_64", False),
+        ("cp312-cp312-manylinux_2_28_x86_64", True),
+        ("cp311-cp311-manylinux_2_28_aarch64", True),
+        ("cp311-cp311-win_amd64", True),
+        ("py3-none-any", False),
+        ("py3-none-manylinux_2_28_x86_64", False),
+        ("cp311-cp311-linux_x86_64", False),
+    ],
+)
+def test_glibc_python_and_platform(tags, refused):
+    assert codes(wheel("native", tags)) == (["glibc"] if refused else [])
+    assert codes(wheel("native", tags, sdist={"url": "https://x/native.tar.gz"})) == []
+
+
+def test_glibc_names_what_is_needed():
+    (finding,) = findings(wheel("native", "cp311-cp311-manylinux_2_39_x86_64"))
+    assert (
+        "native 1.0 cannot be installed on the base (glibc 2.35, Python 3.11): its wheels need glibc 2.39"
+        in finding.what
+    )
+    (finding,) = findings(wheel("native", "cp311-cp311-win_amd64"))
+    assert "no wheel is for its Python and platform" in finding.what
+
+
+@pytest.mark.parametrize("key", ["filename", "path"])
+def test_wheels_of_folders_count_too(key):
+    native = {"name": "torch", "version": "2+cpu", "wheels": [{key: "torch-2+cpu-cp311-cp311-linux_x86_64.whl"}]}
+    quoted = {
+        "name": "torch",
+        "version": "2+cpu",
+        "wheels": [{"url": "https://x/torch-2%2Bcpu-cp311-cp311-linux_x86_64.whl"}],
+    }
+    assert codes(native) == codes(quoted) == []
+
+
+def test_tags_of_another_machine():
+    tags = {str(tag) for tag in base_tags(base(platform="linux/arm64"))}
+    assert "cp311-cp311-manylinux_2_35_aarch64" in tags
+    assert not any("x86_64" in tag or "2_36" in tag for tag in tags)
+
+
+@pytest.mark.parametrize(
+    ("names", "cuda", "build", "refused"),
+    [
+        (("core-cu12", "core-cu13"), "13.0", "index", True),
+        (("core-cu12", "core-cu13"), None, "index", True),
+        (("core-cu12",), "13.0", "index", True),
+        (("core-cu13",), "13.0", "index", False),
+        (("core-cu13",), None, "index", False),
+        (("core-cu13",), None, "cpu", True),
+        (("core",), None, "cpu", False),
+        (("core-cu12", "cuda-toolkit"), None, "index", True),
+        (("core-cu13", "cuda-toolkit"), "13.0", "index", False),
+        (("core-cu126",), "13.0", "index", True),
+        (("cupy-cuda12x",), "13.0", "index", True),
+        (("tensorrt-cu12-libs",), "13.0", "index", True),
+        (("nvidia-cublas", "nvidia-cuda-runtime"), "13.0", "index", False),
+        (("nvidia-cublas",), "12.8", "index", True),
+        (("core-cuts", "accuracy-cu"), "13.0", "index", False),
+        (("nvidia-cutlass-dsl-libs-cu12", "nvidia-cutlass-dsl-libs-cu13", "core-cu13"), "13.0", "index", False),
+        (("nvidia-cutlass-dsl-libs-cu12",), "13.0", "index", False),
+        (("nvidia-cutlass-dsl-libs-cu12", "core-cu12"), "13.0", "index", True),
+        (("other-cutlass-dsl-libs-cu12",), "13.0", "index", True),
+    ],
+)
+def test_one_cuda(names, cuda, build, refused):
+    found = codes(*(package(name, "13.0.2") for name in names), on=base(cuda=cuda), torch_build=build)
+    assert found == (["cuda-mixed"] if refused else [])
+
+
+def test_a_mix_names_the_stacks_bases_for_that_cuda():
+    bases = {"old": base(cuda="12.6"), "new": base(cuda="13.0"), "none": base(cuda=None)}
+    (finding,) = findings(package("core-cu12"), on=base(cuda="13.0"), bases=bases)
+    assert "(the stack names old)" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("cuda", "sm", "refused"),
+    [
+        ("12.6", "100", True),
+        ("12.8", "100a", False),
+        ("12.8", "103", True),
+        ("12.6", "90", False),
+        ("11.7", "90a", True),
+        ("12.6", "77", True),
+        ("12.6", "70", False),
+        ("13.0", "70", True),
+        ("13.0", "75", False),
+        ("12.8", "101", False),
+        ("13.0", "101", True),
+        ("13.0", "110", False),
+        ("12.9", "110", True),
+        ("12.6", "121", True),
+    ],
+)
+def test_sm_floor(cuda, sm, refused):
+    assert codes(targets={"t": target(sm)}, on=base(cuda=cuda)) == (["sm-floor"] if refused else [])
+
+
+def test_sm_floor_counts_the_cuda_that_torch_brings():
+    for brought in (package("cuda-toolkit", "12.6.3"), package("nvidia-cuda-runtime-cu12", "12.6.77")):
+        (finding,) = findings(brought, targets={"t": target("100")}, on=base(cuda="12.8"))
+        assert (finding.code, "12.8 or newer" in finding.what) == ("sm-floor", True)
+
+
+@pytest.mark.parametrize(
+    ("driver", "refused"), [("550.54.15", True), ("579.99", True), ("580", False), ("580.65.06", False), (None, False)]
+)
+def test_driver(driver, refused):
+    assert codes(targets={"t": target("90", driver=driver)}) == (["driver"] if refused else [])
+
+
+def test_a_cpu_lock_has_no_floor():
+    assert codes(targets={"t": target("100", driver="1")}, on=base(cuda=None)) == []
+
+
+CONFLICT = Conflict(summary="hangs", packages={"a-b": "<2", "torch": ">=2.7"}, evidence="seen", fix="Take another.")
+
+
+@pytest.mark.parametrize(
+    ("packages", "provides", "refused"),
+    [
+        ((package("a-b"), package("torch", "2.7.0+cpu")), {}, True),
+        ((package("a-b", "2.0"), package("torch", "2.7.0")), {}, False),
+        ((package("a-b"),), {}, False),
+        ((package("a-b"),), {"torch": "2.8.0a0"}, True),
+        ((package("a-b", "2.0rc1"), package("torch", "2.8")), {}, False),
+    ],
+)
+def test_known_conflicts(packages, provides, refused):
+    found = findings(*packages, on=base(provides=provides), conflicts={"a-b-torch": CONFLICT})
+    assert [finding.code for finding in found] == (["a-b-torch"] if refused else [])
+    assert [finding.fix for finding in found] == (["Take another."] if refused else [])
+
+
+ONE, TWO = CheckFinding(code="one", what="first", fix="a"), CheckFinding(code="two", what="second", fix="b")
+
+
+def test_findings_refuse_unless_allowed():
+    with pytest.raises(CheckRefusedError, match=re.escape("the lock of X is refused by 1 finding")) as caught:
+        refuse([ONE, TWO], ["one"], "X")
+    assert "[two] second" in caught.value.why
+    assert "first" not in caught.value.why
+    assert caught.value.fix.endswith("--allow two")
+    assert refuse([ONE, TWO], ["two", "one", "unused"], "X") == (ONE, TWO)
+    assert refuse([], [], "X") == ()

@@ -1,0 +1,65 @@
+"""Tars that no base can be made of: what is said of them names what people know, not where they are worked on."""
+
+import gzip
+import json
+
+import pytest
+from helpers.layer_tars import file, tar_of
+
+from envbuild.core.errors import CheckRefusedError
+from envbuild.oci.archive import docker_archive, rootfs
+from envbuild.oci.sources import choose_tagged
+
+PLATFORM = "linux/amd64"
+HALF = tar_of([file("a", bytes(5000))])[:3000]
+
+
+def saved(tmp_path, images, layer=HALF, diff_id="sha256:" + "0" * 64):
+    config = {"os": "linux", "architecture": "amd64", "config": {}, "rootfs": {"diff_ids": [diff_id]}}
+    path = tmp_path / "saved.tar"
+    documents = {"manifest.json": images, "config.json": config}
+    items = [file(name, json.dumps(data).encode()) for name, data in documents.items()]
+    path.write_bytes(tar_of([*items, file("x/layer.tar", layer)]))
+    return path
+
+
+@pytest.fixture
+def staging(tmp_path):
+    folder = tmp_path / "staging"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(
+    "content",
+    [HALF, gzip.compress(HALF, mtime=0), b"<html>" * 200, gzip.compress(HALF, mtime=0)[:50]],
+    ids=["cut", "cut, then gzipped", "no tar", "cut gzip"],
+)
+def test_a_root_file_system_is_called_by_its_tar(tmp_path, staging, content):
+    path = tmp_path / "rootfs.tar"
+    path.write_bytes(content)
+    with pytest.raises(CheckRefusedError) as caught:
+        rootfs(path, staging)
+    assert caught.value.what.startswith(f"the tar {path} is refused")
+    assert str(staging) not in f"{caught.value.what}{caught.value.why}{caught.value.fix}"
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"), [(HALF, "is refused"), (tar_of([file("a")]), "as a base")], ids=["cut", "another"]
+)
+def test_a_layer_of_docker_save_is_called_by_its_archive(tmp_path, staging, layer, words):
+    path = saved(tmp_path, [{"Config": "config.json", "Layers": ["x/layer.tar"]}], layer)
+    with pytest.raises(CheckRefusedError, match=words) as caught:
+        docker_archive(path, None, PLATFORM, staging)
+    assert caught.value.what.startswith(f"layer base of the archive {path}")
+    assert str(staging) not in f"{caught.value.what}{caught.value.why}{caught.value.fix}"
+
+
+@pytest.mark.parametrize("tag", [None, "x:1"])
+def test_an_archive_without_images_says_so(tmp_path, staging, tag):
+    with pytest.raises(CheckRefusedError) as caught:
+        docker_archive(saved(tmp_path, []), tag, PLATFORM, staging)
+    assert caught.value.why == "Its manifest.json lists no image."
+    with pytest.raises(CheckRefusedError) as caught:
+        choose_tagged(b'{"manifests": []}', tag, "the layout x")
+    assert caught.value.why == "Its index.json lists no image."

@@ -1,0 +1,56 @@
+"""Layers of bases are kept once, and each is held to what the image at hand says of it."""
+
+import pytest
+from helpers.layer_tars import file, layer
+
+from envbuild.core.digests import sha256_bytes, sha256_file
+from envbuild.core.errors import CheckRefusedError
+from envbuild.core.progress import SilentReporter
+from envbuild.image.record import BaseConfig
+from envbuild.oci.documents import LAYER_TYPES, Descriptor
+from envbuild.oci.pull import FoundImage, content_of, find_image, keep_layers
+from envbuild.oci.sources import LayoutSource
+from envbuild.store.local import LocalStore
+
+
+@pytest.fixture
+def keep(tmp_path):
+    """Keeps the one layer of a layout, under a media type."""
+    blob = layer(tmp_path, file("etc/x", b"content"))
+    digest, size = sha256_file(blob.file), blob.file.stat().st_size
+    diff_id = content_of(blob.file).diff_id
+    blobs = tmp_path / "layout/blobs/sha256"
+    blobs.mkdir(parents=True)
+    blob.file.rename(blobs / digest.removeprefix("sha256:"))
+    store = LocalStore(tmp_path / "store", SilentReporter())
+
+    def run(name, media_type):
+        descriptor = Descriptor(mediaType=media_type, digest=digest, size=size)
+        image = FoundImage(name="x", digest="", config=BaseConfig(), layers=((descriptor, diff_id),))
+        into = tmp_path / name
+        into.mkdir()
+        return keep_layers(LayoutSource(tmp_path / "layout"), image, store, into, SilentReporter())
+
+    return run
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"manifests":['])
+def test_a_manifest_that_is_nested_too_deeply_is_refused(tmp_path, opening):
+    raw = opening * 50_000
+    digest = sha256_bytes(raw)
+    (tmp_path / "blobs/sha256").mkdir(parents=True)
+    (tmp_path / "blobs/sha256" / digest.removeprefix("sha256:")).write_bytes(raw)
+    with pytest.raises(CheckRefusedError, match="is refused as a base"):
+        find_image(LayoutSource(tmp_path), digest, "linux/amd64")
+
+
+def test_a_media_type_that_is_not_the_layers_is_refused_whether_or_not_it_is_kept(keep):
+    for number, (media_type, shipped) in enumerate(reversed(LAYER_TYPES.items())):  # one that is refused comes first
+        for name in ("first", "again"):
+            if media_type.endswith("gzip"):
+                (kept,) = keep(f"{name}-{number}", media_type)
+                assert kept.record.media_type == shipped
+            else:
+                with pytest.raises(CheckRefusedError) as caught:
+                    keep(f"{name}-{number}", media_type)
+                assert f"media type {media_type} says" in caught.value.why

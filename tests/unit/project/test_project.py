@@ -1,0 +1,173 @@
+"""The house keeps its layout: rooms, top level, ignore rules, and no place of anybody's machine in any file."""
+
+import configparser
+import os
+import re
+import subprocess
+import sys
+import urllib.parse
+from pathlib import Path
+
+import pytest
+
+from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.data import data_root
+from envbuild.cli.commands import COMMANDS
+from envbuild.core import tomlread
+from envbuild.lock.lockfile import PHASE_FILES, read_lock
+
+ROOT = data_root()
+FILES = subprocess.run(
+    ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+    cwd=ROOT, capture_output=True, text=True, check=True,
+).stdout.strip("\0").split("\0")  # fmt: skip
+PRESENT = [name for name in FILES if (ROOT / name).is_file()]
+PYPROJECT = tomlread.loads((ROOT / "pyproject.toml").read_text())
+TOP = {
+    *("build", "smoke", "envs", "lockfiles", "containers", "tests", "benchmarks", "docs", ".ci", ".github"),
+    *("pyproject.toml", "dev", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
+    *(".gitignore", ".pre-commit-config.yaml"),
+}
+
+
+def texts():
+    for name in PRESENT:
+        yield name, (ROOT / name).read_bytes().decode(errors="replace")
+
+
+def test_top_level_has_no_strays():
+    assert {name.split("/")[0] for name in PRESENT} <= TOP
+
+
+def test_rooms_use_only_the_rooms_below_them():
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_room_has_its_layer():
+    rooms = {path.parent.name for path in (ROOT / "build" / "envbuild").glob("*/__init__.py")}
+    (contract,) = PYPROJECT["tool"]["importlinter"]["contracts"]
+    assert rooms <= {layer.rpartition(".")[2] for layer in contract["layers"]}
+
+
+def test_smoke_imports_nothing_of_build():
+    for path in (ROOT / "smoke").rglob("*.py"):
+        assert not re.search(r"^\s*(from|import) envbuild\b(?!_smoke)", path.read_text(), re.MULTILINE), path
+
+
+@pytest.mark.parametrize(
+    "name", ["build/envbuild/wheels/x.py", "build/envbuild/x.py", "smoke/envbuild_smoke/x.py", "envs/bases/x.toml"]
+)
+def test_gitignore_hides_no_source(name):
+    """Many global ignore files have build/ and wheels/; ours must not, and hatchling reads ours."""
+    done = subprocess.run(
+        ["git", "-c", "core.excludesFile=/dev/null", "check-ignore", "-v", name],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["out/x", ".venv/x", "build/envbuild/__pycache__/x.pyc", "lockfiles/mcore/debian12/uv.lock", ".hypothesis/x"],
+)
+def test_gitignore_hides_what_is_made(name):
+    assert subprocess.run(["git", "check-ignore", "-q", name], cwd=ROOT).returncode == 0
+
+
+def test_build_is_no_package():
+    assert not (ROOT / "build" / "__init__.py").exists()
+
+
+def test_test_files_are_found_by_pytest():
+    assert [
+        name for name in PRESENT if re.search(r"(^|/)test_[^/]*\.py$", name) and not name.startswith("tests/")
+    ] == []
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_has_a_page(command):
+    assert (ROOT / "docs" / f"{command}.md").read_text().startswith(f"# envbuild {command}\n")
+
+
+def configured_hosts() -> set[str]:
+    """The hosts of package indexes and wheel pages that this machine is configured with."""
+    names = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+    names += ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "ENVBUILD_TORCH_INDEX")
+    text = " ".join(os.environ.get(name, "") for name in names)
+    for file in ("/etc/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf"):
+        config = configparser.ConfigParser(interpolation=None)
+        config.read(Path(file).expanduser())
+        text += " ".join(
+            config.get("global", key, fallback="") for key in ("index-url", "extra-index-url", "find-links")
+        )
+    for file in ("/etc/uv/uv.toml", "~/.config/uv/uv.toml"):
+        if Path(file).expanduser().is_file():
+            text += Path(file).expanduser().read_text()
+    hosts = {urllib.parse.urlsplit(url).hostname or "" for url in re.findall(r"https?://[^\s,\"']+", text)}
+    return hosts - {"", "pypi" + chr(46) + "org", "download.pytorch.org", "127.0.0.1", "localhost"}
+
+
+def test_no_file_names_the_index_of_this_machine():
+    hosts = configured_hosts()
+    assert [(name, host) for name, text in texts() for host in hosts if host in text] == []
+
+
+def test_no_file_names_the_place_of_this_checkout():
+    place = str(ROOT) if len(ROOT.parts) > 2 else None  # "/build", say, is an ordinary word
+    assert [name for name, text in texts() if place and place in text] == []
+
+
+def test_locks_name_no_place_at_all():
+    files = {name: text for name, text in texts() if name.startswith("lockfiles/") and not name.endswith(".md")}
+    assert [name for name, text in files.items() if "://" in text] == []
+    assert {Path(name).name for name in files} <= {"stack.lock.toml", "pyproject.toml", *PHASE_FILES.values()}
+
+
+def test_development_dependencies_are_pinned_with_hashes_and_name_no_index():
+    text = (ROOT / "build" / "requirements-dev.txt").read_text()
+    assert "://" not in text
+    assert not re.search(r"^\s*--(extra-)?index-url|^\s*--find-links", text, re.MULTILINE)
+    pinned = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, re.MULTILINE))
+    blocks = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
+    assert all("==" in block and "--hash=sha256:" in block for block in blocks)
+    project = [*PYPROJECT["project"]["dependencies"], *PYPROJECT["dependency-groups"]["dev"]]
+    assert {re.match(r"[A-Za-z0-9._-]+", line)[0] for line in project} <= set(pinned)
+
+
+def test_tests_skip_nothing_and_expect_no_failure():
+    """Not even where it would be convenient: what cannot run here belongs to another folder."""
+    marks = re.compile(r"pytest\.(mark\.)?(skip|skipif|xfail|importorskip)\b")
+    found = [
+        name for name, text in texts() if name.startswith("tests/") and name.endswith(".py") and marks.search(text)
+    ]
+    assert found == []
+
+
+def test_committed_locks_are_what_their_inputs_give(tmp_path):
+    env = {**os.environ, "ENVBUILD_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", "envbuild", "lock", "--check"], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_base_that_a_stack_names_is_locked_or_said_not_to_be():
+    locked = {path.parent.relative_to(ROOT / "lockfiles") for path in (ROOT / "lockfiles").glob("*/*/stack.lock.toml")}
+    with_lock, without = (ROOT / "lockfiles" / "README.md").read_text().split("Not locked here:")
+    catalog = Catalog.open(ROOT)
+    named = {
+        f"{stack}/{base}"
+        for stack in catalog.names("stacks")
+        for builds in catalog.stack(stack).builds
+        for base in builds.bases
+    }
+    assert set(re.findall(r"`([a-z0-9.-]+/[a-z0-9-]+)`", without)) == named - {str(path) for path in locked}
+    rows = re.findall(r"^\| `(\S+)` \| (\d+) \|", with_lock, re.MULTILINE)
+    assert {Path(name): int(packages) for name, packages in rows} == {
+        path: sum(phase.packages for phase in read_lock(ROOT / "lockfiles" / path).lock.phases.values())
+        for path in locked
+    }

@@ -1,0 +1,139 @@
+"""The table of redirects says all that is patched, and each patch changes a device's name and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from envbuild_smoke import cpu_shim
+
+
+class Generator:
+    def __init__(self) -> None:
+        self.state: object = "first state"
+
+    def get_state(self) -> object:
+        return self.state
+
+    def set_state(self, state: object) -> None:
+        self.state = state
+
+    def manual_seed(self, seed: int) -> None:
+        self.state = f"state of seed {seed}"
+
+
+class Tensor:
+    def cuda(self, *_arguments: object, **_options: object) -> object:
+        raise AssertionError("there is no CUDA")
+
+    def type(self, dtype: str | None = None) -> str:
+        return dtype or "torch.FloatTensor"
+
+    def numpy(self) -> str:
+        return "untouched"
+
+
+def factory(name: str) -> Any:
+    def make(*arguments: object, **options: object) -> tuple[object, ...]:
+        return (name, arguments, options)
+
+    return make
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Modules with torch's names and every symbol of the table, and some that are not in it."""
+
+    def no_cuda(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("there is no CUDA")
+
+    modules: dict[str, Any] = {}
+    for name in ("torch", "torch.cuda", "torch.cuda.random", "megatron.core.tensor_parallel.random"):
+        parts = name.split(".")
+        for depth in range(1, len(parts) + 1):
+            part = ".".join(parts[:depth])
+            if part not in modules:
+                modules[part] = ModuleType(part)
+                modules[part].__path__ = []
+                monkeypatch.setitem(sys.modules, part, modules[part])
+                if depth > 1:
+                    setattr(modules[".".join(parts[: depth - 1])], parts[depth - 1], modules[part])
+    fake = modules["torch"]
+    fake.Tensor = type("Tensor", (Tensor,), dict(vars(Tensor)))
+    fake.device = lambda name: f"device {name}"
+    fake.default_generator = Generator()
+    for name in ("zeros", "ones", "tensor", "empty", "arange", "randn"):
+        setattr(fake, name, factory(name))
+    for name in ("current_device", "synchronize", "get_rng_state", "manual_seed", "is_available", "Stream"):
+        setattr(fake.cuda, name, no_cuda)
+    modules["torch.cuda.random"].get_rng_state = no_cuda
+    modules["megatron.core.tensor_parallel.random"]._set_cuda_rng_state = no_cuda
+    fake.modules = modules
+    return fake
+
+
+def attributes(torch: Any) -> dict[str, object]:
+    """Every attribute of every fake module and of Tensor, by its full name."""
+    found = {f"torch.Tensor.{name}": value for name, value in vars(torch.Tensor).items()}
+    for module_name, module in torch.modules.items():
+        found.update({f"{module_name}.{name}": value for name, value in vars(module).items()})
+    return found
+
+
+def test_install_changes_the_symbols_of_the_table_and_no_other(torch: Any) -> None:
+    before = attributes(torch)
+    cpu_shim.install()
+    after = attributes(torch)
+    assert {name for name in after if after[name] is not before.get(name)} == {
+        redirect.symbol for redirect in cpu_shim.PATCHED
+    }
+
+
+def test_every_redirect_says_why() -> None:
+    symbols = [redirect.symbol for redirect in cpu_shim.PATCHED]
+    assert len(symbols) == len(set(symbols))
+    for redirect in cpu_shim.PATCHED:
+        assert len(redirect.reason.split()) >= 4, redirect.symbol
+
+
+def test_install_twice_is_install_once(torch: Any) -> None:
+    cpu_shim.install()
+    once = attributes(torch)
+    cpu_shim.install()
+    assert attributes(torch) == once
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_factories_put_on_the_cpu_what_is_asked_of_cuda(torch: Any, device: str) -> None:
+    cpu_shim.install()
+    assert torch.zeros([3], dtype="int", device=device) == ("zeros", ([3],), {"dtype": "int", "device": "cpu"})
+
+
+@pytest.mark.parametrize("options", [{}, {"device": "meta"}, {"device": None}, {"device": "cpu"}])
+def test_factories_leave_everything_else_alone(torch: Any, options: dict[str, object]) -> None:
+    cpu_shim.install()
+    assert torch.ones(2, 3, **options) == ("ones", (2, 3), options)
+
+
+def test_random_states_are_kept_and_put_back(torch: Any) -> None:
+    """What the tracker of random states does with CUDA's it now does with the CPU's."""
+    cpu_shim.install()
+    states = torch.modules["megatron.core.tensor_parallel.random"]
+    original = torch.cuda.get_rng_state()
+    torch.cuda.manual_seed(7)
+    assert torch.cuda.random.get_rng_state(device="cuda") == "state of seed 7"
+    states._set_cuda_rng_state(original, graph_safe=False)
+    assert torch.default_generator.state == "first state"
+
+
+def test_tensors_stay_and_call_themselves_cuda(torch: Any) -> None:
+    cpu_shim.install()
+    tensor = torch.Tensor()
+    assert tensor.cuda(0, non_blocking=True) is tensor
+    assert tensor.type() == "torch.cuda.FloatTensor"
+    assert tensor.type("torch.DoubleTensor") == "torch.DoubleTensor"
+    assert torch.cuda.current_device() == "device cpu"
+    assert torch.cuda.synchronize() is None

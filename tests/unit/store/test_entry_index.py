@@ -1,0 +1,50 @@
+"""Seals of store entries."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from envbuild.store import entry_index
+
+DATA = b"x" * (entry_index.ALWAYS_READ_BYTES + 1)
+
+
+def blob(entry, data=DATA):
+    file = entry / "oci/blobs/sha256" / hashlib.sha256(data).hexdigest()
+    file.parent.mkdir(parents=True)
+    file.write_bytes(data)
+    return file
+
+
+def test_a_blob_that_was_sealed_elsewhere_is_not_read_again(tmp_path, monkeypatch):
+    first, second = tmp_path / "first", tmp_path / "second"
+    file = blob(first)
+    entry_index.seal(first)
+    link = second / file.relative_to(first)
+    link.parent.mkdir(parents=True)
+    os.link(file, link)
+    read = []
+    monkeypatch.setattr(entry_index, "sha256_file", lambda path: read.append(path) or "sha256:other")
+    entry_index.seal(second)
+    assert read == []
+    assert entry_index.broken(second) == ""
+    assert (second / entry_index.SEAL_FILE).read_bytes() == (first / entry_index.SEAL_FILE).read_bytes()
+
+
+def test_a_new_blob_is_read_and_so_is_any_other_file(tmp_path, monkeypatch):
+    file = blob(tmp_path)
+    other = tmp_path / "other"
+    other.write_bytes(DATA)
+    read = []
+    monkeypatch.setattr(entry_index, "sha256_file", lambda path: read.append(path) or "sha256:found")
+    os.utime(other, (entry_index.SEALED_SECONDS, entry_index.SEALED_SECONDS))
+    entry_index.seal(tmp_path)
+    assert sorted(read) == sorted([file, other])
+
+
+def test_what_is_written_into_a_blob_breaks_the_seal(tmp_path):
+    file = blob(tmp_path)
+    entry_index.seal(tmp_path)
+    file.write_bytes(DATA[:-1] + b"y")
+    assert "was changed" in entry_index.broken(tmp_path)

@@ -1,0 +1,93 @@
+"""The bench of a build: headers, sdists that are none, compilers that were killed."""
+
+import dataclasses
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from helpers.simple_index import make_sdist
+from unit.wheels.plans import plan
+
+from envbuild.core.errors import BuildError, CheckRefusedError
+from envbuild.lock.resolve.uv import uv_program
+from envbuild.wheels.build.compiler_wrappers import Tokens
+from envbuild.wheels.build.limits import Limits
+from envbuild.wheels.build.wheel import WheelWorkspace, build_wheel
+from envbuild.wheels.sources import SourceOrigin
+from envbuild.wheels.toolchain.toolchain import Toolchain
+
+
+def toolchain(folder: Path) -> Toolchain:
+    for name in ("bin/nvcc", "bin/ptxas", "include/cuda.h"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')
+        (folder / name).chmod(0o755)
+    return Toolchain(home=folder, cuda="13.0.88", cc=Path("/usr/bin/gcc"), cxx=Path("/usr/bin/g++"), host="g++ 12")
+
+
+def bench(tmp_path: Path) -> WheelWorkspace:
+    (tmp_path / "scratch").mkdir()
+    return WheelWorkspace(
+        environment=tmp_path / "venv",
+        toolchain=toolchain(tmp_path / "cuda"),
+        folder=tmp_path / "scratch",
+        log=tmp_path / "log",
+        turns=Tokens(folder=tmp_path / "turns", limits=Limits(jobs=4, memory_gib=16), takes=4),
+    )
+
+
+def ignore(text: str) -> None:
+    """Progress that nobody looks at."""
+
+
+def test_an_sdist_that_is_no_archive_is_refused(tmp_path):
+    with pytest.raises(CheckRefusedError, match="cannot be unpacked"):
+        build_wheel(plan(), b"nothing", bench(tmp_path), ignore)
+
+
+# A build backend in the sources themselves (PEP 517), which writes a wheel with one file.
+BACKEND = """\
+import os, zipfile
+def build_wheel(folder, settings=None, metadata=None):
+    name = "causal_conv1d-1.7.0-py3-none-any.whl"
+    info, texts = "causal_conv1d-1.7.0.dist-info/", {"place.txt": os.path.basename(os.getcwd())}
+    texts[info + "METADATA"] = "Metadata-Version: 2.1\\nName: causal-conv1d\\nVersion: 1.7.0\\n"
+    texts[info + "WHEEL"] = "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as archive:
+        for file, text in {**texts, info + "RECORD": ""}.items():
+            archive.writestr(file, text)
+    return name
+"""
+
+
+def test_a_folder_of_a_repository_is_built_alone(tmp_path):
+    own = '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'
+    files = {"python/pyproject.toml": own, "python/own.py": BACKEND}
+    archive = make_sdist(tmp_path, "causal-conv1d", "1.7.0", files=files).read_bytes()
+    subprocess.run([uv_program(), "venv", "-q", "--python", sys.executable, tmp_path / "venv"], check=True)
+    commit = SourceOrigin(
+        package="causal-conv1d", version="1.7.0", git="https://x/y", commit="1" * 40, subdirectory="python"
+    )
+    wanted = dataclasses.replace(plan(python=f"cp3{sys.version_info.minor}"), origin=commit)
+    (tmp_path / "turns").mkdir()
+    wheel = build_wheel(wanted, archive, bench(tmp_path), ignore)
+    with zipfile.ZipFile(wheel) as made:
+        assert made.read("place.txt") == b"python"
+
+
+def test_missing_headers_are_named(tmp_path):
+    sdist = make_sdist(tmp_path, "causal-conv1d", "1.7.0").read_bytes()
+    with pytest.raises(CheckRefusedError, match="headers are missing") as refused:
+        build_wheel(plan(headers=("nvidia/cudnn/include",)), sdist, bench(tmp_path), ignore)
+    assert "lib/python3.10/site-packages/nvidia/cudnn/include" in refused.value.why
+
+
+def test_a_compiler_that_was_killed_is_explained(tmp_path):
+    from envbuild.wheels.build.wheel import _failed
+
+    error = _failed(plan(), bench(tmp_path), 2, "nvcc error   : 'cicc' died due to signal 9 (Kill signal)")
+    assert isinstance(error, BuildError)
+    assert "memory ran out" in error.why
+    assert "--jobs 2" in error.fix
