@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.command_line import run_here
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, select
 from envbuild.catalog.data import data_root
@@ -57,10 +59,14 @@ class Tool:
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "envbuild", *arguments]
 
-    def run(self, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            self.command(*arguments), cwd=self.project, env=self.environment(), capture_output=True, text=True
-        )
+    def run(self, *arguments: str, status: int = 0, in_process: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, in this process unless it must not be (threads, closed streams)."""
+        if in_process and threading.current_thread() is threading.main_thread():
+            done = run_here(list(arguments), self.project, self.environment())
+        else:
+            done = subprocess.run(
+                self.command(*arguments), cwd=self.project, env=self.environment(), capture_output=True, text=True
+            )
         assert done.returncode == status, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

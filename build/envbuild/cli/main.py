@@ -23,22 +23,7 @@ def main() -> NoReturn:
     for number in SIGNALS:
         if number is signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
             signal.signal(number, interrupt)
-    arguments = sys.argv[1:]
-    try:
-        code = run(arguments)
-    except BrokenPipeError:
-        code = 0
-    except KeyboardInterrupt:
-        # Work has been stopped; another Ctrl-C has nothing left to stop.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        from envbuild.cli.report import report
-        from envbuild.core.errors import InterruptedByUserError
-
-        code = report(InterruptedByUserError(), arguments)
-    except Exception as error:  # noqa: BLE001 - the last place where an error can be explained
-        from envbuild.cli.report import explain, report
-
-        code = report(explain(error), arguments)
+    code = handled(sys.argv[1:])
     # The work is over and has its exit code: a signal that comes now changes nothing.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -49,6 +34,25 @@ def main() -> NoReturn:
             # Results are written by put(), which tells; the rest has no reader (`envbuild list stacks | head -1`).
             discard(stream)
     sys.exit(code)
+
+
+def handled(arguments: list[str]) -> int:
+    """Run one command line; every failure is explained. Returns the exit code."""
+    try:
+        return run(arguments)
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        # Work has been stopped; another Ctrl-C has nothing left to stop.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        from envbuild.cli.report import report
+        from envbuild.core.errors import InterruptedByUserError
+
+        return report(InterruptedByUserError(), arguments)
+    except Exception as error:  # noqa: BLE001 - the last place where an error can be explained
+        from envbuild.cli.report import explain, report
+
+        return report(explain(error), arguments)
 
 
 def run(arguments: list[str]) -> int:

@@ -88,14 +88,14 @@ def render(error: EnvbuildError, matches: list[Match], *, colour: bool) -> str:
         return click.style(text, **how) if colour else text  # type: ignore[arg-type]
 
     lines = [f"{style('error:', fg='red', bold=True)} {style(printable_lines(error.what), bold=True)}"]
-    for label, text in (("why", error.why), ("do", error.fix), ("log", str(error.log) if error.log else "")):
+    for label, text in (("cause", error.why), ("help", error.fix), ("log", str(error.log) if error.log else "")):
         if text:
             first, *rest = (printable_lines(line[:MOST_CHARACTERS]) for line in text.splitlines())
-            lines.append(f"  {style(f'{label}:', bold=True):<5} {first}")
-            lines += [f"       {line}" for line in rest]
+            lines.append(f"  {style(f'{label}:', bold=True)}{' ' * (6 - len(label))}{first}")
+            lines += [f"         {line}" for line in rest]
     for match in matches:
         lines.append(f"  known failure {match.id}: {match.cause}")
-        lines.append(f"       fix: {match.fix}  ({match.source})")
+        lines.append(f"         help: {match.fix}  ({match.source})")
     return "\n".join(lines)
 
 

@@ -35,6 +35,12 @@ def share_until_exit(path: Path) -> None:
 _until_exit: list[int] = []
 
 
+def release_all() -> None:
+    """Release what :func:`share_until_exit` holds, for a process that runs several command lines (the tests do)."""
+    while _until_exit:
+        os.close(_until_exit.pop())
+
+
 def _open(path: Path) -> int:
     """A lock file, made where it is missing. Another account that could open it could hold it."""
     if path.parent.name == FOLDER:
