@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, select, select_to_lock
+from envbuild.catalog.context import Context
 from envbuild.catalog.site import Site, load_site
 from envbuild.cli.output import put
 from envbuild.core.digests import Json
@@ -54,6 +55,10 @@ class Session:
     @cached_property
     def store(self) -> LocalStore:
         return LocalStore(self.site.cache_dir, self.reporter)
+
+    @cached_property
+    def context(self) -> Context:
+        return Context(store=self.store, site=self.site, reporter=self.reporter)
 
     def logs(self, name: str) -> Path:
         """The folder for a command's logs: in the store, or a new one of its own where that is read-only."""

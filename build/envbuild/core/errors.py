@@ -6,11 +6,15 @@ says what failed, why, and what to do. A Python traceback reaches a user only fo
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from envbuild.core.digests import Json
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class EnvbuildError(Exception):
@@ -34,6 +38,16 @@ class EnvbuildError(Exception):
         self.fix = fix
         self.log = log
         self.reason = reason
+
+    def with_context(self, *, what: str | None = None, why: str | None = None, fix: str | None = None) -> Self:
+        """A copy of the same class with other texts: ``raise error.with_context(fix=...) from error``."""
+        error = copy.copy(self)
+        if what is not None:
+            error.args = (what,)
+            error.what = what
+        error.why = self.why if why is None else why
+        error.fix = self.fix if fix is None else fix
+        return error
 
     def as_json(self) -> dict[str, Json]:
         """The error as the object that ``--json`` prints under the key ``error``."""

@@ -87,3 +87,13 @@ def test_failed_certification_carries_its_cases_where_there_are_any():
     shown = json.loads(json.dumps(error.as_json()))
     assert (shown["cases"], shown["environment_findings"]) == ([{"id": "a"}], [{"code": "c"}])
     assert CertificationFailedError("it failed", cases=()).as_json()["cases"] == []
+
+
+@pytest.mark.parametrize("cls", ERROR_CLASSES)
+def test_context_keeps_class_and_fields(cls):
+    error = cls("a", fix="c")
+    error.log = Path("x.log")
+    other = error.with_context(what="b", why="why")
+    assert (type(other), str(other), other.what, other.why, other.fix) == (cls, "b", "b", "why", "c")
+    assert other.as_json() == error.as_json() | {"what": "b", "why": "why"}
+    assert error.what == "a"
