@@ -21,14 +21,14 @@ from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter, SilentReporter
 from envbuild.image.output import OCI_DIR, SQSH_FILE, PlacedImage, image_path
-from envbuild.image.record import RECORD_FILE, LayerRecord, dump
 from envbuild.launch.bwrap import variables_of
 from envbuild.launch.executors import Task
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.oci.write import RunConfig, make_oci, write_layout
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
+from envbuild.store.record import RECORD_FILE, dump
 
 
 class Told(SilentReporter):

@@ -18,7 +18,8 @@ from envbuild.image.squashfs.compression import Compression
 from envbuild.image.squashfs.registry_server import REPOSITORY, TAG, served
 from envbuild.image.squashfs.settings import Packing
 from envbuild.oci.write import RunConfig, make_oci, write_layout
-from envbuild.rootfs.layer_writer import Layer, LayerWriter
+from envbuild.rootfs.layer import Layer
+from envbuild.rootfs.layer_writer import LayerWriter
 
 EPOCH = 1_700_000_000
 CONFIG = RunConfig(command=("true",))

@@ -16,7 +16,8 @@ from envbuild.core.errors import BuildError, CheckRefusedError
 from envbuild.image.squashfs.pack import write_sqsh
 from envbuild.oci.write import RunConfig, make_oci, write_layout
 from envbuild.rootfs.blobs import LayerBlob
-from envbuild.rootfs.layer_writer import Layer, LayerWriter, walk
+from envbuild.rootfs.layer import Layer
+from envbuild.rootfs.layer_writer import LayerWriter, walk
 
 EPOCH = 1_700_000_000
 CONFIG = RunConfig(

@@ -32,7 +32,8 @@ from envbuild.image.finalize import survey_layers
 from envbuild.image.record import ImageRecord
 from envbuild.lock.locate import find_lock
 from envbuild.oci.write import RunConfig, make_oci, write_layout
-from envbuild.rootfs.layer_writer import Layer, LayerWriter
+from envbuild.rootfs.layer import Layer
+from envbuild.rootfs.layer_writer import LayerWriter
 from envbuild.store.local import LocalStore
 
 REPORTS = ("sbom.cdx.json", "sbom.spdx.json", "provenance.json")

@@ -34,7 +34,7 @@ from envbuild.image.layers.environment import StoredEnvironment, make_environmen
 from envbuild.image.layers.policy import RULE_FILE
 from envbuild.image.layers.sandbox import COMPILER, VENV
 from envbuild.image.output import OCI_DIR, SQSH_FILE
-from envbuild.image.record import RECORD_FILE, DockerRecord, ImageRecord, LayerRecord, SqshRecord, dump
+from envbuild.image.record import DockerRecord, ImageRecord, SqshRecord
 from envbuild.image.sbom import write
 from envbuild.image.scan import scan as surveys
 from envbuild.image.scan.cache import CachedScan
@@ -45,8 +45,10 @@ from envbuild.lock.project.torch_builds import locked_torch
 from envbuild.lock.resolve.uv import uv_version
 from envbuild.oci.write import OciImage, RunConfig, make_oci, write_layout
 from envbuild.rootfs import gzip_writer
-from envbuild.rootfs.layer_writer import EPOCH, Layer, LayerWriter
+from envbuild.rootfs.layer import Layer, LayerRecord
+from envbuild.rootfs.layer_writer import EPOCH, LayerWriter
 from envbuild.store.local import LocalStore
+from envbuild.store.record import RECORD_FILE, dump
 from envbuild.wheels.cache.wheelhouse import NO_BUILT, Built, digests_of
 
 KIND = "images"

@@ -15,7 +15,7 @@ from envbuild.image.sbom.write import reports_of
 from envbuild.image.scan.cache import CachedScan, survey_layer
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.record.cyclonedx import timestamp
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer
 from envbuild.store.local import LocalStore
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.cache.entry import wanted

@@ -13,11 +13,12 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree, write_atomic
 from envbuild.image.output_folder import check_writable, make_readable, refuse_extra, refuse_foreign
-from envbuild.image.record import RECORD_FILE, ImageRecord, dump
+from envbuild.image.record import ImageRecord
 from envbuild.oci.files import FolderFiles
 from envbuild.oci.layout import open_layout
 from envbuild.oci.write import INDEX_FILE, retagged
 from envbuild.store.entry_index import ALWAYS_READ_BYTES, SEAL_FILE, seal_with, unmask
+from envbuild.store.record import RECORD_FILE, dump
 
 OCI_DIR = "oci"
 SQSH_FILE = "image.sqsh"

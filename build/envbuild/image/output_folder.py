@@ -12,8 +12,9 @@ from pathlib import Path
 
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.files import machine_errors, os_error
-from envbuild.image.record import CYCLONEDX_FILE, PROVENANCE_FILE, RECORD_FILE, SPDX_FILE
+from envbuild.image.record import CYCLONEDX_FILE, PROVENANCE_FILE, SPDX_FILE
 from envbuild.store.entry_index import SEAL_FILE
+from envbuild.store.record import RECORD_FILE
 
 SCHEMA = "envbuild.image/"
 # What images of any version have, whether their seal is there or not.

@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from envbuild.catalog.models import Name, TomlModel
-from envbuild.core.errors import ConfigurationError
-from envbuild.core.validation import in_words
+from envbuild.oci.models import BaseConfig
+from envbuild.rootfs.layer import LayerRecord
+from envbuild.store.record import load
 
-RECORD_FILE = "record.json"
 # Its reports.
 CYCLONEDX_FILE = "sbom.cdx.json"
 SPDX_FILE = "sbom.spdx.json"
 PROVENANCE_FILE = "provenance.json"
-M = TypeVar("M", bound=TomlModel)
-LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 SCHEMA: Literal["envbuild.image/1"] = "envbuild.image/1"
-
-
-class LayerRecord(TomlModel):
-    """A layer: the digest of its file, and of the tar in it."""
-
-    name: Name
-    digest: str
-    diff_id: str
-    size_bytes: int
-    unpacked_bytes: int
-    entries: int
-    media_type: str = LAYER_TYPE
-
-
-class BaseConfig(TomlModel):
-    """What a base that is an image says about its containers."""
-
-    environment: dict[str, str] = Field(default_factory=dict)
-    labels: dict[str, str] = Field(default_factory=dict)
-    user: str = ""
-    workdir: str = ""
-    volumes: tuple[str, ...] = ()
-    ports: tuple[str, ...] = ()
-    stop_signal: str = ""
-    entrypoint: tuple[str, ...] = Field(default=(), description="not carried into images")
 
 
 class BaseRecord(TomlModel):
@@ -165,24 +137,3 @@ class ImageRecord(TomlModel):
             ConfigurationError: it was damaged, or written by another version of envbuild.
         """
         return load(path, cls)
-
-
-def load(path: Path, model: type[M]) -> M:
-    """Read a record.
-
-    Raises:
-        ConfigurationError: it was damaged, or written by another version of envbuild.
-    """
-    try:
-        return model.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise ConfigurationError(
-            f"cannot read the record {path}",
-            why=in_words(error) if isinstance(error, ValidationError) else str(error),
-            fix=f"Remove {path.parent} and run `envbuild image` again.",
-        ) from error
-
-
-def dump(record: TomlModel) -> bytes:
-    """A record as the bytes of its file."""
-    return (json.dumps(record.model_dump(mode="json", by_alias=True), indent=2) + "\n").encode()

@@ -10,13 +10,12 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from envbuild.core.digests import sha256_file
 from envbuild.core.files import machine_errors
-from envbuild.image.record import BaseConfig, LayerRecord
-from envbuild.oci.documents import Configuration, base_config, read, refused
+from envbuild.oci.models import BaseConfig, Configuration, base_config, read, refused
 from envbuild.oci.pull import content_of
 from envbuild.oci.sources import ArchiveSource
 from envbuild.rootfs.blobs import GZIP_MAGIC, LayerBlob, open_blob
 from envbuild.rootfs.gzip_writer import GzipWriter
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer, LayerRecord
 
 
 class _Saved(BaseModel):

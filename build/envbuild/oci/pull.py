@@ -13,9 +13,9 @@ from envbuild.core import jsonread
 from envbuild.core.digests import sha256_bytes, short
 from envbuild.core.files import link_or_copy, write_atomic
 from envbuild.core.progress import Reporter
-from envbuild.image.record import RECORD_FILE, BaseConfig, LayerRecord, dump, load
-from envbuild.oci.documents import (
+from envbuild.oci.models import (
     LAYER_TYPES,
+    BaseConfig,
     Configuration,
     Descriptor,
     Index,
@@ -29,10 +29,11 @@ from envbuild.oci.documents import (
 from envbuild.oci.sources import ImageSource
 from envbuild.rootfs import members
 from envbuild.rootfs.blobs import LayerBlob, check_media_type, open_blob
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.rootfs.members import Refusal
 from envbuild.rootfs.tar_reader import read_tar
 from envbuild.store.local import LocalStore
+from envbuild.store.record import RECORD_FILE, dump, load
 
 KIND = "base-layers"
 BLOB = "layer"

@@ -15,7 +15,7 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.core.text import printable
-from envbuild.oci.documents import DOCUMENT_BYTES, INDEX_TYPES, MANIFEST_TYPES, Descriptor, Index, read, refused
+from envbuild.oci.models import DOCUMENT_BYTES, INDEX_TYPES, MANIFEST_TYPES, Descriptor, Index, read, refused
 from envbuild.oci.write import INDEX_FILE, REF_NAME
 from envbuild.rootfs.tars import damage_refused, open_archive
 from envbuild.store.address import parse_address

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from envbuild.core.digests import Json, canonical_json, sha256_bytes
 from envbuild.core.files import link_or_copy, write_atomic
-from envbuild.image.record import LayerRecord
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer, LayerRecord
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
-from envbuild.image.record import LayerRecord
 from envbuild.rootfs.gzip_writer import GzipWriter
+from envbuild.rootfs.layer import LayerRecord
 from envbuild.rootfs.tars import TarWriter
 
 if TYPE_CHECKING:
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
 
 # Every file of a layer has this time (2000-01-01). It is no lock's, so that locks share layers.
 EPOCH = 946684800
-
-
-class Layer(NamedTuple):
-    """A layer: what is known about it, and its file."""
-
-    record: LayerRecord
-    file: Path
 
 
 class Rights(NamedTuple):

@@ -27,10 +27,10 @@ from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkE
 from envbuild.core.progress import SilentReporter
 from envbuild.image.base.facts import check
 from envbuild.image.base.imported import ImportedBase, resolve, take
-from envbuild.image.record import LayerRecord
 from envbuild.oci.sources import RegistrySource
 from envbuild.oci.write import RunConfig, make_oci, write_layout
-from envbuild.rootfs.layer_writer import Layer, LayerWriter
+from envbuild.rootfs.layer import Layer, LayerRecord
+from envbuild.rootfs.layer_writer import LayerWriter
 from envbuild.store.local import LocalStore
 
 CONFIG = RunConfig(

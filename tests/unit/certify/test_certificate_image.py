@@ -16,7 +16,7 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, ConfigurationError
 from envbuild.image.sbom.cyclonedx import MEDIA_TYPE as CYCLONEDX
 from envbuild.oci.write import REF_NAME, RunConfig, make_oci, write_layout
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer
 
 
 @pytest.fixture

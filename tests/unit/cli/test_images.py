@@ -7,9 +7,8 @@ from helpers.layer_tars import file, layer
 
 from envbuild.cli.main import run
 from envbuild.core.digests import sha256_file
-from envbuild.image.record import LayerRecord
 from envbuild.oci.write import RunConfig, make_oci, write_layout
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer, LayerRecord
 
 
 @pytest.fixture(autouse=True)

@@ -22,13 +22,16 @@ from envbuild.image.docker import builder as docker_builder
 from envbuild.image.docker.job import Job
 from envbuild.image.layers.environment import StoredEnvironment
 from envbuild.image.layers.sandbox import VENV
-from envbuild.image.record import BaseConfig, BaseRecord, EnvironmentRecord, LayerRecord, dump
+from envbuild.image.record import BaseRecord, EnvironmentRecord
 from envbuild.image.squashfs import enroot, settings
 from envbuild.image.squashfs.compression import Compression
 from envbuild.image.squashfs.settings import Packing
 from envbuild.lock.lockfile import read_lock
+from envbuild.oci.models import BaseConfig
 from envbuild.rootfs import gzip_writer
+from envbuild.rootfs.layer import LayerRecord
 from envbuild.store.local import LocalStore
+from envbuild.store.record import dump
 
 SELECTION = select(Catalog.open(data_root()), "mcore", "cpu", "debian12", HostDistribution("debian", "12"))
 BASE_DIGEST = "sha256:base"

@@ -3,7 +3,9 @@
 import pytest
 
 from envbuild.core.errors import ConfigurationError
-from envbuild.image.record import ImageRecord, LayerRecord, SqshRecord, dump
+from envbuild.image.record import ImageRecord, SqshRecord
+from envbuild.rootfs.layer import LayerRecord
+from envbuild.store.record import dump
 
 LAYER = LayerRecord(name="base", digest="sha256:1", diff_id="sha256:2", size_bytes=3, unpacked_bytes=4, entries=5)
 RECORD = ImageRecord(

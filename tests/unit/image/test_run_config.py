@@ -2,8 +2,8 @@
 
 import subprocess
 
-from envbuild.image.record import BaseConfig
 from envbuild.image.run_config import environment, labels, path_front
+from envbuild.oci.models import BaseConfig
 
 VENV = "/opt/envbuild/venv"
 

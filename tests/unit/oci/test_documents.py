@@ -5,7 +5,7 @@ import json
 import pytest
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.oci.documents import (
+from envbuild.oci.models import (
     Configuration,
     Index,
     Manifest,

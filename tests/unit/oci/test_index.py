@@ -9,10 +9,9 @@ from helpers.layer_tars import file, layer
 from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.inspect.open import open_image
-from envbuild.image.record import LayerRecord
 from envbuild.image.sbom.referrers import Attachment, attach
 from envbuild.oci.write import MANIFEST_TYPE, REF_NAME, RunConfig, make_oci, write_layout
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer, LayerRecord
 
 SBOM = "application/vnd.cyclonedx+json"
 INDEX = "application/vnd.oci.image.index.v1+json"

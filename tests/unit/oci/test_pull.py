@@ -6,8 +6,7 @@ from helpers.layer_tars import file, layer
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
-from envbuild.image.record import BaseConfig
-from envbuild.oci.documents import LAYER_TYPES, Descriptor
+from envbuild.oci.models import LAYER_TYPES, BaseConfig, Descriptor
 from envbuild.oci.pull import FoundImage, content_of, find_image, keep_layers
 from envbuild.oci.sources import LayoutSource
 from envbuild.store.local import LocalStore

@@ -3,9 +3,8 @@
 import hashlib
 import json
 
-from envbuild.image.record import LayerRecord
 from envbuild.oci.write import RunConfig, make_oci, write_layout
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer, LayerRecord
 
 CONFIG = RunConfig(
     environment=("PATH=/bin",), command=("/bin/bash",), labels=(("z", "last"), ("a", "first")), volumes=("/data",)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.image.record import LayerRecord
+from envbuild.rootfs.layer import LayerRecord
 from envbuild.rootfs.layer_writer import LayerWriter, Rights, kept_rights, plain_rights, walk
 from envbuild.rootfs.tars import read_members
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.output import PlacedImage, verify
-from envbuild.image.record import RECORD_FILE
 from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
+from envbuild.store.record import RECORD_FILE
 
 KIND, FILE = "stamps", "stamps.json"
 

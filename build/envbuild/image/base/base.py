@@ -17,12 +17,14 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.image.base import facts, imported, mmdebstrap, subids
-from envbuild.image.record import RECORD_FILE, BaseConfig, BaseRecord, LayerRecord, dump, load
+from envbuild.image.record import BaseRecord
+from envbuild.oci.models import BaseConfig
 from envbuild.rootfs import gzip_writer
 from envbuild.rootfs.blobs import LayerBlob
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.rootfs.unpack import unpack
 from envbuild.store.local import LocalStore
+from envbuild.store.record import RECORD_FILE, dump, load
 
 KIND = "bases"
 # Raised when a base made from the same inputs would come out differently.

@@ -14,11 +14,11 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, InternalError, UsageError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
-from envbuild.image.record import BaseConfig
 from envbuild.oci import archive as tarred
+from envbuild.oci.models import BaseConfig
 from envbuild.oci.pull import find_image, keep_layers
 from envbuild.oci.sources import ArchiveSource, ImageSource, LayoutSource, RegistrySource
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer
 from envbuild.store.local import LocalStore
 
 

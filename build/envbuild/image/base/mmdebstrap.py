@@ -20,7 +20,8 @@ from envbuild.core.progress import Reporter
 from envbuild.image.base import apt
 from envbuild.rootfs import gzip_writer
 from envbuild.rootfs.blobs import LayerBlob
-from envbuild.rootfs.layer_writer import EPOCH, Layer, LayerWriter, Rights, kept_rights
+from envbuild.rootfs.layer import Layer
+from envbuild.rootfs.layer_writer import EPOCH, LayerWriter, Rights, kept_rights
 from envbuild.rootfs.overlay import Overlay
 from envbuild.rootfs.tars import read_members
 from envbuild.rootfs.unpack import unpack

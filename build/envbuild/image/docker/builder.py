@@ -28,7 +28,7 @@ from envbuild.image.docker.saved import unpack_saved
 from envbuild.image.docker.streams import tar_stream
 from envbuild.image.layers.environment import StoredEnvironment
 from envbuild.image.output import OCI_DIR
-from envbuild.image.record import RECORD_FILE, DockerRecord, EnvironmentRecord, ImageRecord
+from envbuild.image.record import DockerRecord, EnvironmentRecord, ImageRecord
 from envbuild.image.sbom import write
 from envbuild.image.scan import scan as surveys
 from envbuild.image.squashfs.settings import Packing
@@ -36,6 +36,7 @@ from envbuild.lock.lockfile import snapshot
 from envbuild.lock.project.torch_builds import locked_torch
 from envbuild.oci.write import make_oci, with_manifest, write_layout
 from envbuild.rootfs import gzip_writer
+from envbuild.store.record import RECORD_FILE
 
 KIND = "docker-images"
 KEY_LABEL = "envbuild.docker.key"

@@ -19,10 +19,11 @@ from envbuild.image.docker.dockerfile import START, Recipe, render, tools
 from envbuild.image.docker.plan import groups_of, plan_install, step_file, unbuilt
 from envbuild.image.docker.streams import Content
 from envbuild.image.layers.environment import StoredEnvironment
-from envbuild.image.record import BaseRecord, EnvironmentRecord, LayerRecord
+from envbuild.image.record import BaseRecord, EnvironmentRecord
 from envbuild.image.squashfs.settings import Packing
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.resolve.uv import uv_program, uv_version
+from envbuild.rootfs.layer import LayerRecord
 from envbuild.store.local import LocalStore
 from envbuild.wheels.cache.wheelhouse import Built, digests_of
 from envbuild.wheels.sources import WheelSources

@@ -13,9 +13,8 @@ from envbuild.core import jsonread
 from envbuild.core.digests import Json, canonical_json, sha256_bytes
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.docker.streams import Content, tar_stream
-from envbuild.image.record import LayerRecord
 from envbuild.rootfs.gzip_writer import GzipWriter
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer, LayerRecord
 
 # Larger than any configuration or manifest.
 SMALL_BYTES = 4 << 20

@@ -9,11 +9,12 @@ from envbuild.core.errors import ConfigurationError
 from envbuild.core.files import machine_errors
 from envbuild.image.inspect.sqsh import open_sqsh
 from envbuild.image.output import OCI_DIR, SQSH_FILE
-from envbuild.image.record import RECORD_FILE, ImageRecord
+from envbuild.image.record import ImageRecord
 from envbuild.image.squashfs.read import MAGIC
 from envbuild.oci.files import ArchiveFiles, FolderFiles, has
 from envbuild.oci.layout import open_docker_archive, open_layout
 from envbuild.oci.opened import OpenedImage, not_an_image
+from envbuild.store.record import RECORD_FILE
 
 
 def open_image(named: str, scratch: Path) -> OpenedImage:

@@ -22,10 +22,11 @@ from envbuild.image.layers.install import LAYER_FILE, TREE, LayerMaker
 from envbuild.image.layers.policy import layering
 from envbuild.image.layers.sandbox import INSIDE_LOADED, INSIDE_PROBE, VENV, InstallSandbox
 from envbuild.image.layers.strip import check_against, distributions
-from envbuild.image.record import RECORD_FILE, EnvironmentLayerRecord, EnvironmentRecord, dump, load
+from envbuild.image.record import EnvironmentLayerRecord, EnvironmentRecord
 from envbuild.lock.lockfile import LockDirectory, snapshot
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer
 from envbuild.store.local import LocalStore
+from envbuild.store.record import RECORD_FILE, dump, load
 from envbuild.sync.imports import PROBE, Imports, check_environment, modules_of, try_imports
 from envbuild.wheels.cache.wheelhouse import NO_BUILT, Built
 

@@ -19,11 +19,12 @@ from envbuild.image.layers.groups import Part
 from envbuild.image.layers.policy import Layering
 from envbuild.image.layers.sandbox import BUILT, INSIDE, LOGS, PREFIX, VENV, InstallSandbox
 from envbuild.image.layers.strip import tidy
-from envbuild.image.record import RECORD_FILE, EnvironmentLayerRecord, dump
+from envbuild.image.record import EnvironmentLayerRecord
 from envbuild.lock.lockfile import LockDirectory, LockedComponent
 from envbuild.lock.project.torch_builds import locked_torch
 from envbuild.rootfs.layer_writer import EPOCH, LayerWriter, plain_rights
 from envbuild.store.local import LocalStore
+from envbuild.store.record import RECORD_FILE, dump
 from envbuild.sync.install import LATER, install_again, install_packages, make_venv
 from envbuild.sync.install_target import InstallTarget
 from envbuild.wheels.build.unpack import unpack

@@ -13,7 +13,7 @@ from envbuild.core.progress import Reporter
 from envbuild.core.text import printable
 from envbuild.image.scan.scan import FORMAT, LayerScan, survey
 from envbuild.rootfs.blobs import LayerBlob
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer
 from envbuild.rootfs.members import Member
 from envbuild.rootfs.single_layer import members_of
 from envbuild.rootfs.stream import Content

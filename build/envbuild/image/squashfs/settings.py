@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Literal
 
 from envbuild.core.process import find_tool
-from envbuild.image.record import BaseConfig, SqshRecord
+from envbuild.image.record import SqshRecord
 from envbuild.image.squashfs import compression as compressions
 from envbuild.image.squashfs import enroot, enroot_import
 from envbuild.image.squashfs.compression import Compression
 from envbuild.image.squashfs.pack import mksquashfs_version, write_sqsh
+from envbuild.oci.models import BaseConfig
 from envbuild.oci.write import RunConfig
 from envbuild.rootfs.blobs import LayerBlob
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer
 
 # Raised when a .sqsh packed from the same layers would come out differently.
 FORMAT = 2

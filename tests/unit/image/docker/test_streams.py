@@ -10,7 +10,8 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.docker.saved import archive_of, unpack_saved
 from envbuild.image.docker.streams import tar_stream
-from envbuild.rootfs.layer_writer import Layer, LayerWriter
+from envbuild.rootfs.layer import Layer
+from envbuild.rootfs.layer_writer import LayerWriter
 
 
 def read(chunks):

@@ -17,13 +17,13 @@ from unit.image.test_record import RECORD
 from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
 from envbuild.image.inspect.open import open_image
-from envbuild.image.record import LayerRecord, dump
 from envbuild.image.squashfs import read
 from envbuild.oci import files as opening_blobs
 from envbuild.oci.write import RunConfig, make_oci, write_layout
 from envbuild.rootfs import blobs, tars
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.rootfs.members import Kind, Member
+from envbuild.store.record import dump
 
 CONFIG = RunConfig(environment=("PATH=/bin", "A=b=c"), labels=(("envbuild.stack", "s"),))
 

@@ -10,9 +10,10 @@ from envbuild.catalog.data import data_root
 from envbuild.image.base import StoredBase
 from envbuild.image.layers import groups
 from envbuild.image.layers.groups import plan_parts
-from envbuild.image.record import BaseRecord, LayerRecord
+from envbuild.image.record import BaseRecord
 from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.rootfs import gzip_writer
+from envbuild.rootfs.layer import LayerRecord
 
 BASE = Catalog.open(data_root()).base("debian12")
 LAYER = LayerRecord(name="base", digest="d", diff_id="sha256:b", size_bytes=1, unpacked_bytes=1, entries=1)

@@ -16,14 +16,15 @@ from envbuild.catalog.models import Phase
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import CheckRefusedError, InternalError
 from envbuild.image.output import PlacedImage, verify
-from envbuild.image.record import ImageRecord, LayerRecord, dump
+from envbuild.image.record import ImageRecord
 from envbuild.image.sbom.inventory import inventory
 from envbuild.image.sbom.referrers import attach
 from envbuild.image.sbom.subject import ImageSubject
 from envbuild.image.sbom.write import reports_of
 from envbuild.lock.lockfile import LockedComponent, read_lock
 from envbuild.oci.write import REF_NAME, RunConfig, make_oci, retagged, write_layout
-from envbuild.rootfs.layer_writer import Layer
+from envbuild.rootfs.layer import Layer, LayerRecord
+from envbuild.store.record import dump
 
 VENV = "opt/envbuild/venv"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -6,9 +6,9 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from envbuild.catalog.fields import TomlModel
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.text import printable
-from envbuild.image.record import BaseConfig
 
 M = TypeVar("M", bound=BaseModel)
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -76,6 +76,19 @@ class Manifest(_Document):
 
 class _Rootfs(_Document):
     diff_ids: tuple[Digest, ...]
+
+
+class BaseConfig(TomlModel):
+    """What a base that is an image says about its containers."""
+
+    environment: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    user: str = ""
+    workdir: str = ""
+    volumes: tuple[str, ...] = ()
+    ports: tuple[str, ...] = ()
+    stop_signal: str = ""
+    entrypoint: tuple[str, ...] = Field(default=(), description="not carried into images")
 
 
 class _Start(_Document):
