@@ -29,6 +29,11 @@ from envbuild.lock.resolve.uv import uv_program
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Each look of uv for a Python starts pyenv's shims, which are shell scripts: 0.4 s of every `uv lock`.
+os.environ["PATH"] = os.pathsep.join(
+    folder for folder in os.environ["PATH"].split(os.pathsep) if Path(folder).name != "shims"
+)
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
