@@ -272,8 +272,7 @@ def passed(
             raise disk_full(run.folder)
         error = failure(verdicts, problems, results, run.folder)
         reports = write_reports(job.folder, _report_of_failure(job, run, verdicts, problems, error, runtime))
-        error.fix += f" {reports.page} shows them."
-        raise error
+        raise error.with_context(fix=f"{error.fix} {reports.page} shows them.")
     return verdicts
 
 

@@ -356,14 +356,12 @@ def _lock_all(session: Session, *, upgrade: bool) -> None:
     ]
     if failed:
         first = failed[0][1]
-        raise type(first)(
-            f"{len(failed)} of {len(outcomes)} locks failed",
+        raise first.with_context(
+            what=f"{len(failed)} of {len(outcomes)} locks failed",
             why="\n".join(
                 f"{selection.stack_name} on {selection.base_name}: {error.what}\n{error.why}"
                 for selection, error in failed
             ),
-            fix=first.fix,
-            log=first.log,
         )
     session.done(
         {

@@ -7,7 +7,8 @@ says what failed, why, and what to do. A Python traceback reaches a user only fo
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -84,8 +85,20 @@ class ResolutionError(EnvbuildError):
 class CheckRefusedError(EnvbuildError):
     exit_code = 5
     meaning = "a check refused a lock, a wheel or an image"
-    # Of the findings, where checks with codes refused.
-    codes: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        why: str = "",
+        fix: str = "",
+        log: Path | None = None,
+        reason: str = "",
+        codes: Iterable[str] = (),
+    ) -> None:
+        """``codes``: those of the findings, where the check has any."""
+        super().__init__(what, why=why, fix=fix, log=log, reason=reason)
+        self.codes = frozenset(codes)
 
 
 class BuildError(EnvbuildError):
@@ -93,14 +106,23 @@ class BuildError(EnvbuildError):
     meaning = "a build failed"
 
 
-class CertificationFailedError(EnvbuildError):
-    """A certification ran, and there is no certificate.
+@dataclass(frozen=True, kw_only=True)
+class FailedRun:
+    """What a certification that failed shows under ``--json``.
 
-    Args:
+    Attributes:
         cases: every case as a passing run shows it; empty when the results cannot be judged.
         environment_findings: what differs between the lock and the environment in the image.
         problems: of the run as a whole, each with the code of its check.
     """
+
+    cases: Sequence[Mapping[str, Json]] = ()
+    environment_findings: Sequence[Mapping[str, Json]] = ()
+    problems: Sequence[Mapping[str, Json]] = ()
+
+
+class CertificationFailedError(EnvbuildError):
+    """A certification ran, and there is no certificate; ``run`` where there are results."""
 
     exit_code = 7
     meaning = "certification ran and a case failed"
@@ -112,21 +134,16 @@ class CertificationFailedError(EnvbuildError):
         why: str = "",
         fix: str = "",
         log: Path | None = None,
-        cases: Sequence[Mapping[str, Json]] | None = None,
-        environment_findings: Sequence[Mapping[str, Json]] = (),
-        problems: Sequence[Mapping[str, Json]] = (),
+        run: FailedRun | None = None,
     ) -> None:
         super().__init__(what, why=why, fix=fix, log=log)
-        self.cases = cases
-        self.environment_findings = environment_findings
-        self.problems = problems
+        self.run = run
 
     def as_json(self) -> dict[str, Json]:
         shown = super().as_json()
-        if self.cases is not None:
-            shown["cases"] = [dict(case) for case in self.cases]
-            shown["environment_findings"] = [dict(finding) for finding in self.environment_findings]
-            shown["problems"] = [dict(problem) for problem in self.problems]
+        if self.run is not None:
+            for key in ("cases", "environment_findings", "problems"):
+                shown[key] = [dict(item) for item in getattr(self.run, key)]
         return shown
 
 

@@ -193,9 +193,9 @@ def _write(
     try:
         write_lock(selection, plan, inputs, work, repositories)
     except ResolutionError as error:
-        if previous is None:
-            explain_pins(plan, error, work)
-        raise
+        if previous is not None:
+            raise
+        raise explain_pins(plan, error, work) from None
 
 
 def _current(path: Path, *, upgrade: bool) -> LockDirectory | None:

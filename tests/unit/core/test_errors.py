@@ -14,6 +14,7 @@ from envbuild.core.errors import (
     CertificationCannotRunError,
     CertificationFailedError,
     EnvbuildError,
+    FailedRun,
     InterruptedByUserError,
     disk_full,
 )
@@ -83,10 +84,12 @@ def test_ready_made_errors_say_what_why_and_fix(error):
 
 
 def test_failed_certification_carries_its_cases_where_there_are_any():
-    error = CertificationFailedError("it failed", cases=[{"id": "a"}], environment_findings=[{"code": "c"}])
+    error = CertificationFailedError(
+        "it failed", run=FailedRun(cases=[{"id": "a"}], environment_findings=[{"code": "c"}])
+    )
     shown = json.loads(json.dumps(error.as_json()))
     assert (shown["cases"], shown["environment_findings"]) == ([{"id": "a"}], [{"code": "c"}])
-    assert CertificationFailedError("it failed", cases=()).as_json()["cases"] == []
+    assert CertificationFailedError("it failed", run=FailedRun()).as_json()["cases"] == []
 
 
 @pytest.mark.parametrize("cls", ERROR_CLASSES)

@@ -10,7 +10,7 @@ from pathlib import Path
 from envbuild.certify.judge.judge import Results, Verdict
 from envbuild.certify.judge.problems import Problem
 from envbuild.certify.judge.verdicts import verdict_json
-from envbuild.core.errors import CertificationFailedError
+from envbuild.core.errors import CertificationFailedError, FailedRun
 from envbuild.core.progress import Reporter
 from envbuild.core.text import printable
 
@@ -160,9 +160,11 @@ def failure(
         why="\n".join(lines),
         fix=f"No certificate was written. Plan, results and a log for each rank are in {run_dir}.",
         log=_log(failed, results, run_dir),
-        cases=[verdict_json(verdict) for verdict in verdicts],
-        environment_findings=results.environment_findings,
-        problems=[problem.as_json() for problem in problems],
+        run=FailedRun(
+            cases=[verdict_json(verdict) for verdict in verdicts],
+            environment_findings=results.environment_findings,
+            problems=[problem.as_json() for problem in problems],
+        ),
     )
 
 

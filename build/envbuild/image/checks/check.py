@@ -31,14 +31,13 @@ def check_image(facts: Facts, allow: Collection[str], reporter: Reporter) -> dic
     refused = [item for items in found.values() for item in items if not item.of_base and item.code not in allow]
     if refused:
         codes = sorted({item.code for item in refused})
-        error = CheckRefusedError(
+        raise CheckRefusedError(
             f"the image is refused: {', '.join(codes)}",
             why="\n".join(_lines(refused)),
             fix="Find what puts it there and leave it out. What is right as it is passes with "
             f"{' '.join(f'--allow {code}' for code in codes)}; the image's record then says so.",
+            codes=codes,
         )
-        error.codes = frozenset(codes)
-        raise error
     for items in found.values():
         for line in _lines(items):
             reporter.note(f"note: {line}")

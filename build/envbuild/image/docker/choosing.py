@@ -109,12 +109,8 @@ def _daemon_of_format(asked: ImageRequest) -> Engine:
     try:
         return open_engine(otherwise=_other_formats(asked))
     except MachineError as error:
-        raise MachineError(
-            error.what,
-            why=f"--format docker puts the image into a daemon, whoever builds it. {error.why}",
-            fix=error.fix,
-            log=error.log,
-        ) from error
+        why = f"--format docker puts the image into a daemon, whoever builds it. {error.why}"
+        raise error.with_context(why=why) from error
 
 
 def _other_formats(asked: ImageRequest) -> str:

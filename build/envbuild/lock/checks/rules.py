@@ -343,12 +343,11 @@ def refuse(findings: Iterable[CheckFinding], allowed: Iterable[str], title: str)
     passed = tuple(finding for finding in findings if finding.code in allow)
     refused = [finding for finding in findings if finding.code not in allow]
     if refused:
-        error = CheckRefusedError(
+        raise CheckRefusedError(
             f"the lock of {title} is refused by {len(refused)} finding{'s' if len(refused) > 1 else ''}",
             why="\n".join(f"[{finding.code}] {finding.what}\n  {finding.fix}" for finding in refused),
             fix="Correct the stack. To take it nevertheless, and have the record say so: "
             + " ".join(f"--allow {code}" for code in sorted({finding.code for finding in refused})),
+            codes=[finding.code for finding in refused],
         )
-        error.codes = frozenset(finding.code for finding in refused)
-        raise error
     return passed

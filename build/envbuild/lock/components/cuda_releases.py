@@ -118,10 +118,9 @@ def _last_upload(package: Mapping[str, Any]) -> datetime:
 
 def _none_yet(item: Chosen, base: Base, moment: AsOf) -> CheckRefusedError:
     major = cuda_major(base)
-    error = CheckRefusedError(
+    return CheckRefusedError(
         f"as of {moment.text()} no release of {item.name} on the index is for CUDA {major}",
         why=f"Those for CUDA {major} are {item.name}{item.specifier} ({item.because}).",
         fix="Name the base, and the first one is taken although it is newer: --base NAME",
+        codes=["cuda-mixed"],
     )
-    error.codes = frozenset({"cuda-mixed"})
-    return error

@@ -217,8 +217,8 @@ class GitSourceReader:
             ) from error
         except (CheckRefusedError, ConfigurationError, NetworkError) as error:
             if required:
-                error.why = f"{_where(by)} takes {source.package} from there.\n{error.why}"
-                raise
+                why = f"{_where(by)} takes {source.package} from there.\n{error.why}"
+                raise error.with_context(why=why) from error
             self._cannot_be_had(source, by, parts, error)
             return None
         return GitSource(chosen=chosen, by=by, parts=parts, required=required, build_requires=needs)

@@ -83,8 +83,7 @@ def _resolve(plan: LockPlan, what: str, work: LockContext) -> tuple[LockPlan, Re
         try:
             plan, found = _with_what_is_asked_for(plan, error, what, work)
         except ResolutionError as last:
-            _explain_refused(last)
-            raise
+            raise _explain_refused(last) from error
     # 2.13.0 takes 2.13.0+cpu too, and rather, where the site's find-links have it.
     while plan.torch.kind == "package-index" and "+" in (build := found.pins.get("torch", "")):
         work.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
@@ -120,14 +119,16 @@ def _first(plan: LockPlan, what: str, work: LockContext) -> Resolution:
     return _once(plan, plan.keep, what, work)
 
 
-def _explain_refused(error: ResolutionError) -> None:
-    """Say what to do about a package that uv refuses to take from elsewhere."""
-    if names := ", ".join(dict.fromkeys(_URL_REFUSED.findall(error.why))):
-        error.fix = (
-            f"Its authors take {names} from elsewhere ([tool.uv.sources]) in a way that is not followed: a path, a "
-            "member of a workspace, or what a note above says could not be had. Reach its repository, or make it a "
-            "component of the stack: [components.NAME] with git and ref, or with a version."
-        )
+def _explain_refused(error: ResolutionError) -> ResolutionError:
+    """The error with what to do about a package that uv refuses to take from elsewhere."""
+    names = ", ".join(dict.fromkeys(_URL_REFUSED.findall(error.why)))
+    if not names:
+        return error
+    return error.with_context(
+        fix=f"Its authors take {names} from elsewhere ([tool.uv.sources]) in a way that is not followed: a path, a "
+        "member of a workspace, or what a note above says could not be had. Reach its repository, or make it a "
+        "component of the stack: [components.NAME] with git and ref, or with a version."
+    )
 
 
 def _once(

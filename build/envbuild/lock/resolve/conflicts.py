@@ -45,30 +45,32 @@ class _OutOfBoundsError(Exception):
     """The attempts, or the time for them, are used up."""
 
 
-def explain_pins(plan: LockPlan, error: ResolutionError, work: LockContext) -> None:
-    """Add to the error which of the user's pins take part, and what resolves instead.
+def explain_pins(plan: LockPlan, error: ResolutionError, work: LockContext) -> ResolutionError:
+    """The error with which of the user's pins take part, and what resolves instead.
 
     uv's own explanation stays as it is. Nothing is added where there are no pins.
     """
     pins = {name: item for name, item in plan.project.chosen.items() if item.origin is DecidedBy.PIN}
     if not pins or NO_SOLUTION not in error.why:
-        return
+        return error
     trials = _Trials(plan, work)
     told: list[str] = []
+    fix = error.fix
     try:
         with work.reporter.step(f"find out which of {len(pins)} pins take part"):
-            _tell(trials, pins, told, error)
+            fix = _tell(trials, pins, told) or fix
     except _OutOfBoundsError:
         told.append(f"More was not tried: {MOST_ATTEMPTS} attempts or {MOST_SECONDS:.0f} s are used up.")
     except (CheckRefusedError, ConfigurationError, MachineError, NetworkError, ResolutionError) as other:
         told.append(f"More could not be found out: {other.what}")
-    error.why = "\n".join([error.why, *told])
+    return error.with_context(why="\n".join([error.why, *told]), fix=fix)
 
 
-def _tell(trials: _Trials, pins: Mapping[str, Chosen], told: list[str], error: ResolutionError) -> None:
+def _tell(trials: _Trials, pins: Mapping[str, Chosen], told: list[str]) -> str:
+    """Report what resolves instead; returns how to get it, if anything does."""
     if trials.attempt(relaxed=dict.fromkeys(pins)) is None:
         told.append("Without any of the pins it does not resolve either.")
-        return
+        return ""
     taking_part = _minimal(trials, list(pins))
     idle = [name for name in pins if name not in taking_part]
     shown = ", ".join(f"{name}={pins[name].asked}" for name in taking_part)
@@ -84,15 +86,15 @@ def _tell(trials: _Trials, pins: Mapping[str, Chosen], told: list[str], error: R
         others = others or [f"{other} {pins[other].asked}" for other in idle] or ["what the stack says"]
         told.append(f"{name} {version} resolves with {', '.join(others)}.")
     if found:
-        error.fix = "Pin what resolves: " + ", or ".join(f"--pin {name}={version}" for name, version in found)
-        return
+        return "Pin what resolves: " + ", or ".join(f"--pin {name}={version}" for name, version in found)
     # No single one is enough: what the resolver finds when each may be older.
     older = {name: f"<={version}" for name, item in pins.items() if (version := _exact(item)) is not None}
     versions = trials.attempt(relaxed=older) if len(older) > 1 else None
-    if versions is not None:
-        pair = {name: versions[canonicalize_name(name)] for name in older if canonicalize_name(name) in versions}
-        told.append(f"{', '.join(f'{name} {version}' for name, version in pair.items())} resolve together.")
-        error.fix = "Pin what resolves: " + " ".join(f"--pin {name}={version}" for name, version in pair.items())
+    if versions is None:
+        return ""
+    pair = {name: versions[canonicalize_name(name)] for name in older if canonicalize_name(name) in versions}
+    told.append(f"{', '.join(f'{name} {version}' for name, version in pair.items())} resolve together.")
+    return "Pin what resolves: " + " ".join(f"--pin {name}={version}" for name, version in pair.items())
 
 
 def _minimal(trials: _Trials, pins: Sequence[str]) -> list[str]:
