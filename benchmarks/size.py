@@ -75,7 +75,7 @@ def measure(root: Path) -> dict[str, object]:
             and parameters(node) > MOST_PARAMETERS
             and not is_command(node)
         ]
-    docs = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    docs = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     return {
         "files": len(product),
         "lines": sum(lines for _, lines, _ in packages.values()),

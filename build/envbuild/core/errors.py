@@ -1,6 +1,6 @@
 """Every failure that envbuild reports, with its exit code.
 
-One class of error, one exit code; ``docs/exit-codes.md`` is checked against this file by a test. Each error
+One class of error, one exit code; ``docs/reference/exit-codes.md`` is checked against this file by a test. Each error
 says what failed, why, and what to do. A Python traceback reaches a user only for :class:`InternalError`.
 """
 

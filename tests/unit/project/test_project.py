@@ -23,6 +23,7 @@ FILES = subprocess.run(
 ).stdout.strip("\0").split("\0")  # fmt: skip
 PRESENT = [name for name in FILES if (ROOT / name).is_file()]
 PYPROJECT = tomlread.loads((ROOT / "pyproject.toml").read_text())
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 TOP = {
     *("build", "smoke", "envs", "lockfiles", "containers", "tests", "benchmarks", "docs", ".ci", ".github"),
     *("pyproject.toml", "dev", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
@@ -90,7 +91,28 @@ def test_test_files_are_found_by_pytest():
 
 @pytest.mark.parametrize("command", list(COMMANDS))
 def test_every_command_has_a_page(command):
-    assert (ROOT / "docs" / f"{command}.md").read_text().startswith(f"# envbuild {command}\n")
+    assert (ROOT / "docs" / "reference" / f"{command}.md").read_text().startswith(f"# envbuild {command}\n")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_files_named_in_the_docs_exist(page):
+    """Relative links with their anchors, and files in backquotes that begin with a folder of the tree."""
+    text = page.read_text()
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        name, _, anchor = target.partition("#")
+        linked = (page.parent / name).resolve() if name else page
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, target
+    for path in re.findall(r"`((?:build|smoke|containers|tests|benchmarks|docs)/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_docs_stay_short():
+    words = {page: len(page.read_text().split()) for page in PAGES}
+    assert words[ROOT / "README.md"] <= 900
+    assert sum(words.values()) <= 15_000
 
 
 def configured_hosts() -> set[str]:
