@@ -54,7 +54,9 @@ def test_meanings_differ():
 
 
 def test_docs_table_lists_exactly_the_error_classes():
-    rows = re.findall(r"^\| (\d+) \| (.+) \|$", (data_root() / "docs" / "reference" / "exit-codes.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d+) \| (.+) \|$", (data_root() / "docs" / "reference" / "exit-codes.md").read_text(), re.MULTILINE
+    )
     expected = [("0", "done, or nothing to do"), *((str(cls.exit_code), cls.meaning) for cls in ERROR_CLASSES)]
     assert rows == expected
 
