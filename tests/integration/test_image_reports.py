@@ -14,7 +14,7 @@ from conftest import Tool
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from helpers.mini import NAME
-from helpers.surveys import AWS_KEY
+from helpers.scans import AWS_KEY
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
@@ -28,7 +28,7 @@ from envbuild.image.build import build_image
 from envbuild.image.checks.check import check_image
 from envbuild.image.checks.facts import Facts
 from envbuild.image.checks.rules import RULES
-from envbuild.image.finalize import survey_layers
+from envbuild.image.finalize import scan_layers
 from envbuild.image.record import ImageRecord
 from envbuild.lock.locate import find_lock
 from envbuild.oci.write import RunConfig, make_oci, write_layout
@@ -194,7 +194,7 @@ def test_planted_in_the_image_it_is_refused(
     store = LocalStore(mini.cache, SilentReporter())
 
     def facts(*more: Layer) -> Facts:
-        read = survey_layers([*layers_of(folder, record), *more], store, SilentReporter())
+        read = scan_layers([*layers_of(folder, record), *more], store)
         return Facts(layers=read, variables={}, labels={})
 
     check_image(facts(), (), SilentReporter())

@@ -12,7 +12,7 @@ from envbuild.cli.common import Session, out_dir_option, output_options
 from envbuild.core.digests import Json
 from envbuild.core.errors import UsageError
 from envbuild.core.files import machine_errors
-from envbuild.image.finalize import places_of
+from envbuild.image.finalize import builder_paths
 from envbuild.image.inspect.compare import compare
 from envbuild.image.inspect.file_diff import FileDifference, different_files
 from envbuild.image.inspect.inspect import as_json, inspect_image, lines
@@ -46,7 +46,7 @@ def inspect_command(
     named = image if image is not None else _built(session, stack or "", base, target, out_dir)
     with session.store.staging("inspect") as scratch:
         opened = open_image(named, scratch)
-        found = inspect_image(opened, places_of(session.store), session.store, session.reporter)
+        found = inspect_image(opened, builder_paths(session.store), session.store)
         session.done(as_json(found), *lines(found))
 
 
@@ -79,8 +79,8 @@ def diff_command(
         )
     with session.store.staging("diff") as scratch:
         opened = [open_image(named, _folder(scratch, name)) for named, name in ((old, "old"), (new, "new"))]
-        places = places_of(session.store)
-        one, other = (inspect_image(item, places, session.store, session.reporter) for item in opened)
+        paths = builder_paths(session.store)
+        one, other = (inspect_image(item, paths, session.store) for item in opened)
         difference = compare(one, other)
         changed: list[FileDifference] = []
         if files:

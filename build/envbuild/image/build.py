@@ -29,14 +29,14 @@ from envbuild.image.base import StoredBase, base_key, check_tools, find_base, ma
 from envbuild.image.checks import check
 from envbuild.image.checks.check import check_image
 from envbuild.image.checks.facts import Facts
-from envbuild.image.finalize import compiled_for, survey_layers, write_reports
+from envbuild.image.finalize import compiled_for, scan_layers, write_reports
 from envbuild.image.layers.environment import StoredEnvironment, make_environment
 from envbuild.image.layers.policy import RULE_FILE
 from envbuild.image.layers.sandbox import COMPILER, VENV
 from envbuild.image.output import OCI_DIR, SQSH_FILE
 from envbuild.image.record import DockerRecord, ImageRecord, SqshRecord
 from envbuild.image.sbom import write
-from envbuild.image.scan import scan as surveys
+from envbuild.image.scan import scan
 from envbuild.image.scan.cache import CachedScan
 from envbuild.image.squashfs.settings import Packing
 from envbuild.lock.lockdir import lock_command
@@ -172,7 +172,7 @@ def image_key(
         "gzip": gzip_writer.ENCODER,
         "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL, RULE_FILE, COMPILER)],
         "sqsh": packing.key() if "sqsh" in formats else None,
-        "finishing": [surveys.FORMAT, check.FORMAT, write.FORMAT],
+        "finishing": [scan.FORMAT, check.FORMAT, write.FORMAT],
         **({"wheels": digests_of(wheels)} if wheels else {}),
         # What was let pass once is looked at again by who does not let it pass.
         **({"allow": tuple(sorted(allow))} if allow else {}),
@@ -275,7 +275,7 @@ def finish(
     lock, base, environment = parts.lock.lock, parts.base, parts.environment
     config, image, layers = put.config, put.image, put.layers
     epoch = lock.source_date_epoch
-    read = survey_layers(layers, store, reporter)
+    read = scan_layers(layers, store)
     checks = check_image(facts(parts, config, read), parts.allow, reporter)
     sqsh: SqshRecord | None = None
     if packing is not None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from envbuild.core.progress import Reporter
 from envbuild.image.layers.sandbox import INSIDE
 from envbuild.image.record import ImageRecord, ReferrerRecord
 from envbuild.image.sbom.inventory import inventory
 from envbuild.image.sbom.referrers import attach
 from envbuild.image.sbom.subject import ImageSubject
 from envbuild.image.sbom.write import reports_of
-from envbuild.image.scan.cache import CachedScan, survey_layer
+from envbuild.image.scan.cache import CachedScan, scan_built_layer
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.record.cyclonedx import timestamp
 from envbuild.rootfs.layer import Layer
@@ -25,14 +24,14 @@ from envbuild.wheels.cache.wheelhouse import Built
 LEAST_PARTS = 3
 
 
-def survey_layers(layers: Sequence[Layer], store: LocalStore, reporter: Reporter) -> tuple[CachedScan, ...]:
+def scan_layers(layers: Sequence[Layer], store: LocalStore) -> tuple[CachedScan, ...]:
     """What is in each layer; layers that were read before are not read again."""
-    places = places_of(store)
-    return tuple(survey_layer(layer, places, store, reporter) for layer in layers)
+    paths = builder_paths(store)
+    return tuple(scan_built_layer(layer, paths, store) for layer in layers)
 
 
-def places_of(store: LocalStore) -> tuple[str, ...]:
-    """The places of the building machine that nothing in an image may name."""
+def builder_paths(store: LocalStore) -> tuple[str, ...]:
+    """Folders of the building machine that no file of an image may name."""
     root = store.root.resolve()
     return (INSIDE, *([str(root)] if len(root.parts) >= LEAST_PARTS else []))
 
@@ -51,7 +50,7 @@ def write_reports(
     layout: Path,
     record: ImageRecord,
     lock: LockDirectory,
-    surveys: Sequence[CachedScan],
+    scans: Sequence[CachedScan],
     wheels: Mapping[str, Built],
 ) -> tuple[ReferrerRecord, ...]:
     """Write an image's SBOMs and provenance into ``folder``, and attach them to its OCI layout."""
@@ -65,7 +64,7 @@ def write_reports(
         lock_digest=record.lock_digest,
         base_digest=record.base_digest,
         epoch=record.source_date_epoch,
-        packages=inventory(lock, [item.survey for item in surveys], venv, wheels),
+        packages=inventory(lock, [item.scan for item in scans], venv, wheels),
     )
     tools = {"uv": record.uv, "gzip": record.gzip, "base": record.base_made_by}
     if record.sqsh:

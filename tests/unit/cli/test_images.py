@@ -95,7 +95,7 @@ def turned(content):
 
 @pytest.mark.parametrize(("damage", "words"), [(cut, "the blob has"), (turned, "The digest of the blob should be")])
 @pytest.mark.parametrize("command", [["inspect"], ["diff", "one/oci"]])
-def test_a_blob_is_held_to_its_digest_also_where_its_survey_is_kept(tmp_path, capsys, damage, words, command):
+def test_a_blob_is_held_to_its_digest_also_where_its_scan_is_kept(tmp_path, capsys, damage, words, command):
     layout(tmp_path / "one", b"1")
     two = layout(tmp_path / "two", b"1")
     assert run(["image", *command, two]) == 0

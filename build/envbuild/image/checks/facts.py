@@ -32,7 +32,7 @@ class Facts:
     environment: str = ""
     provided: frozenset[str] = frozenset()
 
-    def surveys(self) -> Iterator[tuple[LayerScan, bool]]:
-        """Each layer's survey, and whether somebody else made the layer."""
+    def scans(self) -> Iterator[tuple[LayerScan, bool]]:
+        """Each layer's scan, and whether somebody else made the layer."""
         for item in self.layers:
-            yield item.survey, item.digest in self.of_base
+            yield item.scan, item.digest in self.of_base

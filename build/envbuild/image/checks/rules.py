@@ -1,4 +1,4 @@
-"""The checks: each says what it finds in the surveys of an image's layers.
+"""The checks: each says what it finds in the scans of an image's layers.
 
 Layers are looked at one by one, since what an upper one hides is shipped all the same.
 """
@@ -33,8 +33,8 @@ CACHES = re.compile(
 def setuid(facts: Facts) -> Iterator[ImageFinding]:
     """Programs that run as somebody else, other than those of the base's Debian packages."""
     bits = stat.S_ISUID | stat.S_ISGID
-    for survey, of_base in facts.surveys():
-        for item in survey.special:
+    for scan, of_base in facts.scans():
+        for item in scan.special:
             if item.capabilities or (item.kind == "f" and item.mode & bits and not item.owned):
                 why = "file capabilities" if item.capabilities else f"mode {item.mode:o}"
                 yield ImageFinding(
@@ -44,16 +44,16 @@ def setuid(facts: Facts) -> Iterator[ImageFinding]:
 
 def world_writable(facts: Facts) -> Iterator[ImageFinding]:
     """What everybody may change: files, and folders without the sticky bit."""
-    for survey, of_base in facts.surveys():
-        for item in survey.special:
+    for scan, of_base in facts.scans():
+        for item in scan.special:
             if item.mode & stat.S_IWOTH and not (item.kind == "d" and item.mode & stat.S_ISVTX):
                 yield ImageFinding(code="world-writable", text=f"/{item.path} has mode {item.mode:o}", of_base=of_base)
 
 
 def secrets(facts: Facts) -> Iterator[ImageFinding]:
     """Credentials in files that no package vouches for, in variables and in labels."""
-    for survey, of_base in facts.surveys():
-        for item in survey.secrets:
+    for scan, of_base in facts.scans():
+        for item in scan.secrets:
             if not item.vouched:
                 yield ImageFinding(code="secrets", text=f"/{item.path} holds {item.what}", of_base=of_base)
     for kind, values in (("variable", facts.variables), ("label", facts.labels)):
@@ -77,9 +77,9 @@ def caches(facts: Facts) -> Iterator[ImageFinding]:
 
 def places(facts: Facts) -> Iterator[ImageFinding]:
     """Paths of the machine that built the image."""
-    for survey, of_base in facts.surveys():
+    for scan, of_base in facts.scans():
         by_place: dict[str, list[str]] = {}
-        for item in survey.places:
+        for item in scan.places:
             by_place.setdefault(item.what, []).append(f"/{item.path}")
         for place, found in sorted(by_place.items()):
             yield ImageFinding(code="builder-paths", text=f"{place} is named in {_some(found)}", of_base=of_base)
@@ -88,7 +88,7 @@ def places(facts: Facts) -> Iterator[ImageFinding]:
 def duplicates(facts: Facts) -> Iterator[ImageFinding]:
     """More than one copy of libraries of which a process must see one."""
     for family in FAMILIES:
-        paths = sorted({path for survey, _ in facts.surveys() for path in survey.libraries.get(family, ())})
+        paths = sorted({path for scan, _ in facts.scans() for path in scan.libraries.get(family, ())})
         folders = sorted({posixpath.dirname(path) for path in paths})
         if len(folders) > 1:
             yield ImageFinding(
@@ -134,11 +134,11 @@ def architectures(facts: Facts) -> Iterator[ImageFinding]:
 def gpu_packages(facts: Facts) -> dict[str, PackageCode]:
     """The packages with GPU code, and those without which nothing runs."""
     files: dict[tuple[str, str], list[GpuFile]] = {}
-    for survey, _ in facts.surveys():
-        for package in survey.python:
+    for scan, _ in facts.scans():
+        for package in scan.python:
             if REQUIRED.match(package.name):
                 files.setdefault((package.name, package.version), [])
-        for item in survey.gpu:
+        for item in scan.gpu:
             if item.package:
                 files.setdefault((item.package, item.version), []).append(item)
     return {

@@ -57,7 +57,7 @@ def _lacking(what: str) -> ImageFinding:
 
 
 def _packages(facts: Facts) -> set[str]:
-    return {package.name for survey, _ in facts.surveys() for package in survey.python}
+    return {package.name for scan, _ in facts.scans() for package in scan.python}
 
 
 def _paths(facts: Facts) -> set[str]:

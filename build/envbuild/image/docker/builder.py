@@ -30,7 +30,7 @@ from envbuild.image.layers.environment import StoredEnvironment
 from envbuild.image.output import OCI_DIR
 from envbuild.image.record import DockerRecord, EnvironmentRecord, ImageRecord
 from envbuild.image.sbom import write
-from envbuild.image.scan import scan as surveys
+from envbuild.image.scan import scan
 from envbuild.image.squashfs.settings import Packing
 from envbuild.lock.lockfile import snapshot
 from envbuild.lock.project.torch_builds import locked_torch
@@ -82,7 +82,7 @@ def _entry_key(plan: Plan, job: Job, packing: Packing | None) -> str:
             "image": plan.key,
             "sqsh": packing.key() if packing else None,
             "gzip": gzip_writer.ENCODER,
-            "finishing": [surveys.FORMAT, check.FORMAT, write.FORMAT],
+            "finishing": [scan.FORMAT, check.FORMAT, write.FORMAT],
             "allow": tuple(sorted(job.allow)),
         }
     )

@@ -9,9 +9,8 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from envbuild.core.digests import Json, short
-from envbuild.core.progress import Reporter
 from envbuild.core.text import printable
-from envbuild.image.scan.cache import CachedScan, keep_survey
+from envbuild.image.scan.cache import CachedScan, scan_layer
 from envbuild.oci.opened import OpenedImage
 from envbuild.store.local import LocalStore
 
@@ -21,14 +20,14 @@ class Inspected:
     """An image and what was read in its layers."""
 
     image: OpenedImage
-    surveys: tuple[CachedScan, ...]
+    scans: tuple[CachedScan, ...]
 
     @property
     def python(self) -> dict[str, str]:
         """Version by name of each Python package: the environment's own, else what lies elsewhere."""
         found: dict[str, str] = {}
-        for kept in self.surveys:
-            for item in kept.survey.python:
+        for kept in self.scans:
+            for item in kept.scan.python:
                 # What a package brings along in itself (a folder _vendor) is that package's affair.
                 if item.folder.split("/")[-2:-1] in (["site-packages"], ["dist-packages"]):
                     found[item.name] = item.version
@@ -38,9 +37,9 @@ class Inspected:
     def debian(self) -> dict[str, str]:
         """Version by name of each Debian package, as the uppermost layer with dpkg's status has them."""
         found: dict[str, str] = {}
-        for kept in self.surveys:
-            if kept.survey.debian is not None:
-                found = {item.name: item.version for item in kept.survey.debian}
+        for kept in self.scans:
+            if kept.scan.debian is not None:
+                found = {item.name: item.version for item in kept.scan.debian}
         return found
 
     @property
@@ -51,17 +50,17 @@ class Inspected:
         return {name: python[name] for name in names if name in python}
 
 
-def inspect_image(image: OpenedImage, places: tuple[str, ...], store: LocalStore, reporter: Reporter) -> Inspected:
+def inspect_image(image: OpenedImage, builder_paths: tuple[str, ...], store: LocalStore) -> Inspected:
     """Read an image's layers, or what is known of them already.
 
     Raises:
         CheckRefusedError: a layer is damaged, or not the one that the manifest names.
     """
-    surveys = []
+    scans = []
     for number, layer in enumerate(image.layers, start=1):
         name = layer.name or f"{number} of {len(image.layers)}"
-        surveys.append(keep_survey(name, layer.digest, layer.members, places, store, reporter, layer.check))
-    return Inspected(image=image, surveys=tuple(surveys))
+        scans.append(scan_layer(name, layer.digest, layer.members, builder_paths, store, layer.check))
+    return Inspected(image=image, scans=tuple(scans))
 
 
 def as_json(found: Inspected) -> dict[str, Json]:
@@ -82,12 +81,12 @@ def as_json(found: Inspected) -> dict[str, Json]:
                 "name": kept.name,
                 "digest": layer.digest,
                 "size_bytes": layer.size_bytes,
-                "unpacked_bytes": kept.survey.file_bytes,
-                "files": kept.survey.files,
-                "entries": kept.survey.entries,
+                "unpacked_bytes": kept.scan.file_bytes,
+                "files": kept.scan.files,
+                "entries": kept.scan.entries,
                 "share": round(layer.size_bytes / image.size_bytes, 4) if image.size_bytes else 0,
             }
-            for layer, kept in zip(image.layers, found.surveys, strict=True)
+            for layer, kept in zip(image.layers, found.scans, strict=True)
         ],
         "configuration": configuration(image),
         "decided_by": decided_by(image),
@@ -158,9 +157,9 @@ def lines(found: Inspected) -> list[str]:
 def _layer_lines(found: Inspected) -> list[str]:
     total = found.image.size_bytes or 1
     return [
-        f"{short(layer.digest)}  {kept.survey.files:>7}  {megabytes(layer.size_bytes):>11}  "
-        f"{megabytes(kept.survey.file_bytes):>11}  {layer.size_bytes / total:>6.1%}  {kept.name}"
-        for layer, kept in zip(found.image.layers, found.surveys, strict=True)
+        f"{short(layer.digest)}  {kept.scan.files:>7}  {megabytes(layer.size_bytes):>11}  "
+        f"{megabytes(kept.scan.file_bytes):>11}  {layer.size_bytes / total:>6.1%}  {kept.name}"
+        for layer, kept in zip(found.image.layers, found.scans, strict=True)
     ]
 
 

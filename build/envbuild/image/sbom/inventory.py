@@ -49,12 +49,12 @@ class ListedPackage:
 
 
 def inventory(
-    lock: LockDirectory, surveys: Iterable[LayerScan], venv: str, wheels: Mapping[str, Built]
+    lock: LockDirectory, scans: Iterable[LayerScan], venv: str, wheels: Mapping[str, Built]
 ) -> tuple[ListedPackage, ...]:
     """Every package of an image, the stack's components first.
 
     Args:
-        surveys: of the image's layers, lowest first.
+        scans: of the image's layers, lowest first.
         venv: the folder of the environment, as layers have it.
         wheels: wheels of the wheelhouse that were installed, by package.
 
@@ -63,9 +63,9 @@ def inventory(
     """
     python: dict[str, PythonPackage] = {}
     debian: tuple[DebianPackage, ...] = ()
-    for survey in surveys:
-        python.update({item.folder: item for item in survey.python})
-        debian = survey.debian if survey.debian is not None else debian
+    for scan in scans:
+        python.update({item.folder: item for item in scan.python})
+        debian = scan.debian if scan.debian is not None else debian
     locked = locked_content(lock, PHASE_FILES)
     built: dict[str, Built] = {canonicalize_name(name): item for name, item in wheels.items()}
     components: dict[str, LockedComponent] = {

@@ -1,4 +1,4 @@
-"""What the content of a file shows: credentials, places of the building machine, GPU code."""
+"""What the content of a file shows: credentials and paths of the building machine."""
 
 from __future__ import annotations
 
@@ -77,34 +77,34 @@ def _is_secret(name: str, value: bytes) -> bool:
     return bool(_SECRET_VARIABLE.search(name.upper()) or _URL.search(value) or secrets(name, value))
 
 
-class Places:
-    """Looks for places of the building machine in a stream of content, piece by piece."""
+class PathSearch:
+    """Searches a stream of content for paths of the building machine, piece by piece."""
 
-    def __init__(self, places: Sequence[str]) -> None:
-        self._wanted = [place.encode() for place in places]
-        self._overlap = max((len(place) for place in self._wanted), default=1)
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._wanted = [path.encode() for path in paths]
+        self._overlap = max((len(path) for path in self._wanted), default=1)
         self._before = b""
         self.found: set[str] = set()
 
     def feed(self, piece: bytes) -> None:
         """The next piece of the content."""
         data = self._before + piece
-        for place in self._wanted:
-            if _names(place, data):
-                self.found.add(place.decode())
+        for path in self._wanted:
+            if _names(path, data):
+                self.found.add(path.decode())
         self._before = data[-self._overlap :]
 
     def end(self) -> None:
         """After the last piece."""
-        self.found |= {place.decode() for place in self._wanted if self._before.endswith(place)}
+        self.found |= {path.decode() for path in self._wanted if self._before.endswith(path)}
 
 
-def _names(place: bytes, data: bytes) -> bool:
+def _names(path: bytes, data: bytes) -> bool:
     """Whether a path is named there, and not only the beginning of a longer name; at the end that is not known."""
-    at = data.find(place)
+    at = data.find(path)
     while at >= 0:
-        after = data[at + len(place) : at + len(place) + 1]
+        after = data[at + len(path) : at + len(path) + 1]
         if after and not (after.isalnum() or after in (b"_", b"-")):
             return True
-        at = data.find(place, at + 1)
+        at = data.find(path, at + 1)
     return False

@@ -135,16 +135,16 @@ class LayerScan(TomlModel):
     libraries: dict[str, tuple[str, ...]] = Field(default_factory=dict, description="paths by family")
 
 
-def survey(
-    members: Iterable[tuple[Member, Content | None]], listing: Path, places: Sequence[str], scratch: Path
+def read_layer(
+    members: Iterable[tuple[Member, Content | None]], listing: Path, builder_paths: Sequence[str], scratch: Path
 ) -> LayerScan:
     """Read a layer's members, write its entries to ``listing`` (JSON, one a line), and say what it contains.
 
     Args:
-        places: folders of the building machine that no file may name.
+        builder_paths: folders of the building machine that no file may name.
         scratch: a folder for one file at a time.
     """
-    reader = _Reader(places, scratch)
+    reader = _Reader(builder_paths, scratch)
     with machine_errors(listing), listing.open("w", encoding="ascii") as lines:
         for member, content in members:
             lines.write(json.dumps(reader.entry(member, content)) + "\n")
@@ -162,8 +162,8 @@ def read_listing(listing: Path) -> Iterator[FileEntry]:
 class _Reader:
     """The pass, and what it holds on to until the layer's end."""
 
-    def __init__(self, places: Sequence[str], scratch: Path) -> None:
-        self._wanted, self._scratch = places, scratch
+    def __init__(self, builder_paths: Sequence[str], scratch: Path) -> None:
+        self._builder_paths, self._scratch = builder_paths, scratch
         self._entries = self._files = self._file_bytes = 0
         self._special: list[Special] = []
         self._secrets: list[Hit] = []
@@ -203,7 +203,7 @@ class _Reader:
         self._files += 1
         size = content.size
         self._file_bytes += size
-        digest, looker = hashlib.sha256(), contents.Places(self._wanted)
+        digest, looker = hashlib.sha256(), contents.PathSearch(self._builder_paths)
         pieces = _gathered(content.pieces())
         first = next(pieces, b"")
         seen = _tee(first, pieces, digest.update, looker.feed)

@@ -3,7 +3,7 @@
 import pytest
 from helpers.compiled import NO_KERNEL, shared
 from helpers.layer_tars import file, folder, symlink
-from helpers.surveys import AWS_KEY, PRIVATE_KEY, SITE, package, surveyed
+from helpers.scans import AWS_KEY, PRIVATE_KEY, SITE, package, scanned
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
@@ -33,7 +33,7 @@ CLEAN = [
 
 
 def facts(tmp_path, *items, **more):
-    kept = surveyed(tmp_path, *CLEAN, *items)
+    kept = scanned(tmp_path, *CLEAN, *items)
     return Facts(layers=(kept,), variables=more.pop("variables", {}), labels=more.pop("labels", {}), **more)
 
 
@@ -86,7 +86,7 @@ def test_planted(tmp_path, item, code, words):
 
 def test_two_copies_of_nccl_in_two_layers(tmp_path):
     layers = [
-        surveyed(tmp_path / name, file(f"{place}/{library}", ELF))
+        scanned(tmp_path / name, file(f"{place}/{library}", ELF))
         for name, place, library in (("a", "usr/lib", "libnccl.so.2"), ("b", f"{SITE}/x.libs", "libnccl-0a1b2c3d.so.2"))
     ]
     given = Facts(layers=tuple(layers), variables={}, labels={})
@@ -102,8 +102,8 @@ def test_credentials_in_the_configuration(tmp_path):
 
 
 def test_upper_layer_may_not_make_a_debian_program_run_as_root(tmp_path):
-    lower = surveyed(tmp_path / "a", file("var/lib/dpkg/info/x.list", b"/usr/bin/x\n"), file("usr/bin/x", b"x"))
-    upper = surveyed(tmp_path / "b", file("usr/bin/x", b"x", mode=0o4755))
+    lower = scanned(tmp_path / "a", file("var/lib/dpkg/info/x.list", b"/usr/bin/x\n"), file("usr/bin/x", b"x"))
+    upper = scanned(tmp_path / "b", file("usr/bin/x", b"x", mode=0o4755))
     given = Facts(layers=(lower, upper), variables={}, labels={})
     assert list(found(given)) == ["setuid"]
 
@@ -146,8 +146,8 @@ def gpu(tmp_path, *codes: tuple[str, tuple[str, ...]], sm=("90",), compiled=None
         GpuFile(package=name, version="1.0", code=FileCode(file=f"{name}.so", sm=has, size_bytes=1))
         for name, has in codes
     )
-    survey = given.layers[0].survey.model_copy(update={"gpu": files})
-    kept = type(given.layers[0])(name="x", digest="x", survey=survey, listing=given.layers[0].listing)
+    scan = given.layers[0].scan.model_copy(update={"gpu": files})
+    kept = type(given.layers[0])(name="x", digest="x", scan=scan, listing=given.layers[0].listing)
     return Facts(layers=(kept,), variables={}, labels={}, sm=given.sm, compiled=given.compiled)
 
 

@@ -7,7 +7,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from helpers.layer_tars import file, layer
 from helpers.locks import make_lock
-from helpers.surveys import SITE, package, surveyed
+from helpers.scans import SITE, package, scanned
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 from unit.image.test_record import RECORD
@@ -68,7 +68,7 @@ def lock(tmp_path):
 
 
 @pytest.fixture
-def survey(tmp_path):
+def scan(tmp_path):
     items = [
         *package("one", "1.0+cpu", "License-Expression: MIT"),
         *package("many", "2.0", "License: whatever the author says"),
@@ -78,27 +78,27 @@ def survey(tmp_path):
         file("usr/lib/python3/dist-packages/distro-1.dist-info/METADATA", b"Name: distro\nVersion: 1\n\n"),
         file("var/lib/dpkg/status", STATUS),
     ]
-    return surveyed(tmp_path / "layer", *items).survey
+    return scanned(tmp_path / "layer", *items).scan
 
 
-def subject(lock, survey, **changes) -> ImageSubject:
+def subject(lock, scan, **changes) -> ImageSubject:
     values = {
         "stack": "s", "base": "debian12",
         "hardware": "cpu", "digest": ONE, "sqsh": TWO, "lock_digest": lock.lock.digest,
-        "base_digest": THREE, "epoch": 1_700_000_000, "packages": inventory(lock, [survey], VENV, {}),
+        "base_digest": THREE, "epoch": 1_700_000_000, "packages": inventory(lock, [scan], VENV, {}),
     }  # fmt: skip
     return ImageSubject(**{**values, **changes})
 
 
-def documents(lock, survey, **changes) -> dict[str, dict]:
+def documents(lock, scan, **changes) -> dict[str, dict]:
     return {
         report.file: json.loads(report.content)
-        for report in reports_of(subject(lock, survey, **changes), "sha256:key", TOOLS)
+        for report in reports_of(subject(lock, scan, **changes), "sha256:key", TOOLS)
     }
 
 
-def test_inventory_has_every_package_once_the_components_first(lock, survey):
-    assert {item.purl: (item.component, item.hashes, item.commit) for item in inventory(lock, [survey], VENV, {})} == {
+def test_inventory_has_every_package_once_the_components_first(lock, scan):
+    assert {item.purl: (item.component, item.hashes, item.commit) for item in inventory(lock, [scan], VENV, {})} == {
         f"pkg:github/nvidia/megatron-lm@{COMMIT}#core": (True, (), COMMIT),
         "pkg:pypi/one@1.0%2Bcpu": (True, (ONE,), ""),
         f"pkg:pypi/elsewhere@1.0?vcs_url=git%2Bhttps://git.example.org/a/b%40{COMMIT}": (False, (), COMMIT),
@@ -106,17 +106,17 @@ def test_inventory_has_every_package_once_the_components_first(lock, survey):
         "pkg:pypi/many@2.0": (False, tuple(sorted((TWO, THREE))), ""),
         "pkg:deb/debian/libc6@1:2.36-9%2Bdeb12u1?arch=amd64&distro=debian-12": (False, (), ""),
     }
-    assert [item.component for item in inventory(lock, [survey], VENV, {})] == [True, True, False, False, False, False]
+    assert [item.component for item in inventory(lock, [scan], VENV, {})] == [True, True, False, False, False, False]
 
 
-def test_locked_package_that_no_layer_has_is_a_fault(lock, survey):
+def test_locked_package_that_no_layer_has_is_a_fault(lock, scan):
     with pytest.raises(InternalError) as caught:
-        inventory(lock, [survey.model_copy(update={"python": survey.python[1:]})], VENV, {})
-    assert survey.python[0].name in caught.value.why
+        inventory(lock, [scan.model_copy(update={"python": scan.python[1:]})], VENV, {})
+    assert scan.python[0].name in caught.value.why
 
 
-def test_cyclonedx_is_valid_by_its_schema(lock, survey):
-    document = documents(lock, survey)["sbom.cdx.json"]
+def test_cyclonedx_is_valid_by_its_schema(lock, scan):
+    document = documents(lock, scan)["sbom.cdx.json"]
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(document)) is None
     assert document["metadata"]["timestamp"] == "2023-11-14T22:13:20Z"
     assert document["metadata"]["component"]["version"] == ONE
@@ -132,8 +132,8 @@ def test_cyclonedx_is_valid_by_its_schema(lock, survey):
     assert document["dependencies"][0]["dependsOn"] == sorted(item["bom-ref"] for item in document["components"])
 
 
-def test_spdx_is_valid_by_its_tools(lock, survey, tmp_path):
-    document = documents(lock, survey)["sbom.spdx.json"]
+def test_spdx_is_valid_by_its_tools(lock, scan, tmp_path):
+    document = documents(lock, scan)["sbom.spdx.json"]
     file = tmp_path / "sbom.spdx.json"
     file.write_text(json.dumps(document))
     assert [message.validation_message for message in validate_full_spdx_document(parse_file(str(file)))] == []
@@ -145,8 +145,8 @@ def test_spdx_is_valid_by_its_tools(lock, survey, tmp_path):
     assert len({item["SPDXID"] for item in document["packages"]}) == len(document["packages"]) == 7
 
 
-def test_provenance_is_a_slsa_statement(lock, survey):
-    statement = documents(lock, survey)["provenance.json"]
+def test_provenance_is_a_slsa_statement(lock, scan):
+    statement = documents(lock, scan)["provenance.json"]
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
     assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
     assert [item["digest"]["sha256"] for item in statement["subject"]] == [
@@ -163,23 +163,21 @@ def test_provenance_is_a_slsa_statement(lock, survey):
     assert resolved["many"]["annotations"] == {"oneOf": sorted((TWO, THREE))}
     assert "startedOn" not in details["metadata"]
     assert details["builder"]["id"].startswith("urn:")
-    assert documents(lock, survey, sqsh="")["provenance.json"]["subject"] == statement["subject"][:1]
+    assert documents(lock, scan, sqsh="")["provenance.json"]["subject"] == statement["subject"][:1]
 
 
-def test_reports_are_the_same_for_the_same_image_and_others_for_another(lock, survey):
-    assert documents(lock, survey) == documents(lock, survey)
-    other = documents(lock, survey, digest=TWO)
-    assert other["sbom.cdx.json"]["serialNumber"] != documents(lock, survey)["sbom.cdx.json"]["serialNumber"]
-    assert (
-        other["sbom.spdx.json"]["documentNamespace"] != documents(lock, survey)["sbom.spdx.json"]["documentNamespace"]
-    )
+def test_reports_are_the_same_for_the_same_image_and_others_for_another(lock, scan):
+    assert documents(lock, scan) == documents(lock, scan)
+    other = documents(lock, scan, digest=TWO)
+    assert other["sbom.cdx.json"]["serialNumber"] != documents(lock, scan)["sbom.cdx.json"]["serialNumber"]
+    assert other["sbom.spdx.json"]["documentNamespace"] != documents(lock, scan)["sbom.spdx.json"]["documentNamespace"]
 
 
 # ---- attached to the image
 
 
 @pytest.fixture
-def placed(tmp_path, lock, survey):
+def placed(tmp_path, lock, scan):
     """An image with its reports, as the builder leaves it."""
     folder = tmp_path / "image"
     folder.mkdir()
@@ -192,7 +190,7 @@ def placed(tmp_path, lock, survey):
     write_layout(folder / "oci", image, [Layer(record, blob.file)], tag="mcore")
     blob.file.unlink()
     before = (folder / "oci/blobs/sha256" / image.digest.removeprefix("sha256:")).read_bytes()
-    made = reports_of(subject(lock, survey, digest=image.digest), "sha256:key", TOOLS)
+    made = reports_of(subject(lock, scan, digest=image.digest), "sha256:key", TOOLS)
     reports = attach(folder / "oci", folder, made, "1970-01-01T00:00:00Z")
     assert (folder / "oci/blobs/sha256" / image.digest.removeprefix("sha256:")).read_bytes() == before
     found = RECORD.model_copy(

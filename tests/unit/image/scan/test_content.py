@@ -1,9 +1,9 @@
 """Credentials are found by what their issuers begin them with; what only looks like one is left alone."""
 
 import pytest
-from helpers.surveys import AWS_KEY, HF_TOKEN, PRIVATE_KEY
+from helpers.scans import AWS_KEY, HF_TOKEN, PRIVATE_KEY
 
-from envbuild.image.scan.content import Places, secret_variables, secrets
+from envbuild.image.scan.content import PathSearch, secret_variables, secrets
 
 WORD = b"aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zA2bC4dE6f"
 
@@ -97,7 +97,7 @@ def test_variables_that_hold_credentials_by_name_or_by_value():
     ],
 )
 def test_places_are_whole_paths_also_across_pieces(pieces, found):
-    looker = Places(["/data/store", "/elsewhere"])
+    looker = PathSearch(["/data/store", "/elsewhere"])
     for piece in pieces:
         looker.feed(piece)
     looker.end()

@@ -5,11 +5,11 @@ import hashlib
 
 import pytest
 from helpers.layer_tars import device, fifo, file, folder, hard_link, layer, symlink
-from helpers.surveys import AWS_KEY, PLACES, SITE, package, survey_of, surveyed
+from helpers.scans import AWS_KEY, PLACES, SITE, package, scan_of, scanned
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
-from envbuild.image.scan.cache import keep_survey
+from envbuild.image.scan.cache import scan_layer
 from envbuild.image.scan.scan import read_listing
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.single_layer import members_of
@@ -19,7 +19,7 @@ ODD = b"no-utf8-\xff\n".decode("utf-8", "surrogateescape")
 
 
 def test_listing_has_every_entry_with_what_it_is(tmp_path):
-    kept = surveyed(
+    kept = scanned(
         tmp_path,
         folder("etc", 0o700, uid=5, gid=6),
         file("etc/a", b"text", mode=0o640),
@@ -37,10 +37,10 @@ def test_listing_has_every_entry_with_what_it_is(tmp_path):
     assert (found["etc/a"].mode, found["etc/a"].size) == (0o640, 4)
     assert (found["etc"].mode, found["etc"].uid, found["etc"].gid) == (0o700, 5, 6)
     assert (found["etc/l"].link, found["etc/h"].link) == ("a", "etc/a")
-    assert (kept.survey.entries, kept.survey.files, kept.survey.file_bytes) == (7, 2, 4)
+    assert (kept.scan.entries, kept.scan.files, kept.scan.file_bytes) == (7, 2, 4)
 
 
-def test_survey_is_made_once_and_again_for_other_places(tmp_path):
+def test_scan_is_made_once_and_again_for_other_places(tmp_path):
     blob = layer(tmp_path, file("a", b"/data/build/store/x"))
     store, asked = LocalStore(tmp_path / "store", SilentReporter()), []
 
@@ -48,19 +48,19 @@ def test_survey_is_made_once_and_again_for_other_places(tmp_path):
         asked.append(1)
         return members_of(blob)
 
-    first = keep_survey("a", "sha256:" + "0" * 64, members, PLACES, store, SilentReporter())
-    again = keep_survey("b", "sha256:" + "0" * 64, members, tuple(reversed(PLACES)), store, SilentReporter())
-    assert (len(asked), again.survey, again.name) == (1, first.survey, "b")
-    assert [hit.what for hit in first.survey.places] == ["/data/build/store"]
-    other = keep_survey("a", "sha256:" + "0" * 64, members, ("/elsewhere",), store, SilentReporter())
-    assert (len(asked), other.survey.places) == (2, ())
+    first = scan_layer("a", "sha256:" + "0" * 64, members, PLACES, store)
+    again = scan_layer("b", "sha256:" + "0" * 64, members, tuple(reversed(PLACES)), store)
+    assert (len(asked), again.scan, again.name) == (1, first.scan, "b")
+    assert [hit.what for hit in first.scan.places] == ["/data/build/store"]
+    other = scan_layer("a", "sha256:" + "0" * 64, members, ("/elsewhere",), store)
+    assert (len(asked), other.scan.places) == (2, ())
 
 
-def test_damaged_layer_leaves_no_survey(tmp_path):
+def test_damaged_layer_leaves_no_scan(tmp_path):
     blob = layer(tmp_path, file("a", b"x" * 100_000))
     blob.file.write_bytes(blob.file.read_bytes()[:-20])
     with pytest.raises(CheckRefusedError):
-        survey_of(blob, tmp_path)
+        scan_of(blob, tmp_path)
     assert list((tmp_path / "store").glob("layer-surveys/*")) == []
 
 
@@ -73,29 +73,29 @@ def test_a_wheel_vouches_for_its_files_and_what_was_built_here_does_not(tmp_path
     row = record_row("lib/test_keys.py", AWS_KEY)
     file_item = file(f"{SITE}/lib/test_keys.py", AWS_KEY)
     for files, vouched in (({}, True), ({"direct_url.json": b'{"vcs_info": {}}'}, False)):
-        kept = surveyed(tmp_path / str(vouched), *package("lib", "1.0", record=row, **files), file_item)
-        assert [hit.vouched for hit in kept.survey.secrets] == [vouched]
-    changed = surveyed(
+        kept = scanned(tmp_path / str(vouched), *package("lib", "1.0", record=row, **files), file_item)
+        assert [hit.vouched for hit in kept.scan.secrets] == [vouched]
+    changed = scanned(
         tmp_path / "changed", *package("lib", "1.0", record=record_row("lib/test_keys.py", b"")), file_item
     )
-    assert [hit.vouched for hit in changed.survey.secrets] == [False]
+    assert [hit.vouched for hit in changed.scan.secrets] == [False]
 
 
 def test_a_debian_package_vouches_for_its_files(tmp_path):
     sums = hashlib.md5(AWS_KEY).hexdigest().encode() + b"  bin/x\n"
-    kept = surveyed(tmp_path, file("var/lib/dpkg/info/x.md5sums", sums), file("usr/bin/x", AWS_KEY))
-    assert [hit.vouched for hit in kept.survey.secrets] == [True]
+    kept = scanned(tmp_path, file("var/lib/dpkg/info/x.md5sums", sums), file("usr/bin/x", AWS_KEY))
+    assert [hit.vouched for hit in kept.scan.secrets] == [True]
 
 
 def test_large_files_are_read_for_places_only(tmp_path):
-    kept = surveyed(tmp_path, file("big", AWS_KEY + bytes(3 << 20) + b"/data/build/store\n"))
-    assert kept.survey.secrets == ()
-    assert [hit.path for hit in kept.survey.places] == ["big"]
+    kept = scanned(tmp_path, file("big", AWS_KEY + bytes(3 << 20) + b"/data/build/store\n"))
+    assert kept.scan.secrets == ()
+    assert [hit.path for hit in kept.scan.places] == ["big"]
 
 
 def test_a_file_may_end_with_a_place(tmp_path):
-    kept = surveyed(tmp_path, file("a", b"x /data/build/store"), file("b", b"\x7fELF /data/build/store"))
-    assert [hit.path for hit in kept.survey.places] == ["a", "b"]
+    kept = scanned(tmp_path, file("a", b"x /data/build/store"), file("b", b"\x7fELF /data/build/store"))
+    assert [hit.path for hit in kept.scan.places] == ["a", "b"]
 
 
 def test_extended_attributes_are_noted(tmp_path):
@@ -106,7 +106,7 @@ def test_extended_attributes_are_noted(tmp_path):
     path = tmp_path / "pax.tar"
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
         tar.addfile(member)
-    kept = survey_of(LayerBlob(file=path), tmp_path)
+    kept = scan_of(LayerBlob(file=path), tmp_path)
     (entry,) = read_listing(kept.listing)
     assert entry.xattrs == ("security.capability", "user.b")
-    assert [item.capabilities for item in kept.survey.special] == [True]
+    assert [item.capabilities for item in kept.scan.special] == [True]

@@ -7,7 +7,7 @@ from pathlib import Path
 from helpers.layer_tars import Item, file, layer
 
 from envbuild.core.progress import SilentReporter
-from envbuild.image.scan.cache import CachedScan, keep_survey
+from envbuild.image.scan.cache import CachedScan, scan_layer
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.single_layer import members_of
 from envbuild.store.local import LocalStore
@@ -20,18 +20,18 @@ HF_TOKEN = b"hf" + b"_" + b"aZbYcXdWeVfUgThSiRjQkPlOmNnMoLpKqJ"
 PRIVATE_KEY = b"-----BEGIN " + b"PRIVATE KEY-----\n" + b"MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7\n"
 
 
-def surveyed(folder: Path, *items: Item, name: str = "planted") -> CachedScan:
-    """The survey of a layer of these members."""
+def scanned(folder: Path, *items: Item, name: str = "planted") -> CachedScan:
+    """The scan of a layer of these members."""
     folder.mkdir(parents=True, exist_ok=True)
     blob = layer(folder, *items)
-    return survey_of(blob, folder, name)
+    return scan_of(blob, folder, name)
 
 
-def survey_of(blob: LayerBlob, folder: Path, name: str = "planted") -> CachedScan:
-    """The survey of a layer that is there."""
+def scan_of(blob: LayerBlob, folder: Path, name: str = "planted") -> CachedScan:
+    """The scan of a layer that is there."""
     store = LocalStore(folder / "store", SilentReporter())
     digest = f"sha256:{blob.file.name:0>64}"
-    return keep_survey(name, digest, lambda: members_of(blob), PLACES, store, SilentReporter())
+    return scan_layer(name, digest, lambda: members_of(blob), PLACES, store)
 
 
 def package(name: str, version: str, metadata: str = "", record: str = "", **files: bytes) -> list[Item]:
