@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from envbuild.image.squashfs.compression import DEFAULT
-from envbuild.image.squashfs.pack import write_sqsh
+from envbuild.image.squashfs.pack import SqshSource, write_sqsh
 from envbuild.oci.write import RunConfig
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer_writer import LayerWriter, walk
@@ -137,7 +137,9 @@ def timed(action: Callable[[], object]) -> tuple[float, float]:
 
 
 def pack(target: Path, layers: list[Path], log: Path) -> str:
-    return write_sqsh(target, [LayerBlob(file=layer) for layer in layers], RunConfig(), "bench", EPOCH, log).digest
+    blobs = [LayerBlob(file=layer) for layer in layers]
+    source = SqshSource(layers=blobs, config=RunConfig(), provenance="bench", epoch=EPOCH)
+    return write_sqsh(target, source, log).digest
 
 
 def peer(target: Path, tree: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import BuildError, CheckRefusedError
-from envbuild.image.squashfs.pack import write_sqsh
+from envbuild.image.squashfs.pack import SqshSource, write_sqsh
 from envbuild.oci.write import RunConfig, make_oci, write_layout
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer import Layer
@@ -77,10 +77,13 @@ def layout(layers: list, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pack(target: Path, layers: list) -> Path:
-    write_sqsh(
-        target, [LayerBlob(file=file) for _, file in layers], CONFIG, "oci:sha256:0", EPOCH, target.with_suffix(".log")
-    )
+    write_sqsh(target, source([file for _, file in layers]), target.with_suffix(".log"))
     return target
+
+
+def source(files: list[Path]) -> SqshSource:
+    blobs = [LayerBlob(file=file) for file in files]
+    return SqshSource(layers=blobs, config=CONFIG, provenance="oci:sha256:0", epoch=EPOCH)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +191,7 @@ def test_sqsh_of_a_damaged_layer_is_refused(layers: list, tmp_path: Path, damage
     broken = tmp_path / "broken.tar.gz"
     broken.write_bytes(data)
     with pytest.raises(CheckRefusedError, match=r"broken.tar.gz is refused"):
-        write_sqsh(tmp_path / "x.sqsh", [LayerBlob(file=broken)], CONFIG, "p", EPOCH, tmp_path / "log")
+        write_sqsh(tmp_path / "x.sqsh", source([broken]), tmp_path / "log")
 
 
 def test_failing_mksquashfs_is_told_with_what_it_said(layers: list, tmp_path: Path) -> None:

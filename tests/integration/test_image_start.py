@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.image.squashfs.pack import write_sqsh
+from envbuild.image.squashfs.pack import SqshSource, write_sqsh
 from envbuild.oci.write import RunConfig
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer_writer import LayerWriter
@@ -42,6 +42,11 @@ def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def source(layers: list[Path], config: RunConfig) -> SqshSource:
+    blobs = [LayerBlob(file=layer) for layer in layers]
+    return SqshSource(layers=blobs, config=config, provenance="oci:sha256:0", epoch=EPOCH)
+
+
 @contextlib.contextmanager
 def mounted(sqsh: Path, place: Path) -> Iterator[Path]:
     place.mkdir()
@@ -59,7 +64,7 @@ def mounted(sqsh: Path, place: Path) -> Iterator[Path]:
 def start(layer: Path, tmp_path: Path, config: RunConfig, *arguments: str) -> subprocess.CompletedProcess[str]:
     """What the container of an image prints; /tmp in it is ``tmp_path/seen``."""
     sqsh = tmp_path / "image.sqsh"
-    write_sqsh(sqsh, [LayerBlob(file=layer)], config, "oci:sha256:0", EPOCH, tmp_path / "log")
+    write_sqsh(sqsh, source([layer], config), tmp_path / "log")
     (tmp_path / "seen").mkdir()
     with mounted(sqsh, tmp_path / "root") as root:
         words = [
@@ -130,7 +135,7 @@ def test_nothing_of_labels_and_words_is_run(layer: Path, tmp_path: Path) -> None
 def test_the_image_is_as_enroot_leaves_it(layer: Path, tmp_path: Path) -> None:
     sqsh = tmp_path / "image.sqsh"
     config = RunConfig(volumes=("/data",), environment=("A=1",), workdir="/srv/x")
-    write_sqsh(sqsh, [LayerBlob(file=layer)], config, "oci:sha256:0", EPOCH, tmp_path / "log")
+    write_sqsh(sqsh, source([layer], config), tmp_path / "log")
     with mounted(sqsh, tmp_path / "root") as root:
         assert (
             root / "etc/fstab"
@@ -149,5 +154,5 @@ def test_what_dash_would_run_is_refused_and_nothing_is_left(layer: Path, tmp_pat
     sqsh = tmp_path / "image.sqsh"
     config = RunConfig(command=("printf", "\t'; touch /tmp/x; '"))
     with pytest.raises(CheckRefusedError, match="entrypoint or command"):
-        write_sqsh(sqsh, [LayerBlob(file=layer), LayerBlob(file=upper)], config, "p", EPOCH, tmp_path / "log")
+        write_sqsh(sqsh, source([layer, upper], config), tmp_path / "log")
     assert not sqsh.exists()

@@ -19,7 +19,7 @@ from envbuild.image.docker.choosing import ImageRequest, Made, make_image
 from envbuild.image.docker.job import Job, dockerfile_of
 from envbuild.image.output import OCI_DIR, SQSH_FILE, PlacedImage, check_place, image_tag, place
 from envbuild.image.squashfs.compression import DEFAULT, NAMES, Compression, check_readable
-from envbuild.image.squashfs.settings import BUILDERS, Builder, Packing
+from envbuild.image.squashfs.pack import Packing
 from envbuild.lock.inputs.request import is_older
 from envbuild.lock.locate import find_lock
 from envbuild.lock.lockdir import lock_command
@@ -59,10 +59,10 @@ def parse_formats(context: click.Context, parameter: click.Parameter, value: str
 )
 @click.option(
     "--sqsh-builder",
-    type=click.Choice(BUILDERS),
+    type=click.Choice(["native", "enroot"]),
     default="native",
     show_default=True,
-    help="Who makes the .sqsh: envbuild from the layers, or `enroot import`.",
+    help="native: pack the .sqsh from the layers. `enroot` was removed; the error names what replaces it.",
 )
 @click.option("--cluster", metavar="NAME", help="Refuse a .sqsh that the nodes of this cluster cannot read.")
 @out_dir_option
@@ -81,7 +81,7 @@ def command(
     refresh_base: bool,
     allow: tuple[str, ...],
     sqsh_compression: str,
-    sqsh_builder: Builder,
+    sqsh_builder: str,
     cluster: str | None,
     out_dir: Path,
 ) -> None:
@@ -93,8 +93,10 @@ def command(
     if hands_over(context):
         return
     _refuse_idle(context)
+    if sqsh_builder == "enroot":
+        raise _no_enroot()
     readable = session.catalog.cluster(cluster).sqsh_compression if cluster is not None else ()
-    packing = Packing(compression=Compression.parse(sqsh_compression), builder=sqsh_builder, readable=readable)
+    packing = Packing(compression=Compression.parse(sqsh_compression), readable=readable)
     if cluster is not None and "sqsh" in formats:
         check_readable(packing.compression, readable, cluster)
     selection = session.select(stack, target, base)
@@ -153,6 +155,15 @@ def _told(made: Made, image: PlacedImage, tag: str, *, placed: bool) -> list[str
         lines.append(f"{tag}  {record.config_digest} in {made.engine}")
     lines += [f"from the wheelhouse: {package} {short(digest)}" for package, digest in record.wheels.items()]
     return [*lines, *(f"not checked: {module}: {reason}" for module, reason in record.not_checked.items())]
+
+
+def _no_enroot() -> UsageError:
+    return UsageError(
+        "--sqsh-builder enroot was removed",
+        why="envbuild packs the files and modes that `enroot import` makes, and gets the same bytes each time.",
+        fix="Leave the option out. For one made by enroot, add --format docker and run `enroot import dockerd://TAG`; "
+        "or push the OCI layout to a registry and run `enroot import docker://REGISTRY#IMAGE:TAG`.",
+    )
 
 
 def _refuse_idle(context: click.Context) -> None:

@@ -38,13 +38,14 @@ from envbuild.image.record import DockerRecord, ImageRecord, SqshRecord
 from envbuild.image.sbom import write
 from envbuild.image.scan import scan
 from envbuild.image.scan.cache import CachedScan
-from envbuild.image.squashfs.settings import Packing
+from envbuild.image.squashfs.pack import Packing, SqshSource, check_base, find_mksquashfs, write_sqsh
 from envbuild.lock.lockdir import lock_command
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.project.torch_builds import locked_torch
 from envbuild.lock.resolve.uv import uv_version
 from envbuild.oci.write import OciImage, RunConfig, make_oci, write_layout
 from envbuild.rootfs import gzip_writer
+from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.rootfs.layer_writer import EPOCH, LayerWriter
 from envbuild.store.local import LocalStore
@@ -109,12 +110,12 @@ def build_image(
     there = find_base(selection.base, store)
     check_tools(selection.base, selection.base_name, made_anew=refresh_base or there is None)
     if "sqsh" in formats:
-        packing.check_tools()
+        find_mksquashfs()
     if there is None:
         locked_torch(site, lock.lock)  # where nobody has it, better say so before a minute goes into the base
     with held_base(selection, site, store, reporter, refresh=refresh_base) as base:
         if "sqsh" in formats:
-            packing.check_base(base.record.config)
+            check_base(base.record.config)
         environment = make_environment(selection, lock, base, site, store, reporter, wheels)
         key = image_key(selection, lock, base.digest, formats, wheels, allow, packing)
         parts = ImageParts(
@@ -280,7 +281,18 @@ def finish(
     sqsh: SqshRecord | None = None
     if packing is not None:
         with reporter.step(f"pack the .sqsh with {packing.compression}"):
-            sqsh = packing.write(folder / SQSH_FILE, folder / OCI_DIR, image.digest, layers, config, epoch, log)
+            # The digest of the tar in a layer is not compared: its own is, and both were taken of the same bytes.
+            blobs = [
+                LayerBlob(
+                    file=layer.file,
+                    digest=layer.record.digest,
+                    size_bytes=layer.record.size_bytes,
+                    unpacked_bytes=layer.record.unpacked_bytes,
+                )
+                for layer in layers
+            ]
+            source = SqshSource(layers=blobs, config=config, provenance=f"oci:{image.digest}", epoch=epoch)
+            sqsh = write_sqsh(folder / SQSH_FILE, source, log, packing.compression)
     record = ImageRecord(
         schema="envbuild.image/1",
         key=key,

@@ -395,6 +395,7 @@ def test_cluster_that_can_read_nothing_is_refused(project, capsys):
     [
         (["--format", "oci", "--sqsh-compression", "zstd"], "--sqsh-compression does nothing without a .sqsh"),
         (["--format", "oci,docker", "--sqsh-builder", "native"], "--sqsh-builder does nothing without a .sqsh"),
+        (["--sqsh-builder", "enroot"], "enroot import dockerd://TAG"),
         (["--print-dockerfile", "--builder", "native"], "--print-dockerfile does not go with --builder native"),
         (["--print-dockerfile", "--refresh-base"], "--print-dockerfile does not go with --refresh-base"),
     ],

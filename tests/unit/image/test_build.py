@@ -23,9 +23,9 @@ from envbuild.image.docker.job import Job
 from envbuild.image.layers.environment import StoredEnvironment
 from envbuild.image.layers.sandbox import VENV
 from envbuild.image.record import BaseRecord, EnvironmentRecord
-from envbuild.image.squashfs import enroot, settings
+from envbuild.image.squashfs import enroot, pack
 from envbuild.image.squashfs.compression import Compression
-from envbuild.image.squashfs.settings import Packing
+from envbuild.image.squashfs.pack import Packing
 from envbuild.lock.lockfile import read_lock
 from envbuild.oci.models import BaseConfig
 from envbuild.rootfs import gzip_writer
@@ -42,7 +42,7 @@ BOTH = ("oci", "sqsh")
 def _tools(monkeypatch):
     """Versions of tools that a machine running unit tests need not have."""
     monkeypatch.setattr(mmdebstrap, "mmdebstrap_version", lambda: "mmdebstrap 1.3.5")
-    monkeypatch.setattr(settings, "mksquashfs_version", lambda: "mksquashfs version 4.5.1")
+    monkeypatch.setattr(pack, "mksquashfs_version", lambda: "mksquashfs version 4.5.1")
     monkeypatch.setattr(build, "uv_version", lambda: "0.13.8")
 
 
@@ -100,7 +100,7 @@ def test_key_changes_with_whatever_decides_the_bytes(lock, monkeypatch):
     keys.append(image_key(SELECTION, lock, BASE_DIGEST, ("oci",)))
     keys.append(image_key(SELECTION, changed(lock, digest="sha256:x"), BASE_DIGEST, BOTH))
     keys.append(image_key(SELECTION, changed(lock, source_date_epoch=1), BASE_DIGEST, BOTH))
-    monkeypatch.setattr(settings, "mksquashfs_version", lambda: "mksquashfs version 4.6.1")
+    monkeypatch.setattr(pack, "mksquashfs_version", lambda: "mksquashfs version 4.6.1")
     keys.append(image_key(SELECTION, lock, BASE_DIGEST, BOTH))
     monkeypatch.setattr(build, "uv_version", lambda: "0.13.9")
     keys.append(image_key(SELECTION, lock, BASE_DIGEST, BOTH))
@@ -151,7 +151,7 @@ def test_key_depends_on_how_the_sqsh_is_packed(lock):
 
 def test_key_without_sqsh_does_not_depend_on_mksquashfs(lock, monkeypatch):
     key = image_key(SELECTION, lock, BASE_DIGEST, ("oci",))
-    monkeypatch.setattr(settings, "mksquashfs_version", lambda: "mksquashfs version 4.6.1")
+    monkeypatch.setattr(pack, "mksquashfs_version", lambda: "mksquashfs version 4.6.1")
     assert image_key(SELECTION, lock, BASE_DIGEST, ("oci",)) == key
 
 
@@ -187,7 +187,7 @@ def test_image_without_sqsh_serves_on_a_machine_without_mksquashfs(lock, store, 
     def missing() -> str:
         raise MachineError("the program mksquashfs is not installed")
 
-    monkeypatch.setattr(settings, "mksquashfs_version", missing)
+    monkeypatch.setattr(pack, "mksquashfs_version", missing)
     assert build_image(SELECTION, lock, site, store, SilentReporter(), formats=("oci",)).path == entry.path
     with pytest.raises(MachineError, match="mksquashfs"):
         build_image(SELECTION, lock, site, store, SilentReporter(), formats=BOTH)
@@ -213,7 +213,7 @@ def test_base_that_no_sqsh_can_have_is_refused_before_the_environment_is_made(lo
 
     put_base(store, config)
     monkeypatch.setattr(build, "check_tools", lambda *_, **__: None)
-    monkeypatch.setattr(settings, "find_tool", lambda *_: None)
+    monkeypatch.setattr(pack, "find_tool", lambda *_: None)
     monkeypatch.setattr(build, "make_environment", began)
     monkeypatch.setattr(docker_builder, "snapshot", began)
     job = Job(

@@ -31,7 +31,7 @@ from envbuild.image.output import OCI_DIR
 from envbuild.image.record import DockerRecord, EnvironmentRecord, ImageRecord
 from envbuild.image.sbom import write
 from envbuild.image.scan import scan
-from envbuild.image.squashfs.settings import Packing
+from envbuild.image.squashfs.pack import Packing, check_base, find_mksquashfs
 from envbuild.lock.lockfile import snapshot
 from envbuild.lock.project.torch_builds import locked_torch
 from envbuild.oci.write import make_oci, with_manifest, write_layout
@@ -58,13 +58,13 @@ def build_with_docker(job: Job, engine: Engine, tag: str, *, formats: Collection
     check_lock(selection, job.lock)
     packing = job.packing if "sqsh" in formats else None
     if packing is not None:
-        packing.check_tools()
+        find_mksquashfs()
     with (
         held_base(selection, job.site, store, job.reporter, refresh=job.refresh_base) as base,
         store.staging("docker-context") as staged,
     ):
         if packing is not None:
-            packing.check_base(base.record.config)
+            check_base(base.record.config)
         frozen = replace(job, lock=snapshot(job.lock, staged / "lock"))
         plan = plan_build(frozen, base, staged)
         key = _entry_key(plan, frozen, packing)

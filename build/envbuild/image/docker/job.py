@@ -20,7 +20,7 @@ from envbuild.image.docker.plan import groups_of, plan_install, step_file, unbui
 from envbuild.image.docker.streams import Content
 from envbuild.image.layers.environment import StoredEnvironment
 from envbuild.image.record import BaseRecord, EnvironmentRecord
-from envbuild.image.squashfs.settings import Packing
+from envbuild.image.squashfs.pack import Packing
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.resolve.uv import uv_program, uv_version
 from envbuild.rootfs.layer import LayerRecord

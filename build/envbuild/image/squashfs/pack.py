@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import BuildError, MachineError, disk_full
@@ -20,53 +22,106 @@ from envbuild.image.squashfs import compression as compressions
 from envbuild.image.squashfs import enroot
 from envbuild.image.squashfs.compression import Compression
 from envbuild.image.squashfs.tar_stream import TwiceError, write_stream
+from envbuild.oci.models import BaseConfig
 from envbuild.oci.write import RunConfig
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.overlay import Places, superseded_in
 
-# mksquashfs takes a quarter of the machine's memory for its buffers unless told. More makes it no faster.
+# Raised when a .sqsh packed from the same layers would come out differently.
+FORMAT = 2
+# mksquashfs takes a quarter of the machine's memory for its buffers by default. More makes it no faster.
 BUFFER_MEBIBYTES = 256
 # What a pipe holds: fewer, larger pieces. An ordinary user gets no more (/proc/sys/fs/pipe-max-size).
 PIPE_BYTES = 1 << 20
 
 
-@cache
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """How a .sqsh is packed.
+
+    Attributes:
+        readable: the compressions that the cluster's nodes can read; empty when that is not known.
+    """
+
+    compression: Compression = compressions.DEFAULT
+    readable: tuple[str, ...] = ()
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the nodes can read a .sqsh packed in this way."""
+        return not self.readable or self.compression.name in self.readable
+
+    def key(self) -> tuple[str, ...]:
+        """Its part of the key of an image with a .sqsh.
+
+        Raises:
+            MachineError: mksquashfs is not installed.
+        """
+        return str(FORMAT), mksquashfs_version(), *self.compression.words()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SqshSource:
+    """What a .sqsh is packed from.
+
+    Attributes:
+        layers: the image's, lowest first.
+        provenance: where the image came from, for the first line of ``/etc/rc``.
+        epoch: the time of the file system and of enroot's files.
+    """
+
+    layers: Sequence[LayerBlob]
+    config: RunConfig
+    provenance: str
+    epoch: int
+
+
+def find_mksquashfs() -> Path:
+    """The program that packs.
+
+    Raises:
+        MachineError: it is not installed.
+    """
+    return find_tool("mksquashfs", "squashfs-tools")
+
+
+def check_base(config: BaseConfig) -> None:
+    """Refuse a base as soon as it is known, when its images cannot go into a .sqsh.
+
+    Raises:
+        CheckRefusedError: its working directory or a volume would be run or mounted.
+    """
+    enroot.check(RunConfig(workdir=config.workdir, volumes=config.volumes))
+
+
+@functools.cache
 def mksquashfs_version() -> str:
     """``mksquashfs version 4.5.1 (2022/03/17)``: the same tool gives the same bytes, another may not."""
-    tool = find_tool("mksquashfs", "squashfs-tools")
     # 4.6 and later exit with status 0, earlier ones with 0 or 1.
-    output = answer([tool, "-version"], what="ask mksquashfs for its version", statuses=(0, 1))
+    output = answer([find_mksquashfs(), "-version"], what="ask mksquashfs for its version", statuses=(0, 1))
     return output.splitlines()[0] if output else "mksquashfs of unknown version"
 
 
 def write_sqsh(
-    target: Path,
-    layers: Sequence[LayerBlob],
-    config: RunConfig,
-    provenance: str,
-    epoch: int,
-    log: Path,
-    compression: Compression = compressions.DEFAULT,
+    target: Path, source: SqshSource, log: Path, compression: Compression = compressions.DEFAULT
 ) -> SqshRecord:
-    """Pack ``layers`` (lowest first) and enroot's files into ``target``.
+    """Pack an image and enroot's files into ``target``.
 
     Raises:
         CheckRefusedError: a layer is refused, or enroot would run something of the configuration as code.
         BuildError: mksquashfs failed.
         MachineError: it is not installed, or the disk is full.
     """
-    extra = enroot.files(config, provenance)
     try:
         try:
-            finished, shell = _pack(target, layers, extra, config.workdir, epoch, log, compression)
+            finished, shell = _pack(target, source, log, compression)
         except TwiceError:
-            again = superseded_in(layers)
-            finished, shell = _pack(target, layers, extra, config.workdir, epoch, log, compression, again)
-        enroot.check_shell(config, shell)
+            finished, shell = _pack(target, source, log, compression, superseded_in(source.layers))
+        enroot.check_shell(source.config, shell)
         if finished.status != 0:
             raise _failure(finished, target, compression, log)
     except BaseException:
-        # Of no use to anyone, and large. Before mksquashfs began, there may be a directory of that name.
+        # Half a file is large and of no use. Before mksquashfs began, there may be a directory of that name.
         with contextlib.suppress(OSError):
             target.unlink()
         raise
@@ -98,22 +153,20 @@ def _failure(finished: Finished, target: Path, compression: Compression, log: Pa
 
 
 def _pack(
-    target: Path,
-    layers: Sequence[LayerBlob],
-    extra: Mapping[str, bytes],
-    workdir: str,
-    epoch: int,
-    log: Path,
-    compression: Compression,
-    superseded: Places = (),
+    target: Path, source: SqshSource, log: Path, compression: Compression, superseded: Places = ()
 ) -> tuple[Finished, str]:
-    words: list[str | Path] = [find_tool("mksquashfs", "squashfs-tools"), "-", target, "-tar", *compression.words()]
+    extra = enroot.files(source.config, source.provenance)
+    words: list[str | Path] = [find_mksquashfs(), "-", target, "-tar", *compression.words()]
     words += ["-all-root", "-no-xattrs", "-root-mode", "755", "-noappend", "-no-progress", "-exit-on-error"]
     words += ["-mem", f"{BUFFER_MEBIBYTES}M"]
     reading, writing = os.pipe()
     with contextlib.suppress(OSError):  # where a user has very many pipes
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    feeder = _Feeder(writing, layers, extra, workdir, epoch, superseded)
+
+    def write(pipe: BinaryIO) -> str:
+        return write_stream(pipe, source.layers, extra, source.config.workdir, source.epoch, superseded)
+
+    feeder = _Feeder(writing, write)
     feeder.start()
     try:
         finished = run(
@@ -121,12 +174,12 @@ def _pack(
             what="pack the .sqsh",
             log=log,
             # Without it the time of the file system and of its root is now. With -mkfs-time as well, it gives up.
-            env={"PATH": os.environ.get("PATH", os.defpath), "SOURCE_DATE_EPOCH": str(epoch)},
+            env={"PATH": os.environ.get("PATH", os.defpath), "SOURCE_DATE_EPOCH": str(source.epoch)},
             stdin=reading,
             check=False,
         )
     finally:
-        # Ends the feeder if mksquashfs ended first: nobody reads any more.
+        # Ends the feeder if mksquashfs ended first: it writes into a pipe without a reader.
         os.close(reading)
         feeder.join()
     if feeder.problem is not None:
@@ -137,25 +190,17 @@ def _pack(
 class _Feeder(threading.Thread):
     """Writes the merged image as a tar into a pipe while mksquashfs reads it."""
 
-    def __init__(
-        self,
-        descriptor: int,
-        layers: Sequence[LayerBlob],
-        extra: Mapping[str, bytes],
-        workdir: str,
-        epoch: int,
-        superseded: Places,
-    ) -> None:
+    def __init__(self, descriptor: int, write: Callable[[BinaryIO], str]) -> None:
         super().__init__(name="feed mksquashfs", daemon=True)
         self._descriptor = descriptor
-        self._work = (layers, extra, workdir, epoch, superseded)
+        self._write = write
         self.problem: BaseException | None = None
         self.shell = ""
 
     def run(self) -> None:
         try:
             with os.fdopen(self._descriptor, "wb", buffering=PIPE_BYTES) as pipe:
-                self.shell = write_stream(pipe, *self._work)
+                self.shell = self._write(pipe)
         except BrokenPipeError:
             return  # mksquashfs ended early, and its own status says why
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread

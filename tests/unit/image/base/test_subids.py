@@ -11,7 +11,6 @@ from envbuild.core.errors import MachineError
 from envbuild.core.progress import SilentReporter
 from envbuild.image import build
 from envbuild.image.base import base, subids
-from envbuild.image.squashfs.settings import Packing
 from envbuild.store.local import LocalStore
 
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -89,7 +88,7 @@ def test_ids_are_asked_for_before_a_base_is_made_and_only_then(tmp_path, monkeyp
     monkeypatch.setattr(base.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(subids, "require", lambda: fail("asked for IDs"))
     monkeypatch.setattr(build, "check_lock", lambda *_: None)
-    monkeypatch.setattr(Packing, "check_tools", lambda _: None)
+    monkeypatch.setattr(build, "find_mksquashfs", lambda: None)
     monkeypatch.setattr(base.mmdebstrap, "require_tools", lambda: None)
     monkeypatch.setattr(base.sandbox, "probe", lambda: None)
     monkeypatch.setattr(build, "_find", lambda *_: None)
