@@ -14,12 +14,13 @@ from envbuild.core.digests import sha256_bytes, short
 from envbuild.core.errors import CheckRefusedError, MachineError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
-from envbuild.git.refs import GIT_PREFIX, GitRef
+from envbuild.git.refs import GitRef
 from envbuild.lock import lockfile
 from envbuild.lock.checks.rules import CheckFinding, refuse
 from envbuild.lock.components.select import Repositories
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of
+from envbuild.lock.inputs.refs import GIT_PREFIX
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
 from envbuild.lock.locate import shipped_lock
 from envbuild.lock.lockdir import publish, refuse_to_replace, refuse_what_is_no_lock, tidy

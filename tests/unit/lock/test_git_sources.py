@@ -10,9 +10,10 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Component
 from envbuild.core.errors import ConfigurationError, ResolutionError
 from envbuild.core.progress import SilentReporter
-from envbuild.git.refs import GitRef, VersionRef
+from envbuild.git.refs import GitRef
 from envbuild.lock.components.git_sources import ALWAYS, ANY, BUILD, GitSourceReader, marked, settled
 from envbuild.lock.components.select import Chosen, DecidedBy
+from envbuild.lock.inputs.refs import VersionRef
 
 CORE, OPTIM, OTHER = "https://x/core", "https://x/optim", "https://x/other"
 SHA = "b" * 40

@@ -10,7 +10,7 @@ from packaging.version import Version
 from envbuild.catalog.models import Component, Stack
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
-from envbuild.git.refs import GitRef, SpecifierRef, VersionRef
+from envbuild.git.refs import GitRef
 from envbuild.lock.components.select import (
     DecidedBy,
     Lead,
@@ -23,6 +23,7 @@ from envbuild.lock.components.select import (
     upstream_overrides,
 )
 from envbuild.lock.components.upstream import Companion
+from envbuild.lock.inputs.refs import SpecifierRef, VersionRef
 
 NEMO, MCORE = "https://x/nemo", "https://x/mcore"
 SHA = "b" * 40

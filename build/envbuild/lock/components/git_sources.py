@@ -20,12 +20,13 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.models import Base, Component, Phase
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError, NetworkError, ResolutionError
 from envbuild.core.progress import Reporter
-from envbuild.git.refs import GitRef, Ref
+from envbuild.git.refs import GitRef
 from envbuild.lock.components.git_metadata import declared_by, metadata_of_commit, text_of
 from envbuild.lock.components.sdist_metadata import build_requires
 from envbuild.lock.components.select import Chosen, DecidedBy, Repositories
 from envbuild.lock.components.upstream import SOURCES, holds_on, not_understood
 from envbuild.lock.components.uv_sources import UvSource, built_without_isolation, read_sources, uv_settings
+from envbuild.lock.inputs.refs import Ref, ref_text
 
 # Beside the names of extras: what a component needs without any, what builds it, and what only a build would tell.
 ALWAYS, BUILD, ANY = "", "[build]", "[any]"
@@ -249,12 +250,12 @@ class GitSourceReader:
 
     def _pinned(self, bare: Chosen, source: UvSource, pin: Ref) -> Chosen:
         because = f"pinned by the user, over {source.words} ({bare.because})"
-        item = replace(bare, asked=str(pin), origin=DecidedBy.PIN, because=because)
+        item = replace(bare, asked=ref_text(pin), origin=DecidedBy.PIN, because=because)
         if not isinstance(pin, GitRef):
             return replace(item, specifier=pin.specifier, spec=Component())
         if not source.git:
             raise ConfigurationError(
-                f"{source.package}={pin} names a branch, tag or commit, and {source.package} has no repository",
+                f"{source.package}={item.asked} names a branch, tag or commit, and {source.package} has no repository",
                 why=f"{bare.because} takes it from {source.url}.",
                 fix=f"Pin a version: --pin {source.package}=VERSION",
             )

@@ -21,12 +21,13 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Base
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
-from envbuild.git.refs import GIT_PREFIX, GitRef, parse_ref
+from envbuild.git.refs import GitRef
 from envbuild.lock.components.sdist_metadata import fetch_file
 from envbuild.lock.components.select import Chosen, DecidedBy, Lead, Repositories
 from envbuild.lock.components.upstream import Companion
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of as asof
+from envbuild.lock.inputs.refs import GIT_PREFIX, parse_ref
 from envbuild.lock.project.pyproject import Project, limits
 from envbuild.lock.project.torch_builds import TorchSource
 from envbuild.lock.resolve.resolution import resolve, seconds_of

@@ -14,9 +14,10 @@ from packaging.version import InvalidVersion, Version
 from envbuild.catalog.models import Base, Component, Device, Phase, Stack
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import Reporter
-from envbuild.git.refs import GitRef, Ref, parse_ref
+from envbuild.git.refs import GitRef
 from envbuild.git.repository import Commit, GitRepository
 from envbuild.lock.components.upstream import Companion, companions, holds_on, overrides, sources
+from envbuild.lock.inputs.refs import Ref, parse_ref, ref_text
 from envbuild.store.local import LocalStore
 
 
@@ -301,7 +302,8 @@ def own_choice(
         (DecidedBy.PIN, "pinned by the user") if pin is not None else (DecidedBy.STACK, "the stack's file")
     )
     ref: Ref | None = pin if pin is not None else (GitRef(spec.ref) if spec.ref else None)
-    bare = Chosen(name=name, spec=spec, asked=str(ref or spec.version or "any release"), origin=origin, because=because)
+    asked = ref_text(ref) if ref is not None else spec.version or "any release"
+    bare = Chosen(name=name, spec=spec, asked=asked, origin=origin, because=because)
     if isinstance(ref, GitRef) and spec.git is not None:
         commit = repositories.at(spec.git).resolve(ref, as_of)
         return replace(bare, git=spec.git, commit=commit)

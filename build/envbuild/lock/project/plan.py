@@ -15,7 +15,6 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.models import Phase
 from envbuild.core.background import beside
 from envbuild.core.errors import ConfigurationError, NetworkError, ResolutionError
-from envbuild.git.refs import Ref
 from envbuild.lock.checks.api_drift import read_ahead, read_names
 from envbuild.lock.components import anchor_date as moments
 from envbuild.lock.components.companion_ranges import hold_to_declared
@@ -40,6 +39,7 @@ from envbuild.lock.components.select import (
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of as asof
 from envbuild.lock.inputs.as_of import AsOf
+from envbuild.lock.inputs.refs import Ref
 from envbuild.lock.inputs.request import LockRequest
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.project.pyproject import Project, cuda_major, extras_of

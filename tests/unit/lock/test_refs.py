@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.core.errors import ConfigurationError
-from envbuild.git.refs import GitRef, SpecifierRef, VersionRef, parse_ref
+from envbuild.git.refs import GitRef
+from envbuild.lock.inputs.refs import SpecifierRef, VersionRef, parse_ref, ref_text
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -84,8 +85,8 @@ def test_parse_ref_ignores_space_around():
     [
         ("", "empty"),
         ("git:", "empty"),
-        ("version:main", "no PEP 440 version"),
-        ("version:>=2", "no PEP 440 version"),
+        ("version:main", "not a PEP 440 version"),
+        ("version:>=2", "not a PEP 440 version"),
         (">=2.7 <3", "begins like a version specifier"),
         ("=2.7", "begins like a version specifier"),
         ("2.7.*", "==2.7.*"),
@@ -93,15 +94,15 @@ def test_parse_ref_ignores_space_around():
         ("v1.0^{}", "name the commit itself"),
         ("a..b", "name the commit itself"),
         ("main@{yesterday}", "name the commit itself"),
-        ("-upload-pack=x", "cannot be there"),
-        ("git:--upload-pack=x", "cannot be there"),
-        ("two words", "cannot be there"),
-        ("a\x00b", "cannot be there"),
-        ("ref.lock", "cannot be there"),
-        ("a/.b", "cannot be there"),
-        ("a//b", "cannot be there"),
-        ("a/", "cannot be there"),
-        ("@", "cannot be there"),
+        ("-upload-pack=x", "is not allowed"),
+        ("git:--upload-pack=x", "is not allowed"),
+        ("two words", "is not allowed"),
+        ("a\x00b", "is not allowed"),
+        ("ref.lock", "is not allowed"),
+        ("a/.b", "is not allowed"),
+        ("a//b", "is not allowed"),
+        ("a/", "is not allowed"),
+        ("@", "is not allowed"),
     ],
 )
 def test_parse_ref_refuses(text, part):
@@ -118,15 +119,15 @@ def test_parse_ref_text_of_a_ref_is_that_ref(text):
         ref = parse_ref(text)
     except ConfigurationError:
         return
-    assert parse_ref(str(ref)) == ref
+    assert parse_ref(ref_text(ref)) == ref
 
 
 @pytest.mark.parametrize("text", ["git:2.3", "version:v2.3.0", "version:1234567", "git:=x", "main", "2.7.3", ">=2"])
 def test_parse_ref_text_keeps_a_prefix_that_is_needed(text):
-    assert str(parse_ref(text)) == text
+    assert ref_text(parse_ref(text)) == text
 
 
 @pytest.mark.parametrize("name", ["main", "v2.3.0", "2.7.3"])
 def test_parse_ref_text_drops_a_prefix_that_is_not(name):
     prefix = "version:" if name[0].isdigit() else "git:"
-    assert str(parse_ref(prefix + name)) == name
+    assert ref_text(parse_ref(prefix + name)) == name
