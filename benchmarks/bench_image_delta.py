@@ -25,8 +25,8 @@ from typing import Any
 
 from envbuild.catalog.site import load_site
 from envbuild.lock.lockfile import read_lock
-from envbuild.lock.project.torch_builds import locked_torch
-from envbuild.lock.resolve.uv import uv_program
+from envbuild.lock.uv.program import uv_program
+from envbuild.lock.uv.torch_builds import locked_torch
 
 SHARE_LIMIT = 0.01
 REBUILD_LIMIT_SECONDS = 30.0

@@ -32,7 +32,7 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.site import load_site
 from envbuild.core.progress import PlainReporter
 from envbuild.lock.lockfile import read_lock
-from envbuild.lock.resolve.uv import uv_program
+from envbuild.lock.uv.program import uv_program
 from envbuild.store.local import LocalStore
 from envbuild.sync.build_environment import build_environment
 from envbuild.wheels.architectures import Architectures

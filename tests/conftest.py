@@ -22,8 +22,8 @@ from envbuild.core import locks
 from envbuild.core.errors import EnvbuildError
 from envbuild.lock.locate import find_lock
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.lock.project.torch_builds import torch_source
-from envbuild.lock.resolve.uv import uv_program
+from envbuild.lock.uv.program import uv_program
+from envbuild.lock.uv.torch_builds import torch_source
 
 # Started in the background of a script, everything ignores SIGINT and hands that on; tests send it and mean it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.drift import Finding, Moment, SourceTree, find_drift
-from envbuild.lock.resolve.uv import uv_program
+from envbuild.lock.uv.program import uv_program
 
 # Its diffusion models and the collections before NeMo 2.0 ask for a megatron-core of another time.
 UNUSED = ("nemo/collections/diffusion", "nemo/collections/nlp")

@@ -24,7 +24,7 @@ from helpers.wheels import make_wheel, served, write_index
 from packaging.pylock import Pylock
 
 from envbuild.core import tomlread
-from envbuild.lock.resolve.uv import uv_program
+from envbuild.lock.uv.program import uv_program
 
 TORCH_TAGS = "cp311-cp311-manylinux_2_28_x86_64"
 REMOTE = "https://git.example.invalid/tools/gitlib"

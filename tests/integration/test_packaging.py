@@ -16,7 +16,7 @@ import pytest
 from envbuild.catalog.data import data_root
 from envbuild.certify.run.zipapp import smoke_bytes
 from envbuild.core.digests import sha256_bytes
-from envbuild.lock.resolve.uv import uv_program
+from envbuild.lock.uv.program import uv_program
 
 DATA = ("envs", "lockfiles", "containers", "smoke")
 

@@ -23,7 +23,7 @@ from helpers.wheels import make_wheel
 from unit.wheels.plans import plan
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.lock.resolve.uv import uv_program
+from envbuild.lock.uv.program import uv_program
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.audit.audit import AuditedWheel, check_wheel
 from envbuild.wheels.audit.elf import read_binary

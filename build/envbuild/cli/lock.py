@@ -19,8 +19,8 @@ from envbuild.core.progress import PlainReporter, SilentReporter
 from envbuild.lock.checks.rules import CODES
 from envbuild.lock.committed import CommittedLock, committed, lock_all, stack_of
 from envbuild.lock.committed import check as review
-from envbuild.lock.components.select import Repositories
 from envbuild.lock.components.select import parse_pins as parse_refs
+from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.names import foreign_pins, variant_name
 from envbuild.lock.inputs.request import LockRequest, request_of
 from envbuild.lock.locate import lock_path, shipped_lock

@@ -41,8 +41,8 @@ from envbuild.image.scan.cache import CachedScan
 from envbuild.image.squashfs.pack import Packing, SqshSource, check_base, find_mksquashfs, write_sqsh
 from envbuild.lock.lockdir import lock_command
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.lock.project.torch_builds import locked_torch
-from envbuild.lock.resolve.uv import uv_version
+from envbuild.lock.uv.program import uv_version
+from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.oci.write import OciImage, RunConfig, make_oci, write_layout
 from envbuild.rootfs import gzip_writer
 from envbuild.rootfs.blobs import LayerBlob

@@ -11,7 +11,7 @@ from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.site import Site
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError
 from envbuild.core.progress import Reporter
-from envbuild.lock.components.select import Repositories
+from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.request import LockRequest, is_older
 from envbuild.lock.locate import lock_path
 from envbuild.lock.lock import LockResult, lock_stack, moved_branches

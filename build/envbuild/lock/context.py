@@ -1,4 +1,4 @@
-"""Where a lock is worked out: a folder that goes at the end, and what everything there needs."""
+"""What every step of a lock needs: the context of the command, a folder, its log, and the git repositories."""
 
 from __future__ import annotations
 
@@ -6,22 +6,44 @@ import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from envbuild.catalog.site import Site
+from envbuild.catalog.context import Context
 from envbuild.core.progress import Reporter
+from envbuild.git.repository import GitRepository
 from envbuild.store.local import LocalStore
 
 
+class Repositories:
+    """The git repositories of one run: each is asked for its refs once."""
+
+    def __init__(self, store: LocalStore, reporter: Reporter, *, offline: bool = False) -> None:
+        self._store = store
+        self._reporter = reporter
+        self._offline = offline
+        self._open: dict[str, GitRepository] = {}
+
+    def at(self, url: str) -> GitRepository:
+        """The repository at ``url``."""
+        if url not in self._open:
+            log = self._store.root / "logs" / "git.log"
+            self._open[url] = GitRepository(url, self._store, self._reporter, offline=self._offline, log=log)
+        return self._open[url]
+
+
 @dataclass(frozen=True, kw_only=True)
-class LockContext:
-    """Where planning works: a folder for throw-away projects, its log, the site and the store.
+class WorkContext(Context):
+    """A context with a folder for throw-away projects and the log of the tools that run there."""
+
+    folder: Path
+    log: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockContext(WorkContext):
+    """The context of one lock.
 
     Attributes:
         ending: what is to be ended before the folder goes.
     """
 
-    folder: Path
-    log: Path
-    site: Site
-    store: LocalStore
-    reporter: Reporter
+    repositories: Repositories
     ending: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)

@@ -17,8 +17,7 @@ from envbuild.core.progress import Reporter
 from envbuild.git.refs import GitRef
 from envbuild.lock import lockfile
 from envbuild.lock.checks.rules import CheckFinding, refuse
-from envbuild.lock.components.select import Repositories
-from envbuild.lock.context import LockContext
+from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.refs import GIT_PREFIX
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
@@ -162,7 +161,15 @@ def resolved(
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text("")
         with contextlib.ExitStack() as ending:
-            work = LockContext(folder=folder, log=log, site=site, store=store, reporter=reporter, ending=ending)
+            work = LockContext(
+                folder=folder,
+                log=log,
+                site=site,
+                store=store,
+                reporter=reporter,
+                repositories=repositories,
+                ending=ending,
+            )
             try:
                 _write(selection, request, repositories, inputs, work, previous, like)
             except ResolutionError:

@@ -10,7 +10,7 @@ from envbuild.core.digests import digest_of, short
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.lock.project.torch_builds import locked_torch
+from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.store.local import LocalStore
 from envbuild.sync.install import install
 from envbuild.sync.local import place_here

@@ -17,7 +17,7 @@ from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.record.content import locked_content
-from envbuild.lock.resolve.uv import failure
+from envbuild.lock.uv.program import failure
 from envbuild.sync.install_target import InstallTarget
 
 UV_OPTIONS = ("--color", "never")

@@ -17,9 +17,9 @@ from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import Finished, run
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
-from envbuild.lock.project.torch_builds import locked_torch
 from envbuild.lock.record.content import locked_content
-from envbuild.lock.resolve.uv import installing_uv, uv_program
+from envbuild.lock.uv.program import installing_uv, uv_program
+from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.store.local import LocalStore
 from envbuild.sync.imports import (
     PROBE,

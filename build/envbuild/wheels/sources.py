@@ -13,9 +13,9 @@ from envbuild.catalog.site import Site
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import Reporter
-from envbuild.lock.components.releases import look_up
 from envbuild.lock.components.sdist_metadata import FILE, PYPROJECT, build_requires, fetch_sdist, kept_declarations
-from envbuild.lock.context import LockContext
+from envbuild.lock.context import WorkContext
+from envbuild.lock.uv.lookup import look_up
 from envbuild.store.local import LocalStore
 from envbuild.wheels.git_archive import archive_of_commit, only_folder
 from envbuild.wheels.key import KeyParts
@@ -75,11 +75,11 @@ class WheelSources:
         return content
 
     @contextlib.contextmanager
-    def workplace(self, label: str) -> Iterator[LockContext]:
+    def workplace(self, label: str) -> Iterator[WorkContext]:
         """A place to ask the index from, with the log ``<label>.log``; gone when the block is left."""
         log = self.store.root / "logs" / "wheels" / f"{label}.log"
         with self.store.staging(label) as folder:
-            yield LockContext(folder=folder, log=log, site=self.site, store=self.store, reporter=self.reporter)
+            yield WorkContext(folder=folder, log=log, site=self.site, store=self.store, reporter=self.reporter)
 
     def archive(self, origin: SourceOrigin) -> bytes:
         """The sources, as an archive with one folder on top.

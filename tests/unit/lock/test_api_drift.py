@@ -17,7 +17,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.drift import Finding, FindingKind, Moment, Severity, read_finding
 from envbuild.lock.checks import api_drift
 from envbuild.lock.checks.api_drift import check_api
-from envbuild.lock.project.plan import Workplace
+from envbuild.lock.context import LockContext, Repositories
 from envbuild.store.local import LocalStore
 
 BASE = Catalog.open(data_root()).base("debian12")
@@ -34,9 +34,16 @@ def wheel(folder, name, files, version="1.0"):
 
 
 @pytest.fixture
-def work(tmp_path) -> Workplace:
+def work(tmp_path) -> LockContext:
     store = LocalStore(tmp_path / "store", SilentReporter())
-    return Workplace(folder=tmp_path, log=tmp_path / "log", site=load_site(), store=store, reporter=SilentReporter())
+    return LockContext(
+        folder=tmp_path,
+        log=tmp_path / "log",
+        site=load_site(),
+        store=store,
+        reporter=SilentReporter(),
+        repositories=Repositories(store, SilentReporter()),
+    )
 
 
 @pytest.fixture

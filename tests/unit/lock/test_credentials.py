@@ -5,7 +5,7 @@ import urllib.request
 
 import pytest
 
-from envbuild.lock.resolve.credentials import credentials, request_for
+from envbuild.lock.uv.credentials import credentials, request_for
 
 
 @pytest.mark.parametrize(

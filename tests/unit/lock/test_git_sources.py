@@ -12,7 +12,7 @@ from envbuild.core.errors import ConfigurationError, ResolutionError
 from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.git_sources import ALWAYS, ANY, BUILD, GitSourceReader, marked, settled
-from envbuild.lock.components.select import Chosen, DecidedBy
+from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.inputs.refs import VersionRef
 
 CORE, OPTIM, OTHER = "https://x/core", "https://x/optim", "https://x/other"

@@ -98,7 +98,9 @@ def test_branches_of_companions_are_as_of_the_moment_of_the_anchor(tmp_path, as_
     repositories = FakeRepositories(FakeRepository(NEMO, kind=CommitKind.TAG if pins else CommitKind.BRANCH), dep)
     reporter = SilentReporter()
     site, store = load_site({"HOME": str(tmp_path)}), LocalStore(tmp_path / "store", reporter)
-    work = LockContext(folder=tmp_path, log=tmp_path / "log", site=site, store=store, reporter=reporter)
+    work = LockContext(
+        folder=tmp_path, log=tmp_path / "log", site=site, store=store, reporter=reporter, repositories=repositories
+    )
     plan._decide(chosen, LockRequest(pins=pins, as_of=as_of), repositories, work)
     assert dep.resolved == [("main", bound)]
 

@@ -12,10 +12,10 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import NetworkError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.components.git_sources import GitSources
-from envbuild.lock.project.torch_builds import TorchSource
 from envbuild.lock.record import write
 from envbuild.lock.resolve.prefetch import Begun, kept_files
-from envbuild.lock.resolve.resolution import Resolution
+from envbuild.lock.uv.resolution import Resolution
+from envbuild.lock.uv.torch_builds import TorchSource
 
 HASHES = {name: sha256_bytes(name.encode()) for name in ("wheel", "sdist", "other")}
 UV_LOCK = f"""

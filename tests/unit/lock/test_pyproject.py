@@ -9,10 +9,9 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Component, Stack
 from envbuild.core import tomlread
 from envbuild.core.errors import ConfigurationError
-from envbuild.lock.components.sdist_metadata import CompileMetadata
-from envbuild.lock.components.select import Chosen, DecidedBy
+from envbuild.lock.components.models import Chosen, CompileMetadata, DecidedBy
 from envbuild.lock.project.pyproject import Project, render_project, requirement_of, torch_specifier
-from envbuild.lock.project.torch_builds import TorchSource
+from envbuild.lock.uv.torch_builds import TorchSource
 
 GOLDEN = Path(__file__).with_name("golden")
 STACK = """\

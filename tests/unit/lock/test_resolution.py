@@ -4,8 +4,8 @@ import pytest
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import InternalError
-from envbuild.lock.project.torch_builds import TorchSource
-from envbuild.lock.resolve.resolution import Resolution, seconds_of, with_local_hashes
+from envbuild.lock.uv.resolution import Resolution, seconds_of, with_local_hashes
+from envbuild.lock.uv.torch_builds import TorchSource
 
 WHEEL = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
 BLOCK = "torch==2.13.0+cpu ; sys_platform == 'linux'\n    # via megatron-core"

@@ -11,9 +11,8 @@ from envbuild.catalog.models import Component, Stack
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef
+from envbuild.lock.components.models import Companion, DecidedBy, Lead
 from envbuild.lock.components.select import (
-    DecidedBy,
-    Lead,
     choose,
     choose_anchor,
     lead,
@@ -22,7 +21,6 @@ from envbuild.lock.components.select import (
     releases_like,
     upstream_overrides,
 )
-from envbuild.lock.components.upstream import Companion
 from envbuild.lock.inputs.refs import SpecifierRef, VersionRef
 
 NEMO, MCORE = "https://x/nemo", "https://x/mcore"

@@ -11,7 +11,7 @@ import pytest
 
 from envbuild.catalog.site import Site
 from envbuild.core.errors import NetworkError
-from envbuild.lock.project.torch_builds import TorchSource, torch_source
+from envbuild.lock.uv.torch_builds import TorchSource, torch_source
 
 WHEEL = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
 NOWHERE = "http://127.0.0.1:9/whl/{build}"  # the discard port: nobody listens

@@ -9,7 +9,8 @@ from helpers.fake_git import TIP, FakeRepository
 from envbuild.catalog.catalog import Catalog
 from envbuild.core.errors import ConfigurationError
 from envbuild.git.refs import GitRef
-from envbuild.lock.components.upstream import Companion, companions, has_llm_collection
+from envbuild.lock.components.models import Companion
+from envbuild.lock.components.upstream import companions, has_llm_collection
 
 SHA = "3cdfd613e68e0000000000000000000000000000"
 

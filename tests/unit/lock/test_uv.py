@@ -17,7 +17,7 @@ from envbuild.core.errors import (
     ResolutionError,
 )
 from envbuild.core.process import Finished
-from envbuild.lock.resolve.uv import failure, run_uv, uv_program, uv_version
+from envbuild.lock.uv.program import failure, run_uv, uv_program, uv_version
 
 
 @pytest.fixture

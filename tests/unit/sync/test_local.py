@@ -12,7 +12,7 @@ from envbuild.catalog.site import load_site
 from envbuild.core.errors import MachineError, UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.lockfile import read_lock
-from envbuild.lock.project.torch_builds import locked_torch
+from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.sync import local
 from envbuild.sync.imports import Imports
 from envbuild.sync.install import PhaseRun

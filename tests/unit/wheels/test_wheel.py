@@ -11,7 +11,7 @@ from helpers.simple_index import make_sdist
 from unit.wheels.plans import plan
 
 from envbuild.core.errors import BuildError, CheckRefusedError
-from envbuild.lock.resolve.uv import uv_program
+from envbuild.lock.uv.program import uv_program
 from envbuild.wheels.build.compiler_wrappers import Tokens
 from envbuild.wheels.build.limits import Limits
 from envbuild.wheels.build.wheel import WheelWorkspace, build_wheel

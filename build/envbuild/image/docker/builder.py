@@ -33,7 +33,7 @@ from envbuild.image.sbom import write
 from envbuild.image.scan import scan
 from envbuild.image.squashfs.pack import Packing, check_base, find_mksquashfs
 from envbuild.lock.lockfile import snapshot
-from envbuild.lock.project.torch_builds import locked_torch
+from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.oci.write import make_oci, with_manifest, write_layout
 from envbuild.rootfs import gzip_writer
 from envbuild.store.record import RECORD_FILE

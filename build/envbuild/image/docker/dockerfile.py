@@ -15,7 +15,7 @@ from envbuild.core.errors import InternalError
 from envbuild.image.docker.places import NETWORK, PLACES
 from envbuild.image.docker.plan import LOCK, MADE, TOOLS, Install, uv
 from envbuild.image.layers.sandbox import BUILT, INSIDE, VENV
-from envbuild.lock.resolve.uv import uv_version
+from envbuild.lock.uv.program import uv_version
 from envbuild.oci.write import RunConfig
 from envbuild.rootfs.layer_writer import EPOCH
 

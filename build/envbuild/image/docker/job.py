@@ -22,7 +22,7 @@ from envbuild.image.layers.environment import StoredEnvironment
 from envbuild.image.record import BaseRecord, EnvironmentRecord
 from envbuild.image.squashfs.pack import Packing
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.lock.resolve.uv import uv_program, uv_version
+from envbuild.lock.uv.program import uv_program, uv_version
 from envbuild.rootfs.layer import LayerRecord
 from envbuild.store.local import LocalStore
 from envbuild.wheels.cache.wheelhouse import Built, digests_of

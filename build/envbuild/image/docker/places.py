@@ -17,7 +17,7 @@ from envbuild.core.files import machine_errors
 from envbuild.image.docker.streams import Content
 from envbuild.image.layers import network
 from envbuild.image.layers.sandbox import INSIDE
-from envbuild.lock.project.torch_builds import TorchSource
+from envbuild.lock.uv.torch_builds import TorchSource
 
 NETWORK = f"{INSIDE}/network"
 # Where folders of this machine with packages are seen; each step sees only what it installs from them.

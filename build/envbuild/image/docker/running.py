@@ -21,7 +21,7 @@ from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.image.docker.engine import NO_SPACE, Engine, daemon_disk_full, pull_failed
 from envbuild.image.docker.trace import Step, Steps
-from envbuild.lock.resolve.uv import failure
+from envbuild.lock.uv.program import failure
 
 SPACE_LEFT_BYTES = 64 << 20
 # What BuildKit, and podman, say of a RUN whose program ended with another status than 0.

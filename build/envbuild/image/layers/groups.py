@@ -16,7 +16,7 @@ from envbuild.image.layers.policy import layering, split
 from envbuild.image.layers.sandbox import COMPILER, VENV
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.record.content import Package, locked_content
-from envbuild.lock.resolve.uv import uv_version
+from envbuild.lock.uv.program import uv_version
 from envbuild.rootfs import gzip_writer
 from envbuild.wheels.cache.wheelhouse import NO_BUILT, Built
 

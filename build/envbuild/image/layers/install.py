@@ -21,7 +21,7 @@ from envbuild.image.layers.sandbox import BUILT, INSIDE, LOGS, PREFIX, VENV, Ins
 from envbuild.image.layers.strip import tidy
 from envbuild.image.record import EnvironmentLayerRecord
 from envbuild.lock.lockfile import LockDirectory, LockedComponent
-from envbuild.lock.project.torch_builds import locked_torch
+from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.rootfs.layer_writer import EPOCH, LayerWriter, plain_rights
 from envbuild.store.local import LocalStore
 from envbuild.store.record import RECORD_FILE, dump

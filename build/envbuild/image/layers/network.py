@@ -10,7 +10,7 @@ from pathlib import Path
 
 from envbuild.catalog.site import Site
 from envbuild.core.sandbox import Bind
-from envbuild.lock.project.torch_builds import TorchSource
+from envbuild.lock.uv.torch_builds import TorchSource
 
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 # What uv needs to find and fetch files. Where it keeps them and how it installs them is decided here.

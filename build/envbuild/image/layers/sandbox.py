@@ -16,7 +16,7 @@ from envbuild.image import run_config
 from envbuild.image.base import OWN_PLACE, StoredBase
 from envbuild.image.checks.loaded_libraries import PROBE as LOADED_PROBE
 from envbuild.image.layers.network import Access
-from envbuild.lock.resolve.uv import uv_program
+from envbuild.lock.uv.program import uv_program
 from envbuild.sync.imports import PROBE
 
 PREFIX = f"/{OWN_PLACE}"

@@ -24,10 +24,11 @@ from envbuild.core.files import machine_errors
 from envbuild.core.progress import SilentReporter
 from envbuild.drift import Finding, Pair, find_drift_apart, read_finding, write_wheel
 from envbuild.drift.sources import extensions_of
-from envbuild.lock.checks.rules import CheckFinding, base_tags, tags_of, wheel_name
+from envbuild.lock.checks.rules import CheckFinding
+from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.sdist_metadata import fetch_file
-from envbuild.lock.components.select import Chosen, Repositories
-from envbuild.lock.context import LockContext
+from envbuild.lock.components.wheel_tags import base_tags, tags_of, wheel_name
+from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.project.pyproject import Project
 
 CODE = "api-drift"

@@ -22,8 +22,8 @@ from envbuild.lock.checks.rules import CheckFinding, provided_version
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project
-from envbuild.lock.resolve.resolution import Resolution, resolve
 from envbuild.lock.resolve.uv_queries import contradiction, declared_range, locked_packages, needs_of
+from envbuild.lock.uv.resolution import Resolution, resolve
 
 CODE = "base-provides"
 _WHAT = "check what packages declare about what the base brings"

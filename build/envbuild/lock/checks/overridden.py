@@ -16,11 +16,11 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.models import Base
 from envbuild.lock.checks.rules import CheckFinding
 from envbuild.lock.components.declarations import Declared, declared_at_commit, declared_by_release
-from envbuild.lock.components.select import Chosen, DecidedBy, Repositories
-from envbuild.lock.context import LockContext
+from envbuild.lock.components.models import Chosen, DecidedBy
+from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.resolve.resolution import Resolution
 from envbuild.lock.resolve.uv_queries import contradiction, declared_range, locked_packages, needs_of
+from envbuild.lock.uv.resolution import Resolution
 
 CODE = "override-range"
 THE_STACK = "the stack"

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
-from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from envbuild.catalog.models import MACHINES, Base, Conflict, Target
+from envbuild.catalog.models import Base, Conflict, Target
 from envbuild.core.errors import CheckRefusedError
+from envbuild.lock.components.wheel_tags import base_tags, tags_of, wheel_name
 from envbuild.lock.project.pyproject import cuda_major
-from envbuild.lock.resolve.uv import KNOW_THE_KEYS
+from envbuild.lock.uv.program import KNOW_THE_KEYS
 
 # The first CUDA whose compiler and libraries know an SM (CUDA toolkit release notes, "new features").
 FIRST_CUDA_OF_SM = {
@@ -120,35 +120,6 @@ def check_installable(lock: CheckInput) -> Iterable[CheckFinding]:
             f"Python {lock.base.python.version}): {why}, and it has no sdist",
             fix="Hold it back under [requirements] of the stack, or choose a base with a newer glibc.",
         )
-
-
-def base_tags(base: Base) -> frozenset[Tag]:
-    """The wheel tags that a base can install (PEP 425, PEP 600)."""
-    major, minor = (int(part) for part in base.python.version.split("."))
-    glibc = int(base.glibc.split(".")[1])
-    machine = MACHINES[base.platform]
-    platforms = [f"manylinux_2_{number}_{machine}" for number in range(glibc, 4, -1)]
-    platforms += [f"manylinux2014_{machine}", f"manylinux2010_{machine}", f"manylinux1_{machine}", f"linux_{machine}"]
-    interpreter = f"cp{major}{minor}"
-    return frozenset(
-        [
-            *cpython_tags((major, minor), platforms=platforms),
-            *compatible_tags((major, minor), interpreter, platforms),
-        ]
-    )
-
-
-def wheel_name(file: Mapping[str, Any]) -> str:
-    """The file name of an entry under ``wheels`` of a uv.lock."""
-    return str(file.get("filename") or file.get("path") or file.get("url", "")).rsplit("/", 1)[-1].replace("%2B", "+")
-
-
-def tags_of(wheel: str) -> frozenset[Tag]:
-    """The tags in a wheel's file name; none when it is no wheel's."""
-    try:
-        return parse_wheel_filename(wheel)[3]
-    except InvalidWheelFilename:
-        return frozenset()
 
 
 def _needed_glibc(wheels: list[str]) -> str | None:

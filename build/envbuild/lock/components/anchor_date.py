@@ -10,9 +10,9 @@ from envbuild.catalog.models import Base, Component, Stack
 from envbuild.core.errors import UsageError
 from envbuild.git.refs import GitRef
 from envbuild.git.repository import Commit, CommitKind
+from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.releases import find_release, uploaded_at
-from envbuild.lock.components.select import Chosen, Repositories
-from envbuild.lock.context import LockContext
+from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs import as_of as asof
 from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.inputs.refs import Ref, VersionRef, parse_ref

@@ -15,8 +15,8 @@ from packaging.specifiers import SpecifierSet
 from envbuild.catalog.models import Base, Stack
 from envbuild.core.progress import Reporter
 from envbuild.lock.components.declarations import Declarations, Range
+from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.components.releases import EXACT
-from envbuild.lock.components.select import Chosen, DecidedBy
 from envbuild.lock.project.pyproject import extras_of
 
 

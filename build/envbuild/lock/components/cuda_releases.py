@@ -13,31 +13,14 @@ from typing import Any
 
 from envbuild.catalog.models import Base
 from envbuild.core.errors import CheckRefusedError, ResolutionError
-from envbuild.lock.components.releases import look_up
-from envbuild.lock.components.select import Chosen, DecidedBy
+from envbuild.lock.components.models import Chosen, DecidedBy, Exemption
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.project.pyproject import cuda_major
-from envbuild.lock.project.torch_builds import PACKAGE_INDEX_BUILD
-from envbuild.lock.resolve.resolution import NO_SOLUTION, seconds_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exemption:
-    """A package that may be newer than the as-of moment.
-
-    Attributes:
-        until: nothing uploaded after this moment is taken of it (``2026-03-24T00:00:00Z``).
-        reason: why, in words.
-    """
-
-    until: str
-    reason: str
-
-    def text(self) -> str:
-        """For people and the record."""
-        return f"until {self.until}: {self.reason}"
+from envbuild.lock.uv.lookup import look_up
+from envbuild.lock.uv.resolution import NO_SOLUTION, seconds_of
+from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,16 +19,16 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.core.errors import CheckRefusedError
+from envbuild.lock.components.models import Chosen, CompileMetadata
 from envbuild.lock.components.sdist_metadata import (
     PYPROJECT,
-    CompileMetadata,
     before_build,
     build_requires,
     for_cuda,
     marked_line,
     read_pyproject,
 )
-from envbuild.lock.components.select import Chosen, Repositories
+from envbuild.lock.context import Repositories
 
 SETUP_CFG, SETUP_PY = "setup.cfg", "setup.py"
 _SETUP_CALLS = frozenset({"setup", "setuptools.setup"})

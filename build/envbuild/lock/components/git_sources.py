@@ -22,10 +22,11 @@ from envbuild.core.errors import CheckRefusedError, ConfigurationError, Envbuild
 from envbuild.core.progress import Reporter
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.git_metadata import declared_by, metadata_of_commit, text_of
+from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.components.sdist_metadata import build_requires
-from envbuild.lock.components.select import Chosen, DecidedBy, Repositories
 from envbuild.lock.components.upstream import SOURCES, holds_on, not_understood
 from envbuild.lock.components.uv_sources import UvSource, built_without_isolation, read_sources, uv_settings
+from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.refs import Ref, ref_text
 
 # Beside the names of extras: what a component needs without any, what builds it, and what only a build would tell.

@@ -6,73 +6,29 @@ import contextlib
 import io
 import re
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
-import tomlkit
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Base
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError, ResolutionError
-from envbuild.core.files import machine_errors
 from envbuild.git.refs import GitRef
+from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Lead
 from envbuild.lock.components.sdist_metadata import fetch_file
-from envbuild.lock.components.select import Chosen, DecidedBy, Lead, Repositories
-from envbuild.lock.components.upstream import Companion
-from envbuild.lock.context import LockContext
+from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs import as_of as asof
 from envbuild.lock.inputs.refs import GIT_PREFIX, parse_ref
-from envbuild.lock.project.pyproject import Project, limits
-from envbuild.lock.project.torch_builds import TorchSource
-from envbuild.lock.resolve.resolution import resolve, seconds_of
+from envbuild.lock.project.pyproject import Project
+from envbuild.lock.uv.lookup import look_up
+from envbuild.lock.uv.resolution import seconds_of
 
 # One release, and which.
 EXACT = re.compile(r"^==\s*([^*,\s]+)$")
-
-
-def look_up(
-    packages: Mapping[str, str],
-    base: Base,
-    settings: Mapping[str, object],
-    what: str,
-    work: LockContext,
-    *,
-    alone: bool = True,
-) -> dict[str, Mapping[str, Any]]:
-    """Lock packages by themselves: finds versions, files, dates. By package name.
-
-    Args:
-        packages: specifiers by name.
-        settings: keys of ``[tool.uv]`` besides the base's limits.
-        alone: as if they needed nothing.
-    """
-    with machine_errors(work.folder):
-        folder = Path(tempfile.mkdtemp(dir=work.folder, prefix="throw-away."))
-    tables = tomlkit.aot()
-    for name in packages if alone else ():
-        table = tomlkit.table()
-        table["name"], table["requires-dist"] = name, []
-        tables.append(table)
-    document = tomlkit.document()
-    document["project"] = {
-        "name": "envbuild-throw-away",
-        "version": "0",
-        "requires-python": f"=={base.python.version}.*",
-        "dependencies": [f"{name}{specifier}" for name, specifier in packages.items()],
-    }
-    document["tool"] = {"uv": {"package": False, **limits(base), **settings}}
-    if alone:
-        document["tool"]["uv"]["dependency-metadata"] = tables
-    with machine_errors(folder):
-        (folder / "pyproject.toml").write_text(tomlkit.dumps(document))
-    resolution = resolve(folder, TorchSource("package-index", None), what, work.log, work.reporter.update)
-    return {canonicalize_name(package["name"]): package for package in resolution.uv_lock["package"]}
 
 
 def likely(

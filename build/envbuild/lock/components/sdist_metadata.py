@@ -16,7 +16,6 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,8 @@ from envbuild.core import tomlread
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionError
 from envbuild.core.exit_status import mask
-from envbuild.lock.resolve.credentials import request_for
+from envbuild.lock.components.models import CompileMetadata
+from envbuild.lock.uv.credentials import request_for
 from envbuild.store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -51,25 +51,6 @@ _BEFORE_BUILD = ("dependencies", "optional-dependencies")
 DEFAULT_BUILD_REQUIRES = ("setuptools>=40.8.0",)
 # transformer-engine-torch's sdist names the core of one CUDA major version, whatever it is built against.
 _CUDA_NAME = re.compile(r"^(?P<stem>.+)[-_.]cu(?P<major>\d\d)$")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompileMetadata:
-    """What one package of the compile phase declares.
-
-    Attributes:
-        requires_dist: its requirements, as PEP 508 lines.
-        build_requires: what must be installed before it is built.
-        rewritten: requirements that named another CUDA than the base's, as ``old -> new``.
-    """
-
-    name: str
-    version: str
-    sdist_digest: str
-    requires_dist: tuple[str, ...]
-    provides_extra: tuple[str, ...]
-    build_requires: tuple[str, ...]
-    rewritten: tuple[str, ...]
 
 
 def read_sdist(name: str, version: str, content: bytes, cuda_major: str | None) -> CompileMetadata:

@@ -4,98 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, datetime
-from enum import Enum
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from envbuild.catalog.models import Base, Component, Device, Phase, Stack
+from envbuild.catalog.models import Base, Component, Device, Stack
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import Reporter
 from envbuild.git.refs import GitRef
 from envbuild.git.repository import Commit, GitRepository
-from envbuild.lock.components.upstream import Companion, companions, holds_on, overrides, sources
+from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Forced, Lead
+from envbuild.lock.components.upstream import companions, holds_on, overrides, sources
+from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.refs import Ref, parse_ref, ref_text
-from envbuild.store.local import LocalStore
-
-
-class DecidedBy(str, Enum):
-    """Who decided what a component is."""
-
-    STACK = "stack"
-    PIN = "pin"
-    UPSTREAM = "upstream"
-    TABLE = "table"
-    DECLARED = "declared"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """A component that is decided: a range of releases, or one commit.
-
-    Attributes:
-        asked: what was asked for, in the user's or the stack's words.
-        specifier: the releases that may be taken; empty for any, and for a commit.
-        because: where the decision comes from, for people: "pin", "requirements/manifest.json of nemo-toolkit 8cfedd7".
-        subdirectory: the folder of the repository that holds the package; empty for its top.
-        url: the file that is taken instead of a release or a commit.
-        held_by: the components whose declarations led to it, where these decide.
-    """
-
-    name: str
-    spec: Component
-    asked: str
-    origin: DecidedBy
-    because: str
-    specifier: str = ""
-    git: str | None = None
-    commit: Commit | None = None
-    subdirectory: str = ""
-    url: str = ""
-    held_by: tuple[str, ...] = ()
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether a commit or an address says all, and no version is to be chosen."""
-        return self.commit is not None or bool(self.url)
-
-    @property
-    def wanted(self) -> str:
-        """What follows the name in a requirement: the specifier, or the commit or address."""
-        if self.url:
-            return f" @ {self.url}"
-        if self.commit is None:
-            return self.specifier
-        return f" @ git+{self.git}@{self.commit.sha}" + (
-            f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
-        )
-
-    @property
-    def phase(self) -> Phase:
-        return self.spec.phase
-
-    def at(self) -> str:
-        """Which one it is, for people: ``nemo-toolkit 8cfedd7d11ba``, or the release as asked for."""
-        return f"{self.name} {self.commit.sha[:12] if self.commit else self.asked}"
-
-
-class Repositories:
-    """The git repositories of one run: each is asked for its refs once."""
-
-    def __init__(self, store: LocalStore, reporter: Reporter, *, offline: bool = False) -> None:
-        self._store = store
-        self._reporter = reporter
-        self._offline = offline
-        self._open: dict[str, GitRepository] = {}
-
-    def at(self, url: str) -> GitRepository:
-        """The repository at ``url``."""
-        if url not in self._open:
-            log = self._store.root / "logs" / "git.log"
-            self._open[url] = GitRepository(url, self._store, self._reporter, offline=self._offline, log=log)
-        return self._open[url]
 
 
 def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str], whole: Stack | None = None) -> dict[str, Ref]:
@@ -157,20 +80,6 @@ def choose_anchor(
     if stack.anchor is None:
         return None
     return own_choice(stack.anchor, stack.components[stack.anchor], pins.get(stack.anchor), repositories, as_of)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lead:
-    """A decided component, and what belongs to it: by its upstream's pins, or for a release by a table in envs/."""
-
-    chosen: Chosen
-    companions: Mapping[str, Companion]
-    origin: DecidedBy = DecidedBy.UPSTREAM
-
-    def because(self, companion: Companion) -> str:
-        """Where the decision for a companion comes from, in words."""
-        word = "for" if self.origin is DecidedBy.TABLE else "of"
-        return f"{companion.where} {word} {self.chosen.at()}"
 
 
 def lead(
@@ -259,20 +168,6 @@ def left_out(leads: Sequence[Lead], chosen: Mapping[str, Chosen]) -> tuple[str, 
                     companion.package, f"{companion.package} {companion.pinned} ({item.because(companion)})"
                 )
     return tuple(told.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forced:
-    """What upstream forces on a package that is no component of the stack.
-
-    Attributes:
-        by: the component whose upstream it is.
-        texts: the specifiers, each with its marker if it has one.
-    """
-
-    by: str
-    where: str
-    texts: tuple[str, ...]
 
 
 def upstream_overrides(

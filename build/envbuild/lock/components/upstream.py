@@ -10,7 +10,7 @@ Read at the component's commit, with git, without a checkout:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from packaging.markers import Marker
@@ -21,6 +21,7 @@ from envbuild.catalog.models import MACHINES, Base
 from envbuild.core import jsonread
 from envbuild.core.errors import ConfigurationError
 from envbuild.git.repository import Commit, GitRepository
+from envbuild.lock.components.models import Companion
 from envbuild.lock.components.uv_sources import read_sources, uv_settings
 
 MANIFEST = "requirements/manifest.json"
@@ -35,28 +36,6 @@ PACKAGES = {
     "transformer-engine": ("transformer-engine", "transformer-engine-torch"),
 }
 _GIT_URL = re.compile(r"^git\+(?P<url>\w+://(?:[^@/]+@)?[^@/#]*/[^@#]*)@(?P<ref>[^@#]+)(?:#.*)?$")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Companion:
-    """A package that upstream pins for another: at a commit, or at versions.
-
-    Attributes:
-        where: the file that says so.
-        marker: on which platforms and Pythons it does, as a PEP 508 marker; empty for all.
-    """
-
-    package: str
-    where: str
-    git: str | None = None
-    ref: str | None = None
-    specifier: str | None = None
-    marker: str = ""
-
-    @property
-    def pinned(self) -> str:
-        """What upstream takes of it, for people."""
-        return self.ref or self.specifier or "any release"
 
 
 def companions(repository: GitRepository, commit: Commit, base: Base | None = None) -> dict[str, Companion]:

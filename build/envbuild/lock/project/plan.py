@@ -18,33 +18,24 @@ from envbuild.core.errors import ConfigurationError, NetworkError, ResolutionErr
 from envbuild.lock.checks.api_drift import read_ahead, read_names
 from envbuild.lock.components import anchor_date as moments
 from envbuild.lock.components.companion_ranges import hold_to_declared
-from envbuild.lock.components.cuda_releases import Exemption, for_cuda
+from envbuild.lock.components.cuda_releases import for_cuda
 from envbuild.lock.components.declarations import Declarations
 from envbuild.lock.components.driver import Led, commit_without_llm, led
 from envbuild.lock.components.git_metadata import metadata_of_commit
 from envbuild.lock.components.git_sources import GitSourceReader, GitSources, marked
+from envbuild.lock.components.models import Chosen, CompileMetadata, Exemption, Forced
 from envbuild.lock.components.releases import Releases, likely
-from envbuild.lock.components.sdist_metadata import CompileMetadata, build_requires, compile_metadata
-from envbuild.lock.components.select import (
-    Chosen,
-    Forced,
-    Repositories,
-    choose,
-    choose_anchor,
-    left_out,
-    parse_pins,
-    unknown_pin,
-    upstream_overrides,
-)
-from envbuild.lock.context import LockContext
+from envbuild.lock.components.sdist_metadata import build_requires, compile_metadata
+from envbuild.lock.components.select import choose, choose_anchor, left_out, parse_pins, unknown_pin, upstream_overrides
+from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs import as_of as asof
 from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.inputs.refs import Ref
 from envbuild.lock.inputs.request import LockRequest
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.project.pyproject import Project, cuda_major, extras_of
-from envbuild.lock.project.torch_builds import TorchSource, torch_source
 from envbuild.lock.resolve.prefetch import Begun, begin, filling_uvs_cache, kept_files
+from envbuild.lock.uv.torch_builds import TorchSource, torch_source
 
 # Build requirements that the environment has anyway, at the version that the stack says.
 _ALREADY_THERE = frozenset({"torch"})

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 import tomlkit
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.models import MACHINES, Base, Phase
+from envbuild.catalog.models import Base, Phase
 from envbuild.core.errors import ConfigurationError
 from envbuild.lock.components.git_sources import GitSources
-from envbuild.lock.components.sdist_metadata import CompileMetadata
-from envbuild.lock.components.select import Chosen
+from envbuild.lock.components.models import Chosen, CompileMetadata
 from envbuild.lock.inputs.as_of import end_of, parse_date, timestamp
-from envbuild.lock.project.torch_builds import PACKAGE_INDEX_BUILD, TorchSource
+from envbuild.lock.uv.lookup import limits
+from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD, TorchSource
 
 _EXACT = re.compile(r"^==\s*[0-9][0-9a-z.]*$")
 TORCH_INDEX_NAME = "torch-builds"
@@ -101,15 +101,6 @@ def extras_of(chosen: Chosen, base: Base) -> tuple[str, ...]:
         for extra in chosen.spec.extras
         if major is not None or "{cuda_major}" not in extra
     )
-
-
-def limits(base: Base) -> dict[str, object]:
-    """The keys of ``[tool.uv]`` that keep a resolution to what a base can install."""
-    marker = (
-        f"sys_platform == 'linux' and platform_machine == '{MACHINES[base.platform]}' "
-        "and implementation_name == 'cpython'"
-    )
-    return {"environments": [marker], "minimum-libc-version": {"glibc": base.glibc}}
 
 
 def render_project(

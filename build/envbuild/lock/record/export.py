@@ -21,11 +21,11 @@ from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import PHASE_FILES, PROJECT_FILE, LockDirectory, snapshot
 from envbuild.lock.project.pyproject import with_torch_index
-from envbuild.lock.project.torch_builds import TorchSource, locked_torch
 from envbuild.lock.record import cyclonedx
 from envbuild.lock.record.content import Content, locked_content, of_pylock, of_uv_lock
-from envbuild.lock.resolve.resolution import PREVIEW
-from envbuild.lock.resolve.uv import run_uv
+from envbuild.lock.uv.program import run_uv
+from envbuild.lock.uv.resolution import PREVIEW
+from envbuild.lock.uv.torch_builds import TorchSource, locked_torch
 from envbuild.store.local import LocalStore
 
 UV_LOCK = "uv.lock"

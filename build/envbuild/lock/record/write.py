@@ -23,14 +23,14 @@ from envbuild.lock.checks.overridden import Overridden, against_declarations, ag
 from envbuild.lock.checks.rules import CheckFinding, CheckInput, refuse, run_checks
 from envbuild.lock.components.driver import release_without_llm
 from envbuild.lock.components.git_sources import settled
-from envbuild.lock.components.select import Chosen, Repositories
-from envbuild.lock.context import LockContext
+from envbuild.lock.components.models import Chosen
+from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs import as_of
 from envbuild.lock.lockfile import PHASE_FILES, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project, with_takings
-from envbuild.lock.resolve.resolution import Resolution, export, resolve, with_local_hashes
-from envbuild.lock.resolve.uv import uv_version
+from envbuild.lock.uv.program import uv_version
+from envbuild.lock.uv.resolution import Resolution, export, resolve, with_local_hashes
 
 # uv's words for what only the project itself may take from elsewhere than the index.
 _URL_REFUSED = re.compile(r"Package `([^`]+)`\s+was\s+included\s+as\s+a\s+URL\s+dependency")

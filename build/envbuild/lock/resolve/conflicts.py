@@ -25,14 +25,14 @@ from envbuild.core.errors import (
 )
 from envbuild.core.files import machine_errors
 from envbuild.lock.components.anchor_date import own_dates
-from envbuild.lock.components.releases import look_up
-from envbuild.lock.components.sdist_metadata import CompileMetadata, compile_metadata
-from envbuild.lock.components.select import Chosen, DecidedBy
+from envbuild.lock.components.models import Chosen, CompileMetadata, DecidedBy
+from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project, cuda_major, render_project
-from envbuild.lock.project.torch_builds import PACKAGE_INDEX_BUILD
-from envbuild.lock.resolve.resolution import NO_SOLUTION, resolve
+from envbuild.lock.uv.lookup import look_up
+from envbuild.lock.uv.resolution import NO_SOLUTION, resolve
+from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 
 MOST_ATTEMPTS = 20
 MOST_SECONDS = 240.0

@@ -20,13 +20,13 @@ from envbuild.core import tomlread
 from envbuild.core.background import Background, beside
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.components.sdist_metadata import CompileMetadata
+from envbuild.lock.components.models import CompileMetadata
 from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import PROJECT_FILE, LockDirectory
 from envbuild.lock.project.pyproject import Project, main_lines, render_project
-from envbuild.lock.project.torch_builds import TorchSource
-from envbuild.lock.resolve.resolution import Resolution, lock_arguments, resolve
-from envbuild.lock.resolve.uv import uv_meanwhile
+from envbuild.lock.uv.program import uv_meanwhile
+from envbuild.lock.uv.resolution import Resolution, lock_arguments, resolve
+from envbuild.lock.uv.torch_builds import TorchSource
 
 RESOLVED = "uv.lock"
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")

@@ -18,7 +18,7 @@ from envbuild.core.files import machine_errors
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project, requirement_of
-from envbuild.lock.resolve.resolution import NO_SOLUTION, Resolution, resolve
+from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from envbuild.core.errors import BuildError, CheckRefusedError, MachineError, di
 from envbuild.core.exit_status import describe_status, ran_out_of_space, tail
 from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import run
-from envbuild.lock.resolve.uv import uv_program
+from envbuild.lock.uv.program import uv_program
 from envbuild.wheels.build.compiler_wrappers import CompilerWrappers, Tokens, make_fronts
 from envbuild.wheels.build.unpack import SOURCE_DATE_EPOCH, apply_patches, unpack
 from envbuild.wheels.plan import WheelPlan

@@ -11,7 +11,7 @@ from envbuild.core.errors import InternalError
 from envbuild.image.docker.dockerfile import Recipe, mounts, quoted, render
 from envbuild.image.docker.places import NETWORK, PLACES, extra_hosts, outside
 from envbuild.image.docker.plan import Group, Install
-from envbuild.lock.project.torch_builds import TorchSource
+from envbuild.lock.uv.torch_builds import TorchSource
 from envbuild.oci.write import RunConfig
 
 CONFIG = RunConfig(

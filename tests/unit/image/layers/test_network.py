@@ -6,7 +6,7 @@ import pytest
 
 from envbuild.catalog.site import Site
 from envbuild.image.layers.network import access
-from envbuild.lock.project.torch_builds import TorchSource
+from envbuild.lock.uv.torch_builds import TorchSource
 
 PACKAGE_INDEX = TorchSource("package-index", None)
 

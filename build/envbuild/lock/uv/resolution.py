@@ -15,8 +15,8 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import InternalError, NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
-from envbuild.lock.project.torch_builds import TorchSource
-from envbuild.lock.resolve.uv import ignored_settings, run_uv
+from envbuild.lock.uv.program import ignored_settings, run_uv
+from envbuild.lock.uv.torch_builds import TorchSource
 
 # A glibc floor is still a preview of uv 0.13; naming it keeps uv from warning on every run.
 # uv's word for a contradiction; other failures are failures.

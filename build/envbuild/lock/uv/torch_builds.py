@@ -17,7 +17,7 @@ from envbuild.catalog.site import Site
 from envbuild.core.errors import NetworkError
 from envbuild.core.exit_status import mask
 from envbuild.lock.lockfile import Lock
-from envbuild.lock.resolve.credentials import request_for
+from envbuild.lock.uv.credentials import request_for
 
 PROBE_SECONDS = 10
 PACKAGE_INDEX_BUILD = "index"
