@@ -13,10 +13,9 @@ from envbuild.cli.images import COMMANDS
 from envbuild.cli.resolve import command as resolve
 from envbuild.core.digests import short
 from envbuild.core.errors import UsageError
+from envbuild.image.build import BuiltImage, build_image
 from envbuild.image.checks.rules import RULES
-from envbuild.image.docker.choosing import Builder as Maker
-from envbuild.image.docker.choosing import ImageRequest, Made, make_image
-from envbuild.image.docker.job import Job, dockerfile_of
+from envbuild.image.docker.load import engine_for, load_image
 from envbuild.image.output import OCI_DIR, SQSH_FILE, PlacedImage, check_place, image_tag, place
 from envbuild.image.squashfs.compression import DEFAULT, NAMES, Compression, check_readable
 from envbuild.image.squashfs.pack import Packing
@@ -25,7 +24,8 @@ from envbuild.lock.locate import find_lock
 from envbuild.lock.lockdir import lock_command
 
 FORMATS = ("docker", "oci", "sqsh")
-MAKERS = ("auto", "native", "docker")
+# auto is native, for scripts that name it; docker is refused with what replaces it.
+IMAGE_BUILDERS = ("auto", "native", "docker")
 
 
 def parse_formats(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:  # noqa: ARG001
@@ -36,12 +36,30 @@ def parse_formats(context: click.Context, parameter: click.Parameter, value: str
     return tuple(name for name in FORMATS if name in asked)
 
 
+def parse_builder(context: click.Context, parameter: click.Parameter, value: str) -> str:  # noqa: ARG001
+    """Refuse the builder that is gone."""
+    if value == "docker":
+        raise UsageError(
+            "--builder docker was removed",
+            why="Images are built by the native builder, without a daemon.",
+            fix="To build with docker, buildx, podman or kaniko: envbuild export --format dockerfile --output DIR\n"
+            "To load the native image into a daemon: envbuild image --format docker",
+        )
+    return value
+
+
 @click.group("image", cls=CommandGroup, invoke_without_command=True)
 @selection_options
 @name_option
 @click.option("--format", "formats", callback=parse_formats, default="oci,sqsh", show_default=True, metavar="LIST")
-@click.option("--builder", type=click.Choice(MAKERS), default="auto", show_default=True, help="What puts it together.")
-@click.option("--print-dockerfile", is_flag=True, help="Print what the docker builder would build, and build nothing.")
+@click.option(
+    "--builder",
+    type=click.Choice(IMAGE_BUILDERS),
+    callback=parse_builder,
+    default="native",
+    show_default=True,
+    help="native; for a Dockerfile see `envbuild export`.",
+)
 @click.option("--refresh-base", is_flag=True, help="Make the base anew from the distribution's packages of now.")
 @click.option(
     "--allow",
@@ -76,8 +94,7 @@ def command(
     target: str | None,
     name: str | None,
     formats: tuple[str, ...],
-    builder: Maker,
-    print_dockerfile: bool,
+    builder: str,  # noqa: ARG001 - checked by its callback
     refresh_base: bool,
     allow: tuple[str, ...],
     sqsh_compression: str,
@@ -104,27 +121,23 @@ def command(
     current = not is_older(lock.lock, selection)
     if not current:
         session.reporter.note(f"note: the lock is older than its stack or base; `{lock_command(lock)}` would renew it")
-    if not print_dockerfile:
-        check_place(out_dir, name or selection.stack_name, selection.base_name, selection.target_name)
-    job = Job(
-        selection=selection,
-        lock=lock,
-        site=session.site,
-        store=session.store,
-        reporter=session.reporter,
-        catalog=session.catalog,
-        wheels=session.built_wheels(lock, selection),
+    check_place(out_dir, name or selection.stack_name, selection.base_name, selection.target_name)
+    wheels = session.built_wheels(lock, selection)
+    engine = engine_for(formats)
+    built = build_image(
+        selection,
+        lock,
+        session.site,
+        session.store,
+        session.reporter,
+        formats=formats,
+        refresh_base=refresh_base,
+        wheels=wheels,
         allow=allow,
         packing=packing,
-        refresh_base=refresh_base,
     )
-    if print_dockerfile:
-        text = dockerfile_of(job)
-        session.done({"dockerfile": text}, text.rstrip("\n"))
-        return
     tag = image_tag(name or selection.stack_name, selection.base_name, selection.target_name)
-    made = make_image(job, ImageRequest(builder=builder, formats=formats, tag=tag))
-    built = made.image
+    loaded = engine is not None and load_image(engine, built.path, built.record, tag, session.reporter)
     image, placed = place(built.path, out_dir, built.record, name)
     record = image.record
     session.done(
@@ -133,26 +146,25 @@ def command(
             "placed": placed,
             "path": str(image.path.resolve()),
             "lock_is_current": current,
-            "docker": {"tag": tag, "image_id": record.config_digest, "loaded": made.loaded} if made.engine else None,
+            "docker": {"tag": tag, "image_id": record.config_digest, "loaded": loaded} if engine else None,
             "record": record.model_dump(mode="json", by_alias=True),
         },
-        *_told(made, image, tag, placed=placed),
+        *_summary(built, image, placed=placed or loaded),
+        *([f"{tag}  {record.config_digest} in {engine.version}"] if engine else []),
     )
 
 
-def _told(made: Made, image: PlacedImage, tag: str, *, placed: bool) -> list[str]:
-    """What people are told of an image: what was done, and where it is."""
+def _summary(built: BuiltImage, image: PlacedImage, *, placed: bool) -> list[str]:
+    """What was done, and where the image is."""
     record = image.record
-    if not made.image.built and not placed and not made.loaded:
+    if not built.built and not placed:
         state = "nothing to do: the image is there"
     else:
-        state = "built" if made.image.built else "put in place from the store"
+        state = "built" if built.built else "put in place from the store"
     lines = [f"{state}: {record.stack} on {record.base} for {record.target}, lock {short(record.lock_digest)}"]
     lines.append(f"{shown(image.path / OCI_DIR)}  {record.oci_digest}")
     if record.sqsh_digest:
         lines.append(f"{shown(image.path / SQSH_FILE)}  {record.sqsh_digest}")
-    if made.engine:
-        lines.append(f"{tag}  {record.config_digest} in {made.engine}")
     lines += [f"from the wheelhouse: {package} {short(digest)}" for package, digest in record.wheels.items()]
     return [*lines, *(f"not checked: {module}: {reason}" for module, reason in record.not_checked.items())]
 
@@ -182,13 +194,6 @@ def _refuse_idle(context: click.Context) -> None:
                     why=f"Asked for is --format {','.join(asked['formats'])}.",
                     fix=f"Add sqsh to --format, or leave {option} out.",
                 )
-    if asked["print_dockerfile"] and (asked["builder"] == "native" or asked["refresh_base"]):
-        other = "--builder native" if asked["builder"] == "native" else "--refresh-base"
-        raise UsageError(
-            f"--print-dockerfile does not go with {other}",
-            why="It prints what the docker builder would build; nothing is built, and no base is made.",
-            fix=f"Leave one of them out: --print-dockerfile or {other}.",
-        )
 
 
 for _command in (*COMMANDS, resolve):

@@ -34,7 +34,7 @@ from envbuild.image.layers.environment import StoredEnvironment, make_environmen
 from envbuild.image.layers.policy import RULE_FILE
 from envbuild.image.layers.sandbox import COMPILER, VENV
 from envbuild.image.output import OCI_DIR, SQSH_FILE
-from envbuild.image.record import DockerRecord, ImageRecord, SqshRecord
+from envbuild.image.record import ImageRecord, SqshRecord
 from envbuild.image.sbom import write
 from envbuild.image.scan import scan
 from envbuild.image.scan.cache import CachedScan
@@ -54,7 +54,7 @@ from envbuild.wheels.cache.wheelhouse import NO_BUILT, Built, digests_of
 
 KIND = "images"
 # Raised when an image made from the same inputs would come out differently.
-FORMAT = 2
+FORMAT = 3
 PROFILE = "containers/native/profile.sh"
 RC_LOCAL = "containers/enroot/rc.local"
 FINGERPRINT = "etc/envbuild/fingerprint.json"
@@ -252,16 +252,11 @@ def _assemble(folder: Path, key: str, parts: ImageParts, log: Path, store: Local
 
 @dataclass(frozen=True, kw_only=True)
 class Put:
-    """An image whose OCI layout is written.
-
-    Attributes:
-        docker: what built it, where that was a docker daemon.
-    """
+    """An image whose OCI layout is written."""
 
     config: RunConfig
     image: OciImage
     layers: Sequence[Layer]
-    docker: DockerRecord | None = None
 
 
 def finish(
@@ -318,8 +313,6 @@ def finish(
         checks=checks,
         uv=uv_version(),
         gzip=gzip_writer.ENCODER,
-        builder="docker" if put.docker else "native",
-        docker=put.docker,
     )
     reports = write_reports(folder, folder / OCI_DIR, record, parts.lock, read, parts.wheels)
     write_atomic(folder / RECORD_FILE, dump(record.model_copy(update={"reports": reports})))

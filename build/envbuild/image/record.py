@@ -80,15 +80,6 @@ class ReferrerRecord(TomlModel):
     size_bytes: int
 
 
-class DockerRecord(TomlModel):
-    """What built an image in a docker daemon."""
-
-    engine: str = Field(description="the daemon and its version, such as 'docker 20.10.24'")
-    api_version: str
-    image_id: str = Field(description="of the image in the daemon: the digest of its configuration")
-    dockerfile_digest: str
-
-
 class ImageRecord(TomlModel):
     """An image: what it was made from, and the digests under which it is known."""
 
@@ -121,8 +112,6 @@ class ImageRecord(TomlModel):
     checks: dict[str, CheckRecord] = Field(default_factory=dict, description="the checks that ran, by their code")
     uv: str
     gzip: str
-    builder: Literal["native", "docker"] = "native"
-    docker: DockerRecord | None = Field(default=None, description="where the docker builder made it")
 
     @property
     def sqsh_digest(self) -> str | None:

@@ -17,7 +17,7 @@ from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.image.docker.engine import Engine
-from envbuild.image.docker.loading import put_into
+from envbuild.image.docker.load import load_image
 from envbuild.launch.bwrap import OfImage, manifest_of
 from envbuild.launch.executors import IMAGE_DIR, PLAN, RESULTS, RUNNER, UNBUFFERED, Task
 
@@ -57,7 +57,7 @@ class InDocker(OfImage):
                 reason="no-runtime",
             )
         if self.engine.find(self.image.record.config_digest) is None:
-            put_into(self.engine, self.image.path, self.image.record, self.tag, self.reporter)
+            load_image(self.engine, self.image.path, self.image.record, self.tag, self.reporter)
         words = [*task.words_inside(self.python, MOUNTED), "--end-with-stdin"]
         started = time.monotonic()
         with _log(task.log) as keep, self._container(task, words) as name:

@@ -396,8 +396,8 @@ def test_cluster_that_can_read_nothing_is_refused(project, capsys):
         (["--format", "oci", "--sqsh-compression", "zstd"], "--sqsh-compression does nothing without a .sqsh"),
         (["--format", "oci,docker", "--sqsh-builder", "native"], "--sqsh-builder does nothing without a .sqsh"),
         (["--sqsh-builder", "enroot"], "enroot import dockerd://TAG"),
-        (["--print-dockerfile", "--builder", "native"], "--print-dockerfile does not go with --builder native"),
-        (["--print-dockerfile", "--refresh-base"], "--print-dockerfile does not go with --refresh-base"),
+        (["--builder", "docker"], "envbuild export --format dockerfile --output DIR"),
+        (["--builder", "docker"], "envbuild image --format docker"),
     ],
 )
 def test_image_options_that_would_do_nothing_are_refused(project, capsys, arguments, words):

@@ -1,1 +1,1 @@
-"""The docker builder: the same images from a daemon with BuildKit, or podman, by a Dockerfile that people can read."""
+"""Images and docker: the daemon, loading a finished image into it, and the Dockerfile of a lock."""

@@ -1,7 +1,4 @@
-"""What the distributions of an environment say of their files (PEP 376 and 610: RECORD and direct_url.json).
-
-It imports nothing but Python's own: the docker builder runs this very file inside its steps, with the base's Python.
-"""
+"""What the distributions of an environment say of their files (PEP 376 and 610: RECORD and direct_url.json)."""
 
 from __future__ import annotations
 

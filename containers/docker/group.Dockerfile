@@ -1,6 +1,0 @@
-
-# @GROUP@: @COUNT@
-RUN @MOUNTS@ \
-    . @TOOLS@/steps.sh && \
-    @COMMANDS@ && \
-    @SETTLE@
