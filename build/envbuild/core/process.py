@@ -38,6 +38,46 @@ class Finished:
     seconds: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    """How a program is run, and how its failure is reported.
+
+    Attributes:
+        env: the complete environment; the current one when None.
+        stdin: bytes to feed, or a file descriptor to read from; /dev/null when None.
+        whole: its children end with it, and all of them when this process dies, however it dies. What it, or a program
+            that it waits for, left running with its output open is ended, and the output says so.
+        error: the class of error of a non-zero exit status, or of running past ``timeout_seconds``.
+        working_on: the place the program writes to; if its disk is full the error says so instead.
+    """
+
+    env: Mapping[str, str] | None = None
+    cwd: Path | None = None
+    stdin: bytes | int | None = None
+    timeout_seconds: float | None = None
+    whole: bool = False
+    error: type[EnvbuildError] = BuildError
+    fix: str = ""
+    working_on: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamLimits:
+    """What a program whose output is read as a stream may take.
+
+    Attributes:
+        memory_bytes: the most that it may have (RLIMIT_AS); what reads other people's files needs a limit.
+        idle_seconds: how long it may work without printing anything.
+    """
+
+    memory_bytes: int | None = None
+    idle_seconds: float | None = None
+
+
+DEFAULTS = ProcessOptions()
+NO_LIMITS = StreamLimits()
+
+
 def find_tool(name: str, package: str) -> Path:
     """The path of program ``name``, looked up on PATH and in the system's sbin folders.
 
@@ -60,67 +100,60 @@ def run(
     *,
     what: str,
     log: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    timeout_seconds: float | None = None,
     on_line: Callable[[str], None] | None = None,
-    stdin: bytes | int | None = None,
     check: bool = True,
-    error: type[EnvbuildError] = BuildError,
-    fix: str = "",
-    working_on: Path | None = None,
-    whole: bool = False,
+    options: ProcessOptions = DEFAULTS,
 ) -> Finished:
     """Run a program to its end and return what it printed (stdout and stderr together).
 
     Args:
         what: what is being done, for error messages: ``"resolve stack mcore"``.
         log: file that receives the whole output, appended to.
-        env: the complete environment; the current one when None.
         on_line: called with each line of output as it comes, without its newline.
-        stdin: bytes to feed, or a file descriptor to read from; /dev/null when None.
-        check: raise ``error`` on a non-zero exit status.
-        whole: its children end with it, and all of them when this process dies, however it dies. What it, or a program
-            that it waits for, left running with its output open is ended, and the output says so.
-        working_on: the place the program writes to; if its disk is full the error says so instead.
+        check: raise ``options.error`` on a non-zero exit status.
 
     Raises:
-        error: the program failed or ran past ``timeout_seconds``.
+        options.error: the program failed or ran past ``timeout_seconds``.
         MachineError: the program cannot be started, or the disk is full.
     """
     command = [str(word) for word in argv]
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
-        sink = None
-        if log is not None:
-            with machine_errors(log):
-                log.parent.mkdir(parents=True, exist_ok=True)
-                # Without a buffer, so that a full disk shows while writing and never when the file is closed.
-                sink = stack.enter_context(log.open("ab", buffering=0))
-                sink.write(f"$ {mask(shlex.join(command))}\n".encode(errors="surrogateescape"))
-        feed = stdin if isinstance(stdin, bytes) else b""
+        sink = stack.enter_context(_open_log(log, command)) if log is not None else None
+        limit = _Limit(command, started, options.timeout_seconds)
         try:
-            with started_program(command, what, env, cwd, stdin) as process, watched(process, whole=whole):
-                output = _drain(process, _Output(sink, on_line), feed, started, timeout_seconds, whole=whole)
+            with (
+                started_program(command, what, options.env, options.cwd, options.stdin) as process,
+                watched(process, whole=options.whole),
+            ):
+                output = _drain(process, _Output(sink, on_line), limit, options)
         except subprocess.TimeoutExpired as expired:
-            raise error(
-                f"cannot {what}: {Path(command[0]).name} ran longer than {timeout_seconds:.0f} s",
+            raise options.error(
+                f"cannot {what}: {Path(command[0]).name} ran longer than {options.timeout_seconds:.0f} s",
                 why=f"The command was: {mask(shlex.join(command))}",
-                fix=fix or "See the log for where it stopped, then run again.",
+                fix=options.fix or "See the log for where it stopped, then run again.",
                 log=log,
             ) from expired
     seconds = time.monotonic() - started
-    finished = Finished(argv=tuple(command), status=process.returncode, output=output, seconds=seconds)
-    if check and finished.status != 0:
-        if working_on is not None and ran_out_of_space(output, working_on):
-            raise disk_full(working_on)
-        raise error(
-            f"cannot {what}: {Path(command[0]).name} {describe_status(finished.status)}",
+    if check and process.returncode != 0:
+        if options.working_on is not None and ran_out_of_space(output, options.working_on):
+            raise disk_full(options.working_on)
+        raise options.error(
+            f"cannot {what}: {Path(command[0]).name} {describe_status(process.returncode)}",
             why=tail(output) or f"It printed nothing. The command was: {mask(shlex.join(command))}",
-            fix=fix,
+            fix=options.fix,
             log=log,
         )
-    return finished
+    return Finished(argv=tuple(command), status=process.returncode, output=output, seconds=seconds)
+
+
+def _open_log(log: Path, command: list[str]) -> FileIO:
+    with machine_errors(log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        # Without a buffer, so that a full disk shows while writing and never when the file is closed.
+        sink = log.open("ab", buffering=0)
+        sink.write(f"$ {mask(shlex.join(command))}\n".encode(errors="surrogateescape"))
+    return sink
 
 
 def stream(
@@ -130,8 +163,7 @@ def stream(
     error: type[EnvbuildError] = BuildError,
     fix: str = "",
     statuses: Collection[int] = (0,),
-    memory_bytes: int | None = None,
-    idle_seconds: float | None = None,
+    limits: StreamLimits = NO_LIMITS,
 ) -> Generator[bytes]:
     """A program's standard output in pieces; it is ended when nobody wants more (close the generator).
 
@@ -139,16 +171,14 @@ def stream(
 
     Args:
         statuses: exit statuses that are no failure.
-        memory_bytes: the most that it may have (RLIMIT_AS); what reads other people's files needs a limit.
-        idle_seconds: how long it may work without printing anything.
 
     Raises:
         error: it failed, which shows after the last piece.
         MachineError: it cannot be started.
     """
     command = [str(word) for word in argv]
-    if memory_bytes is not None:
-        command = [str(find_tool("prlimit", "util-linux")), f"--as={memory_bytes}", *command]
+    if limits.memory_bytes is not None:
+        command = [str(find_tool("prlimit", "util-linux")), f"--as={limits.memory_bytes}", *command]
     env = {**os.environ, "LC_ALL": "C"}
     with (
         tempfile.TemporaryFile() as messages,
@@ -158,8 +188,8 @@ def stream(
             raise InternalError("a program was started without a pipe for its output")
         output = process.stdout.fileno()
         while True:
-            if not _is_ready(output, idle_seconds):
-                why = f"It printed nothing for {idle_seconds:.0f} s, and was ended."
+            if not select.select([output], [], [], limits.idle_seconds)[0]:
+                why = f"It printed nothing for {limits.idle_seconds:.0f} s, and was ended."
                 raise error(f"cannot {what}: {Path(argv[0]).name} does not come to an end", why=why, fix=fix)
             piece = os.read(output, 1 << 18)
             if not piece:
@@ -174,10 +204,6 @@ def stream(
             why=tail(said) or f"It printed no message. The command was: {mask(shlex.join(command))}",
             fix=fix,
         )
-
-
-def _is_ready(descriptor: int, seconds: float | None) -> bool:
-    return bool(select.select([descriptor], [], [], seconds)[0])
 
 
 def answer(argv: Sequence[str | Path], *, what: str, statuses: Collection[int] = (0,)) -> str:
@@ -218,32 +244,21 @@ class _Output:
         return b"".join(self._chunks).decode(errors="replace")
 
 
-def _drain(
-    process: subprocess.Popen[bytes],
-    output: _Output,
-    stdin: bytes,
-    started: float,
-    timeout_seconds: float | None,
-    *,
-    whole: bool = False,
-) -> str:
-    """Feed ``stdin`` and read all output until the program ends."""
+def _drain(process: subprocess.Popen[bytes], output: _Output, limit: _Limit, options: ProcessOptions) -> str:
+    """Feed the program's standard input and read all output until it ends."""
     if process.stdout is None:
         raise InternalError("a program was started without a pipe for its output")
-    feed = memoryview(stdin)
-    limit = _Limit(process, started, timeout_seconds)
-    left = Orphans(process, output.note) if whole else None
-
+    feed = memoryview(options.stdin if isinstance(options.stdin, bytes) else b"")
+    orphans = Orphans(process, output.note) if options.whole else None
+    poll_seconds = POLL_SECONDS if orphans is not None else None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         if process.stdin is not None:
             os.set_blocking(process.stdin.fileno(), False)
             selector.register(process.stdin, selectors.EVENT_WRITE)
         while selector.get_map():
-            ready = [
-                key.fileobj for key, _ in selector.select(timeout=limit.left(at_most=POLL_SECONDS if whole else None))
-            ]
-            if left is not None and left.are_all(anything=bool(ready)):
+            ready = [key.fileobj for key, _ in selector.select(timeout=limit.left(at_most=poll_seconds))]
+            if orphans is not None and orphans.are_all(anything=bool(ready)):
                 break
             if process.stdin is not None and process.stdin in ready:
                 feed = _feed(process.stdin, feed)
@@ -256,30 +271,30 @@ def _drain(
                     output.add(chunk)
                 else:
                     selector.unregister(process.stdout)
-    limit.wait()
+    limit.wait(process)
     return output.end()
 
 
 class _Limit:
     """The time that a program may take."""
 
-    def __init__(self, process: subprocess.Popen[bytes], started: float, seconds: float | None) -> None:
-        self._process = process
+    def __init__(self, command: list[str], started: float, seconds: float | None) -> None:
+        self._command = command
         self._seconds = seconds
         self._end = started + (seconds or 0.0)
 
     def left(self, at_most: float | None = None) -> float | None:
-        """Seconds that are left, none for no limit; TimeoutExpired when none are."""
+        """Seconds that are left, None for no limit; TimeoutExpired when none are."""
         if self._seconds is None:
             return at_most
         left = self._end - time.monotonic()
         if left <= 0:
-            raise subprocess.TimeoutExpired(self._process.args, self._seconds)
+            raise subprocess.TimeoutExpired(self._command, self._seconds)
         return left if at_most is None else min(left, at_most)
 
-    def wait(self) -> None:
+    def wait(self, process: subprocess.Popen[bytes]) -> None:
         """Wait for the end of a program whose output has ended: nearly always that is now."""
-        self._process.wait(timeout=None if self._seconds is None else max(0.1, self._end - time.monotonic()))
+        process.wait(timeout=None if self._seconds is None else max(0.1, self._end - time.monotonic()))
 
 
 def _feed(pipe: IO[bytes], data: memoryview) -> memoryview:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from envbuild.core.errors import EnvbuildError, MachineError
 from envbuild.core.exit_status import tail
-from envbuild.core.process import find_tool, run
+from envbuild.core.process import ProcessOptions, find_tool, run
 
 # The dynamic loader of bwrap itself would obey these, so they are set for the program inside only.
 LOADER_PREFIX = "LD_"
@@ -107,8 +107,8 @@ def probe(error: type[EnvbuildError] = MachineError) -> Path:
             finished = run(
                 sandbox.command(bwrap, ["/bin/true"]),
                 what="try bubblewrap",
-                env=sandbox.process_environment(),
                 check=False,
+                options=ProcessOptions(env=sandbox.process_environment()),
             )
             if finished.status == 0:
                 return bwrap

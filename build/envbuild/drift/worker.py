@@ -10,7 +10,7 @@ from pathlib import Path
 
 from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.core.files import machine_errors
-from envbuild.core.process import run
+from envbuild.core.process import ProcessOptions, run
 from envbuild.drift.findings import Finding, read_finding
 
 Pair = tuple[str, str]
@@ -34,10 +34,12 @@ def find_drift_apart(wheels: Mapping[str, Path], pairs: Sequence[Pair], folder: 
     run(
         [sys.executable, "-m", "envbuild.drift", answer],
         what="compare the sources of components",
-        stdin=json.dumps(asked).encode(),
-        cwd=answer.parent,
-        error=MachineError,
-        fix="Run again; where memory is short, with fewer other programs.",
+        options=ProcessOptions(
+            stdin=json.dumps(asked).encode(),
+            cwd=answer.parent,
+            error=MachineError,
+            fix="Run again; where memory is short, with fewer other programs.",
+        ),
     )
     with machine_errors(answer):
         found = json.loads(answer.read_bytes())

@@ -22,7 +22,7 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import ConfigurationError, EnvbuildError, MachineError, NetworkError
 from envbuild.core.exit_status import mask, tail
 from envbuild.core.files import machine_errors, write_atomic
-from envbuild.core.process import Finished, find_tool, run
+from envbuild.core.process import Finished, ProcessOptions, find_tool, run
 from envbuild.core.progress import Reporter
 from envbuild.store.local import LocalStore
 
@@ -147,11 +147,13 @@ class Mirror:
         return run(
             [find_tool("git", "git"), "--git-dir", folder.absolute(), *arguments],
             what=what,
-            env=_environment(network=False),
-            cwd=cwd,
-            error=MachineError,
-            fix=f"If the mirror is damaged, remove {folder}: it is fetched again.",
-            working_on=folder,
+            options=ProcessOptions(
+                env=_environment(network=False),
+                cwd=cwd,
+                error=MachineError,
+                fix=f"If the mirror is damaged, remove {folder}: it is fetched again.",
+                working_on=folder,
+            ),
         )
 
     def matching(self, prefixes: Iterable[str]) -> set[str]:
@@ -293,13 +295,15 @@ class Mirror:
                     command,
                     what=what,
                     log=log,
-                    env=_environment(network=True),
-                    timeout_seconds=seconds,
                     on_line=self._reporter.update if fetches else None,
-                    stdin=stdin,
                     check=False,
-                    error=NetworkError,
-                    working_on=self.path,
+                    options=ProcessOptions(
+                        env=_environment(network=True),
+                        timeout_seconds=seconds,
+                        stdin=stdin,
+                        error=NetworkError,
+                        working_on=self.path,
+                    ),
                 )
             except NetworkError as error:
                 raise self._unreachable(what, arguments, tried, started, str(error)) from error

@@ -12,7 +12,7 @@ from envbuild.core import sandbox
 from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, InternalError, MachineError
 from envbuild.core.exit_status import tail
 from envbuild.core.files import machine_errors
-from envbuild.core.process import Finished, run
+from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.core.sandbox import Bind, Sandbox
 from envbuild.image.squashfs.read import members_of_sqsh
 from envbuild.launch.gpus import NvidiaDriver
@@ -91,12 +91,10 @@ class OpenImage:
         return run(
             self.command(box, argv),
             what=what,
-            env=box.process_environment(),
             on_line=on_line,
             log=log,
-            timeout_seconds=timeout_seconds,
             check=False,
-            error=error,
+            options=ProcessOptions(env=box.process_environment(), timeout_seconds=timeout_seconds, error=error),
         )
 
     def command(self, box: Sandbox, argv: Sequence[str]) -> list[str | Path]:
@@ -129,7 +127,12 @@ def open_image(
         opener = runtime.opener(sqsh.resolve(), rootfs) if runtime.opener else []
         # No program of the image, and no link in it, has a say in this.
         reading = [*opener, "/bin/sh", "-c", READ_ENVIRONMENT, "sh", rootfs, str(MOST_ENVIRONMENT_BYTES)]
-        finished = run(reading, what=f"open {sqsh}", check=False, timeout_seconds=OPEN_SECONDS, error=MachineError)
+        finished = run(
+            reading,
+            what=f"open {sqsh}",
+            check=False,
+            options=ProcessOptions(timeout_seconds=OPEN_SECONDS, error=MachineError),
+        )
         if finished.status != 0:
             raise MachineError(
                 f"{sqsh} cannot be opened with {runtime.name}",

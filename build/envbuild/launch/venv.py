@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError
-from envbuild.core.process import Finished, run
+from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.launch.executors import UNBUFFERED, Task, Where
 
 NO_ENVIRONMENT = "no-environment"
@@ -43,13 +43,15 @@ class InPython:
         return run(
             task.words(self.python, plan=places[0], runner=places[1], results=places[2]),
             what=f"train the cases with {self.program}",
-            env={**os.environ, **UNBUFFERED, **task.variables},
-            cwd=task.results,
             on_line=task.on_line,
             log=task.log,
-            timeout_seconds=task.timeout_seconds,
             check=False,
-            error=CertificationFailedError,
+            options=ProcessOptions(
+                env={**os.environ, **UNBUFFERED, **task.variables},
+                cwd=task.results,
+                timeout_seconds=task.timeout_seconds,
+                error=CertificationFailedError,
+            ),
         )
 
 

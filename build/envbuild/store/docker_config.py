@@ -13,7 +13,7 @@ from typing import Any
 
 from envbuild.core import jsonread
 from envbuild.core.errors import MachineError
-from envbuild.core.process import run
+from envbuild.core.process import ProcessOptions, run
 
 HELPER_SECONDS = 60
 # What a helper says when it has nothing (docker-credential-helpers, "credentials/error.go").
@@ -121,11 +121,13 @@ def _ask(helper: str, name: str, path: Path, environ: Mapping[str, str]) -> Cred
     asked = run(
         [program, "get"],
         what=f"ask {Path(program).name} for the credentials of {name}",
-        stdin=name.encode(),
-        env={**environ, "LC_ALL": "C"},  # a shell warns of a locale that is not there
-        timeout_seconds=HELPER_SECONDS,
         check=False,
-        error=MachineError,
+        options=ProcessOptions(
+            stdin=name.encode(),
+            env={**environ, "LC_ALL": "C"},  # a shell warns of a locale that is not there
+            timeout_seconds=HELPER_SECONDS,
+            error=MachineError,
+        ),
     )
     if asked.status != 0 and NOTHING in asked.output:
         return None

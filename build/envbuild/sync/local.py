@@ -14,7 +14,7 @@ from envbuild.catalog.models import Target
 from envbuild.catalog.site import Site
 from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.core.files import machine_errors, remove_tree
-from envbuild.core.process import Finished, run
+from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.record.content import locked_content
@@ -71,11 +71,9 @@ class Here:
             argv,
             what=what,
             log=log,
-            env=self.environment,
             on_line=self.reporter.update if self.reporter else None,
             check=False,
-            timeout_seconds=timeout_seconds,
-            error=CheckRefusedError,
+            options=ProcessOptions(env=self.environment, timeout_seconds=timeout_seconds, error=CheckRefusedError),
         )
 
 

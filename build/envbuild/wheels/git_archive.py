@@ -11,7 +11,7 @@ from envbuild.core.digests import digest_of
 from envbuild.core.errors import NetworkError
 from envbuild.core.exit_status import mask, tail
 from envbuild.core.files import machine_errors
-from envbuild.core.process import Finished, find_tool, run
+from envbuild.core.process import Finished, ProcessOptions, find_tool, run
 from envbuild.core.progress import Reporter
 from envbuild.lock.uv.program import git_environment
 from envbuild.store.local import LocalStore
@@ -78,12 +78,14 @@ class _Checkout:
             [find_tool("git", "git"), *arguments],
             what=f"fetch {self._name} at {self._commit[:12]}",
             log=self._log,
-            env=kept | git_environment() | {"LC_ALL": "C"},
-            cwd=self.folder,
-            timeout_seconds=TIME_LIMIT_SECONDS,
             check=False,
-            error=NetworkError,
-            working_on=self.folder,
+            options=ProcessOptions(
+                env=kept | git_environment() | {"LC_ALL": "C"},
+                cwd=self.folder,
+                timeout_seconds=TIME_LIMIT_SECONDS,
+                error=NetworkError,
+                working_on=self.folder,
+            ),
         )
         if check and done.status != 0:
             raise NetworkError(

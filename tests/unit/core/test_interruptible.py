@@ -10,7 +10,7 @@ from helpers.processes import wait_until
 
 from envbuild.core.background import interruptible
 from envbuild.core.errors import BuildError
-from envbuild.core.process import run
+from envbuild.core.process import ProcessOptions, run
 
 
 def interrupted_after(work: list[Callable[[], object]], threads: int, moment: Callable[[], object]) -> float:
@@ -34,7 +34,7 @@ def test_interrupted_pool_ends_its_programs_and_begins_no_other(tmp_path, thread
 
     def work(number: int) -> Callable[[], object]:
         words = ["sh", "-c", f"touch {tmp_path}/{number}; exec sleep 30"]
-        return lambda: run(words, what="sleep", error=BuildError)
+        return lambda: run(words, what="sleep", options=ProcessOptions(error=BuildError))
 
     def started() -> int:
         return len(list(tmp_path.iterdir()))
@@ -52,7 +52,7 @@ def test_interrupted_pool_ends_a_program_that_was_about_to_start():
     def work() -> None:
         about.set()
         go.wait()
-        run(["sleep", "30"], what="sleep", error=BuildError)
+        run(["sleep", "30"], what="sleep", options=ProcessOptions(error=BuildError))
 
     def moment() -> None:
         about.wait()
@@ -63,6 +63,6 @@ def test_interrupted_pool_ends_a_program_that_was_about_to_start():
 
 def test_pool_that_is_interrupted_at_once_ends_at_once():
     def work() -> None:
-        run(["sleep", "30"], what="sleep", error=BuildError)
+        run(["sleep", "30"], what="sleep", options=ProcessOptions(error=BuildError))
 
     assert interrupted_after([work] * 12, 3, lambda: None) < 5

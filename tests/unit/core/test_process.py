@@ -17,7 +17,7 @@ from envbuild.core import exit_status, spawn
 from envbuild.core.background import beside
 from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.exit_status import describe_status, mask, tail
-from envbuild.core.process import answer, find_tool, run, stream
+from envbuild.core.process import ProcessOptions, StreamLimits, answer, find_tool, run, stream
 
 # A parent that starts a child of its own, writes both pids into the folder given, and waits.
 FAMILY = """\
@@ -58,7 +58,12 @@ def test_run_returns_the_signal_that_ended_a_program():
 
 def test_run_raises_the_error_asked_for_with_the_last_lines(tmp_path):
     with pytest.raises(NetworkError, match="cannot fetch it: sh exited with status 7") as caught:
-        run(sh("seq 100; exit 7"), what="fetch it", error=NetworkError, fix="plug it in", log=tmp_path / "log")
+        run(
+            sh("seq 100; exit 7"),
+            what="fetch it",
+            log=tmp_path / "log",
+            options=ProcessOptions(error=NetworkError, fix="plug it in"),
+        )
     assert caught.value.why.splitlines() == [str(number) for number in range(71, 101)]
     assert caught.value.fix == "plug it in"
     assert caught.value.log == tmp_path / "log"
@@ -86,7 +91,7 @@ def test_run_hands_on_lines_as_they_come(tmp_path):
         sh('echo first; until [ -e "$1" ]; do sleep 0.01; done; printf "50%%\\rlast"', str(tmp_path / "seen")),
         what="try",
         on_line=on_line,
-        timeout_seconds=20,
+        options=ProcessOptions(timeout_seconds=20),
     )
     assert lines == ["first", "50%", "last"]
 
@@ -144,12 +149,14 @@ def test_log_has_words_that_are_no_text(tmp_path):
 def test_run_says_disk_full_when_a_program_failed_on_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(exit_status, "space_is_low", lambda path: path == tmp_path)
     with pytest.raises(MachineError, match="is full"):
-        run(sh("exit 1"), what="try", working_on=tmp_path)
-    assert run(sh("exit 0"), what="try", working_on=tmp_path).status == 0
+        run(sh("exit 1"), what="try", options=ProcessOptions(working_on=tmp_path))
+    assert run(sh("exit 0"), what="try", options=ProcessOptions(working_on=tmp_path)).status == 0
 
 
 def test_run_environment_is_complete_and_directory_is_set(tmp_path):
-    finished = run(["/bin/sh", "-c", "pwd; env"], what="try", env={"ONLY": "this"}, cwd=tmp_path)
+    finished = run(
+        ["/bin/sh", "-c", "pwd; env"], what="try", options=ProcessOptions(env={"ONLY": "this"}, cwd=tmp_path)
+    )
     lines = finished.output.splitlines()
     assert lines[0] == str(tmp_path)
     assert "ONLY=this" in lines
@@ -159,7 +166,7 @@ def test_run_environment_is_complete_and_directory_is_set(tmp_path):
 def test_run_finds_the_program_on_the_path_of_the_environment_given(tmp_path):
     (tmp_path / "tool").write_text("#!/bin/sh\necho mine\n")
     (tmp_path / "tool").chmod(0o755)
-    assert run(["tool"], what="try", env={"PATH": str(tmp_path)}).output == "mine\n"
+    assert run(["tool"], what="try", options=ProcessOptions(env={"PATH": str(tmp_path)})).output == "mine\n"
 
 
 @pytest.mark.parametrize("word", ["no-such-program-anywhere", "/no/such/program", "/etc/passwd", "/"])
@@ -185,26 +192,29 @@ def test_run_any_arguments_arrive_unharmed(arguments):
 
 
 def test_run_feeds_stdin_and_else_gives_none():
-    assert run(["cat"], what="try", stdin=b"fed").output == "fed"
-    assert run(["cat"], what="try", stdin=b"").output == ""
+    assert run(["cat"], what="try", options=ProcessOptions(stdin=b"fed")).output == "fed"
+    assert run(["cat"], what="try", options=ProcessOptions(stdin=b"")).output == ""
     assert run(["cat"], what="try").output == ""
 
 
 def test_run_large_input_and_output_do_not_deadlock(tmp_path):
     data = b"0123456789abcde\n" * (10 * 1024 * 1024 // 16)
-    finished = run(["cat"], what="try", stdin=data, log=tmp_path / "log", timeout_seconds=30)
+    finished = run(["cat"], what="try", log=tmp_path / "log", options=ProcessOptions(stdin=data, timeout_seconds=30))
     assert finished.output.encode() == data
     assert (tmp_path / "log").read_bytes() == b"$ cat\n" + data
 
 
 def test_run_program_that_prints_more_than_it_reads():
     code = "import os\nwhile os.read(0, 8192): os.write(1, b'x' * 200_000)"
-    finished = run(python(code), what="try", stdin=b"y" * 8192 * 20, timeout_seconds=30)
+    finished = run(python(code), what="try", options=ProcessOptions(stdin=b"y" * 8192 * 20, timeout_seconds=30))
     assert len(finished.output) == 20 * 200_000
 
 
 def test_run_program_that_does_not_read_its_input():
-    assert run(sh("echo done"), what="try", stdin=b"x" * 1_000_000, timeout_seconds=30).output == "done\n"
+    assert (
+        run(sh("echo done"), what="try", options=ProcessOptions(stdin=b"x" * 1_000_000, timeout_seconds=30)).output
+        == "done\n"
+    )
 
 
 def test_run_timeout_kills_grandchildren_too(tmp_path):
@@ -215,7 +225,12 @@ def test_run_timeout_kills_grandchildren_too(tmp_path):
 
     started = time.monotonic()
     with pytest.raises(BuildError, match="ran longer than 1 s") as caught:
-        run(python(f"print(flush=True)\n{FAMILY}", tmp_path), what="try", timeout_seconds=1, on_line=lambda _: watch())
+        run(
+            python(f"print(flush=True)\n{FAMILY}", tmp_path),
+            what="try",
+            on_line=lambda _: watch(),
+            options=ProcessOptions(timeout_seconds=1),
+        )
     assert time.monotonic() - started < 1 + spawn.KILL_GRACE_SECONDS
     assert "import os" in caught.value.why
     assert len(seen) == 2
@@ -225,7 +240,7 @@ def test_run_timeout_kills_grandchildren_too(tmp_path):
 def test_run_timeout_kills_a_grandchild_that_ignores_sigterm(tmp_path):
     stubborn = FAMILY.replace("name =", "child or signal.signal(signal.SIGTERM, signal.SIG_IGN)\nname =")
     with pytest.raises(BuildError):
-        run(python(f"import signal\n{stubborn}", tmp_path), what="try", timeout_seconds=0.5)
+        run(python(f"import signal\n{stubborn}", tmp_path), what="try", options=ProcessOptions(timeout_seconds=0.5))
     pids = family(tmp_path)
     wait_until(lambda: not any(map(alive, pids)))
 
@@ -245,7 +260,7 @@ while True:
 
 def test_run_timeout_lets_grandchildren_clean_up(tmp_path):
     with pytest.raises(BuildError):
-        run(python(PEACE, tmp_path), what="try", timeout_seconds=0.5)
+        run(python(PEACE, tmp_path), what="try", options=ProcessOptions(timeout_seconds=0.5))
     assert (tmp_path / "cleaned").exists()
 
 
@@ -256,15 +271,15 @@ def test_run_timeout_kills_what_ignores_sigterm(monkeypatch):
         run(
             sh("trap '' TERM; echo $$; while :; do sleep 0.1; done"),
             what="try",
-            timeout_seconds=0.5,
             on_line=lambda line: pids.append(int(line)),
+            options=ProcessOptions(timeout_seconds=0.5),
         )
     assert not alive(pids[0])
 
 
 def test_run_timeout_holds_for_a_program_that_closes_its_output():
     with pytest.raises(BuildError, match="ran longer"):
-        run(sh("exec >&- 2>&-; sleep 60"), what="try", timeout_seconds=0.3)
+        run(sh("exec >&- 2>&-; sleep 60"), what="try", options=ProcessOptions(timeout_seconds=0.3))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -323,7 +338,7 @@ def test_run_program_that_is_ended_may_print_and_clean_up(tmp_path):
         run(
             sh("trap 'echo cleaning; touch \"$1/cleaned\"; exit 1' TERM; while :; do sleep 0.05; done", str(tmp_path)),
             what="try",
-            timeout_seconds=0.3,
+            options=ProcessOptions(timeout_seconds=0.3),
         )
     assert (tmp_path / "cleaned").exists()
 
@@ -360,7 +375,12 @@ WAITER = "import subprocess, sys; print(subprocess.run(sys.argv[1:], stdout=subp
 def test_run_whole_ends_what_holds_its_output_and_says_so(tmp_path, inside, how):
     command = python(LEAVE, tmp_path, how)
     log = tmp_path / "log"
-    done = run(python(WAITER, *command) if inside else command, what="try", whole=True, timeout_seconds=30, log=log)
+    done = run(
+        python(WAITER, *command) if inside else command,
+        what="try",
+        log=log,
+        options=ProcessOptions(whole=True, timeout_seconds=30),
+    )
     assert done.seconds < 10
     left = int((tmp_path / "pid").read_text())
     wait_until(lambda: not alive(left))
@@ -372,7 +392,9 @@ def test_run_whole_leaves_alone_what_runs_while_its_parent_works(tmp_path):
     """A compiler server, say, that the rest of the build still uses."""
     pid, seen = tmp_path / "pid", tmp_path / "seen"
     code = f"sleep 60 & echo $! > {pid}; sleep 2; kill -0 $! && touch {seen}"
-    done = run(python(WAITER, *sh(f"sh -c '{code}'; true")), what="try", whole=True, timeout_seconds=30)
+    done = run(
+        python(WAITER, *sh(f"sh -c '{code}'; true")), what="try", options=ProcessOptions(whole=True, timeout_seconds=30)
+    )
     assert seen.exists()
     assert "sleep 60" in done.output
     assert not alive(int(pid.read_text()))
@@ -397,7 +419,7 @@ def test_run_leaves_no_open_files():
     def work() -> None:
         before = count()
         for _ in range(3):
-            run(["cat"], what="try", stdin=b"x")
+            run(["cat"], what="try", options=ProcessOptions(stdin=b"x"))
             run(sh("exit 1"), what="try", check=False)
         assert count() == before
 
@@ -503,13 +525,13 @@ def test_stream_that_nobody_wants_to_its_end_is_ended():
 def test_stream_has_limits_for_what_reads_other_peoples_files():
     hungry = [sys.executable, "-c", "x = bytearray(1 << 30); print(len(x))"]
     with pytest.raises(BuildError, match="cannot read it") as caught:
-        list(stream(hungry, what="read it", memory_bytes=256 << 20))
+        list(stream(hungry, what="read it", limits=StreamLimits(memory_bytes=256 << 20)))
     assert "MemoryError" in caught.value.why
     assert b"".join(stream(hungry, what="read it")) == b"1073741824\n"
 
 
 def test_stream_ends_what_prints_nothing_for_too_long():
-    pieces = stream(["/bin/sh", "-c", "echo $$; exec sleep 60"], what="read it", idle_seconds=0.2)
+    pieces = stream(["/bin/sh", "-c", "echo $$; exec sleep 60"], what="read it", limits=StreamLimits(idle_seconds=0.2))
     pid = int(next(pieces))
     with pytest.raises(BuildError, match="sh does not come to an end"):
         next(pieces)

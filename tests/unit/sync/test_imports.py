@@ -9,13 +9,19 @@ from helpers.locks import make_lock
 from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Target
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.process import run
+from envbuild.core.process import ProcessOptions, run
 from envbuild.core.progress import SilentReporter
 from envbuild.sync.imports import PROBE, Absent, arch_list, check_environment, modules_of, try_imports
 
 
 def here(argv, *, what, log, timeout_seconds=None):
-    return run(argv, what=what, log=log, check=False, timeout_seconds=timeout_seconds, error=CheckRefusedError)
+    return run(
+        argv,
+        what=what,
+        log=log,
+        check=False,
+        options=ProcessOptions(timeout_seconds=timeout_seconds, error=CheckRefusedError),
+    )
 
 
 def check(modules, tmp_path, python=sys.executable, **more):

@@ -15,7 +15,7 @@ from envbuild.catalog.models import MACHINES, Base, PythonSource
 from envbuild.core import sandbox
 from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.core.exit_status import tail
-from envbuild.core.process import run
+from envbuild.core.process import ProcessOptions, run
 from envbuild.core.sandbox import Sandbox
 from envbuild.image.run_config import LANG, PLAIN_PATH
 
@@ -182,10 +182,8 @@ def _differing_python(base: Base, rootfs: Path, variables: Mapping[str, str]) ->
     asked = run(
         box.command(sandbox.probe(), [base.python.executable, "-c", _PROBE, *base.provides]),
         what="ask the base's Python for its version",
-        env=box.process_environment(),
-        timeout_seconds=_PROBE_SECONDS,
-        error=CheckRefusedError,
         check=False,
+        options=ProcessOptions(env=box.process_environment(), timeout_seconds=_PROBE_SECONDS, error=CheckRefusedError),
     )
     try:
         found = json.loads(asked.output.strip().splitlines()[-1])

@@ -15,7 +15,7 @@ from envbuild.core.digests import Json
 from envbuild.core.errors import BuildError, EnvbuildError, NetworkError, disk_full
 from envbuild.core.exit_status import describe_status, ran_out_of_space, tail
 from envbuild.core.files import remove_tree, space_is_low
-from envbuild.core.process import Finished, answer, find_tool, run
+from envbuild.core.process import Finished, ProcessOptions, answer, find_tool, run
 from envbuild.core.progress import Reporter
 from envbuild.image.base import apt
 from envbuild.rootfs import gzip_writer
@@ -120,10 +120,9 @@ def _mmdebstrap(to: Making, base: Base, name: str, sources: apt.AptSources, repo
         [*words, base.archive.suite, to.archive, "-"],
         what=f"make base {name}",
         log=to.log,
-        env=environment,
-        stdin=sources.text(),
         on_line=reporter.update,
         check=False,
+        options=ProcessOptions(env=environment, stdin=sources.text()),
     )
     if finished.status != 0:
         raise failure(finished, name, to)

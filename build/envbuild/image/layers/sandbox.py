@@ -9,7 +9,7 @@ from pathlib import Path
 
 from envbuild.catalog.data import data_root
 from envbuild.core.errors import BuildError, CheckRefusedError
-from envbuild.core.process import Finished, run
+from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.core.progress import Reporter
 from envbuild.core.sandbox import Bind, Sandbox
 from envbuild.image import run_config
@@ -132,10 +132,8 @@ class InstallSandbox:
         run(
             box.command(self.bwrap, words),
             what="compile the environment to bytecode",
-            env=box.process_environment(),
             log=log,
-            error=BuildError,
-            working_on=tree,
+            options=ProcessOptions(env=box.process_environment(), error=BuildError, working_on=tree),
         )
 
 
@@ -152,9 +150,9 @@ class Runner:
             self.box.command(self.bwrap, argv),
             what=what,
             log=log,
-            env=self.box.process_environment(),
             on_line=self.reporter.update if self.reporter else None,
             check=False,
-            timeout_seconds=timeout_seconds,
-            error=CheckRefusedError,
+            options=ProcessOptions(
+                env=self.box.process_environment(), timeout_seconds=timeout_seconds, error=CheckRefusedError
+            ),
         )

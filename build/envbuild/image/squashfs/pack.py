@@ -16,7 +16,7 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import BuildError, MachineError, disk_full
 from envbuild.core.exit_status import describe_status, ran_out_of_space, tail
 from envbuild.core.files import machine_errors
-from envbuild.core.process import Finished, answer, find_tool, run
+from envbuild.core.process import Finished, ProcessOptions, answer, find_tool, run
 from envbuild.image.record import SqshRecord
 from envbuild.image.squashfs import compression as compressions
 from envbuild.image.squashfs import enroot
@@ -173,10 +173,12 @@ def _pack(
             words,
             what="pack the .sqsh",
             log=log,
-            # Without it the time of the file system and of its root is now. With -mkfs-time as well, it gives up.
-            env={"PATH": os.environ.get("PATH", os.defpath), "SOURCE_DATE_EPOCH": str(source.epoch)},
-            stdin=reading,
             check=False,
+            options=ProcessOptions(
+                # Without it the time of the file system and of its root is now. With -mkfs-time as well, it gives up.
+                env={"PATH": os.environ.get("PATH", os.defpath), "SOURCE_DATE_EPOCH": str(source.epoch)},
+                stdin=reading,
+            ),
         )
     finally:
         # Ends the feeder if mksquashfs ended first: it writes into a pipe without a reader.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
-from envbuild.core.process import find_tool, stream
+from envbuild.core.process import StreamLimits, find_tool, stream
 from envbuild.rootfs.blobs import limited, most_bytes
 from envbuild.rootfs.members import Kind, Member, Refusal, refused, tidy_name
 from envbuild.rootfs.stream import Content
@@ -59,8 +59,7 @@ def members_of_sqsh(file: Path, below: str = "") -> Generator[tuple[Member, Cont
         what=f"read {file}",
         error=CheckRefusedError,
         fix=FIX,
-        memory_bytes=MOST_MEMORY_BYTES,
-        idle_seconds=IDLE_SECONDS,
+        limits=StreamLimits(memory_bytes=MOST_MEMORY_BYTES, idle_seconds=IDLE_SECONDS),
     )
     with contextlib.closing(reading) as output:
         pieces = limited(output, limit)

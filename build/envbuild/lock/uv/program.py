@@ -25,7 +25,7 @@ from envbuild.core.errors import (
 )
 from envbuild.core.exit_status import ran_out_of_space, tail
 from envbuild.core.files import machine_errors
-from envbuild.core.process import Finished, answer, run
+from envbuild.core.process import Finished, ProcessOptions, answer, run
 
 # uv 0.13 has no machine-readable errors; these phrases are its own words for "could not be reached".
 _NETWORK = re.compile(
@@ -191,11 +191,9 @@ def run_uv(
             [uv_program(), *_PLAIN, *arguments],
             what=what,
             log=log,
-            cwd=cwd,
-            env=environment,
             on_line=on_line,
             check=False,
-            working_on=cwd,
+            options=ProcessOptions(cwd=cwd, env=environment, working_on=cwd),
         )
     if finished.status != 0:
         if ran_out_of_space(finished.output, cwd):

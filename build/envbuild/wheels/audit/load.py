@@ -14,7 +14,7 @@ from pathlib import Path
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.exit_status import tail
 from envbuild.core.files import machine_errors, remove_tree
-from envbuild.core.process import Finished, run
+from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.wheels.audit.symbols import is_foreign_symbol
 from envbuild.wheels.plan import WheelPlan
 
@@ -111,13 +111,15 @@ def _in_time(
             command,
             what=f"load what {plan.name} contains",
             log=log,
-            env=environment,
-            cwd=scratch,
-            timeout_seconds=limit,
             on_line=lines.append,
-            error=CheckRefusedError,
-            fix="It was not kept. It ended the interpreter that loaded it.",
-            whole=True,
+            options=ProcessOptions(
+                env=environment,
+                cwd=scratch,
+                timeout_seconds=limit,
+                error=CheckRefusedError,
+                fix="It was not kept. It ended the interpreter that loaded it.",
+                whole=True,
+            ),
         )
     except CheckRefusedError as error:
         if time.monotonic() - began < limit:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, remove_tree
-from envbuild.core.process import find_tool, run
+from envbuild.core.process import ProcessOptions, find_tool, run
 
 # 1980-01-02, the first day that every time zone's zip files can have.
 SOURCE_DATE_EPOCH = 315619200
@@ -103,11 +103,13 @@ def apply_patches(name: str, source: Path, patches: Sequence[tuple[str, bytes]])
         done = run(
             [find_tool("git", "git"), "apply", "--whitespace=nowarn", "-"],
             what=f"apply {file} to {name}",
-            # A folder of a repository of somebody else's is not looked for above this one.
-            env={**os.environ, "GIT_CEILING_DIRECTORIES": str(source.parent)},
-            cwd=source,
-            stdin=content,
             check=False,
+            options=ProcessOptions(
+                # A folder of a repository of somebody else's is not looked for above this one.
+                env={**os.environ, "GIT_CEILING_DIRECTORIES": str(source.parent)},
+                cwd=source,
+                stdin=content,
+            ),
         )
         if done.status != 0:
             raise CheckRefusedError(

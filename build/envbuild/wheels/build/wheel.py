@@ -11,7 +11,7 @@ from pathlib import Path
 from envbuild.core.errors import BuildError, CheckRefusedError, MachineError, disk_full
 from envbuild.core.exit_status import describe_status, ran_out_of_space, tail
 from envbuild.core.files import machine_errors, remove_tree
-from envbuild.core.process import run
+from envbuild.core.process import ProcessOptions, run
 from envbuild.lock.uv.program import uv_program
 from envbuild.wheels.build.compiler_wrappers import CompilerWrappers, Tokens, make_fronts
 from envbuild.wheels.build.unpack import SOURCE_DATE_EPOCH, apply_patches, unpack
@@ -80,14 +80,16 @@ def build_wheel(plan: WheelPlan, archive: bytes, bench: WheelWorkspace, progress
         ],
         what=f"build the wheel of {plan.name}",
         log=bench.log,
-        env=environment,
-        cwd=bench.folder,
-        timeout_seconds=plan.recipe.time_limit_minutes * 60,
         on_line=show,
         check=False,
-        whole=True,
-        fix=f"Raise time_limit_minutes in envs/wheels/{plan.parts.package}.toml, or build where there are more cores. "
-        "What was compiled is kept: the next run goes on from there.",
+        options=ProcessOptions(
+            env=environment,
+            cwd=bench.folder,
+            timeout_seconds=plan.recipe.time_limit_minutes * 60,
+            whole=True,
+            fix=f"Raise time_limit_minutes in envs/wheels/{plan.parts.package}.toml, or build where there are more "
+            "cores. What was compiled is kept: the next run goes on from there.",
+        ),
     )
     if finished.status != 0:
         if ran_out_of_space(finished.output, bench.folder):
@@ -169,7 +171,11 @@ def _headers(plan: WheelPlan, bench: WheelWorkspace) -> list[str]:
             "stack.",
         )
     where = "import sysconfig; print(sysconfig.get_paths()['include'])"
-    asked = run([bench.python, "-I", "-c", where], what="ask Python where its headers are", error=MachineError)
+    asked = run(
+        [bench.python, "-I", "-c", where],
+        what="ask Python where its headers are",
+        options=ProcessOptions(error=MachineError),
+    )
     if not (Path(asked.output.strip()) / "Python.h").is_file():
         raise MachineError(
             f"{plan.name} cannot be built: Python's own headers are missing",
