@@ -87,5 +87,5 @@ def test_error_holds_nothing_that_a_terminal_acts_on_and_no_endless_line():
     error = UsageError("open \x1b[2J", why="x" * 10**6 + "\nnext\r\x1b[2K", fix="do\x07", log=Path("/tmp/\x9b"))
     lines = render(error, [], colour=False).splitlines()
     assert all(line.isprintable() for line in lines)
-    assert (max(map(len, lines)) < 5000, lines[0], lines[2]) == (True, r"error: open \x1b[2J", r"       next")
+    assert (max(map(len, lines)) < 5000, lines[0], lines[2]) == (True, r"error: open \x1b[2J", r"         next")
     assert lines[3] == r"       \x1b[2K"

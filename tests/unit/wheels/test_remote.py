@@ -10,7 +10,7 @@ import pytest
 from helpers.stores import keep_wheel, record_of
 from unit.wheels.plans import compile_lock
 from unit.wheels.test_key import PARTS
-from unit.wheels.test_planning import GPU
+from unit.wheels.test_plan import GPU
 from unit.wheels.test_wheelhouse import Notes, taken, wanted
 
 from envbuild import __version__
@@ -355,7 +355,7 @@ def test_a_lock_takes_wheels_that_only_a_remote_store_has(machine, tmp_path, mon
     assert [item.record.key for item in two.wheelhouse.all()] == [newer.record.key], "the others stay where they are"
     exact = one.keep(parts)
     assert takes() == newer.record.key, "without compilers, what is here will do"
-    from unit.wheels.test_planning import COMPILERS
+    from unit.wheels.test_plan import COMPILERS
 
     assert takes(COMPILERS) == exact.record.key
     shutil.rmtree(two.store.root)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.wheels import make_wheel
 from unit.wheels.plans import compile_lock
-from unit.wheels.test_planning import COMPILERS, CPU, GPU, Declared
+from unit.wheels.test_plan import COMPILERS, CPU, GPU, Declared
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
