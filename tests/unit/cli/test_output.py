@@ -88,4 +88,4 @@ def test_error_holds_nothing_that_a_terminal_acts_on_and_no_endless_line():
     lines = render(error, [], colour=False).splitlines()
     assert all(line.isprintable() for line in lines)
     assert (max(map(len, lines)) < 5000, lines[0], lines[2]) == (True, r"error: open \x1b[2J", r"         next")
-    assert lines[3] == r"       \x1b[2K"
+    assert lines[3] == r"         \x1b[2K"
