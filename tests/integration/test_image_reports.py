@@ -184,7 +184,7 @@ def test_a_layer_more_is_all_that_is_shipped(mini: Tool, folder: Path, with_laye
         ("root/.netrc", b"machine x login y password z\n", 0o600, "secrets"),
         ("opt/envbuild/venv/notes", AWS_KEY, 0o644, "secrets"),
         ("var/lib/apt/lists/x_Packages", b"x", 0o644, "caches"),
-        ("opt/envbuild/venv/bin/mine", b"#!/run/envbuild/workshop/python\n", 0o755, "builder-paths"),
+        ("opt/envbuild/venv/bin/mine", b"#!/run/envbuild/work/python\n", 0o755, "builder-paths"),
     ],
 )
 def test_planted_in_the_image_it_is_refused(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from envbuild.catalog.base import Mmdebstrap
 from envbuild.catalog.catalog import Selection, definition_digest
+from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
 from envbuild.catalog.site import Site
 from envbuild.core import locks
@@ -30,8 +31,8 @@ from envbuild.image.checks import check
 from envbuild.image.checks.check import check_image
 from envbuild.image.checks.facts import Facts
 from envbuild.image.finalize import compiled_for, scan_layers, write_reports
-from envbuild.image.layers.environment import StoredEnvironment, make_environment
-from envbuild.image.layers.policy import RULE_FILE
+from envbuild.image.layers.environment import EnvironmentInputs, StoredEnvironment, make_environment
+from envbuild.image.layers.policy import POLICY_FILE
 from envbuild.image.layers.sandbox import COMPILER, VENV
 from envbuild.image.output import OCI_DIR, SQSH_FILE
 from envbuild.image.record import ImageRecord, SqshRecord
@@ -116,7 +117,10 @@ def build_image(
     with held_base(selection, site, store, reporter, refresh=refresh_base) as base:
         if "sqsh" in formats:
             check_base(base.record.config)
-        environment = make_environment(selection, lock, base, site, store, reporter, wheels)
+        environment = make_environment(
+            EnvironmentInputs(selection=selection, lock=lock, base=base, wheels=wheels),
+            Context(store=store, site=site, reporter=reporter),
+        )
         key = image_key(selection, lock, base.digest, formats, wheels, allow, packing)
         parts = ImageParts(
             selection=selection, lock=lock, base=base, environment=environment, wheels=wheels, allow=frozenset(allow)
@@ -171,7 +175,7 @@ def image_key(
         "lock": [lock.lock.digest, lock.lock.source_date_epoch],
         "uv": uv_version(),
         "gzip": gzip_writer.ENCODER,
-        "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL, RULE_FILE, COMPILER)],
+        "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL, POLICY_FILE, COMPILER)],
         "sqsh": packing.key() if "sqsh" in formats else None,
         "finishing": [scan.FORMAT, check.FORMAT, write.FORMAT],
         **({"wheels": digests_of(wheels)} if wheels else {}),

@@ -1,6 +1,6 @@
 """A tree put together from layers by hard links, and what was added to it since.
 
-Nothing is ever written into a file of it: whoever replaces one makes a new file in its place.
+Its files are shared with the store. A file is replaced by a new one, and never written in place.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ BYTECODE = "__pycache__"
 
 
 class _Placed(NamedTuple):
-    """A file that was put into the tree: the layer it is of, its original, and what it looked like."""
+    """A file of the tree: its layer, its original, and its inode, size and time."""
 
     layer: str
     original: Path
-    looks: tuple[int, int, int]
+    identity: tuple[int, int, int]
 
 
 class Assembly:
     """Layers in one tree, lowest first.
 
     Args:
-        may_differ: whether several layers may each have their own file at a path; the uppermost is seen then.
+        may_differ: whether several layers may each have their own file at a path; the uppermost holds.
     """
 
     def __init__(self, tree: Path, may_differ: Callable[[str], bool] = lambda _: False) -> None:
@@ -44,23 +44,23 @@ class Assembly:
             tree.mkdir()
 
     def add(self, layer: str, tree: Path) -> None:
-        """Put a layer over those that are there.
+        """Put a layer over the others.
 
         Raises:
             CheckRefusedError: a layer below has another file of the same name.
         """
         with machine_errors(self.tree):
             for path, relative, info in walk(tree):
-                place = self.tree / relative
+                target = self.tree / relative
                 if stat.S_ISDIR(info.st_mode):
-                    place.mkdir(exist_ok=True)
+                    target.mkdir(exist_ok=True)
                     continue
                 if below := self._placed.get(relative):
                     self._refuse_other(below, layer, path, relative)
-                if not _is_same(info, place):
-                    place.unlink(missing_ok=True)
-                    link(path, place)
-                self._placed[relative] = _Placed(layer, path, _looks(place.lstat()))
+                if not _is_same(info, target):
+                    target.unlink(missing_ok=True)
+                    link(path, target)
+                self._placed[relative] = _Placed(layer, path, _identity(target.lstat()))
 
     def added(self) -> list[str]:
         """The files that are new in the tree, or in the place of another, since the last layer was added.
@@ -75,22 +75,22 @@ class Assembly:
                 continue
             placed = self._placed.get(relative)
             missing.discard(relative)
-            if placed is None or placed.looks[0] != info.st_ino:
+            if placed is None or placed.identity[0] != info.st_ino:
                 found.append(relative)
-            elif placed.looks != _looks(info):
-                raise self._touched(relative, "was written into")
-        for relative in sorted(missing):
-            raise self._touched(relative, "was removed")
+            elif placed.identity != _identity(info):
+                raise self._changed(relative, "was written into")
+        if missing:
+            raise self._changed(min(missing), "was removed")
         return found
 
-    def _touched(self, relative: str, what: str) -> CheckRefusedError:
+    def _changed(self, relative: str, what: str) -> CheckRefusedError:
         placed = self._placed[relative]
         entry = placed.original.parents[len(Path(relative).parts) - 1].parent
         return CheckRefusedError(
             f"the installation of a package changed layer {placed.layer}",
-            why=f"{relative} {what}. That layer is shared, and no other may change it.",
-            fix="Find the package whose build does that, and build its wheel elsewhere (`envbuild wheels`). What was "
-            f"written into is uv's copy too: remove {entry} and {entry.parents[1] / 'uv'}, and run the same command "
+            why=f"{relative} {what}. The layer is shared with other images and must stay as it is.",
+            fix="Find the package whose build does that, and build its wheel with `envbuild wheels`. uv's cache has "
+            f"the changed file too: remove {entry} and {entry.parents[1] / 'uv'}, and run the same command "
             "again.",
         )
 
@@ -101,18 +101,18 @@ class Assembly:
             f"packages of two layers bring different files of one name: {relative}",
             why=f"Layer {below.layer} has one and layer {layer} another; one package would run with the other's.",
             fix="Leave one of the two packages out of the stack ([requirements] and exclude), or choose versions that "
-            "agree. Where it does not matter whose file it is, say so under overlaps in containers/native/layers.toml.",
+            "agree. Where either file will do, list it under overlaps in containers/native/layers.toml.",
         )
 
 
-def link(source: Path, place: Path) -> None:
-    """Give ``place`` the file or link ``source``: a hard link where the disk allows it, else a copy."""
+def link(source: Path, target: Path) -> None:
+    """Put the file or link ``source`` at ``target``: a hard link where the disk allows it, else a copy."""
     try:
-        os.link(source, place, follow_symlinks=False)
+        os.link(source, target, follow_symlinks=False)
     except OSError as error:
         if error.errno not in _NO_LINK:
             raise
-        shutil.copy2(source, place, follow_symlinks=False)
+        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def same_content(one: Path, other: Path) -> bool:
@@ -130,13 +130,13 @@ def _is_bytecode(relative: str) -> bool:
     return Path(relative).parent.name == BYTECODE
 
 
-def _looks(info: os.stat_result) -> tuple[int, int, int]:
+def _identity(info: os.stat_result) -> tuple[int, int, int]:
     return info.st_ino, info.st_size, info.st_mtime_ns
 
 
-def _is_same(info: os.stat_result, place: Path) -> bool:
+def _is_same(info: os.stat_result, target: Path) -> bool:
     try:
-        there = place.lstat()
+        found = target.lstat()
     except FileNotFoundError:
         return False
-    return (there.st_dev, there.st_ino) == (info.st_dev, info.st_ino)
+    return (found.st_dev, found.st_ino) == (info.st_dev, info.st_ino)

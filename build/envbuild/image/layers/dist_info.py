@@ -1,4 +1,4 @@
-"""What the distributions of an environment say of their files (PEP 376 and 610: RECORD and direct_url.json)."""
+"""The metadata of installed distributions: their files (RECORD, PEP 376), their origin (direct_url.json, PEP 610)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def remove_leftovers(venv: Path, site_packages: Path) -> None:
             file.unlink()
             forget(file.parent, name)
     for file in site_packages.glob(f"*.dist-info/{DIRECT_URL}"):
-        # A wheel of the wheelhouse: where the builder saw it is no origin.
+        # A wheel of the wheelhouse: its path inside the sandbox is not its origin.
         if str(json.loads(file.read_text(encoding="utf-8")).get("url", "")).startswith("file:"):
             file.unlink()
             forget(file.parent, DIRECT_URL)
@@ -83,7 +83,7 @@ def forget(info: Path, name: str) -> None:
 
 
 def from_commit(info: Path, url: str, commit: str, subdirectory: str | None) -> None:
-    """Let a distribution say that it is of a commit, where it was built from a tree of that commit's files."""
+    """Record the commit of a distribution that was built from a tree of that commit's files."""
     value: dict[str, object] = {
         "url": url,
         "vcs_info": {"vcs": "git", "requested_revision": commit, "commit_id": commit},
@@ -106,7 +106,7 @@ def _rewrite(record: Path, name: str, values: list[str] | None) -> None:
 
 
 def _replace(file: Path, data: bytes) -> None:
-    """Put a new file in the place of one. Never in place: that is a hard link into uv's cache."""
+    """Replace a file. It is never written in place: it is a hard link into uv's cache."""
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(data)

@@ -1,4 +1,4 @@
-"""What an environment is put together from: its layers to be, each named by everything that decides its bytes."""
+"""The layers of an environment before they are made: their packages, and keys of what decides their bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Base
 from envbuild.core.digests import Json, digest_of, sha256_file
 from envbuild.image.base import StoredBase
-from envbuild.image.layers.policy import layering, split
+from envbuild.image.layers.policy import group_packages, layer_policy
 from envbuild.image.layers.sandbox import COMPILER, VENV
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.record.content import Package, locked_content
@@ -27,17 +27,17 @@ _PYTHON = re.compile(r"(lib)?python3")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """A layer to be: its packages with their versions, and its key."""
+class LayerPlan:
+    """A layer before it is made: its packages with their versions, and its key."""
 
     name: str
     packages: Mapping[str, str]
     key: str
 
 
-def plan_parts(
+def plan_layers(
     lock: LockDirectory, base: Base, made: StoredBase, wheels: Mapping[str, Built] = NO_BUILT
-) -> tuple[Part, ...]:
+) -> tuple[LayerPlan, ...]:
     """The layers of a lock's environment, lowest first.
 
     A layer's key has nothing of the lock but its own packages, so that stacks, targets and locks share it.
@@ -48,9 +48,10 @@ def plan_parts(
     content = locked_content(lock, tuple(PHASE_FILES))
     locked = {str(canonicalize_name(name)): version for name, version in lock.packages().items()}
     common = _common(base, made)
-    rule = layering()
-    parts = [Part(name=rule.order[0], packages={}, key=digest_of({**common, "layer": rule.order[0]}))]
-    for name, packages in split(lock, rule).items():
+    policy = layer_policy()
+    bare = policy.order[0]
+    plans = [LayerPlan(name=bare, packages={}, key=digest_of({**common, "layer": bare}))]
+    for name, packages in group_packages(lock, policy).items():
         value: dict[str, Json] = {
             **common,
             "layer": name,
@@ -58,9 +59,10 @@ def plan_parts(
         }
         if any(_is_built(lock, package, wheels) for package in packages):
             # Built with what is installed: the layers below decide too.
-            value["below"] = [part.key for part in parts]
-        parts.append(Part(name=name, packages={item: locked[item] for item in packages}, key=digest_of(value)))
-    return tuple(parts)
+            value["below"] = [plan.key for plan in plans]
+        versions = {package: locked[package] for package in packages}
+        plans.append(LayerPlan(name=name, packages=versions, key=digest_of(value)))
+    return tuple(plans)
 
 
 def _common(base: Base, made: StoredBase) -> dict[str, Json]:
@@ -69,7 +71,7 @@ def _common(base: Base, made: StoredBase) -> dict[str, Json]:
     return {
         "format": FORMAT,
         "python": [base.python.executable, base.python.version],
-        # The very build writes the bytecode. Where nobody says which it is, the base as a whole stands for it.
+        # The build of Python decides the bytecode. Where it is not known, the whole base stands for it.
         "python_build": packages or made.digest,
         "wheels_for": [base.platform, base.glibc],
         "prefix": VENV,
@@ -93,6 +95,6 @@ def _package(lock: LockDirectory, name: str, package: Package, wheels: Mapping[s
 
 
 def _is_built(lock: LockDirectory, name: str, wheels: Mapping[str, Built]) -> bool:
-    """Whether a package is built while it is installed, with what is there already."""
+    """Whether a package is built while it is installed, with the packages below it."""
     component = lock.lock.components.get(name)
     return bool(name not in wheels and component and (component.commit or component.sdist))

@@ -1,4 +1,4 @@
-"""The rule that cuts an environment into layers, as containers/native/layers.toml states it."""
+"""The policy that assigns packages to layers, as containers/native/layers.toml states it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from envbuild.catalog.models import Name, Phase, TomlModel
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.record.content import locked_content
 
-RULE_FILE = "containers/native/layers.toml"
+POLICY_FILE = "containers/native/layers.toml"
 
 
-class Rule(TomlModel):
+class LayerRule(TomlModel):
     """Which packages belong to a layer; every condition that is stated must hold."""
 
     layer: Name
@@ -27,7 +27,7 @@ class Rule(TomlModel):
     phases: tuple[Phase, ...] = ()
 
     def holds(self, name: str, phase: Phase, *, component: bool) -> bool:
-        """Whether a package belongs to the layer, where no rule before said otherwise."""
+        """Whether a package belongs to the layer; the first rule that holds decides."""
         return (
             (not self.names or any(fnmatchcase(name, pattern) for pattern in self.names))
             and (component or not self.components)
@@ -35,12 +35,12 @@ class Rule(TomlModel):
         )
 
 
-class Layering(TomlModel):
-    """The layers of an environment, and what decides to which one a package belongs."""
+class LayerPolicy(TomlModel):
+    """The layers of an environment, and the rules that assign packages to them."""
 
     order: tuple[Name, ...] = Field(min_length=2, description="lowest first; the first is the bare environment")
     overlaps: tuple[str, ...] = Field(default=(), description="files of several packages that may differ")
-    rules: tuple[Rule, ...] = Field(min_length=1)
+    rules: tuple[LayerRule, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -64,21 +64,21 @@ class Layering(TomlModel):
 
 
 @cache
-def layering() -> Layering:
-    """The rule.
+def layer_policy() -> LayerPolicy:
+    """The policy that comes with envbuild.
 
     Raises:
         ConfigurationError: the file is damaged.
     """
     wanted = toml.Wanted(
-        "the rule of layers",
-        why="It comes with envbuild, and says which package goes into which layer.",
+        "the layer policy",
+        why="It comes with envbuild, and assigns packages to layers.",
         fix="Install envbuild again.",
     )
-    return toml.load(data_root() / RULE_FILE, Layering, wanted)
+    return toml.load(data_root() / POLICY_FILE, LayerPolicy, wanted)
 
 
-def split(lock: LockDirectory, rule: Layering) -> dict[str, list[str]]:
+def group_packages(lock: LockDirectory, policy: LayerPolicy) -> dict[str, list[str]]:
     """The packages of each layer by canonical name, lowest layer first; layers without packages are left out."""
     phases: dict[str, Phase] = {}
     for phase in PHASE_FILES:
@@ -86,7 +86,7 @@ def split(lock: LockDirectory, rule: Layering) -> dict[str, list[str]]:
         phases |= dict.fromkeys(locked_content(lock, (phase,)), known)
     components = {str(canonicalize_name(name)): item for name, item in lock.lock.components.items()}
     phases |= {name: components[name].phase for name in components if name in phases}
-    found: dict[str, list[str]] = {name: [] for name in rule.order[1:]}
+    found: dict[str, list[str]] = {name: [] for name in policy.order[1:]}
     for name, phase in sorted(phases.items()):
-        found[rule.layer_of(name, phase, component=name in components)].append(name)
+        found[policy.layer_of(name, phase, component=name in components)].append(name)
     return {name: packages for name, packages in found.items() if packages}

@@ -1,4 +1,4 @@
-"""Where an environment is made: folders of this machine, and ways to run things inside the base."""
+"""The sandbox in which an environment is made: folders of this machine, and ways to run programs inside the base."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from envbuild.sync.imports import PROBE
 
 PREFIX = f"/{OWN_PLACE}"
 VENV = f"{PREFIX}/venv"
-# Where things are seen while the environment is made; none of it is in the image.
+# Paths inside while the environment is made; none of them is in the image.
 INSIDE = "/run/envbuild"
 BUILT = f"{INSIDE}/built"
 LOGS = f"{INSIDE}/logs"
@@ -32,24 +32,24 @@ PLAIN_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "L
 
 
 def _probes() -> tuple[Bind, ...]:
-    """What looks at the finished environment from inside."""
+    """The programs that try the finished environment from inside."""
     places = {PROBE: INSIDE_PROBE, LOADED_PROBE: INSIDE_LOADED}
     return tuple(Bind(source=data_root() / source, target=target) for source, target in places.items())
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstallSandbox:
-    """Where an environment is made.
+    """Runs uv, the compiler and the checks over a base.
 
     Attributes:
-        workshop: the folder with uv's cache and with what is being made: uv hard-links only within one mount, so the
+        uv_root: the folder with uv's cache and the staged environment: uv hard-links only within one mount, so the
             sandbox gets both as one, and not the rest of the store.
-        tree: what becomes ``PREFIX``; below ``workshop``.
+        tree: what becomes ``PREFIX``; below ``uv_root``.
         logs: the folder for the logs.
     """
 
     base: StoredBase
-    workshop: Path
+    uv_root: Path
     tree: Path
     logs: Path
     bwrap: Path
@@ -68,29 +68,28 @@ class InstallSandbox:
 
         Args:
             logs: the folder in which requirement files are handed over.
-            files: files and folders of this machine by the path at which they are seen; what is a folder may be
-                written to.
+            files: files and folders of this machine by their path inside; folders are writable.
             variables: for builds.
         """
-        seen_workshop = f"{INSIDE}/workshop"
+        work = f"{INSIDE}/work"
         box = Sandbox(
             root=self.base.rootfs,
             opened=(PREFIX.rsplit("/", 1)[0],),
             binds=(
-                Bind(source=self.workshop, target=seen_workshop, writable=True),
+                Bind(source=self.uv_root, target=work, writable=True),
                 Bind(source=uv_program().resolve(), target=f"{INSIDE}/uv"),
                 Bind(source=lock.resolve(), target=f"{INSIDE}/lock"),
                 Bind(source=logs, target=LOGS),
                 *access.binds,
-                *(Bind(source=file.resolve(), target=seen, writable=file.is_dir()) for seen, file in files.items()),
+                *(Bind(source=file.resolve(), target=path, writable=file.is_dir()) for path, file in files.items()),
             ),
-            # A link and no second mount, across which uv could not hard-link.
-            links=((PREFIX, f"{seen_workshop}/{self.tree.relative_to(self.workshop)}"),),
+            # A link: uv could not hard-link into a second mount.
+            links=((PREFIX, f"{work}/{self.tree.relative_to(self.uv_root)}"),),
             environment={
                 **PLAIN_ENVIRONMENT,
                 **access.environment,
                 **variables,
-                "UV_CACHE_DIR": f"{seen_workshop}/cache",
+                "UV_CACHE_DIR": f"{work}/cache",
                 "UV_LINK_MODE": "hardlink",
                 "UV_COMPILE_BYTECODE": "0",
                 "UV_NO_PROGRESS": "1",
@@ -103,18 +102,17 @@ class InstallSandbox:
         return Runner(self.bwrap, box, reporter)
 
     def checker(self, variables: Mapping[str, str]) -> Runner:
-        """Runs programs of the finished environment, which they cannot change; no network."""
+        """Runs programs of the finished environment, read-only and without a network."""
         box = Sandbox(
             root=self.base.rootfs,
             opened=(PREFIX.rsplit("/", 1)[0],),
             binds=(Bind(source=self.tree, target=PREFIX), *_probes()),
-            environment={**PLAIN_ENVIRONMENT, **self._variables(variables)},
+            environment={
+                **PLAIN_ENVIRONMENT,
+                **run_config.environment(VENV, self.base.record.config.environment, {}, variables),
+            },
         )
         return Runner(self.bwrap, box, None)
-
-    def _variables(self, own: Mapping[str, str]) -> dict[str, str]:
-        """The image's variables, as far as they are known here."""
-        return run_config.environment(VENV, self.base.record.config.environment, {}, own)
 
     def compile(self, tree: Path, python: str, log: Path) -> None:
         """Compile the sources of one layer with the base's Python; ``tree`` has nothing of the other layers."""

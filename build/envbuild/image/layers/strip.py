@@ -1,4 +1,4 @@
-"""What uv leaves in an environment that depends on the building machine, and what is installed in the end."""
+"""Removes what depends on the building machine, and compares what is installed with the lock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envbuild.core.files import machine_errors
 from envbuild.image.layers.dist_info import remove_leftovers
 
 
-def tidy(venv: Path, site_packages: Path) -> None:
+def strip(venv: Path, site_packages: Path) -> None:
     """Remove what depends on the building machine, also from the lists of installed files."""
     with machine_errors(venv):
         remove_leftovers(venv, site_packages)

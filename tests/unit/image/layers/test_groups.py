@@ -9,7 +9,7 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.image.base import StoredBase
 from envbuild.image.layers import groups
-from envbuild.image.layers.groups import plan_parts
+from envbuild.image.layers.groups import plan_layers
 from envbuild.image.record import BaseRecord
 from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.rootfs import gzip_writer
@@ -42,7 +42,7 @@ def lock(tmp_path):
 
 
 def keys(lock, base=BASE, base_made=HERE, **more):
-    return {part.name: part.key for part in plan_parts(lock, base, base_made, **more)}
+    return {plan.name: plan.key for plan in plan_layers(lock, base, base_made, **more)}
 
 
 def changed(one, other):
@@ -54,8 +54,8 @@ def with_main(tmp_path, text, **changes):
     return read_lock(tmp_path / "other")
 
 
-def test_parts_have_the_packages_of_their_layers(lock):
-    found = {part.name: dict(part.packages) for part in plan_parts(lock, BASE, HERE)}
+def test_layers_have_the_packages_of_their_layers(lock):
+    found = {plan.name: dict(plan.packages) for plan in plan_layers(lock, BASE, HERE)}
     assert found == {
         "python": {},
         "cuda": {"torch": "2.13.0+cpu"},

@@ -1,4 +1,4 @@
-"""The rule that cuts environments into layers: by names and phases, every package into one."""
+"""The policy that cuts environments into layers: by names and phases, every package into one."""
 
 import pytest
 from helpers.locks import make_lock
@@ -7,7 +7,7 @@ from envbuild.catalog import toml
 from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Phase
 from envbuild.core.errors import ConfigurationError
-from envbuild.image.layers.policy import Layering, layering, split
+from envbuild.image.layers.policy import LayerPolicy, group_packages, layer_policy
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, read_lock
 
 ORDER = ["python", "cuda", "slow", "fast", "compiled", "components"]
@@ -33,17 +33,17 @@ LOCKS = sorted(path.parent for path in (data_root() / "lockfiles").glob("*/*/sta
     ],
 )
 def test_layer_of_a_package(name, phase, component, layer):
-    assert layering().layer_of(name, phase, component=component) == layer
+    assert layer_policy().layer_of(name, phase, component=component) == layer
 
 
 def test_layers_lie_in_their_order():
-    assert list(layering().order) == ORDER
+    assert list(layer_policy().order) == ORDER
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=[f"{path.parent.name}-{path.name}" for path in LOCKS])
 def test_every_package_of_the_shipped_locks_is_in_one_layer(path):
     lock = read_lock(path)
-    found = split(lock, layering())
+    found = group_packages(lock, layer_policy())
     packages = [name for names in found.values() for name in names]
     assert sorted(packages) == sorted(lock.packages())
     assert list(found) == [name for name in ORDER if name in found]
@@ -51,9 +51,9 @@ def test_every_package_of_the_shipped_locks_is_in_one_layer(path):
     assert "megatron-core" in found["components"]
 
 
-def test_split_leaves_out_layers_without_packages(tmp_path):
+def test_grouping_leaves_out_layers_without_packages(tmp_path):
     make_lock(tmp_path)
-    found = split(read_lock(tmp_path), layering())
+    found = group_packages(read_lock(tmp_path), layer_policy())
     assert found == {"cuda": ["torch"], "fast": ["uvicorn"], "components": ["megatron-core"]}
 
 
@@ -64,7 +64,7 @@ def test_components_from_git_are_of_their_phase(tmp_path):
     locked = lock.components["megatron-core"].model_copy(update={"git": "https://x/own", "commit": "abc"})
     more = {"own": locked, "kernels": locked.model_copy(update={"phase": Phase.COMPILE})}
     changed = lock.model_copy(update={"phases": phases, "components": {**lock.components, **more}})
-    found = split(LockDirectory(tmp_path, changed), layering())
+    found = group_packages(LockDirectory(tmp_path, changed), layer_policy())
     assert found["components"] == ["megatron-core", "own"]
     assert found["compiled"] == ["kernels"]
 
@@ -82,14 +82,14 @@ RULE = 'order = ["python", "a", "b"]\n[[rules]]\nlayer = "a"\nnames = ["x"]\n[[r
         ("names", "name", "name"),
     ],
 )
-def test_rule_that_is_none_is_refused(old, new, told):
-    assert toml.parse(RULE, Layering, "layers.toml").layer_of("y", Phase.MAIN, component=False) == "b"
+def test_invalid_policy_is_refused(old, new, told):
+    assert toml.parse(RULE, LayerPolicy, "layers.toml").layer_of("y", Phase.MAIN, component=False) == "b"
     with pytest.raises(ConfigurationError) as caught:
-        toml.parse(RULE.replace(old, new, 1), Layering, "layers.toml")
+        toml.parse(RULE.replace(old, new, 1), LayerPolicy, "layers.toml")
     assert told in f"{caught.value.what} {caught.value.why}"
 
 
 def test_files_that_may_differ_are_those_that_no_program_needs():
-    assert layering().may_differ("tests/__init__.py")
-    assert not layering().may_differ("torch/testing/__init__.py")
-    assert not layering().may_differ("pynvml.py")
+    assert layer_policy().may_differ("tests/__init__.py")
+    assert not layer_policy().may_differ("torch/testing/__init__.py")
+    assert not layer_policy().may_differ("pynvml.py")

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from envbuild.core.errors import CheckRefusedError, InternalError
-from envbuild.image.layers.strip import check_against, distributions, tidy
+from envbuild.image.layers.strip import check_against, distributions, strip
 
 
 @pytest.fixture
@@ -29,13 +29,13 @@ def packages_of(venv):
 
 
 def test_tidy_removes_what_uv_keeps_for_itself(venv):
-    tidy(venv, packages_of(venv))
+    strip(venv, packages_of(venv))
     assert sorted(path.name for path in venv.iterdir()) == ["lib", "pyvenv.cfg"]
     assert not list(packages_of(venv).rglob("uv_cache.json"))
 
 
 def test_tidy_takes_it_out_of_the_list_of_files(venv):
-    tidy(venv, packages_of(venv))
+    strip(venv, packages_of(venv))
     record = packages_of(venv) / "Some_Package-1.0.dist-info/RECORD"
     assert record.read_text() == 'Some_Package-1.0.dist-info/RECORD,,\n"odd,name.py",sha256=x,3\n'
 
@@ -43,7 +43,7 @@ def test_tidy_takes_it_out_of_the_list_of_files(venv):
 def test_tidy_leaves_the_cache_that_a_list_is_linked_from(venv, tmp_path):
     record = packages_of(venv) / "Some_Package-1.0.dist-info/RECORD"
     os.link(record, tmp_path / "cached")
-    tidy(venv, packages_of(venv))
+    strip(venv, packages_of(venv))
     assert "uv_cache.json" in (tmp_path / "cached").read_text()
 
 
@@ -86,6 +86,6 @@ def test_tidy_forgets_where_the_builder_saw_a_wheel_and_keeps_a_real_origin(venv
     (info / "direct_url.json").write_text(json.dumps({"url": url, "archive_info": {}}))
     with (info / "RECORD").open("a") as stream:
         stream.write("Some_Package-1.0.dist-info/direct_url.json,sha256=x,9\n")
-    tidy(venv, packages_of(venv))
+    strip(venv, packages_of(venv))
     assert (info / "direct_url.json").exists() == stays
     assert ("direct_url.json" in (info / "RECORD").read_text()) == stays
