@@ -11,6 +11,7 @@ import json
 import tarfile
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,13 +68,13 @@ class SimpleIndex:
     Attributes:
         requested: the paths that were asked for.
         password: ``user:password`` without which it answers nothing but 401.
-        caching: what it says of keeping its answers.
+        caching: its Cache-Control: answers may be kept, and are asked for again, as with the index that everyone uses.
         after: paths that it answers only once another one was asked for too.
     """
 
     address: str = ""
     password: str = ""
-    caching: str = "no-store"
+    caching: str = "no-cache"
     after: dict[str, str] = field(default_factory=dict)
     requested: list[str] = field(default_factory=list)
     _files: dict[str, _File] = field(default_factory=dict)
@@ -139,12 +140,15 @@ def _project(file: str) -> str:
 def simple_index() -> Iterator[SimpleIndex]:
     """An empty index on loopback while the block runs."""
     index = SimpleIndex()
+    # uv keeps answers by address, and ports are used again: an address of its own, for a cache that tests share.
+    prefix = f"/{uuid.uuid4().hex}"
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             self.do_GET()
 
         def do_GET(self) -> None:
+            path = self.path.removeprefix(prefix)
             known = base64.b64encode(index.password.encode()).decode()
             if index.password and self.headers.get("Authorization") != f"Basic {known}":
                 self.send_response(401)
@@ -152,7 +156,7 @@ def simple_index() -> Iterator[SimpleIndex]:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
-            found = index.answer(self.path)
+            found = index.answer(path)
             self.send_response(200 if found else 404)
             kind, body = found or ("text/plain", b"")
             self.send_header("Content-Type", kind)
@@ -166,7 +170,7 @@ def simple_index() -> Iterator[SimpleIndex]:
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        index.address = f"http://127.0.0.1:{server.server_port}"
+        index.address = f"http://127.0.0.1:{server.server_port}{prefix}"
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
             yield index

@@ -61,15 +61,21 @@ def wheel(index: SimpleIndex, tmp_path: Path) -> Callable[..., Path]:
     return upload
 
 
+@pytest.fixture(scope="session")
+def uv_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cold cache of uv's costs more than a small lock: one for the session and all its workers."""
+    return str(shared_folder(tmp_path_factory) / "uv")
+
+
 @pytest.fixture
-def own(tool: Any, tmp_path: Path, index: SimpleIndex) -> Any:
+def own(tool: Any, tmp_path: Path, index: SimpleIndex, uv_cache: str) -> Any:
     """The tool in a project with bases of its own, and this index as its only one."""
     project = tmp_path / "project"
     write_base(project)
     write_base(project, GPU_BASE, cuda="13.0", glibc="2.35")
     write_target(project, "gpu", sm=("90",))
     runner = type(tool)(project, tmp_path / "cache")
-    runner.env = {"UV_DEFAULT_INDEX": index.url, "UV_CACHE_DIR": str(tmp_path / "uv"), "UV_PYTHON_DOWNLOADS": "never"}
+    runner.env = {"UV_DEFAULT_INDEX": index.url, "UV_CACHE_DIR": uv_cache, "UV_PYTHON_DOWNLOADS": "never"}
     runner.env |= {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": "", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     return runner
 
