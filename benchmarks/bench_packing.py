@@ -32,7 +32,7 @@ from envbuild.certify.cases.capabilities import Capabilities
 # The runner is data of envbuild, and installed nowhere.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "smoke"))
 
-from envbuild_smoke.scheduler import Job, Scheduler
+from envbuild_smoke.run.scheduler import Job, Scheduler
 
 LIMIT = 1.15
 DEVICES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from envbuild_smoke import __version__
 
 if TYPE_CHECKING:
-    from envbuild_smoke.gpus import CannotRunError
-    from envbuild_smoke.plan import Case, Plan
-    from envbuild_smoke.runner import Options
+    from envbuild_smoke.environment.gpus import CannotRunError
+    from envbuild_smoke.plan.models import Case, Plan
+    from envbuild_smoke.run.options import Options
 
 OK = 0
 CASES_FAILED = 1
@@ -47,22 +47,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(options: argparse.Namespace) -> int:
     """Be one of the processes that the runner starts."""
     # Imported here: the runner must not load what only these need, and the reverse.
-    from envbuild_smoke import forkserver
-    from envbuild_smoke.plan_file import parse_plan
-    from envbuild_smoke.program import RankProgram
+    from envbuild_smoke.plan.reader import parse_plan
+    from envbuild_smoke.ranks import forkserver_main
+    from envbuild_smoke.ranks.program import RankProgram
 
     program = RankProgram.from_argument(options.program)
     descriptor = options.plan_descriptor
     # Not read: the offset is shared with the other processes.
     plan = parse_plan(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
     if options.command == "template":
-        return forkserver.serve(program, plan, descriptor, options.control)
-    return forkserver.run_executed_rank(program, plan, options.channel)
+        return forkserver_main.serve(program, plan, descriptor, options.control)
+    return forkserver_main.run_executed_rank(program, plan, options.channel)
 
 
 def _info(device: str) -> int:
-    from envbuild_smoke import gpus
-    from envbuild_smoke.environment import describe
+    from envbuild_smoke.environment import gpus
+    from envbuild_smoke.environment.inventory import describe
 
     found: tuple[gpus.Gpu, ...] = ()
     if device == "cuda":
@@ -126,13 +126,13 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _run(arguments: argparse.Namespace) -> int:
     # Here, for the same reason: the template must not depend on what only the runner needs.
-    from envbuild_smoke import parent_watchdog
-    from envbuild_smoke.gpus import CannotRunError, UnknownGpuError
-    from envbuild_smoke.plan import PlanError
-    from envbuild_smoke.plan_file import read_plan
-    from envbuild_smoke.results import FILE_NAME
-    from envbuild_smoke.resume import ResumeError
-    from envbuild_smoke.runner import RunInterruptedError, UnusableEnvironmentError, run_plan
+    from envbuild_smoke.environment.gpus import CannotRunError, UnknownGpuError
+    from envbuild_smoke.plan.models import PlanError
+    from envbuild_smoke.plan.reader import read_plan
+    from envbuild_smoke.run import parent_watchdog
+    from envbuild_smoke.run.results import FILE_NAME
+    from envbuild_smoke.run.resume import ResumeError
+    from envbuild_smoke.run.runner import RunInterruptedError, UnusableEnvironmentError, run_plan
 
     out = arguments.out
     stop = threading.Event()
@@ -178,9 +178,9 @@ class _RefusedError(Exception):
 
 def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]") -> "Options":
     """Check the rest of the arguments, and hash the image's file, before anything starts."""
-    from envbuild_smoke import gpus, machine
-    from envbuild_smoke.results import FILE_NAME
-    from envbuild_smoke.runner import CACHES, Options
+    from envbuild_smoke.environment import gpus, machine
+    from envbuild_smoke.run.options import CACHES, Options
+    from envbuild_smoke.run.results import FILE_NAME
 
     resume = arguments.resume and (arguments.out / FILE_NAME).exists()
     for name in () if resume else (FILE_NAME, "cases", "checkpoints", CACHES):

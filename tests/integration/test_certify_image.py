@@ -48,7 +48,8 @@ STAND_IN = ROOT / "tests" / "helpers" / "stand_in.py"
 # The real runner, with ranks that need no torch: they train nothing, and for long.
 LONG_RUNNER = """\
 import os, sys, threading
-from envbuild_smoke import cli, runner
+from envbuild_smoke import cli
+from envbuild_smoke.run import runner
 
 def run_plan(plan, cases, out, *, stop, **_):
     print("training", flush=True)

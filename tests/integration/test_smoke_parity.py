@@ -287,9 +287,9 @@ def main(context):
 RUN_MANAGER_WAIT = """
 import sys, threading
 from pathlib import Path
-from envbuild_smoke.plan_file import read_plan
-from envbuild_smoke.ranks import RankProgram
-from envbuild_smoke.runner import run_plan
+from envbuild_smoke.plan.reader import read_plan
+from envbuild_smoke.ranks.program import RankProgram
+from envbuild_smoke.run.runner import run_plan
 
 plan = read_plan(Path("plan.json"))
 library = "megatron.core.dist_checkpointing.strategies.filesystem_async"
@@ -316,11 +316,11 @@ MANY_CASES = """
 import json, os, socket
 from dataclasses import replace
 from pathlib import Path
-from envbuild_smoke import drivers, redirect_cpu
-from envbuild_smoke.plan_file import read_plan
-from envbuild_smoke.rank import RankContext
+from envbuild_smoke import drivers, cpu_shim
+from envbuild_smoke.plan.reader import read_plan
+from envbuild_smoke.rank_context import RankContext
 
-redirect_cpu.install()
+cpu_shim.install()
 plan, out, after = read_plan(Path("plan.json")), Path("out"), []
 for index in range(30):
     case = plan.cases[index % len(plan.cases)]
@@ -329,7 +329,7 @@ for index in range(30):
         port = listener.getsockname()[1]
         context = RankContext(case=case, model=plan.models[case.model], device="cpu", out=out, rank=0, port=port,
                               listener=listener.detach(), save_final_weights=True)
-    drivers.load("mcore")(context)
+    drivers.module("mcore").train(context)
     kilobytes = int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0])
     after.append([kilobytes, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))])
 print(json.dumps(after))
@@ -400,7 +400,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import torch
 import megatron.core.tensor_parallel.random
-from envbuild_smoke import redirect_cpu
+from envbuild_smoke import cpu_shim
 
 def snapshot():
     owners = {"torch.Tensor": torch.Tensor, "torch.nn.Module": torch.nn.Module, **sys.modules}
@@ -408,10 +408,10 @@ def snapshot():
     return {f"{owner}.{name}": value for owner in own for name, value in list(vars(owners[owner]).items())}
 
 before = snapshot()
-redirect_cpu.install()
+cpu_shim.install()
 after = snapshot()
 changed = sorted(name for name in after if after[name] is not before.get(name))
-print(json.dumps({"changed": changed, "table": sorted(r.symbol for r in redirect_cpu.PATCHED), "seen": len(after)}))
+print(json.dumps({"changed": changed, "table": sorted(r.symbol for r in cpu_shim.PATCHED), "seen": len(after)}))
 """
 
 

@@ -6,21 +6,13 @@ threads or process groups.
 """
 
 import importlib
-from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
 
-if TYPE_CHECKING:
-    from envbuild_smoke.rank import RankContext
+from envbuild_smoke.plan.models import Driver
 
-MODULES = {"mcore": "envbuild_smoke.drivers.mcore"}
+MODULES: dict[Driver, str] = {"mcore": "envbuild_smoke.drivers.mcore"}
 
 
-def module(name: str) -> ModuleType:
+def module(name: Driver) -> ModuleType:
     """Return the module of the driver `name` (a key of `MODULES`)."""
     return importlib.import_module(MODULES[name])
-
-
-def load(name: str) -> "Callable[[RankContext], None]":
-    """Return the `train` function of the driver `name` (a key of `MODULES`)."""
-    return cast("Callable[[RankContext], None]", module(name).train)

@@ -289,7 +289,7 @@ def _update(original):
     return step_with_ready_grads
 
 
-@replaces("envbuild_smoke.rank", "RankContext.report_step")
+@replaces("envbuild_smoke.rank_context", "RankContext.report_step")
 def _report(original):
     def report_step(self, step, **numbers):
         if not (in_force("step-not-reported") and step == 3 and self.case.baseline is not None):

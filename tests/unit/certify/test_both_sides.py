@@ -13,8 +13,8 @@ from envbuild.catalog.models import CaseSpec, Driver, Matrix
 from envbuild.certify.cases import ResolvedRow
 from envbuild.certify.cases.rules import broken_rules
 from envbuild.certify.run.plan import Expected, Subject, make_plan
-from envbuild_smoke.plan import PlanError
-from envbuild_smoke.plan_file import parse_plan
+from envbuild_smoke.plan.models import PlanError
+from envbuild_smoke.plan.reader import parse_plan
 
 SUBJECT = Subject(name="n", stack="s", base="b", target="t", lock_digest="l")
 SIX = six_layouts()

@@ -16,7 +16,7 @@ from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.cases.rules import HEAD_SIZE_MULTIPLE, broken_rules
 from envbuild.certify.run.plan import Expected, Subject, make_plan
 from envbuild.core.errors import ConfigurationError
-from envbuild_smoke.plan_file import parse_plan
+from envbuild_smoke.plan.reader import parse_plan
 
 QUICK = six_layouts()
 GPT = QUICK.models["gpt"]

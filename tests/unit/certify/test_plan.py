@@ -17,7 +17,7 @@ from envbuild.certify.run import plan as plan_module
 from envbuild.certify.run.plan import Expected, Subject, Sweep, certification_key, make_plan
 from envbuild.core.digests import sha256_bytes
 from envbuild_smoke import drivers
-from envbuild_smoke.plan_file import parse_plan
+from envbuild_smoke.plan.reader import parse_plan
 
 MATRIX = six_layouts()
 CPU = Capabilities(device=Device.CPU)

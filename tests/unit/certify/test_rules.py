@@ -15,8 +15,8 @@ from envbuild.certify.cases import ResolvedRow
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.cases.rules import broken_rules
 from envbuild.certify.run.plan import Expected, Subject, make_plan
-from envbuild_smoke.plan import PlanError
-from envbuild_smoke.plan_file import parse_plan
+from envbuild_smoke.plan.models import PlanError
+from envbuild_smoke.plan.reader import parse_plan
 
 CPU, A100, H200, B200 = GROUNDS
 TRAINING = Training(steps=5, micro_batch_size=2, global_batch_size=16, learning_rate=0.001, clip_grad_norm=1.0, seed=1)

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from helpers.smoke_plans import Document, case_document, plan_document
 
-from envbuild_smoke import task_run
-from envbuild_smoke.plan_file import parse_plan
-from envbuild_smoke.program import RankProgram
-from envbuild_smoke.runner import Options, run_plan
+from envbuild_smoke.plan.reader import parse_plan
+from envbuild_smoke.ranks.program import RankProgram
+from envbuild_smoke.run import task_run
+from envbuild_smoke.run.options import Options
+from envbuild_smoke.run.runner import run_plan
 
 FAKE = RankProgram(entry="fake_ranks:main", compare="fake_ranks:compare", bandwidth="fake_ranks:bandwidth")
 HERE = Path(__file__).resolve().parent

@@ -14,7 +14,7 @@ import time
 import traceback
 from pathlib import Path
 
-from envbuild_smoke.rank import RankContext
+from envbuild_smoke.rank_context import RankContext
 
 
 def main(context: RankContext) -> None:

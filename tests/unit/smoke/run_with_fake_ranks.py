@@ -3,8 +3,9 @@
 import sys
 from functools import partial
 
-from envbuild_smoke import cli, runner
-from envbuild_smoke.program import RankProgram
+from envbuild_smoke import cli
+from envbuild_smoke.ranks.program import RankProgram
+from envbuild_smoke.run import runner
 
 if __name__ == "__main__":
     program = RankProgram(entry="fake_ranks:main", compare="fake_ranks:compare", bandwidth="fake_ranks:bandwidth")

@@ -225,7 +225,7 @@ def test_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
 def test_runner_does_not_import_the_stack() -> None:
     """Only the template process pays for torch; the runner and its checks start at once."""
     code = (
-        "import sys; from envbuild_smoke import cli, runner, environment, plan_file;"
+        "import sys; from envbuild_smoke import cli; from envbuild_smoke.run import runner;"
         "sys.exit(any(name.partition('.')[0] in ('torch', 'megatron', 'numpy') for name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(SMOKE)}, check=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from envbuild_smoke.failure import RankEnd, earliest
-from envbuild_smoke.rank import in_a_line
+from envbuild_smoke.error_line import error_line
+from envbuild_smoke.run.failure import RankEnd, earliest
 
 
 def end(rank: int, exit_status: int, seen_at: float, *, killed: bool = False, done: bool = False) -> RankEnd:
@@ -101,5 +101,5 @@ def syntax_error() -> SyntaxError:
         (syntax_error(), "SyntaxError: invalid syntax"),
     ],
 )
-def test_what_an_exception_says_in_a_line_is_its_cause_and_no_hint(error: BaseException, said: str) -> None:
-    assert in_a_line(error) == said
+def test_what_an_exception_says_error_line_is_its_cause_and_no_hint(error: BaseException, said: str) -> None:
+    assert error_line(error) == said

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from helpers.smoke_plans import case_document, plan_document
 
-from envbuild_smoke import gpus
-from envbuild_smoke.plan import WantedGpu
+from envbuild_smoke.environment import gpus
+from envbuild_smoke.plan.models import WantedGpu
 
 SMOKE = Path(gpus.__file__).resolve().parents[1]
 H200 = [f"{n}, GPU-{n}{n}{n}{n}-abcd, NVIDIA H200, 143771 MiB, 570.86.10, 9.0" for n in range(4)]

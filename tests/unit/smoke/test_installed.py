@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild_smoke import installed, libraries, machine
+from envbuild_smoke.environment import installed, libraries, machine
 
 Files = dict[str, bytes]
 TORCH: Files = {
@@ -180,11 +180,11 @@ def test_mapped_libraries_are_read_from_the_process(tmp_path: Path) -> None:
     copy = tmp_path / "libc10.so"
     copy.write_bytes(Path(ffi).read_bytes())
     code = (
-        "import json, mmap; from envbuild_smoke.libraries import mapped;"
+        "import json, mmap; from envbuild_smoke.environment.libraries import mapped;"
         f"file = open({str(copy)!r}, 'rb'); held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ);"
         "print(json.dumps(mapped()))"
     )
-    smoke = str(Path(libraries.__file__).parents[1])
+    smoke = str(Path(libraries.__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": smoke}, capture_output=True, check=True
     )
@@ -206,7 +206,7 @@ def test_machine_names_what_changes_nccl(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("SECRET_TOKEN", "x")
     for name, value in (("LD_PRELOAD", "/x/libfast.so"), ("LD_LIBRARY_PATH", "/x/lib"), ("PYTHONPATH", "/x/apex")):
         monkeypatch.setenv(name, value)
-    described = machine.describe("cpu", (), {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, {"cuda": "13.0", "nccl": None})
+    described = machine.describe((), {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, {"cuda": "13.0", "nccl": None})
     assert described["variables"]["NCCL_P2P_DISABLE"] == "1"
     assert described["variables"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert "SECRET_TOKEN" not in described["variables"]

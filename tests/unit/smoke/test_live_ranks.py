@@ -11,7 +11,7 @@ import pytest
 from helpers.smoke_plans import Document, case_document
 from unit.smoke.processes import assert_gone
 
-from envbuild_smoke.runner import Options
+from envbuild_smoke.run.options import Options
 
 RunFake = Callable[..., list[Document]]
 BASELINE = case_document("train-baseline")

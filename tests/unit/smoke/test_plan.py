@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from envbuild_smoke.plan import PlanError
-from envbuild_smoke.plan_file import parse_plan, read_plan
+from envbuild_smoke.plan.models import PlanError
+from envbuild_smoke.plan.reader import parse_plan, read_plan
 
 Document = dict[str, Any]
 BANDWIDTH = {"ranks": 2, "sizes_bytes": [1024], "floor_gigabytes_per_second": None}

@@ -11,9 +11,10 @@ import pytest
 from helpers.smoke_plans import Document, case_document
 from unit.smoke.processes import assert_gone
 
-from envbuild_smoke.pool import Pool
-from envbuild_smoke.program import RankProgram
-from envbuild_smoke.runner import Isolation, Options, UnusableEnvironmentError
+from envbuild_smoke.ranks.program import RankProgram
+from envbuild_smoke.run.options import Isolation, Options
+from envbuild_smoke.run.pool import Pool
+from envbuild_smoke.run.runner import UnusableEnvironmentError
 
 RunFake = Callable[..., list[Document]]
 BASELINE = case_document("train-baseline")
@@ -260,7 +261,7 @@ def test_on_gpus_the_caches_of_compilers_are_beside_the_results(
             super().__init__(*arguments, **options)
             given.append(dict(self.variables))
 
-    monkeypatch.setattr("envbuild_smoke.runner.Pool", NoGpusHere)
+    monkeypatch.setattr("envbuild_smoke.run.runner.Pool", NoGpusHere)
     with pytest.raises(ValueError, match="devices"):
         run_fake(BASELINE, device="cuda", gpu={"sm": ["90"]})
     assert given == [

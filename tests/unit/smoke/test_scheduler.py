@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild_smoke.scheduler import Job, Scheduler
+from envbuild_smoke.run.scheduler import Job, Scheduler
 
 BENCHMARK = Path(__file__).resolve().parents[3] / "benchmarks" / "bench_packing.py"
 

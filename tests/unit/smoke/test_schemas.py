@@ -10,10 +10,11 @@ import jsonschema
 import pytest
 from helpers.smoke_plans import Document, case_document
 
-from envbuild_smoke import plan, results
-from envbuild_smoke.plan_file import parse_plan
+from envbuild_smoke.plan import models
+from envbuild_smoke.plan.reader import parse_plan
+from envbuild_smoke.run import results
 
-SCHEMAS = Path(plan.__file__).parent / "schemas"
+SCHEMAS = Path(models.__file__).parents[1] / "schemas"
 
 
 def validator(name: str) -> jsonschema.Draft202012Validator:
@@ -23,7 +24,7 @@ def validator(name: str) -> jsonschema.Draft202012Validator:
 
 
 def test_schema_names_are_those_in_the_code() -> None:
-    assert json.loads((SCHEMAS / "plan.schema.json").read_text())["$id"] == plan.SCHEMA
+    assert json.loads((SCHEMAS / "plan.schema.json").read_text())["$id"] == models.SCHEMA
     assert json.loads((SCHEMAS / "result.schema.json").read_text())["$id"] == results.SCHEMA
 
 
@@ -69,7 +70,7 @@ def test_plan_schema_and_code_require_the_same_keys(document: Document) -> None:
             else:
                 del found[key]
             assert not check.is_valid(document), key
-            with pytest.raises(plan.PlanError):
+            with pytest.raises(models.PlanError):
                 parse_plan(json.dumps(document).encode())
             found.clear()
             found.update(before)

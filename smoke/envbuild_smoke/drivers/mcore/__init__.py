@@ -29,7 +29,7 @@ with warnings.catch_warnings():
     from envbuild_smoke.drivers.mcore.processes import joined, set_up_parallelism
 
 from envbuild_smoke.drivers.samples import global_batch
-from envbuild_smoke.rank import RankContext
+from envbuild_smoke.rank_context import RankContext
 
 __all__ = ["compare_weights", "measure_bandwidth", "train"]
 

@@ -13,7 +13,7 @@ import torch
 
 from envbuild_smoke.drivers.mcore.processes import joined
 from envbuild_smoke.drivers.nccl_log import transports_in
-from envbuild_smoke.rank import RankContext
+from envbuild_smoke.rank_context import RankContext
 
 WARM_UPS = 5
 ITERATIONS = 20

@@ -9,7 +9,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint import load as load_checkpoint
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from envbuild_smoke.rank import RankContext
+from envbuild_smoke.rank_context import RankContext
 
 
 def compare_weights(context: RankContext) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch
 from megatron.core import parallel_state
 
 from envbuild_smoke.drivers.samples import context_part, rank_micro_batches
-from envbuild_smoke.plan import Case, Model
+from envbuild_smoke.plan.models import Case, Model
 
 # One micro batch: tokens and labels, each of shape [micro batch, sequence], int64.
 MicroBatch = tuple[torch.Tensor, torch.Tensor]

@@ -17,7 +17,7 @@ from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
 from envbuild_smoke.drivers.mcore.attention import ContextParallelAttention
-from envbuild_smoke.plan import Case, Model
+from envbuild_smoke.plan.models import Case, Model
 
 # megatron-core 0.16.1 asks whether this is None, and binds it only where Transformer Engine is installed.
 if not hasattr(moe_utils, "te_general_gemm"):

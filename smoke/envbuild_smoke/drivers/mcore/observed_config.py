@@ -9,8 +9,8 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from envbuild_smoke.drivers.mcore.attention import ContextParallelAttention
 from envbuild_smoke.drivers.mcore.data import SamplesRead
 from envbuild_smoke.drivers.mcore.processes import attention_backends
-from envbuild_smoke.libraries import mapped
-from envbuild_smoke.plan import Case
+from envbuild_smoke.environment.libraries import mapped
+from envbuild_smoke.plan.models import Case
 
 _LOCAL_ATTENTION = (DotProductAttention, ContextParallelAttention)
 

@@ -11,7 +11,7 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer import TransformerConfig
 
-from envbuild_smoke.plan import Case
+from envbuild_smoke.plan.models import Case
 
 # Some gradients are zero but for rounding: adding a constant to all keys changes no attention. Adam divides
 # a gradient by its own size, so with the usual 1e-8 such a bias walks off at random, on each layout elsewhere.

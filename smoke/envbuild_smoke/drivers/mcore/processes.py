@@ -20,8 +20,8 @@ from megatron.core import parallel_state, rerun_state_machine, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.tensor_parallel import random as parallel_random
 
-from envbuild_smoke.plan import Layout
-from envbuild_smoke.rank import RankContext
+from envbuild_smoke.plan.models import Layout
+from envbuild_smoke.rank_context import RankContext
 
 # Variables that megatron-core sets to choose an attention backend; it refuses to change one that is set.
 _ATTENTION_VARIABLES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")

@@ -1,0 +1,189 @@
+"""The GPUs of this machine: which there are, which the run may use, and whether they are what the plan wants.
+
+Asked of nvidia-smi and not of torch: the runner would have to import it, and CUDA would hold memory on
+every GPU.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from envbuild_smoke.plan.models import WantedGpu
+
+Reason = Literal["too-few-gpus", "gpus-in-use", "wrong-gpu", "no-driver"]
+_FIELDS = ("index", "uuid", "name", "memory.total", "driver_version", "compute_cap")
+DEVICES = Path("/dev")
+_LIMIT_SECONDS = 60
+
+
+class CannotRunError(Exception):
+    """The GPUs are not as the plan wants them; `reason` is for programs."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class UnknownGpuError(Exception):
+    """`--gpus` names one that is not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU as nvidia-smi prints it."""
+
+    index: int
+    uuid: str
+    name: str
+    memory: str
+    driver: str
+    compute_capability: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as results have it."""
+        return asdict(self)
+
+
+def select(wanted: WantedGpu | None, count: int, requested: Sequence[str]) -> tuple[Gpu, ...]:
+    """Return the GPUs to use: those named, else those that CUDA_VISIBLE_DEVICES leaves, else all.
+
+    Raises UnknownGpuError for a name that is none, and CannotRunError when fewer than `count` are left,
+    when they are not of the generation that the plan wants, or when other processes use them.
+    """
+    present = installed()
+    chosen = _named(present, requested, "--gpus") if requested else _visible(present)
+    if len(chosen) < count:
+        names = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in chosen) or "none"
+        raise CannotRunError(
+            "too-few-gpus",
+            f"the largest case needs {count} GPUs; to be used here: {names}. Run on a machine with {count}, name more "
+            "with --gpus, or leave large cases out with --only",
+        )
+    if wanted is not None:
+        _demand_generation(chosen, wanted)
+    _demand_unused(chosen)
+    return chosen
+
+
+def installed() -> tuple[Gpu, ...]:
+    """Return the GPUs of this machine; raises CannotRunError when nvidia-smi does not tell."""
+    rows = _query("--query-gpu=" + ",".join(_FIELDS))
+    found = []
+    for row in rows:
+        if len(row) != len(_FIELDS) or not row[0].isdigit():
+            raise CannotRunError("no-driver", f"nvidia-smi printed {', '.join(row)!r} where a GPU was expected")
+        index, uuid, name, memory, driver, capability = row
+        found.append(
+            Gpu(index=int(index), uuid=uuid, name=name, memory=memory, driver=driver, compute_capability=capability)
+        )
+    return tuple(found)
+
+
+def topology() -> str | None:
+    """Return what `nvidia-smi topo -m` prints, or None."""
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # It underlines its headings for terminals.
+    return re.sub(r"\x1b\[[0-9;]*m", "", answer.stdout).strip()
+
+
+def _query(question: str) -> list[list[str]]:
+    """Return the rows that nvidia-smi answers with; raises CannotRunError saying why there are none."""
+    if shutil.which("nvidia-smi") is None:
+        if any(DEVICES.glob("nvidia[0-9]*")):
+            message = (
+                "GPUs are there (/dev/nvidia*), but nvidia-smi is not: nothing can be said of them. In a container, "
+                "ask for the driver's utilities (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+            )
+        else:
+            message = (
+                "there is neither nvidia-smi nor a device /dev/nvidia0: no NVIDIA driver, or a container that was "
+                "started without its GPUs"
+            )
+        raise CannotRunError("no-driver", message)
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", question, "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise CannotRunError(
+            "no-driver", f"nvidia-smi gave no answer in {_LIMIT_SECONDS} s: the driver hangs; look at the kernel's log"
+        ) from None
+    except OSError as error:
+        raise CannotRunError("no-driver", f"nvidia-smi cannot be started: {error.strerror or error}") from None
+    if answer.returncode != 0:
+        words = " ".join((answer.stdout + answer.stderr).split())
+        raise CannotRunError("no-driver", f"nvidia-smi failed with status {answer.returncode}: {words}")
+    return [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]
+
+
+def _visible(present: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    # A scheduler says so which GPUs are this job's; nvidia-smi lists the others all the same.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return _named(present, [name for name in visible.split(",") if name], "CUDA_VISIBLE_DEVICES")
+
+
+def _named(present: tuple[Gpu, ...], names: Sequence[str], source: str) -> tuple[Gpu, ...]:
+    chosen: list[Gpu] = []
+    for name in names:
+        # As CUDA does, the beginning of a UUID is enough where one GPU alone has it.
+        found = [gpu for gpu in present if name == str(gpu.index) or (name.startswith("GPU-") and _begins(gpu, name))]
+        if len(found) != 1:
+            known = ", ".join(f"{gpu.index} = {gpu.uuid}" for gpu in present) or "none"
+            raise UnknownGpuError(f"{source} names {name!r}; the GPUs here are: {known}")
+        if found[0] in chosen:
+            raise UnknownGpuError(f"{source} names GPU {found[0].index} twice")
+        chosen.append(found[0])
+    return tuple(sorted(chosen, key=lambda gpu: gpu.index))
+
+
+def _begins(gpu: Gpu, name: str) -> bool:
+    return gpu.uuid.startswith(name)
+
+
+def _demand_generation(chosen: Sequence[Gpu], wanted: WantedGpu) -> None:
+    capabilities = {capability(sm) for sm in wanted.sm}
+    for gpu in chosen:
+        right = gpu.compute_capability in capabilities
+        if right and (not wanted.names or any(name.lower() in gpu.name.lower() for name in wanted.names)):
+            continue
+        names = f" and a name with {' or '.join(wanted.names)}" if wanted.names else ""
+        raise CannotRunError(
+            "wrong-gpu",
+            f"GPU {gpu.index} is a {gpu.name} of compute capability {gpu.compute_capability}; the plan's target wants "
+            f"{' or '.join(sorted(capabilities))}{names}. Run on such a machine, choose others with --gpus, or make "
+            "the plan for this target",
+        )
+
+
+def _demand_unused(chosen: Sequence[Gpu]) -> None:
+    by_uuid = {gpu.uuid: gpu for gpu in chosen}
+    rows = _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory")
+    used = [row for row in rows if row[0] in by_uuid]
+    if used:
+        described = "; ".join(f"GPU {by_uuid[row[0]].index}: process {', '.join(row[1:])}" for row in used)
+        raise CannotRunError(
+            "gpus-in-use",
+            f"other processes use the GPUs ({described}): end them, wait for them, or choose others with --gpus",
+        )
+
+
+def capability(sm: str) -> str:
+    """Return "9.0" for the SM "90" or "90a", as nvidia-smi writes it."""
+    digits = re.sub(r"[a-z]+$", "", sm)
+    return f"{digits[:-1]}.{digits[-1]}"

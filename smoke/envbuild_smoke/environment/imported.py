@@ -1,0 +1,104 @@
+"""What the template process imported: files, versions, devices, and which modules are not to be had."""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from envbuild_smoke.environment.foreign_modules import STARTUP_MODULES, new_files
+from envbuild_smoke.environment.inventory import MODULES
+from envbuild_smoke.environment.libraries import mapped
+from envbuild_smoke.error_line import error_line
+
+
+def describe(modules: Sequence[str]) -> dict[str, Any]:
+    """Return what the runner puts on record; `modules` are tried as well, in a process of their own.
+
+    Raises RuntimeError when an import has started CUDA in this process.
+    """
+    torch = sys.modules.get("torch")
+    cuda: dict[str, Any] = {"devices": 0, "cuda": None, "nccl": None}
+    if torch is not None:
+        # Counting may start CUDA, which does not survive a fork: so it is done in a fork, as ranks will use it.
+        lines = _in_a_fork(lambda: [_cuda(torch)])
+        if not lines or lines[0]["started"]:
+            raise RuntimeError("CUDA was started while the libraries were imported; ranks cannot be forked from here")
+        cuda = lines[0]
+    files = new_files()
+    absent, more = missing(modules)
+    return {
+        "cuda_devices": cuda["devices"],
+        "versions": {"cuda": cuda["cuda"], "nccl": cuda["nccl"]},
+        "modules": {name: _module(sys.modules[name]) for name in MODULES if name in sys.modules},
+        "missing": absent,
+        "imported": {**more, **files},
+        "libraries": mapped(),
+        "started": {
+            name: getattr(sys.modules[name], "__file__", None) for name in STARTUP_MODULES if name in sys.modules
+        },
+    }
+
+
+def missing(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the modules that cannot be imported, each with the reason, and the files of what came in with the others.
+
+    Whatever an import does, it does apart.
+    """
+    found: dict[str, str] = {}
+    files: dict[str, str] = {}
+    left = list(modules)
+    while left:
+        answers = _in_a_fork(partial(map, _try_import, list(left)))
+        found.update({answer["module"]: answer["error"] for answer in answers if answer["error"]})
+        for answer in answers:
+            files.update(answer["files"])
+        left = left[len(answers) :]
+        if left:
+            # Nobody answered for this one: the process died of it.
+            found[left.pop(0)] = "the process died while it imported it; its last words are in template.log"
+    return found, files
+
+
+def _try_import(name: str) -> dict[str, Any]:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:  # noqa: BLE001 - an import can raise anything
+        return {"module": name, "error": error_line(error), "files": new_files()}
+    return {"module": name, "error": None, "files": new_files()}
+
+
+def _module(module: Any) -> dict[str, str | None]:
+    return {"file": getattr(module, "__file__", None), "version": getattr(module, "__version__", None)}
+
+
+def _cuda(torch: Any) -> dict[str, Any]:
+    started = torch.cuda._is_in_bad_fork()
+    nccl = None
+    with suppress(Exception):
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    devices = 0 if started else torch.cuda.device_count()
+    return {"started": started, "devices": devices, "cuda": torch.version.cuda, "nccl": nccl}
+
+
+def _in_a_fork(work: Callable[[], Any]) -> list[dict[str, Any]]:
+    """Return what `work` yields in a fork of this process; less, when that dies."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException), os.fdopen(write, "w", encoding="utf-8") as file:
+            os.close(read)
+            for answer in work():
+                file.write(json.dumps(answer) + "\n")
+                file.flush()
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as file:
+        answers = [json.loads(line) for line in file]
+    os.waitpid(pid, 0)
+    return answers

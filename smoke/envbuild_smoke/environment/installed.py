@@ -1,0 +1,191 @@
+"""The files of installed packages against what their wheels listed, and against what would be imported.
+
+A wheel's RECORD has the name, hash and size of each of its files. Compared are: that each file is there; the
+size of each; the hash of Python sources and shared libraries up to `HASHED_BYTES`. Left out: hashes of larger
+libraries and of other files, packages without a RECORD (those of the base, mostly), and what installers
+write themselves (bytecode, scripts, their own notes).
+"""
+
+import base64
+import csv
+import hashlib
+import importlib.machinery
+import importlib.metadata
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild_smoke.environment.names import normalize
+
+Finding = dict[str, "str | None"]
+
+# Reading more takes minutes from a network disk (torch for CUDA has one of 1 GB); a library this large that was
+# exchanged has, but for a rare chance, another size.
+HASHED_BYTES = 512 << 20
+_CHUNK_BYTES = 1 << 20
+_HASHED_SUFFIXES = (".py", ".so")
+# One package that is broken is broken in thousands of places: the first few say it.
+_MOST_OF_A_KIND = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedFile:
+    """A file as RECORD lists it; hash ("sha256=...") and size may be absent."""
+
+    package: str
+    name: str
+    path: str
+    digest: str
+    size: int | None
+
+
+def recorded(packages: Iterable[str]) -> dict[str, list[RecordedFile]]:
+    """Return the files of the packages that are installed with a RECORD, by normalized name."""
+    wanted = {normalize(name) for name in packages}
+    found: dict[str, list[RecordedFile]] = {}
+    for distribution in importlib.metadata.distributions():
+        name = normalize(distribution.metadata["Name"] or "")
+        # The first on the path is the one in effect.
+        if name in wanted and name not in found and (text := distribution.read_text("RECORD")):
+            root = str(distribution.locate_file(""))
+            found[name] = list(_rows(name, root, text))
+    return found
+
+
+def file_findings(files: dict[str, list[RecordedFile]]) -> list[Finding]:
+    """Return `file-missing` and `file-differs` for the files of each package."""
+    every = [file for package in files.values() for file in package]
+    with ThreadPoolExecutor(max_workers=min(8, len(os.sched_getaffinity(0)) * 2)) as threads:
+        problems = [problem for problem in threads.map(_problem, every, chunksize=64) if problem]
+    return shortened(problems)
+
+
+def shadowed(
+    files: dict[str, list[RecordedFile]],
+    path: Sequence[str] | None = None,
+    imported: Mapping[str, str | None] | None = None,
+) -> list[Finding]:
+    """Return `shadowed` for modules of the packages that come from a file that none of them lists.
+
+    Those that would be imported from `path` (by default sys.path), and the files of those that were, by package.
+    """
+    listed = {os.path.realpath(file.path) for package in files.values() for file in package}
+    folders = sys.path if path is None else list(path)
+    found: list[tuple[str, str | None, str | None]] = [
+        (package, expected, _origin(module, folders))
+        for package, entries in files.items()
+        for module, expected in _modules(entries).items()
+    ]
+    found += [(package, None, file) for package, file in (imported or {}).items() if package in files]
+    return [
+        finding("shadowed", package, expected, origin)
+        for package, expected, origin in found
+        # Without an origin it is a namespace, whose parts may lie anywhere.
+        if origin and Path(origin).is_absolute() and os.path.realpath(origin) not in listed
+    ]
+
+
+def _origin(module: str, folders: Sequence[str]) -> str | None:
+    """Return the file a module would be imported from, without importing anything."""
+    spec, name = None, ""
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = importlib.machinery.PathFinder.find_spec(name, list(folders))
+        if spec is None:
+            return None
+        folders = _locations(spec, part, folders)
+    return spec.origin if spec else None
+
+
+def _locations(spec: importlib.machinery.ModuleSpec, name: str, folders: Sequence[str]) -> list[str]:
+    """Return where the modules of a package are; of a namespace, every folder of its name."""
+    if spec.origin is not None:
+        return list(spec.submodule_search_locations or [])
+    return [str(found) for folder in folders if (found := Path(folder, name)).is_dir()]
+
+
+def _modules(files: Sequence[RecordedFile]) -> dict[str, str]:
+    """Return the top modules of a package (`megatron.core` in a namespace), each with the file it is imported from."""
+    packages = {file.name.removesuffix("/__init__.py"): file for file in files if file.name.endswith("/__init__.py")}
+    found: dict[str, str] = {}
+    for name, file in packages.items():
+        parts = name.split("/")
+        inside = any("/".join(parts[:length]) in packages for length in range(1, len(parts)))
+        if not inside and all(part.isidentifier() for part in parts):
+            found[".".join(parts)] = file.path
+    for file in files:
+        if "/" not in file.name and file.name.endswith(_HASHED_SUFFIXES):
+            module = file.name.split(".", maxsplit=1)[0]
+            if module.isidentifier():
+                found[module] = file.path
+    return found
+
+
+def _rows(package: str, root: str, text: str) -> Iterator[RecordedFile]:
+    for row in csv.reader(text.splitlines()):
+        if len(row) == 3 and row[0]:
+            size = int(row[2]) if row[2].isdigit() else None
+            path = f"{root}/{row[0]}"
+            yield RecordedFile(package=package, name=row[0], path=path, digest=row[1], size=size)
+
+
+def _problem(file: RecordedFile) -> Finding | None:
+    # Bytecode comes and goes; scripts get the path of their interpreter; notes about the installation have no hash.
+    if not file.digest or file.name.endswith(".pyc") or file.name.startswith("../"):
+        return None
+    try:
+        size = Path(file.path).stat().st_size
+        difference = None if ".dist-info/" in file.name else _difference(file, size)
+    except FileNotFoundError:
+        return finding("file-missing", file.package, file.path, None)
+    except OSError as error:
+        difference = (file.digest, error.strerror or str(error))
+    if difference is None:
+        return None
+    expected, found = difference
+    return finding("file-differs", file.package, expected, f"{file.path}: {found}")
+
+
+def _difference(file: RecordedFile, size: int) -> tuple[str, str] | None:
+    """Return what was recorded of a file and what it is, or None when there is no difference."""
+    if file.size is not None and size != file.size:
+        return f"{file.size} bytes", f"{size} bytes"
+    algorithm, _, expected = file.digest.partition("=")
+    if size > HASHED_BYTES or algorithm != "sha256" or not _is_hashed(file.name):
+        return None
+    found = base64.urlsafe_b64encode(_digest(file.path)).decode().rstrip("=")
+    return None if found == expected else (file.digest, f"sha256={found}")
+
+
+def _digest(path: str) -> bytes:
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as content:
+        while chunk := content.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.digest()
+
+
+def _is_hashed(name: str) -> bool:
+    return name.endswith(_HASHED_SUFFIXES) or ".so." in name.rpartition("/")[2]
+
+
+def shortened(problems: list[Finding]) -> list[Finding]:
+    """Return the first few of each package and kind, and how many more there are."""
+    kept: dict[tuple[str | None, str | None], list[Finding]] = {}
+    for problem in problems:
+        kept.setdefault((problem["package"], problem["code"]), []).append(problem)
+    findings = []
+    for (package, code), group in kept.items():
+        findings += group[:_MOST_OF_A_KIND]
+        if len(group) > _MOST_OF_A_KIND:
+            more = f"{len(group) - _MOST_OF_A_KIND} more of its files"
+            findings.append(finding(code, package, None, more))
+    return findings
+
+
+def finding(code: str | None, package: str | None, expected: str | None, found: str | None) -> Finding:
+    """Return a finding; `code` is one of the results' schema."""
+    return {"code": code, "package": package, "expected": expected, "found": found}

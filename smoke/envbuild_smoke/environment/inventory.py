@@ -1,0 +1,55 @@
+"""What the environment consists of: Python, packages, files, GPUs."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envbuild_smoke import cpu_shim
+from envbuild_smoke.environment.gpus import Gpu
+from envbuild_smoke.environment.names import normalize
+from envbuild_smoke.plan.models import Device
+
+# Import names whose files are put on record: they tell an environment from the host's packages behind it.
+MODULES = {"torch": "torch", "megatron.core": "megatron-core"}
+
+
+def describe(
+    device: Device, imported: Mapping[str, Mapping[str, Any]] | None = None, gpus: Sequence[Gpu] = ()
+) -> dict[str, Any]:
+    """Return the environment as one JSON object; `imported` is what the template process reported."""
+    files = {name: find_file(name) for name in MODULES}
+    # What was really imported counts for more than what would be.
+    files.update({name: module["file"] for name, module in (imported or {}).items() if module["file"]})
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": len(os.sched_getaffinity(0)),
+        "versions": {name: found[0] for name, found in distributions().items()},
+        "files": files,
+        "device": device,
+        "gpus": [{"name": gpu.name, "memory": gpu.memory, "driver": gpu.driver} for gpu in gpus],
+        "cuda_redirects": [redirect.symbol for redirect in cpu_shim.PATCHED] if device == "cpu" else [],
+    }
+
+
+def distributions() -> dict[str, list[str]]:
+    """Return each installed distribution's versions by normalized name, the one in effect first."""
+    found: dict[str, list[str]] = {}
+    for distribution in importlib.metadata.distributions():
+        name, version = distribution.metadata["Name"], distribution.metadata["Version"]
+        # A package that was removed halfway leaves a directory without these behind.
+        if name and version:
+            found.setdefault(normalize(name), []).append(version)
+    return dict(sorted(found.items()))
+
+
+def find_file(module: str) -> str | None:
+    """Return the file a module would be imported from, without importing it; None if there is none."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return spec.origin if spec else None

@@ -1,0 +1,75 @@
+"""The machine that a run is on, and the image it is in, as the results have them."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from envbuild_smoke.environment import gpus
+
+FINGERPRINT = Path("/etc/envbuild/fingerprint.json")
+_PREFIXES = ("NCCL_", "CUDA_", "CUBLAS_", "GLOO_", "TORCH_NCCL_", "NVTE_", "UCX_", "LD_", "PYTHON")
+_CHUNK_BYTES = 1 << 20
+
+
+def describe(
+    used: Sequence[gpus.Gpu], variables: Mapping[str, str], versions: Mapping[str, str | None]
+) -> dict[str, Any]:
+    """Return the machine as one JSON object; `variables` are what the ranks get beside the environment."""
+    effective = {**os.environ, **variables}
+    return {
+        "cpu_model": _cpu_model(),
+        "cpu_count": os.cpu_count() or 1,
+        "memory_bytes": _memory_bytes(),
+        "gpus": [gpu.as_json() for gpu in used],
+        "cuda": versions.get("cuda"),
+        "nccl": versions.get("nccl"),
+        "topology": gpus.topology() if used else None,
+        "variables": {name: effective[name] for name in sorted(effective) if name.startswith(_PREFIXES)},
+    }
+
+
+def image(file: Path) -> dict[str, Any]:
+    """Return digest and size of the image's file, and what the image that this runs in says of itself.
+
+    Raises OSError when the file cannot be read.
+    """
+    digest, size = hashlib.sha256(), 0
+    with file.open("rb") as content:
+        while chunk := content.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"file_digest": f"sha256:{digest.hexdigest()}", "file_bytes": size, "fingerprint": _fingerprint()}
+
+
+def _fingerprint() -> dict[str, Any] | None:
+    try:
+        value = json.loads(FINGERPRINT.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _cpu_model() -> str | None:
+    # x86 says "model name"; Arm has numbers of maker and part alone.
+    for line in _lines("/proc/cpuinfo"):
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "CPU part"):
+            return value.strip()
+    return None
+
+
+def _memory_bytes() -> int | None:
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

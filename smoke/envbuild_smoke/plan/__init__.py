@@ -1,0 +1,1 @@
+"""The plan: `plan.json`, read into frozen values."""

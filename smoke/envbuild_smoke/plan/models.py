@@ -1,0 +1,194 @@
+"""The plan as frozen values: what to train, how it is split over ranks, and what it is run for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+SCHEMA = "envbuild.plan/2"
+
+Device = Literal["cpu", "cuda"]
+Driver = Literal["mcore"]
+Precision = Literal["fp32", "bf16", "fp8"]
+Kind = Literal["gpt", "mamba-hybrid"]
+Normalization = Literal["LayerNorm", "RMSNorm"]
+LayerSpec = Literal["local", "transformer-engine"]
+AttentionBackend = Literal["local", "auto", "flash", "fused", "unfused"]
+Recompute = Literal["none", "selective", "full"]
+
+
+class PlanError(Exception):
+    """The plan cannot be run as written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moe:
+    """A mixture of experts in the place of each layer's MLP; `router_topk` experts take each token."""
+
+    num_experts: int
+    router_topk: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba:
+    """The Mamba layers of a hybrid model.
+
+    `hybrid_override_pattern` has a letter for each layer: M for Mamba, * for attention, - for an MLP.
+    """
+
+    hybrid_override_pattern: str
+    state_dim: int
+    head_dim: int
+    num_groups: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model to train; sizes in elements, `sequence_length` in tokens.
+
+    `num_query_groups` equals `num_attention_heads` when attention is not grouped. `moe` is None in a model
+    without experts, `mamba` is None in every model but those of kind mamba-hybrid.
+    """
+
+    kind: Kind
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    sequence_length: int
+    vocabulary_size: int
+    normalization: Normalization
+    layer_spec: LayerSpec
+    moe: Moe | None
+    mamba: Mamba | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How many ways each kind of parallelism splits the work; 1 means not at all.
+
+    `expert` shares the ranks of `data` and `context`, and takes none of its own.
+    """
+
+    data: int
+    tensor: int
+    pipeline: int
+    virtual_pipeline: int
+    context: int
+    expert: int
+    sequence: bool
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How to train; batch sizes in samples, `global_batch_size` over all ranks together."""
+
+    steps: int
+    micro_batch_size: int
+    global_batch_size: int
+    learning_rate: float
+    clip_grad_norm: float
+    seed: int
+
+    def microbatches(self, layout: Layout) -> int:
+        """Return the number of micro batches each data-parallel rank runs in a step."""
+        return self.global_batch_size // (self.micro_batch_size * layout.data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of megatron-core; a baseline has the plain ones, a case may differ from it in them."""
+
+    overlap_p2p_comm: bool
+    batch_p2p_comm: bool
+    attention_backend: AttentionBackend
+    distributed_optimizer: bool
+    recompute: Recompute
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One training run.
+
+    Attributes:
+        baseline: None for a baseline, else the case whose initial weights are loaded.
+        resume_at: after this step weights and optimizer are saved, all is torn down, built anew and loaded.
+        compare_weights: the final weights are compared with the baseline's final weights.
+        estimated_seconds: how long it is likely to take, for packing; None when nobody knows.
+    """
+
+    id: str
+    baseline: str | None
+    driver: Driver
+    model: str
+    precision: Precision
+    layout: Layout
+    world_size: int
+    training: Training
+    settings: Settings
+    resume_at: int | None
+    compare_weights: bool
+    estimated_seconds: float | None
+    time_limit_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedGpu:
+    """What every GPU used must be: of one of these compute capabilities ("90a"), and of these names if any."""
+
+    sm: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandwidthSweep:
+    """A sweep of all_reduce after the cases; `floor_gigabytes_per_second` is None where there is no floor."""
+
+    ranks: int
+    sizes_bytes: tuple[int, ...]
+    floor_gigabytes_per_second: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All cases of a run, baselines first, and what they are run for.
+
+    `provided_packages` are not of the lock: its base brings them.
+    `gpu` is None exactly on the CPU. `repeats` is how often each case runs. `content` is the plan as it was
+    read, byte for byte; `digest` is "sha256:..." of it.
+    """
+
+    nonce: str
+    subject: Mapping[str, str]
+    device: Device
+    gpu: WantedGpu | None
+    expected_versions: Mapping[str, str]
+    expected_modules: tuple[str, ...]
+    provided_packages: tuple[str, ...]
+    repeats: int
+    bandwidth: BandwidthSweep | None
+    models: Mapping[str, Model]
+    cases: tuple[Case, ...]
+    digest: str
+    content: bytes
+
+    def case(self, case_id: str) -> Case:
+        """Return the case with this id; KeyError if there is none."""
+        return {case.id: case for case in self.cases}[case_id]
+
+    def selection(self, only: tuple[str, ...]) -> tuple[Case, ...]:
+        """Return the cases named in `only` and the baselines they need; all of them when it is empty."""
+        if not only:
+            return self.cases
+        known = {case.id: case for case in self.cases}
+        unknown = sorted(set(only) - known.keys())
+        if unknown:
+            raise PlanError(f"--only names {', '.join(unknown)}; the plan has {', '.join(known)}")
+        wanted = set(only)
+        # Without its baseline a case has no weights to start from, so the baseline comes along.
+        wanted.update(baseline for name in only if (baseline := known[name].baseline) is not None)
+        return tuple(case for case in self.cases if case.id in wanted)

@@ -1,0 +1,105 @@
+"""What a rank knows of its case, and the files it reports to."""
+
+import json
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envbuild_smoke.plan.models import Case, Device, Model
+
+# Checkpoints that others read: the weights a baseline begins with, and those a case ends with.
+INITIAL, FINAL = "initial", "final"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankContext:
+    """What a rank is told. `listener` is rank 0's open socket on `port`, where the ranks of the case meet.
+
+    `device_index` is the number of the GPU to train on among those this process sees. `world_size` is given for
+    a task that is not the case's training: a comparison of weights by one rank, a sweep of bandwidth by many.
+    `save_final_weights` says that somebody compares the weights this case ends with.
+    """
+
+    case: Case
+    model: Model
+    device: Device
+    out: Path
+    rank: int
+    port: int
+    listener: int | None
+    device_index: int = 0
+    world_size: int | None = None
+    save_final_weights: bool = False
+
+    @property
+    def rank_count(self) -> int:
+        """Number of ranks that take part."""
+        return self.case.world_size if self.world_size is None else self.world_size
+
+    @property
+    def checkpoint(self) -> Path:
+        """Directory of the checkpoint that the baseline of this case saves and the others load."""
+        return self._checkpoint(self.case.baseline or self.case.id, INITIAL)
+
+    @property
+    def final_checkpoint(self) -> Path:
+        """Directory of the weights this case ends with, where they are to be compared."""
+        return self._checkpoint(self.case.id, FINAL)
+
+    @property
+    def baseline_final_checkpoint(self) -> Path:
+        """Directory of the weights that the baseline of this case ends with."""
+        return self._checkpoint(self.case.baseline or self.case.id, FINAL)
+
+    @property
+    def resume_checkpoint(self) -> Path:
+        """Directory that a case which is torn down and resumed saves to in between."""
+        return self._checkpoint(self.case.id, "resume")
+
+    def _checkpoint(self, case_id: str, name: str) -> Path:
+        return checkpoint_path(self.out, case_id, name)
+
+    def report_step(self, step: int, *, loss: float, grad_norm: float, seconds: float) -> None:
+        """Report a finished step (counted from 1); one rank of a case does this."""
+        for name, value in (("loss", loss), ("grad_norm", grad_norm)):
+            # Training on is pointless, and JSON has no NaN.
+            if not math.isfinite(value):
+                raise FloatingPointError(f"step {step}: {name} is {value}")
+        self._report(step=step, loss=loss, grad_norm=grad_norm, seconds=round(seconds, 4))
+
+    def report_weights_saved(self) -> None:
+        """Report that `checkpoint` is complete: the cases of this baseline can start. One rank does this."""
+        self._report(weights_saved=True)
+
+    def report_observed(self, observed: dict[str, Any]) -> None:
+        """Report what was really built (schemas/result.schema.json says what that is); one rank does this."""
+        self._report(observed=observed)
+
+    def _report(self, **fields: Any) -> None:
+        """Append a line to metrics.jsonl, told apart by its keys, in one write: several ranks may report."""
+        line = {**fields, "monotonic_seconds": time.monotonic()}
+        with metrics_path(self.out, self.case.id).open("ab", buffering=0) as file:
+            file.write(json.dumps(line).encode() + b"\n")
+
+
+def saves_final_weights(cases: Iterable[Case], case: Case) -> bool:
+    """True if the weights that `case` ends with are compared, as a case's own or as its baseline's."""
+    return case.compare_weights or any(other.compare_weights and other.baseline == case.id for other in cases)
+
+
+def checkpoint_path(out: Path, case_id: str, name: str) -> Path:
+    """Return the directory of a case's checkpoint."""
+    return out / "checkpoints" / case_id / name
+
+
+def metrics_path(out: Path, case_id: str) -> Path:
+    """Return where the ranks of a case write what they report."""
+    return out / "cases" / case_id / "metrics.jsonl"
+
+
+def failure_record_path(out: Path, case_id: str, rank: int) -> Path:
+    """Return where a rank that raises puts this on record."""
+    return out / "cases" / case_id / f"rank{rank}.failure.json"

@@ -1,0 +1,1 @@
+"""What runs in the other processes: the fork server, and the ranks it starts."""

@@ -1,0 +1,131 @@
+"""A rank process: takes tasks from the runner, one after the other, until the runner hangs up.
+
+It stays alive between cases, with its libraries imported and, on a GPU, with CUDA started; the driver tears
+down what a case set up. A task that raises ends the process: nothing can be said of what it left behind.
+
+The runner sends, over the channel, one JSON object a task, with the listening socket beside it for rank 0:
+  {"task": "case"|"compare"|"bandwidth", "case": ID, "rank": n, "world_size": n, "port": n, "device_index": n,
+   "listens": bool, "out": DIR, "log": FILE, "sizes": [bytes, ..], "variables": {..}}
+and hears {"event": "ready"} when the libraries are there and {"event": "done", "answer": .., "libraries": {..},
+"imported": {..}}.
+"""
+
+import ctypes
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from envbuild_smoke.environment.foreign_modules import new_files
+from envbuild_smoke.environment.libraries import mapped
+from envbuild_smoke.error_line import error_line
+from envbuild_smoke.plan.models import Case, Plan
+from envbuild_smoke.rank_context import RankContext, failure_record_path, saves_final_weights
+from envbuild_smoke.ranks.ipc import Channel, Message
+from envbuild_smoke.ranks.program import RankProgram
+
+BANDWIDTH, CASE = "bandwidth", "case"
+
+
+def serve(program: RankProgram, plan: Plan, channel: Channel) -> int:
+    """Run tasks until the runner hangs up or one of them fails; return the exit status."""
+    _prefer_as_victim()
+    answer_for_stacks()
+    channel.send({"event": "ready"})
+    while (command := channel.receive()) is not None:
+        write_to(command["log"])
+        os.environ.update(command["variables"])
+        context = _context(command, plan, channel.descriptor() if command["listens"] else None)
+        status, answer = _run(program.function(command["task"]), context, command)
+        _flush()
+        if status is not None:
+            return status
+        # What another task imported is told with the next case.
+        imported = new_files() if command["task"] == CASE else {}
+        channel.send({"event": "done", "answer": answer, "libraries": mapped(), "imported": imported})
+    return 0
+
+
+def answer_for_stacks() -> None:
+    """Let this process write its stacks when it crashes, and when the runner asks where it hangs."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+
+
+def write_to(log: str) -> None:
+    """Let everything this process prints, from Python or not, go to the file `log`."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for target in (1, 2):
+        os.dup2(descriptor, target)
+    os.close(descriptor)
+
+
+def case_of(plan: Plan, task: str, case_id: str, world_size: int) -> Case:
+    """Return the case a task is about; the bandwidth sweep has none, and gets one of its size."""
+    if task == BANDWIDTH:
+        return replace(plan.cases[0], id=BANDWIDTH, baseline=None, world_size=world_size)
+    return plan.case(case_id)
+
+
+def _context(command: Message, plan: Plan, listener: int | None) -> RankContext:
+    case = case_of(plan, command["task"], command["case"], command["world_size"])
+    return RankContext(
+        case=case,
+        model=plan.models[case.model],
+        device=plan.device,
+        out=Path(command["out"]),
+        rank=command["rank"],
+        port=command["port"],
+        listener=listener,
+        device_index=command["device_index"],
+        world_size=command["world_size"],
+        save_final_weights=saves_final_weights(plan.cases, case),
+    )
+
+
+def _run(entry: str, context: RankContext, command: Message) -> tuple[int | None, Any]:
+    """Run "module:function"; return the exit status if this is the process's end, and the answer."""
+    module, _, name = entry.partition(":")
+    arguments = [command["sizes"]] if command["task"] == BANDWIDTH else []
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return None, function(context, *arguments)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None), None
+    except BaseException as error:  # noqa: BLE001 - recorded, and turned into the exit status
+        _record_failure(context, error)
+        traceback.print_exc()
+        return 1, None
+
+
+def _record_failure(context: RankContext, error: BaseException) -> None:
+    """Write when the rank raised, on the clock that all ranks share, and what."""
+    kind = "not-finite" if isinstance(error, FloatingPointError) else "exception"
+    record = {"monotonic_seconds": time.monotonic(), "kind": kind, "message": error_line(error)}
+    path = failure_record_path(context.out, context.case.id, context.rank)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(record), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _flush() -> None:
+    """Write out what Python and the C libraries buffered: it belongs to the log of this task."""
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def _prefer_as_victim() -> None:
+    """Ask the kernel, when memory runs out, to end a rank and not the process that all are forked from."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("800", encoding="ascii")

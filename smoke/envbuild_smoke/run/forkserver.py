@@ -1,0 +1,152 @@
+"""The runner's side of the template process: starts it, has rank processes started, hears of their ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from envbuild_smoke.plan.models import Device, Plan
+from envbuild_smoke.ranks.ipc import Channel, Message
+from envbuild_smoke.ranks.program import RankProgram
+
+# What people are told of it.
+TEMPLATE_NAME = "the process that ranks are forked from"
+# How long the template may take to end once the runner hung up; while it imports, it does not look there.
+_END_SECONDS = 2.0
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class ForkServerError(Exception):
+    """The libraries cannot be imported, or the template process died."""
+
+
+class ForkServer:
+    """A running template process. `lock` is a descriptor that it and its ranks keep open as long as they live."""
+
+    def __init__(self, program: RankProgram, plan: Plan, log: Path, *, lock: int, variables: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        content = os.memfd_create("plan.json")
+        with os.fdopen(os.dup(content), "wb") as file:
+            file.write(plan.content)
+        command = [sys.executable, *_interpreter_options(), str(entry_point()), "template"]
+        command += ["--program", program.as_argument()]
+        command += ["--plan-descriptor", str(content), "--control", str(theirs.fileno())]
+        with log.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                env={**os.environ, **rank_variables(plan.device), **variables},
+                pass_fds=(content, theirs.fileno(), lock),
+                # Ctrl-C in a terminal reaches the whole foreground group; killing is the runner's decision.
+                start_new_session=True,
+            )
+        theirs.close()
+        os.close(content)
+        self.channel = Channel(ours)
+
+    def start_rank(self, key: int, *, fork: bool, log: Path) -> Channel:
+        """Have a rank process started, and return the runner's end of its channel.
+
+        A "started" and an "exit" event follow on the template's own channel.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command: Message = {"start": key, "how": "fork" if fork else "execute", "log": str(log)}
+            if not self.channel.send(command, (theirs.fileno(),)):
+                ours.close()
+                raise ForkServerError(f"{TEMPLATE_NAME} is gone")
+        return Channel(ours)
+
+    def close(self) -> int:
+        """End the template and whatever ranks it still has; return its exit status, negative for a signal."""
+        self.channel.close()
+        try:
+            return self._process.wait(timeout=_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+def rank_variables(device: Device) -> dict[str, str]:
+    """Return the variables that have to be set before a rank's libraries are imported."""
+    # One thread a process: the ranks share the machine's cores, and sums keep one order.
+    environment = dict.fromkeys(_THREAD_VARIABLES, "1")
+    # Megatron's overlap of communication needs kernels to start in the order in which they were queued.
+    environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        # gloo otherwise looks for its address by the host's name, which in a container may not resolve.
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+        # Megatron has torch compile a few small functions, which takes longer than to train a case, and a compiler.
+        environment["TORCHDYNAMO_DISABLE"] = "1"
+    else:
+        # cuBLAS gives the same digits in every run only with a fixed workspace.
+        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        # Transformer Engine's attention is to do so, too; Megatron's deterministic mode insists on it.
+        environment["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
+        # Libraries ask torch.cuda.is_available() as they are imported. Answered through NVML, this does not
+        # start CUDA, which a process that is to be forked must not have done.
+        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    return environment
+
+
+def kill_group(pid: int) -> None:
+    """Kill a rank process and everything it started; if nothing of it is left, do nothing."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        # Between its fork and its setsid a rank answers to its pid alone.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def ask_for_stacks(pid: int) -> None:
+    """Have a rank process write where it is; not its group: helpers of libraries would die of the signal."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGUSR1)
+
+
+def left_behind(pids: set[int]) -> set[int]:
+    """Return those of the rank processes whose process group has other processes in it."""
+    groups = set()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) in pids:
+            continue
+        with suppress(OSError):
+            # State, parent and group follow the name, which may hold anything but ends with the last bracket.
+            state, _, group = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:3]
+            if state not in "ZX" and int(group) in pids:
+                groups.add(int(group))
+    return groups
+
+
+def entry_point() -> Path:
+    """Return what Python has to run to get this very smoke: the zipapp, or the folder of the sources."""
+    return zipapp_path() or Path(__file__).resolve().parents[2]
+
+
+def zipapp_path() -> Path | None:
+    """Return the zipapp this module was loaded from, or None when it comes from files."""
+    archive = getattr(__spec__.loader, "archive", None) if __spec__ else None
+    return Path(archive).resolve() if archive else None
+
+
+def _interpreter_options() -> list[str]:
+    """Return the options that decide which packages are found, as this interpreter was started with."""
+    flags = sys.flags
+    return [
+        option
+        for option, given in (
+            ("-I", flags.isolated),
+            ("-E", flags.ignore_environment),
+            ("-s", flags.no_user_site),
+        )
+        if given
+    ]

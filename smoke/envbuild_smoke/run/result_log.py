@@ -1,0 +1,120 @@
+"""What became of each case: kept, put on disk before anyone is told, and asked for what may still start."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from envbuild_smoke.run.case_run import Emit
+from envbuild_smoke.run.jobs import Key, RunJob
+from envbuild_smoke.run.results import CaseResult, Failure, ResultsWriter, result_from
+from envbuild_smoke.run.task_run import repeat_folder
+
+TRAINED = "trained.json"
+
+
+class ResultLog:
+    """The results of a run, by case and repeat.
+
+    A case whose final weights are to be compared is `trained` when its ranks are done, and finished when it was
+    compared. What it had by then is in its folder, so that an interrupted run compares it without training again.
+    """
+
+    def __init__(self, out: Path, emit: Emit, results: Mapping[Key, CaseResult]) -> None:
+        self.results: dict[Key, CaseResult] = dict(results)
+        self.trained: dict[Key, CaseResult] = {}
+        self._out = out
+        self._emit = emit
+        self._writer: ResultsWriter | None = None
+        # Baselines that completed, and did not when they ran again for their checkpoint.
+        self._lost: dict[Key, CaseResult] = {}
+
+    def write_to(self, writer: ResultsWriter) -> None:
+        """Write what finishes from now on with `writer`."""
+        self._writer = writer
+
+    def read_trained(self, run: Key) -> None:
+        """Take over what an interrupted run left of a case that it had trained and not compared."""
+        result = _read_trained(self._trained_path(run))
+        if result is not None and (result.case, result.repeat) == run and result.status == "completed":
+            self.trained[run] = result
+
+    def keep_trained(self, result: CaseResult) -> None:
+        """Keep a case that waits for the comparison of its weights."""
+        run = result.case, result.repeat
+        _write_whole(self._trained_path(run), json.dumps(result.as_line(), allow_nan=False))
+        self.trained[run] = result
+        self._emit({"event": "case-trained", "case": result.case, "repeat": result.repeat})
+
+    def compared(
+        self, run: Key, weights: Mapping[str, Any] | None, failure: Failure | None, restarted: str | None = None
+    ) -> None:
+        """Finish a trained case with its comparison, or with why that failed; with neither it stays as it is.
+
+        `restarted` says why the comparison was begun a second time.
+        """
+        result = self.trained.pop(run, None)
+        if result is None:
+            return
+        if restarted is not None:
+            result = replace(result, restarted=f"comparing the final weights: {restarted}")
+        if failure is not None:
+            told = replace(failure, message=f"comparing the final weights: {failure.message}")
+            result = replace(result, status="failed", failure=told)
+        elif weights is not None:
+            result = replace(result, weights=dict(weights))
+        self.finish(result)
+
+    def finish(self, result: CaseResult) -> None:
+        """Write a result; on disk before anyone is told."""
+        if self._writer is not None:
+            self._writer.write(result.as_line())
+        self.results[result.case, result.repeat] = result
+        end = {"status": result.status, "seconds": round(result.seconds, 3)}
+        self._emit({"event": "case-finished", "case": result.case, "repeat": result.repeat, **end})
+
+    def ran_again(self, result: CaseResult) -> None:
+        """Note a baseline that ran for its checkpoint alone: its own result, of the first time, stands."""
+        if result.status != "completed":
+            self._lost[result.case, result.repeat] = result
+
+    def missing_baseline(self, job: RunJob) -> Failure | None:
+        """Return why a case cannot start, or will not: its baseline did not complete."""
+        baseline = self._baseline(job)
+        if baseline is None or baseline.status == "completed":
+            return None
+        message = f"baseline {job.case.baseline} {baseline.status}: no weights to start from"
+        return Failure(kind="baseline-missing", message=message)
+
+    def comparable(self, job: RunJob) -> bool:
+        """False when a case or its baseline ended without weights that could be compared."""
+        run = job.case.id, job.repeat
+        own = self.trained.get(run) or self.results.get(run)
+        return all(result is None or result.status == "completed" for result in (own, self._baseline(job)))
+
+    def _baseline(self, job: RunJob) -> CaseResult | None:
+        run = (str(job.case.baseline), job.repeat)
+        return self._lost.get(run) or self.results.get(run)
+
+    def _trained_path(self, run: Key) -> Path:
+        case_id, repeat = run
+        return repeat_folder(self._out, repeat) / "cases" / case_id / TRAINED
+
+
+def _read_trained(path: Path) -> CaseResult | None:
+    try:
+        return result_from(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        # What is not there, or is not whole, was not trained.
+        return None
+
+
+def _write_whole(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)

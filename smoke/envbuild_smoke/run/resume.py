@@ -1,0 +1,180 @@
+"""What an interrupted run left behind, and whether another may go on with it."""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envbuild_smoke.plan.models import Case, Plan
+from envbuild_smoke.rank_context import FINAL, INITIAL, checkpoint_path
+from envbuild_smoke.run.jobs import Key
+from envbuild_smoke.run.results import FILE_NAME, CaseResult, result_from
+from envbuild_smoke.run.task_run import repeat_folder
+
+LOCK = ".lock"
+# What has to be the same in both parts of a run: else the results would be of two environments.
+_SAME = ("smoke_digest", "image", "isolation", "environment_findings")
+_SAME_ENVIRONMENT = ("python", "versions", "files", "device")
+_RUN_KEYS = {"environment", "machine", *_SAME}
+# Ranks of a runner that was killed are gone a moment after it.
+_LOCK_SECONDS = 5.0
+
+
+class ResumeError(Exception):
+    """There is nothing to go on with, or it belongs to something else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """The first line of the run, and the cases that have ended, by ID and repeat.
+
+    `ended` says that the run went to its end; `whole_bytes` are the lines up to there, `cut_bytes` what was cut off
+    behind them.
+    """
+
+    run_line: dict[str, Any]
+    cases: dict[tuple[str, int], CaseResult]
+    bandwidth: bool
+    ended: bool
+    whole_bytes: int
+    cut_bytes: int
+
+
+def take_lock(out: Path) -> int:
+    """Lock the output directory and return the descriptor; every process of the run keeps it open.
+
+    Raises ResumeError when processes of another run have it.
+    """
+    descriptor = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    limit = time.monotonic() + _LOCK_SECONDS
+    while not _locked(descriptor):
+        if time.monotonic() > limit:
+            os.close(descriptor)
+            raise ResumeError(
+                f"{out} is in use by another run, or by ranks that it left: end it, or give another --out"
+            )
+        time.sleep(0.05)
+    return descriptor
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def read_before(out: Path, plan: Plan) -> Before:
+    """Read the results in `out`, and cut off a last line that was not written to its end.
+
+    Raises ResumeError when there are none, or they are of another plan.
+    """
+    path = out / FILE_NAME
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ResumeError(f"{out} holds no {FILE_NAME}: nothing to resume; run without --resume") from None
+    whole, lines = _whole_lines(content)
+    if not lines or lines[0].get("type") != "run" or not _RUN_KEYS.issubset(lines[0]):
+        raise ResumeError(f"{path} does not begin with the line of a run; run again, into another --out")
+    for name, here in (("plan_digest", plan.digest), ("nonce", plan.nonce)):
+        if lines[0].get(name) != here:
+            raise ResumeError(
+                f"{path} belongs to another plan: its {name} is {lines[0].get(name)}, this plan's is {here}; "
+                "give the plan it was started with, or another --out"
+            )
+    ended = lines[-1].get("type") == "end"
+    before_end = whole - len(content[:whole].splitlines(keepends=True)[-1]) if ended else whole
+    try:
+        results = [result_from(line) for line in lines if line.get("type") == "case"]
+    except (KeyError, TypeError) as error:
+        raise ResumeError(
+            f"{path} is damaged: the line of a case is none ({error}); run again, into another --out"
+        ) from None
+    _cut(path, whole)
+    return Before(
+        run_line=lines[0],
+        cases={(result.case, result.repeat): result for result in results},
+        bandwidth=any(line.get("type") == "bandwidth" for line in lines),
+        ended=ended,
+        whole_bytes=before_end,
+        cut_bytes=len(content) - whole,
+    )
+
+
+def reopen(out: Path, before: Before) -> None:
+    """Take the line of the end off: more is to come."""
+    _cut(out / FILE_NAME, before.whole_bytes)
+
+
+def _cut(path: Path, length: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(length)
+        os.fsync(file.fileno())
+
+
+def demand_same(before: Before, run_line: dict[str, Any]) -> None:
+    """Raise ResumeError when what runs now is not what ran before."""
+    different = [name for name in _SAME if before.run_line.get(name) != run_line[name]]
+    then, here = before.run_line["environment"], run_line["environment"]
+    different += [f"environment.{name}" for name in _SAME_ENVIRONMENT if then.get(name) != here[name]]
+    if _gpus(before.run_line) != _gpus(run_line):
+        different.append("machine.gpus")
+    if different:
+        raise ResumeError(
+            f"the run cannot go on here: {', '.join(different)} differ from when it began; run again, into another "
+            "--out"
+        )
+
+
+def _gpus(line: dict[str, Any]) -> list[tuple[Any, ...]]:
+    names = ("name", "driver", "compute_capability")
+    return sorted({tuple(gpu[name] for name in names) for gpu in line["machine"]["gpus"]})
+
+
+def _whole_lines(content: bytes) -> tuple[int, list[dict[str, Any]]]:
+    """Return how many bytes are whole lines, and the lines."""
+    length, lines = 0, []
+    for line in content.splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(value, dict):
+            break
+        length += len(line)
+        lines.append(value)
+    return length, lines
+
+
+def checkpoints_missing(
+    plan: Plan, cases: Iterable[Case], out: Path, results: Mapping[Key, CaseResult], trained: Collection[Key]
+) -> frozenset[Key]:
+    """Return the baselines that completed, whose checkpoints are needed and no longer there."""
+    missing = set()
+    for case in cases:
+        for repeat in range(1, plan.repeats + 1):
+            run, baseline = (case.id, repeat), results.get((str(case.baseline), repeat))
+            if run in results or baseline is None or baseline.status != "completed":
+                continue
+            needed = [
+                name for name, is_needed in ((INITIAL, run not in trained), (FINAL, case.compare_weights)) if is_needed
+            ]
+            folder = repeat_folder(out, repeat)
+            if not all(checkpoint_path(folder, baseline.case, name).is_dir() for name in needed):
+                missing.add((baseline.case, repeat))
+    return frozenset(missing)
+
+
+def release_lock(descriptor: int) -> None:
+    """Give the directory back; it is free when the run's last process is gone."""
+    with suppress(OSError):
+        os.close(descriptor)

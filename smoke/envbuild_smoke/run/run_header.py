@@ -1,0 +1,57 @@
+"""The first line of the results: what ran, where, and what is not as the lock says."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envbuild_smoke import __version__
+from envbuild_smoke.environment import machine
+from envbuild_smoke.environment.findings import all_findings
+from envbuild_smoke.environment.foreign_modules import ListedFiles
+from envbuild_smoke.environment.installed import Finding
+from envbuild_smoke.environment.inventory import describe
+from envbuild_smoke.plan.models import Plan
+from envbuild_smoke.run.forkserver import rank_variables, zipapp_path
+from envbuild_smoke.run.options import Options
+from envbuild_smoke.run.results import SCHEMA
+
+
+def make(
+    plan: Plan,
+    options: Options,
+    ready: Mapping[str, Any],
+    files: Sequence[Finding],
+    listed: ListedFiles,
+    started_at: str,
+    devices: Sequence[int],
+    unusable: str | None,
+) -> dict[str, Any]:
+    """Return the line; `ready` is what the template reported, empty if it did not come to that."""
+    findings = all_findings(plan, ready, files, listed, options.image)
+    if unusable is not None:
+        findings.append({"code": "unusable", "package": None, "expected": None, "found": unusable})
+    gpus = options.gpus
+    variables = {**rank_variables(plan.device), **options.variables}
+    image = options.image
+    return {
+        "schema": SCHEMA,
+        "type": "run",
+        "plan_digest": plan.digest,
+        "nonce": plan.nonce,
+        "subject": dict(plan.subject),
+        "smoke_version": __version__,
+        "smoke_digest": smoke_digest(),
+        "started_at": started_at,
+        "environment": describe(plan.device, ready.get("modules", {}), gpus),
+        "environment_findings": findings,
+        "machine": machine.describe(gpus, variables, ready.get("versions", {})),
+        "image": None if image is None else dict(image),
+        "isolation": options.isolation,
+        "devices": [gpus[device].index if gpus else device for device in devices],
+    }
+
+
+def smoke_digest() -> str | None:
+    """Return "sha256:..." of the zipapp this runs from, or None when it runs from its sources."""
+    path = zipapp_path()
+    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest() if path else None

@@ -1,0 +1,204 @@
+"""One task from start to end: its rank processes get it, are watched, and, if need be, killed."""
+
+import socket
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from envbuild_smoke.plan.models import Case
+from envbuild_smoke.run.failure import RankEnd
+from envbuild_smoke.run.forkserver import ask_for_stacks
+from envbuild_smoke.run.pool import DEATH_LIMIT_SECONDS, Pool
+
+# After one rank failed, its peers get this long to fail by themselves and say so in their logs.
+GRACE_SECONDS = 3.0
+# Ranks that ran out of time are asked for their stacks and get this long to write them.
+STACKS_SECONDS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTask:
+    """What a group of ranks is to do.
+
+    `kind` is "case", "compare" or "bandwidth"; `root` is the run's output directory and `out` this repeat's, in
+    it; `sizes` are the sweep's. A `fresh` task gets processes of its own, whatever the isolation.
+    """
+
+    kind: str
+    case: Case
+    repeat: int
+    root: Path
+    world_size: int
+    limit_seconds: float
+    sizes: tuple[int, ...] = ()
+    fresh: bool = False
+
+    @property
+    def out(self) -> Path:
+        """The output directory as the ranks see it: every repeat after the first has one of its own."""
+        return repeat_folder(self.root, self.repeat)
+
+    @property
+    def folder(self) -> Path:
+        """Where logs and reports go."""
+        return self.out / "cases" / self.case.id
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """The log of each rank."""
+        prefix = "compare-" if self.kind == "compare" else ""
+        return tuple(self.folder / f"{prefix}rank{rank}.log" for rank in range(self.world_size))
+
+    def log_name(self, rank: int) -> str:
+        """Return the log's name as results have it."""
+        return str(self.logs[rank].relative_to(self.root))
+
+
+def repeat_folder(root: Path, repeat: int) -> Path:
+    """Return the output directory of a repeat, counted from 1."""
+    return root if repeat == 1 else root / f"repeat-{repeat}"
+
+
+class _State(Enum):
+    RUNNING = 1
+    ASKED_FOR_STACKS = 2
+    DYING = 3
+    ENDED = 4
+
+
+class TaskRun:
+    """A task that runs; call `look` after every wait, until it returns True."""
+
+    def __init__(self, task: RankTask, pool: Pool, devices: tuple[int, ...], on_cuda: bool, now: float) -> None:
+        task.folder.mkdir(parents=True, exist_ok=True)
+        self.task = task
+        self.devices = devices
+        self.began = now
+        self.ended_at = now
+        self.timed_out_at: float | None = None
+        self.ends: dict[int, RankEnd] = {}
+        self._pool = pool
+        self._on_cuda = on_cuda
+        self._state = _State.RUNNING
+        self._changed_at = now
+        self._failed_at: float | None = None
+        self._killed_at = float("inf")
+        self.processes = pool.acquire(devices, task.logs, fresh=task.fresh)
+        self.fresh = sum(process.fresh for process in self.processes)
+        self._send()
+
+    @property
+    def answers(self) -> list[Any]:
+        """What the ranks returned, in their order; None for those that did not."""
+        return [process.done["answer"] if process.done else None for process in self.processes]
+
+    @property
+    def libraries(self) -> dict[str, list[str]]:
+        """The files of single libraries that any rank had mapped when it was done."""
+        found: dict[str, set[str]] = {}
+        for process in self.processes:
+            for name, paths in (process.done or {}).get("libraries", {}).items():
+                found.setdefault(name, set()).update(paths)
+        return {name: sorted(paths) for name, paths in sorted(found.items())}
+
+    @property
+    def imported(self) -> dict[str, str]:
+        """The files of what its ranks imported that had not been imported before, by module."""
+        return {
+            module: file
+            for process in self.processes
+            for module, file in (process.done or {}).get("imported", {}).items()
+        }
+
+    @property
+    def hanging(self) -> list[int]:
+        """The ranks that were not done, and had not ended, when the time was over."""
+        limit = self.timed_out_at or float("inf")
+        ended = {rank for rank, end in self.ends.items() if end.seen_at <= limit}
+        return [rank for rank, process in enumerate(self.processes) if not process.done and rank not in ended]
+
+    @property
+    def template_gone(self) -> bool:
+        """True when the process that its ranks were forked from died under it, before all were done."""
+        return any(process.lost and not process.done for process in self.processes)
+
+    def look(self, now: float) -> bool:
+        """Take note of what happened, act on it, and return whether the task has ended."""
+        self._note_ends()
+        if self._state is _State.RUNNING:
+            self._look_at_running(now)
+        if self._state is _State.ASKED_FOR_STACKS and now > self._changed_at + STACKS_SECONDS:
+            self._kill(now)
+        if self._state is _State.DYING:
+            # One that was only just being started is known by now.
+            self._pool.retire(process for process in self.processes if not process.gone)
+            if all(process.gone for process in self.processes) or now > self._changed_at + DEATH_LIMIT_SECONDS:
+                self._end(now)
+        return self._state is _State.ENDED
+
+    def kill(self, now: float) -> None:
+        """End it now, whatever it does."""
+        if self._state is not _State.ENDED:
+            self._kill(now)
+
+    def _send(self) -> None:
+        case, size = self.task.case, str(self.task.world_size)
+        # Bound before any rank is told of it, and handed to rank 0: nobody can take the port in between.
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            common = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
+            for rank, (process, log) in enumerate(zip(self.processes, self.task.logs, strict=True)):
+                local = self.devices[rank] if self._on_cuda else rank
+                own = {"RANK": str(rank), "LOCAL_RANK": str(local), "MASTER_PORT": str(port)}
+                message = {
+                    "task": self.task.kind,
+                    "case": case.id,
+                    "rank": rank,
+                    "world_size": self.task.world_size,
+                    "port": port,
+                    "device_index": local,
+                    "listens": rank == 0,
+                    "out": str(self.task.out),
+                    "log": str(log),
+                    "sizes": list(self.task.sizes),
+                    "variables": {**common, **own},
+                }
+                process.channel.send(message, (listener.fileno(),) if rank == 0 else ())
+
+    def _note_ends(self) -> None:
+        for rank, process in enumerate(self.processes):
+            if rank in self.ends or process.exited_at is None or process.exit_status is None:
+                continue
+            status, moment = process.exit_status, process.exited_at
+            killed = status == -9 and moment > self._killed_at
+            self.ends[rank] = RankEnd(
+                rank=rank, exit_status=status, seen_at=moment, killed_by_runner=killed, done=process.done is not None
+            )
+
+    def _look_at_running(self, now: float) -> None:
+        if all(process.done for process in self.processes):
+            self._pool.release(self.processes)
+            self._end(now)
+            return
+        broken = [process for process in self.processes if process.gone and not process.done]
+        if broken:
+            self._failed_at = self._failed_at or now
+            if all(process.gone or process.done for process in self.processes) or (
+                now > self._failed_at + GRACE_SECONDS
+            ):
+                self._kill(now)
+        elif now > self.began + self.task.limit_seconds:
+            self.timed_out_at = now
+            for process in self.processes:
+                if process.pid is not None and not process.gone and not process.done:
+                    ask_for_stacks(process.pid)
+            self._state, self._changed_at = _State.ASKED_FOR_STACKS, now
+
+    def _kill(self, now: float) -> None:
+        self._killed_at = min(self._killed_at, now)
+        self._state, self._changed_at = _State.DYING, now
+        self._pool.retire(self.processes)
+
+    def _end(self, now: float) -> None:
+        self._state, self.ended_at = _State.ENDED, now

@@ -1,0 +1,193 @@
+"""What runs and stands in no RECORD: real environments, really spoiled."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import marshal
+import os
+import py_compile
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.smoke_plans import case_document, plan_document
+from unit.smoke.test_installed import install
+
+from envbuild_smoke.environment import bytecode, debian, findings, foreign_modules, installed
+from envbuild_smoke.plan.reader import parse_plan
+
+SOURCE = "def scale():\n    return 1.0\n"
+CHANGED = "def scale():\n    return 2.0\n"
+SMOKE = Path(__file__).resolve().parents[3] / "smoke"
+# What the fork server and the runner do, in an environment of its own.
+FIND = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from envbuild_smoke.environment import foreign_modules
+started = {name: sys.modules[name].__file__ for name in foreign_modules.STARTUP_MODULES if name in sys.modules}
+print(json.dumps([finding["found"] for finding in foreign_modules.startup_findings(started)]))
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module of an installed package, with its bytecode."""
+    folder = tmp_path / "lib" / "python3" / "site-packages"
+    install(folder, "Megatron_Core", {"megatron/core/attention.py": SOURCE.encode(), "notes/x.py": b"x = 1\n"})
+    monkeypatch.setattr(sys, "path", [str(folder)])
+    path = folder / "megatron/core/attention.py"
+    py_compile.compile(str(path))
+    return path
+
+
+def found(*modules: str) -> list[tuple[str | None, ...]]:
+    findings = bytecode.bytecode_findings(installed.recorded(["megatron-core"]), modules or ("megatron.core",))
+    return [(finding["code"], finding["package"], finding["expected"], finding["found"]) for finding in findings]
+
+
+def cache_of(source: Path) -> Path:
+    return Path(importlib.util.cache_from_source(str(source)))
+
+
+def change_code(source: Path) -> None:
+    """Other code under a header that stays as it is."""
+    header = cache_of(source).read_bytes()[:16]
+    code = compile(CHANGED, str(source), "exec")
+    cache_of(source).write_bytes(header + marshal.dumps(code))
+
+
+@pytest.mark.parametrize("mode", list(py_compile.PycInvalidationMode))
+def test_bytecode_of_the_source_is_fine_and_other_bytecode_that_python_takes_is_found(source, mode):
+    py_compile.compile(str(source), invalidation_mode=mode)
+    assert found() == []
+    change_code(source)
+    assert found() == [("bytecode-differs", "megatron-core", str(source), str(cache_of(source)))]
+    # Of a package that trains nothing it is not asked.
+    assert found("torch") == []
+
+
+def test_bytecode_that_python_compiles_anew_is_no_finding(source):
+    py_compile.compile(str(source))
+    change_code(source)
+    os.utime(source, (1, 1))
+    assert found() == []
+    py_compile.compile(str(source), invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+    change_code(source)
+    source.write_text(SOURCE + "\n")
+    assert found() == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", b"\0" * 40])
+def test_bytecode_that_python_cannot_take_is_no_finding(source, damage):
+    cache_of(source).write_bytes(damage)
+    assert found() == []
+
+
+def test_bytecode_under_a_good_header_that_is_no_code_is_found(source):
+    cache_of(source).write_bytes(cache_of(source).read_bytes()[:16] + b"no code")
+    assert len(found()) == 1
+
+
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("environment") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return folder
+
+
+def started(venv: Path) -> list[str]:
+    done = subprocess.run([venv / "bin/python", "-c", FIND, SMOKE], capture_output=True, text=True, check=True)
+    return [Path(file).name for file in json.loads(done.stdout)]
+
+
+def test_code_that_starts_with_python_is_found_unless_a_package_lists_it(venv):
+    (packages,) = venv.glob("lib/python3.*/site-packages")
+    assert started(venv) == []
+    (packages / "_virtualenv.py").write_text("")
+    (packages / "_virtualenv.pth").write_text("import _virtualenv")
+    (packages / "folders.pth").write_text("/nonexistent/important\n# import nothing\n")
+    assert started(venv) == []
+    install(packages, "editable", {"editable.pth": b"import sys\n"})
+    assert started(venv) == []
+    (packages / "left.pth").write_text("/some/folder\nimport os; os.environ['X'] = '1'\n")
+    assert started(venv) == ["left.pth"]
+    (packages / "left.pth").unlink()
+
+
+def test_sitecustomize_of_nobody_is_found(tmp_path, monkeypatch):
+    own = tmp_path / "sitecustomize.py"
+    own.write_text("")
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    assert [finding["found"] for finding in foreign_modules.startup_findings({"sitecustomize": str(own)})] == [str(own)]
+    of_python = f"{sysconfig.get_path('stdlib')}/sitecustomize.py"
+    assert foreign_modules.startup_findings({"sitecustomize": of_python, "usercustomize": None}) == []
+
+
+@pytest.fixture
+def dpkg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A Python that dpkg has, with a sitecustomize that is a setting, as Debian's is; its file."""
+    library, settings, root = tmp_path / "lib/python3.11", tmp_path / "etc/sitecustomize.py", tmp_path / "dpkg"
+    for folder in (library, settings.parent, root / "info"):
+        folder.mkdir(parents=True)
+    (library / "os.py").write_text("")
+    settings.write_text("# Debian's\n")
+    (library / "sitecustomize.py").symlink_to(settings)
+    (root / "status").write_text(f"Conffiles:\n {settings} {hashlib.md5(settings.read_bytes()).hexdigest()}\n")
+    line = f"{hashlib.md5(b'').hexdigest()}  {str(library / 'os.py').removeprefix('/')}\n"
+    (root / "info" / "libpython3.11-minimal:amd64.md5sums").write_text(line)
+    monkeypatch.setattr(debian, "_ROOT", root)
+    monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(library))
+    debian._digests.cache_clear()
+    yield library / "sitecustomize.py"
+    debian._digests.cache_clear()
+
+
+def test_sitecustomize_of_a_distribution_is_the_pythons_as_it_came(dpkg, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    started = {"sitecustomize": str(dpkg)}
+    assert foreign_modules.startup_findings(started) == []
+    with dpkg.open("a") as file:
+        file.write("import os\n")
+    assert [finding["found"] for finding in foreign_modules.startup_findings(started)] == [str(dpkg)]
+    other = dpkg.with_name("usercustomize.py")
+    other.write_text("")
+    assert len(foreign_modules.startup_findings({"usercustomize": str(other)})) == 1
+
+
+def test_startup_code_and_bytecode_are_looked_at_in_an_image(dpkg, source, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    change_code(source)
+    plan = parse_plan(
+        json.dumps(
+            {
+                **plan_document(case_document("train-baseline")),
+                "expected_modules": ["megatron.core"],
+                "expected_versions": {"megatron-core": "1.0"},
+            }
+        ).encode()
+    )
+    assert "bytecode-differs" in {finding["code"] for finding in findings.file_findings(plan)}
+    dpkg.write_text("import os\n")
+    image = {"file_digest": "sha256:0", "file_bytes": 1, "fingerprint": None}
+    ready = {"started": {"sitecustomize": str(dpkg)}}
+    told = findings.all_findings(plan, ready, [], foreign_modules.ListedFiles(()), image)
+    assert "startup-code" in {finding["code"] for finding in told}
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "found"),
+    [
+        ({"python": f"{sys.prefix}/bin/python"}, []),
+        ({"python": "/opt/envbuild/venv/bin/python"}, [("other-python", "/opt/envbuild/venv/bin/python")]),
+        ({}, []),
+        (None, []),
+    ],
+)
+def test_python_that_is_not_the_images_is_found(fingerprint, found):
+    told = findings._other_python({"fingerprint": fingerprint})
+    assert [(finding["code"], finding["expected"]) for finding in told] == found

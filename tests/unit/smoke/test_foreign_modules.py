@@ -1,0 +1,200 @@
+"""What was imported, and stands in no package of the lock: real modules, imported by a Python of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.smoke_plans import case_document
+from unit.smoke.test_installed import install
+from unit.smoke.test_live_ranks import BASELINE, RunFake, by_id
+
+from envbuild_smoke.environment import debian, foreign_modules
+from envbuild_smoke.run.options import Options
+
+SMOKE = Path(__file__).resolve().parents[3] / "smoke"
+# What the fork server and the runner do, in an interpreter of its own.
+FIND = """
+import importlib, json, sys
+from envbuild_smoke.environment import foreign_modules
+for name in json.loads(sys.argv[1]):
+    importlib.import_module(name)
+listed = foreign_modules.ListedFiles(json.loads(sys.argv[2]), json.loads(sys.argv[3]))
+first, again = foreign_modules.new_files(), foreign_modules.new_files()
+print(json.dumps([[item["code"], item["package"], item["found"]] for item in listed.findings(first)] + sorted(again)))
+"""
+
+
+def found(
+    modules: list[str],
+    *path: Path,
+    locked: tuple[str, ...] = ("torch",),
+    provided: tuple[str, ...] = (),
+    variables: dict[str, str] | None = None,
+) -> list[list[str]]:
+    """The findings about what a Python with these folders on its path imports; each is told once."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*path, SMOKE))), **(variables or {})}
+    words = [json.dumps(item) for item in (modules, locked, provided)]
+    done = subprocess.run([sys.executable, "-S", "-c", FIND, *words], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result: list[list[str]] = json.loads(done.stdout)
+    return result
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """A folder with a package of the lock, and one that nobody locked."""
+    folder = tmp_path / "site-packages"
+    install(folder, "torch", {"torch/__init__.py": b"", "torch/nn.py": b""})
+    install(folder, "apex", {"apex/__init__.py": b"", "apex/optimizers.py": b""})
+    return folder
+
+
+def test_package_that_is_not_in_the_lock_is_found_when_it_was_imported(packages: Path) -> None:
+    assert found(["torch.nn", "json", "decimal", "ssl", "multiprocessing.shared_memory"], packages) == []
+    expected = [["imported-unlisted", "apex", str(packages / f"apex/{name}.py")] for name in ("__init__", "optimizers")]
+    assert found(["torch", "apex.optimizers"], packages) == expected
+    assert found(["torch", "apex.optimizers"], packages, locked=("torch", "apex")) == []
+    # A plan that expects nothing says nothing.
+    assert found(["apex"], packages, locked=()) == []
+
+
+def test_module_that_a_package_of_the_lock_does_not_list_is_found(packages: Path) -> None:
+    (packages / "torch" / "extra.py").write_text("")
+    assert found(["torch.extra"], packages) == [["imported-unlisted", "torch", str(packages / "torch/extra.py")]]
+
+
+def test_module_of_the_path_and_extension_are_found(packages: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "space").mkdir(parents=True)
+    (elsewhere / "space" / "inner.py").write_text("")
+    assert found(["space.inner"], packages, elsewhere) == [
+        ["imported-unlisted", "space", str(elsewhere / "space/inner.py")]
+    ]
+    (tmp_path / "library.pth").write_text("")
+    import _ctypes
+
+    extension = elsewhere / Path(_ctypes.__file__).name
+    extension.write_bytes(Path(_ctypes.__file__).read_bytes())
+    # An extension is found, even one by the name of the Python's own.
+    assert [item[2] for item in found(["_ctypes"], elsewhere, packages)] == [str(extension)]
+
+
+def test_files_that_an_installer_linked_and_folders_by_another_name_are_the_packages(
+    packages: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache.py"
+    (packages / "torch/nn.py").rename(cache)
+    (packages / "torch/nn.py").symlink_to(cache)
+    (tmp_path / "other").symlink_to(packages)
+    assert found(["torch.nn"], packages) == []
+    assert found(["torch.nn"], tmp_path / "other") == []
+
+
+def test_editable_component_of_the_lock_is_not_a_stranger(packages: Path, tmp_path: Path) -> None:
+    (tmp_path / "source" / "megatron").mkdir(parents=True)
+    (tmp_path / "source" / "megatron" / "core.py").write_text("")
+    said = {"url": f"file://{tmp_path}/source", "dir_info": {"editable": True}}
+    install(packages, "megatron_core", {"megatron_core-1.0.dist-info/direct_url.json": json.dumps(said).encode()})
+    path = (packages, tmp_path / "source")
+    assert found(["megatron.core"], *path, locked=("megatron-core",)) == []
+    assert [item[1] for item in found(["megatron.core"], *path)] == ["megatron"]
+
+
+def test_base_that_brings_a_package_brings_what_lies_beside_it(packages: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    install(own, "stranger", {"stranger.py": b""})
+    (packages / "legacy-1.egg-info").mkdir()
+    (packages / "legacy-1.egg-info" / "PKG-INFO").write_text("Metadata-Version: 1.0\nName: legacy\nVersion: 1\n")
+    (packages / "legacy.py").write_text("")
+    (packages / "nobody.py").write_text("")
+    modules = ["torch", "apex", "legacy", "nobody", "stranger"]
+    told = found(modules, packages, own, locked=("megatron-core",), provided=("torch",))
+    assert [item[1] for item in told] == ["nobody", "stranger"]
+
+
+def test_what_a_library_wrote_into_its_cache_is_no_finding_unless_the_cache_is_on_the_path(
+    packages: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "triton"
+    (cache / "ab").mkdir(parents=True)
+    (cache / "ab" / "kernel.py").write_text("")
+    loads = tmp_path / "loads"
+    install(loads, "torch", {"loads.py": LOADS.replace("FILE", str(cache / "ab" / "kernel.py")).encode()})
+    assert found(["loads"], loads, variables={"TRITON_CACHE_DIR": str(cache)}) == []
+    assert [item[1] for item in found(["loads"], loads)] == ["kernel"]
+    on_path = {"TRITON_CACHE_DIR": str(cache)}
+    assert [item[1] for item in found(["kernel"], loads, cache / "ab", variables=on_path)] == ["kernel"]
+
+
+LOADS = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("kernel", "FILE")
+sys.modules["kernel"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["kernel"])
+"""
+
+
+def test_modules_without_a_file_and_with_strange_words_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Lazy:
+        __slots__ = ()
+
+        def __getattr__(self, name: str) -> object:
+            asked.append(name)
+            raise ImportError(name)
+
+    foreign_modules.new_files()
+    for name, value in {"no_vars": Lazy(), "none": None, "relative": type(sys)("relative")}.items():
+        monkeypatch.setitem(sys.modules, name, value)
+    sys.modules["relative"].__file__ = "_ops.py"
+    assert foreign_modules.new_files() == {}
+    assert set(asked) <= {"__dict__"}
+
+
+def test_lazy_import_of_a_rank_is_in_its_cases_result(run_fake: RunFake) -> None:
+    run, *lines = run_fake(
+        BASELINE, case_document("lazily-a", "train-baseline"), expected_versions={"no-such-package": "1"}
+    )
+    told = by_id(lines)["lazily-a"]["observed"]["unlisted"]
+    assert [(item["code"], item["package"], Path(item["found"]).name) for item in told] == [
+        ("imported-unlisted", "fake_apex", "fake_apex.py")
+    ]
+    assert "fake_apex" not in {item["package"] for item in run["environment_findings"]}
+
+
+def test_new_interpreters_of_a_case_tell_all_that_they_imported(run_fake: RunFake) -> None:
+    _, *lines = run_fake(
+        BASELINE,
+        case_document("lazily-a", "train-baseline"),
+        options=Options(isolation="process"),
+        expected_versions={"no-such-package": "1"},
+    )
+    assert {"fake_apex", "fake_ranks"} <= {item["package"] for item in by_id(lines)["lazily-a"]["observed"]["unlisted"]}
+
+
+def test_module_that_an_expected_one_imports_is_told_before_any_case(run_fake: RunFake) -> None:
+    run, *_ = run_fake(BASELINE, expected_versions={"no-such-package": "1"}, expected_modules=["json", "fake_apex"])
+    told = {item["package"] for item in run["environment_findings"] if item["code"] == "imported-unlisted"}
+    assert "fake_apex" in told
+
+
+def test_modules_of_the_distributions_python_are_those_that_dpkg_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = tmp_path / "dist-packages"
+    modules.mkdir()
+    (tmp_path / "dpkg" / "info").mkdir(parents=True)
+    (tmp_path / "dpkg" / "info" / "python3-yaml.list").write_text(f"/.\n{modules}/yaml.py\n")
+    monkeypatch.setattr(debian, "MODULES", f"{modules}/")
+    monkeypatch.setattr(debian, "_ROOT", tmp_path / "dpkg")
+    debian._modules.cache_clear()
+    try:
+        assert [debian.lists(str(modules / name)) for name in ("yaml.py", "apex.py")] == [True, False]
+    finally:
+        debian._modules.cache_clear()
