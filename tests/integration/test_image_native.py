@@ -20,11 +20,13 @@ from helpers.mini import NAME, image_of, write_stack
 from helpers.processes import in_child, unprivileged, wait_until
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, select
+from envbuild.catalog.context import Context
 from envbuild.catalog.site import load_site
 from envbuild.core.digests import sha256_file, short
 from envbuild.core.errors import BuildError
 from envbuild.core.progress import SilentReporter
 from envbuild.image.build import BuiltImage, build_image
+from envbuild.image.inputs import ImageInputs
 from envbuild.lock.locate import find_lock
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.rootfs.tars import read_members
@@ -68,8 +70,13 @@ def warm(image: dict[str, Any], site_cache: Path, tmp_path: Path) -> Path:
 
 
 def build_in(store: Path, selection: Selection, lock: LockDirectory, **options: Any) -> BuiltImage:
+    return build_image(ImageInputs(selection=selection, lock=lock, **options), context_of(store))
+
+
+def context_of(store: Path, reporter: SilentReporter | None = None) -> Context:
+    reporter = reporter or SilentReporter()
     site = load_site({**os.environ, "ENVBUILD_CACHE_DIR": str(store)})
-    return build_image(selection, lock, site, LocalStore(store, SilentReporter()), SilentReporter(), **options)
+    return Context(store=LocalStore(store, reporter), site=site, reporter=reporter)
 
 
 def files_in(store: Path, *kinds: str) -> list[str]:
@@ -145,15 +152,15 @@ def test_lock_of_a_name_has_an_image_of_its_own(mini: Tool, image: Any, tmp_path
 
 
 def test_sqsh_is_added_to_the_layers_that_are_there(warm: Path, selection: Selection, lock: LockDirectory) -> None:
-    plain = build_in(warm, selection, lock, formats=("oci",))
+    plain = build_in(warm, selection, lock, with_sqsh=False)
     assert plain.record.sqsh is None
     assert not list(plain.path.glob("*.sqsh"))
-    both = build_in(warm, selection, lock, formats=("oci", "sqsh"))
+    both = build_in(warm, selection, lock, with_sqsh=True)
     assert both.record.oci_digest == plain.record.oci_digest
     for layer in both.record.layers[:-1]:
         blob = Path("oci/blobs/sha256") / layer.digest.removeprefix("sha256:")
         assert (plain.path / blob).samefile(both.path / blob)
-    again = build_in(warm, selection, lock, formats=("oci",))
+    again = build_in(warm, selection, lock, with_sqsh=False)
     assert (again.path, again.built) == (both.path, False)
 
 
@@ -178,13 +185,11 @@ class KillingReporter(SilentReporter):
 def test_kill_at_every_step_loses_nothing(
     image: Any, warm: Path, selection: Selection, lock: LockDirectory, site_cache: Path
 ) -> None:
-    site = load_site({**os.environ, "ENVBUILD_CACHE_DIR": str(warm)})
     kills = 0
     while True:
 
         def build(number: int = kills) -> None:
-            reporter = KillingReporter(number)
-            build_image(selection, lock, site, LocalStore(warm, reporter), reporter)
+            build_image(ImageInputs(selection=selection, lock=lock), context_of(warm, KillingReporter(number)))
 
         for kind in ("images", "environments", "layers"):
             shutil.rmtree(warm / kind, ignore_errors=True)
@@ -196,7 +201,7 @@ def test_kill_at_every_step_loses_nothing(
         # What is taken for done is whole, and what is made from it is the same as ever.
         for entry in [path for kind in ("images", "environments", "layers") for path in (warm / kind).glob("*")]:
             assert (entry / "record.json").is_file()
-        assert build_in(warm, selection, lock, formats=("oci",)).record.oci_digest == digests(image)[0]
+        assert build_in(warm, selection, lock, with_sqsh=False).record.oci_digest == digests(image)[0]
         assert files_in(warm, "staging", "uv/staging") == []
     built = build_in(warm, selection, lock)
     assert (built.record.oci_digest, built.record.sqsh_digest) == digests(image)

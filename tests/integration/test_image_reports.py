@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,20 @@ from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
+from envbuild.catalog.context import Context
 from envbuild.catalog.site import load_site
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
-from envbuild.image import build
+from envbuild.image import build, configuration, inputs
 from envbuild.image.build import build_image
 from envbuild.image.checks.check import check_image
-from envbuild.image.checks.facts import Facts
+from envbuild.image.checks.contents import ImageContents
 from envbuild.image.checks.rules import RULES
-from envbuild.image.finalize import scan_layers
+from envbuild.image.inputs import ImageInputs
+from envbuild.image.layers.sandbox import builder_paths
 from envbuild.image.record import ImageRecord
+from envbuild.image.scan.cache import scan_built_layer
 from envbuild.lock.locate import find_lock
 from envbuild.oci.write import RunConfig, make_oci, write_layout
 from envbuild.rootfs.layer import Layer
@@ -193,9 +197,10 @@ def test_planted_in_the_image_it_is_refused(
     _, planted = with_layer(path, content, mode)
     store = LocalStore(mini.cache, SilentReporter())
 
-    def facts(*more: Layer) -> Facts:
-        read = scan_layers([*layers_of(folder, record), *more], store)
-        return Facts(layers=read, variables={}, labels={})
+    def facts(*more: Layer) -> ImageContents:
+        paths = builder_paths(store)
+        read = tuple(scan_built_layer(layer, paths, store) for layer in [*layers_of(folder, record), *more])
+        return ImageContents(layers=read, variables={}, labels={})
 
     check_image(facts(), (), SilentReporter())
     with pytest.raises(CheckRefusedError) as caught:
@@ -211,19 +216,20 @@ def test_build_is_refused_and_what_is_allowed_is_recorded(
     selection = select(Catalog.open(mini.project), NAME, "cpu", None, HostDistribution.here())
     lock = find_lock(mini.project, selection)
     site = load_site({**os.environ, "ENVBUILD_CACHE_DIR": str(mini.cache)})
-    store = LocalStore(mini.cache, SilentReporter())
-    monkeypatch.setattr(build, "FORMAT", 10_001)  # an image of its own in the store
-    monkeypatch.setattr(build, "HOSTS", AWS_KEY)
+    context = Context(store=LocalStore(mini.cache, SilentReporter()), site=site, reporter=SilentReporter())
+    wanted = ImageInputs(selection=selection, lock=lock, with_sqsh=False)
+    monkeypatch.setattr(inputs, "FORMAT", 10_001)  # an image of its own in the store
+    monkeypatch.setattr(configuration, "HOSTS", AWS_KEY)
     before = sorted((mini.cache / build.KIND).iterdir())
     with pytest.raises(CheckRefusedError) as caught:
-        build_image(selection, lock, site, store, SilentReporter(), formats=("oci",))
+        build_image(wanted, context)
     assert (caught.value.exit_code, caught.value.codes) == (5, {"secrets"})
     assert sorted((mini.cache / build.KIND).iterdir()) == before
-    built = build_image(selection, lock, site, store, SilentReporter(), formats=("oci",), allow=("secrets",))
+    built = build_image(replace(wanted, allow=frozenset({"secrets"})), context)
     assert built.record.checks["secrets"].findings == ("/etc/hosts holds an AWS access key",)
     assert built.record.checks["secrets"].allowed
     with pytest.raises(CheckRefusedError):  # what was allowed once is not there for who does not allow it
-        build_image(selection, lock, site, store, SilentReporter(), formats=("oci",))
+        build_image(wanted, context)
 
 
 def test_unknown_code_is_refused(mini: Tool) -> None:

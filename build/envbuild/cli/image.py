@@ -13,10 +13,10 @@ from envbuild.cli.images import COMMANDS
 from envbuild.cli.resolve import command as resolve
 from envbuild.core.digests import short
 from envbuild.core.errors import UsageError
-from envbuild.image.build import BuiltImage, build_image
 from envbuild.image.checks.rules import RULES
-from envbuild.image.docker.load import engine_for, load_image
-from envbuild.image.output import OCI_DIR, SQSH_FILE, PlacedImage, check_place, image_tag, place
+from envbuild.image.image import ImageRequest, ImageResult, make_image
+from envbuild.image.inputs import ImageInputs
+from envbuild.image.output import OCI_DIR, SQSH_FILE, check_place
 from envbuild.image.squashfs.compression import DEFAULT, NAMES, Compression, check_readable
 from envbuild.image.squashfs.pack import Packing
 from envbuild.lock.inputs.request import is_older
@@ -122,51 +122,46 @@ def command(
     if not current:
         session.reporter.note(f"note: the lock is older than its stack or base; `{lock_command(lock)}` would renew it")
     check_place(out_dir, name or selection.stack_name, selection.base_name, selection.target_name)
-    wheels = session.built_wheels(lock, selection)
-    engine = engine_for(formats)
-    built = build_image(
-        selection,
-        lock,
-        session.site,
-        session.store,
-        session.reporter,
-        formats=formats,
-        refresh_base=refresh_base,
-        wheels=wheels,
-        allow=allow,
+    inputs = ImageInputs(
+        selection=selection,
+        lock=lock,
+        wheels=session.built_wheels(lock, selection),
+        allow=frozenset(allow),
         packing=packing,
+        with_sqsh="sqsh" in formats,
     )
-    tag = image_tag(name or selection.stack_name, selection.base_name, selection.target_name)
-    loaded = engine is not None and load_image(engine, built.path, built.record, tag, session.reporter)
-    image, placed = place(built.path, out_dir, built.record, name)
-    record = image.record
+    request = ImageRequest(inputs=inputs, formats=formats, out_dir=out_dir, lock_name=name, refresh_base=refresh_base)
+    made = make_image(request, session.context)
+    record = made.image.record
     session.done(
         {
-            "built": built.built,
-            "placed": placed,
-            "path": str(image.path.resolve()),
+            "built": made.built,
+            "placed": made.placed,
+            "path": str(made.image.path.resolve()),
             "lock_is_current": current,
-            "docker": {"tag": tag, "image_id": record.config_digest, "loaded": loaded} if engine else None,
+            "docker": {"tag": made.tag, "image_id": record.config_digest, "loaded": made.loaded}
+            if made.engine
+            else None,
             "record": record.model_dump(mode="json", by_alias=True),
         },
-        *_summary(built, image, placed=placed or loaded),
-        *([f"{tag}  {record.config_digest} in {engine.version}"] if engine else []),
+        *_summary(made),
     )
 
 
-def _summary(built: BuiltImage, image: PlacedImage, *, placed: bool) -> list[str]:
+def _summary(made: ImageResult) -> list[str]:
     """What was done, and where the image is."""
-    record = image.record
-    if not built.built and not placed:
+    image, record = made.image, made.image.record
+    if not (made.built or made.placed or made.loaded):
         state = "nothing to do: the image is there"
     else:
-        state = "built" if built.built else "put in place from the store"
+        state = "built" if made.built else "put in place from the store"
     lines = [f"{state}: {record.stack} on {record.base} for {record.target}, lock {short(record.lock_digest)}"]
     lines.append(f"{shown(image.path / OCI_DIR)}  {record.oci_digest}")
     if record.sqsh_digest:
         lines.append(f"{shown(image.path / SQSH_FILE)}  {record.sqsh_digest}")
     lines += [f"from the wheelhouse: {package} {short(digest)}" for package, digest in record.wheels.items()]
-    return [*lines, *(f"not checked: {module}: {reason}" for module, reason in record.not_checked.items())]
+    lines += [f"not checked: {module}: {reason}" for module, reason in record.not_checked.items()]
+    return [*lines, *([f"{made.tag}  {record.config_digest} in {made.engine}"] if made.engine else [])]
 
 
 def _no_enroot() -> UsageError:

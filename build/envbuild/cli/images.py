@@ -12,11 +12,11 @@ from envbuild.cli.common import Session, out_dir_option, output_options
 from envbuild.core.digests import Json
 from envbuild.core.errors import UsageError
 from envbuild.core.files import machine_errors
-from envbuild.image.finalize import builder_paths
 from envbuild.image.inspect.compare import compare
 from envbuild.image.inspect.file_diff import FileDifference, different_files
 from envbuild.image.inspect.inspect import as_json, inspect_image, lines
 from envbuild.image.inspect.open import open_image
+from envbuild.image.layers.sandbox import builder_paths
 from envbuild.image.output import find_image
 
 # What --exit-code ends with where there is a difference, as for `git diff` and `diff`; 1 is a fault of envbuild.

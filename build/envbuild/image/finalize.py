@@ -1,60 +1,140 @@
-"""The end of every build: the finished layers are read, checked and reported on."""
+"""The steps on a finished OCI layout: the .sqsh, the SBOMs and the record."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.image.layers.sandbox import INSIDE
-from envbuild.image.record import ImageRecord, ReferrerRecord
+from envbuild.catalog.base import Mmdebstrap
+from envbuild.catalog.context import Context
+from envbuild.image import node_requirements
+from envbuild.image.checks.contents import ImageContents
+from envbuild.image.configuration import run_config, write_configuration
+from envbuild.image.inputs import ImageParts
+from envbuild.image.layers.sandbox import VENV
+from envbuild.image.output import OCI_DIR, SQSH_FILE
+from envbuild.image.record import CheckRecord, ImageRecord, ReferrerRecord, SqshRecord
 from envbuild.image.sbom.inventory import inventory
 from envbuild.image.sbom.referrers import attach
 from envbuild.image.sbom.subject import ImageSubject
 from envbuild.image.sbom.write import reports_of
-from envbuild.image.scan.cache import CachedScan, scan_built_layer
-from envbuild.lock.lockfile import LockDirectory
+from envbuild.image.scan.cache import CachedScan
+from envbuild.image.squashfs.pack import SqshSource, write_sqsh
 from envbuild.lock.record.cyclonedx import timestamp
+from envbuild.lock.uv.program import uv_version
+from envbuild.oci.write import OciImage, RunConfig, make_oci, write_layout
+from envbuild.rootfs import gzip_writer
+from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer import Layer
-from envbuild.store.local import LocalStore
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.cache.entry import wanted
 from envbuild.wheels.cache.wheelhouse import Built
 
-# A shorter path is a word that files may have for their own reasons (/cache, /root).
-LEAST_PARTS = 3
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenImage:
+    """An image whose OCI layout is written: its layers, lowest first, and how its containers start."""
+
+    oci: OciImage
+    layers: Sequence[Layer]
+    config: RunConfig
 
 
-def scan_layers(layers: Sequence[Layer], store: LocalStore) -> tuple[CachedScan, ...]:
-    """What is in each layer; layers that were read before are not read again."""
-    paths = builder_paths(store)
-    return tuple(scan_built_layer(layer, paths, store) for layer in layers)
+def write_oci(folder: Path, parts: ImageParts, context: Context) -> WrittenImage:
+    """Write the uppermost layer, and the OCI layout with all layers as hard links."""
+    lock = parts.inputs.lock.lock
+    with context.reporter.step("write the OCI layout"):
+        file = folder.parent / "configuration.tar.gz"
+        layers = [*parts.base.layers, *parts.environment.layers, Layer(write_configuration(file, parts), file)]
+        config = run_config(parts)
+        platform = parts.inputs.selection.base.platform
+        oci = make_oci(config, platform, [layer.record for layer in layers], lock.source_date_epoch)
+        write_layout(folder / OCI_DIR, oci, layers, tag=lock.stack)
+    return WrittenImage(oci=oci, layers=layers, config=config)
 
 
-def builder_paths(store: LocalStore) -> tuple[str, ...]:
-    """Folders of the building machine that no file of an image may name."""
-    root = store.root.resolve()
-    return (INSIDE, *([str(root)] if len(root.parts) >= LEAST_PARTS else []))
+def image_contents(parts: ImageParts, config: RunConfig, scans: tuple[CachedScan, ...]) -> ImageContents:
+    """What the checks of the finished image read."""
+    selection = parts.inputs.selection
+    made = isinstance(selection.base.obtain, Mmdebstrap)
+    return ImageContents(
+        layers=scans,
+        variables=dict(entry.split("=", 1) for entry in config.environment),
+        labels=dict(config.labels),
+        of_base=frozenset() if made else frozenset(layer.record.digest for layer in parts.base.layers),
+        sm=selection.target.sm,
+        compiled=_compiled_for(parts.inputs.wheels),
+        loaded=parts.environment.record.loaded,
+        environment=VENV,
+        provided=frozenset(selection.base.provides),
+    )
 
 
-def compiled_for(wheels: Mapping[str, Built]) -> dict[str, Architectures]:
-    """What each wheel of the wheelhouse must contain."""
-    return {item.record.parts.package: _ordered(wanted(item.record.parts)) for item in wheels.values()}
+def _compiled_for(wheels: Mapping[str, Built]) -> dict[str, Architectures]:
+    """The architectures that each wheel of the wheelhouse must contain."""
+    needed = [(item.record.parts.package, wanted(item.record.parts)) for item in wheels.values()]
+    return {package: Architectures.of(item.sass, item.ptx) for package, item in needed}
 
 
-def _ordered(found: Architectures) -> Architectures:
-    return Architectures.of(found.sass, found.ptx)
+def pack_sqsh(folder: Path, parts: ImageParts, image: WrittenImage, context: Context, log: Path) -> SqshRecord | None:
+    """Pack the .sqsh; None where none is wanted."""
+    if not parts.inputs.with_sqsh:
+        return None
+    # The digest of the tar in a layer is not compared: that of the blob is, and both were taken of the same bytes.
+    blobs = [
+        LayerBlob(
+            file=layer.file,
+            digest=layer.record.digest,
+            size_bytes=layer.record.size_bytes,
+            unpacked_bytes=layer.record.unpacked_bytes,
+        )
+        for layer in image.layers
+    ]
+    epoch, compression = parts.inputs.lock.lock.source_date_epoch, parts.inputs.packing.compression
+    source = SqshSource(layers=blobs, config=image.config, provenance=f"oci:{image.oci.digest}", epoch=epoch)
+    with context.reporter.step(f"pack the .sqsh with {compression}"):
+        return write_sqsh(folder / SQSH_FILE, source, log, compression)
+
+
+def make_record(
+    key: str, parts: ImageParts, image: WrittenImage, sqsh: SqshRecord | None, checks: Mapping[str, CheckRecord]
+) -> ImageRecord:
+    """The record of an image, without its reports."""
+    inputs, base, environment = parts.inputs, parts.base, parts.environment.record
+    lock = inputs.lock.lock
+    return ImageRecord(
+        schema="envbuild.image/1",
+        key=key,
+        stack=lock.stack,
+        base=inputs.selection.base_name,
+        target=inputs.selection.target_name,
+        hardware=node_requirements.hardware_of(inputs.selection.target),
+        lock_digest=lock.digest,
+        source_date_epoch=lock.source_date_epoch,
+        oci_digest=image.oci.digest,
+        config_digest=image.oci.config_digest,
+        layers=tuple(layer.record for layer in image.layers),
+        sqsh=sqsh,
+        python=f"{VENV}/bin/python",
+        environment=image.config.environment,
+        base_digest=base.digest,
+        base_made_by=base.record.made_by,
+        base_packages=base.record.packages,
+        packages=environment.packages,
+        components=tuple(sorted(name for name, item in lock.components.items() if not item.transitive)),
+        not_checked=environment.not_checked,
+        wheels={name: item.record.digest for name, item in inputs.wheels.items()},
+        checks={**checks},
+        uv=uv_version(),
+        gzip=gzip_writer.ENCODER,
+    )
 
 
 def write_reports(
-    folder: Path,
-    layout: Path,
-    record: ImageRecord,
-    lock: LockDirectory,
-    scans: Sequence[CachedScan],
-    wheels: Mapping[str, Built],
+    folder: Path, parts: ImageParts, record: ImageRecord, scans: Sequence[CachedScan]
 ) -> tuple[ReferrerRecord, ...]:
     """Write an image's SBOMs and provenance into ``folder``, and attach them to its OCI layout."""
-    venv = record.python.removesuffix("/bin/python").strip("/")
     subject = ImageSubject(
         stack=record.stack,
         base=record.base,
@@ -64,9 +144,10 @@ def write_reports(
         lock_digest=record.lock_digest,
         base_digest=record.base_digest,
         epoch=record.source_date_epoch,
-        packages=inventory(lock, [item.scan for item in scans], venv, wheels),
+        packages=inventory(parts.inputs.lock, [item.scan for item in scans], VENV.strip("/"), parts.inputs.wheels),
     )
     tools = {"uv": record.uv, "gzip": record.gzip, "base": record.base_made_by}
     if record.sqsh:
         tools |= {"sqsh": f"{record.sqsh.packed_by}, {record.sqsh.compression}"}
-    return attach(layout, folder, reports_of(subject, record.key, tools), timestamp(record.source_date_epoch))
+    reports = reports_of(subject, record.key, tools)
+    return attach(folder / OCI_DIR, folder, reports, timestamp(record.source_date_epoch))

@@ -1,4 +1,4 @@
-"""What an image asks of the node that starts it, and what of a target decides an image.
+"""What an image requires of the node that starts it, and what of a target decides an image.
 
 NVIDIA's container runtimes, and enroot's hook for NVIDIA, read ``NVIDIA_REQUIRE_*`` from the image's environment and
 refuse to start it where one does not hold. A space is an "or", a comma an "and"; all variables must hold.
@@ -21,7 +21,7 @@ _SEEN = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute
 _LEAST_CUDA = re.compile(r"cuda>=(\d+)(\.\d+)?(,|\s|$)")
 
 
-def what_decides(target: Target) -> dict[str, Json]:
+def target_key(target: Target) -> dict[str, Json]:
     """What of a target decides its images. Its name and its summary do not: two with the same have one image."""
     return {
         "device": target.device.value,
@@ -32,8 +32,8 @@ def what_decides(target: Target) -> dict[str, Json]:
     }
 
 
-def in_words(target: Target) -> str:
-    """The hardware that an image is for, without the target's name."""
+def hardware_of(target: Target) -> str:
+    """The hardware that an image is for, as text without the target's name."""
     machine = "" if target.platform == "linux/amd64" else f", {target.platform}"
     if target.device is Device.CPU:
         return f"CPUs{machine}"
@@ -69,8 +69,8 @@ def _cuda(target: Target, cuda: str, base: str) -> str:
     """The CUDA that the driver must have.
 
     A program for 13.x runs on every driver that has 13.0 (CUDA compatibility guide, "Minor Version Compatibility"), but
-    for PTX, which only a driver of the same minor version or a newer one compiles. A base that asks for the same
-    major version or a newer one knows more: which older drivers its forward compatibility package serves.
+    for PTX, which only a driver of the same minor version or a newer one compiles. A base that requires the same
+    major version or a newer one is kept: it lists the older drivers that its forward compatibility package serves.
     """
     major = cuda.split(".", maxsplit=1)[0]
     stated = _LEAST_CUDA.match(base)

@@ -5,7 +5,7 @@ import pytest
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
 from envbuild.catalog.data import data_root
 from envbuild.core.errors import ConfigurationError
-from envbuild.image.node_requirements import what_decides
+from envbuild.image.node_requirements import target_key
 from envbuild.wheels.architectures import Architectures
 
 CATALOG = Catalog.open(data_root())
@@ -29,7 +29,7 @@ def test_no_shipped_target_states_a_driver_of_somebodys_fleet():
     ("one", "other", "same"), [("h100", "h200", True), ("l4", "l40s", True), ("b200", "gb200", False)]
 )
 def test_targets_of_the_same_hardware_share_images(one, other, same):
-    assert (what_decides(CATALOG.target(one)) == what_decides(CATALOG.target(other))) is same
+    assert (target_key(CATALOG.target(one)) == target_key(CATALOG.target(other))) is same
 
 
 @pytest.mark.parametrize("stack", ["mcore", "nemo-2.7", "bridge-0.6", "nemo-2.3"])

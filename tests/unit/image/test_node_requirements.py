@@ -5,7 +5,7 @@ import re
 import pytest
 
 from envbuild.catalog.models import Device, Target
-from envbuild.image.node_requirements import in_words, labels, variables, what_decides
+from envbuild.image.node_requirements import hardware_of, labels, target_key, variables
 
 
 def target(*sm, **fields):
@@ -118,7 +118,7 @@ def test_labels_say_the_same():
 
 def test_names_and_summaries_decide_nothing_and_all_else_does():
     one = target("90")
-    assert what_decides(one) == what_decides(one.model_copy(update={"summary": "another"}))
+    assert target_key(one) == target_key(one.model_copy(update={"summary": "another"}))
     others = [
         target("90", "100"),
         target("90", ptx=True),
@@ -126,10 +126,10 @@ def test_names_and_summaries_decide_nothing_and_all_else_does():
         one.model_copy(update={"platform": "linux/arm64"}),
         target(),
     ]
-    assert len({str(what_decides(item)) for item in [one, *others]}) == 6
+    assert len({str(target_key(item)) for item in [one, *others]}) == 6
 
 
-def test_hardware_is_told_in_words():
-    assert in_words(target()) == "CPUs"
-    assert in_words(target("100", "90", ptx=True)) == "sm_90, sm_100, PTX 100"
-    assert in_words(target("100").model_copy(update={"platform": "linux/arm64"})) == "sm_100, linux/arm64"
+def test_hardware_is_told_hardware_of():
+    assert hardware_of(target()) == "CPUs"
+    assert hardware_of(target("100", "90", ptx=True)) == "sm_90, sm_100, PTX 100"
+    assert hardware_of(target("100").model_copy(update={"platform": "linux/arm64"})) == "sm_100, linux/arm64"

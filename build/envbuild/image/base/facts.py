@@ -17,7 +17,7 @@ from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.core.exit_status import tail
 from envbuild.core.process import ProcessOptions, run
 from envbuild.core.sandbox import Sandbox
-from envbuild.image.run_config import LANG, PLAIN_PATH
+from envbuild.image.variables import LANG, PLAIN_PATH
 
 DPKG_STATUS = "var/lib/dpkg/status"
 BINFMT = Path("/proc/sys/fs/binfmt_misc")

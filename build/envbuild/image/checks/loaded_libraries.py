@@ -1,4 +1,4 @@
-"""Which files a process really loads that imports torch: asked of one, inside the environment."""
+"""The shared libraries that a process loads when it imports torch: read from one, inside the environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def loaded_libraries(python: str, run: RunCommand, logs: Path, probe: str) -> tu
     """The shared libraries of a process that imported torch; None where there is no torch.
 
     Args:
-        probe: the program :data:`PROBE`, as it is seen from where ``run`` runs things.
+        probe: the program :data:`PROBE`, as ``run`` sees it.
 
     Raises:
         CheckRefusedError: torch does not import.
@@ -28,11 +28,11 @@ def loaded_libraries(python: str, run: RunCommand, logs: Path, probe: str) -> tu
     finished = run([python, "-I", probe, MARK], what="import torch", log=log, timeout_seconds=TIME_LIMIT_SECONDS)
     for line in reversed(finished.output.splitlines()):
         if line.startswith(MARK):
-            told: Any = json.loads(line.removeprefix(MARK))
-            return None if told is None else tuple(sorted(str(path) for path in told))
+            paths: Any = json.loads(line.removeprefix(MARK))
+            return None if paths is None else tuple(sorted(str(path) for path in paths))
     raise CheckRefusedError(
-        f"cannot tell which libraries torch loads: its process {describe_status(finished.status)}",
+        f"cannot read which libraries torch loads: its process {describe_status(finished.status)}",
         why=tail(finished.output),
-        fix="The log has all that it said. A torch that does not import is a matter of the lock.",
+        fix="See the log. If torch does not import, lock other versions.",
         log=log,
     )

@@ -1,6 +1,6 @@
-"""The checks: each says what it finds in the scans of an image's layers.
+"""The checks: each yields what it finds in the scans of an image's layers.
 
-Layers are looked at one by one, since what an upper one hides is shipped all the same.
+Layers are checked one by one, since what an upper one hides is shipped all the same.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 
 from envbuild.image.checks import runtime
-from envbuild.image.checks.facts import Facts
-from envbuild.image.checks.finding import ImageFinding
+from envbuild.image.checks.contents import ImageContents, ImageFinding
 from envbuild.image.scan.content import secret_variables
 from envbuild.image.scan.scan import FAMILIES, GpuFile, read_listing
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.audit.prebuilt import REQUIRED, PackageCode, lacks
 
-# So many of a kind are named; the others are counted.
+# Paths of a finding that are named; the others are counted.
 NAMED = 5
 CACHES = re.compile(
     r"var/lib/apt/lists/(?!(lock|partial|auxfiles)$)."
@@ -30,10 +29,10 @@ CACHES = re.compile(
 )
 
 
-def setuid(facts: Facts) -> Iterator[ImageFinding]:
-    """Programs that run as somebody else, other than those of the base's Debian packages."""
+def setuid(image: ImageContents) -> Iterator[ImageFinding]:
+    """Programs that run as another user, other than those of the base's Debian packages."""
     bits = stat.S_ISUID | stat.S_ISGID
-    for scan, of_base in facts.scans():
+    for scan, of_base in image.scans():
         for item in scan.special:
             if item.capabilities or (item.kind == "f" and item.mode & bits and not item.owned):
                 why = "file capabilities" if item.capabilities else f"mode {item.mode:o}"
@@ -42,53 +41,53 @@ def setuid(facts: Facts) -> Iterator[ImageFinding]:
                 )
 
 
-def world_writable(facts: Facts) -> Iterator[ImageFinding]:
-    """What everybody may change: files, and folders without the sticky bit."""
-    for scan, of_base in facts.scans():
+def world_writable(image: ImageContents) -> Iterator[ImageFinding]:
+    """What every user may change: files, and folders without the sticky bit."""
+    for scan, of_base in image.scans():
         for item in scan.special:
             if item.mode & stat.S_IWOTH and not (item.kind == "d" and item.mode & stat.S_ISVTX):
                 yield ImageFinding(code="world-writable", text=f"/{item.path} has mode {item.mode:o}", of_base=of_base)
 
 
-def secrets(facts: Facts) -> Iterator[ImageFinding]:
-    """Credentials in files that no package vouches for, in variables and in labels."""
-    for scan, of_base in facts.scans():
+def secrets(image: ImageContents) -> Iterator[ImageFinding]:
+    """Credentials in variables, in labels, and in files that are not as their package brings them."""
+    for scan, of_base in image.scans():
         for item in scan.secrets:
             if not item.vouched:
                 yield ImageFinding(code="secrets", text=f"/{item.path} holds {item.what}", of_base=of_base)
-    for kind, values in (("variable", facts.variables), ("label", facts.labels)):
+    for kind, values in (("variable", image.variables), ("label", image.labels)):
         for name in secret_variables(values):
             yield ImageFinding(code="secrets", text=f"the {kind} {name} holds a credential")
 
 
-def caches(facts: Facts) -> Iterator[ImageFinding]:
+def caches(image: ImageContents) -> Iterator[ImageFinding]:
     """Caches, lists and logs that can be made again."""
-    for kept in facts.layers:
+    for kept in image.layers:
         found = [
             f"/{entry.path}"
             for entry in read_listing(kept.listing)
             if entry.kind == "f" and entry.size and CACHES.match(entry.path)
         ]
         if found:
-            of_base = kept.digest in facts.of_base
+            of_base = kept.digest in image.of_base
             text = f"layer {kept.name} has {_some(found)}"
             yield ImageFinding(code="caches", text=text, of_base=of_base)
 
 
-def places(facts: Facts) -> Iterator[ImageFinding]:
+def builder_paths(image: ImageContents) -> Iterator[ImageFinding]:
     """Paths of the machine that built the image."""
-    for scan, of_base in facts.scans():
-        by_place: dict[str, list[str]] = {}
+    for scan, of_base in image.scans():
+        by_folder: dict[str, list[str]] = {}
         for item in scan.places:
-            by_place.setdefault(item.what, []).append(f"/{item.path}")
-        for place, found in sorted(by_place.items()):
-            yield ImageFinding(code="builder-paths", text=f"{place} is named in {_some(found)}", of_base=of_base)
+            by_folder.setdefault(item.what, []).append(f"/{item.path}")
+        for folder, found in sorted(by_folder.items()):
+            yield ImageFinding(code="builder-paths", text=f"{folder} is named in {_some(found)}", of_base=of_base)
 
 
-def duplicates(facts: Facts) -> Iterator[ImageFinding]:
+def duplicates(image: ImageContents) -> Iterator[ImageFinding]:
     """More than one copy of libraries of which a process must see one."""
     for family in FAMILIES:
-        paths = sorted({path for scan, _ in facts.scans() for path in scan.libraries.get(family, ())})
+        paths = sorted({path for scan, _ in image.scans() for path in scan.libraries.get(family, ())})
         folders = sorted({posixpath.dirname(path) for path in paths})
         if len(folders) > 1:
             yield ImageFinding(
@@ -96,15 +95,15 @@ def duplicates(facts: Facts) -> Iterator[ImageFinding]:
             )
 
 
-def loaded(facts: Facts) -> Iterator[ImageFinding]:
+def loaded(image: ImageContents) -> Iterator[ImageFinding]:
     """What a process that imported torch has loaded: one file of each library, and the environment's own."""
     by_name: dict[str, set[str]] = {}
-    for path in facts.loaded or ():
+    for path in image.loaded or ():
         name = posixpath.basename(path)
         for family, pattern in FAMILIES.items():
             if pattern.match(name):
                 by_name.setdefault(name.partition(".so")[0], set()).add(path)
-                if not path.startswith(f"{facts.environment}/") and "torch" not in facts.provided:
+                if not path.startswith(f"{image.environment}/") and "torch" not in image.provided:
                     yield ImageFinding(
                         code="loaded", text=f"torch loads {family} from {path}, which is not the environment's"
                     )
@@ -113,28 +112,28 @@ def loaded(facts: Facts) -> Iterator[ImageFinding]:
             yield ImageFinding(code="loaded", text=f"torch loads {name} more than once: {', '.join(sorted(paths))}")
 
 
-def architectures(facts: Facts) -> Iterator[ImageFinding]:
+def architectures(image: ImageContents) -> Iterator[ImageFinding]:
     """GPU code: what was compiled for the target has exactly its SMs, and nothing runs without the rest having them."""
-    if not facts.sm:
+    if not image.sm:
         return
-    packages = gpu_packages(facts)
-    for name, wanted in sorted(facts.compiled.items()):
+    packages = gpu_packages(image)
+    for name, wanted in sorted(image.compiled.items()):
         found = packages[name].architectures if name in packages else Architectures()
         if found not in (wanted, Architectures()):
             yield ImageFinding(
                 code="architectures", text=f"{name} contains {found.text()}; compiled for the target is {wanted.text()}"
             )
     for name, item in sorted(packages.items()):
-        if REQUIRED.match(name) and not item.unknown and (lacking := lacks(item, facts.sm)):
+        if REQUIRED.match(name) and not item.unknown and (lacking := lacks(item, image.sm)):
             has = item.main_file.architectures.text()
             text = f"{name} {item.version} has nothing for {', '.join(f'sm_{one}' for one in lacking)}, but {has}"
             yield ImageFinding(code="architectures", text=text)
 
 
-def gpu_packages(facts: Facts) -> dict[str, PackageCode]:
+def gpu_packages(image: ImageContents) -> dict[str, PackageCode]:
     """The packages with GPU code, and those without which nothing runs."""
     files: dict[tuple[str, str], list[GpuFile]] = {}
-    for scan, _ in facts.scans():
+    for scan, _ in image.scans():
         for package in scan.python:
             if REQUIRED.match(package.name):
                 files.setdefault((package.name, package.version), [])
@@ -152,13 +151,13 @@ def _some(paths: list[str]) -> str:
     return ", ".join(paths[:NAMED]) + more
 
 
-Rule = Callable[[Facts], Iterable[ImageFinding]]
-RULES: dict[str, Rule] = {
+ImageCheck = Callable[[ImageContents], Iterable[ImageFinding]]
+RULES: dict[str, ImageCheck] = {
     "setuid": setuid,
     "world-writable": world_writable,
     "secrets": secrets,
     "caches": caches,
-    "builder-paths": places,
+    "builder-paths": builder_paths,
     "duplicates": duplicates,
     "loaded": loaded,
     "architectures": architectures,

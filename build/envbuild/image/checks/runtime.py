@@ -1,4 +1,4 @@
-"""What libraries compile where they run: it fails on GPU machines alone, so it is looked for here.
+"""What libraries need to compile code at run time: without it they fail on GPU machines alone, so it is checked here.
 
 Triton, and with it torch.compile, builds its launchers with a C compiler and Python's headers (its runtime/build.py).
 Transformer Engine compiles some kernels with NVRTC and CUDA's headers (its util/cuda_runtime.cpp has the places).
@@ -10,8 +10,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 
-from envbuild.image.checks.facts import Facts
-from envbuild.image.checks.finding import ImageFinding
+from envbuild.image.checks.contents import ImageContents, ImageFinding
 from envbuild.image.scan.scan import read_listing
 
 COMPILERS = ("gcc", "clang")
@@ -23,26 +22,26 @@ CUDA_HEADER = "cuda_runtime.h"
 HEADERS_VARIABLE, TOOLKIT_VARIABLES = "NVTE_CUDA_INCLUDE_DIR", ("CUDA_HOME", "CUDA_DIR")
 
 
-def compiler(facts: Facts) -> Iterator[ImageFinding]:
+def compiler(image: ImageContents) -> Iterator[ImageFinding]:
     """An image for GPUs with Triton has what Triton compiles with."""
-    if not facts.sm or "triton" not in _packages(facts):
+    if not image.sm or "triton" not in _packages(image):
         return
-    paths = _paths(facts)
-    folders = (*PROGRAMS, f"{facts.environment}/bin".lstrip("/"))
-    if "CC" not in facts.variables and paths.isdisjoint(f"{folder}/{name}" for folder in folders for name in COMPILERS):
+    paths = _paths(image)
+    folders = (*PROGRAMS, f"{image.environment}/bin".lstrip("/"))
+    if "CC" not in image.variables and paths.isdisjoint(f"{folder}/{name}" for folder in folders for name in COMPILERS):
         yield _lacking("a C compiler (gcc or clang)")
     if not any(PYTHON_HEADER.search(path) for path in paths):
         yield _lacking("Python's headers (Python.h)")
 
 
-def cuda_headers(facts: Facts) -> Iterator[ImageFinding]:
-    """An image for GPUs with Transformer Engine has CUDA's headers where that looks for them."""
-    if not facts.sm or not any(name.startswith("transformer-engine") for name in _packages(facts)):
+def cuda_headers(image: ImageContents) -> Iterator[ImageFinding]:
+    """An image for GPUs with Transformer Engine has CUDA's headers where it searches for them."""
+    if not image.sm or not any(name.startswith("transformer-engine") for name in _packages(image)):
         return
-    folders = [facts.variables.get(HEADERS_VARIABLE, "")]
-    folders += [f"{value}/include" for name in TOOLKIT_VARIABLES if (value := facts.variables.get(name))]
+    folders = [image.variables.get(HEADERS_VARIABLE, "")]
+    folders += [f"{value}/include" for name in TOOLKIT_VARIABLES if (value := image.variables.get(name))]
     named = {posixpath.normpath(f"{folder}/{CUDA_HEADER}").lstrip("/") for folder in folders if folder}
-    if not any(path in named or TOOLKIT_HEADER.match(path) for path in _paths(facts)):
+    if not any(path in named or TOOLKIT_HEADER.match(path) for path in _paths(image)):
         yield ImageFinding(
             code="cuda-headers",
             text=f"Transformer Engine finds no {CUDA_HEADER} by {', '.join([HEADERS_VARIABLE, *TOOLKIT_VARIABLES])} or "
@@ -56,16 +55,16 @@ def _lacking(what: str) -> ImageFinding:
     )
 
 
-def _packages(facts: Facts) -> set[str]:
-    return {package.name for scan, _ in facts.scans() for package in scan.python}
+def _packages(image: ImageContents) -> set[str]:
+    return {package.name for scan, _ in image.scans() for package in scan.python}
 
 
-def _paths(facts: Facts) -> set[str]:
+def _paths(image: ImageContents) -> set[str]:
     """The paths of files and links with one of the names that are looked for."""
     names = {*COMPILERS, "Python.h", CUDA_HEADER}
     return {
         entry.path
-        for kept in facts.layers
+        for kept in image.layers
         for entry in read_listing(kept.listing)
         if entry.kind in "flh" and posixpath.basename(entry.path) in names
     }

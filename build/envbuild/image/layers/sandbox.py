@@ -12,11 +12,12 @@ from envbuild.core.errors import BuildError, CheckRefusedError
 from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.core.progress import Reporter
 from envbuild.core.sandbox import Bind, Sandbox
-from envbuild.image import run_config
 from envbuild.image.base import OWN_PLACE, StoredBase
 from envbuild.image.checks.loaded_libraries import PROBE as LOADED_PROBE
 from envbuild.image.layers.network import Access
+from envbuild.image.variables import image_variables
 from envbuild.lock.uv.program import uv_program
+from envbuild.store.local import LocalStore
 from envbuild.sync.imports import PROBE
 
 PREFIX = f"/{OWN_PLACE}"
@@ -30,11 +31,20 @@ INSIDE_LOADED = f"{INSIDE}/probe/loaded_libraries.py"
 COMPILER = "containers/native/compile_tree.py"
 PLAIN_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108 - inside
 
+# A shorter path is a word that files may have for their own reasons (/cache, /root).
+MIN_PARTS = 3
+
 
 def _probes() -> tuple[Bind, ...]:
     """The programs that try the finished environment from inside."""
     places = {PROBE: INSIDE_PROBE, LOADED_PROBE: INSIDE_LOADED}
     return tuple(Bind(source=data_root() / source, target=target) for source, target in places.items())
+
+
+def builder_paths(store: LocalStore) -> tuple[str, ...]:
+    """Folders of the building machine that no file of an image may name."""
+    root = store.root.resolve()
+    return (INSIDE, *([str(root)] if len(root.parts) >= MIN_PARTS else []))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +119,7 @@ class InstallSandbox:
             binds=(Bind(source=self.tree, target=PREFIX), *_probes()),
             environment={
                 **PLAIN_ENVIRONMENT,
-                **run_config.environment(VENV, self.base.record.config.environment, {}, variables),
+                **image_variables(VENV, self.base.record.config.environment, {}, variables),
             },
         )
         return Runner(self.bwrap, box, None)

@@ -5,8 +5,10 @@ import pwd
 from pathlib import Path
 
 import pytest
+from helpers.image_inputs import inputs_of, small_lock
 
-from envbuild.catalog.catalog import Catalog, HostDistribution, select
+from envbuild.catalog.context import Context
+from envbuild.catalog.site import Site
 from envbuild.core.errors import MachineError
 from envbuild.core.progress import SilentReporter
 from envbuild.image import build
@@ -87,15 +89,18 @@ def test_ids_are_asked_for_before_a_base_is_made_and_only_then(tmp_path, monkeyp
 
     monkeypatch.setattr(base.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(subids, "require", lambda: fail("asked for IDs"))
-    monkeypatch.setattr(build, "check_lock", lambda *_: None)
+    monkeypatch.setattr(build, "check_inputs", lambda *_: None)
     monkeypatch.setattr(build, "find_mksquashfs", lambda: None)
     monkeypatch.setattr(base.mmdebstrap, "require_tools", lambda: None)
     monkeypatch.setattr(base.sandbox, "probe", lambda: None)
     monkeypatch.setattr(build, "_find", lambda *_: None)
     monkeypatch.setattr(build, "find_base", lambda *_: object() if base_is_there else None)
     monkeypatch.setattr(build, "make_base", lambda *_, **__: fail("made the base"))
-    selection = select(Catalog.open(tmp_path), "mcore", "cpu", "debian12", HostDistribution("debian", "12"))
-    store = LocalStore(tmp_path / "store", SilentReporter())
+    lock = small_lock(tmp_path / "lock")
+    reporter = SilentReporter()
+    site = Site(cache_dir=tmp_path, ca_bundle=None, apt_mirror=None, find_links=(), torch_index="")
+    context = Context(store=LocalStore(tmp_path / "store", reporter), site=site, reporter=reporter)
+    monkeypatch.setattr(build, "locked_torch", lambda *_: None)
     expected = "made the base" if base_is_there and not refresh else "asked for IDs"
     with pytest.raises(MachineError, match=expected):
-        build.build_image(selection, None, None, store, SilentReporter(), refresh_base=refresh)
+        build.build_image(inputs_of(lock), context, refresh_base=refresh)

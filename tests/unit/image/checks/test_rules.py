@@ -8,7 +8,7 @@ from helpers.scans import AWS_KEY, PRIVATE_KEY, SITE, package, scanned
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
 from envbuild.image.checks.check import check_image
-from envbuild.image.checks.facts import Facts
+from envbuild.image.checks.contents import ImageContents
 from envbuild.image.checks.rules import RULES
 from envbuild.image.scan.scan import GpuFile
 from envbuild.wheels.architectures import Architectures
@@ -34,10 +34,10 @@ CLEAN = [
 
 def facts(tmp_path, *items, **more):
     kept = scanned(tmp_path, *CLEAN, *items)
-    return Facts(layers=(kept,), variables=more.pop("variables", {}), labels=more.pop("labels", {}), **more)
+    return ImageContents(layers=(kept,), variables=more.pop("variables", {}), labels=more.pop("labels", {}), **more)
 
 
-def found(given: Facts) -> dict[str, list[str]]:
+def found(given: ImageContents) -> dict[str, list[str]]:
     return {code: texts for code, rule in RULES.items() if (texts := [item.text for item in rule(given)])}
 
 
@@ -89,9 +89,9 @@ def test_two_copies_of_nccl_in_two_layers(tmp_path):
         scanned(tmp_path / name, file(f"{place}/{library}", ELF))
         for name, place, library in (("a", "usr/lib", "libnccl.so.2"), ("b", f"{SITE}/x.libs", "libnccl-0a1b2c3d.so.2"))
     ]
-    given = Facts(layers=tuple(layers), variables={}, labels={})
+    given = ImageContents(layers=tuple(layers), variables={}, labels={})
     assert list(found(given)) == ["duplicates"]
-    assert found(Facts(layers=(layers[0], layers[0]), variables={}, labels={})) == {}
+    assert found(ImageContents(layers=(layers[0], layers[0]), variables={}, labels={})) == {}
 
 
 def test_credentials_in_the_configuration(tmp_path):
@@ -104,13 +104,13 @@ def test_credentials_in_the_configuration(tmp_path):
 def test_upper_layer_may_not_make_a_debian_program_run_as_root(tmp_path):
     lower = scanned(tmp_path / "a", file("var/lib/dpkg/info/x.list", b"/usr/bin/x\n"), file("usr/bin/x", b"x"))
     upper = scanned(tmp_path / "b", file("usr/bin/x", b"x", mode=0o4755))
-    given = Facts(layers=(lower, upper), variables={}, labels={})
+    given = ImageContents(layers=(lower, upper), variables={}, labels={})
     assert list(found(given)) == ["setuid"]
 
 
 def test_a_base_that_somebody_else_made_is_told_of_and_not_refused(tmp_path):
     given = facts(tmp_path, file("tmp/left", b"x"))
-    theirs = Facts(layers=given.layers, variables={}, labels={}, of_base=frozenset({given.layers[0].digest}))
+    theirs = ImageContents(layers=given.layers, variables={}, labels={}, of_base=frozenset({given.layers[0].digest}))
     notes: list[str] = []
 
     class Notes(SilentReporter):
@@ -148,7 +148,7 @@ def gpu(tmp_path, *codes: tuple[str, tuple[str, ...]], sm=("90",), compiled=None
     )
     scan = given.layers[0].scan.model_copy(update={"gpu": files})
     kept = type(given.layers[0])(name="x", digest="x", scan=scan, listing=given.layers[0].listing)
-    return Facts(layers=(kept,), variables={}, labels={}, sm=given.sm, compiled=given.compiled)
+    return ImageContents(layers=(kept,), variables={}, labels={}, sm=given.sm, compiled=given.compiled)
 
 
 FOR_90 = Architectures.of(["90"])

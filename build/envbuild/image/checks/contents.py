@@ -1,4 +1,4 @@
-"""What the checks of a finished image look at."""
+"""What the checks of a finished image read, and what they find."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from envbuild.wheels.architectures import Architectures
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What checks look at.
+class ImageContents:
+    """What the checks of an image read.
 
     Attributes:
-        layers: the image's, lowest first; ``of_base``: which of them somebody else made.
-        sm: the target's SMs; none for a target without GPUs.
+        layers: the image's, lowest first; ``of_base``: digests of those of a base that is an image.
+        sm: the target's SMs; empty for a target without GPUs.
         compiled: what each package of the compile phase must contain, by canonical name.
-        loaded: the shared libraries that a process has which imported torch; None where there is no torch.
+        loaded: the shared libraries of a process that imported torch; None where there is no torch.
         environment: the folder of the environment; ``provided``: packages that the base brings.
     """
 
@@ -33,6 +33,23 @@ class Facts:
     provided: frozenset[str] = frozenset()
 
     def scans(self) -> Iterator[tuple[LayerScan, bool]]:
-        """Each layer's scan, and whether somebody else made the layer."""
+        """Each layer's scan, and whether the layer is of a base that is an image."""
         for item in self.layers:
             yield item.scan, item.digest in self.of_base
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFinding:
+    """A fault of an image.
+
+    Attributes:
+        code: of the check.
+        of_base: it is in a layer of a base that is an image: reported, and not refused.
+    """
+
+    code: str
+    text: str
+    of_base: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.text} (in the base)" if self.of_base else self.text

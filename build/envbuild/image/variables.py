@@ -1,4 +1,4 @@
-"""How containers of an image start: the base's own words, with the environment's before them."""
+"""The variables and labels of an image: the environment's before the base's."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from envbuild.oci.models import BaseConfig
 
 PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LANG = "C.UTF-8"
-# Lists of folders, which the base's go behind of.
+# Lists of folders: the base's come after the environment's.
 _LISTS = ("LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH")
 # They would put other packages, or another standard library, before the environment's own.
 _NOT_CARRIED = ("PYTHONPATH", "PYTHONHOME")
-# These words are about the base as an image, and this is another image.
+# These labels describe the base, which is another image.
 _BASES_OWN = "org.opencontainers.image."
 
 
-def environment(
+def image_variables(
     venv: str, base: Mapping[str, str], required: Mapping[str, str], own: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables of an image.
 
     Args:
         base: those of the base.
-        required: what is asked of the node (:mod:`envbuild.image.node_requirements`).
+        required: what is required of the node (:mod:`envbuild.image.node_requirements`).
         own: what the stack sets.
     """
     carried = {name: value for name, value in base.items() if name not in _NOT_CARRIED}
@@ -46,7 +46,7 @@ def path_front(path: str) -> str:
     return ":".join(folder for folder in path.split(":") if folder and folder not in usual)
 
 
-def labels(config: BaseConfig, name: str, digest: str) -> dict[str, str]:
+def base_labels(config: BaseConfig, name: str, digest: str) -> dict[str, str]:
     """The labels that an image has from its base, and those that name the base (OCI image-spec, "Annotations")."""
     carried = {key: value for key, value in config.labels.items() if not key.startswith(_BASES_OWN)}
     named = {f"{_BASES_OWN}base.name": name, f"{_BASES_OWN}base.digest": digest}

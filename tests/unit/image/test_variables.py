@@ -1,15 +1,15 @@
-"""How a base's words about its containers and ours become one."""
+"""The variables and labels of a base and of an environment become those of an image."""
 
 import subprocess
 
-from envbuild.image.run_config import environment, labels, path_front
+from envbuild.image.variables import base_labels, image_variables, path_front
 from envbuild.oci.models import BaseConfig
 
 VENV = "/opt/envbuild/venv"
 
 
 def test_without_a_base_that_says_anything_it_is_the_usual():
-    assert environment(VENV, {}, {}, {}) == {
+    assert image_variables(VENV, {}, {}, {}) == {
         "PATH": f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "VIRTUAL_ENV": VENV,
         "LANG": "C.UTF-8",
@@ -26,7 +26,7 @@ def test_environment_comes_before_the_base():
         "VENDOR": "yes",
     }
     own = {"LD_LIBRARY_PATH": "/venv/lib", "CUDA_HOME": "/venv/cuda"}
-    found = environment(VENV, base, {"NVIDIA_VISIBLE_DEVICES": "all"}, own)
+    found = image_variables(VENV, base, {"NVIDIA_VISIBLE_DEVICES": "all"}, own)
     assert found["PATH"] == f"{VENV}/bin:/usr/local/cuda/bin:/usr/bin:/bin"
     assert found["LD_LIBRARY_PATH"] == "/venv/lib:/usr/local/nvidia/lib"
     assert (found["CUDA_HOME"], found["LANG"], found["VENDOR"]) == ("/venv/cuda", "de_DE.UTF-8", "yes")
@@ -34,31 +34,31 @@ def test_environment_comes_before_the_base():
 
 
 def test_what_would_bring_other_packages_is_not_carried():
-    found = environment(VENV, {"PYTHONPATH": "/x", "PYTHONHOME": "/y", "PYTHONIOENCODING": "utf-8"}, {}, {})
+    found = image_variables(VENV, {"PYTHONPATH": "/x", "PYTHONHOME": "/y", "PYTHONIOENCODING": "utf-8"}, {}, {})
     assert "PYTHONPATH" not in found
     assert "PYTHONHOME" not in found
     assert found["PYTHONIOENCODING"] == "utf-8"
 
 
 def test_login_shells_get_back_what_only_the_image_has():
-    path = environment(VENV, {"PATH": "/usr/local/cuda/bin:/usr/bin::/opt/x"}, {}, {})["PATH"]
+    path = image_variables(VENV, {"PATH": "/usr/local/cuda/bin:/usr/bin::/opt/x"}, {}, {})["PATH"]
     assert path_front(path) == f"{VENV}/bin:/usr/local/cuda/bin:/opt/x"
 
 
 def test_labels_of_the_base_are_kept_but_for_those_about_the_image_itself():
     config = BaseConfig(labels={"maintainer": "a", "org.opencontainers.image.version": "24.04"})
-    assert labels(config, "r/x:1", "sha256:1") == {
+    assert base_labels(config, "r/x:1", "sha256:1") == {
         "maintainer": "a",
         "org.opencontainers.image.base.name": "r/x:1",
         "org.opencontainers.image.base.digest": "sha256:1",
     }
-    assert labels(BaseConfig(), "", "") == {}
+    assert base_labels(BaseConfig(), "", "") == {}
 
 
 def test_profile_puts_the_front_before_what_the_login_shell_set(tmp_path):
     from envbuild.catalog.data import data_root
 
-    front = path_front(environment(VENV, {"PATH": "/usr/local/cuda/bin:/usr/bin"}, {}, {})["PATH"])
+    front = path_front(image_variables(VENV, {"PATH": "/usr/local/cuda/bin:/usr/bin"}, {}, {})["PATH"])
     script = (data_root() / "containers/native/profile.sh").read_text()
     script = script.replace("@FRONT@", front).replace("@VENV@", VENV)
     shown = subprocess.run(
