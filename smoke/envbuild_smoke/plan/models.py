@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-SCHEMA = "envbuild.plan/2"
+from envbuild_smoke.plan.json_reader import NOT_EMPTY, POSITIVE, at_least, matching
 
 Device = Literal["cpu", "cuda"]
 Driver = Literal["mcore"]
@@ -14,6 +14,23 @@ Normalization = Literal["LayerNorm", "RMSNorm"]
 LayerSpec = Literal["local", "transformer-engine"]
 AttentionBackend = Literal["local", "auto", "flash", "fused", "unfused"]
 Recompute = Literal["none", "selective", "full"]
+Size = Annotated[int, at_least(1)]
+Positive = Annotated[float, POSITIVE]
+# A case id becomes the name of a directory; 120 leaves room for suffixes below a file name's 255 bytes.
+CaseId = Annotated[
+    str,
+    matching(
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}",
+        "1 to 120 letters, digits, '.', '_' or '-', the first a letter or digit (it names a directory)",
+    ),
+]
+Nonce = Annotated[str, matching(r"[0-9a-f]{32}", "32 lower-case hexadecimal digits")]
+# As compilers write it: 90, 90a, 103f.
+Sm = Annotated[str, matching(r"[1-9][0-9]{1,2}[af]?", "a compute capability without its dot, such as '90' or '90a'")]
+ModuleName = Annotated[str, matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the dotted name of a module")]
+HybridPattern = Annotated[
+    str, matching(r"[M*-]{1,1024}", "a letter for each layer: M (Mamba), * (attention) or - (MLP)")
+]
 
 
 class PlanError(Exception):
@@ -24,8 +41,8 @@ class PlanError(Exception):
 class Moe:
     """A mixture of experts in the place of each layer's MLP; `router_topk` experts take each token."""
 
-    num_experts: int
-    router_topk: int
+    num_experts: Size
+    router_topk: Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +52,10 @@ class Mamba:
     `hybrid_override_pattern` has a letter for each layer: M for Mamba, * for attention, - for an MLP.
     """
 
-    hybrid_override_pattern: str
-    state_dim: int
-    head_dim: int
-    num_groups: int
+    hybrid_override_pattern: HybridPattern
+    state_dim: Size
+    head_dim: Size
+    num_groups: Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +67,12 @@ class Model:
     """
 
     kind: Kind
-    num_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    num_query_groups: int
-    sequence_length: int
-    vocabulary_size: int
+    num_layers: Size
+    hidden_size: Size
+    num_attention_heads: Size
+    num_query_groups: Size
+    sequence_length: Size
+    vocabulary_size: Size
     normalization: Normalization
     layer_spec: LayerSpec
     moe: Moe | None
@@ -69,12 +86,12 @@ class Layout:
     `expert` shares the ranks of `data` and `context`, and takes none of its own.
     """
 
-    data: int
-    tensor: int
-    pipeline: int
-    virtual_pipeline: int
-    context: int
-    expert: int
+    data: Size
+    tensor: Size
+    pipeline: Size
+    virtual_pipeline: Size
+    context: Size
+    expert: Size
     sequence: bool
 
     @property
@@ -87,12 +104,12 @@ class Layout:
 class Training:
     """How to train; batch sizes in samples, `global_batch_size` over all ranks together."""
 
-    steps: int
-    micro_batch_size: int
-    global_batch_size: int
-    learning_rate: float
-    clip_grad_norm: float
-    seed: int
+    steps: Size
+    micro_batch_size: Size
+    global_batch_size: Size
+    learning_rate: Positive
+    clip_grad_norm: Positive
+    seed: Annotated[int, at_least(0)]
 
     def microbatches(self, layout: Layout) -> int:
         """Return the number of micro batches each data-parallel rank runs in a step."""
@@ -121,36 +138,36 @@ class Case:
         estimated_seconds: how long it is likely to take, for packing; None when nobody knows.
     """
 
-    id: str
+    id: CaseId
     baseline: str | None
     driver: Driver
     model: str
     precision: Precision
     layout: Layout
-    world_size: int
+    world_size: Size
     training: Training
     settings: Settings
-    resume_at: int | None
+    resume_at: Size | None
     compare_weights: bool
-    estimated_seconds: float | None
-    time_limit_seconds: float
+    estimated_seconds: Positive | None
+    time_limit_seconds: Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class WantedGpu:
     """What every GPU used must be: of one of these compute capabilities ("90a"), and of these names if any."""
 
-    sm: tuple[str, ...]
-    names: tuple[str, ...]
+    sm: Annotated[tuple[Sm, ...], NOT_EMPTY]
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class BandwidthSweep:
     """A sweep of all_reduce after the cases; `floor_gigabytes_per_second` is None where there is no floor."""
 
-    ranks: int
-    sizes_bytes: tuple[int, ...]
-    floor_gigabytes_per_second: float | None
+    ranks: Annotated[int, at_least(2)]
+    sizes_bytes: Annotated[tuple[Size, ...], NOT_EMPTY]
+    floor_gigabytes_per_second: Positive | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,17 +179,18 @@ class Plan:
     read, byte for byte; `digest` is "sha256:..." of it.
     """
 
-    nonce: str
+    schema: Literal["envbuild.plan/2"]
+    nonce: Nonce
     subject: Mapping[str, str]
     device: Device
     gpu: WantedGpu | None
     expected_versions: Mapping[str, str]
-    expected_modules: tuple[str, ...]
-    provided_packages: tuple[str, ...]
-    repeats: int
+    expected_modules: tuple[ModuleName, ...]
+    provided_packages: tuple[str, ...] = ()
+    repeats: Size
     bandwidth: BandwidthSweep | None
     models: Mapping[str, Model]
-    cases: tuple[Case, ...]
+    cases: Annotated[tuple[Case, ...], NOT_EMPTY]
     digest: str
     content: bytes
 

@@ -1,6 +1,5 @@
 """A matrix becomes cases; impossible layouts are refused with the nearest value that works."""
 
-import itertools
 import json
 import re
 
@@ -313,28 +312,6 @@ def test_smoke_refuses_no_plan_of_the_planner(drawn, device):
         subject=SUBJECT, ground=BEDS[device], driver=Driver.MCORE, matrix=accepted, cases=cases, expected=Expected()
     )
     assert [case.id for case in parse_plan(json.dumps(plan).encode()).cases] == [case.id for case in cases]
-
-
-@pytest.mark.parametrize("overlap", [None, True, False])
-def test_smoke_refuses_no_layout_that_the_planner_takes(overlap):
-    """All small layouts of a model that most of them fit."""
-    fitting = gpt(num_layers=12, num_attention_heads=12, hidden_size=96, vocabulary_size=48)
-    wide = QUICK.model_copy(update={"models": {"gpt": fitting}, "training": training(global_batch_size=24)})
-    taken = 0
-    for data, tensor, pipeline, virtual in itertools.product((1, 2, 5), (1, 3, 5), range(1, 5), range(1, 5)):
-        row = spec(data=data, tensor=tensor, pipeline=pipeline, virtual_pipeline=virtual, overlap_p2p_comm=overlap)
-        rows = (row,) if data * tensor * pipeline == 1 else (BASELINE, row)
-        tried = wide.model_copy(update={"cases": rows})
-        try:
-            cases = expand(tried, "m", CPU)
-        except ConfigurationError:
-            continue
-        plan = make_plan(
-            subject=SUBJECT, ground=CPU, driver=Driver.MCORE, matrix=tried, cases=cases, expected=Expected()
-        )
-        parse_plan(json.dumps(plan).encode())
-        taken += 1
-    assert taken > 10
 
 
 def with_changes(wrong: Matrix, position: int, advice: str) -> Matrix:

@@ -1,22 +1,17 @@
-"""Each rule of the layouts: what breaks it, how it is told, and that the smoke runner has it too."""
+"""Each rule of the layouts: what breaks it, and its message."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from helpers.matrices import six_layouts
 from helpers.rows import EXPERTS, GROUNDS, MAMBA
 
 from envbuild.catalog.matrix import Experts, MambaLayers
-from envbuild.catalog.models import CaseSpec, Driver, ModelSpec, Training
+from envbuild.catalog.models import CaseSpec, ModelSpec, Training
 from envbuild.certify.cases import ResolvedRow
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.cases.rules import broken_rules
-from envbuild.certify.run.plan import Expected, Subject, make_plan
-from envbuild_smoke.plan.models import PlanError
-from envbuild_smoke.plan.reader import parse_plan
 
 CPU, A100, H200, B200 = GROUNDS
 TRAINING = Training(steps=5, micro_batch_size=2, global_batch_size=16, learning_rate=0.001, clip_grad_norm=1.0, seed=1)
@@ -51,26 +46,6 @@ def row(kind: str, ground: Capabilities = CPU, **changes: Any) -> ResolvedRow:
     return ResolvedRow(spec=spec, model=ModelSpec.model_validate(model), training=TRAINING, ground=ground)
 
 
-def smoke_refuses(broken: ResolvedRow) -> str:
-    plain = CaseSpec(model="m", precision=broken.spec.precision, global_batch_size=broken.spec.global_batch_size)
-    baseline = ResolvedRow(spec=plain, model=broken.model, training=broken.training, ground=broken.ground)
-    rows = [broken] if broken.case.is_baseline else [baseline, broken]
-    matrix = six_layouts().model_copy(update={"models": {"m": broken.model}, "training": TRAINING})
-    plan = make_plan(
-        subject=Subject(name="n", stack="s", base="b", target="t", lock_digest="l"),
-        ground=broken.ground,
-        driver=Driver.MCORE,
-        matrix=matrix,
-        cases=tuple(each.case for each in rows),
-        expected=Expected(),
-    )
-    try:
-        parse_plan(json.dumps(plan).encode())
-    except PlanError as error:
-        return str(error)
-    return ""
-
-
 @pytest.mark.parametrize("ground", GROUNDS, ids=["cpu", "a100", "h200", "b200"])
 @pytest.mark.parametrize(
     ("kind", "changes"),
@@ -94,297 +69,147 @@ def test_row_that_can_be_run(kind, changes, ground):
     device_fits = KINDS[kind].get("layer_spec") is None or ground is not CPU
     if device_fits and not (changes.get("precision") == "fp8" and ground is A100):
         assert broken_rules(fitting) == []
-        assert smoke_refuses(fitting) == ""
     else:
         assert [rule.ground for rule in broken_rules(fitting) if rule.ground]
-        assert smoke_refuses(fitting)
 
 
 @pytest.mark.parametrize(
-    ("kind", "ground", "changes", "told", "smoke"),
+    ("kind", "ground", "changes", "told"),
     [
         # -- sizes that must divide
-        (
-            "gpt",
-            CPU,
-            {"hidden_size": 130},
-            "hidden_size 130 must be a multiple of num_attention_heads 4",
-            "hidden_size is 130",
-        ),
-        ("gpt", CPU, {"num_query_groups": 3}, "num_attention_heads 4 must be a multiple of num_query_groups 3", "(3)"),
-        (
-            "gpt",
-            CPU,
-            {"pipeline": 3},
-            "num_layers 8 must be a multiple of pipeline x virtual_pipeline = 3",
-            "num_layers is 8",
-        ),
-        (
-            "gpt",
-            CPU,
-            {"tensor": 3, "vocabulary_size": 513},
-            "num_attention_heads 4 must be a multiple of tensor = 3",
-            "tensor (3)",
-        ),
-        (
-            "gpt",
-            CPU,
-            {"tensor": 4, "vocabulary_size": 514},
-            "vocabulary_size 514 must be a multiple of tensor = 4",
-            "is 514",
-        ),
-        (
-            "gpt",
-            CPU,
-            {"tensor": 2, "num_query_groups": 1},
-            "num_query_groups 1 must be a multiple of tensor = 2",
-            "num_query_groups is 1",
-        ),
-        ("gpt", CPU, {"data": 3}, "global_batch_size 16 must be a multiple of micro_batch_size x data = 6", "(6)"),
-        (
-            "gpt",
-            CPU,
-            {"micro_batch_size": 3},
-            "global_batch_size 16 must be a multiple of micro_batch_size x data = 3",
-            "(3)",
-        ),
-        (
-            "gpt",
-            CPU,
-            {"hidden_size": 48},
-            "hidden_size / num_attention_heads is 12 and must be a multiple of 8",
-            "is 12",
-        ),
+        ("gpt", CPU, {"hidden_size": 130}, "hidden_size 130 must be a multiple of num_attention_heads 4"),
+        ("gpt", CPU, {"num_query_groups": 3}, "num_attention_heads 4 must be a multiple of num_query_groups 3"),
+        ("gpt", CPU, {"pipeline": 3}, "num_layers 8 must be a multiple of pipeline x virtual_pipeline = 3"),
+        ("gpt", CPU, {"tensor": 3, "vocabulary_size": 513}, "num_attention_heads 4 must be a multiple of tensor = 3"),
+        ("gpt", CPU, {"tensor": 4, "vocabulary_size": 514}, "vocabulary_size 514 must be a multiple of tensor = 4"),
+        ("gpt", CPU, {"tensor": 2, "num_query_groups": 1}, "num_query_groups 1 must be a multiple of tensor = 2"),
+        ("gpt", CPU, {"data": 3}, "global_batch_size 16 must be a multiple of micro_batch_size x data = 6"),
+        ("gpt", CPU, {"micro_batch_size": 3}, "global_batch_size 16 must be a multiple of micro_batch_size x data = 3"),
+        ("gpt", CPU, {"hidden_size": 48}, "hidden_size / num_attention_heads is 12 and must be a multiple of 8"),
         (
             "te",
             H200,
             {"context": 2, "sequence_length": 66, "precision": "bf16"},
             "sequence_length 66 must be a multiple of 2 x context = 4",
-            "2 x context (4)",
         ),
         (
             "gpt",
             CPU,
             {"tensor": 4, "sequence": True, "sequence_length": 66},
             "sequence_length / context 66 must be a multiple of tensor = 4",
-            "sequence_length / context is 66",
         ),
         (
             "te",
             H200,
             {"tensor": 4, "context": 2, "sequence": True, "sequence_length": 68, "precision": "bf16"},
             "sequence_length / context 34 must be a multiple of tensor = 4",
-            "is 34",
         ),
         (
             "gpt",
             CPU,
             {"pipeline": 2, "virtual_pipeline": 2, "global_batch_size": 6},
             "the number of micro batches 3 must be a multiple of pipeline = 2",
-            "micro batches is 3",
         ),
         # -- what layouts need
-        ("gpt", CPU, {"virtual_pipeline": 2}, "virtual_pipeline needs pipeline > 1", "needs pipeline > 1"),
+        ("gpt", CPU, {"virtual_pipeline": 2}, "virtual_pipeline needs pipeline > 1"),
         (
             "gpt",
             CPU,
             {"pipeline": 2, "overlap_p2p_comm": True},
             "overlap_p2p_comm with pipeline > 1 needs virtual_pipeline > 1",
-            "needs virtual_pipeline > 1",
         ),
-        ("gpt", CPU, {"sequence": True}, "sequence needs tensor > 1", "sequence needs tensor > 1"),
+        ("gpt", CPU, {"sequence": True}, "sequence needs tensor > 1"),
         (
             "gpt",
             CPU,
             {"tensor": 2, "sequence": True, "normalization": "LayerNorm"},
             'sequence with layer_spec local needs normalization "RMSNorm"',
-            "or normalization 'RMSNorm'",
         ),
-        (
-            "gpt",
-            H200,
-            {"context": 2, "precision": "bf16"},
-            "context > 1 needs layer_spec transformer-engine",
-            "context > 1 needs a model with layer_spec",
-        ),
-        (
-            "te",
-            H200,
-            {"context": 2},
-            "context > 1 needs precision bf16 or fp8",
-            "context > 1 needs precision bf16 or fp8",
-        ),
+        ("gpt", H200, {"context": 2, "precision": "bf16"}, "context > 1 needs layer_spec transformer-engine"),
+        ("te", H200, {"context": 2}, "context > 1 needs precision bf16 or fp8"),
         (
             "te",
             H200,
             {"context": 2, "precision": "bf16", "attention_backend": "unfused"},
             "an attention_backend other than unfused",
-            "other than 'unfused'",
         ),
-        (
-            "gpt",
-            CPU,
-            {"distributed_optimizer": True},
-            "distributed_optimizer needs data x context > 1",
-            "distributed_optimizer needs data x context > 1",
-        ),
+        ("gpt", CPU, {"distributed_optimizer": True}, "distributed_optimizer needs data x context > 1"),
         # -- settings
-        (
-            "te",
-            H200,
-            {"attention_backend": "local"},
-            "attention_backend = local needs layer_spec local",
-            "does not go with layer_spec 'transformer-engine'",
-        ),
+        ("te", H200, {"attention_backend": "local"}, "attention_backend = local needs layer_spec local"),
         (
             "gpt",
             CPU,
             {"attention_backend": "unfused"},
             "attention_backend = unfused needs layer_spec transformer-engine",
-            "does not go with layer_spec 'local'",
         ),
-        (
-            "te",
-            H200,
-            {"attention_backend": "fused"},
-            "attention_backend = fused needs precision bf16 or fp8",
-            "'fused' needs precision bf16 or fp8",
-        ),
-        (
-            "te",
-            H200,
-            {"attention_backend": "flash"},
-            "attention_backend = flash needs precision bf16 or fp8",
-            "'flash' needs precision bf16 or fp8",
-        ),
-        (
-            "gpt",
-            H200,
-            {"precision": "fp8"},
-            "precision = fp8 needs layer_spec transformer-engine",
-            "fp8 needs a model with layer_spec",
-        ),
-        ("gpt", CPU, {"resume_at": 5}, "resume_at 5 must be less than steps 5", "resume_at is 5"),
+        ("te", H200, {"attention_backend": "fused"}, "attention_backend = fused needs precision bf16 or fp8"),
+        ("te", H200, {"attention_backend": "flash"}, "attention_backend = flash needs precision bf16 or fp8"),
+        ("gpt", H200, {"precision": "fp8"}, "precision = fp8 needs layer_spec transformer-engine"),
+        ("gpt", CPU, {"resume_at": 5}, "resume_at 5 must be less than steps 5"),
         # -- experts
-        ("gpt", CPU, {"data": 2, "expert": 2}, "expert = 2 needs a model with experts (moe)", "no experts"),
-        (
-            "moe",
-            CPU,
-            {"data": 2, "expert": 4},
-            "data x context = 2 must be a multiple of expert = 4",
-            "data x context is 2",
-        ),
-        (
-            "moe",
-            CPU,
-            {"data": 4, "expert": 4, "num_experts": 6},
-            "num_experts 6 must be a multiple of expert = 4",
-            "num_experts is 6",
-        ),
-        ("moe", CPU, {"router_topk": 5}, "router_topk 5 must be at most num_experts 4", "router_topk is 5"),
-        ("moe", CPU, {"tensor": 2}, "tensor > 1 with experts needs sequence", "tensor > 1 with experts needs sequence"),
+        ("gpt", CPU, {"data": 2, "expert": 2}, "expert = 2 needs a model with experts (moe)"),
+        ("moe", CPU, {"data": 2, "expert": 4}, "data x context = 2 must be a multiple of expert = 4"),
+        ("moe", CPU, {"data": 4, "expert": 4, "num_experts": 6}, "num_experts 6 must be a multiple of expert = 4"),
+        ("moe", CPU, {"router_topk": 5}, "router_topk 5 must be at most num_experts 4"),
+        ("moe", CPU, {"tensor": 2}, "tensor > 1 with experts needs sequence"),
         # -- Mamba layers
         (
             "mamba",
             H200,
             {"num_layers": 4},
             "hybrid_override_pattern has 8 letters and must have one for each of num_layers 4",
-            "has 8 letters",
         ),
-        (
-            "mamba",
-            H200,
-            {"head_dim": 24},
-            "2 x hidden_size = 256 must be a multiple of mamba.head_dim 24",
-            "mamba.head_dim (24)",
-        ),
+        ("mamba", H200, {"head_dim": 24}, "2 x hidden_size = 256 must be a multiple of mamba.head_dim 24"),
         (
             "mamba",
             H200,
             {"head_dim": 128, "num_groups": 1, "context": 4, "precision": "bf16"},
             "2 x hidden_size / mamba.head_dim = 2 must be a multiple of tensor x context = 4",
-            "tensor x context (4)",
         ),
         (
             "mamba",
             H200,
             {"num_groups": 3},
             "2 x hidden_size / mamba.head_dim = 16 must be a multiple of mamba.num_groups 3",
-            "mamba.num_groups (3)",
         ),
-        (
-            "mamba",
-            H200,
-            {"num_groups": 1, "tensor": 2},
-            "mamba.num_groups 1 must be a multiple of tensor = 2",
-            "mamba.num_groups is 1",
-        ),
+        ("mamba", H200, {"num_groups": 1, "tensor": 2}, "mamba.num_groups 1 must be a multiple of tensor = 2"),
         (
             "mamba",
             H200,
             {"num_groups": 6, "context": 4, "precision": "bf16", "hidden_size": 384, "head_dim": 32},
             "mamba.num_groups / tensor is 6 and must be a multiple or a divisor of context = 4",
-            "mamba.num_groups / tensor and context",
         ),
-        (
-            "mamba",
-            H200,
-            {"pipeline": 2, "virtual_pipeline": 2},
-            "virtual_pipeline > 1 needs a model of kind gpt",
-            "virtual_pipeline > 1 needs a model of kind 'gpt'",
-        ),
-        (
-            "mamba",
-            H200,
-            {"recompute": "full"},
-            "recompute = full needs a model of kind gpt",
-            "recompute 'full' needs a model of kind 'gpt'",
-        ),
-        (
-            "mamba",
-            H200,
-            {"layer_spec": "local"},
-            "a model of kind mamba-hybrid needs layer_spec transformer-engine",
-            "'mamba-hybrid' needs layer_spec",
-        ),
+        ("mamba", H200, {"pipeline": 2, "virtual_pipeline": 2}, "virtual_pipeline > 1 needs a model of kind gpt"),
+        ("mamba", H200, {"recompute": "full"}, "recompute = full needs a model of kind gpt"),
+        ("mamba", H200, {"layer_spec": "local"}, "a model of kind mamba-hybrid needs layer_spec transformer-engine"),
         # -- fp8
         (
             "te",
             H200,
             {"precision": "fp8", "hidden_size": 96, "tensor": 4},
             "hidden_size / tensor = 24 must be a multiple of what fp8 takes, 16",
-            "hidden_size / tensor is 24",
         ),
         (
             "te",
             H200,
             {"precision": "fp8", "sequence_length": 36},
             "tokens of a micro batch on a rank = 72 must be a multiple of what fp8 takes, 16",
-            "is 72",
         ),
         (
             "mamba",
             H200,
             {"precision": "fp8", "state_dim": 3},
             "the width of a Mamba layer's input projection / tensor = 552 must be a multiple of what fp8 takes, 16",
-            "is 552",
         ),
         # -- what it runs on
-        ("te", CPU, {}, "layer_spec transformer-engine needs device cuda", "needs device 'cuda'"),
-        (
-            "te",
-            A100,
-            {"precision": "fp8"},
-            "precision = fp8 needs GPUs of SM 89 or newer; the target has SM 80",
-            "SM 89 or newer",
-        ),
+        ("te", CPU, {}, "layer_spec transformer-engine needs device cuda"),
+        ("te", A100, {"precision": "fp8"}, "precision = fp8 needs GPUs of SM 89 or newer; the target has SM 80"),
     ],
 )
-def test_broken_rule(kind, ground, changes, told, smoke):
+def test_broken_rule(kind, ground, changes, told):
     broken = row(kind, ground, **changes)
     texts = [rule.text for rule in broken_rules(broken)]
     assert any(told in text for text in texts), texts
-    assert smoke in smoke_refuses(broken)
 
 
 @pytest.mark.parametrize(
@@ -402,12 +227,10 @@ def test_package_that_the_environment_must_have(kind, changes, package):
     assert rule.text == f"it needs the package {package}, which the environment does not have"
 
 
-def test_setting_that_trains_wrongly_is_for_the_planner_alone_to_refuse():
-    """Smoke runs it: it is how a planted fault is planted."""
+def test_setting_that_trains_wrongly_is_refused():
     wrong = row("gpt", pipeline=2, virtual_pipeline=2, overlap_p2p_comm=False)
     (rule,) = broken_rules(wrong)
     assert "it trains, and it is wrong" in rule.text
-    assert smoke_refuses(wrong) == ""
 
 
 def test_vocabulary_with_one_entry_a_rank_is_refused():

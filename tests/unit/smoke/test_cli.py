@@ -62,7 +62,7 @@ def test_refused_run_exits_2_and_writes_nothing(tmp_path: Path, damage: str) -> 
     command = [*FAKE, "run", "--plan", plan, "--out", str(out)]
     if damage == "plan":
         Path(plan).write_text('{"schema": "envbuild.plan/2"}')
-        words = "plan.models: missing"
+        words = "plan.nonce: missing"
     elif damage == "only":
         command += ["--only", "train-tp2"]
         words = "the plan has train-baseline"

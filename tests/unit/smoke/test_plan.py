@@ -63,18 +63,18 @@ def test_selection_of_unknown_case_lists_the_known(document: Document) -> None:
         ("gpu", {"sm": ["90"]}, ["plan.gpu", "an object with device 'cpu'", "null on the CPU"]),
         ("gpu", {"sm": []}, ["plan.gpu.sm", "1 or more"]),
         ("gpu", {"sm": ["9.0"]}, ["plan.gpu.sm", "without its dot"]),
-        ("gpu", {"sm": ["90"], "names": [1]}, ["plan.gpu.names", "a string"]),
+        ("gpu", {"sm": ["90"], "names": [1]}, ["plan.gpu.names[0]", "found 1", "a string"]),
         ("gpu", {"sm": ["90"], "memory": 1}, ["plan.gpu", "unknown key 'memory'"]),
         ("gpu", "h200", ["plan.gpu", "h200", "an object"]),
-        ("expected_modules", ["torch", "a b"], ["plan.expected_modules", "dotted name"]),
+        ("expected_modules", ["torch", "a b"], ["plan.expected_modules[1]", "dotted name"]),
         ("repeats", 0, ["plan.repeats", "found 0", "1 or more"]),
         ("bandwidth", {}, ["plan.bandwidth.ranks", "missing"]),
         ("bandwidth", BANDWIDTH | {"ranks": 1}, ["plan.bandwidth.ranks", "2 or more"]),
         ("bandwidth", BANDWIDTH | {"sizes_bytes": []}, ["plan.bandwidth.sizes_bytes", "1 or more"]),
-        ("bandwidth", BANDWIDTH | {"floor_gigabytes_per_second": 0}, ["plan.bandwidth.floor", "above 0, or null"]),
+        ("bandwidth", BANDWIDTH | {"floor_gigabytes_per_second": 0}, ["plan.bandwidth.floor", "above 0"]),
         ("extra", 1, ["plan", "unknown key 'extra'", "'cases'"]),
-        ("subject", {"stack": 1}, ["plan.subject", "strings"]),
-        ("cases", [], ["plan.cases", "empty"]),
+        ("subject", {"stack": 1}, ["plan.subject.stack", "found 1", "a string"]),
+        ("cases", [], ["plan.cases", "1 or more"]),
         ("cases", {}, ["plan.cases", "an array"]),
         ("cases.1", 7, ["plan.cases[1]", "7", "an object"]),
         ("cases.1.id", "../evil", ["plan.cases[1].id", "../evil", "names a directory"]),
@@ -86,8 +86,6 @@ def test_selection_of_unknown_case_lists_the_known(document: Document) -> None:
         ("cases.1.driver", "jax", ["plan.cases[1].driver", "jax", "'mcore'"]),
         ("cases.1.model", "bert", ["train-dp2", "bert", "'gpt'"]),
         ("cases.1.precision", "fp16", ["plan.cases[1].precision", "'fp32', 'bf16', 'fp8'"]),
-        ("cases.1.precision", "bf16", ["train-dp2", "precision", "train-baseline"]),
-        ("cases.1.training.seed", 1, ["train-dp2", "seed", "found 1", "1234"]),
         ("cases.1.training.steps", 0, ["plan.cases[1].training.steps", "found 0", "1 or more"]),
         ("cases.1.training.steps", True, ["plan.cases[1].training.steps", "found true"]),
         ("cases.1.training.steps", 2.0, ["plan.cases[1].training.steps", "found 2.0"]),
@@ -97,15 +95,7 @@ def test_selection_of_unknown_case_lists_the_known(document: Document) -> None:
         ("cases.1.time_limit_seconds", 0, ["plan.cases[1].time_limit_seconds", "above 0"]),
         ("cases.1.layout.sequence", 1, ["plan.cases[1].layout.sequence", "true or false"]),
         ("cases.1.settings.nccl", 1, ["plan.cases[1].settings", "nccl", "'overlap_p2p_comm'"]),
-        ("cases.1.world_size", 4, ["train-dp2", "world_size is 4", "is 2"]),
-        ("cases.1.layout.data", 3, ["train-dp2", "global_batch_size is 16", "(6)"]),
-        ("cases.1.layout.expert", 2, ["train-dp2", "layout.expert is 2", "no experts"]),
-        ("cases.1.layout.virtual_pipeline", 2, ["train-dp2", "virtual_pipeline > 1 needs pipeline > 1"]),
-        ("cases.1.settings.overlap_p2p_comm", True, ["train-dp2", "both true"]),
-        ("models.gpt.num_attention_heads", 3, ["hidden_size is 64", "(3) does not divide"]),
-        ("models.gpt.num_attention_heads", 16, ["is 4", "multiple of 8"]),
         ("models.gpt.layer_spec", "apex", ["plan.models.gpt.layer_spec", "'transformer-engine'"]),
-        ("models.gpt.layer_spec", "transformer-engine", ["needs device 'cuda'"]),
         ("models.gpt.normalization", "BatchNorm", ["plan.models.gpt.normalization", "'LayerNorm', 'RMSNorm'"]),
         ("models.gpt.num_query_groups", 0, ["plan.models.gpt.num_query_groups", "1 or more"]),
         ("models.gpt.moe", {"num_experts": 4}, ["plan.models.gpt.moe.router_topk", "missing"]),
@@ -115,9 +105,9 @@ def test_selection_of_unknown_case_lists_the_known(document: Document) -> None:
         ("cases.1.settings.attention_backend", "xformers", ["attention_backend", "'unfused'"]),
         ("cases.1.settings.recompute", "some", ["settings.recompute", "'none', 'selective', 'full'"]),
         ("cases.1.settings.distributed_optimizer", 1, ["distributed_optimizer", "true or false"]),
-        ("cases.1.resume_at", 0, ["plan.cases[1].resume_at", "1 or more, or null"]),
+        ("cases.1.resume_at", 0, ["plan.cases[1].resume_at", "1 or more"]),
         ("cases.1.compare_weights", None, ["plan.cases[1].compare_weights", "true or false"]),
-        ("cases.1.estimated_seconds", 0, ["plan.cases[1].estimated_seconds", "above 0, or null"]),
+        ("cases.1.estimated_seconds", 0, ["plan.cases[1].estimated_seconds", "above 0"]),
         ("models.gpt.kind", "bert", ["plan.models.gpt.kind", "'gpt'"]),
     ],
 )
@@ -127,37 +117,10 @@ def test_plan_refused(document: Document, path: str, value: object, words: list[
         assert word in message
 
 
-@pytest.mark.parametrize(
-    ("layout", "settings", "words"),
-    [
-        ({"pipeline": 2, "virtual_pipeline": 4}, {}, ["num_layers is 4", "(8)"]),
-        ({"tensor": 3}, {}, ["num_attention_heads is 4", "(3)"]),
-        ({"tensor": 2, "sequence": True}, {}, ["sequence needs a model with layer_spec", "or normalization 'RMSNorm'"]),
-        ({"sequence": True}, {}, ["sequence needs tensor > 1"]),
-        ({"pipeline": 2}, {"overlap_p2p_comm": True, "batch_p2p_comm": False}, ["needs virtual_pipeline > 1"]),
-    ],
-)
-def test_plan_layout_refused(document: Document, layout: Document, settings: Document, words: list[str]) -> None:
-    case = document["cases"][1]
-    case["layout"].update({"data": 1, **layout})
-    case["settings"].update(settings)
-    sizes = case["layout"]
-    case["world_size"] = sizes["data"] * sizes["tensor"] * sizes["pipeline"] * sizes["context"]
-    message = refusal(document)
-    for word in ["train-dp2", *words]:
-        assert word in message
-
-
-def test_plan_accepts_the_p2p_setting_that_trains_wrongly(document: Document) -> None:
-    """Smoke runs what it is told: that this combination computes something else is for the judge to see."""
-    document["cases"][1]["layout"].update({"data": 1, "pipeline": 2, "virtual_pipeline": 2})
-    parse_plan(json.dumps(document).encode())
-
-
-def test_plan_baseline_runs_on_one_rank(document: Document) -> None:
-    document["cases"][0]["layout"]["data"] = 2
-    document["cases"][0]["world_size"] = 2
-    assert "a baseline runs on one rank" in refusal(document)
+def test_plan_layouts_are_the_planners_to_check(document: Document) -> None:
+    """The runner runs what the plan says, also what computes something else: that is how a fault is planted."""
+    document["cases"][1]["layout"].update({"data": 3, "pipeline": 2, "virtual_pipeline": 2, "sequence": True})
+    assert parse_plan(json.dumps(document).encode()).cases[1].layout.world_size == 6
 
 
 def every_key(value: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -175,12 +138,6 @@ def test_plan_for_gpus_must_say_which(document: Document) -> None:
     read = parse_plan(json.dumps(document).encode())
     assert read.gpu is not None
     assert (read.gpu.sm, read.gpu.names) == (("90", "100a"), ())
-
-
-def test_plan_with_sequence_and_rms_norm(document: Document) -> None:
-    document["models"]["gpt"]["normalization"] = "RMSNorm"
-    document["cases"][1]["layout"].update({"data": 1, "tensor": 2, "sequence": True})
-    assert parse_plan(json.dumps(document).encode()).cases[1].layout.sequence
 
 
 def test_plan_without_any_one_key_is_refused(document: Document) -> None:

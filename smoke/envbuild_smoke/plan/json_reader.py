@@ -1,0 +1,136 @@
+"""Strict reading of JSON into frozen dataclasses: every key is named and typed, an unknown one is refused.
+
+Fields of a class may be scalars, `Literal`, `X | None`, `tuple[X, ...]`, `Mapping[str, X]` and other such classes. A
+`Rule` in `Annotated` narrows a scalar or a tuple. A field with a default may be absent.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+_SCALARS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
+
+
+class FieldError(Exception):
+    """A JSON document does not have the required form: where, what was found, what is allowed."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value must be; `text` completes "must be"."""
+
+    text: str
+    allows: Callable[[Any], bool]
+
+
+def at_least(least: int) -> Rule:
+    """Allow whole numbers from `least` on."""
+    return Rule(f"a whole number, {least} or more", lambda value: value >= least)
+
+
+def matching(pattern: str, text: str) -> Rule:
+    """Allow strings that match a pattern, whole and in ASCII."""
+    expression = re.compile(pattern, re.ASCII)
+    return Rule(text, lambda value: expression.fullmatch(value) is not None)
+
+
+# A whole number in JSON can be finite and yet too large for a float.
+POSITIVE = Rule("a number above 0", lambda value: 0 < value <= sys.float_info.max)
+NOT_EMPTY = Rule("an array of 1 or more", lambda value: len(value) > 0)
+
+
+def load_json(content: bytes) -> object:
+    """Parse UTF-8 JSON; a key that occurs twice in an object is refused, as is anything not finite."""
+    try:
+        return json.loads(content.decode("utf-8"), object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise FieldError(f"not UTF-8: {error}") from error
+    except json.JSONDecodeError as error:
+        raise FieldError(f"not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error
+    except RecursionError as error:
+        raise FieldError("not JSON that can be read: nested too deeply") from error
+
+
+def read_object(kind: type[T], value: object, where: str, **given: object) -> T:
+    """Return a JSON object as the dataclass `kind`; `given` are fields that are not in the document."""
+    document = _typed(value, dict, "an object", where)
+    hints = get_type_hints(kind, include_extras=True)
+    values = dict(given)
+    expected = [field for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
+    for field in expected:
+        if field.name in document:
+            values[field.name] = _read(hints[field.name], document[field.name], f"{where}.{field.name}")
+        elif field.default is MISSING:
+            raise FieldError(f"{where}.{field.name}: missing")
+    allowed = [field.name for field in expected]
+    if unknown := sorted(document.keys() - set(allowed)):
+        raise FieldError(f"{where}: unknown key {names(unknown)}; allowed: {names(allowed)}")
+    return kind(**values)
+
+
+def _read(kind: Any, value: object, where: str, rule: Rule | None = None) -> Any:
+    """Return a JSON value as the type `kind`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _read(arguments[0], value, where, arguments[1])
+    if origin in (Union, UnionType):
+        (wanted,) = (argument for argument in arguments if argument is not NoneType)
+        return None if value is None else _read(wanted, value, where, rule)
+    if is_dataclass(kind):
+        return read_object(kind, value, where)  # type: ignore[arg-type]
+    if origin is tuple:
+        entries = _typed(value, list, "an array", where)
+        if rule is not None and not rule.allows(entries):
+            raise _refused(value, rule.text, where)
+        return tuple(_read(arguments[0], entry, f"{where}[{index}]") for index, entry in enumerate(entries))
+    if origin is Mapping:
+        document = _typed(value, dict, "an object", where)
+        return {key: _read(arguments[1], entry, f"{where}.{key}") for key, entry in document.items()}
+    return _read_scalar(kind, value, where, rule)
+
+
+def _read_scalar(kind: Any, value: object, where: str, rule: Rule | None) -> Any:
+    if get_origin(kind) is Literal:
+        if not isinstance(value, str) or value not in get_args(kind):
+            raise _refused(value, "one of " + names(get_args(kind)), where)
+        return value
+    # Not isinstance: bool is an int in Python, and `true` is not a number in JSON.
+    is_kind = type(value) is kind or (kind is float and type(value) is int)
+    if not is_kind or (rule is not None and not rule.allows(value)):
+        raise _refused(value, rule.text if rule else _SCALARS[kind], where)
+    return kind(value)
+
+
+def _typed(value: object, kind: type[T], text: str, where: str) -> T:
+    if not isinstance(value, kind):
+        raise _refused(value, text, where)
+    return value
+
+
+def _refused(value: object, text: str, where: str) -> FieldError:
+    shown = json.dumps(value)
+    return FieldError(f"{where}: found {shown if len(shown) <= 80 else shown[:77] + '...'}; must be {text}")
+
+
+def names(values: Iterable[str]) -> str:
+    """Return names quoted and separated by commas, "none" when there are none."""
+    return ", ".join(repr(name) for name in values) or "none"
+
+
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    # json.loads silently keeps the last of two equal keys.
+    values: dict[str, object] = {}
+    for key, value in pairs:
+        if key in values:
+            raise FieldError(f"the key {key!r} occurs twice in one object")
+        values[key] = value
+    return values
+
+
+def _refuse_constant(name: str) -> object:
+    raise FieldError(f"{name} is not JSON")
