@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from envbuild.cli.command import Command
 from envbuild.cli.common import (
@@ -22,8 +23,9 @@ from envbuild.cli.output import put
 from envbuild.core.errors import UsageError
 from envbuild.core.files import write_atomic
 from envbuild.lock.locate import find_lock
-from envbuild.lock.record.export import Format, export_lock
+from envbuild.lock.record.export import Exported, Format, export_lock
 
+DOCKERFILE = "dockerfile"
 # PEP 751: tools know such files by their names.
 PYLOCK_NAME = re.compile(r"^pylock(\.[^.]+)?\.toml$")
 
@@ -34,14 +36,19 @@ PYLOCK_NAME = re.compile(r"^pylock(\.[^.]+)?\.toml$")
     "--format",
     "kind",
     required=True,
-    type=click.Choice([item.value for item in Format]),
-    help="requirements (hashed, host-free), pylock (PEP 751) or cyclonedx (a 1.5 SBOM, host-free).",
+    type=click.Choice([*(item.value for item in Format), DOCKERFILE]),
+    help="requirements (hashed, host-free), pylock (PEP 751), cyclonedx (a 1.5 SBOM, host-free), or dockerfile (a "
+    "folder to build with docker, podman or kaniko).",
 )
 @name_option
 @phases_option("What to write.")
-@click.option("--output", type=PathArgument(dir_okay=False), metavar="FILE", help="Where to; default: stdout.")
+@click.option(
+    "--output", type=PathArgument(), metavar="FILE", help="Where to; default: stdout. For dockerfile: the folder."
+)
 @output_options
+@click.pass_context
 def command(
+    context: click.Context,
     session: Session,
     stack: str,
     base: str | None,
@@ -52,23 +59,28 @@ def command(
     output: Path | None,
 ) -> None:
     """Write a lock in a format that other tools read, with the lock's own versions and hashes."""
-    chosen = Format(kind)
-    if chosen is Format.PYLOCK and output is not None and PYLOCK_NAME.match(output.name) is None:
-        raise UsageError(
-            f"--output {output.name} is no name for a pylock.toml",
-            why="Tools know such files by their names: pylock.toml or pylock.NAME.toml, where NAME has no dot.",
-            fix=f"Name it so: --output {output.with_name('pylock.toml')}",
+    _check_options(kind, output, phases_given=context.get_parameter_source("phases") is ParameterSource.COMMANDLINE)
+    if kind == DOCKERFILE and output is not None:
+        from envbuild.image.docker.export import export_dockerfile
+        from envbuild.image.inputs import ImageInputs
+
+        selection = session.select(stack, target, base)
+        lock = find_lock(session.project, selection, name)
+        inputs = ImageInputs(selection=selection, lock=lock, wheels=session.built_wheels(lock, selection))
+        export_dockerfile(inputs, session.context, output)
+        result = Exported(text="", packages=len(lock.packages()))
+    else:
+        selection = session.select_to_lock(stack, target, base)
+        lock = find_lock(session.project, selection, name)
+        chosen = parse_phases(phases)
+        result = export_lock(
+            lock, Format(kind), chosen, site=session.site, store=session.store, reporter=session.reporter
         )
-    selection = session.select_to_lock(stack, target, base)
-    lock = find_lock(session.project, selection, name)
-    result = export_lock(
-        lock, chosen, parse_phases(phases), site=session.site, store=session.store, reporter=session.reporter
-    )
+        if output is not None:
+            write_atomic(output, result.text)
     for note in result.notes:
         session.reporter.note(f"note: {note}")
-    if output is not None:
-        write_atomic(output, result.text)
-    elif not session.as_json:
+    if output is None and not session.as_json:
         put(result.text)
         return
     session.done(
@@ -81,3 +93,36 @@ def command(
         },
         *([f"{result.packages} packages as {kind}: {shown(output)}"] if output else []),
     )
+
+
+def _check_options(kind: str, output: Path | None, *, phases_given: bool) -> None:
+    """Refuse an output or phases that the format cannot have.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if kind == DOCKERFILE:
+        if output is None:
+            raise UsageError(
+                "--format dockerfile needs --output DIR",
+                why="It writes a folder: a Dockerfile and the files that it copies.",
+                fix="Name the folder: --output DIR",
+            )
+        if phases_given:
+            raise UsageError(
+                "--phases has no effect with --format dockerfile",
+                why="An image has all phases of its lock.",
+                fix="Leave --phases out.",
+            )
+    elif output is not None and output.is_dir():
+        raise UsageError(
+            f"--output {output} is a folder",
+            why=f"--format {kind} writes one file.",
+            fix="Name a file.",
+        )
+    if kind == Format.PYLOCK.value and output is not None and PYLOCK_NAME.match(output.name) is None:
+        raise UsageError(
+            f"--output {output.name} is no name for a pylock.toml",
+            why="Tools know such files by their names: pylock.toml or pylock.NAME.toml, where NAME has no dot.",
+            fix=f"Name it so: --output {output.with_name('pylock.toml')}",
+        )

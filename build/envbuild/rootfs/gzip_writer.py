@@ -73,7 +73,7 @@ class GzipWriter:
         """``sha256:<hex>`` of the file."""
         return "sha256:" + self._digest.hexdigest()
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: bytes | memoryview, /) -> int:
         """Take in some bytes."""
         self.plain_bytes += len(data)
         self._block += data

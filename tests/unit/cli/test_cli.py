@@ -405,6 +405,20 @@ def test_image_options_that_would_do_nothing_are_refused(project, capsys, argume
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--format", "dockerfile"], "--format dockerfile needs --output DIR"),
+        (["--format", "dockerfile", "--output", "d", "--phases", "main"], "--phases has no effect"),
+        (["--format", "requirements", "--output", "."], "--output . is a folder"),
+        (["--format", "pylock", "--output", "lock.toml"], "is no name for a pylock.toml"),
+    ],
+)
+def test_export_options_that_do_not_fit_the_format_are_refused(project, capsys, arguments, words):
+    assert run(["export", "--stack", "mcore", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_out_dir_that_cannot_be_written_is_told_before_work_starts(project, capsys):
     make_lock(project / "lockfiles" / "mcore" / "debian12")
     (project / "file").write_text("")

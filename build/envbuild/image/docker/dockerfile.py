@@ -1,0 +1,247 @@
+"""Renders a Dockerfile that docker (classic builder and BuildKit), podman and kaniko build without envbuild.
+
+It has no `# syntax=`, no heredocs and no `RUN --mount`: dockerd 20.10 without BuildKit, and kaniko, lack some of them.
+What installs the environment is in stages of its own: no layer of the image has uv, wheels or requirements.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from envbuild.core.errors import InternalError
+from envbuild.image.layers.sandbox import PREFIX, VENV
+from envbuild.oci.write import RunConfig
+
+PUBLIC_INDEX = "https://pypi.org/simple"
+# The first words of a Dockerfile: a folder with such a file may be replaced.
+WRITTEN_BY = "# Written by `envbuild export --format dockerfile`"
+# Where the stages see the context; the image has no such folder.
+BUILD = "/build"
+BASE_FILE, CONFIGURATION_FILE = "base.tar.gz", "configuration.tar.gz"
+_CONTINUED = " \\\n    "
+# As envbuild sets them: bytecode that does not depend on times (PEP 552), copies instead of links into a cache.
+_UV_SETTINGS = (
+    f"VIRTUAL_ENV={VENV}",
+    "UV_PYTHON_DOWNLOADS=never",
+    "UV_NO_CACHE=1",
+    "UV_NO_PROGRESS=1",
+    "UV_COMPILE_BYTECODE=1",
+    "PYC_INVALIDATION_MODE=UNCHECKED_HASH",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A package that is built from the archive `sources/NAME.tar.gz` of the context.
+
+    Attributes:
+        folder: the folder of the archive that is built.
+        variables: of the build.
+    """
+
+    name: str
+    folder: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """The folder that is built, as a stage sees it."""
+        return f"{BUILD}/sources/{self.folder}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compile:
+    """The stage that compiles wheels.
+
+    Attributes:
+        toolchain: the instructions that install compilers, and the CUDA toolkit.
+    """
+
+    toolchain: Sequence[str]
+    sources: Sequence[Source]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a Dockerfile states.
+
+    Attributes:
+        title: the stack, the base and the hardware.
+        tag: a name for the image, as an example.
+        base: `name@sha256:...`; empty for a base that is a tar of the context.
+        python: the base's interpreter.
+        sees_base: whether the environment sees packages of the base.
+        torch_index: the index with the lock's build of torch; empty where the package index has it.
+        phases: the requirement files of the context, by phase.
+        again: packages of phase main that are installed again, over the files of others.
+        wheels: packages whose wheels are in the context.
+        trees: packages from git that phase git builds.
+        unset: variables of the base that the image does not have.
+    """
+
+    title: str
+    tag: str
+    config: RunConfig
+    python: str
+    base: str = ""
+    sees_base: bool = False
+    torch_index: str = ""
+    phases: Sequence[str] = ("main",)
+    again: Sequence[str] = ()
+    wheels: Sequence[str] = ()
+    compiled: Compile | None = None
+    trees: Sequence[Source] = ()
+    unset: Sequence[str] = ()
+
+
+def render(recipe: Recipe) -> str:
+    """The Dockerfile of a recipe."""
+    stages = [_head(recipe), _base(recipe), _main(recipe)]
+    if recipe.compiled is not None:
+        stages.append(_wheels(recipe.compiled))
+    stages += [_environment(recipe), _image(recipe)]
+    return "\n\n".join("\n".join(stage) for stage in stages) + "\n"
+
+
+def install(*words: str) -> str:
+    """The command that installs pinned packages into the environment."""
+    return " ".join(["uv pip install --no-deps", *words])
+
+
+def _from_index(recipe: Recipe, file: str, *words: str) -> str:
+    """The instruction that installs a requirements file from the package index."""
+    options = ['--index-url "$INDEX_URL"']
+    if recipe.torch_index:
+        # Every file is pinned by its hash: searching both indexes cannot choose another one.
+        options.append('--index "$TORCH_INDEX_URL" --index-strategy unsafe-best-match')
+    return f"RUN {install(*words)}{_CONTINUED}{' '.join(options)} --requirements {BUILD}/lock/{file}"
+
+
+def copy_lock(name: str) -> str:
+    """The instruction that copies a file of the lock."""
+    return f"COPY lock/{name} {BUILD}/lock/"
+
+
+def _head(recipe: Recipe) -> list[str]:
+    lines = [
+        f"{WRITTEN_BY}: {recipe.title}.",
+        f"#   docker build --tag {recipe.tag} .      (or docker buildx build, podman build, kaniko)",
+        "#   --build-arg INDEX_URL=https://...   a package index of your own",
+    ]
+    arguments = [f"ARG INDEX_URL={PUBLIC_INDEX}"]
+    if recipe.torch_index:
+        lines.append("#   --build-arg TORCH_INDEX_URL=https://...   an index with this build of torch")
+        arguments.append(f"ARG TORCH_INDEX_URL={recipe.torch_index}")
+    return [*lines, *arguments]
+
+
+def _base(recipe: Recipe) -> list[str]:
+    if recipe.base:
+        return ["# The base, by its digest.", f"FROM {recipe.base} AS base"]
+    return ["# The base, a root file system.", "FROM scratch AS base", f"ADD {BASE_FILE} /"]
+
+
+def _index_arguments(recipe: Recipe) -> list[str]:
+    return ["ARG INDEX_URL", *(["ARG TORCH_INDEX_URL"] if recipe.torch_index else [])]
+
+
+def _main(recipe: Recipe) -> list[str]:
+    seen = " --system-site-packages" if recipe.sees_base else ""
+    lines = [
+        "# Phase main: an empty environment, and what installs without the packages before it.",
+        "FROM base AS main",
+        "USER 0",
+        *_index_arguments(recipe),
+        f"ENV {_CONTINUED.join(_UV_SETTINGS)}",
+        "COPY tools/uv /usr/local/bin/uv",
+        f"RUN uv venv --python {recipe.python} --no-project{seen} {VENV}",
+    ]
+    if "main" in recipe.phases:
+        lines.append(copy_lock("main.txt"))
+        lines.append(_from_index(recipe, "main.txt", "--require-hashes"))
+        lines += [
+            _from_index(recipe, "main.txt", "--require-hashes", f"--reinstall-package {name}") for name in recipe.again
+        ]
+    return lines
+
+
+def _wheels(compiled: Compile) -> list[str]:
+    lines = [
+        "# Compiles the wheels that are not in the context. Only /wheels leaves this stage.",
+        "FROM main AS wheels",
+    ]
+    lines += compiled.toolchain
+    for source in compiled.sources:
+        lines.append(f"ADD sources/{source.name}.tar.gz {BUILD}/sources/")
+        lines.append(f"RUN {_build(source, '/wheels')}")
+    return lines
+
+
+def _build(source: Source, folder: str) -> str:
+    """The command that builds a wheel with the packages of the environment."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(source.variables.items())]
+    build = f"uv build --wheel --no-build-isolation --no-config --offline --out-dir {folder} {source.place}"
+    return _CONTINUED.join([*variables, build])
+
+
+def _environment(recipe: Recipe) -> list[str]:
+    """Phases compile and git; what has a wheel is installed from it."""
+    lines = ["# Phases compile and git.", "FROM main AS environment", *_index_arguments(recipe)]
+    if recipe.wheels:
+        lines.append(f"COPY wheels/ {BUILD}/wheels/")
+    compiled = recipe.compiled.sources if recipe.compiled is not None else ()
+    if compiled:
+        lines.append(f"COPY --from=wheels /wheels/ {BUILD}/wheels/")
+    if names := [*recipe.wheels, *(source.name for source in compiled)]:
+        lines.append(f"RUN {_from_wheels(names)}")
+    if "compile" in recipe.phases:
+        lines.append(copy_lock("compile.txt"))
+        lines.append(_from_index(recipe, "compile.txt", "--require-hashes", "--no-build-isolation"))
+    for source in recipe.trees:
+        lines.append(f"ADD sources/{source.name}.tar.gz {BUILD}/sources/")
+        lines.append(f"RUN {_build(source, f'{BUILD}/wheels')}")
+        lines.append(f"RUN {_from_wheels([source.name])}")
+    if "git" in recipe.phases:
+        lines.append(copy_lock("git.txt"))
+        lines.append(f"RUN {install('--no-build-isolation', f'--requirements {BUILD}/lock/git.txt')}")
+    if not recipe.sees_base:
+        lines.append("# The environment has the locked packages and no others.")
+        lines.append(copy_lock("packages.txt"))
+        lines.append(f"RUN uv pip list --format freeze | diff {BUILD}/lock/packages.txt -")
+    return lines
+
+
+def _from_wheels(names: Sequence[str]) -> str:
+    """The command that installs packages from the wheels in a stage; there is one wheel of each."""
+    return install(f"--no-index --find-links {BUILD}/wheels", *names)
+
+
+def _image(recipe: Recipe) -> list[str]:
+    """How containers start; what a base on a registry states of it, and images do not carry on, is taken back."""
+    config = recipe.config
+    lines = ["# The image: the base, the environment, and envbuild's own files.", "FROM base"]
+    lines += [f"COPY --from=environment {PREFIX}/ {PREFIX}/", f"ADD {CONFIGURATION_FILE} /"]
+    given = (entry.partition("=") for entry in config.environment)
+    variables = {**dict.fromkeys(recipe.unset, ""), **{name: value for name, _, value in given}}
+    lines += [f"ENV {_CONTINUED.join(f'{name}={quoted(value)}' for name, value in variables.items())}"]
+    labels = [f"{quoted(name)}={quoted(value)}" for name, value in sorted(config.labels)]
+    lines += [f"LABEL {_CONTINUED.join(labels)}"] if labels else []
+    lines += ["ENTRYPOINT []", "HEALTHCHECK NONE"] if recipe.base else []
+    lines += [f"VOLUME {json.dumps(list(config.volumes))}"] if config.volumes else []
+    lines += [f"EXPOSE {' '.join(config.ports)}"] if config.ports else []
+    lines += [f"STOPSIGNAL {config.stop_signal}"] if config.stop_signal else []
+    lines += [f"WORKDIR {config.workdir}"] if config.workdir else []
+    lines += [f"USER {config.user}"] if config.user else []
+    return [*lines, f"CMD {json.dumps(list(config.command))}"]
+
+
+def quoted(text: str) -> str:
+    """A value of ENV or LABEL in which nothing is replaced."""
+    if "\n" in text or "\r" in text:
+        raise InternalError("a value in a Dockerfile has several lines", why=repr(text))
+    for character in '\\"$':
+        text = text.replace(character, f"\\{character}")
+    return f'"{text}"'

@@ -1,0 +1,225 @@
+"""Writes a lock as a folder with a Dockerfile and its context: what is installed, the base, wheels and sources."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.base import RegistryImage
+from envbuild.catalog.catalog import Selection
+from envbuild.catalog.context import Context
+from envbuild.catalog.data import data_root
+from envbuild.catalog.site import PUBLIC_TORCH_INDEX
+from envbuild.core.errors import ConfigurationError
+from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree
+from envbuild.image import node_requirements
+from envbuild.image.base import StoredBase
+from envbuild.image.build import hold_base
+from envbuild.image.configuration import run_config, write_configuration
+from envbuild.image.docker.compile import TOOLKIT_SCRIPT, SourceWriter
+from envbuild.image.docker.dockerfile import BASE_FILE, CONFIGURATION_FILE, WRITTEN_BY, Recipe, render
+from envbuild.image.inputs import ImageInputs, ImageParts, check_inputs
+from envbuild.image.layers.environment import StoredEnvironment
+from envbuild.image.output import image_tag
+from envbuild.image.record import EnvironmentRecord
+from envbuild.lock.lockfile import snapshot
+from envbuild.lock.record.content import locked_content
+from envbuild.lock.uv.program import uv_program
+from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
+from envbuild.rootfs.blobs import LayerBlob
+from envbuild.rootfs.gzip_writer import GzipWriter
+from envbuild.rootfs.layer import LAYER_TYPE
+from envbuild.rootfs.overlay import merged
+from envbuild.rootfs.tar_writer import end, write_member
+from envbuild.sync.install import LATER
+from envbuild.wheels.plan import buildable
+from envbuild.wheels.sources import SourceOrigin, WheelSources
+
+DOCKERFILE = "Dockerfile"
+
+
+def export_dockerfile(inputs: ImageInputs, context: Context, folder: Path) -> None:
+    """Write a folder that `docker build`, buildx, podman and kaniko build without envbuild.
+
+    The base is made, or fetched, where the store does not have it: its variables go into the image's.
+
+    Args:
+        folder: replaced where it is such a folder already.
+
+    Raises:
+        ConfigurationError: the lock is for another base, or the folder holds something else.
+        CheckRefusedError: the digest of the base was not resolved; or see :meth:`SourceWriter.compiled`.
+        NetworkError: the base or sources cannot be fetched.
+    """
+    refuse_foreign(folder)
+    check_inputs(inputs)
+    with (
+        hold_base(inputs.selection, context, refresh=False) as base,
+        context.store.staging("dockerfile") as work,
+        machine_errors(folder),
+    ):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staged = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        try:
+            staged.chmod(0o755)
+            frozen = replace(inputs, lock=snapshot(inputs.lock, work / "lock"))
+            export = _Export(context=context, inputs=frozen, base=base, staged=staged)
+            with context.reporter.step("write the Dockerfile and its context"):
+                (staged / DOCKERFILE).write_text(render(export.recipe(work)))
+                export.write_files()
+            replace_tree(staged, folder)
+        finally:
+            remove_tree(staged)
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Refuse to replace a folder that is not such an export.
+
+    Raises:
+        ConfigurationError: it holds something else.
+    """
+    with machine_errors(folder, "read"), contextlib.suppress(FileNotFoundError):
+        if not folder.is_symlink() and folder.is_dir():
+            file = folder / DOCKERFILE
+            if not any(folder.iterdir()) or (file.is_file() and file.read_text().startswith(WRITTEN_BY)):
+                return
+        folder.lstat()
+        raise ConfigurationError(
+            f"{folder} would be replaced, and holds something else",
+            why="It is not empty, and not a folder that `envbuild export --format dockerfile` wrote.",
+            fix="Move it away, or name another folder with --output.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Export:
+    context: Context
+    inputs: ImageInputs
+    base: StoredBase
+    staged: Path
+
+    def recipe(self, work: Path) -> Recipe:
+        """What the Dockerfile states; writes the sources of packages into the context."""
+        directory, selection, wheels = self.inputs.lock, self.inputs.selection, self.inputs.wheels
+        lock = directory.lock
+        sources = WheelSources(
+            base=selection.base, site=self.context.site, store=self.context.store, reporter=self.context.reporter
+        )
+        (self.staged / "lock").mkdir()
+        writer = SourceWriter(lock=directory, selection=selection, sources=sources, folder=self.staged, work=work)
+        ready = {canonicalize_name(name) for name in wheels}
+        origins = {name: item for name, item in buildable(directory).items() if canonicalize_name(name) not in ready}
+        compiled = writer.compiled(origins) if origins else None
+        trees = [writer.tree(item) for item in self._git_origins({*ready, *buildable(directory)})]
+        done = {*ready, *origins, *(tree.name for tree in trees)}
+        config, carried = run_config(self.parts), self.base.record.config.environment
+        names = {entry.partition("=")[0] for entry in config.environment}
+        main = locked_content(directory, ("main",))
+        return Recipe(
+            title=f"{lock.stack} on {selection.base_name} for {node_requirements.hardware_of(selection.target)}",
+            tag=image_tag(lock.stack, selection.base_name, selection.target_name),
+            config=config,
+            python=selection.base.python.executable,
+            base=_reference(selection),
+            sees_base=bool(lock.base.provides),
+            torch_index=self._torch_index(),
+            phases=self._write_phases(done),
+            again=[
+                name for name, range_ in LATER.items() if name in main and main[name].version in SpecifierSet(range_)
+            ],
+            wheels=sorted(ready),
+            compiled=compiled,
+            trees=trees,
+            unset=sorted({*carried} - names) if _reference(selection) else (),
+        )
+
+    def write_files(self) -> None:
+        """The files of the context besides sources and requirements."""
+        write_configuration(self.staged / CONFIGURATION_FILE, self.parts)
+        if not _reference(self.inputs.selection):
+            write_base(self.base, self.staged / BASE_FILE)
+        for item in self.inputs.wheels.values():
+            link_or_copy(item.wheel, self.staged / "wheels" / item.wheel.name)
+        link_or_copy(uv_program(), self.staged / "tools/uv")
+        if (self.staged / "lock/toolkit.txt").exists():
+            link_or_copy(data_root() / TOOLKIT_SCRIPT, self.staged / "tools/toolkit.sh")
+        lines = [f"{canonicalize_name(name)}=={version}" for name, version in self.inputs.lock.packages().items()]
+        (self.staged / "lock/packages.txt").write_text("".join(f"{line}\n" for line in sorted(lines)))
+
+    @property
+    def parts(self) -> ImageParts:
+        """What the image is put together from."""
+        packages = dict(sorted(self.inputs.lock.packages().items()))
+        record = EnvironmentRecord(schema="envbuild.environment/2", layers=(), packages=packages)
+        environment = StoredEnvironment(record=record, layers=(), built=True)
+        return ImageParts(inputs=self.inputs, base=self.base, environment=environment)
+
+    def _git_origins(self, others: Collection[str]) -> list[SourceOrigin]:
+        """The packages from git that are built while they are installed."""
+        return [
+            SourceOrigin(
+                package=canonicalize_name(name),
+                version=item.version,
+                git=item.git,
+                commit=item.commit,
+                subdirectory=item.subdirectory or "",
+            )
+            for name, item in sorted(self.inputs.lock.lock.components.items())
+            if item.git and item.commit and canonicalize_name(name) not in others
+        ]
+
+    def _write_phases(self, done: Collection[str]) -> list[str]:
+        """Write the requirements of each phase that has more than what is installed from wheels and sources."""
+        phases = []
+        for phase in self.inputs.lock.lock.phases:
+            file = self.inputs.lock.file(phase)
+            if file is None or {*locked_content(self.inputs.lock, (phase,))} <= {*done}:
+                continue
+            text = file.read_text()
+            if phase == "git":  # one line a package; uv would build a package from git again, wheel or not
+                lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+                text = "".join(f"{line}\n" for line in lines if _package(line) not in done)
+            (self.staged / "lock" / file.name).write_text(text)
+            phases.append(phase)
+        return phases
+
+    def _torch_index(self) -> str:
+        """The public index with the lock's build of torch."""
+        lock = self.inputs.lock.lock
+        if not lock.torch.version or lock.torch.build == PACKAGE_INDEX_BUILD or "torch" in lock.base.provides:
+            return ""
+        return PUBLIC_TORCH_INDEX.replace("{build}", lock.torch.build)
+
+
+def _reference(selection: Selection) -> str:
+    """The base on its registry, by its digest; empty for other bases."""
+    obtain = selection.base.obtain
+    return f"{obtain.image.rpartition(':')[0]}@{obtain.digest}" if isinstance(obtain, RegistryImage) else ""
+
+
+def _package(line: str) -> str:
+    """The package that a line of requirements pins."""
+    return canonicalize_name(line.partition("==")[0].partition(" @")[0].strip())
+
+
+def write_base(base: StoredBase, file: Path) -> None:
+    """Write a base as one tar: docker unpacks whiteouts of several layers as files."""
+    if len(base.layers) == 1 and base.layers[0].record.media_type == LAYER_TYPE:
+        link_or_copy(base.layers[0].file, file)
+        return
+    blobs = [
+        LayerBlob(
+            file=item.file, digest=item.record.digest, diff_id=item.record.diff_id, media_type=item.record.media_type
+        )
+        for item in base.layers
+    ]
+    with GzipWriter(file) as gzip:
+        for member, content in merged(blobs):
+            write_member(gzip, member, content)
+        end(gzip)

@@ -1,0 +1,91 @@
+"""The Dockerfile of a lock: whole for one CPU and one CUDA base, and the values in it."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from envbuild.core.errors import InternalError
+from envbuild.image.docker.dockerfile import Compile, Recipe, Source, quoted, render
+from envbuild.oci.write import RunConfig
+
+GOLDEN = Path(__file__).parent / "golden"
+CPU = Recipe(
+    title="mini on debian12 for CPUs",
+    tag="mini:debian12-cpu",
+    config=RunConfig(
+        environment=("PATH=/opt/envbuild/venv/bin:/bin", "LANG=C.UTF-8"),
+        labels=(("envbuild.stack", "mini"), ("a", 'b"c')),
+        command=("/bin/bash",),
+    ),
+    python="/usr/bin/python3.11",
+    torch_index="https://download.pytorch.org/whl/cpu",
+)
+CUDA = Recipe(
+    title="nemo on ngc for sm_90",
+    tag="nemo:ngc-h200",
+    config=RunConfig(
+        environment=("PATH=/opt/envbuild/venv/bin:/usr/local/cuda/bin:/bin", "NVIDIA_REQUIRE_CUDA=cuda>=13.0"),
+        labels=(("envbuild.stack", "nemo"),),
+        command=("/bin/bash",),
+        workdir="/workspace",
+        user="1000",
+        volumes=("/data",),
+        ports=("8888/tcp",),
+        stop_signal="SIGINT",
+    ),
+    base="registry.example/pytorch@sha256:0123",
+    python="/usr/bin/python3.12",
+    sees_base=True,
+    phases=("main", "compile", "git"),
+    again=("nvidia-cutlass-dsl-libs-cu13",),
+    wheels=("flash-attn",),
+    compiled=Compile(
+        toolchain=["RUN apt-get -q install gcc", "ENV CC=gcc"],
+        sources=[Source(name="te", folder="te/pytorch", variables={"TORCH_CUDA_ARCH_LIST": "9.0", "FLAGS": "a 'b'"})],
+    ),
+    trees=[Source(name="megatron-core", folder="megatron-core", variables={"SETUPTOOLS_SCM_PRETEND_VERSION": "1.0"})],
+    unset=("PYTHONPATH",),
+)
+
+
+@pytest.mark.parametrize(("name", "recipe"), [("cpu", CPU), ("cuda", CUDA)])
+def test_dockerfile(name, recipe):
+    assert render(recipe) == (GOLDEN / f"{name}.Dockerfile").read_text()
+
+
+@pytest.mark.parametrize("recipe", [CPU, CUDA])
+def test_dockerfile_needs_no_buildkit(recipe):
+    text = render(recipe)
+    assert not [word for word in ("syntax=", "<<", "--mount", "--chmod", "--link") if word in text]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("plain", '"plain"'),
+        ("two words", '"two words"'),
+        ("$HOME ${x}", '"\\$HOME \\${x}"'),
+        ('a"b\\c', '"a\\"b\\\\c"'),
+        ("`id` $(id) 'x' # ; &", "\"`id` \\$(id) 'x' # ; &\""),
+    ],
+)
+def test_value_is_read_back_as_it_is(value, expected):
+    assert quoted(value) == expected
+
+
+def test_value_with_several_lines_is_refused():
+    with pytest.raises(InternalError):
+        quoted("a\nb")
+
+
+@pytest.mark.parametrize("value", ["plain", "it's", "$(echo no)", "`echo no`", 'a "b" \\c', "a;b&c"])
+def test_variable_of_a_build_reaches_it_unchanged(value):
+    """The shell of a RUN instruction reads it."""
+    source = Source(name="x", folder="x", variables={"VALUE": value})
+    (line,) = [
+        part for part in render(Recipe(**{**vars(CPU), "trees": [source]})).split("RUN ") if part.startswith("VALUE=")
+    ]
+    command = line.partition("uv build")[0] + "printenv VALUE"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{value}\n"
