@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.models import Phase
+from envbuild.catalog.site import load_site
 from envbuild.core.digests import sha256_bytes
+from envbuild.core.progress import Reporter, SilentReporter
 from envbuild.lock import lockfile
+from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
 from envbuild.lock.lockfile import PHASE_FILES, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
+from envbuild.store.local import LocalStore
 
 MAIN = """\
 # Written by `envbuild lock`.
@@ -80,4 +85,18 @@ def inputs_of(selection: Selection) -> Inputs:
         torch_build="cpu",
         uv="0",
         as_of="2026-01-02T03:04:05Z",
+    )
+
+
+def lock_context(folder: Path, repositories: Any = None, reporter: Reporter | None = None) -> LockContext:
+    """A context of one lock that works in ``folder``, with a store in it."""
+    reporter = reporter or SilentReporter()
+    store = LocalStore(folder / "store", reporter)
+    return LockContext(
+        store=store,
+        site=load_site({"HOME": str(folder)}),
+        reporter=reporter,
+        folder=folder,
+        log=folder / "log",
+        repositories=repositories or Repositories(store, reporter),
     )

@@ -13,11 +13,12 @@ from helpers.simple_index import SimpleIndex, make_sdist
 from helpers.stack_files import BASE, GPU_BASE, write_base, write_stack
 
 from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.catalog.context import Context
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import NetworkError, ResolutionError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.inputs.request import LockRequest
-from envbuild.lock.lock import lock_stack
+from envbuild.lock.lock import LockOptions, lock_stack
 from envbuild.lock.lockfile import read_lock
 from envbuild.lock.resolve import conflicts
 from envbuild.store.local import LocalStore
@@ -128,11 +129,9 @@ def explained(three: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Resol
         with pytest.raises(ResolutionError) as caught:
             lock_stack(
                 selection,
-                path=path,
-                request=LockRequest(pins={"lib": "2.0", "dep": "2.0"}),
-                site=load_site(),
-                store=store,
-                reporter=SilentReporter(),
+                LockRequest(pins={"lib": "2.0", "dep": "2.0"}),
+                LockOptions(path=path),
+                Context(store=store, site=load_site(), reporter=SilentReporter()),
             )
         assert "No solution found" in caught.value.why
         assert "dep<2" in caught.value.why

@@ -12,14 +12,15 @@ from helpers.simple_index import SimpleIndex, make_sdist
 from helpers.stack_files import BASE, GPU_BASE, write_stack
 
 from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.catalog.context import Context
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.inputs.request import LockRequest
-from envbuild.lock.lock import lock_stack
+from envbuild.lock.lock import LockOptions, lock_stack
 from envbuild.lock.lockfile import read_lock
 from envbuild.lock.project.pyproject import Project
-from envbuild.lock.record import write
+from envbuild.lock.resolve import resolve
 from envbuild.store.local import LocalStore
 
 LOCK = ("lock", "--stack", "s", "--json")
@@ -213,6 +214,10 @@ def test_a_package_present_twice_is_refused(own: Any, wheel: Callable[..., None]
 # ---- an unknown [tool.uv] key
 
 
+def context_of(own: Any) -> Context:
+    return Context(store=LocalStore(own.cache, SilentReporter()), site=load_site(), reporter=SilentReporter())
+
+
 def test_an_unknown_key_of_uv_is_refused(
     own: Any, wheel: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,19 +227,18 @@ def test_an_unknown_key_of_uv_is_refused(
     write_stack(own.project, "s", {"lib": {}})
     for name, value in own.env.items():
         monkeypatch.setenv(name, value)
-    real = write.render_project
+    real = resolve.render_project
 
     def with_unknown_key(project: Project, **more: Any) -> str:
         return real(project, **more).replace("[tool.uv]\n", "[tool.uv]\nno-such-key = 1\n")
 
-    monkeypatch.setattr(write, "render_project", with_unknown_key)
+    monkeypatch.setattr(resolve, "render_project", with_unknown_key)
     selection = Selection(Catalog.open(own.project), "s", BASE, "cpu")
 
     def lock(*allow: str) -> Path:
         path = own.project / "lockfiles/s" / BASE
         request = LockRequest(as_of="2025-04-01", allow=allow)
-        site, store = load_site(), LocalStore(own.cache, SilentReporter())
-        lock_stack(selection, path=path, request=request, site=site, store=store, reporter=SilentReporter())
+        lock_stack(selection, request, LockOptions(path=path), context_of(own))
         return path
 
     with pytest.raises(CheckRefusedError) as caught:
@@ -275,15 +279,14 @@ def test_a_resolution_as_of_another_moment_is_refused(
     write_stack(own.project, "s", {"lib": {}})
     for name, value in own.env.items():
         monkeypatch.setenv(name, value)
-    real = write.render_project
+    real = resolve.render_project
     monkeypatch.setattr(
-        write, "render_project", lambda *words, **more: real(*words, **more).replace("2025-04-02", "2025-05-02")
+        resolve, "render_project", lambda *words, **more: real(*words, **more).replace("2025-04-02", "2025-05-02")
     )
     selection = Selection(Catalog.open(own.project), "s", BASE, "cpu")
-    site, store = load_site(), LocalStore(own.cache, SilentReporter())
     request, path = LockRequest(as_of="2025-04-01"), own.project / "there"
     with pytest.raises(CheckRefusedError) as caught:
-        lock_stack(selection, path=path, request=request, site=site, store=store, reporter=SilentReporter())
+        lock_stack(selection, request, LockOptions(path=path), context_of(own))
     assert "uv.lock is as of 2025-05-02T00:00:00Z, and the project of 2025-04-02T00:00:00Z" in caught.value.why
 
 

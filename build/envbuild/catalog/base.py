@@ -129,6 +129,11 @@ class Base(TomlModel):
     obtain: Annotated[Mmdebstrap | RegistryImage | OciLayout | Tar, Field(discriminator="method")]
 
     @property
+    def cuda_major(self) -> str | None:
+        """``13`` of CUDA 13.0; None without CUDA."""
+        return self.cuda.split(".")[0] if self.cuda else None
+
+    @property
     def device(self) -> Device:
         """Which device the environment's packages are for."""
         return Device.CPU if self.cuda is None else Device.CUDA

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import TypeAlias
 
 from envbuild.catalog.site import Site
 from envbuild.core.progress import Reporter
 from envbuild.store.local import LocalStore
+
+Clock: TypeAlias = Callable[[], datetime]
 
 
 def utc_now() -> datetime:
@@ -27,4 +30,4 @@ class Context:
     store: LocalStore
     site: Site
     reporter: Reporter
-    clock: Callable[[], datetime] = utc_now
+    clock: Clock = utc_now

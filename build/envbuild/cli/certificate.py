@@ -17,9 +17,10 @@ from envbuild.certify.certificate.sign import UNSIGNED
 from envbuild.certify.certificate.trust import load_trust
 from envbuild.certify.certificate.verify import About, oldest_measurement, verify
 from envbuild.cli.command import Command, CommandGroup, hands_over
-from envbuild.cli.common import PathArgument, Session, output_options, shown
+from envbuild.cli.common import PathArgument, Session, output_options
 from envbuild.core.digests import Json
 from envbuild.core.errors import UsageError
+from envbuild.core.text import shown
 
 UNITS = {"h": 1, "d": 24, "w": 7 * 24}
 KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

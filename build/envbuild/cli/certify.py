@@ -23,19 +23,12 @@ from envbuild.certify.offline import Stated, judge_folder, write_plan
 from envbuild.certify.run.executors import DEFAULT_VENV, Machinery, parse_gpus
 from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest
 from envbuild.cli.command import Command, command_line
-from envbuild.cli.common import (
-    PathArgument,
-    Session,
-    name_option,
-    out_dir_option,
-    output_options,
-    selection_options,
-    shown,
-)
+from envbuild.cli.common import PathArgument, Session, name_option, out_dir_option, output_options, selection_options
 from envbuild.cli.print_cases import print_cases as show_cases
 from envbuild.cli.signing import key_options, signer_of
 from envbuild.core.digests import short
 from envbuild.core.errors import ConfigurationError, InterruptedByUserError, UsageError
+from envbuild.core.text import shown
 from envbuild.image.output import PlacedImage, find_image
 from envbuild.launch.executors import WITHOUT_IMAGE, Where
 from envbuild.launch.open_image import RUNTIMES

@@ -188,11 +188,3 @@ def out_dir_option(function: F) -> F:
         show_default=True,
         help="Where images and certificates are put.",
     )(function)
-
-
-def shown(path: Path) -> str:
-    """A path as people like to read it: relative to the current directory when it is below it."""
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

@@ -8,11 +8,12 @@ import click
 from click.core import ParameterSource
 
 from envbuild.cli.command import CommandGroup, hands_over
-from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options, shown
+from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options
 from envbuild.cli.images import COMMANDS
 from envbuild.cli.resolve import command as resolve
 from envbuild.core.digests import short
 from envbuild.core.errors import UsageError
+from envbuild.core.text import shown
 from envbuild.image.checks.rules import RULES
 from envbuild.image.image import ImageRequest, ImageResult, make_image
 from envbuild.image.inputs import ImageInputs

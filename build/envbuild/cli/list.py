@@ -9,10 +9,11 @@ import click
 from envbuild.catalog.base import NOT_RESOLVED
 from envbuild.catalog.models import KINDS, Base, Stack, Target
 from envbuild.cli.command import Command
-from envbuild.cli.common import Session, output_options, shown
+from envbuild.cli.common import Session, output_options
 from envbuild.cli.report import as_json, tell
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
+from envbuild.core.text import shown
 
 
 @click.command("list", cls=Command)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -12,22 +11,20 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
 from envbuild.cli.command import Command
-from envbuild.cli.common import PathArgument, Session, output_options, selection_options, shown
+from envbuild.cli.common import PathArgument, Session, output_options, selection_options
 from envbuild.core.digests import Json, short
-from envbuild.core.errors import CheckRefusedError, ConfigurationError, UsageError
-from envbuild.core.progress import PlainReporter, SilentReporter
+from envbuild.core.errors import UsageError
+from envbuild.core.progress import PlainReporter, Reporter, SilentReporter
+from envbuild.core.text import shown
 from envbuild.lock.checks.rules import CODES
-from envbuild.lock.committed import CommittedLock, committed, lock_all, stack_of
-from envbuild.lock.committed import check as review
+from envbuild.lock.committed import check_committed
 from envbuild.lock.components.select import parse_pins as parse_refs
-from envbuild.lock.context import Repositories
+from envbuild.lock.diff import diff_all, diff_lock, diff_own_or_shipped
 from envbuild.lock.inputs.names import foreign_pins, variant_name
-from envbuild.lock.inputs.request import LockRequest, request_of
-from envbuild.lock.locate import lock_path, shipped_lock
-from envbuild.lock.lock import LockResult, lock_stack, resolved
-from envbuild.lock.lockfile import RECORD_FILE, read_lock
-from envbuild.lock.project.pyproject import cuda_major
-from envbuild.lock.record.difference import compare, summary
+from envbuild.lock.inputs.request import LockRequest
+from envbuild.lock.locate import lock_path
+from envbuild.lock.lock import LockOptions, LockResult, lock_on_fitting_base
+from envbuild.lock.lock_all import lock_all
 from envbuild.sync.imports import Imports
 from envbuild.sync.verify import Verifier, require_machine
 
@@ -116,7 +113,9 @@ def command(
         return
     _known_codes(session, allow)
     if diff and given <= {"diff", "base"}:
-        _diff_every(session, base)
+        differences = diff_all(session.project, session.catalog, base, session.context)
+        lines = [line for item in differences for line in (f"{shown(item.old.path)}:", *item.lines())]
+        session.done({"locks": [item.as_json() for item in differences]}, *lines)
         return
     pins = _with_nemo(nemo, pins)
     selection = session.select_to_lock(stack, target, base)
@@ -124,22 +123,22 @@ def command(
     request = LockRequest(pins=foreign_pins(selection.stack, pins), as_of=as_of, torch_build=torch_build, allow=allow)
     kept = variant_name(selection.stack_name, selection.stack, {} if out else request.pins, name)
     if diff:
-        path = out or _kept_or_shipped(session, lock_path(session.project, kept, selection.base_name))
-        changes = _difference(session, selection, path, request)
-        session.done(changes[0], *changes[1])
+        compared = diff_lock if out else diff_own_or_shipped
+        path = out or lock_path(session.project, kept, selection.base_name)
+        difference = compared(selection, path, request, session.context)
+        session.done(difference.as_json(), *difference.lines())
         return
-    try:
-        own = dataclasses.replace(request, base_named=base is not None or _of_another_cuda(selection) is None)
-        _lock(session, selection, own, out or kept, named=bool(name or out), upgrade=upgrade, verify=verify)
-    except CheckRefusedError as error:
-        other = _of_another_cuda(selection) if base is None and error.codes == {"cuda-mixed"} else None
-        if other is None:
-            raise
-        session.reporter.note(
-            f"its packages are of another CUDA than base {selection.base_name} has: taking {other.base_name}, which "
-            f"stack {other.stack_name} names too"
-        )
-        _lock(session, other, request, out or kept, named=bool(name or out), upgrade=upgrade, verify=verify)
+    verifier = Verifier(session.context) if verify else None
+
+    def options_for(selection: Selection) -> LockOptions:
+        if verifier is not None:
+            require_machine(selection.base)
+        path = out or lock_path(session.project, kept, selection.base_name)
+        return LockOptions(path=path, upgrade=upgrade, accept=verifier, named=bool(name or out))
+
+    request = dataclasses.replace(request, base_named=base is not None)
+    result = lock_on_fitting_base(selection, request, options_for, session.context)
+    _show(session, result, verifier.imports if verifier else None)
 
 
 def _with_nemo(nemo: str | None, pins: dict[str, str]) -> dict[str, str]:
@@ -171,44 +170,6 @@ def _consistent(torch_build: str | None, *, check: bool, diff: bool, verify: boo
         )
 
 
-def _lock(
-    session: Session,
-    selection: Selection,
-    request: LockRequest,
-    where: Path | str,
-    *,
-    named: bool,
-    upgrade: bool,
-    verify: bool,
-) -> None:
-    """Lock, and say what came of it; ``where`` is a folder, or the name of a lock."""
-    verifier = Verifier(selection, session.site, session.store, session.reporter) if verify else None
-    if verifier is not None:
-        require_machine(selection.base)
-    result = lock_stack(
-        selection,
-        path=where if isinstance(where, Path) else lock_path(session.project, where, selection.base_name),
-        request=request,
-        site=session.site,
-        store=session.store,
-        reporter=session.reporter,
-        upgrade=upgrade,
-        accept=verifier,
-        named=named,
-    )
-    _show(session, result, verifier.imports if verifier else None)
-
-
-def _of_another_cuda(selection: Selection) -> Selection | None:
-    """The selection on the next base that the stack names for the target and that has another CUDA."""
-    builds = selection.stack.builds_for(selection.target_name)
-    others = [
-        Selection(selection.catalog, selection.stack_name, name, selection.target_name)
-        for name in (builds.bases if builds else ())
-    ]
-    return next((item for item in others if cuda_major(item.base) != cuda_major(selection.base)), None)
-
-
 def _given(context: click.Context) -> set[str]:
     """The options that the user gave, but those about output."""
     names = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
@@ -237,145 +198,30 @@ def _known_codes(session: Session, allow: tuple[str, ...]) -> None:
 
 
 def _check(session: Session, stack: str | None, base: str | None, name: str | None) -> None:
-    repositories = Repositories(session.store, session.reporter)
-    paths = [
-        path
-        for path in committed(session.project)
-        if (stack is None or stack in (path.parent.name, stack_of(path)))
-        and (base is None or path.name == base)
-        and (name is None or path.parent.name == name)
-    ]
-    if not paths:
-        raise ConfigurationError(
-            "there is no lock to check",
-            why=f"{session.project / 'lockfiles'} holds none" + (f" of {stack}." if stack else ".") + "\n"
-            "Locks that come with envbuild are meant for use and not checked here: whatever takes one refuses it where "
-            "it was made from other definitions.",
-            fix="Make one first: envbuild lock --stack STACK; what it would change, --diff says.",
-        )
-    results = [review(path, session.catalog, repositories, session.reporter) for path in paths]
-    old = [result for result in results if result.problem]
-    if old:
-        raise CheckRefusedError(
-            f"{len(old)} of {len(results)} locks are not what their inputs give",
-            why="\n".join(f"{shown(result.path)}: {result.problem}" for result in old),
-            fix="\n".join(_how_to_put_right(old)),
-        )
+    paths = check_committed(session.project, session.catalog, session.context, stack=stack, base=base, name=name)
     session.done(
-        {"checked": [str(result.path) for result in results]},
-        *[f"{shown(result.path)}: what its inputs give" for result in results],
+        {"checked": [str(path) for path in paths]}, *[f"{shown(path)}: what its inputs give" for path in paths]
     )
-
-
-def _how_to_put_right(locks: list[CommittedLock]) -> Iterator[str]:
-    if any(not item.changed for item in locks):
-        yield "Lock them again (envbuild lock --stack STACK --base BASE), review the difference, and commit it."
-    if changed := [shown(item.path) for item in locks if item.changed]:
-        yield (
-            f"Changed or damaged after it was made: {', '.join(changed)}. Restore it from version control, or make it "
-            "anew: the `envbuild lock` command that it is from, with --upgrade (without it, it is refused)."
-        )
-
-
-def _kept_or_shipped(session: Session, path: Path) -> Path:
-    """The project's own lock, else the one of that name that comes with envbuild, and says so."""
-    shipped = shipped_lock(path.parent.name, path.name)
-    if (path / RECORD_FILE).is_file() or shipped is None:
-        return path
-    session.reporter.note(f"note: {shown(path)} does not exist: compared with the lock that comes with envbuild")
-    return shipped
-
-
-def _diff_every(session: Session, base: str | None) -> None:
-    """What would change in each lock of the project, by its own request."""
-    paths = [path for path in committed(session.project) if base in (None, path.name)]
-    if not paths:
-        raise ConfigurationError(
-            "there is no lock to compare with",
-            why=f"{session.project / 'lockfiles'} holds none.",
-            fix="Make one first: envbuild lock --stack STACK; or name a stack whose lock comes with envbuild.",
-        )
-    found = []
-    for path in paths:
-        lock = read_lock(path).lock
-        selection = session.select_to_lock(lock.stack, None, lock.base.name)
-        found.append(_difference(session, selection, path, request_of(lock)))
-    session.done(
-        {"locks": [value for value, _ in found]},
-        *[line for path, (_, lines) in zip(paths, found, strict=True) for line in (f"{shown(path)}:", *lines)],
-    )
-
-
-def _difference(
-    session: Session, selection: Selection, path: Path, request: LockRequest
-) -> tuple[dict[str, Json], list[str]]:
-    """What resolving anew would change in a lock: as an object, and for people."""
-    old = read_lock(path)
-    repositories = Repositories(session.store, session.reporter)
-    with resolved(
-        selection,
-        request,
-        repositories,
-        site=session.site,
-        store=session.store,
-        reporter=session.reporter,
-        previous=old,
-    ) as folder:
-        new = read_lock(folder)
-        changes = compare(old, new)
-        value: dict[str, Json] = {
-            "path": str(old.path),
-            "from": old.lock.digest,
-            "to": new.lock.digest,
-            "changes": [
-                {"name": item.name, "from": item.old, "to": item.new, "why": item.why, "component": item.component}
-                for item in changes
-            ],
-        }
-        return value, [summary(old, new, changes), *[change.text() for change in changes]]
 
 
 def _lock_all(session: Session, *, upgrade: bool) -> None:
-    outcomes = lock_all(
-        session.catalog,
-        session.project,
-        site=session.site,
-        store=session.store,
+    def reporter_of(item: Selection) -> Reporter:
         # Steps of several locks run at once: only lines can show that.
-        reporter_of=lambda item: (
-            SilentReporter() if session.quiet else PlainReporter(f"{item.stack_name} on {item.base_name}")
-        ),
-        upgrade=upgrade,
-    )
-    failed = [(item.selection, item.error) for item in outcomes if item.error]
-    done = [(item.selection, item.result) for item in outcomes if item.result]
-    lines = [
-        f"{selection.stack_name} on {selection.base_name}: {'locked' if result.built else 'nothing to do'}, "
-        f"lock {short(result.directory.lock.digest)}"
-        for selection, result in done
-    ]
-    if failed:
-        first = failed[0][1]
-        raise first.with_context(
-            what=f"{len(failed)} of {len(outcomes)} locks failed",
-            why="\n".join(
-                f"{selection.stack_name} on {selection.base_name}: {error.what}\n{error.why}"
-                for selection, error in failed
-            ),
-        )
+        return SilentReporter() if session.quiet else PlainReporter(f"{item.stack_name} on {item.base_name}")
+
+    results = lock_all(session.catalog, session.project, session.context, reporter_of, upgrade=upgrade)
+    locks = [(result.directory.lock, result.built) for result in results]
     session.done(
         {
             "locks": [
-                {
-                    "stack": selection.stack_name,
-                    "base": selection.base_name,
-                    "built": result.built,
-                    "digest": result.directory.lock.digest,
-                }
-                for selection, result in done
+                {"stack": lock.stack, "base": lock.base.name, "built": built, "digest": lock.digest}
+                for lock, built in locks
             ]
         },
-        *lines,
+        *[
+            f"{lock.stack} on {lock.base.name}: {'locked' if built else 'nothing to do'}, lock {short(lock.digest)}"
+            for lock, built in locks
+        ],
     )
 
 

@@ -12,8 +12,9 @@ import tomlkit
 from envbuild.catalog import toml
 from envbuild.catalog.models import Base
 from envbuild.cli.command import Command
-from envbuild.cli.common import Session, output_options, shown
+from envbuild.cli.common import Session, output_options
 from envbuild.core.files import machine_errors, write_atomic
+from envbuild.core.text import shown
 from envbuild.image.base.imported import resolve
 
 

@@ -12,9 +12,10 @@ from envbuild.catalog.models import KINDS, TomlModel
 from envbuild.catalog.site import SiteFile
 from envbuild.catalog.trust import TrustFile
 from envbuild.cli.command import Command
-from envbuild.cli.common import PathArgument, Session, output_options, shown
+from envbuild.cli.common import PathArgument, Session, output_options
 from envbuild.cli.output import put
 from envbuild.core.files import write_atomic
+from envbuild.core.text import shown
 
 # Files that are not under envs/: the site's configuration, and the keys that a user trusts.
 ALL: dict[str, type[TomlModel]] = {**KINDS, "site": SiteFile, "trust": TrustFile}

@@ -17,9 +17,9 @@ from envbuild.cli.common import (
     parse_phases,
     phases_option,
     selection_options,
-    shown,
 )
 from envbuild.core.digests import Json, sha256_bytes, short
+from envbuild.core.text import shown
 from envbuild.lock.locate import find_lock
 from envbuild.sync.install import WHEELS_PHASE
 from envbuild.sync.local import sync

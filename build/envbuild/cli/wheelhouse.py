@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from envbuild.cli.command import Command
-from envbuild.cli.common import Session, output_options, shown
+from envbuild.cli.common import Session, output_options
 from envbuild.cli.stores import one_store, store_option
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import CheckRefusedError, UsageError
+from envbuild.core.text import shown
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.cache.entry import KIND, Built, WheelRecord
 from envbuild.wheels.cache.wheelhouse import Wheelhouse, key_by_prefix

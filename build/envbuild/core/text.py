@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 def printable(text: str) -> str:
     """A text in one line: what a terminal would act on, or not show, is written out, line ends too."""
@@ -20,3 +22,11 @@ def _written_out(text: str, keep: str) -> str:
         one if one.isprintable() or one in keep else one.encode("unicode_escape", "backslashreplace").decode("ascii")
         for one in text
     )
+
+
+def shown(path: Path) -> str:
+    """A path as people like to read it: relative to the current directory when it is below it."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

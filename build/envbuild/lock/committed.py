@@ -1,25 +1,20 @@
-"""What a continuous integration asks of committed locks: are they still what their inputs give?"""
+"""The locks of a project: are they still what their inputs give (``envbuild lock --check``)?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.catalog.catalog import Catalog, Selection
-from envbuild.catalog.site import Site
-from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError
+from envbuild.catalog.context import Context
+from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.progress import Reporter
+from envbuild.core.text import shown
 from envbuild.lock.context import Repositories
-from envbuild.lock.inputs.request import LockRequest, is_older
-from envbuild.lock.locate import lock_path
-from envbuild.lock.lock import LockResult, lock_stack, moved_branches
+from envbuild.lock.inputs.request import is_older
+from envbuild.lock.lock import moved_branches
 from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, read_lock
-from envbuild.store.local import LocalStore
-
-# uv resolves on one thread for most of the time and waits for the index for the rest.
-LOCKS_AT_ONCE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +35,59 @@ def committed(project_dir: Path) -> list[Path]:
     return sorted(path.parent for path in (project_dir / LOCKFILES).glob(f"*/*/{RECORD_FILE}"))
 
 
-def stack_of(path: Path) -> str | None:
-    """The stack that a lock directory says it is of; None when its record cannot be read."""
+def _stack_of(path: Path) -> str | None:
+    """The stack of a lock directory; None when its record cannot be read."""
     try:
         return read_lock(path).lock.stack
     except (CheckRefusedError, ConfigurationError):
         return None
+
+
+def check_committed(
+    project_dir: Path, catalog: Catalog, context: Context, *, stack: str | None, base: str | None, name: str | None
+) -> list[Path]:
+    """Check the locks of a project, or those of a stack, on a base, or of a name; returns which were checked.
+
+    Raises:
+        ConfigurationError: there is no such lock.
+        CheckRefusedError: some are not what their inputs give.
+        NetworkError: a repository cannot be reached, so that nothing is known.
+    """
+    paths = [
+        path
+        for path in committed(project_dir)
+        if (stack is None or stack in (path.parent.name, _stack_of(path)))
+        and (base is None or path.name == base)
+        and (name is None or path.parent.name == name)
+    ]
+    if not paths:
+        raise ConfigurationError(
+            "there is no lock to check",
+            why=f"{project_dir / LOCKFILES} holds none" + (f" of {stack}." if stack else ".") + "\n"
+            "Locks that come with envbuild are meant for use and not checked here: whatever takes one refuses it where "
+            "it was made from other definitions.",
+            fix="Make one first: envbuild lock --stack STACK; --diff shows what it would change.",
+        )
+    repositories = Repositories(context.store, context.reporter)
+    results = [check(path, catalog, repositories, context.reporter) for path in paths]
+    old = [result for result in results if result.problem]
+    if old:
+        raise CheckRefusedError(
+            f"{len(old)} of {len(results)} locks are not what their inputs give",
+            why="\n".join(f"{shown(result.path)}: {result.problem}" for result in old),
+            fix="\n".join(_how_to_correct(old)),
+        )
+    return paths
+
+
+def _how_to_correct(locks: list[CommittedLock]) -> Iterator[str]:
+    if any(not item.changed for item in locks):
+        yield "Lock them again (envbuild lock --stack STACK --base BASE), review the difference, and commit it."
+    if changed := [shown(item.path) for item in locks if item.changed]:
+        yield (
+            f"Changed or damaged after it was made: {', '.join(changed)}. Restore it from version control, or make it "
+            "anew: the `envbuild lock` command that it is from, with --upgrade (without it, it is refused)."
+        )
 
 
 def check(path: Path, catalog: Catalog, repositories: Repositories, reporter: Reporter) -> CommittedLock:
@@ -78,57 +120,3 @@ def check(path: Path, catalog: Catalog, repositories: Repositories, reporter: Re
         return CommittedLock(path=path, problem="; ".join(moved))
     except (CheckRefusedError, ConfigurationError) as error:
         return CommittedLock(path=path, problem=f"{error.what}: {error.why}")
-
-
-def every_selection(catalog: Catalog) -> list[Selection]:
-    """Each stack on each base that it names, once."""
-    found: dict[tuple[str, str], Selection] = {}
-    for name in catalog.names("stacks"):
-        for builds in catalog.stack(name).builds:
-            for base in builds.bases:
-                found.setdefault((name, base), Selection(catalog, name, base, builds.target))
-    return list(found.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came of one lock among many."""
-
-    selection: Selection
-    result: LockResult | None
-    error: EnvbuildError | None
-
-
-def lock_all(
-    catalog: Catalog,
-    project_dir: Path,
-    *,
-    site: Site,
-    store: LocalStore,
-    reporter_of: Callable[[Selection], Reporter],
-    upgrade: bool,
-) -> list[Outcome]:
-    """Lock every stack on every base that it names; one that fails does not keep the others from it.
-
-    Args:
-        reporter_of: receives what happens to each lock; several are made at once.
-    """
-
-    def one(selection: Selection) -> Outcome:
-        path = lock_path(project_dir, selection.stack_name, selection.base_name)
-        try:
-            result = lock_stack(
-                selection,
-                path=path,
-                request=LockRequest(),
-                site=site,
-                store=store,
-                reporter=reporter_of(selection),
-                upgrade=upgrade,
-            )
-        except EnvbuildError as error:
-            return Outcome(selection=selection, result=None, error=error)
-        return Outcome(selection=selection, result=result, error=None)
-
-    with ThreadPoolExecutor(LOCKS_AT_ONCE) as pool:
-        return list(pool.map(one, every_selection(catalog)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.catalog.context import Context
@@ -18,14 +17,14 @@ class Repositories:
     def __init__(self, store: LocalStore, reporter: Reporter, *, offline: bool = False) -> None:
         self._store = store
         self._reporter = reporter
-        self._offline = offline
+        self.offline = offline
         self._open: dict[str, GitRepository] = {}
 
     def at(self, url: str) -> GitRepository:
         """The repository at ``url``."""
         if url not in self._open:
             log = self._store.root / "logs" / "git.log"
-            self._open[url] = GitRepository(url, self._store, self._reporter, offline=self._offline, log=log)
+            self._open[url] = GitRepository(url, self._store, self._reporter, offline=self.offline, log=log)
         return self._open[url]
 
 
@@ -39,11 +38,6 @@ class WorkContext(Context):
 
 @dataclass(frozen=True, kw_only=True)
 class LockContext(WorkContext):
-    """The context of one lock.
-
-    Attributes:
-        ending: what is to be ended before the folder goes.
-    """
+    """The context of one lock."""
 
     repositories: Repositories
-    ending: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)

@@ -1,14 +1,15 @@
-"""``envbuild lock``: from a stack and a base to a lock directory, or to the word that nothing changed."""
+"""``envbuild lock``: from a stack and a base to a lock directory, in six steps."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.site import Site
+from envbuild.catalog.context import Context
 from envbuild.core import locks
 from envbuild.core.digests import sha256_bytes, short
 from envbuild.core.errors import CheckRefusedError, MachineError, ResolutionError
@@ -16,21 +17,44 @@ from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
 from envbuild.git.refs import GitRef
 from envbuild.lock import lockfile
+from envbuild.lock.checks.api_drift import reading_ahead
+from envbuild.lock.checks.check import check_lock
 from envbuild.lock.checks.rules import CheckFinding, refuse
+from envbuild.lock.components.decide import decide_components
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.refs import GIT_PREFIX
-from envbuild.lock.inputs.request import LockRequest, inputs_digest
+from envbuild.lock.inputs.request import LockInputs, LockRequest
 from envbuild.lock.locate import shipped_lock
 from envbuild.lock.lockdir import publish, refuse_to_replace, refuse_what_is_no_lock, tidy
 from envbuild.lock.lockfile import Lock, LockDirectory, read_lock
 from envbuild.lock.project.plan import make_plan
 from envbuild.lock.record.write import write_lock
-from envbuild.lock.resolve.conflicts import explain_pins
-from envbuild.store.local import LocalStore
+from envbuild.lock.resolve.declarations import finding_files
+from envbuild.lock.resolve.resolve import resolve_plan
 
-# Says what is wrong with a lock.
-Accept = Callable[[LockDirectory], tuple[CheckFinding, ...]]
+Accept: TypeAlias = Callable[[Selection, LockDirectory], tuple[CheckFinding, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockOptions:
+    """Where a lock is written, and when it is made anew.
+
+    Attributes:
+        path: the lock directory.
+        upgrade: resolve anew, as of now, even if nothing changed.
+        offline: ask no git server; a branch is where it was when the lock was made.
+        accept: tries a lock before it is published, and also an existing one; what it finds refuses the lock unless
+            the request lets it pass.
+        named: the user named the path; otherwise no lock is replaced by one that is made in another way than the
+            stack's file and the base say.
+    """
+
+    path: Path
+    upgrade: bool = False
+    offline: bool = False
+    accept: Accept | None = None
+    named: bool = True
 
 
 @dataclass(frozen=True)
@@ -41,86 +65,120 @@ class LockResult:
     built: bool
 
 
-def lock_stack(
-    selection: Selection,
-    *,
-    path: Path,
-    request: LockRequest,
-    site: Site,
-    store: LocalStore,
-    reporter: Reporter,
-    upgrade: bool = False,
-    offline: bool = False,
-    accept: Accept | None = None,
-    named: bool = True,
-) -> LockResult:
-    """Lock a stack on a base, unless its lock is there already and nothing that decides it changed.
-
-    Args:
-        path: the lock directory.
-        upgrade: resolve anew, as of now, even if nothing changed.
-        offline: ask no git server; a branch is where it was when the lock was made.
-        accept: tries a lock before it is published, and also one that is there already; what it finds refuses the
-            lock unless the request lets it pass.
-        named: the user named the place; otherwise no lock is replaced by one that is made in another way than the
-            stack's file and the base say.
+def lock_stack(selection: Selection, request: LockRequest, options: LockOptions, context: Context) -> LockResult:
+    """Lock a stack on a base, unless its lock exists already and nothing that decides it changed.
 
     Raises:
-        UsageError: the lock that is there was made in another way, and ``path`` was not named.
-        CheckRefusedError: ``accept`` found something; the lock that was there stays.
+        UsageError: the existing lock was made in another way, and its path was not named.
+        CheckRefusedError: ``accept`` found something; the existing lock stays.
         ResolutionError: the stack does not resolve.
         NetworkError: an index, a repository, or the place of torch's build cannot be reached.
     """
-    inputs = inputs_digest(selection, request)
-    title = f"stack {selection.stack_name} on {selection.base_name}"
-    repositories = Repositories(store, reporter, offline=offline)
+    path, inputs = options.path, LockInputs.of(selection, request)
+    repositories = Repositories(context.store, context.reporter, offline=options.offline)
     refuse_what_is_no_lock(path)
-    if not named:
+    if not options.named:
         refuse_to_replace(path, selection, request)
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(_writing(path, store, reporter))
+            held.enter_context(_exclusive(path, context))
         except MachineError:
-            # No permission to write in the store. Where nothing is to be done, nothing is written: a lock that was
-            # read whole is whole, whoever writes another one at this moment.
-            found = None if upgrade or accept else _current(path, upgrade=False)
-            if found is None or not _is_up_to_date(found, inputs, repositories, reporter, offline=offline):
+            # No permission to write in the store. An up-to-date lock needs none: what was read whole is whole, whoever
+            # writes another one at this moment.
+            found = None if options.upgrade or options.accept else _existing(path, upgrade=False)
+            if found is None or not _is_up_to_date(found, inputs, repositories, context.reporter):
                 raise
             return LockResult(found, built=False)
         tidy(path)
-        current = _current(path, upgrade=upgrade)
-        there = None if upgrade else current
-        if there is not None and _is_up_to_date(there, inputs, repositories, reporter, offline=offline):
-            if accept is not None:
-                refuse(accept(there), request.allow, title)
-            return LockResult(there, built=False)
-        with resolved(
-            selection, request, repositories, site=site, store=store, reporter=reporter, previous=current
-        ) as folder:
-            if accept is not None:
-                _note_allowed(folder, refuse(accept(read_lock(folder)), request.allow, title))
+        existing = _existing(path, upgrade=options.upgrade)
+        if (
+            existing is not None
+            and not options.upgrade
+            and _is_up_to_date(existing, inputs, repositories, context.reporter)
+        ):
+            _accept(existing, inputs, options)
+            return LockResult(existing, built=False)
+        with new_lock(inputs, existing, repositories, context) as folder:
+            _note_allowed(folder, _accept(read_lock(folder), inputs, options))
             publish(folder, path)
     return LockResult(read_lock(path), built=True)
 
 
-def _writing(path: Path, store: LocalStore, reporter: Reporter) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def new_lock(
+    inputs: LockInputs, existing: LockDirectory | None, repositories: Repositories, context: Context
+) -> Iterator[Path]:
+    """A lock made anew, in a folder that goes at the end.
+
+    Args:
+        existing: one from the same inputs as of the same moment keeps its versions: an index does not say when it
+            yanked one, so a new resolution could come out differently.
+    """
+    selection, reporter = inputs.selection, context.reporter
+    keeps = existing is not None and (
+        existing.lock.inputs.digest == inputs.digest and existing.lock.inputs.as_of_asked != as_of.NOW
+    )
+    inputs = replace(inputs, previous=existing if keeps else None, like=existing or _shipped(selection))
+    with context.store.staging("lock") as folder:
+        log = context.store.root / "logs" / f"lock-{selection.stack_name}-{selection.base_name}.log"
+        with machine_errors(log):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text("")
+        work = LockContext(
+            store=context.store,
+            site=context.site,
+            reporter=reporter,
+            clock=context.clock,
+            folder=folder,
+            log=log,
+            repositories=repositories,
+        )
+        try:
+            _make(inputs, work)
+        except ResolutionError:
+            if inputs.previous is None:
+                raise
+            reporter.note("the versions of the existing lock do not resolve any more: resolving without them")
+            _make(replace(inputs, previous=None), work)
+        yield folder
+
+
+def _make(inputs: LockInputs, context: LockContext) -> None:
+    """The steps of a lock: its files are written into the context's folder."""
+    decided = decide_components(inputs, context)
+    plan = make_plan(inputs, decided, context)
+    with finding_files(plan, context) as files, reading_ahead(plan.project, files, context) as api_read:
+        resolved = resolve_plan(plan, files, context)
+        api_read.result()
+    checked = check_lock(resolved, context)
+    write_lock(resolved, checked, context)
+
+
+def _exclusive(path: Path, context: Context) -> contextlib.AbstractContextManager[None]:
     """Be the only one who writes the lock directory ``path``."""
     return locks.exclusive(
-        store.root / "locks" / f"lockfiles-{short(sha256_bytes(str(path.resolve()).encode()))}.lock",
-        on_wait=lambda: reporter.note(f"another envbuild is writing {path}: waiting for it"),
+        context.store.root / "locks" / f"lockfiles-{short(sha256_bytes(str(path.resolve()).encode()))}.lock",
+        on_wait=lambda: context.reporter.note(f"another envbuild is writing {path}: waiting for it"),
     )
 
 
 def _is_up_to_date(
-    directory: LockDirectory, inputs: str, repositories: Repositories, reporter: Reporter, *, offline: bool
+    directory: LockDirectory, inputs: LockInputs, repositories: Repositories, reporter: Reporter
 ) -> bool:
-    """Whether a lock is from these inputs, and no branch that it follows moved; says which did."""
-    if directory.lock.inputs.digest != inputs:
+    """Whether a lock is from these inputs, and no branch that it follows moved; reports which did."""
+    if directory.lock.inputs.digest != inputs.digest:
         return False
-    moved = [] if offline else moved_branches(directory.lock, repositories, reporter)
+    moved = moved_branches(directory.lock, repositories, reporter)
     for line in moved:
         reporter.note(line)
     return not moved
+
+
+def _accept(directory: LockDirectory, inputs: LockInputs, options: LockOptions) -> tuple[CheckFinding, ...]:
+    """The findings of ``accept`` that the request lets pass."""
+    if options.accept is None:
+        return ()
+    return refuse(options.accept(inputs.selection, directory), inputs.request.allow, inputs.title)
 
 
 def _note_allowed(folder: Path, findings: tuple[CheckFinding, ...]) -> None:
@@ -133,53 +191,6 @@ def _note_allowed(folder: Path, findings: tuple[CheckFinding, ...]) -> None:
             (folder / lockfile.RECORD_FILE).write_text(lockfile.render(noted))
 
 
-@contextlib.contextmanager
-def resolved(
-    selection: Selection,
-    request: LockRequest,
-    repositories: Repositories,
-    *,
-    site: Site,
-    store: LocalStore,
-    reporter: Reporter,
-    previous: LockDirectory | None = None,
-) -> Iterator[Path]:
-    """A lock made anew, in a folder that goes at the end.
-
-    Args:
-        previous: the lock that was there. One from the same inputs as of the same moment keeps its versions: an index
-            does not say when it yanked one, so a new resolution could come out differently.
-    """
-    inputs = inputs_digest(selection, request)
-    like = previous or _shipped(selection)
-    if previous is not None:
-        made_from = previous.lock.inputs
-        previous = previous if made_from.digest == inputs and made_from.as_of_asked != as_of.NOW else None
-    with store.staging("lock") as folder:
-        log = store.root / "logs" / f"lock-{selection.stack_name}-{selection.base_name}.log"
-        with machine_errors(log):
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text("")
-        with contextlib.ExitStack() as ending:
-            work = LockContext(
-                folder=folder,
-                log=log,
-                site=site,
-                store=store,
-                reporter=reporter,
-                repositories=repositories,
-                ending=ending,
-            )
-            try:
-                _write(selection, request, repositories, inputs, work, previous, like)
-            except ResolutionError:
-                if previous is None:
-                    raise
-                reporter.note("the versions of the lock that is there do not resolve any more: resolving without them")
-                _write(selection, request, repositories, inputs, work, None, like)
-        yield folder
-
-
 def _shipped(selection: Selection) -> LockDirectory | None:
     """The stack's lock that comes with envbuild, as far as it can be read."""
     path = shipped_lock(selection.stack_name, selection.base_name)
@@ -188,26 +199,8 @@ def _shipped(selection: Selection) -> LockDirectory | None:
     return None
 
 
-def _write(
-    selection: Selection,
-    request: LockRequest,
-    repositories: Repositories,
-    inputs: str,
-    work: LockContext,
-    previous: LockDirectory | None,
-    like: LockDirectory | None,
-) -> None:
-    plan = make_plan(selection, request, repositories, work, previous, like)
-    try:
-        write_lock(selection, plan, inputs, work, repositories)
-    except ResolutionError as error:
-        if previous is not None:
-            raise
-        raise explain_pins(plan, error, work) from None
-
-
-def _current(path: Path, *, upgrade: bool) -> LockDirectory | None:
-    """The lock that is there; None for none, or for one that cannot be read and is going to be replaced."""
+def _existing(path: Path, *, upgrade: bool) -> LockDirectory | None:
+    """The existing lock; None without one, or for one that cannot be read and is going to be replaced."""
     if not (path / lockfile.RECORD_FILE).is_file():
         return None
     try:
@@ -219,13 +212,49 @@ def _current(path: Path, *, upgrade: bool) -> LockDirectory | None:
 
 
 def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -> list[str]:
-    """The branches that the lock follows and that are at another commit now, in words."""
+    """A line for each branch that the lock follows and that is at another commit now; none without the network."""
     moved = []
     for name, item in lock.components.items():
-        if item.git is None or item.commit is None or not item.follows:
+        if repositories.offline or item.git is None or item.commit is None or not item.follows:
             continue
         with reporter.step(f"ask where branch {item.asked} of {name} is"):
             now = repositories.at(item.git).resolve(GitRef(item.asked.removeprefix(GIT_PREFIX)))
         if now.sha != item.commit:
             moved.append(f"{name}: branch {item.asked} moved from {item.commit[:12]} to {now.sha[:12]}")
     return moved
+
+
+def lock_on_fitting_base(
+    selection: Selection, request: LockRequest, options_for: Callable[[Selection], LockOptions], context: Context
+) -> LockResult:
+    """Lock a stack on its base; where the user named none and the packages are of another CUDA, on the next base.
+
+    Args:
+        request: ``base_named`` where the user named the base.
+        options_for: the options for a stack and a base.
+
+    Raises:
+        EnvbuildError: see :func:`lock_stack`.
+    """
+    other = None if request.base_named else _of_another_cuda(selection)
+    first = replace(request, base_named=other is None)
+    try:
+        return lock_stack(selection, first, options_for(selection), context)
+    except CheckRefusedError as error:
+        if other is None or error.codes != {"cuda-mixed"}:
+            raise
+        context.reporter.note(
+            f"its packages are of another CUDA than base {selection.base_name} has: taking {other.base_name}, which "
+            f"stack {other.stack_name} names too"
+        )
+        return lock_stack(other, replace(request, base_named=True), options_for(other), context)
+
+
+def _of_another_cuda(selection: Selection) -> Selection | None:
+    """The selection on the next base that the stack names for the target and that has another CUDA."""
+    builds = selection.stack.builds_for(selection.target_name)
+    others = [
+        Selection(selection.catalog, selection.stack_name, name, selection.target_name)
+        for name in (builds.bases if builds else ())
+    ]
+    return next((item for item in others if item.base.cuda_major != selection.base.cuda_major), None)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from envbuild.catalog.catalog import Selection
+from envbuild.catalog.context import Context
 from envbuild.catalog.models import Base
-from envbuild.catalog.site import Site
 from envbuild.core.files import remove_tree
-from envbuild.core.progress import Reporter
 from envbuild.lock.checks.rules import CheckFinding
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.store.local import LocalStore
 from envbuild.sync.imports import FIX, Imports
 from envbuild.sync.local import sync
 from envbuild.sync.machine import refuse_other_machine
@@ -49,31 +47,28 @@ class Verifier:
         imports: what was found the last time; None before.
     """
 
-    selection: Selection
-    site: Site
-    store: LocalStore
-    reporter: Reporter
+    context: Context
     imports: Imports | None = field(default=None, init=False)
 
-    def __call__(self, lock: LockDirectory) -> tuple[CheckFinding, ...]:
+    def __call__(self, selection: Selection, lock: LockDirectory) -> tuple[CheckFinding, ...]:
         """A finding for each module that does not import.
 
         Raises:
             BuildError: a package does not install.
             MachineError: there is no Python of the base's version.
         """
-        logs = self.store.root / "logs" / f"verify-{lock.lock.stack}-{lock.lock.base.name}"
+        logs = self.context.store.root / "logs" / f"verify-{lock.lock.stack}-{lock.lock.base.name}"
         remove_tree(logs)
-        with self.store.staging("verify") as folder:
+        with self.context.store.staging("verify") as folder:
             venv = folder / "venv"
             done = sync(
                 lock,
                 venv,
-                target=self.selection.target,
+                target=selection.target,
                 phases=PHASES,
-                site=self.site,
+                site=self.context.site,
                 logs=logs,
-                reporter=self.reporter,
+                reporter=self.context.reporter,
                 refuse=False,
             )
         self.imports = Imports(imported=done.imported, not_checked=done.not_checked, failed=done.failed)

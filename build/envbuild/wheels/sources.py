@@ -13,7 +13,8 @@ from envbuild.catalog.site import Site
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import Reporter
-from envbuild.lock.components.sdist_metadata import FILE, PYPROJECT, build_requires, fetch_sdist, kept_declarations
+from envbuild.lock.components.downloads import FILE, fetch_sdist
+from envbuild.lock.components.sdist_metadata import PYPROJECT, build_requires, kept_declarations
 from envbuild.lock.context import WorkContext
 from envbuild.lock.uv.lookup import look_up
 from envbuild.store.local import LocalStore
@@ -69,7 +70,7 @@ class WheelSources:
             stated = str(package.get("sdist", {}).get("hash", ""))
             if stated and stated != digest:
                 raise _other(name, version, digest, stated)
-            content, came = fetch_sdist(package, work.folder, self.site, self.store)
+            content, came = fetch_sdist(package, work)
         if came != digest:
             raise _other(name, version, digest, came)
         return content

@@ -1,24 +1,24 @@
 """The API check of a lock: it refuses what drifted, leaves out what the stack is not for, and reads wheels once."""
 
 import zipfile
+from concurrent.futures import Future
 from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
-from helpers.fake_git import FakeRepositories
+from helpers.locks import lock_context
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Component
-from envbuild.catalog.site import load_site
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import NetworkError
-from envbuild.core.progress import SilentReporter
 from envbuild.drift import Finding, FindingKind, Moment, Severity, read_finding
 from envbuild.lock.checks import api_drift
 from envbuild.lock.checks.api_drift import check_api
-from envbuild.lock.context import LockContext, Repositories
-from envbuild.store.local import LocalStore
+from envbuild.lock.context import LockContext
+from envbuild.lock.project.pyproject import Project
+from envbuild.lock.uv.resolution import Packages
 
 BASE = Catalog.open(data_root()).base("debian12")
 ASKS = "from lib.core import gone\n"
@@ -35,15 +35,7 @@ def wheel(folder, name, files, version="1.0"):
 
 @pytest.fixture
 def work(tmp_path) -> LockContext:
-    store = LocalStore(tmp_path / "store", SilentReporter())
-    return LockContext(
-        folder=tmp_path,
-        log=tmp_path / "log",
-        site=load_site(),
-        store=store,
-        reporter=SilentReporter(),
-        repositories=Repositories(store, SilentReporter()),
-    )
+    return lock_context(tmp_path)
 
 
 @pytest.fixture
@@ -58,15 +50,23 @@ def packages(tmp_path):
     }
 
 
-def chosen(**spec):
-    return {
+def project(**spec):
+    chosen = {
         "app": SimpleNamespace(spec=Component(uses=("lib",), **spec), commit=None),
         "lib": SimpleNamespace(spec=Component(), commit=None),
     }
+    return Project(name="s", base=BASE, torch_build="index", as_of="2026-01-02T00:00:00Z", chosen=chosen)
+
+
+def read_ahead(packages, work):
+    files: Future[Packages] = Future()
+    files.set_result(packages)
+    with api_drift.reading_ahead(project(), files, work) as reading:
+        reading.result()
 
 
 def check(packages, work, **spec):
-    return list(check_api(chosen(**spec), packages, BASE, work, FakeRepositories()))
+    return list(check_api(project(**spec), packages, work))
 
 
 def test_what_is_gone_is_a_finding_with_file_and_line(packages, work):
@@ -108,9 +108,8 @@ def test_another_check_compares_anew(packages, work, monkeypatch):
 
 
 def test_reading_ahead_leaves_the_answer_in_the_store(packages, work, monkeypatch):
-    project = SimpleNamespace(chosen=chosen(), base=BASE)
-    assert api_drift.read_names(project) == ["app", "lib"]
-    api_drift.read_ahead(project, packages, work, FakeRepositories())
+    assert project().released_users() == ["app", "lib"]
+    read_ahead(packages, work)
     monkeypatch.setattr(api_drift, "find_drift_apart", lambda *asked: pytest.fail("compared again"))
     assert len(check(packages, work)) == 1
 
@@ -120,7 +119,7 @@ def test_reading_ahead_says_nothing_of_what_fails(packages, work, monkeypatch):
         raise NetworkError("no index", why="w", fix="f")
 
     monkeypatch.setattr(api_drift, "fetch_file", unreachable)
-    api_drift.read_ahead(SimpleNamespace(chosen=chosen(), base=BASE), packages, work, FakeRepositories())
+    read_ahead(packages, work)
 
 
 def test_finding_comes_back_from_json_as_it_was():

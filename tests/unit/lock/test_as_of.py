@@ -35,23 +35,30 @@ def test_timestamp_is_in_utc():
     assert as_of.timestamp(RELEASED) == "2025-01-02T11:04:05Z"
 
 
+def at(moment: datetime):
+    """A clock that stands at a moment."""
+    return lambda: moment
+
+
 def test_now_has_whole_seconds():
-    before = datetime.now(timezone.utc) - timedelta(seconds=1)
-    now = as_of.now()
-    assert before <= now.moment <= datetime.now(timezone.utc)
-    assert (now.asked, now.moment.microsecond) == ("now", 0)
+    now = as_of.now(at(RELEASED))
+    assert (now.asked, now.moment) == ("now", RELEASED.replace(microsecond=0))
 
 
-def test_release_is_the_anchors_moment_and_the_margin():
-    found = as_of.after_release("nemo v1", RELEASED, 14)
-    assert (found.asked, found.text()) == ("release", "2025-01-16T11:04:05Z")
-    assert found.reason == "nemo v1 is of 2025-01-02T11:04:05Z, and 14 days of margin"
-    assert as_of.after_release("nemo v1", RELEASED, 0).text() == "2025-01-02T11:04:05Z"
+@pytest.mark.parametrize(
+    ("days", "now", "text", "reason"),
+    [
+        (14, 15, "2025-01-16T11:04:05Z", "nemo v1 is of 2025-01-02T11:04:05Z, and 14 days of margin"),
+        (0, 15, "2025-01-02T11:04:05Z", "nemo v1 is of 2025-01-02T11:04:05Z, and 0 days of margin"),
+        (14, 3, "2025-01-05T11:04:05Z", "nemo v1 is of 2025-01-02T11:04:05Z; its 14 days of margin are not over yet"),
+    ],
+)
+def test_release_is_the_anchors_moment_and_as_much_of_the_margin_as_is_over(days, now, text, reason):
+    clock = at(RELEASED + timedelta(days=now))
+    found = as_of.after_release("nemo v1", RELEASED, timedelta(days=days), clock)
+    assert (found.asked, found.text(), found.reason) == ("release", text, reason)
 
 
-def test_a_margin_that_is_not_over_ends_now():
-    now = datetime.now(timezone.utc)
-    found = as_of.after_release("nemo v1", now - timedelta(days=3), 14)
-    assert found.moment <= datetime.now(timezone.utc)
-    assert now - found.moment < timedelta(seconds=2)
-    assert "14 days of margin are not over yet" in found.reason
+def test_a_day_that_is_not_over_is_refused():
+    with pytest.raises(UsageError, match="2025-01-02 is not over yet"):
+        as_of.on_day(date(2025, 1, 2), at(RELEASED))

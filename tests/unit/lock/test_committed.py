@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.fake_git import TIP, FakeRepositories
-from helpers.locks import make_lock
+from helpers.locks import lock_context, make_lock
 from helpers.stack_files import BASE, write_base, write_stack
 
 from envbuild.catalog.catalog import Catalog, Selection
@@ -14,10 +14,11 @@ from envbuild.catalog.data import data_root
 from envbuild.cli.main import run
 from envbuild.core.errors import NetworkError, UsageError
 from envbuild.core.progress import SilentReporter
-from envbuild.lock import committed as review
-from envbuild.lock.committed import check, committed, every_selection
+from envbuild.lock.committed import check, committed
 from envbuild.lock.inputs.names import foreign_pins, variant_name
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
+from envbuild.lock.lock import LockResult
+from envbuild.lock.lock_all import every_selection, lock_all
 from envbuild.lock.lockfile import Inputs, LockedBase, LockedComponent
 
 URL = "https://x/lib"
@@ -104,6 +105,8 @@ def test_the_branch_is_asked_for_by_its_name(project):
 
 def test_a_repository_that_cannot_be_reached_is_no_verdict(project):
     class Unreachable:
+        offline = False
+
         def at(self, url):
             raise NetworkError(f"cannot reach {url}")
 
@@ -123,23 +126,19 @@ def test_one_lock_that_fails_does_not_keep_the_others(project, monkeypatch):
     write_stack(project, "t", {"lib": {}})
     asked = []
 
-    def lock_stack(selection, **arguments):
-        asked.append((selection.stack_name, arguments["path"]))
+    def lock_stack(selection, request, options, context):
+        asked.append((selection.stack_name, options.path))
         if selection.stack_name == "s":
-            raise NetworkError("no network")
-        return "a result"
+            raise NetworkError("no network", why="w")
+        return LockResult(None, built=True)
 
-    monkeypatch.setattr(review, "lock_stack", lock_stack)
+    monkeypatch.setattr("envbuild.lock.lock_all.lock_stack", lock_stack)
     for kind in ("targets", "matrices"):
         shutil.copytree(data_root() / "envs" / kind, project / "envs" / kind)
-    catalog = Catalog((project / "envs",))
-    found = review.lock_all(
-        catalog, project, site=None, store=None, reporter_of=lambda item: SilentReporter(), upgrade=False
-    )
-    assert [(item.selection.stack_name, item.result, bool(item.error)) for item in found] == [
-        ("s", None, True),
-        ("t", "a result", False),
-    ]
+    catalog, context = Catalog((project / "envs",)), lock_context(project)
+    with pytest.raises(NetworkError, match="1 of 2 locks failed") as caught:
+        lock_all(catalog, project, context, lambda item: SilentReporter(), upgrade=False)
+    assert caught.value.why == f"s on {BASE}: no network\nw"
     assert sorted(asked) == [(name, project / "lockfiles" / name / BASE) for name in "st"]
 
 

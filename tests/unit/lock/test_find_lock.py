@@ -212,8 +212,8 @@ def test_diff_without_a_lock_of_the_projects_own_compares_with_the_shipped_one(p
     seen = []
 
     class Resolved:
-        def __init__(self, selection, request, repositories, *, previous, **options):
-            seen.append(previous)
+        def __init__(self, inputs, existing, repositories, context):
+            seen.append(existing)
 
         def __enter__(self):
             return new
@@ -221,7 +221,7 @@ def test_diff_without_a_lock_of_the_projects_own_compares_with_the_shipped_one(p
         def __exit__(self, *error):
             return None
 
-    monkeypatch.setattr("envbuild.cli.lock.resolved", Resolved)
+    monkeypatch.setattr("envbuild.lock.diff.new_lock", Resolved)
     assert run(["lock", "--diff", *ARGUMENTS, "--json"]) == 0
     shown, told = capsys.readouterr()
     result = json.loads(shown)

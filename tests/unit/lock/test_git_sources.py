@@ -32,7 +32,7 @@ def project(sources, *, needs=(), extras="", more="", build=("setuptools",)):
 def component(name="core", url=CORE, **more):
     commit = FakeRepository(url).resolve(GitRef("main"))
     fields = {"asked": "main", "origin": DecidedBy.STACK, "because": "the stack's file", "git": url, "commit": commit}
-    return Chosen(name=name, spec=Component(git=url), **{**fields, **more})
+    return Chosen(name=name, **{"spec": Component(git=url), **fields, **more})
 
 
 def take(*repositories, chosen=None, **changes):
@@ -40,11 +40,9 @@ def take(*repositories, chosen=None, **changes):
         "base": BASE,
         "repositories": FakeRepositories(*repositories),
         "reporter": SilentReporter(),
-        "extras": {},
         "ruled": (),
         "pins": {},
         "as_of": DAY,
-        "cuda_major": None,
     }
     every = chosen or {"core": component()}
     return GitSourceReader(**{**arguments, **changes}).take(every)
@@ -69,7 +67,8 @@ def test_a_dependency_is_required_and_its_branch_is_of_the_day():
 @pytest.mark.parametrize(("asked", "required"), [((), False), (("dev",), True)])
 def test_an_extra_is_required_where_the_stack_asks_for_it(asked, required):
     text = project(SOURCE, extras='dev = ["optim"]\n')
-    (item,) = take(core(text), extras={"core": asked}).candidates
+    spec = Component(git=CORE, extras=asked)
+    (item,) = take(core(text), chosen={"core": component(spec=spec)}).candidates
     assert (item.parts, item.required) == ({"dev"}, required)
 
 

@@ -8,12 +8,13 @@ from helpers.processes import unprivileged
 from helpers.stack_files import BASE, write_base, write_stack
 
 from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.catalog.context import Context
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock import lock as locking
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
-from envbuild.lock.lock import LockResult, lock_stack
+from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.lockfile import Inputs
 from envbuild.store.local import LocalStore
 
@@ -45,9 +46,11 @@ def lock(project: Path, **options: bool) -> LockResult:
     store = LocalStore(project / "store", reporter)
     path = project / "lockfiles" / "s" / BASE
     return lock_stack(
-        selection, path=path, request=LockRequest(), site=load_site({"HOME": str(project)}), store=store,
-        reporter=reporter, **options,
-    )  # fmt: skip
+        selection,
+        LockRequest(),
+        LockOptions(path=path, **options),
+        Context(store=store, site=load_site({"HOME": str(project)}), reporter=reporter),
+    )
 
 
 def test_up_to_date_lock_needs_no_right_to_write(project):

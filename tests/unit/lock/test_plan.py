@@ -5,21 +5,19 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.fake_git import TIP, FakeRepositories, FakeRepository
+from helpers.locks import lock_context
 from helpers.stack_files import BASE, write_base, write_stack
 
 from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.catalog.context import utc_now
 from envbuild.catalog.models import Stack
-from envbuild.catalog.site import load_site
 from envbuild.core.errors import ConfigurationError, UsageError
-from envbuild.core.progress import SilentReporter
 from envbuild.git.repository import CommitKind
 from envbuild.lock.components import anchor_date
+from envbuild.lock.components.decide import decide_components
 from envbuild.lock.components.select import choose_anchor, parse_pins
-from envbuild.lock.context import LockContext
-from envbuild.lock.inputs.request import LockRequest
-from envbuild.lock.project import plan
-from envbuild.lock.project.plan import git_build_requires
-from envbuild.store.local import LocalStore
+from envbuild.lock.inputs.request import LockInputs, LockRequest
+from envbuild.lock.resolve.declarations import git_build_requires
 
 NEMO, DEP = "https://x/nemo", "https://x/dep"
 MOMENT = datetime(2025, 1, 2, 3, tzinfo=timezone.utc)  # of every commit of a fake repository
@@ -37,9 +35,10 @@ def moments(chosen, as_of=None, kind=CommitKind.BRANCH, **pins):
     """The bound of the anchor's branch, and the as-of moment."""
     repositories = FakeRepositories(FakeRepository(NEMO, kind=kind))
     refs = parse_pins("s", chosen.stack, pins)
+    context = SimpleNamespace(repositories=repositories, clock=utc_now)
     bound = anchor_date.bound(chosen, as_of, refs, repositories)
     anchor = choose_anchor(chosen.stack, refs, repositories, bound)
-    found = anchor_date.as_of(chosen, as_of, refs, anchor, repositories, None)
+    found = anchor_date.as_of(chosen, as_of, refs, anchor, context)
     return bound, found
 
 
@@ -96,12 +95,8 @@ def test_branches_of_companions_are_as_of_the_moment_of_the_anchor(tmp_path, as_
     chosen = Selection(Catalog.open(tmp_path), "s", BASE, "cpu")
     dep = FakeRepository(DEP)
     repositories = FakeRepositories(FakeRepository(NEMO, kind=CommitKind.TAG if pins else CommitKind.BRANCH), dep)
-    reporter = SilentReporter()
-    site, store = load_site({"HOME": str(tmp_path)}), LocalStore(tmp_path / "store", reporter)
-    work = LockContext(
-        folder=tmp_path, log=tmp_path / "log", site=site, store=store, reporter=reporter, repositories=repositories
-    )
-    plan._decide(chosen, LockRequest(pins=pins, as_of=as_of), repositories, work)
+    inputs = LockInputs.of(chosen, LockRequest(pins=pins, as_of=as_of))
+    decide_components(inputs, lock_context(tmp_path, repositories))
     assert dep.resolved == [("main", bound)]
 
 

@@ -6,14 +6,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers.locks import lock_context
 
 from envbuild.core.background import beside
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import NetworkError
-from envbuild.core.progress import SilentReporter
 from envbuild.lock.components.git_sources import GitSources
-from envbuild.lock.record import write
-from envbuild.lock.resolve.prefetch import Begun, kept_files
+from envbuild.lock.resolve import resolve as resolve_module
+from envbuild.lock.resolve.declarations import kept_files
+from envbuild.lock.resolve.prefetch import Guess
 from envbuild.lock.uv.resolution import Resolution
 from envbuild.lock.uv.torch_builds import TorchSource
 
@@ -81,27 +82,26 @@ def resolving(tmp_path, monkeypatch):
         asked.append((folder / "pyproject.toml").read_text())
         return RESOLUTION
 
-    monkeypatch.setattr(write, "resolve", resolve)
-    monkeypatch.setattr(write, "render_project", lambda *arguments, **options: "true")
-    work = SimpleNamespace(folder=tmp_path, log=tmp_path / "log", reporter=SilentReporter())
+    monkeypatch.setattr(resolve_module, "resolve", resolve)
+    monkeypatch.setattr(resolve_module, "render_project", lambda *arguments, **options: "true")
 
     def run(begun):
-        project = SimpleNamespace(metadata=(), chosen={}, takings=GitSources(), pinned_directly=set)
-        request = SimpleNamespace(pins={})
+        project = SimpleNamespace(metadata=(), chosen={}, git_sources=GitSources(), pinned_directly=set)
+        inputs = SimpleNamespace(request=SimpleNamespace(pins={}))
         plan = SimpleNamespace(
-            torch=TorchSource("find-links", "x"), keep={}, begun=begun, project=project, request=request
+            torch=TorchSource("find-links", "x"), keep={}, project=project, inputs=inputs, what="resolve"
         )
-        plan.led = SimpleNamespace(stack=SimpleNamespace(every_component=dict))
-        return asked, write._resolve(plan, "resolve", work)[1]
+        plan.effective = SimpleNamespace(stack=SimpleNamespace(every_component=dict))
+        return asked, resolve_module.resolve_declared(plan, begun, lock_context(tmp_path)).resolution
 
     return run
 
 
-def begun_with(folder: Path, text: str, action=lambda: RESOLUTION) -> Begun:
+def begun_with(folder: Path, text: str, action=lambda: RESOLUTION) -> Guess:
     own = folder / "begun"
     own.mkdir()
     (own / "uv.lock").write_text("the one begun")
-    return Begun(text=text, folder=own, answer=beside(action))
+    return Guess(text=text, folder=own, answer=beside(action))
 
 
 def test_a_right_guess_is_the_answer(resolving, tmp_path):

@@ -4,21 +4,15 @@ import shutil
 import zipfile
 
 import pytest
+from helpers.locks import lock_context
 from helpers.simple_index import make_sdist
 from packaging.requirements import Requirement
 
-from envbuild.catalog.site import Site, load_site
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionError
-from envbuild.core.progress import SilentReporter
-from envbuild.lock.components.sdist_metadata import (
-    DEFAULT_BUILD_REQUIRES,
-    build_requires,
-    compile_metadata,
-    fetch_sdist,
-    read_sdist,
-)
-from envbuild.store.local import LocalStore
+from envbuild.lock.components.downloads import fetch_sdist
+from envbuild.lock.components.sdist_metadata import DEFAULT_BUILD_REQUIRES, build_requires, compile_metadata, read_sdist
+from envbuild.lock.context import LockContext
 
 
 def read(tmp_path, cuda="13", version="1.0", **sdist):
@@ -238,26 +232,21 @@ def test_unreadable_build_requirements(tmp_path, text):
 
 
 @pytest.fixture
-def site() -> Site:
-    return load_site()
-
-
-@pytest.fixture
-def store(tmp_path) -> LocalStore:
-    return LocalStore(tmp_path / "cache", SilentReporter())
+def context(tmp_path) -> LockContext:
+    return lock_context(tmp_path)
 
 
 def package(sdist):
     return {"name": "kernels", "version": "1.0", **({"sdist": sdist} if sdist else {})}
 
 
-def test_fetch_verifies_and_keeps(tmp_path, site, store):
+def test_fetch_verifies_and_keeps(tmp_path, context):
     path = make_sdist(tmp_path, "kernels", "1.0")
     content = path.read_bytes()
     entry = package({"url": path.as_uri(), "hash": sha256_bytes(content)})
-    assert fetch_sdist(entry, tmp_path, site, store) == (content, sha256_bytes(content))
+    assert fetch_sdist(entry, context) == (content, sha256_bytes(content))
     path.unlink()
-    assert fetch_sdist(entry, tmp_path, site, store)[0] == content
+    assert fetch_sdist(entry, context)[0] == content
 
 
 @pytest.mark.parametrize(
@@ -269,46 +258,44 @@ def test_fetch_verifies_and_keeps(tmp_path, site, store):
         ({"metadata": "2.1", "pyproject": STATIC}, ("a>=1",)),
     ],
 )
-def test_metadata_is_read_from_an_sdist_once(tmp_path, site, store, sdist, requires):
+def test_metadata_is_read_from_an_sdist_once(tmp_path, context, sdist, requires):
     path = make_sdist(tmp_path, "kernels", "1.0", **sdist)
     digest = sha256_bytes(path.read_bytes())
     locked = {"kernels": package({"url": path.as_uri(), "hash": digest})}
     # What an earlier envbuild kept of it has no egg-info, and does not count.
     text = "Metadata-Version: 2.2\nName: kernels\nVersion: 1.0\nRequires-Dist: earlier\n"
-    store.get_or_build("sdist-metadata", digest, lambda entry: (entry / "PKG-INFO").write_text(text))
+    context.store.get_or_build("sdist-metadata", digest, lambda entry: (entry / "PKG-INFO").write_text(text))
 
     def read_it():
-        return compile_metadata(["kernels"], locked, tmp_path, "13", site, store, lambda line: None)
+        return compile_metadata(["kernels"], locked, "13", context)
 
     first = read_it()
     assert first[0].requires_dist == requires
     assert first[0].sdist_digest == digest
     path.unlink()
-    shutil.rmtree(store.root / "files")
+    shutil.rmtree(context.store.root / "files")
     assert read_it() == first
 
 
-def test_fetch_of_another_file_than_stated_is_refused(tmp_path, site, store):
+def test_fetch_of_another_file_than_stated_is_refused(tmp_path, context):
     path = make_sdist(tmp_path, "kernels", "1.0")
     with pytest.raises(CheckRefusedError, match="not the file that the index states"):
-        fetch_sdist(package({"path": path.name, "hash": sha256_bytes(b"x")}), tmp_path, site, store)
-    assert list((store.root / "staging").iterdir()) == []
+        fetch_sdist(package({"path": path.name, "hash": sha256_bytes(b"x")}), context)
+    assert list((context.store.root / "staging").iterdir()) == []
 
 
-def test_fetch_without_sdist_or_network(tmp_path, site, store):
+def test_fetch_without_sdist_or_network(tmp_path, context):
     with pytest.raises(ResolutionError, match=r"kernels 1\.0 has no sdist"):
-        fetch_sdist(package(None), tmp_path, site, store)
+        fetch_sdist(package(None), context)
     with pytest.raises(NetworkError, match="cannot download"):
-        fetch_sdist(package({"url": (tmp_path / "gone").as_uri(), "hash": "sha256:aa"}), tmp_path, site, store)
+        fetch_sdist(package({"url": (tmp_path / "gone").as_uri(), "hash": "sha256:aa"}), context)
 
 
-def test_wheels_of_the_compile_phase_are_left_to_uv(tmp_path, site, store):
+def test_wheels_of_the_compile_phase_are_left_to_uv(tmp_path, context):
     path = make_sdist(tmp_path, "kernels", "1.0")
     locked = {
         "kernels": package({"path": path.name}),
         "core": {"name": "core", "version": "1", "wheels": [{"url": "https://x/core.whl"}]},
     }
-    told: list[str] = []
-    found = compile_metadata(["Kernels", "core"], locked, tmp_path, "13", site, store, told.append)
+    found = compile_metadata(["Kernels", "core"], locked, "13", context)
     assert [(item.name, item.sdist_digest) for item in found] == [("kernels", sha256_bytes(path.read_bytes()))]
-    assert told == ["kernels 1.0"]

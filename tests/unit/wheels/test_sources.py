@@ -7,7 +7,7 @@ from unit.wheels.test_key import PARTS
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.components.sdist_metadata import FILE
+from envbuild.lock.components.downloads import FILE
 from envbuild.store.local import LocalStore
 from envbuild.wheels import sources as module
 from envbuild.wheels.sources import SourceOrigin, WheelSources

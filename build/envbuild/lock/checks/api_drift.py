@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from envbuild import drift
-from envbuild.catalog.models import Base
+from envbuild.core.background import beside
 from envbuild.core.digests import canonical_json, digest_of, sha256_file
 from envbuild.core.errors import EnvbuildError
 from envbuild.core.files import machine_errors
@@ -25,11 +25,12 @@ from envbuild.core.progress import SilentReporter
 from envbuild.drift import Finding, Pair, find_drift_apart, read_finding, write_wheel
 from envbuild.drift.sources import extensions_of
 from envbuild.lock.checks.rules import CheckFinding
+from envbuild.lock.components.downloads import fetch_file
 from envbuild.lock.components.models import Chosen
-from envbuild.lock.components.sdist_metadata import fetch_file
 from envbuild.lock.components.wheel_tags import base_tags, tags_of, wheel_name
-from envbuild.lock.context import LockContext, Repositories
+from envbuild.lock.context import LockContext
 from envbuild.lock.project.pyproject import Project
+from envbuild.lock.uv.resolution import Packages
 
 CODE = "api-drift"
 
@@ -39,28 +40,23 @@ KIND = "drift"
 FILE = "findings.json"
 
 
-def check_api(
-    chosen: Mapping[str, Chosen],
-    packages: Mapping[str, Mapping[str, Any]],
-    base: Base,
-    work: LockContext,
-    repositories: Repositories,
-) -> Iterator[CheckFinding]:
+def check_api(project: Project, packages: Packages, context: LockContext) -> Iterator[CheckFinding]:
     """What components ask of the components they use, and do not get.
 
-    A component from git is read at its commit; one from the index that has no wheel is not checked, and that is said.
+    A component from git is read at its commit; one from the index that has no wheel is not checked, which is reported.
 
     Args:
         packages: the ``[[package]]`` tables of uv.lock by name.
     """
-    sources = _Sources(chosen, packages, base, work, repositories)
+    chosen = project.chosen
+    sources = _Sources(project, packages, context)
     pairs = [(name, used) for name, item in chosen.items() for used in item.spec.uses]
-    comparisons = _Comparisons(sources, pairs, work)
+    comparisons = _Comparisons(sources, pairs, context)
     for name, item in chosen.items():
         for used in item.spec.uses:
-            with work.reporter.step(f"check what {name} asks of {used}"):
+            with context.reporter.step(f"check what {name} asks of {used}"):
                 if unread := [part for part in (name, used) if not sources.has(part)]:
-                    work.reporter.note(f"  not checked: {' and '.join(unread)} cannot be read without being built")
+                    context.reporter.note(f"  not checked: {' and '.join(unread)} cannot be read without being built")
                     continue
                 findings = comparisons.of((name, used))
             for finding in findings:
@@ -73,37 +69,29 @@ def check_api(
                     )
 
 
-def read_names(project: Project) -> list[str]:
-    """The components that the API check reads, where they are releases."""
-    return list(dict.fromkeys(name for pair in _released_pairs(project) for name in pair))
+@contextlib.contextmanager
+def reading_ahead(project: Project, files: Future[Packages], context: LockContext) -> Iterator[Future[None]]:
+    """Compare, while the block runs, the releases that the lock takes unless something else holds them back.
 
-
-def _released_pairs(project: Project) -> list[Pair]:
-    return [
-        (name, used)
-        for name, item in project.chosen.items()
-        for used in item.spec.uses
-        if used in project.chosen and item.commit is None and project.chosen[used].commit is None
-    ]
-
-
-def read_ahead(
-    project: Project, packages: Mapping[str, Mapping[str, Any]], work: LockContext, repositories: Repositories
-) -> None:
-    """Compare the releases that the lock is going to take unless something else holds them back.
-
-    For a thread beside the resolution, which waits for the index most of the time: :func:`check_api` then finds the
-    answer in the store. Where this fails or guesses wrong, nothing is lost but its work.
+    A resolution waits for the index most of the time. :func:`check_api` then finds the answer in the store. Where this
+    fails or guesses wrong, only its work is lost.
 
     Args:
-        packages: the ``[[package]]`` tables of those releases by name.
+        files: the ``[[package]]`` tables of those releases by name.
     """
-    work = replace(work, reporter=SilentReporter())
-    with contextlib.suppress(EnvbuildError):
-        sources = _Sources(project.chosen, packages, project.base, work, repositories)
-        comparisons = _Comparisons(sources, _released_pairs(project), work)
-        for pair in comparisons.pairs:
-            comparisons.of(pair)
+    quiet = replace(context, reporter=SilentReporter())
+
+    def read() -> None:
+        with contextlib.suppress(EnvbuildError):
+            comparisons = _Comparisons(_Sources(project, files.result(), quiet), project.released_pairs(), quiet)
+            for pair in comparisons.pairs:
+                comparisons.of(pair)
+
+    reading = beside(read)
+    try:
+        yield reading
+    finally:
+        reading.stop()
 
 
 class _Sources:
@@ -112,19 +100,11 @@ class _Sources:
     In a wheel that the base can install, or in the repository at the component's commit.
     """
 
-    def __init__(
-        self,
-        chosen: Mapping[str, Chosen],
-        packages: Mapping[str, Mapping[str, Any]],
-        base: Base,
-        work: LockContext,
-        repositories: Repositories,
-    ) -> None:
-        self._chosen = chosen
+    def __init__(self, project: Project, packages: Packages, context: LockContext) -> None:
+        self._chosen = project.chosen
         self._packages = packages
-        self._tags = base_tags(base)
-        self._work = work
-        self._repositories = repositories
+        self._tags = base_tags(project.base)
+        self._context = context
 
     def has(self, name: str) -> bool:
         """Whether there is something to read."""
@@ -153,10 +133,10 @@ class _Sources:
         return next((file for file in wheels if tags_of(wheel_name(file)) & self._tags), None)
 
     def _downloaded(self, name: str) -> Path:
-        file, work = self._wheel(name) or {}, self._work
+        file = self._wheel(name) or {}
         package = self._packages[canonicalize_name(name)]
-        content, _ = fetch_file(file, f"{package['name']} {package['version']}", work.folder, work.site, work.store)
-        path = Path(work.folder) / wheel_name(file)
+        content, _ = fetch_file(file, f"{package['name']} {package['version']}", self._context)
+        path = self._context.folder / wheel_name(file)
         with machine_errors(path):
             path.write_bytes(content)
         return path
@@ -165,7 +145,7 @@ class _Sources:
         """The Python files of the packages that a component's modules are in."""
         assert item.commit is not None  # noqa: S101 - for the type checker; _from_git saw to it
         assert item.git is not None  # noqa: S101
-        repository = self._repositories.at(item.git)
+        repository = self._context.repositories.at(item.git)
         inside = tuple(f"{'/'.join(module.split('.'))}/" for module in item.spec.modules)
         files = [
             file
@@ -176,7 +156,7 @@ class _Sources:
         content = {file: text.encode() for file, text in texts.items() if text is not None}
         setup = repository.read_file(item.commit, "setup.py") or ""
         content |= {f"{module.replace('.', '/')}.so": b"" for module in extensions_of(setup)}
-        path = Path(self._work.folder) / f"{item.name}-{item.commit.sha}.whl"
+        path = Path(self._context.folder) / f"{item.name}-{item.commit.sha}.whl"
         with machine_errors(path):
             write_wheel(path, item.name, item.commit.sha[:12], content)
         return path
@@ -189,10 +169,10 @@ class _Comparisons:
         pairs: those that will be asked for, if there is something to read: what is not known yet is read together.
     """
 
-    def __init__(self, sources: _Sources, pairs: Iterable[Pair], work: LockContext) -> None:
+    def __init__(self, sources: _Sources, pairs: Iterable[Pair], context: LockContext) -> None:
         self.pairs = [pair for pair in pairs if all(map(sources.has, pair))]
         self._sources = sources
-        self._work = work
+        self._context = context
         self._read: dict[Pair, list[Finding]] = {}
 
     def of(self, pair: Pair) -> list[Finding]:
@@ -204,7 +184,7 @@ class _Comparisons:
         def compare(entry: Path) -> None:
             (entry / FILE).write_bytes(canonical_json([asdict(finding) for finding in self._compared(pair)]))
 
-        entry = self._work.store.get_or_build(KIND, key, compare).path
+        entry = self._context.store.get_or_build(KIND, key, compare).path
         return [read_finding(item) for item in json.loads((entry / FILE).read_bytes())]
 
     def _key(self, pair: Pair) -> str | None:
@@ -215,12 +195,12 @@ class _Comparisons:
         if pair not in self._read:
             unknown = [other for other in self.pairs if other == pair or not self._is_kept(other)]
             names = list(dict.fromkeys(name for other in unknown for name in other))
-            self._read |= find_drift_apart(self._sources.wheels(names), unknown, self._work.folder)
+            self._read |= find_drift_apart(self._sources.wheels(names), unknown, self._context.folder)
         return self._read[pair]
 
     def _is_kept(self, pair: Pair) -> bool:
         key = self._key(pair)
-        return key is not None and self._work.store.find(KIND, key) is not None
+        return key is not None and self._context.store.find(KIND, key) is not None
 
 
 @cache

@@ -19,28 +19,28 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.models import Base
 from envbuild.core.files import machine_errors
 from envbuild.lock.checks.rules import CheckFinding, provided_version
+from envbuild.lock.checks.uv_queries import contradiction, declared_range, locked_packages, needs_of
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project
-from envbuild.lock.resolve.uv_queries import contradiction, declared_range, locked_packages, needs_of
 from envbuild.lock.uv.resolution import Resolution, resolve
 
 CODE = "base-provides"
 _WHAT = "check what packages declare about what the base brings"
 
 
-def against_provided(plan: LockPlan, resolution: Resolution, work: LockContext) -> tuple[CheckFinding, ...]:
+def against_provided(plan: LockPlan, resolution: Resolution, context: LockContext) -> tuple[CheckFinding, ...]:
     """Every declared range that a version which the base brings is outside of."""
     base = plan.project.base
     if not base.provides:
         return ()
-    with work.reporter.step(f"check what packages declare about {len(base.provides)} that the base brings"):
+    with context.reporter.step(f"check what packages declare about {len(base.provides)} that the base brings"):
         found = [*_of_builds(plan.project.build_requires, base)]
-        wheels = _stand_ins(base, work.folder / "provided")
-        needs = needs_of(_with_stand_ins(plan, resolution, wheels, work), list(wheels))
-        if needs and contradiction(plan, resolution, needs, work, _WHAT, wheels):
+        wheels = _stand_ins(base, context.folder / "provided")
+        needs = needs_of(_with_stand_ins(plan, resolution, wheels, context), list(wheels))
+        if needs and contradiction(plan, resolution, needs, context, _WHAT, wheels):
             for need in needs:
-                if why := contradiction(plan, resolution, [need], work, _WHAT, wheels):
+                if why := contradiction(plan, resolution, [need], context, _WHAT, wheels):
                     version = provided_version(base, need.name) or ""
                     who = f"{need.title} declares {need.name}{declared_range(why, need.name, version)}"
                     found.append(_finding(base, need.name, who, str(need.package["name"])))
@@ -86,7 +86,7 @@ def _stand_ins(base: Base, folder: Path) -> dict[str, str]:
 
 
 def _with_stand_ins(
-    plan: LockPlan, resolution: Resolution, wheels: Mapping[str, str], work: LockContext
+    plan: LockPlan, resolution: Resolution, wheels: Mapping[str, str], context: LockContext
 ) -> list[Mapping[str, Any]]:
     """The locked packages with what they need of the base, whatever version they ask for."""
     document = tomlkit.parse(render_project(plan.project, pins=resolution.pins, source=plan.torch)).unwrap()
@@ -94,11 +94,11 @@ def _with_stand_ins(
     settings["exclude-dependencies"] = []
     others = [line for line in settings.get("override-dependencies", ()) if _name(line) not in wheels]
     settings["override-dependencies"] = [*others, *wheels.values()]
-    folder = work.folder / "needs"
+    folder = context.folder / "needs"
     with machine_errors(folder):
         folder.mkdir(exist_ok=True)
         (folder / "pyproject.toml").write_text(tomlkit.dumps(document))
-    found = resolve(folder, plan.torch, _WHAT, work.log, work.reporter.update, settings_may_be_ignored=True)
+    found = resolve(folder, plan.torch, _WHAT, context, settings_may_be_ignored=True)
     return [package for package in locked_packages(found.uv_lock) if package["name"] not in wheels]
 
 

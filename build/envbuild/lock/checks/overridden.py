@@ -15,11 +15,11 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Base
 from envbuild.lock.checks.rules import CheckFinding
+from envbuild.lock.checks.uv_queries import contradiction, declared_range, locked_packages, needs_of
 from envbuild.lock.components.declarations import Declared, declared_at_commit, declared_by_release
 from envbuild.lock.components.models import Chosen, DecidedBy
-from envbuild.lock.context import LockContext, Repositories
+from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.resolve.uv_queries import contradiction, declared_range, locked_packages, needs_of
 from envbuild.lock.uv.resolution import Resolution
 
 CODE = "override-range"
@@ -65,7 +65,7 @@ class Overridden:
         return CheckFinding(code=CODE, what=self.text(), fix=fix)
 
 
-def against_declarations(plan: LockPlan, resolution: Resolution, work: LockContext) -> tuple[Overridden, ...]:
+def against_declarations(plan: LockPlan, resolution: Resolution, context: LockContext) -> tuple[Overridden, ...]:
     """Every declared range that a locked version is outside of, because an override hides it.
 
     What a component's upstream overrides of its own declarations is left out: both are its authors' words.
@@ -86,11 +86,11 @@ def against_declarations(plan: LockPlan, resolution: Resolution, work: LockConte
         if need.name in scoped.get(str(need.package["name"]), ())
         or (need.name in everywhere and not _own_override(plan, need.name, need.package))
     ]
-    with work.reporter.step(f"check what {len(locked)} overrides go against"):
-        if not needed or not contradiction(plan, resolution, needed, work, _WHAT):
+    with context.reporter.step(f"check what {len(locked)} overrides go against"):
+        if not needed or not contradiction(plan, resolution, needed, context, _WHAT):
             return tuple(found)
         for need in needed:
-            why = contradiction(plan, resolution, [need], work, _WHAT)
+            why = contradiction(plan, resolution, [need], context, _WHAT)
             if why:
                 version = locked[need.name]
                 declared = f"{need.name}{declared_range(why, need.name, version)}"
@@ -99,7 +99,7 @@ def against_declarations(plan: LockPlan, resolution: Resolution, work: LockConte
 
 
 def _own_override(plan: LockPlan, name: str, package: Mapping[str, Any]) -> bool:
-    return name not in plan.led.stack.overrides and (
+    return name not in plan.effective.stack.overrides and (
         name in plan.upstream_overrides and plan.upstream_overrides[name].by == package["name"]
     )
 
@@ -114,7 +114,7 @@ def _against_the_stack(plan: LockPlan, locked: Mapping[str, str]) -> list[Overri
 
 
 def _overridden(plan: LockPlan, name: str, version: str, declared_by: str, declared: str) -> Overridden:
-    own, forced = plan.led.stack.overrides.get(name), plan.upstream_overrides.get(name)
+    own, forced = plan.effective.stack.overrides.get(name), plan.upstream_overrides.get(name)
     if own is not None:
         by, meant = f"the stack ({own.reason})", declared_by.partition(" ")[0] in own.against
     else:
@@ -122,9 +122,7 @@ def _overridden(plan: LockPlan, name: str, version: str, declared_by: str, decla
     return Overridden(package=name, version=version, by=by, declared_by=declared_by, declared=declared, meant=meant)
 
 
-def against_ranges(
-    plan: LockPlan, resolution: Resolution, work: LockContext, repositories: Repositories
-) -> tuple[Overridden, ...]:
+def against_ranges(plan: LockPlan, resolution: Resolution, context: LockContext) -> tuple[Overridden, ...]:
     """Every range that a component declares of one that it uses, for any of its extras, and that is not kept.
 
     uv holds a lock to the extras that the stack asks for, and to no others. A pin may be outside of such a range; and
@@ -136,8 +134,8 @@ def against_ranges(
         moved = [used for used in item.spec.uses if _is_moved(plan, name, used)]
         if not moved:
             continue
-        with work.reporter.step(f"check what {name} declares of {', '.join(moved)}"):
-            declared = _declared(item, packages, plan.project.base, work, repositories)
+        with context.reporter.step(f"check what {name} declares of {', '.join(moved)}"):
+            declared = _declared(item, packages, plan.project.base, context)
         if declared is not None:
             found += [finding for used in moved if (finding := _outside(declared, used, resolution, plan)) is not None]
     return tuple(found)
@@ -151,12 +149,12 @@ def _is_moved(plan: LockPlan, name: str, used: str) -> bool:
 
 
 def _declared(
-    item: Chosen, packages: Mapping[str, Mapping[str, Any]], base: Base, work: LockContext, repositories: Repositories
+    item: Chosen, packages: Mapping[str, Mapping[str, Any]], base: Base, context: LockContext
 ) -> Declared | None:
     if item.commit is not None:
-        return declared_at_commit(item, repositories)
+        return declared_at_commit(item, context.repositories)
     package = packages.get(canonicalize_name(item.name))
-    return None if package is None or item.url else declared_by_release(package, base, work)
+    return None if package is None or item.url else declared_by_release(package, base, context)
 
 
 def _outside(declared: Declared, used: str, resolution: Resolution, plan: LockPlan) -> Overridden | None:

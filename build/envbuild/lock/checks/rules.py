@@ -17,7 +17,6 @@ from packaging.version import Version
 from envbuild.catalog.models import Base, Conflict, Target
 from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.components.wheel_tags import base_tags, tags_of, wheel_name
-from envbuild.lock.project.pyproject import cuda_major
 from envbuild.lock.uv.program import KNOW_THE_KEYS
 
 # The first CUDA whose compiler and libraries know an SM (CUDA toolkit release notes, "new features").
@@ -138,12 +137,12 @@ def check_cuda_mix(lock: CheckInput) -> Iterable[CheckFinding]:
             by_major.setdefault(match[1], []).append(name)
         elif name in _CUDA_VERSIONED:
             by_major.setdefault(version.partition(".")[0], []).append(name)
-    wanted = cuda_major(lock.base)
+    wanted = lock.base.cuda_major
     majors = set(by_major) | ({wanted} if wanted else set())
     # The package index's torch on a base without CUDA is a choice of the user's; a cpu build among CUDA is a mistake.
     if len(majors) > 1 or (by_major and lock.torch_build == "cpu"):
         held = "; ".join(f"CUDA {major}: {', '.join(sorted(names)[:6])}" for major, names in sorted(by_major.items()))
-        fitting = [name for name, base in lock.bases.items() if cuda_major(base) in by_major]
+        fitting = [name for name, base in lock.bases.items() if base.cuda_major in by_major]
         other = f"another base (the stack names {', '.join(fitting)})" if fitting else "another base"
         yield CheckFinding(
             code="cuda-mixed",

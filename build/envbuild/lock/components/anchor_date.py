@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date, datetime
+from datetime import datetime, timedelta
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.models import Base, Component, Stack
@@ -14,13 +14,11 @@ from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.releases import find_release, uploaded_at
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs import as_of as asof
-from envbuild.lock.inputs.as_of import AsOf
+from envbuild.lock.inputs.as_of import AsOf, Bound
 from envbuild.lock.inputs.refs import Ref, VersionRef, parse_ref
 
 
-def bound(
-    selection: Selection, asked: str | None, pins: Mapping[str, Ref], repositories: Repositories
-) -> date | datetime | None:
+def bound(selection: Selection, asked: str | None, pins: Mapping[str, Ref], repositories: Repositories) -> Bound:
     """Up to when branches count, as far as that is known before the anchor is; None: their tips, or not known yet.
 
     Args:
@@ -67,8 +65,7 @@ def as_of(
     asked: str | None,
     pins: Mapping[str, Ref],
     anchor: Chosen | None,
-    repositories: Repositories,
-    work: LockContext,
+    context: LockContext,
 ) -> AsOf:
     """The as-of moment, once the anchor is decided.
 
@@ -77,16 +74,16 @@ def as_of(
     """
     text = asked or _default_as_of(selection, pins, anchor)
     if text == asof.NOW:
-        return asof.now()
+        return asof.now(context.clock)
     if (day := asof.parse_date(text)) is not None:
-        return asof.on_day(day)
+        return asof.on_day(day, context.clock)
     if anchor is None or text != asof.RELEASE:
-        commit = _as_of_commit(text, selection, repositories)
+        commit = _as_of_commit(text, selection, context.repositories)
         reason = f"the date of {selection.stack.anchor} {commit.sha[:12]}"
         return AsOf(asked=text, moment=commit.committed_at, reason=reason)
     title = f"{anchor.name} {anchor.commit.describe or anchor.commit.sha[:12]}" if anchor.commit else anchor.asked
-    released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection.base, work, repositories)
-    return asof.after_release(title, released, selection.stack.margin_days)
+    released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection.base, context)
+    return asof.after_release(title, released, timedelta(days=selection.stack.margin_days), context.clock)
 
 
 def _default_as_of(selection: Selection, pins: Mapping[str, Ref], anchor: Chosen | None) -> str:
@@ -99,10 +96,10 @@ def _default_as_of(selection: Selection, pins: Mapping[str, Ref], anchor: Chosen
     return asof.RELEASE if isinstance(ref, VersionRef) or anchor.specifier.startswith("==") else asof.NOW
 
 
-def _uploaded(anchor: Chosen, base: Base, work: LockContext, repositories: Repositories) -> datetime:
+def _uploaded(anchor: Chosen, base: Base, context: LockContext) -> datetime:
     """When the anchor's release was uploaded to the index."""
-    with work.reporter.step(f"find the date of {anchor.name} {anchor.specifier}"):
-        return uploaded_at(find_release(anchor, base, {}, work, repositories))
+    with context.reporter.step(f"find the date of {anchor.name} {anchor.specifier}"):
+        return uploaded_at(find_release(anchor, base, {}, context))
 
 
 def own_dates(stack: Stack) -> dict[str, str]:

@@ -13,22 +13,19 @@ from dataclasses import dataclass, field, replace
 from packaging.specifiers import SpecifierSet
 
 from envbuild.catalog.models import Base, Stack
-from envbuild.core.progress import Reporter
 from envbuild.lock.components.declarations import Declarations, Range
 from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.components.releases import EXACT
-from envbuild.lock.project.pyproject import extras_of
 
 
-def hold_to_declared(
-    stack: Stack, chosen: Mapping[str, Chosen], base: Base, declarations: Declarations, reporter: Reporter
-) -> dict[str, Chosen]:
+def hold_to_declared(stack: Stack, chosen: Mapping[str, Chosen], declarations: Declarations) -> dict[str, Chosen]:
     """The components, with the companions of which declared ranges decide held to these; says which.
 
     Of a range of releases, what the release declares that uv takes by itself; what is locked is checked later. A
     companion that is held or pinned declares in turn, for the extras that were asked of it:
     ``transformer-engine[pytorch]`` brings its transformer-engine-torch.
     """
+    base = declarations.base
     holding = _Holding(stack, base, declarations, dict(chosen))
     declaring: dict[str, frozenset[str]] = {
         name: frozenset() for name, item in chosen.items() if item.spec.uses and name not in base.provides
@@ -38,7 +35,7 @@ def hold_to_declared(
         declaring = holding.level(declaring)
     for name, item in holding.found.items():
         if item is not chosen[name]:
-            reporter.note(f"{name} {item.asked}: {item.because}")
+            declarations.context.reporter.note(f"{name} {item.asked}: {item.because}")
     return holding.found
 
 
@@ -98,7 +95,7 @@ class _Holding:
         if declared is None:
             return []
         if name in item.spec.uses:
-            return declared.of(name, self.base, first=extras_of(item, self.base))
+            return declared.of(name, self.base, first=item.extras(self.base))
         return declared.of(name, self.base, only=extras)
 
     def _held(self, item: Chosen, ranges: Mapping[str, list[Range]]) -> Chosen | None:

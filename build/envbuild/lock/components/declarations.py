@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -18,9 +18,10 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Base
 from envbuild.core.errors import CheckRefusedError, ResolutionError
+from envbuild.lock.components.downloads import fetch_file
 from envbuild.lock.components.git_metadata import declared_by
 from envbuild.lock.components.models import Chosen
-from envbuild.lock.components.sdist_metadata import compile_metadata, fetch_file
+from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.components.upstream import holds_on
 from envbuild.lock.components.wheel_tags import base_tags, tags_of, wheel_name
 from envbuild.lock.context import LockContext, Repositories
@@ -110,22 +111,19 @@ def _holds(line: Requirement, base: Base, extra: str) -> bool:
     return holds_on(str(line.marker or ""), base, extra)
 
 
+@dataclass(frozen=True)
 class Declarations:
     """What components declare, each read once: in the metadata of a release, or in the tree at a commit.
 
-    Args:
+    Attributes:
         settings: keys of ``[tool.uv]`` that hold the releases to the as-of moment.
     """
 
-    def __init__(
-        self, base: Base, settings: Mapping[str, object], work: LockContext, repositories: Repositories
-    ) -> None:
-        self._base = base
-        self._settings = settings
-        self._work = work
-        self._repositories = repositories
-        self._releases: dict[tuple[str, str], Mapping[str, Any] | None] = {}
-        self._declared: dict[tuple[str, str], Declared | None] = {}
+    base: Base
+    settings: Mapping[str, object]
+    context: LockContext
+    _releases: dict[tuple[str, str], Mapping[str, Any] | None] = field(default_factory=dict, init=False)
+    _declared: dict[tuple[str, str], Declared | None] = field(default_factory=dict, init=False)
 
     def of(self, item: Chosen) -> Declared | None:
         """What a component declares; None: it is not known before a build, or there is no such release.
@@ -134,7 +132,7 @@ class Declarations:
         """
         key = (item.name, item.wanted)
         if key not in self._declared:
-            with self._work.reporter.step(f"read what {item.at()} declares"):
+            with self.context.reporter.step(f"read what {item.at()} declares"):
                 self._declared[key] = self._read(item)
         return self._declared[key]
 
@@ -147,15 +145,15 @@ class Declarations:
         if item.url:
             return None
         if item.commit is not None:
-            return declared_at_commit(item, self._repositories)
+            return declared_at_commit(item, self.context.repositories)
         package = self._release(item.name, item.specifier)
-        return None if package is None else declared_by_release(package, self._base, self._work)
+        return None if package is None else declared_by_release(package, self.base, self.context)
 
     def _release(self, name: str, specifier: str) -> Mapping[str, Any] | None:
         key = (name, specifier)
         if key not in self._releases:
             try:
-                found = look_up({name: specifier}, self._base, self._settings, f"find {name} {specifier}", self._work)
+                found = look_up({name: specifier}, self.base, self.settings, f"find {name} {specifier}", self.context)
                 self._releases[key] = found.get(canonicalize_name(name))
             except ResolutionError:
                 self._releases[key] = None  # the resolution will say so, with all that takes part
@@ -168,7 +166,7 @@ def declared_at_commit(item: Chosen, repositories: Repositories) -> Declared | N
     return None if found is None else Declared(by=item.at(), lines=tuple(found[0]), extras=tuple(found[1]))
 
 
-def declared_by_release(package: Mapping[str, Any], base: Base, work: LockContext) -> Declared | None:
+def declared_by_release(package: Mapping[str, Any], base: Base, context: LockContext) -> Declared | None:
     """What a release declares: a wheel of it that the base can install, else its sdist; None: only a build would tell.
 
     Args:
@@ -182,15 +180,13 @@ def declared_by_release(package: Mapping[str, Any], base: Base, work: LockContex
     wheels = package.get("wheels", [])
     if not wheels:
         try:
-            (read,) = compile_metadata(
-                [package["name"]], {package["name"]: package}, work.folder, None, work.site, work.store, lambda _: None
-            )
+            (read,) = compile_metadata([package["name"]], {package["name"]: package}, None, context)
         except CheckRefusedError:
             return None
         return Declared(by=title, lines=read.requires_dist, extras=read.provides_extra)
     tags = base_tags(base)
     file = next((item for item in wheels if tags_of(wheel_name(item)) & tags), wheels[0])
-    content, _ = fetch_file(file, title, work.folder, work.site, work.store)
+    content, _ = fetch_file(file, title, context)
     from packaging.metadata import parse_email  # not needed where nothing is to be read
 
     raw, _ = parse_email(_metadata_of(content, title))

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date, datetime
 from typing import Any
 
-from envbuild.catalog.models import Base, Driver, Stack
+from envbuild.catalog.models import Driver, Stack
 from envbuild.core.errors import UsageError
-from envbuild.core.progress import Reporter
 from envbuild.lock.components.models import Chosen, Lead
 from envbuild.lock.components.releases import Releases
 from envbuild.lock.components.releases import has_folder as release_has_folder
 from envbuild.lock.components.select import lead, own_choice
 from envbuild.lock.components.upstream import LLM_COLLECTION, has_folder, has_llm_collection
 from envbuild.lock.context import LockContext, Repositories
+from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.refs import Ref
 
 NEMO_TOOLKIT = "nemo-toolkit"
@@ -23,13 +22,13 @@ STACKS_FILE = "the stack's file"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Led:
+class EffectiveStack:
     """A stack as it holds for the anchor that was chosen.
 
     Attributes:
         stack: with the components and the driver of its takeover, where that holds.
         leads: whose upstreams decide the companions; the first one wins.
-        because: why the driver is what it is, in words.
+        because: why the driver is what it is.
     """
 
     stack: Stack
@@ -41,17 +40,9 @@ class Led:
         return self.stack.driver
 
 
-def led(
-    stack: Stack,
-    anchor: Chosen | None,
-    pins: Mapping[str, Ref],
-    repositories: Repositories,
-    as_of: date | datetime | None,
-    *,
-    base: Base,
-    reporter: Reporter,
-    releases: Releases,
-) -> Led:
+def effective_stack(
+    stack: Stack, anchor: Chosen | None, pins: Mapping[str, Ref], as_of: Bound, releases: Releases
+) -> EffectiveStack:
     """Decide whether the stack's takeover holds, and read what belongs to the components that lead.
 
     Args:
@@ -61,11 +52,12 @@ def led(
         UsageError: a component that only the takeover brings is pinned, and it does not hold.
     """
     if anchor is None:
-        return Led(stack=stack, leads=(), because=STACKS_FILE)
-    own = lead(anchor, repositories, reporter, base, releases.lead)
+        return EffectiveStack(stack=stack, leads=(), because=STACKS_FILE)
+    repositories, reporter = releases.context.repositories, releases.context.reporter
+    own = lead(anchor, repositories, reporter, releases.base, releases.lead)
     takeover = stack.takeover
     if takeover is None:
-        return Led(stack=stack, leads=(own,), because=STACKS_FILE)
+        return EffectiveStack(stack=stack, leads=(own,), because=STACKS_FILE)
     if anchor.commit is not None and anchor.git is not None:
         there = has_folder(repositories.at(anchor.git), anchor.commit, takeover.without)
     else:
@@ -77,18 +69,13 @@ def led(
                 why=f"The stack has it only where the anchor has no {takeover.without}, and this one has.",
                 fix="Leave the pin out, or choose another anchor.",
             )
-        return Led(stack=stack, leads=(own,), because=f"{anchor.at()} has {takeover.without}")
+        return EffectiveStack(stack=stack, leads=(own,), because=f"{anchor.at()} has {takeover.without}")
     taken = stack.taken_over()
     spec = taken.components[takeover.lead]
-    other = lead(
-        own_choice(takeover.lead, spec, pins.get(takeover.lead), repositories, as_of),
-        repositories,
-        reporter,
-        base,
-        releases.lead,
-    )
+    choice = own_choice(takeover.lead, spec, pins.get(takeover.lead), repositories, as_of)
+    other = lead(choice, repositories, reporter, releases.base, releases.lead)
     because = f"{anchor.at()} has no {takeover.without}: {takeover.reason}"
-    return Led(stack=taken, leads=(other, own), because=because)
+    return EffectiveStack(stack=taken, leads=(other, own), because=because)
 
 
 def commit_without_llm(chosen: Mapping[str, Chosen], driver: Driver, repositories: Repositories) -> str:
@@ -101,7 +88,7 @@ def commit_without_llm(chosen: Mapping[str, Chosen], driver: Driver, repositorie
     return f"{item.at()} has no {LLM_COLLECTION}"
 
 
-def release_without_llm(packages: Mapping[str, Mapping[str, Any]], driver: Driver, work: LockContext) -> str:
+def release_without_llm(packages: Mapping[str, Mapping[str, Any]], driver: Driver, context: LockContext) -> str:
     """What driver ``nemo`` misses in the release of nemo-toolkit that was locked; empty: nothing, or it is from git.
 
     Args:
@@ -112,6 +99,6 @@ def release_without_llm(packages: Mapping[str, Mapping[str, Any]], driver: Drive
     package = packages.get(NEMO_TOOLKIT)
     if package is None:
         return f"there is no {NEMO_TOOLKIT}"
-    if "git" in package["source"] or release_has_folder(package, LLM_COLLECTION, work):
+    if "git" in package["source"] or release_has_folder(package, LLM_COLLECTION, context):
         return ""
     return f"{NEMO_TOOLKIT} {package['version']} has no {LLM_COLLECTION}"

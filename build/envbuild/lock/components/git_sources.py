@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -27,6 +26,7 @@ from envbuild.lock.components.sdist_metadata import build_requires
 from envbuild.lock.components.upstream import SOURCES, holds_on, not_understood
 from envbuild.lock.components.uv_sources import UvSource, built_without_isolation, read_sources, uv_settings
 from envbuild.lock.context import Repositories
+from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.refs import Ref, ref_text
 
 # Beside the names of extras: what a component needs without any, what builds it, and what only a build would tell.
@@ -104,7 +104,6 @@ class GitSourceReader:
     """Finds what the components from git of one lock take.
 
     Attributes:
-        extras: those that the stack asks for, by component.
         ruled: packages of which the stack has an override, or that the base brings: nothing is taken of them.
         pins: what the user says of packages that are no components.
         as_of: a branch means its commit of then; None: its tip.
@@ -113,11 +112,9 @@ class GitSourceReader:
     base: Base
     repositories: Repositories
     reporter: Reporter
-    extras: Mapping[str, Collection[str]]
     ruled: Collection[str]
     pins: Mapping[str, Ref]
-    as_of: date | datetime | None
-    cuda_major: str | None
+    as_of: Bound
 
     def take(self, chosen: Mapping[str, Chosen]) -> GitSources:
         """What may be taken from elsewhere than the index, beside the components themselves.
@@ -131,7 +128,7 @@ class GitSourceReader:
         own = {canonicalize_name(name) for name in chosen}
         candidates: list[GitSource] = []
         beaten: dict[str, str] = {}
-        queue = [(item, True, frozenset(self.extras.get(name, ()))) for name, item in chosen.items()]
+        queue = [(item, True, frozenset(item.extras(self.base))) for item in chosen.values()]
         seen: set[tuple[str, tuple[str, str]]] = set()
         while queue:
             by, required, extras = queue.pop(0)
@@ -209,7 +206,7 @@ class GitSourceReader:
         try:
             chosen = self._chosen(source, by)
             if chosen.phase is Phase.COMPILE:
-                metadata_of_commit(chosen, self.repositories, self.cuda_major)
+                metadata_of_commit(chosen, self.repositories, self.base.cuda_major)
             needs = build_requires(text_of(chosen, self.repositories)) if chosen.commit else ()
         except ValueError as error:
             raise ConfigurationError(
@@ -264,17 +261,17 @@ class GitSourceReader:
         return replace(item, git=source.git, commit=commit, subdirectory=source.subdirectory)
 
 
-def marked(chosen: Mapping[str, Chosen], takings: GitSources) -> dict[str, Chosen]:
+def marked(chosen: Mapping[str, Chosen], git_sources: GitSources) -> dict[str, Chosen]:
     """The components; those of which another one says something else say so."""
     found = dict(chosen)
     for name, item in chosen.items():
-        words = (takings.beaten or {}).get(canonicalize_name(name))
+        words = (git_sources.beaten or {}).get(canonicalize_name(name))
         if words is not None and item.origin in (DecidedBy.PIN, DecidedBy.STACK):
             found[name] = replace(item, because=f"{item.because}, over {words}")
     return found
 
 
-def settled(takings: GitSources, packages: Sequence[Mapping[str, Any]]) -> GitSources:
+def settled(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> GitSources:
     """What a resolution really takes, of what might be taken.
 
     Args:
@@ -284,8 +281,8 @@ def settled(takings: GitSources, packages: Sequence[Mapping[str, Any]]) -> GitSo
         ResolutionError: it takes a package that two of its packages want at different commits.
     """
     tables = {str(package["name"]): package for package in packages}
-    takeable = takings.in_force.keys()
-    now = takings
+    takeable = git_sources.in_force.keys()
+    now = git_sources
     while True:
         force = now.in_force
         asked = tuple(

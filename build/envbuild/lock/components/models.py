@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from envbuild.catalog.base import Base
 from envbuild.catalog.models import Component, Phase
 from envbuild.git.repository import Commit
 
@@ -59,6 +60,14 @@ class Chosen:
             return self.specifier
         return f" @ git+{self.git}@{self.commit.sha}" + (
             f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
+        )
+
+    def extras(self, base: Base) -> tuple[str, ...]:
+        """Its extras on a base; those that name the CUDA are left out where there is none."""
+        return tuple(
+            extra.replace("{cuda_major}", base.cuda_major or "")
+            for extra in self.spec.extras
+            if base.cuda_major is not None or "{cuda_major}" not in extra
         )
 
     @property

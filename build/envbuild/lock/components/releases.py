@@ -7,8 +7,8 @@ import io
 import re
 import tarfile
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -18,12 +18,10 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Base
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError, ResolutionError
 from envbuild.git.refs import GitRef
+from envbuild.lock.components.downloads import fetch_file
 from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Lead
-from envbuild.lock.components.sdist_metadata import fetch_file
-from envbuild.lock.context import LockContext, Repositories
-from envbuild.lock.inputs import as_of as asof
+from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.refs import GIT_PREFIX, parse_ref
-from envbuild.lock.project.pyproject import Project
 from envbuild.lock.uv.lookup import look_up
 from envbuild.lock.uv.resolution import seconds_of
 
@@ -31,28 +29,7 @@ from envbuild.lock.uv.resolution import seconds_of
 EXACT = re.compile(r"^==\s*([^*,\s]+)$")
 
 
-def likely(
-    project: Project, names: Sequence[str], keep: Mapping[str, str], what: str, work: LockContext
-) -> dict[str, Mapping[str, Any]]:
-    """The releases of components that a lock takes if nothing else holds them back, as uv.lock's tables by name.
-
-    Args:
-        names: components from the index.
-        keep: versions that are going to be kept.
-    """
-    wanted = {name: f"=={keep[name]}" if name in keep else project.chosen[name].specifier for name in names}
-    dates = {
-        name: asof.timestamp(asof.end_of(day))
-        for name in names
-        if (own := project.chosen[name].spec.as_of) and (day := asof.parse_date(own))
-    }
-    settings = {"exclude-newer": project.as_of, "exclude-newer-package": dates}
-    return look_up(wanted, project.base, settings, what, work)
-
-
-def find_release(
-    chosen: Chosen, base: Base, settings: Mapping[str, object], work: LockContext, repositories: Repositories
-) -> Mapping[str, Any]:
+def find_release(chosen: Chosen, base: Base, settings: Mapping[str, object], context: LockContext) -> Mapping[str, Any]:
     """The release that uv takes of a component by itself, as uv.lock's table.
 
     Args:
@@ -62,12 +39,12 @@ def find_release(
         ResolutionError: there is none; says which are near, and whether a tag was meant.
     """
     try:
-        locked = look_up({chosen.name: chosen.specifier}, base, settings, f"find {chosen.name}", work)
+        locked = look_up({chosen.name: chosen.specifier}, base, settings, f"find {chosen.name}", context)
     except ResolutionError as error:
         exact = EXACT.match(chosen.specifier)
         if exact is None or "there is no version of" not in error.why:
             raise
-        raise _no_release(chosen, exact[1], base, settings, work, repositories, error) from error
+        raise _no_release(chosen, exact[1], base, settings, context, error) from error
     return locked[canonicalize_name(chosen.name)]
 
 
@@ -76,19 +53,18 @@ def _no_release(
     version: str,
     base: Base,
     settings: Mapping[str, object],
-    work: LockContext,
-    repositories: Repositories,
+    context: LockContext,
     error: ResolutionError,
 ) -> ResolutionError:
     found: dict[str, str] = {}
     for words, specifier in (("the newest before it", f"<{version}"), ("the newest of all", "")):
         with contextlib.suppress(ResolutionError):
-            near = look_up({chosen.name: specifier}, base, settings, f"find {chosen.name} {specifier}", work)
+            near = look_up({chosen.name: specifier}, base, settings, f"find {chosen.name} {specifier}", context)
             found.setdefault(str(near[canonicalize_name(chosen.name)]["version"]), words)
     tags: list[str] = []
     if chosen.spec.git is not None:
         with contextlib.suppress(NetworkError):
-            tags = repositories.at(chosen.spec.git).tags_of(version)
+            tags = context.repositories.at(chosen.spec.git).tags_of(version)
     newest = settings.get("exclude-newer")
     told = ", ".join(f"{release} ({words})" for release, words in found.items())
     why = f"Releases for the base's Python: {told}." if told else "It has no release for the base's Python."
@@ -111,50 +87,39 @@ def _is_version(tag: str) -> bool:
     return not isinstance(parse_ref(tag), GitRef)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Releases:
     """What is known of components that are releases: which one uv takes as of a moment, and what belongs to it.
 
-    Args:
+    Attributes:
+        settings: keys of ``[tool.uv]`` that hold the releases to the as-of moment.
         undecided: the components of which only a table could say something; without any, nothing is asked.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        base: Base,
-        as_of: str,
-        dates: Mapping[str, str],
-        undecided: set[str],
-        work: LockContext,
-        repositories: Repositories,
-    ) -> None:
-        self._catalog = catalog
-        self._base = base
-        self._settings = {"exclude-newer": as_of, "exclude-newer-package": dict(dates)}
-        self._undecided = undecided
-        self._work = work
-        self._repositories = repositories
-        self._found: dict[str, Mapping[str, Any]] = {}
+    catalog: Catalog
+    base: Base
+    settings: Mapping[str, object]
+    undecided: frozenset[str]
+    context: LockContext
+    _found: dict[str, Mapping[str, Any]] = field(default_factory=dict, init=False)
 
     def _package(self, chosen: Chosen) -> Mapping[str, Any]:
         if chosen.name not in self._found:
-            with self._work.reporter.step(f"look at {chosen.name} {chosen.asked}"):
-                self._found[chosen.name] = find_release(
-                    chosen, self._base, self._settings, self._work, self._repositories
-                )
+            with self.context.reporter.step(f"look at {chosen.name} {chosen.asked}"):
+                self._found[chosen.name] = find_release(chosen, self.base, self.settings, self.context)
         return self._found[chosen.name]
 
     def has_folder(self, chosen: Chosen, folder: str) -> bool:
         """Whether the release has files below ``folder``."""
-        return has_folder(self._package(chosen), folder, self._work)
+        return has_folder(self._package(chosen), folder, self.context)
 
     def lead(self, chosen: Chosen) -> Lead:
         """What a table in envs/ says of the release.
 
         A range of releases is held to those that the table's entry is for, so that both stay together.
         """
-        table = self._catalog.companions(canonicalize_name(chosen.name))
-        if table is None or not table.names() & self._undecided:
+        table = self.catalog.companions(canonicalize_name(chosen.name))
+        if table is None or not table.names() & self.undecided:
             return Lead(chosen=chosen, companions={})
         entry = table.of(str(self._package(chosen)["version"]))
         if entry is None:
@@ -186,7 +151,7 @@ def uploaded_at(package: Mapping[str, Any]) -> datetime:
     return datetime.fromtimestamp(min(times), timezone.utc)
 
 
-def has_folder(package: Mapping[str, Any], folder: str, work: LockContext) -> bool:
+def has_folder(package: Mapping[str, Any], folder: str, context: LockContext) -> bool:
     """Whether a release has files below ``folder`` (``nemo/collections/llm``): its first wheel, else its sdist.
 
     Raises:
@@ -197,7 +162,7 @@ def has_folder(package: Mapping[str, Any], folder: str, work: LockContext) -> bo
     files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
     if not files:
         return False
-    content, _ = fetch_file(files[0], title, work.folder, work.site, work.store)
+    content, _ = fetch_file(files[0], title, context)
     prefix = f"{folder.strip('/')}/"
     try:
         if content[:2] == b"PK":

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import io
 import re
-import ssl
 import tarfile
-import urllib.error
-import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,21 +20,18 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, canonicalize_version
 
-from envbuild.catalog.site import Site
 from envbuild.core import tomlread
 from envbuild.core.digests import sha256_bytes
-from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionError
-from envbuild.core.exit_status import mask
+from envbuild.core.errors import CheckRefusedError
+from envbuild.lock.components.downloads import fetch_sdist
 from envbuild.lock.components.models import CompileMetadata
-from envbuild.lock.uv.credentials import request_for
+from envbuild.lock.context import WorkContext
 from envbuild.store.local import LocalStore
 
 if TYPE_CHECKING:
     from packaging.metadata import RawMetadata
 
-DOWNLOAD_SECONDS = 300
 DOWNLOADS_AT_ONCE = 4
-FILE = "file"
 PKG_INFO, PYPROJECT, REQUIRES = "PKG-INFO", "pyproject.toml", "requires.txt"
 # An empty file among the others: the sdist has an egg-info of its own.
 EGG_INFO = "egg-info"
@@ -295,80 +289,11 @@ def _bad(name: str, version: str, why: str) -> CheckRefusedError:
     )
 
 
-def fetch_sdist(package: Mapping[str, Any], folder: Path, site: Site, store: LocalStore) -> tuple[bytes, str]:
-    """The sdist of a ``[[package]]`` of a uv.lock, verified, and its digest; kept in the store.
-
-    Args:
-        folder: the project's folder, against which paths in uv.lock count.
-
-    Raises:
-        ResolutionError: the package has no sdist.
-        NetworkError: it cannot be downloaded.
-        CheckRefusedError: what came has another hash.
-    """
-    sdist = package.get("sdist")
-    title = f"{package['name']} {package['version']}"
-    if sdist is None:
-        raise ResolutionError(
-            f"{title} has no sdist",
-            why="A component of the compile phase is built from its sources.",
-            fix='Give it phase = "main" in the stack\'s file if its wheels are meant, or choose another version.',
-        )
-    return fetch_file(sdist, f"the sdist of {title}", folder, site, store)
-
-
-def fetch_file(file: Mapping[str, Any], title: str, folder: Path, site: Site, store: LocalStore) -> tuple[bytes, str]:
-    """A file that a uv.lock names, verified, and its digest; kept in the store.
-
-    Raises:
-        NetworkError: it cannot be downloaded.
-        CheckRefusedError: what came has another hash.
-    """
-    digest = str(file.get("hash", ""))
-
-    def download(entry: Path) -> None:
-        content = _read(file, folder, site, title)
-        if digest and sha256_bytes(content) != digest:
-            raise CheckRefusedError(
-                f"{title} is not the file that the index states",
-                why=f"Stated {digest}, downloaded {sha256_bytes(content)}.",
-                fix="Try again; if it stays, the index or a proxy serves another file.",
-            )
-        (entry / FILE).write_bytes(content)
-
-    if not digest:
-        content = _read(file, folder, site, title)
-        return content, sha256_bytes(content)
-    return (store.get_or_build("files", digest, download).path / FILE).read_bytes(), digest
-
-
-def _read(sdist: Mapping[str, Any], folder: Path, site: Site, title: str) -> bytes:
-    if "path" in sdist:
-        return (folder / str(sdist["path"])).read_bytes()
-    url = str(sdist["url"])
-    try:
-        context = ssl.create_default_context(cafile=str(site.ca_bundle)) if site.ca_bundle else None
-        request = request_for(url)
-        with urllib.request.urlopen(request, timeout=DOWNLOAD_SECONDS, context=context) as answer:  # noqa: S310 - uv's own URL
-            content: bytes = answer.read()
-            return content
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        raise NetworkError(
-            f"cannot download {title}",
-            why=f"{mask(url)}: {getattr(error, 'reason', error)}",
-            fix="Check the network, the proxy and the CA bundle (SSL_CERT_FILE), then run again. Where the index asks "
-            "for a password: its URL, UV_INDEX_NAME_USERNAME and UV_INDEX_NAME_PASSWORD, or a netrc file have it.",
-        ) from error
-
-
 def compile_metadata(
     names: Sequence[str],
     locked: Mapping[str, Mapping[str, Any]],
-    folder: Path,
     cuda_major: str | None,
-    site: Site,
-    store: LocalStore,
-    on_package: Callable[[str], None],
+    context: WorkContext,
 ) -> tuple[CompileMetadata, ...]:
     """The metadata of each package in ``names``, at the version of the throw-away lock ``locked``."""
     packages = [locked[canonicalize_name(name)] for name in names]
@@ -376,30 +301,28 @@ def compile_metadata(
     built = [package for package in packages if "sdist" in package or not package.get("wheels")]
 
     def read(package: Mapping[str, Any]) -> CompileMetadata:
-        on_package(f"{package['name']} {package['version']}")
-        files, digest = _metadata_files(package, folder, site, store)
+        context.reporter.update(f"{package['name']} {package['version']}")
+        files, digest = _metadata_files(package, context)
         return _understood(package["name"], package["version"], files, cuda_major, digest)
 
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
         return tuple(pool.map(read, built))
 
 
-def _metadata_files(
-    package: Mapping[str, Any], folder: Path, site: Site, store: LocalStore
-) -> tuple[dict[str, bytes], str]:
+def _metadata_files(package: Mapping[str, Any], context: WorkContext) -> tuple[dict[str, bytes], str]:
     """The files of an sdist that say what it declares, and the sdist's digest; kept in the store.
 
     An sdist has thousands of files: reading through it costs most of a lock that has everything else at hand.
     """
     digest = str(package.get("sdist", {}).get("hash", ""))
     if not digest:
-        content, digest = fetch_sdist(package, folder, site, store)
+        content, digest = fetch_sdist(package, context)
         return declaring_files(package["name"], content), digest
 
     def content_of() -> bytes:
-        return fetch_sdist(package, folder, site, store)[0]
+        return fetch_sdist(package, context)[0]
 
-    return kept_declarations(package["name"], digest, content_of, store), digest
+    return kept_declarations(package["name"], digest, content_of, context.store), digest
 
 
 def kept_declarations(name: str, digest: str, content_of: Callable[[], bytes], store: LocalStore) -> dict[str, bytes]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import date, datetime
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -18,6 +17,7 @@ from envbuild.git.repository import Commit, GitRepository
 from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Forced, Lead
 from envbuild.lock.components.upstream import companions, holds_on, overrides, sources
 from envbuild.lock.context import Repositories
+from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.refs import Ref, parse_ref, ref_text
 
 
@@ -73,9 +73,7 @@ def _not_on_this_base(stack_name: str, name: str, spec: Component) -> UsageError
     )
 
 
-def choose_anchor(
-    stack: Stack, pins: Mapping[str, Ref], repositories: Repositories, as_of: date | datetime | None
-) -> Chosen | None:
+def choose_anchor(stack: Stack, pins: Mapping[str, Ref], repositories: Repositories, as_of: Bound) -> Chosen | None:
     """The stack's anchor, decided; None when the stack has none."""
     if stack.anchor is None:
         return None
@@ -106,7 +104,7 @@ def choose(
     pins: Mapping[str, Ref],
     leads: Sequence[Lead],
     repositories: Repositories,
-    as_of: date | datetime | None,
+    as_of: Bound,
     base: Base | None = None,
 ) -> dict[str, Chosen]:
     """Every component, decided: a pin wins; then what the stack says; then what belongs to the leads.
@@ -189,9 +187,7 @@ def upstream_overrides(
     return forced
 
 
-def own_choice(
-    name: str, spec: Component, pin: Ref | None, repositories: Repositories, as_of: date | datetime | None
-) -> Chosen:
+def own_choice(name: str, spec: Component, pin: Ref | None, repositories: Repositories, as_of: Bound) -> Chosen:
     """A component by what the user and the stack say of it."""
     origin, because = (
         (DecidedBy.PIN, "pinned by the user") if pin is not None else (DecidedBy.STACK, "the stack's file")
@@ -213,7 +209,7 @@ def _companion(
     companion: Companion,
     by: Lead,
     repositories: Repositories,
-    as_of: date | datetime | None,
+    as_of: Bound,
 ) -> Chosen:
     because = by.because(companion)
     chosen = Chosen(name=name, spec=spec, asked=companion.pinned, origin=by.origin, because=because)

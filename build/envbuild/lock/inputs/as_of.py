@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
+from typing import TypeAlias
 
+from envbuild.catalog.context import Clock, utc_now
 from envbuild.catalog.models import DATE
 from envbuild.core.errors import UsageError
 
+# Up to when branches count; None: their tips.
+Bound: TypeAlias = date | datetime | None
 NOW = "now"
 RELEASE = "release"
 
@@ -56,19 +60,18 @@ def end_of(day: date) -> datetime:
     return datetime.combine(day + timedelta(days=1), time(), timezone.utc)
 
 
-def now() -> AsOf:
+def now(clock: Clock = utc_now) -> AsOf:
     """The moment of the call."""
-    moment = datetime.now(timezone.utc).replace(microsecond=0)
-    return AsOf(asked=NOW, moment=moment, reason="the moment of locking")
+    return AsOf(asked=NOW, moment=clock().replace(microsecond=0), reason="the moment of locking")
 
 
-def on_day(day: date) -> AsOf:
+def on_day(day: date, clock: Clock = utc_now) -> AsOf:
     """The end of a day.
 
     Raises:
         UsageError: the day is not over.
     """
-    if end_of(day) > datetime.now(timezone.utc):
+    if end_of(day) > clock():
         raise UsageError(
             f"--as-of {day.isoformat()} is not over yet",
             why="What comes out until then would change the lock, and nobody would notice.",
@@ -77,13 +80,13 @@ def on_day(day: date) -> AsOf:
     return AsOf(asked=day.isoformat(), moment=end_of(day), reason=f"the end of {day.isoformat()}, UTC")
 
 
-def after_release(anchor: str, released_at: datetime, margin_days: int) -> AsOf:
+def after_release(anchor: str, released_at: datetime, margin: timedelta, clock: Clock = utc_now) -> AsOf:
     """The anchor's own moment and a margin, in which what belongs to it may have come out."""
-    moment = released_at.astimezone(timezone.utc).replace(microsecond=0) + timedelta(days=margin_days)
-    today = datetime.now(timezone.utc).replace(microsecond=0)
+    moment = released_at.astimezone(timezone.utc).replace(microsecond=0) + margin
+    today = clock().replace(microsecond=0)
     if moment > today:
         # A moment to come would let the same inputs resolve differently tomorrow.
-        reason = f"{anchor} is of {timestamp(released_at)}; its {margin_days} days of margin are not over yet"
+        reason = f"{anchor} is of {timestamp(released_at)}; its {margin.days} days of margin are not over yet"
         return AsOf(asked=RELEASE, moment=today, reason=reason)
-    reason = f"{anchor} is of {timestamp(released_at)}, and {margin_days} days of margin"
+    reason = f"{anchor} is of {timestamp(released_at)}, and {margin.days} days of margin"
     return AsOf(asked=RELEASE, moment=moment, reason=reason)

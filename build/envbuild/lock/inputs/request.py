@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.models import Stack
 from envbuild.core.digests import Json, digest_of
-from envbuild.lock.lockfile import Lock
+from envbuild.lock.lockfile import Lock, LockDirectory
 
 # Raised when a lock made from the same inputs would come out differently.
 FORMAT = 2
@@ -33,6 +33,36 @@ class LockRequest:
     torch_build: str | None = None
     allow: tuple[str, ...] = ()
     base_named: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockInputs:
+    """What one lock is made from.
+
+    Attributes:
+        previous: a lock of the same inputs, whose versions are kept where it is as of the same moment.
+        like: a lock whose compile phase may declare the same.
+    """
+
+    selection: Selection
+    request: LockRequest
+    digest: str
+    previous: LockDirectory | None = None
+    like: LockDirectory | None = None
+
+    @classmethod
+    def of(cls, selection: Selection, request: LockRequest) -> LockInputs:
+        """The inputs with their digest."""
+        return cls(selection=selection, request=request, digest=inputs_digest(selection, request))
+
+    @property
+    def title(self) -> str:
+        """For messages: ``stack mcore on debian12``."""
+        return f"stack {self.selection.stack_name} on {self.selection.base_name}"
+
+    @property
+    def torch_build(self) -> str:
+        return self.request.torch_build or self.selection.base.torch.build
 
 
 def request_of(lock: Lock) -> LockRequest:

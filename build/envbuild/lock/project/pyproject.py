@@ -32,7 +32,7 @@ class Project:
         overrides: what replaces what packages declare: specifiers by package, each with its marker if it has one
             (``>=2 ; python_version < '3.12'``).
         scoped_overrides: what replaces what one package declares: specifiers by package, by who declares it.
-        takings: what components take from git or an address themselves.
+        git_sources: what components take from git or an address themselves.
         exempt: until when other packages than components may have been uploaded, or components in the stack's place.
     """
 
@@ -46,24 +46,39 @@ class Project:
     overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     scoped_overrides: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     metadata: tuple[CompileMetadata, ...] = ()
-    takings: GitSources = field(default_factory=GitSources)
+    git_sources: GitSources = field(default_factory=GitSources)
     exempt: Mapping[str, str] = field(default_factory=dict)
 
     def pinned_directly(self) -> frozenset[str]:
         """The packages that a commit or an address pins, so that no version needs to."""
-        every = {**self.chosen, **{name: item.chosen for name, item in self.takings.in_force.items()}}
+        every = {**self.chosen, **{name: item.chosen for name, item in self.git_sources.in_force.items()}}
         return frozenset(canonicalize_name(name) for name, item in every.items() if item.is_direct)
+
+    def released_pairs(self) -> list[tuple[str, str]]:
+        """The components that are releases, each with one that it uses and that is a release too."""
+        return [
+            (name, used)
+            for name, item in self.chosen.items()
+            for used in item.spec.uses
+            if used in self.chosen and item.commit is None and self.chosen[used].commit is None
+        ]
+
+    def released_users(self) -> list[str]:
+        """The components of :meth:`released_pairs`."""
+        return list(dict.fromkeys(name for pair in self.released_pairs() for name in pair))
 
     def compiled(self) -> list[str]:
         """The packages of phase compile, as far as they are named."""
-        taken = {name: item.chosen for name, item in self.takings.in_force.items()}
+        taken = {name: item.chosen for name, item in self.git_sources.in_force.items()}
         return [name for name, item in {**self.chosen, **taken}.items() if item.phase is Phase.COMPILE]
 
 
-def with_takings(project: Project, takings: GitSources) -> Project:
+def with_git_sources(project: Project, git_sources: GitSources) -> Project:
     """The project with less that is taken, and without the metadata of what went."""
-    gone = project.takings.in_force.keys() - takings.in_force.keys()
-    return replace(project, takings=takings, metadata=tuple(item for item in project.metadata if item.name not in gone))
+    gone = project.git_sources.in_force.keys() - git_sources.in_force.keys()
+    return replace(
+        project, git_sources=git_sources, metadata=tuple(item for item in project.metadata if item.name not in gone)
+    )
 
 
 def requirement_of(name: str, version: str, extras: tuple[str, ...] = ()) -> str:
@@ -86,21 +101,6 @@ def torch_specifier(version: str, build: str) -> str:
             fix="Write one in [components.torch], such as version = '==2.13.0', or take --torch-build index.",
         )
     return f"{version}+{build}"
-
-
-def cuda_major(base: Base) -> str | None:
-    """``13`` of CUDA 13.0; None without CUDA."""
-    return base.cuda.split(".")[0] if base.cuda else None
-
-
-def extras_of(chosen: Chosen, base: Base) -> tuple[str, ...]:
-    """The extras of a component on a base; those that name the CUDA are left out where there is none."""
-    major = cuda_major(base)
-    return tuple(
-        extra.replace("{cuda_major}", major or "")
-        for extra in chosen.spec.extras
-        if major is not None or "{cuda_major}" not in extra
-    )
 
 
 def render_project(
@@ -135,7 +135,7 @@ def render_project(
         # The base brings them: they must not be installed again, and uv must not look for them.
         uv["exclude-dependencies"] = _lines(sorted(base.provides))
     constraints = [f"{package}=={version}" for package, version in sorted((pins or {}).items())]
-    constraints += [f"{name}{item.chosen.wanted}" for name, item in sorted(project.takings.in_force.items())]
+    constraints += [f"{name}{item.chosen.wanted}" for name, item in sorted(project.git_sources.in_force.items())]
     constraints += [f"torch!={version}" for version in (source.not_these if source else ())]
     if constraints:
         uv["constraint-dependencies"] = _lines(constraints)
@@ -174,11 +174,11 @@ def _requirements(project: Project) -> dict[Phase, list[str]]:
         version = item.wanted
         if name == "torch" and not item.is_direct:
             version = torch_specifier(version, project.torch_build)
-        phases[item.phase].append(requirement_of(name, version, extras_of(item, project.base)))
+        phases[item.phase].append(requirement_of(name, version, item.extras(project.base)))
     phases[Phase.MAIN] += [requirement_of(name, version) for name, version in project.requirements.items()]
     phases[Phase.MAIN] += project.build_requires
     named = {_name(line) for lines in phases.values() for line in lines} | {"torch"}
-    needed = dict.fromkeys(line for item in project.takings.in_force.values() for line in item.build_requires)
+    needed = dict.fromkeys(line for item in project.git_sources.in_force.values() for line in item.build_requires)
     phases[Phase.MAIN] += [line for line in needed if _name(line) not in named]
     return phases
 
@@ -217,7 +217,7 @@ def _unsourced(project: Project, source: TorchSource | None) -> list[str]:
     if all(item.commit is None for item in project.chosen.values()):
         return []
     from_index = source is not None and source.kind == "torch-index"
-    names = [*project.chosen, *project.takings.in_force]
+    names = [*project.chosen, *project.git_sources.in_force]
     return [name for name in names if not (name == "torch" and from_index)]
 
 

@@ -29,7 +29,7 @@ from envbuild.lock.components.models import Chosen, CompileMetadata, DecidedBy
 from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.project.pyproject import Project, cuda_major, render_project
+from envbuild.lock.project.pyproject import Project, render_project
 from envbuild.lock.uv.lookup import look_up
 from envbuild.lock.uv.resolution import NO_SOLUTION, resolve
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
@@ -45,7 +45,7 @@ class _OutOfBoundsError(Exception):
     """The attempts, or the time for them, are used up."""
 
 
-def explain_pins(plan: LockPlan, error: ResolutionError, work: LockContext) -> ResolutionError:
+def explain_pins(plan: LockPlan, error: ResolutionError, context: LockContext) -> ResolutionError:
     """The error with which of the user's pins take part, and what resolves instead.
 
     uv's own explanation stays as it is. Nothing is added where there are no pins.
@@ -53,11 +53,11 @@ def explain_pins(plan: LockPlan, error: ResolutionError, work: LockContext) -> R
     pins = {name: item for name, item in plan.project.chosen.items() if item.origin is DecidedBy.PIN}
     if not pins or NO_SOLUTION not in error.why:
         return error
-    trials = _Trials(plan, work)
+    trials = _Trials(plan, context)
     told: list[str] = []
     fix = error.fix
     try:
-        with work.reporter.step(f"find out which of {len(pins)} pins take part"):
+        with context.reporter.step(f"find out which of {len(pins)} pins take part"):
             fix = _tell(trials, pins, told) or fix
     except _OutOfBoundsError:
         told.append(f"More was not tried: {MOST_ATTEMPTS} attempts or {MOST_SECONDS:.0f} s are used up.")
@@ -146,7 +146,7 @@ class _Trials:
     """Resolutions with some pins relaxed."""
 
     plan: LockPlan
-    work: LockContext
+    context: LockContext
     attempts: int = 0
     started: float = field(default_factory=time.monotonic)
     _read: dict[tuple[str, str], tuple[CompileMetadata, ...]] = field(default_factory=dict)
@@ -161,8 +161,8 @@ class _Trials:
             raise _OutOfBoundsError
         self.attempts += 1
         words = ", ".join(f"{name} {text or 'without its pin'}" for name, text in relaxed.items())
-        self.work.reporter.update(f"attempt {self.attempts}: {words}")
-        folder = self.work.folder / "attempt"
+        self.context.reporter.update(f"attempt {self.attempts}: {words}")
+        folder = self.context.folder / "attempt"
         project = self._relax(relaxed)
         with machine_errors(folder):
             folder.mkdir(exist_ok=True)
@@ -170,14 +170,14 @@ class _Trials:
             (folder / "pyproject.toml").write_text(render_project(project, source=self.plan.torch))
         try:
             what = f"try {words}"
-            return resolve(folder, self.plan.torch, what, self.work.log, self.work.reporter.update).pins
+            return resolve(folder, self.plan.torch, what, self.context).pins
         except ResolutionError:
             return None
 
     def _relax(self, relaxed: Mapping[str, str | None]) -> Project:
         project = self.plan.project
         chosen = dict(project.chosen)
-        if project_anchor := self.plan.led.stack.anchor:
+        if project_anchor := self.plan.effective.stack.anchor:
             # What belongs to the anchor is what the anchor was pinned to.
             free = [name for name, item in chosen.items() if item.origin in (DecidedBy.UPSTREAM, DecidedBy.TABLE)]
             relaxed = {**(dict.fromkeys(free) if project_anchor in relaxed else {}), **relaxed}
@@ -196,7 +196,7 @@ class _Trials:
                     specifier = ",".join(filter(None, (specifier, f">={read[-1].version}")))
             chosen[name] = replace(item, specifier=specifier, commit=None, git=None)
         gone = {canonicalize_name(name) for name in relaxed}
-        return replace(project, chosen=chosen, metadata=tuple(metadata), takings=project.takings.without(gone))
+        return replace(project, chosen=chosen, metadata=tuple(metadata), git_sources=project.git_sources.without(gone))
 
     def _metadata(self, name: str, specifier: str) -> tuple[CompileMetadata, ...]:
         """What the newest versions of a compile-phase package declare, newest first; nothing for wheels."""
@@ -206,19 +206,17 @@ class _Trials:
         return self._read[key]
 
     def _newest(self, name: str, specifier: str) -> list[CompileMetadata]:
-        project, work = self.plan.project, self.work
-        dates = {other: day for other, day in own_dates(self.plan.led.stack).items() if other == name}
+        project, context = self.plan.project, self.context
+        dates = {other: day for other, day in own_dates(self.plan.effective.stack).items() if other == name}
         settings = {"exclude-newer": project.as_of, "exclude-newer-package": dates}
         found: list[CompileMetadata] = []
         text = specifier
         while len(found) < VERSIONS_READ and time.monotonic() - self.started < MOST_SECONDS:
             try:
-                locked = look_up({name: text}, project.base, settings, f"find {name} {text}", work)
+                locked = look_up({name: text}, project.base, settings, f"find {name} {text}", context)
             except ResolutionError:
                 break  # there is no older one
-            read = compile_metadata(
-                [name], locked, work.folder, cuda_major(project.base), work.site, work.store, work.reporter.update
-            )
+            read = compile_metadata([name], locked, project.base.cuda_major, context)
             if not read:
                 break
             found += read

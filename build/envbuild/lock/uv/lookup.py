@@ -31,7 +31,7 @@ def look_up(
     base: Base,
     settings: Mapping[str, object],
     what: str,
-    work: WorkContext,
+    context: WorkContext,
     *,
     alone: bool = True,
 ) -> dict[str, Mapping[str, Any]]:
@@ -42,8 +42,8 @@ def look_up(
         settings: keys of ``[tool.uv]`` besides the base's limits.
         alone: as if they needed nothing.
     """
-    with machine_errors(work.folder):
-        folder = Path(tempfile.mkdtemp(dir=work.folder, prefix="throw-away."))
+    with machine_errors(context.folder):
+        folder = Path(tempfile.mkdtemp(dir=context.folder, prefix="throw-away."))
     tables = tomlkit.aot()
     for name in packages if alone else ():
         table = tomlkit.table()
@@ -61,5 +61,5 @@ def look_up(
         document["tool"]["uv"]["dependency-metadata"] = tables
     with machine_errors(folder):
         (folder / "pyproject.toml").write_text(tomlkit.dumps(document))
-    resolution = resolve(folder, TorchSource("package-index", None), what, work.log, work.reporter.update)
+    resolution = resolve(folder, TorchSource("package-index", None), what, context)
     return {canonicalize_name(package["name"]): package for package in resolution.uv_lock["package"]}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
@@ -15,12 +15,15 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import InternalError, NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
+from envbuild.lock.context import WorkContext
 from envbuild.lock.uv.program import ignored_settings, run_uv
 from envbuild.lock.uv.torch_builds import TorchSource
 
 # A glibc floor is still a preview of uv 0.13; naming it keeps uv from warning on every run.
 # uv's word for a contradiction; other failures are failures.
 NO_SOLUTION = "No solution found"
+# The ``[[package]]`` tables of a uv.lock by name.
+Packages: TypeAlias = Mapping[str, Mapping[str, Any]]
 PREVIEW = ("--preview-features", "minimum-libc-version")
 
 
@@ -49,8 +52,7 @@ def resolve(
     project: Path,
     source: TorchSource,
     what: str,
-    log: Path,
-    on_line: Callable[[str], None],
+    context: WorkContext,
     *,
     settings_may_be_ignored: bool = False,
     from_cache: bool = False,
@@ -66,9 +68,9 @@ def resolve(
         return run_uv(
             [*lock_arguments(source), *more],
             what=what,
-            log=log,
+            log=context.log,
             cwd=project,
-            on_line=on_line,
+            on_line=context.reporter.update,
             settings_may_be_ignored=settings_may_be_ignored,
         )
 

@@ -66,7 +66,7 @@ def contradiction(
     plan: LockPlan,
     resolution: Resolution,
     needs: Sequence[Need],
-    work: LockContext,
+    context: LockContext,
     what: str,
     instead: Mapping[str, str] | None = None,
 ) -> str:
@@ -76,13 +76,13 @@ def contradiction(
         what: is asked, in words.
         instead: requirements of what is needed, by name, in the place of the locked versions.
     """
-    folder = work.folder / "question"
+    folder = context.folder / "question"
     with machine_errors(folder):
         folder.mkdir(exist_ok=True)
         (folder / "uv.lock").unlink(missing_ok=True)
         (folder / "pyproject.toml").write_text(_question(plan, resolution, needs, instead or {}))
     try:
-        resolve(folder, plan.torch, what, work.log, work.reporter.update)
+        resolve(folder, plan.torch, what, context)
     except ResolutionError as error:
         if NO_SOLUTION not in error.why:  # other failures of the question are failures
             raise
@@ -92,7 +92,7 @@ def contradiction(
 
 def _question(plan: LockPlan, resolution: Resolution, needs: Sequence[Need], instead: Mapping[str, str]) -> str:
     """The project that resolves if these packages accept the versions: no overrides, and nothing else."""
-    taken = {name: item.chosen for name, item in plan.project.takings.in_force.items()}
+    taken = {name: item.chosen for name, item in plan.project.git_sources.in_force.items()}
     chosen = {name: item for name, item in {**plan.project.chosen, **taken}.items() if item.is_direct}
     document = tomlkit.parse(render_project(plan.project, pins=resolution.pins, source=plan.torch)).unwrap()
 

@@ -1,0 +1,84 @@
+"""The step `checks`: refuses what does not belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from envbuild.lock.checks.api_drift import check_api
+from envbuild.lock.checks.base_packages import against_provided
+from envbuild.lock.checks.overridden import Overridden, against_declarations, against_ranges
+from envbuild.lock.checks.rules import CheckFinding, CheckInput, refuse, run_checks
+from envbuild.lock.checks.uv_queries import locked_packages
+from envbuild.lock.components.driver import release_without_llm
+from envbuild.lock.context import LockContext
+from envbuild.lock.project.plan import LockPlan
+from envbuild.lock.resolve.resolve import ResolvedPlan
+from envbuild.lock.uv.resolution import Resolution
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """What the checks found and nothing refuses.
+
+    Attributes:
+        allowed: the findings that the user let pass.
+        overridden: the declared ranges that overrides and pins go against.
+    """
+
+    allowed: tuple[CheckFinding, ...]
+    overridden: tuple[Overridden, ...]
+
+
+def check_lock(resolved: ResolvedPlan, context: LockContext) -> CheckResult:
+    """Run all checks on what was resolved.
+
+    Raises:
+        CheckRefusedError: a check found something that the user did not allow.
+    """
+    plan, resolution = resolved.plan, resolved.resolution
+    with context.reporter.step("check the lock"):
+        overridden = (*against_declarations(plan, resolution, context), *against_ranges(plan, resolution, context))
+        findings = [
+            *run_checks(_check_input(plan, resolution, context)),
+            *against_provided(plan, resolution, context),
+            *(item.finding() for item in overridden if not item.meant),
+            *check_api(plan.project, locked_tables(resolution), context),
+        ]
+        allowed = refuse(findings, plan.inputs.request.allow, plan.inputs.title)
+        return CheckResult(allowed=allowed, overridden=overridden)
+
+
+def locked_tables(resolution: Resolution) -> dict[str, Mapping[str, Any]]:
+    """The ``[[package]]`` tables of uv.lock by name."""
+    return {str(package["name"]): package for package in resolution.uv_lock["package"]}
+
+
+def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -> CheckInput:
+    selection = plan.inputs.selection
+    stack, catalog = selection.stack, selection.catalog
+    driver = plan.effective.driver
+    return CheckInput(
+        packages=tuple(locked_packages(resolution.uv_lock)),
+        compiled=frozenset(plan.project.compiled()),
+        base=selection.base,
+        targets={entry.target: catalog.target(entry.target) for entry in stack.builds},
+        conflicts=catalog.conflicts(),
+        torch_build=plan.project.torch_build,
+        asked={
+            **{name: item.specifier for name, item in plan.project.chosen.items()},
+            **plan.project.requirements,
+        },
+        bases={base: catalog.base(base) for entry in stack.builds for base in entry.bases},
+        driver_problem=plan.driver_problem or release_without_llm(locked_tables(resolution), driver, context),
+        ignored_settings=resolution.ignored_settings or _other_moment(plan, resolution),
+    )
+
+
+def _other_moment(plan: LockPlan, resolution: Resolution) -> str:
+    """That uv resolved as of another moment than the project's; empty: it did not."""
+    stated = resolution.uv_lock.get("options", {}).get("exclude-newer")
+    if stated == plan.as_of.text():
+        return ""
+    return f"uv.lock is as of {stated or 'no moment'}, and the project of {plan.as_of.text()}"

@@ -1,0 +1,132 @@
+"""The record of a lock: what `stack.lock.toml` states."""
+
+from __future__ import annotations
+
+from envbuild.catalog.base import Base
+from envbuild.catalog.catalog import definition_digest
+from envbuild.git.repository import CommitKind
+from envbuild.lock import lockfile
+from envbuild.lock.checks.check import CheckResult
+from envbuild.lock.components.models import Chosen
+from envbuild.lock.inputs import as_of
+from envbuild.lock.lockfile import Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
+from envbuild.lock.project.plan import LockPlan
+from envbuild.lock.resolve.resolve import ResolvedPlan
+from envbuild.lock.uv.program import uv_version
+
+
+def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, LockedPhase], pyproject: str) -> Lock:
+    """The sealed record.
+
+    Args:
+        pyproject: the digest of the generated pyproject.toml.
+    """
+    plan, pins = resolved.plan, resolved.resolution.pins
+    selection, project = plan.inputs.selection, plan.project
+    base = selection.base
+    version = pins.get("torch") or base.provides.get("torch", "")
+    torch = LockedTorch(version=version, build=project.torch_build, found_in=plan.torch.kind)
+    components = {
+        name: _component(item, pins.get(name) or base.provides.get(name, ""), plan)
+        for name, item in project.chosen.items()
+    }
+    for name, source in project.git_sources.in_force.items():
+        found = _component(source.chosen, pins.get(name, ""), plan)
+        components[name] = found.model_copy(update={"transitive": True})
+    base_digest = definition_digest(base)
+    environment = {name: item.value for name, item in selection.stack.environment.items()}
+    lock = Lock(
+        schema=lockfile.SCHEMA,
+        stack=selection.stack_name,
+        digest=lockfile.content_digest(base_digest, torch, components, phases, environment),
+        source_date_epoch=resolved.resolution.newest_upload,
+        inputs=_inputs(plan, base_digest),
+        base=_base(selection.base_name, base, base_digest),
+        torch=torch,
+        components=components,
+        phases=phases,
+        environment=environment,
+        overrides=_overrides(plan),
+        overridden=tuple(item.text() for item in checked.overridden),
+        driver=plan.effective.driver,
+        driver_because=plan.effective.because,
+        allowed=tuple(f"{finding.code}: {finding.what}" for finding in checked.allowed),
+        left_out=plan.left_out,
+        exempt={name: item.text() for name, item in plan.exempt.items() if name in pins},
+        rewritten=tuple(line for item in project.metadata for line in item.rewritten),
+        pyproject_digest=pyproject,
+    )
+    return lockfile.sealed(lock)
+
+
+def _inputs(plan: LockPlan, base_digest: str) -> Inputs:
+    request = plan.inputs.request
+    return Inputs(
+        digest=plan.inputs.digest,
+        stack_digest=definition_digest(plan.inputs.selection.stack),
+        base_digest=base_digest,
+        torch_build=plan.project.torch_build,
+        uv=uv_version(),
+        as_of=plan.as_of.text(),
+        as_of_asked=plan.as_of.asked,
+        as_of_reason=plan.as_of.reason,
+        pins=dict(request.pins),
+        as_of_request=request.as_of,
+        torch_build_request=request.torch_build,
+        allow=tuple(sorted(set(request.allow))),
+    )
+
+
+def _base(name: str, base: Base, digest: str) -> LockedBase:
+    return LockedBase(
+        name=name,
+        definition_digest=digest,
+        distribution=base.distribution,
+        release=base.release,
+        platform=base.platform,
+        glibc=base.glibc,
+        python=base.python.version,
+        python_source=base.python.source,
+        cuda=base.cuda,
+        provides=base.provides,
+    )
+
+
+def _component(item: Chosen, version: str, plan: LockPlan) -> LockedComponent:
+    metadata = next((entry for entry in plan.project.metadata if entry.name == item.name), None)
+    bare = LockedComponent(
+        asked=item.asked,
+        version=version,
+        phase=item.phase,
+        because=item.because,
+        modules=item.spec.modules,
+        sdist=(metadata.sdist_digest or None) if metadata else None,
+    )
+    if item.url:
+        return bare.model_copy(update={"url": item.url})
+    if item.commit is None:
+        return bare
+    return bare.model_copy(
+        update={
+            "git": item.git,
+            "commit": item.commit.sha,
+            "subdirectory": item.subdirectory or None,
+            "committed_at": as_of.timestamp(item.commit.committed_at),
+            "ref_kind": item.commit.kind.value,
+            "follows": item.commit.kind is CommitKind.BRANCH and plan.as_of.asked == as_of.NOW,
+        }
+    )
+
+
+def _overrides(plan: LockPlan) -> dict[str, str]:
+    """What is put over declarations, for the record: over all, and over those of single packages."""
+    found = {name: [_override(name, texts, plan)] for name, texts in plan.project.overrides.items()}
+    for declared_by, specifiers in sorted(plan.project.scoped_overrides.items()):
+        for name, text in specifiers.items():
+            found.setdefault(name, []).append(f"{text} for what {declared_by} declares")
+    return {name: ", ".join(texts) for name, texts in found.items()}
+
+
+def _override(name: str, texts: tuple[str, ...], plan: LockPlan) -> str:
+    forced, text = plan.upstream_overrides.get(name), ", ".join(texts)
+    return f"{text} ({forced.where})" if forced is not None and forced.texts == texts else text

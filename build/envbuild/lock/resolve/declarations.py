@@ -1,0 +1,173 @@
+"""What the packages of the compile phase declare, read before the whole is resolved."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.stack import Phase
+from envbuild.core import tomlread
+from envbuild.core.background import beside
+from envbuild.core.errors import ConfigurationError, NetworkError, ResolutionError
+from envbuild.core.files import machine_errors
+from envbuild.lock.components.git_metadata import metadata_of_commit
+from envbuild.lock.components.models import Chosen, CompileMetadata
+from envbuild.lock.components.sdist_metadata import build_requires, compile_metadata
+from envbuild.lock.context import LockContext, Repositories
+from envbuild.lock.inputs import as_of
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.project.plan import LockPlan
+from envbuild.lock.project.pyproject import Project
+from envbuild.lock.resolve.prefetch import RESOLVED
+from envbuild.lock.uv.lookup import look_up
+from envbuild.lock.uv.resolution import Packages
+
+# Build requirements that the environment has anyway, at the version that the stack says.
+_ALREADY_THERE = frozenset({"torch"})
+
+
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@contextlib.contextmanager
+def finding_files(plan: LockPlan, context: LockContext) -> Iterator[Future[Packages]]:
+    """Find, while the block runs, the releases of which files are read: sdists to be built, wheels for the API check.
+
+    They are the ``[[package]]`` tables of uv.lock by name.
+    """
+    names = list(dict.fromkeys([*_compiled(plan.project), *plan.project.released_users()]))
+    files = beside(lambda: _find_files(plan, names, context))
+    try:
+        yield files
+    finally:
+        files.stop()
+
+
+def _compiled(project: Project) -> list[str]:
+    return [name for name, item in project.chosen.items() if item.phase is Phase.COMPILE and item.commit is None]
+
+
+def _find_files(plan: LockPlan, names: Sequence[str], context: LockContext) -> Packages:
+    if not names:
+        return {}
+    kept = kept_files(names, plan.keep, plan.inputs.previous)
+    return kept or _likely(plan, names, "find the files to read", context)
+
+
+def kept_files(
+    names: Sequence[str], keep: Mapping[str, str], previous: LockDirectory | None
+) -> dict[str, Mapping[str, Any]] | None:
+    """The releases that are kept, as the uv.lock beside their lock has them; None where it does not have them all.
+
+    That file is nobody's record: only what has a hash that the lock itself states is taken.
+    """
+    path = previous.path / RESOLVED if previous is not None else None
+    if previous is None or path is None or not path.is_file():
+        return None
+    with machine_errors(path):
+        try:
+            tables = {package["name"]: package for package in tomlread.loads(path.read_text())["package"]}
+        except (ValueError, KeyError, TypeError):
+            return None
+        phases = [file.read_text() for phase in previous.lock.phases if (file := previous.file(phase)) is not None]
+    stated = set(_HASH.findall("\n".join(phases)))
+    found: dict[str, Mapping[str, Any]] = {
+        name: tables.get(name, {}) for name in dict.fromkeys(map(canonicalize_name, names))
+    }
+    for name, package in found.items():
+        files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+        if package.get("version") != keep.get(name) or not files:
+            return None
+        if not all("url" in file and file.get("hash") in stated for file in files):
+            return None
+    return found
+
+
+def _likely(plan: LockPlan, names: Sequence[str], what: str, context: LockContext) -> Packages:
+    """The releases of components that a lock takes if nothing else holds them back, as uv.lock's tables by name.
+
+    Args:
+        names: components from the index.
+    """
+    project, keep = plan.project, plan.keep
+    wanted = {name: f"=={keep[name]}" if name in keep else project.chosen[name].specifier for name in names}
+    dates = {
+        name: as_of.timestamp(as_of.end_of(day))
+        for name in names
+        if (own := project.chosen[name].spec.as_of) and (day := as_of.parse_date(own))
+    }
+    settings = {"exclude-newer": project.as_of, "exclude-newer-package": dates}
+    return look_up(wanted, project.base, settings, what, context)
+
+
+def with_declarations(plan: LockPlan, files: Future[Packages], context: LockContext) -> LockPlan:
+    """The plan with what the packages of the compile phase declare, and with what builds them.
+
+    Raises:
+        CheckRefusedError: what a package declares is not known before a build.
+        NetworkError: a file cannot be downloaded.
+    """
+    metadata = _metadata(plan, files, context)
+    lines = [line for item in metadata for line in item.build_requires]
+    lines += git_build_requires(plan.project.chosen, context.repositories)
+    project = plan.project
+    named = {canonicalize_name(name) for name in (*project.chosen, *project.requirements)} | _ALREADY_THERE
+    needed = tuple(line for line in dict.fromkeys(lines) if canonicalize_name(_name_of(line)) not in named)
+    return replace(plan, project=replace(project, build_requires=needed, metadata=metadata))
+
+
+def _metadata(plan: LockPlan, files: Future[Packages], context: LockContext) -> tuple[CompileMetadata, ...]:
+    project = plan.project
+    released = _compiled(project)
+    every = [*project.chosen.values(), *(item.chosen for item in project.git_sources.in_force.values())]
+    from_git = [item for item in every if item.phase is Phase.COMPILE and item.commit is not None]
+    cuda = project.base.cuda_major
+    if not released and not from_git:
+        return ()
+    with context.reporter.step(f"read what {len(released) + len(from_git)} packages of the compile phase declare"):
+        trees = tuple(metadata_of_commit(item, context.repositories, cuda) for item in from_git)
+        if not released:
+            return trees
+        try:
+            return trees + compile_metadata(released, files.result(), cuda, context)
+        except (NetworkError, ResolutionError):
+            # The index is another one by now, or another component is at fault: asked anew, for these alone.
+            found = _likely(plan, released, "find the sdists of the compile phase", context)
+            return trees + compile_metadata(released, found, cuda, context)
+
+
+def git_build_requires(chosen: Mapping[str, Chosen], repositories: Repositories) -> list[str]:
+    """What builds the components from git: they are installed without build isolation, so it must be there already."""
+    lines: list[str] = []
+    for item in chosen.values():
+        if item.commit is None or item.git is None:
+            continue
+        text = repositories.at(item.git).read_file(item.commit, "pyproject.toml")
+        try:
+            lines += build_requires(text)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"cannot understand pyproject.toml of {item.git} at {item.commit.sha[:12]}",
+                why=str(error),
+                fix=f"Take another commit: --pin {item.name}=REF",
+            ) from error
+    return lines
+
+
+def _name_of(line: str) -> str:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        return Requirement(line).name
+    except InvalidRequirement as error:
+        raise ResolutionError(
+            f"a build requirement of a component cannot be read: {line!r}",
+            why=str(error),
+            fix="It comes from the component's pyproject.toml; choose another version of it.",
+        ) from error

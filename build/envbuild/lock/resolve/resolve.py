@@ -1,0 +1,170 @@
+"""The step `resolve`: uv resolves the project, and once more with every version pinned."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from packaging.utils import canonicalize_name
+
+from envbuild.core.errors import ResolutionError
+from envbuild.core.files import machine_errors
+from envbuild.lock import lockfile
+from envbuild.lock.components.git_sources import settled
+from envbuild.lock.context import LockContext
+from envbuild.lock.project.plan import LockPlan
+from envbuild.lock.project.pyproject import render_project, with_git_sources
+from envbuild.lock.resolve.conflicts import explain_pins
+from envbuild.lock.resolve.declarations import with_declarations
+from envbuild.lock.resolve.prefetch import Guess, begin_guess, filling_uvs_cache
+from envbuild.lock.uv.resolution import Packages, Resolution, resolve
+
+# uv's words for what only the project itself may take from elsewhere than the index.
+_URL_REFUSED = re.compile(r"Package `([^`]+)`\s+was\s+included\s+as\s+a\s+URL\s+dependency")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedPlan:
+    """A plan without what nothing asks for, and what uv found for it."""
+
+    plan: LockPlan
+    resolution: Resolution
+
+    @property
+    def pins(self) -> dict[str, str]:
+        """Every version, but those of packages that a commit pins already."""
+        direct = self.plan.project.pinned_directly()
+        return {name: version for name, version in self.resolution.pins.items() if name not in direct}
+
+
+def resolve_plan(plan: LockPlan, files: Future[Packages], context: LockContext) -> ResolvedPlan:
+    """Read what the compile phase declares, and resolve; a guess of it is resolved meanwhile.
+
+    Args:
+        files: the releases whose files are read.
+
+    Raises:
+        ResolutionError: the stack does not resolve.
+        NetworkError: an index cannot be reached.
+    """
+    with contextlib.ExitStack() as ending:
+        guess = begin_guess(plan, context)
+        if guess is not None:
+            ending.callback(guess.answer.stop)
+        with contextlib.nullcontext() if guess else filling_uvs_cache(plan, context):
+            plan = with_declarations(plan, files, context)
+        selection = plan.inputs.selection
+        try:
+            with context.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"):
+                return resolve_declared(plan, guess, context)
+        except ResolutionError as error:
+            if plan.inputs.previous is not None:
+                raise
+            raise explain_pins(plan, error, context) from None
+
+
+def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) -> ResolvedPlan:
+    """Resolve, and once more with every version pinned, as the project that the lock holds."""
+    try:
+        found = _first(plan, guess, context)
+    except ResolutionError as error:
+        try:
+            plan, found = _with_what_is_asked_for(plan, error, context)
+        except ResolutionError as last:
+            raise _explain_refused(last) from error
+    # 2.13.0 takes 2.13.0+cpu too, and rather, where the site's find-links have it.
+    while plan.torch.kind == "package-index" and "+" in (build := found.pins.get("torch", "")):
+        context.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
+        plan = replace(plan, torch=replace(plan.torch, not_these=(*plan.torch.not_these, build)))
+        found = _once(plan, plan.keep, context)
+    while (sources := settled(plan.project.git_sources, found.uv_lock["package"])) != plan.project.git_sources:
+        before = plan.project.git_sources.in_force
+        plan = replace(plan, project=with_git_sources(plan.project, sources))
+        if sources.in_force != before:
+            found = _once(plan, plan.keep, context)
+    for name in sorted(plan.inputs.request.pins.keys() - plan.effective.stack.every_component().keys()):
+        if canonicalize_name(name) not in plan.project.git_sources.in_force:
+            context.reporter.note(f"note: nothing in the lock takes {name} from git, so its pin decides nothing")
+    _refuse_other_sdists(plan, found)
+    resolved = ResolvedPlan(plan=plan, resolution=found)
+    if _text(plan, resolved.pins) == _text(plan, plan.keep):
+        return resolved  # every version was kept: this is what was resolved
+    return replace(resolved, resolution=_once(plan, resolved.pins, context, from_cache=True))
+
+
+def _text(plan: LockPlan, pins: Mapping[str, str]) -> str:
+    return render_project(plan.project, pins=pins, source=plan.torch)
+
+
+def _first(plan: LockPlan, guess: Guess | None, context: LockContext) -> Resolution:
+    """Resolve; a guess is taken if it is the very same project."""
+    text = _text(plan, plan.keep)
+    if guess is not None and guess.text == text:
+        _write(text, context)
+        return guess.into(context.folder)
+    if guess is not None:
+        guess.answer.stop()
+    return _once(plan, plan.keep, context)
+
+
+def _once(plan: LockPlan, pins: Mapping[str, str], context: LockContext, *, from_cache: bool = False) -> Resolution:
+    _write(_text(plan, pins), context)
+    # Settings that uv ignored are for a check to refuse, or the user to allow.
+    return resolve(context.folder, plan.torch, plan.what, context, settings_may_be_ignored=True, from_cache=from_cache)
+
+
+def _with_what_is_asked_for(
+    plan: LockPlan, error: ResolutionError, context: LockContext
+) -> tuple[LockPlan, Resolution]:
+    """Resolve with what components need from git for sure, and with what uv then asks for.
+
+    What an extra takes from git that nothing asks for would be in the way of a release of it that something needs.
+
+    Args:
+        error: why it does not resolve with all that may be taken.
+    """
+    every = plan.project.git_sources
+    asked = {item.name for item in every.candidates if item.required}
+    while (some := every.only(asked)).in_force != every.in_force:
+        trial = replace(plan, project=with_git_sources(plan.project, some))
+        try:
+            return trial, _once(trial, trial.keep, context)
+        except ResolutionError as other:
+            refused = {canonicalize_name(name) for name in _URL_REFUSED.findall(other.why)} & every.in_force.keys()
+            if refused <= asked:
+                raise
+            asked |= refused
+    raise error
+
+
+def _explain_refused(error: ResolutionError) -> ResolutionError:
+    """The error with what to do about a package that uv refuses to take from elsewhere."""
+    names = ", ".join(dict.fromkeys(_URL_REFUSED.findall(error.why)))
+    if not names:
+        return error
+    return error.with_context(
+        fix=f"Its authors take {names} from elsewhere ([tool.uv.sources]) in a way that is not followed: a path, a "
+        "member of a workspace, or what a note above says could not be had. Reach its repository, or make it a "
+        "component of the stack: [components.NAME] with git and ref, or with a version."
+    )
+
+
+def _refuse_other_sdists(plan: LockPlan, resolution: Resolution) -> None:
+    """What was read of an sdist holds for the one that is locked."""
+    locked = {(package["name"], package.get("version")): package for package in resolution.uv_lock["package"]}
+    for item in plan.project.metadata:
+        digest = locked.get((item.name, item.version), {}).get("sdist", {}).get("hash", item.sdist_digest)
+        if digest != item.sdist_digest:
+            raise ResolutionError(
+                f"the index has another sdist of {item.name} {item.version} than a moment ago, or than the lock",
+                why=f"What it declares was read from {item.sdist_digest}; now the index states {digest}.",
+                fix="Run again. If it stays, the index replaces files of a release, which no lock can hold.",
+            )
+
+
+def _write(text: str, context: LockContext) -> None:
+    with machine_errors(context.folder):
+        (context.folder / lockfile.PROJECT_FILE).write_text(text)
