@@ -41,6 +41,7 @@ def start(clone: Path, **env: str) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.slow
 def test_two_at_once_share_one_set_up(clone):
     processes = [start(clone) for _ in range(2)]
     told = [process.communicate() for process in processes]
@@ -62,6 +63,7 @@ def python_without_ensurepip(folder: Path) -> str:
     return str(program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [

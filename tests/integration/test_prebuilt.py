@@ -157,6 +157,7 @@ def test_the_same_files_are_read_once(place: Place, compiled: Callable[..., byte
     assert installed_code(place.folder, place.store, place.notes).packages[0].files[0].sm == ("90",)
 
 
+@pytest.mark.slow
 def test_entries_without_kernels_are_told_by_their_size(tmp_path: Path, nvcc: Path) -> None:
     """Every file that nvcc links has some; the smallest kernel is larger."""
     sm = ("75", "80", "90", "90a", "100f", "110", "120")

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,6 @@ from envbuild.wheels.toolchain.toolkit import Toolkit, ToolkitRequest, choose_to
 
 SELECT = ("--stack", "k", "--target", "gpu")
 LATE = "2026-08-01T00:00:00Z"
-# The command line on a machine whose usual place has no toolkit.
-WITHOUT_USUAL_HOME = """
-from pathlib import Path
-from envbuild.wheels.toolchain import toolchain
-toolchain.USUAL_HOME = Path("/nonexistent")
-from envbuild.cli.main import main
-main()
-"""
 
 
 @pytest.fixture
@@ -75,6 +66,7 @@ def real(tmp_path: Path, bare_machine: None) -> Toolchain:
     return chosen.toolchain()
 
 
+@pytest.mark.slow
 def test_it_compiles_and_links_with_the_packages_alone(real: Toolchain, tmp_path: Path) -> None:
     """Device code, CCCL's and the runtime's headers, the runtime by its linker name, both backends of nvcc."""
     assert (real.source, real.cuda, set(real.packages)) == ("index", "13.0.88", {*COMPILER, *RUNTIME})
@@ -94,6 +86,7 @@ def test_it_compiles_and_links_with_the_packages_alone(real: Toolchain, tmp_path
     assert "libcudart.so.13" in found.libraries
 
 
+@pytest.mark.slow
 def test_host_compilers_are_refused_as_nvcc_itself_does(real: Toolchain, tmp_path: Path) -> None:
     """The header of the real packages, read, against the real nvcc with a compiler that says it is that version."""
     source = tmp_path / "a.cu"
@@ -117,13 +110,13 @@ def test_host_compilers_are_refused_as_nvcc_itself_does(real: Toolchain, tmp_pat
 
 
 @pytest.fixture
-def own(tool: Any, tmp_path: Path, index: SimpleIndex, path_without_nvcc: str) -> Any:
+def own(tool: Any, tmp_path: Path, index: SimpleIndex, path_without_nvcc: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The tool on a machine without a toolkit, in a project whose stack compiles `kernels`."""
     project = tmp_path / "project"
     write_base(project, GPU_BASE, cuda=CUDA, glibc="2.35")
     write_target(project, "gpu", sm=("90",))
     runner = type(tool)(project, tmp_path / "cache")
-    runner.command = lambda *arguments: [sys.executable, "-c", WITHOUT_USUAL_HOME, *arguments]
+    monkeypatch.setattr(machine, "USUAL_HOME", Path("/nonexistent"))
     runner.env = {"UV_INDEX": index.url, "PATH": path_without_nvcc, "CUDA_HOME": "", "CUDA_PATH": ""}
     runner.env |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "UV_FIND_LINKS": "", "PIP_FIND_LINKS": ""}
     return runner
@@ -138,6 +131,7 @@ def lock_kernels(own: Any, **more: dict[str, Any]) -> None:
     own.run("lock", "--stack", "k")
 
 
+@pytest.mark.slow
 def test_a_wheel_is_built_where_there_is_no_toolkit(own: Any, tmp_path: Path, index: SimpleIndex) -> None:
     """From the command line: the toolkit comes by itself, of the lock's runtime; the second SM needs no network."""
     index.add(make_kernels(tmp_path), OLD)
@@ -182,6 +176,7 @@ def write_recipe(own: Any) -> None:
     file.write_text('summary = "s"\nheaders = ["nvidia/cudnn/include"]\n')
 
 
+@pytest.mark.slow
 def test_headers_come_from_the_locked_packages(
     own: Any, tmp_path: Path, index: SimpleIndex, wheel: Callable[..., Path], choice: str
 ) -> None:
@@ -208,6 +203,7 @@ def test_missing_headers_are_named(own: Any, tmp_path: Path, index: SimpleIndex,
     assert "envs/wheels/kernels.toml" in error["fix"]
 
 
+@pytest.mark.slow
 def test_nvcc_calls_the_host_compiler_that_was_named(own: Any, tmp_path: Path, index: SimpleIndex) -> None:
     cxx = tmp_path / "own-g++"
     cxx.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\nexec g++ "$@"\n')

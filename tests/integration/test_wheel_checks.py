@@ -175,6 +175,7 @@ def test_symbols_of_others_are_not_torchs(environment: Path, tmp_path: Path) -> 
     assert "does not load" in why
 
 
+@pytest.mark.slow
 def test_the_symbols_of_the_real_torch(stack_python: Path, tmp_path: Path) -> None:
     venv = stack_python.parent.parent
     libraries = site_packages(venv) / "torch/lib"
@@ -232,6 +233,7 @@ def test_the_true_tag_is_given_and_the_wheel_stays_one(environment: Path, tmp_pa
     assert retagged(again, found.tag.platform, tmp_path / "third") == again
 
 
+@pytest.mark.slow
 def test_uv_and_pip_install_what_was_tagged(environment: Path, tmp_path: Path) -> None:
     plain = made(tmp_path, {"causal_conv1d/k.so": good_library(environment, tmp_path)})
     wheel = checked(plain, environment, tmp_path).wheel

@@ -130,6 +130,7 @@ def test_one_architecture_is_built_once(own: Any, index: SimpleIndex, tmp_path: 
     assert compiled(tmp_path) == 1
 
 
+@pytest.mark.slow
 def test_no_wheel_names_a_place_of_this_machine(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     said = 'extern "C" const char *place() { return __FILE__; }'
     locked(own, index, tmp_path, before=f"open('kernel.cu', 'a').write({said!r})")
@@ -140,6 +141,7 @@ def test_no_wheel_names_a_place_of_this_machine(own: Any, index: SimpleIndex, tm
     assert b"kernel.cu\0" in library
 
 
+@pytest.mark.slow
 def test_the_same_build_gives_the_same_bytes(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     hidden = (
         "namespace { __global__ void hidden(float *v) { v[0] = 1; } }\nvoid go(float *v) { hidden<<<1, 1>>>(v); }\n"
@@ -158,6 +160,7 @@ def test_the_same_build_gives_the_same_bytes(own: Any, index: SimpleIndex, tmp_p
     assert second["record"]["digest"] == first["record"]["digest"]
 
 
+@pytest.mark.slow
 def test_ptx_where_the_target_asks_for_it(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     file = own.project / "envs/targets/gpu.toml"
     file.write_text(file.read_text() + "ptx = true\n")
@@ -165,6 +168,7 @@ def test_ptx_where_the_target_asks_for_it(own: Any, index: SimpleIndex, tmp_path
     assert (wheel["record"]["sm"], wheel["record"]["ptx"]) == (["90"], ["90"])
 
 
+@pytest.mark.slow
 def test_two_at_once_build_once(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     locked(own, index, tmp_path)
     running = [own.start("wheels", *SELECT, "--json") for _ in range(2)]
@@ -173,6 +177,7 @@ def test_two_at_once_build_once(own: Any, index: SimpleIndex, tmp_path: Path) ->
     assert compiled(tmp_path) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -230,6 +235,7 @@ def test_a_wheel_that_is_not_what_was_asked_for_is_not_kept(
     assert nothing_is_kept(own)
 
 
+@pytest.mark.slow
 def test_a_build_that_is_stopped_leaves_nothing(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     wait = f"open({str(marker)!r}, 'w').write(str(os.getpid())); __import__('time').sleep(300)"
@@ -254,6 +260,7 @@ import sys; base = os.path.join("build", "temp.linux"); os.makedirs(base, exist_
         extension.sources[0] = os.path.join(base, "kernel.o")"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_build_that_was_ended_goes_on_where_it_was(
     own: Any, index: SimpleIndex, tmp_path: Path, number: signal.Signals
@@ -278,6 +285,7 @@ def test_a_build_that_was_ended_goes_on_where_it_was(
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_the_next_run_goes_on(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     fill = "open('big', 'wb').write(bytes(4 << 20))"
     locked(own, index, tmp_path, before=fill)
@@ -296,6 +304,7 @@ def test_a_full_disk_is_named_and_the_next_run_goes_on(own: Any, index: SimpleIn
     assert wheel["built"] is True
 
 
+@pytest.mark.slow
 def test_packages_are_built_at_once_behind_one_queue(
     own: Any, index: SimpleIndex, tmp_path: Path, counted: Path
 ) -> None:
@@ -322,6 +331,7 @@ def test_packages_are_built_at_once_behind_one_queue(
     assert seen["2"] == ["begin", "begin", "end", "end"]
 
 
+@pytest.mark.slow
 def test_one_that_fails_leaves_the_others_to_be_kept(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     file = own.project / "envs/stacks/k.toml"
     more = '\n[components.broken]\nversion = "==1.0"\nphase = "compile"\nmodules = ["broken"]\n'
@@ -334,6 +344,7 @@ def test_one_that_fails_leaves_the_others_to_be_kept(own: Any, index: SimpleInde
     assert kept["record"]["parts"]["package"] == "kernels"
 
 
+@pytest.mark.slow
 def test_a_patch_of_the_recipe_is_applied_and_is_part_of_the_key(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     locked(own, index, tmp_path)
     (plain,) = wheels(own, "--explain")["keys"]
@@ -361,6 +372,7 @@ def test_a_patch_of_the_recipe_is_applied_and_is_part_of_the_key(own: Any, index
     assert wheels(own, status=3)["error"]["what"] == "there is no patch answer.patch"
 
 
+@pytest.mark.slow
 def test_a_package_from_git_is_built_from_its_commit_with_submodules(
     own: Any, index: SimpleIndex, tmp_path: Path
 ) -> None:
@@ -405,6 +417,7 @@ def test_a_package_from_git_is_built_from_its_commit_with_submodules(
     assert error["what"] == f"cannot fetch the sources of kernels at {commit[:12]}"
 
 
+@pytest.mark.slow
 def test_nothing_of_a_build_outlives_a_killed_envbuild(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     wait = f"open({str(marker)!r}, 'w').write(str(os.getpid())); __import__('time').sleep(300)"
@@ -416,6 +429,7 @@ def test_nothing_of_a_build_outlives_a_killed_envbuild(own: Any, index: SimpleIn
     wait_until(lambda: not alive(int(marker.read_text())))
 
 
+@pytest.mark.slow
 def test_what_a_build_leaves_running_does_not_delay_its_end(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     left = "subprocess.Popen(['sleep', '300'], start_new_session=True)"
@@ -427,6 +441,7 @@ def test_what_a_build_leaves_running_does_not_delay_its_end(own: Any, index: Sim
     assert f"ended what was left running and held the output open: sleep 300 (process {pid.read_text()})" in log
 
 
+@pytest.mark.slow
 def test_a_damaged_wheel_is_found_and_built_again(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     (wheel,) = wheels(locked(own, index, tmp_path))["wheels"]
     path = Path(wheel["path"])
@@ -439,6 +454,7 @@ def test_a_damaged_wheel_is_found_and_built_again(own: Any, index: SimpleIndex, 
     own.run("wheels", "verify")
 
 
+@pytest.mark.slow
 def test_another_sdist_of_that_version_is_refused(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     locked(own, index, tmp_path / "one")
     index.add(make_kernels(tmp_path / "two", before="print('changed')"), OLD)
@@ -455,6 +471,7 @@ def test_a_toolkit_of_another_cuda_is_refused(own: Any, index: SimpleIndex, tmp_
     assert error["what"] == "there is no CUDA toolkit 11.8 on this machine"
 
 
+@pytest.mark.slow
 def test_an_sm_that_nvcc_does_not_know_is_refused_before_anything_is_made(
     own: Any, index: SimpleIndex, tmp_path: Path
 ) -> None:
@@ -470,6 +487,7 @@ def test_an_sm_that_nvcc_does_not_know_is_refused_before_anything_is_made(
     assert wheels(own)["wheels"][0]["record"]["sm"] == ["90a", "100f"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "said"), [("it's", '"\'"'), ("two words", "a space"), ("a:b,c", "',' and ':'")])
 def test_a_cache_in_whose_path_commands_end_is_refused(
     own: Any, index: SimpleIndex, tmp_path: Path, name: str, said: str
@@ -489,6 +507,7 @@ def test_a_cache_in_whose_path_commands_end_is_refused(
     assert "kernels" in told["imported"]
 
 
+@pytest.mark.slow
 def test_sync_takes_wheels_from_a_cache_that_is_read_only(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     locked(own, index, tmp_path)
     wheels(own)
@@ -519,6 +538,7 @@ def test_what_is_not_compiled_cannot_be_asked_for(own: Any, index: SimpleIndex, 
     assert "are built here: kernels" in error["why"]
 
 
+@pytest.mark.slow
 def test_architectures_are_read_as_nvcc_wrote_them(cuda: Toolchain, tmp_path: Path) -> None:
     """The fields of fat binaries that are read, against a compile for all kinds of architectures."""
     (tmp_path / "a.cu").write_text("__global__ void twice(float *x) { x[threadIdx.x] *= 2.0f; }\n")
@@ -534,6 +554,7 @@ def test_architectures_are_read_as_nvcc_wrote_them(cuda: Toolchain, tmp_path: Pa
         assert found.ptx == (Architectures.of(sass, ptx).ptx if not more else found.ptx)
 
 
+@pytest.mark.slow
 def test_sync_takes_the_wheel_and_compiles_nothing(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     locked(own, index, tmp_path)
     (wheel,) = wheels(own)["wheels"]
@@ -548,6 +569,7 @@ def test_sync_takes_the_wheel_and_compiles_nothing(own: Any, index: SimpleIndex,
     assert told["wheels"] == {}
 
 
+@pytest.mark.slow
 def test_sync_without_building_leaves_out_what_was_never_built(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     locked(own, index, tmp_path)
     select = (*SELECT, "--into", "venv", "--no-build", "--json")
@@ -562,6 +584,7 @@ def test_sync_without_building_leaves_out_what_was_never_built(own: Any, index: 
     assert (told["never_built"], "kernels" in told["imported"]) == ([], True)
 
 
+@pytest.mark.slow
 def test_sync_takes_no_wheel_of_another_architecture_and_no_damaged_one(
     own: Any, index: SimpleIndex, tmp_path: Path
 ) -> None:
@@ -578,6 +601,7 @@ def test_sync_takes_no_wheel_of_another_architecture_and_no_damaged_one(
     assert "in the wheelhouse is not taken" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_image_takes_the_wheel_where_the_base_has_no_compiler(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     select = (*SELECT, "--format", "oci", "--json")
     locked(own, index, tmp_path)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -51,12 +50,13 @@ def test_the_first_writer_wins(place: Place, tmp_path: Path) -> None:
 
 
 WRITER = """
-import sys, time
+import sys
 from pathlib import Path
 from envbuild.store.connect import open_remote
-url, endpoint, folder, key, start = sys.argv[1:]
+url, endpoint, folder, key = sys.argv[1:]
 remote = open_remote(url, endpoint=endpoint or None)
-time.sleep(max(0.0, float(start) - time.time()))
+print("ready", flush=True)
+sys.stdin.readline()
 print(remote.push("things", key, ("sdist", "fit"), Path(folder), {"about": "it"}).value)
 """
 
@@ -64,12 +64,14 @@ print(remote.push("things", key, ("sdist", "fit"), Path(folder), {"about": "it"}
 def test_of_many_writers_at_once_one_wins_and_the_others_know(place: Place, tmp_path: Path) -> None:
     """Processes of their own, as machines are."""
     running = {}
-    start = str(time.time() + 3)
     for name in ("one", "two", "three", "four"):
         folder = entry(tmp_path / name, name, b"small")
-        command = [sys.executable, "-c", WRITER, place.url, place.endpoint or "", str(folder), KEY, start]
-        running[name] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    results = {name: process.communicate(timeout=60)[0].strip() for name, process in running.items()}
+        command = [sys.executable, "-c", WRITER, place.url, place.endpoint or "", str(folder), KEY]
+        running[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    for process in running.values():
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    results = {name: process.communicate("\n", timeout=60)[0].strip() for name, process in running.items()}
     fetched(place.open(), tmp_path / "got")
     winner = (tmp_path / "got/small.txt").read_text()
     assert sorted(results.values()) == [*[Pushed.OTHER.value] * 3, Pushed.NEW.value]
@@ -109,7 +111,6 @@ def test_a_registry_where_two_come_within_the_moment_keeps_one(
     [
         pytest.param({"swap": os.urandom(len(BIG))}, "has another digest", id="swapped"),
         pytest.param({"keep": 1000}, "has 1000 bytes instead of 3000000", id="truncated"),
-        pytest.param({"swap": BIG + b"more"}, "instead of 3000000", id="longer"),
         pytest.param({"status": 404}, "inner/big.bin is missing there", id="missing"),
     ],
 )
@@ -176,8 +177,8 @@ def test_the_document_of_another_entry_is_refused(place: Place, tmp_path: Path) 
     ],
     ids=["empty", "no JSON", "no object", "a later schema", "a file outside"],
 )
-def test_a_document_that_is_none_is_refused(place: Place, raw: bytes) -> None:
-    remote = place.open()
+def test_a_document_that_is_none_is_refused(tmp_path: Path, raw: bytes) -> None:
+    remote = open_remote(f"file://{tmp_path}")
     remote.backend.create("things", KEY, SHELF, raw, ())
     with pytest.raises(CheckRefusedError, match="is refused"):
         remote.find("things", KEY)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.fault_proxy import fault_proxy
@@ -60,23 +60,24 @@ def test_a_cut_upload_is_started_again(served: Place, tmp_path: Path) -> None:
     assert (tmp_path / "got/inner/big.bin").read_bytes() == BIG
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_server_that_is_busy_is_asked_again(served: Place, tmp_path: Path, status: int) -> None:
+def test_a_server_that_is_busy_is_asked_again(served: Place, tmp_path: Path) -> None:
     for method in ("GET", "PUT", "POST", "HEAD"):
-        served.proxy.add(method=method, times=1, status=status)
+        served.proxy.add(method=method, times=1, status=503)
     assert push(served.open(), entry(tmp_path / "made")) is Pushed.NEW
     fetched(served.open(), tmp_path / "got")
 
 
-def test_retry_after_is_honoured(oci: Place) -> None:
+def test_retry_after_is_honoured(oci: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("urllib3.util.retry.time", SimpleNamespace(sleep=waited.append))
     oci.proxy.add(times=1, status=429, headers={"Retry-After": "2"})
-    started = time.monotonic()
     assert oci.open().find("things", KEY) is None
-    assert 1.9 < time.monotonic() - started < 10
+    assert waited == [2]
 
 
-@pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
-@pytest.mark.parametrize("action", ["find", "push", "keys", "shelved"])
+@pytest.mark.parametrize(
+    ("action", "status"), [("find", 401), ("find", 403), ("push", 429), ("keys", 500), ("shelved", 503)]
+)
 def test_a_server_that_refuses_is_a_network_error(served: Place, tmp_path: Path, status: int, action: str) -> None:
     body = b'{"errors": [{"code": "DENIED", "message": "not you"}]}'
     served.proxy.add(status=status, body=body)

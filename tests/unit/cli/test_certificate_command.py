@@ -15,7 +15,7 @@ from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.cli.main import run
 
 CASES = [case_of("gpt-fp32-baseline"), case_of("gpt-fp32-tp2")]
-DOC = (data_root() / "docs" / "certificate.md").read_text()
+DOC = (data_root() / "docs" / "reference" / "certificate.md").read_text()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from helpers.processes import alive, forked, in_child, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.core import exit_status, spawn
+from envbuild.core import exit_status, orphans, process, spawn
 from envbuild.core.background import beside
 from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.exit_status import describe_status, mask, tail
@@ -223,15 +223,13 @@ def test_run_timeout_kills_grandchildren_too(tmp_path):
     def watch() -> None:
         seen.extend(family(tmp_path))
 
-    started = time.monotonic()
-    with pytest.raises(BuildError, match="ran longer than 1 s") as caught:
+    with pytest.raises(BuildError, match="ran longer than") as caught:
         run(
             python(f"print(flush=True)\n{FAMILY}", tmp_path),
             what="try",
             on_line=lambda _: watch(),
-            options=ProcessOptions(timeout_seconds=1),
+            options=ProcessOptions(timeout_seconds=0.3),
         )
-    assert time.monotonic() - started < 1 + spawn.KILL_GRACE_SECONDS
     assert "import os" in caught.value.why
     assert len(seen) == 2
     wait_until(lambda: not any(map(alive, seen)))
@@ -240,7 +238,7 @@ def test_run_timeout_kills_grandchildren_too(tmp_path):
 def test_run_timeout_kills_a_grandchild_that_ignores_sigterm(tmp_path):
     stubborn = FAMILY.replace("name =", "child or signal.signal(signal.SIGTERM, signal.SIG_IGN)\nname =")
     with pytest.raises(BuildError):
-        run(python(f"import signal\n{stubborn}", tmp_path), what="try", options=ProcessOptions(timeout_seconds=0.5))
+        run(python(f"import signal\n{stubborn}", tmp_path), what="try", options=ProcessOptions(timeout_seconds=0.3))
     pids = family(tmp_path)
     wait_until(lambda: not any(map(alive, pids)))
 
@@ -260,7 +258,7 @@ while True:
 
 def test_run_timeout_lets_grandchildren_clean_up(tmp_path):
     with pytest.raises(BuildError):
-        run(python(PEACE, tmp_path), what="try", options=ProcessOptions(timeout_seconds=0.5))
+        run(python(PEACE, tmp_path), what="try", options=ProcessOptions(timeout_seconds=0.3))
     assert (tmp_path / "cleaned").exists()
 
 
@@ -272,7 +270,7 @@ def test_run_timeout_kills_what_ignores_sigterm(monkeypatch):
             sh("trap '' TERM; echo $$; while :; do sleep 0.1; done"),
             what="try",
             on_line=lambda line: pids.append(int(line)),
-            options=ProcessOptions(timeout_seconds=0.5),
+            options=ProcessOptions(timeout_seconds=0.3),
         )
     assert not alive(pids[0])
 
@@ -370,8 +368,17 @@ print("done", flush=True)
 WAITER = "import subprocess, sys; print(subprocess.run(sys.argv[1:], stdout=subprocess.PIPE).stdout)"
 
 
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("how", ["silent", "session", "prints", "stubborn"])
+@pytest.fixture
+def quick_looks(monkeypatch):
+    """Looks for orphans 10 times as often."""
+    for module in (process, orphans):
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("quick_looks")
+@pytest.mark.parametrize(
+    ("how", "inside"), [("silent", False), ("session", True), ("prints", True), ("stubborn", False)]
+)
 def test_run_whole_ends_what_holds_its_output_and_says_so(tmp_path, inside, how):
     command = python(LEAVE, tmp_path, how)
     log = tmp_path / "log"
@@ -381,17 +388,17 @@ def test_run_whole_ends_what_holds_its_output_and_says_so(tmp_path, inside, how)
         log=log,
         options=ProcessOptions(whole=True, timeout_seconds=30),
     )
-    assert done.seconds < 10
     left = int((tmp_path / "pid").read_text())
     wait_until(lambda: not alive(left))
     assert "done" in done.output
     assert f"(process {left})" in log.read_text()
 
 
+@pytest.mark.usefixtures("quick_looks")
 def test_run_whole_leaves_alone_what_runs_while_its_parent_works(tmp_path):
     """A compiler server, say, that the rest of the build still uses."""
     pid, seen = tmp_path / "pid", tmp_path / "seen"
-    code = f"sleep 60 & echo $! > {pid}; sleep 2; kill -0 $! && touch {seen}"
+    code = f"sleep 60 & echo $! > {pid}; sleep 0.4; kill -0 $! && touch {seen}"
     done = run(
         python(WAITER, *sh(f"sh -c '{code}'; true")), what="try", options=ProcessOptions(whole=True, timeout_seconds=30)
     )
@@ -471,20 +478,22 @@ def test_stopping_work_beside_ends_its_program_and_the_next_ones(tmp_path):
             run(["sleep", "60"], what="sleep")
         run(["sleep", "60"], what="sleep again")
 
-    started = time.monotonic()
     begun = beside(work)
-    time.sleep(0.3)
+    wait_until(lambda: spawn.running)
     begun.stop()
     with pytest.raises(BuildError, match="cannot sleep again"):
         begun.result(timeout=20)
-    assert time.monotonic() - started < 20
 
 
 def test_stopping_work_beside_leaves_other_programs_alone():
-    other = beside(lambda: run(["sleep", "1"], what="sleep").status)
+    reading, writing = os.pipe()
+    other = beside(lambda: run(["cat"], what="wait", options=ProcessOptions(stdin=reading)).status)
     begun = beside(lambda: run(["sleep", "60"], what="sleep"))
-    time.sleep(0.3)
+    wait_until(lambda: len(spawn.running) == 2)
     begun.stop()
+    with pytest.raises(BuildError):
+        begun.result(timeout=20)
+    os.close(writing)
     assert other.result(timeout=20) == 0
 
 
@@ -523,11 +532,11 @@ def test_stream_that_nobody_wants_to_its_end_is_ended():
 
 
 def test_stream_has_limits_for_what_reads_other_peoples_files():
-    hungry = [sys.executable, "-c", "x = bytearray(1 << 30); print(len(x))"]
+    hungry = [sys.executable, "-c", "x = bytearray(300 << 20); print(len(x))"]
     with pytest.raises(BuildError, match="cannot read it") as caught:
         list(stream(hungry, what="read it", limits=StreamLimits(memory_bytes=256 << 20)))
     assert "MemoryError" in caught.value.why
-    assert b"".join(stream(hungry, what="read it")) == b"1073741824\n"
+    assert b"".join(stream(hungry, what="read it")) == b"314572800\n"
 
 
 def test_stream_ends_what_prints_nothing_for_too_long():

@@ -2,7 +2,6 @@
 
 import os
 import stat
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,10 +42,8 @@ def test_a_document_that_is_no_file_is_refused(place, tmp_path, said):
     (path,) = (tmp_path / "share/entries/things").iterdir()
     path.unlink()
     MADE[said](path)
-    began = time.monotonic()
     with pytest.raises(CheckRefusedError) as caught:
         remote.find("things", KEY)
-    assert time.monotonic() - began < 5
     assert said in caught.value.why
     assert str(tmp_path / "share") in caught.value.what
     assert remote.keys("things") == [KEY]

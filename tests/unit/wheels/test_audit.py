@@ -9,7 +9,7 @@ from unit.wheels.plans import plan
 from envbuild.core.errors import CheckRefusedError
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.audit.audit import _everywhere, _wrong_content, _wrong_members, check_wheel
-from envbuild.wheels.audit.elf import Binary
+from envbuild.wheels.audit.binary import Binary
 from envbuild.wheels.audit.load import is_elsewhere, is_foreign
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.audit.elf import read_binary, read_wheel, version_key
+from envbuild.wheels.audit.binary import version_key
+from envbuild.wheels.audit.elf import read_binary, read_wheel
 from envbuild.wheels.audit.fatbin import PTX_KIND, SASS_KIND, fatbin
 
 # The first 64 bytes of entries that nvcc 13.0.88 wrote for sm_90, sm_90a and sm_100f, with the code's length set to 0.

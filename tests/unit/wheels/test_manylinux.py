@@ -3,9 +3,8 @@
 import pytest
 
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.audit.elf import Binary
+from envbuild.wheels.audit.binary import Binary, Symbols
 from envbuild.wheels.audit.manylinux import too_new, true_tag
-from envbuild.wheels.audit.symbols import Symbols
 
 
 def binary(*versions: str, libraries: tuple[str, ...] = ("libc.so.6",), **more) -> Binary:

@@ -39,7 +39,7 @@ from envbuild.image.scan.packages import (
 )
 from envbuild.rootfs.members import Kind, Member
 from envbuild.rootfs.stream import Content
-from envbuild.wheels.audit.elf import ELF_MAGIC
+from envbuild.wheels.audit.binary import ELF_MAGIC
 from envbuild.wheels.audit.fatbin import SECTIONS
 from envbuild.wheels.audit.prebuilt import FileCode, read_code
 

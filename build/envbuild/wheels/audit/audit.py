@@ -15,7 +15,8 @@ from packaging.version import Version
 from envbuild.catalog.models import MACHINES
 from envbuild.core.errors import CheckRefusedError
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.audit.elf import Binary, read_wheel, version_key
+from envbuild.wheels.audit.binary import Binary, version_key
+from envbuild.wheels.audit.elf import read_wheel
 from envbuild.wheels.audit.load import load
 from envbuild.wheels.audit.manylinux import OF_THE_DRIVER, Tag, too_new, true_tag
 from envbuild.wheels.audit.prebuilt import site_packages_of

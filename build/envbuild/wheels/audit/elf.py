@@ -8,8 +8,6 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from elftools.common.exceptions import ELFError
@@ -19,45 +17,14 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import NoteSection
 
 from envbuild.wheels.architectures import Architectures
+from envbuild.wheels.audit.binary import ELF_MAGIC, Binary
 from envbuild.wheels.audit.fatbin import SECTIONS, fatbin, not_understood
-from envbuild.wheels.audit.symbols import Symbols, read_symbols
+from envbuild.wheels.audit.symbols import read_symbols
 
-ELF_MAGIC = b"\x7fELF"
 # pyelftools' names of machines, in uname's words. Bare GPU code (a cubin) is an ELF file too.
 MACHINE_NAMES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64", "EM_CUDA": ""}
 # Bits of GNU_PROPERTY_X86_ISA_1_NEEDED (x86-64 psABI): what every processor has, then v2, v3, v4.
 _ISA_LEVELS = {2: "x86-64-v2", 4: "x86-64-v3", 8: "x86-64-v4"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Binary:
-    """An ELF file.
-
-    Attributes:
-        libraries: the sonames it needs.
-        versions: versions of symbols that it needs, by the soname that has them: ``libc.so.6`` -> ``GLIBC_2.34``.
-        machine: as uname says it; empty for GPU code.
-        processor: what it asks of processors beyond what all of the machine have; empty for nothing.
-    """
-
-    name: str
-    architectures: Architectures
-    libraries: tuple[str, ...]
-    versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    machine: str = "x86_64"
-    processor: str = ""
-    symbols: Symbols = field(default_factory=Symbols)
-
-    @property
-    def glibc(self) -> str:
-        """The newest glibc version whose symbols it uses, such as ``2.34``; empty without any."""
-        return self.newest("GLIBC")
-
-    def newest(self, prefix: str) -> str:
-        """The newest version of symbols with a prefix, such as ``3.4.30`` for ``GLIBCXX``; empty without any."""
-        names = [name for names in self.versions.values() for name in names]
-        numbers = [name.removeprefix(f"{prefix}_") for name in names if name.startswith(f"{prefix}_")]
-        return max((number for number in numbers if version_key(number)), key=version_key, default="")
 
 
 def read_binary(name: str, content: bytes) -> Binary:
@@ -113,11 +80,6 @@ def _processor(elf: ELFFile) -> str:
                 levels = [name for bit, name in _ISA_LEVELS.items() if item.pr_data & bit]
                 return levels[-1] if levels else ""
     return ""
-
-
-def version_key(version: str) -> tuple[int, ...]:
-    """Sorts version numbers such as ``2.4`` and ``2.34``; empty for words."""
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def read_wheel(wheel: Path) -> tuple[Binary, ...]:

@@ -17,7 +17,7 @@ from auditwheel.architecture import Architecture
 from auditwheel.libc import Libc
 from auditwheel.policy import Policy, WheelPolicies
 
-from envbuild.wheels.audit.elf import Binary, version_key
+from envbuild.wheels.audit.binary import Binary, version_key
 
 # NVIDIA's driver, which the machine with the GPU has and no wheel brings.
 OF_THE_DRIVER = re.compile(r"^lib(cuda|nvidia-ml)\.so\.1$")

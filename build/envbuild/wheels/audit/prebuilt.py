@@ -14,10 +14,8 @@ import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import TomlModel
@@ -27,8 +25,11 @@ from envbuild.core.files import machine_errors, write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.store.local import LocalStore
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.audit.elf import ELF_MAGIC
+from envbuild.wheels.audit.binary import ELF_MAGIC
 from envbuild.wheels.audit.fatbin import PTX_KIND, SASS_KIND, SECTIONS, entries
+
+if TYPE_CHECKING:
+    from elftools.elf.elffile import ELFFile
 
 KIND = "gpu-code"
 FILE = "gpu-code.json"
@@ -215,6 +216,9 @@ def _code(path: Path, name: str) -> FileCode | None:
 
 def read_code(stream: BinaryIO, name: str) -> FileCode | None:
     """The GPU code of an open ELF file; None where it has none."""
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
     with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             return _code_in(ELFFile(stream), data, name)

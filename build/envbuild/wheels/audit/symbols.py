@@ -12,15 +12,12 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-if TYPE_CHECKING:
-    from envbuild.wheels.audit.elf import Binary
+from envbuild.wheels.audit.binary import Binary, Symbols
 
 # An entry of a 64-bit table of symbols (ELF-64 Object File Format, "Symbol Table").
 _SYMBOL = struct.Struct("<IBBHQQ")
@@ -29,14 +26,6 @@ _HIDDEN = (1, 2)
 # Its namespaces where a nested name begins (Itanium C++ ABI, "Mangling"; a function may well be called `at`), and its
 # C names.
 _OF_TORCH = re.compile(r"^_Z.*?N[rVK]*[RO]?(?:3c10|2at|5torch|6caffe2)(?!E)|^(?:aoti_torch|torch)_|^THP[A-Z]")
-
-
-@dataclass(frozen=True)
-class Symbols:
-    """What a file brings to others, and what it must find in others. Weak ones may be missing."""
-
-    exported: frozenset[str] = frozenset()
-    undefined: frozenset[str] = frozenset()
 
 
 def read_symbols(elf: ELFFile) -> Symbols:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from envbuild.core.background import interruptible
 from envbuild.core.digests import sha256_file, short
@@ -16,7 +17,6 @@ from envbuild.core.errors import EnvbuildError, MachineError
 from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.progress import Reporter
 from envbuild.store.local import LocalStore
-from envbuild.wheels.audit.audit import AuditedWheel, check_wheel
 from envbuild.wheels.build.compiler_wrappers import Tokens
 from envbuild.wheels.build.limits import Limits
 from envbuild.wheels.build.wheel import WheelWorkspace, build_wheel
@@ -25,6 +25,9 @@ from envbuild.wheels.cache.wheelhouse import Built, Wheelhouse, WheelRecord, fil
 from envbuild.wheels.plan import WheelPlan
 from envbuild.wheels.sources import WheelSources
 from envbuild.wheels.toolchain.toolchain import Toolchain, refuse_unknown_sm
+
+if TYPE_CHECKING:
+    from envbuild.wheels.audit.audit import AuditedWheel
 
 # What no path in CC, CPATH, -ffile-prefix-map, a Makefile or a build.ninja may have.
 _SPLITS = re.compile(r"[^\w/.+@~-]")
@@ -163,6 +166,8 @@ class _Maker:
         bench = WheelWorkspace(
             environment=self._environment, toolchain=self._toolchain, folder=folder, log=log, turns=turns
         )
+        from envbuild.wheels.audit.audit import check_wheel  # pyelftools and auditwheel: only where wheels are built
+
         self._tell("unpacking")
         archive = self._workshop.sources.archive(plan.origin)
         started = time.monotonic()

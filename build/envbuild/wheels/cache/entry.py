@@ -25,7 +25,6 @@ from envbuild.core.files import machine_errors, read_plain, write_atomic
 from envbuild.core.validation import in_words
 from envbuild.store.entry_index import SEAL_FILE
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.audit.elf import read_wheel
 from envbuild.wheels.key import OF_THE_MACHINE, KeyParts
 
 KIND = "wheels"
@@ -195,6 +194,8 @@ def _problem(folder: Path, record: WheelRecord) -> str:
     wheel = folder / record.file
     if not wheel.is_file() or wheel.stat().st_size != record.size_bytes or sha256_file(wheel) != record.digest:
         return f"{record.file} is not the wheel that its record is about"
+    from envbuild.wheels.audit.elf import read_wheel
+
     found = sum((item.architectures for item in read_wheel(wheel)), Architectures())
     content, said, asked = (
         (set(item.sass), set(item.ptx))

@@ -12,7 +12,7 @@ from envbuild.core.errors import MachineError
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.store.remote import Remote
-from envbuild.wheels.audit.elf import version_key
+from envbuild.wheels.audit.binary import version_key
 from envbuild.wheels.cache.entry import source_shelf
 from envbuild.wheels.cache.wheelhouse import Built, Wheelhouse
 from envbuild.wheels.key import KeyParts
