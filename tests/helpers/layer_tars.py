@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.overlay import merged
@@ -75,3 +76,10 @@ def seen(*layers: LayerBlob, **options) -> dict[str, str]:
         text = content.read().decode(errors="replace") if content else ""
         found[member.name] = marks.get(member.kind.value) or (text if content else f"({member.kind.value})")
     return found
+
+
+def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, BinaryIO | None]]:
+    """The members of a tar as Python's tarfile has them; for files also their content, to be read at once."""
+    with tarfile.open(archive, "r:*", encoding="utf-8", errors="surrogateescape") as tar:
+        for member in tar:
+            yield member, cast("BinaryIO", tar.extractfile(member)) if member.isreg() else None

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from conftest import Tool
 from helpers.git_repos import Content, History
+from helpers.layer_tars import read_members
 from helpers.stack_files import write_stack
 from helpers.upstreams import SETUPTOOLS, project_files
-
-from envbuild.rootfs.tars import read_members
 
 STACK = "layered"
 URL = "https://git.example/team/moving"

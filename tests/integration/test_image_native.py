@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from conftest import Tool
 from helpers.attackers import reachable_folder, watched
+from helpers.layer_tars import read_members
 from helpers.mini import NAME, image_of, write_stack
 from helpers.processes import in_child, unprivileged, wait_until
 
@@ -29,7 +30,6 @@ from envbuild.image.build import BuiltImage, build_image
 from envbuild.image.inputs import ImageInputs
 from envbuild.lock.locate import find_lock
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.rootfs.tars import read_members
 from envbuild.store.local import LocalStore
 
 FULL = 11

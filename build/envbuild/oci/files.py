@@ -53,7 +53,7 @@ class ArchiveFiles:
         self.source = str(file)
         self._scratch = scratch
         self._taken: dict[str, Path] = {}
-        with damage_refused(file, refuse=self._refused):
+        with damage_refused(self._refused):
             self._tar, self._members = open_archive(file)
 
     def _refused(self, why: str) -> CheckRefusedError:
@@ -65,7 +65,7 @@ class ArchiveFiles:
         _refuse_larger(self.source, path, self._members[path].size, at_most_bytes)
         if path not in self._taken:
             target = self._scratch / f"file-{len(self._taken)}"
-            refusing = damage_refused(target, refuse=lambda why: self._refused(f"{path}: {why}"))
+            refusing = damage_refused(lambda why: self._refused(f"{path}: {why}"))
             with machine_errors(target), refusing, target.open("wb") as stream:
                 shutil.copyfileobj(cast("BinaryIO", self._tar.extractfile(self._members[path])), stream)
             self._taken[path] = target

@@ -180,7 +180,9 @@ class ArchiveSource:
         return member
 
     def _refusing(self) -> contextlib.AbstractContextManager[None]:
-        return damage_refused(self._file, "Copy or write it anew.")
+        return damage_refused(
+            lambda why: CheckRefusedError(f"{self._file} is damaged", why=why, fix="Copy or write it anew.")
+        )
 
 
 def _joined(above: list[str], link: str) -> str:

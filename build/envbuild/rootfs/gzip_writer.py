@@ -73,6 +73,10 @@ class GzipWriter:
         """``sha256:<hex>`` of the file."""
         return "sha256:" + self._digest.hexdigest()
 
+    def tell(self) -> int:
+        """The position in what was written to it; tarfile asks for it."""
+        return self.plain_bytes
+
     def write(self, data: bytes | memoryview, /) -> int:
         """Take in some bytes."""
         self.plain_bytes += len(data)

@@ -9,19 +9,19 @@ import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
 from envbuild.rootfs.gzip_writer import GzipWriter
 from envbuild.rootfs.layer import LayerRecord
-from envbuild.rootfs.tars import TarWriter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 # Every file of a layer has this time (2000-01-01). It is no lock's, so that locks share layers.
 EPOCH = 946684800
+COPY_BYTES = 1 << 20
 
 
 class Rights(NamedTuple):
@@ -48,7 +48,15 @@ class LayerWriter:
     def __init__(self, path: Path, epoch: int) -> None:
         self._epoch = epoch
         self._gzip = GzipWriter(path)
-        self._tar = TarWriter(self._gzip)
+        # Surrogates carry names that are no UTF-8 through Python's strings and back.
+        self._tar = tarfile.TarFile(
+            fileobj=cast("BinaryIO", self._gzip),
+            mode="w",
+            format=tarfile.GNU_FORMAT,
+            encoding="utf-8",
+            errors="surrogateescape",
+            copybufsize=COPY_BYTES,
+        )
         self.entries = 0
 
     def __enter__(self) -> Self:
@@ -132,7 +140,9 @@ class LayerWriter:
             self._add(member, stream)
 
     def _add(self, member: tarfile.TarInfo, stream: BinaryIO | None) -> None:
-        self._tar.add(member, stream)
+        self._tar.addfile(member, stream)
+        # tarfile keeps every member for reading back.
+        self._tar.members = []  # type: ignore[attr-defined]
         self.entries += 1
 
 

@@ -1,14 +1,15 @@
-"""Sparse files in tars: the maps of GNU's formats (old, and 0.0, 0.1 and 1.0 in PAX headers), and their content."""
+"""Sparse files in tars: the maps in PAX headers (GNU's 0.0, 0.1 and 1.0), and the content that they describe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from envbuild.rootfs.members import Refusal
 from envbuild.rootfs.stream import BLOCK, Stream
 
 MAX_SEGMENTS = 1 << 18
 _ZEROS = memoryview(bytes(1 << 20))
+# Offset and length.
 Segment = tuple[int, int]
 
 
@@ -49,49 +50,29 @@ def _hole(length: int) -> Iterator[memoryview]:
         yield part
 
 
-def old_map(header: bytes, stream: Stream, number: Callable[[bytes], int], name: str) -> tuple[list[Segment], int]:
-    """Map and size of a member of type S: four segments in its header, more in blocks behind it."""
-    segments, more = _entries(header, 386, 4, number), header[482]
-    while more:
-        block = stream.take(BLOCK)
-        segments += _entries(block, 0, 21, number)
-        more = block[504]
-        if len(segments) > MAX_SEGMENTS:
-            raise _too_many(name)
-    return segments, number(header[483:495])
-
-
-def _entries(block: bytes, start: int, count: int, number: Callable[[bytes], int]) -> list[Segment]:
-    found = []
-    for place in range(start, start + 24 * count, 24):
-        if not block[place]:
-            break
-        found.append((number(block[place : place + 12]), number(block[place + 12 : place + 24])))
-    return found
-
-
-def pax_map(records: dict[str, bytes], pairs: list[bytes], name: str) -> list[Segment] | None:
-    """The map in PAX records of versions 0.0 (``pairs``) and 0.1; None when there is none."""
+def pax_map(records: Mapping[str, bytes], pairs: Sequence[bytes], stream: Stream, name: str) -> list[Segment]:
+    """The map of a file whose PAX records say that it is sparse."""
+    if (records.get("GNU.sparse.major"), records.get("GNU.sparse.minor")) == (b"1", b"0"):
+        return _leading_map(stream, name)
     numbers = pairs
     if "GNU.sparse.map" in records:
         numbers = records["GNU.sparse.map"].split(b",") if records["GNU.sparse.map"] else []
     elif "GNU.sparse.size" not in records:
-        return None
+        raise Refusal(name, "It is sparse in a way that is not known.")
     if len(numbers) % 2 or len(numbers) > 2 * MAX_SEGMENTS:
         raise _too_many(name)
     values = [decimal(word, name) for word in numbers]
     return list(zip(values[::2], values[1::2], strict=True))
 
 
-def leading_map(stream: Stream, name: str) -> tuple[list[Segment], int]:
-    """The map of version 1.0, which lies before the data; and how many bytes it takes."""
-    text, used = b"", 0
+def _leading_map(stream: Stream, name: str) -> list[Segment]:
+    """The map of version 1.0, which lies before the data."""
+    text = b""
 
     def line() -> int:
-        nonlocal text, used
+        nonlocal text
         while b"\n" not in text:
-            text += stream.take(BLOCK)
-            used += BLOCK
+            text += stream.read(BLOCK)
             if len(text) > 2 * BLOCK:
                 raise Refusal(name, "The map of the sparse file is wrong: a number does not end.")
         word, _, text = text.partition(b"\n")
@@ -100,7 +81,7 @@ def leading_map(stream: Stream, name: str) -> tuple[list[Segment], int]:
     count = line()
     if count > MAX_SEGMENTS:
         raise _too_many(name)
-    return [(line(), line()) for _ in range(count)], used
+    return [(line(), line()) for _ in range(count)]
 
 
 def _too_many(name: str) -> Refusal:

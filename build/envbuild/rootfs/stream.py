@@ -1,4 +1,4 @@
-"""A stream of bytes that comes in pieces, taken in the portions that a tar is made of."""
+"""A stream of bytes that comes in pieces, read in the portions that a tar is made of."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from envbuild.rootfs.members import Refusal
 BLOCK = 512
 
 
-def padding(size: int) -> int:
-    """Bytes from the end of ``size`` bytes to the next full block."""
-    return -size % BLOCK
-
-
 class Stream:
-    """Pieces put together; asking for more than there is refuses the layer."""
+    """Pieces put together. Asking for more than there is refuses the layer."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
         self._piece = b""
         self._at = 0
+        self._before = 0
+
+    def tell(self) -> int:
+        """How many bytes were read."""
+        return self._before + self._at
 
     def at_end(self) -> bool:
         """Whether nothing is left."""
@@ -29,10 +29,11 @@ class Stream:
             piece = next(self._pieces, None)
             if piece is None:
                 return True
+            self._before += len(self._piece)
             self._piece, self._at = piece, 0
         return False
 
-    def take(self, count: int) -> bytes:
+    def read(self, count: int) -> bytes:
         """The next ``count`` bytes."""
         end = self._at + count
         if end <= len(self._piece):
@@ -51,13 +52,10 @@ class Stream:
             count -= len(found)
             yield found
 
-    def skip(self, count: int) -> None:
-        """Pass over ``count`` bytes."""
-        if self._at + count <= len(self._piece):
-            self._at += count
-        else:
-            for _ in self.pieces(count):
-                pass
+    def skip_to(self, position: int) -> None:
+        """Pass over everything before a position."""
+        for _ in self.pieces(position - self.tell()):
+            pass
 
     def drain(self) -> None:
         """Pass over all that is left."""
@@ -77,7 +75,7 @@ class Content:
         return self._parts
 
     def guarded(self, guard: AbstractContextManager[None]) -> Content:
-        """The same, read within ``guard``: whoever reads it is not below those who know what its errors mean."""
+        """The same, read within ``guard``, which makes errors of the reader's refusals."""
         return Content(self.size, _within(guard, self._parts))
 
     def read(self) -> bytes:

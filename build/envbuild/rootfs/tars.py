@@ -1,4 +1,4 @@
-"""Reading and writing tars: GNU format, names in any bytes, in the order in which members come."""
+"""Archives of images: tars whose members are documents and layers, plain or compressed, read by their names."""
 
 from __future__ import annotations
 
@@ -9,104 +9,46 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import cast
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.rootfs.blobs import most_bytes
+from envbuild.rootfs.members import Refusal
+from envbuild.rootfs.tar_header import Archive, TarHeader, read_header
 
-COPY_BYTES = 1 << 20
 MOST_MEMBERS = 100_000
-MOST_HEADER_BYTES = 16 << 20
-# Members that say something of the next one (pax(1), and GNU's for long names).
-_HEADERS = (b"x", b"g", b"X", b"L", b"K")
+# Of all members: their names are kept.
+MOST_HEADER_BYTES = 64 << 20
 # What reading a tar ends with where it, or what it is compressed with, is damaged.
-DAMAGE = (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, RecursionError)
-
-
-class Sink(Protocol):
-    """What a tar is written to."""
-
-    def write(self, data: bytes, /) -> int: ...
-
-
-class _Counted:
-    """A sink that knows its position, which tarfile asks for."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._position = 0
-
-    def write(self, data: bytes) -> int:
-        self._position += len(data)
-        return self._sink.write(data)
-
-    def tell(self) -> int:
-        return self._position
-
-
-class TarWriter:
-    """Writes members one after the other; call :meth:`close` at the end."""
-
-    def __init__(self, sink: Sink) -> None:
-        # Surrogates carry names that are no UTF-8 through Python's strings and back.
-        self._tar = tarfile.TarFile(
-            fileobj=cast("BinaryIO", _Counted(sink)),
-            mode="w",
-            format=tarfile.GNU_FORMAT,
-            encoding="utf-8",
-            errors="surrogateescape",
-            copybufsize=COPY_BYTES,
-        )
-
-    def add(self, member: tarfile.TarInfo, content: BinaryIO | None = None) -> None:
-        """Write a member and its content."""
-        self._tar.addfile(member, content)
-        # tarfile remembers every member for reading back, which nobody does here.
-        self._tar.members = []  # type: ignore[attr-defined]
-
-    def close(self) -> None:
-        """Write the end of the archive."""
-        self._tar.close()
-
-
-def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, BinaryIO | None]]:
-    """The members of a tar, gzipped or not, in their order; for files also their content, to be read at once."""
-    with tarfile.open(archive, "r:*", encoding="utf-8", errors="surrogateescape") as tar:
-        while (member := tar.next()) is not None:
-            yield member, cast("BinaryIO", tar.extractfile(member)) if member.isreg() else None
-            tar.members = []  # type: ignore[attr-defined]
-        # The checksum is behind the last member, and gzip compares it only when it gets there.
-        while tar.fileobj is not None and tar.fileobj.read(COPY_BYTES):
-            pass
-
-
-class _Bounded(tarfile.TarInfo):
-    """What takes memory or time without end in tarfile is refused: long names, PAX headers, maps of sparse files.
-
-    No archive of an image has sparse files: its members are documents and layers.
-    """
-
-    def _proc_member(self, archive: _Archive) -> tarfile.TarInfo:
-        if self.size < 0 or self.type == tarfile.GNUTYPE_SPARSE:
-            raise tarfile.ReadError(f"{self.name!r} is sparse, or has a negative size.")
-        if self.type in _HEADERS:
-            archive.header_bytes += max(self.size, tarfile.BLOCKSIZE)
-            if archive.header_bytes > MOST_HEADER_BYTES:
-                raise tarfile.ReadError(f"Its long names and PAX headers have more than {MOST_HEADER_BYTES >> 20} MiB.")
-        found: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
-        return found
-
-    def _refuse_sparse(self, *_: object) -> None:
-        raise tarfile.ReadError("A member is sparse.")
-
-    _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
+DAMAGE = (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, RecursionError, Refusal)
 
 
 class _Archive(tarfile.TarFile):
-    """A tar of others. ``header_bytes``: what was read so far of long names and PAX headers."""
+    """A tar of others (:class:`envbuild.rootfs.tar_header.Archive`)."""
 
-    tarinfo = _Bounded
-    header_bytes = 0
+    tarinfo = TarHeader
+    header_bytes = records = 0
+    firstmember: TarHeader | None
+
+    def next(self) -> TarHeader | None:
+        """The next member; tarfile's own takes a damaged header for the end."""
+        if self.firstmember is not None:
+            found, self.firstmember = self.firstmember, None
+            return found
+        self.header_bytes = 0
+        # A member that is cut off.
+        if self.fileobj.tell() < self.offset:
+            self.fileobj.seek(self.offset - 1)
+            if not self.fileobj.read(1):
+                raise tarfile.ReadError("unexpected end of data")
+        try:
+            return read_header(cast("Archive", self))
+        except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError) as error:  # type: ignore[attr-defined]
+            if not self.offset:
+                raise tarfile.ReadError(str(error)) from None
+            return None
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(str(error)) from None
 
 
 def open_archive(file: Path) -> tuple[tarfile.TarFile, dict[str, tarfile.TarInfo]]:
@@ -121,12 +63,15 @@ def open_archive(file: Path) -> tuple[tarfile.TarFile, dict[str, tarfile.TarInfo
         raise tarfile.ReadError("It is no tar, plain or compressed with gzip, bzip2 or xz.") from error
     limit = most_bytes(file.stat().st_size)
     members: dict[str, tarfile.TarInfo] = {}
-    count = 0
+    count = header_bytes = end = 0
     try:
         while (member := tar.next()) is not None:
             count += 1
             if count > MOST_MEMBERS:
                 raise tarfile.ReadError(f"It has more than {MOST_MEMBERS} members: it is no image's archive.")
+            header_bytes, end = header_bytes + member.offset_data - end, tar.offset
+            if header_bytes > MOST_HEADER_BYTES:
+                raise tarfile.ReadError(f"The headers of its members have more than {MOST_HEADER_BYTES >> 20} MiB.")
             # Before what it holds is passed over, or written anywhere.
             if member.offset_data + member.size > limit:
                 raise tarfile.ReadError(f"It unpacks to more than {limit} bytes: nothing honest is packed so densely.")
@@ -138,10 +83,8 @@ def open_archive(file: Path) -> tuple[tarfile.TarFile, dict[str, tarfile.TarInfo
 
 
 @contextlib.contextmanager
-def damage_refused(
-    archive: Path, fix: str = "", refuse: Callable[[str], CheckRefusedError] | None = None
-) -> Iterator[None]:
-    """Around the reading of ``archive`` and of its members' content: what the readers say of damage, in our words.
+def damage_refused(refuse: Callable[[str], CheckRefusedError]) -> Iterator[None]:
+    """Around the reading of an archive and of its members' content: an error for what the readers report of damage.
 
     Raises:
         CheckRefusedError: the file is damaged.
@@ -151,10 +94,4 @@ def damage_refused(
     except (*DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # bz2's for damage has none
             raise
-        if refuse:
-            raise refuse(str(error)) from error
-        raise CheckRefusedError(
-            f"{archive} is damaged",
-            why=str(error),
-            fix=fix or f"Remove {archive.parent} and run the same command again.",
-        ) from error
+        raise refuse(str(error)) from error

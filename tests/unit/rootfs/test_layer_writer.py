@@ -8,11 +8,11 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from helpers.layer_tars import read_members
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.rootfs.layer import LayerRecord
 from envbuild.rootfs.layer_writer import LayerWriter, Rights, kept_rights, plain_rights, walk
-from envbuild.rootfs.tars import read_members
 
 EPOCH = 1_700_000_000
 ODD_NAMES = [

@@ -11,7 +11,7 @@ from helpers.layer_tars import entry, file, tar_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.rootfs import tar_reader
+from envbuild.rootfs import tar_header
 from envbuild.rootfs.layer_writer import walk
 from envbuild.rootfs.members import Kind, Member, Refusal
 from envbuild.rootfs.stream import Content
@@ -122,12 +122,18 @@ def test_written_members_are_as_tarfile_writes_them():
 
 
 def test_sizes_of_more_than_eight_gigabytes():
-    from envbuild.rootfs.tar_writer import header
-
-    block = header(Member("big", Kind.FILE, size=1 << 40))
-    assert tarfile.TarInfo.frombuf(block, "utf-8", "strict").size == 1 << 40
+    written = io.BytesIO()
+    write_member(written, Member("big", Kind.FILE, size=1 << 40))
+    assert tarfile.TarInfo.frombuf(written.getvalue(), "utf-8", "strict").size == 1 << 40
     with pytest.raises(Refusal, match="middle of a member"):
-        members(block + bytes(512))
+        members(written.getvalue() + bytes(512))
+
+
+def test_times_in_a_header_of_gnu_are_no_part_of_its_name():
+    data = bytearray(tar_of([file("a")]))
+    data[345:369] = b"%011o\0%011o\0" % (5, 10)
+    resealed(data)
+    assert set(members(bytes(data))) == {"a"}
 
 
 def damaged(change):
@@ -155,7 +161,7 @@ def with_field(start, value):
     ("data", "why"),
     [
         (damaged(lambda data: data.__setitem__(0, 7)), "checksum"),
-        (with_field(124, b"0000000zzz0\0"), "is no number"),
+        (with_field(124, b"0000000zzz0\0"), "header is damaged"),
         (with_field(124, b"\xff" * 12), "size is negative"),
         (with_field(156, b"Q"), "type is b'Q'"),
         (damaged(lambda data: data.__delitem__(slice(700, None))), "middle of a member"),
@@ -210,6 +216,13 @@ def test_hostile_pax_headers_are_refused(data, why):
         members(data)
 
 
+def test_a_damaged_header_is_not_the_end():
+    whole = bytearray(tar_of([file("a"), file("b")]))
+    whole[512] ^= 1
+    with pytest.raises(Refusal, match="checksum"):
+        members(bytes(whole))
+
+
 def test_pax_headers_hold_for_the_next_member_alone():
     first = pax([(b"path", b"renamed"), (b"mtime", b"-3.5"), (b"uid", b"4294967295")])[: 4 * 512]
     found = members(first + tar_of([file("next")]))
@@ -247,20 +260,20 @@ def repeated(kind, data, times):
 @pytest.mark.parametrize("size", [0, 1 << 20])
 def test_headers_of_a_member_count_together(kind, size):
     data = b"9 a=bcde\n" * (size // 9)
-    times = (tar_reader.MAX_HEADER_BYTES // max(len(data), 512)) + 1
+    times = (tar_header.MAX_HEADER_BYTES // max(len(data), 512)) + 1
     with pytest.raises(Refusal, match="long names and PAX headers"):
         members(repeated(kind, data, times))
 
 
 def test_pax_records_are_counted(monkeypatch):
-    monkeypatch.setattr(tar_reader, "MAX_RECORDS", 5)
+    monkeypatch.setattr(tar_header, "MAX_RECORDS", 5)
     assert set(members(repeated(b"x", b"9 a=bcde\n" * 5, 1))) == {"after"}
     with pytest.raises(Refusal, match="more than 5 PAX records"):
         members(repeated(b"x", b"9 a=bcde\n" * 6, 1))
 
 
 def test_members_are_counted(monkeypatch):
-    monkeypatch.setattr(tar_reader, "MAX_MEMBERS", 2)
+    monkeypatch.setattr(tar_header, "MAX_MEMBERS", 2)
     assert len(members(tar_of([file("a"), file("b")]))) == 2
     with pytest.raises(Refusal, match="more than 2 members"):
         members(tar_of([file("a"), file("b"), file("c")]))
@@ -284,8 +297,23 @@ def test_owners_that_no_file_can_have_are_refused(owner, at):
     data = bytearray(tar_of([file("a")]))
     data[at : at + 8] = (owner & ((1 << 63) - 1) | 1 << 63).to_bytes(8, "big")
     resealed(data)
-    with pytest.raises(Refusal, match="is none"):
+    with pytest.raises(Refusal, match=r"is none|header is damaged"):
         members(bytes(data))
+
+
+def test_blocks_with_a_sparse_map_are_counted():
+    data = bytearray(tar_of([file("a")]))
+    data[156:157] = b"S"
+    data[482] = 1
+    resealed(data)
+    more = (b"%011o\0%011o\0" % (1, 1) * 21 + b"\1").ljust(512, b"\0")
+    with pytest.raises(Refusal, match="more than 8192 blocks"):
+        members(bytes(data[:512]) + more * 9000)
+
+
+def test_a_global_header_describes_no_member():
+    data = repeated(b"g", b"13 path=other\n" + b"10 uid=77\n", 1)
+    assert members(data)["after"][0].uid == 0
 
 
 def test_old_sparse_headers_are_checked():

@@ -23,7 +23,7 @@ from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer import Layer
 from envbuild.rootfs.layer_writer import EPOCH, LayerWriter, Rights, kept_rights
 from envbuild.rootfs.overlay import Overlay
-from envbuild.rootfs.tars import read_members
+from envbuild.rootfs.single_layer import members_of
 from envbuild.rootfs.unpack import unpack
 from envbuild.store.temporary import place_with_devices, temporary_store
 
@@ -157,10 +157,8 @@ def failure(finished: Finished, name: str, to: Making) -> EnvbuildError:
 
 def read_rights(archive: Path) -> dict[str, Rights]:
     """Mode, owner and group of every member of a tar."""
-    return {
-        member.name.removeprefix("./"): Rights(member.mode, member.uid, member.gid)
-        for member, _ in read_members(archive)
-    }
+    members = members_of(LayerBlob(file=archive))
+    return {member.name: Rights(member.mode, member.uid, member.gid) for member, _ in members}
 
 
 @cache
