@@ -44,6 +44,8 @@ class History:
 
     def __init__(self, path: Path, *, filters: bool = True) -> None:
         self.path = path
+        if path.exists():
+            return
         subprocess.run(["git", "init", "-q", "--bare", "--initial-branch=main", path], check=True)
         git(path, "config", "uploadpack.allowFilter", str(filters).lower())
         git(path, "config", "core.hooksPath", "/dev/null")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Tool, shared_folder
+from helpers.build_backend import BACKEND, SETUPTOOLS_MODULE
 from helpers.docker_daemon import Daemon, docker_daemon, docker_programs
 from helpers.git_repos import History
 from helpers.lock_runs import ANY, OLD
@@ -74,15 +76,25 @@ def own(tool: Any, tmp_path: Path, index: SimpleIndex, uv_cache: str) -> Any:
     write_base(project)
     write_base(project, GPU_BASE, cuda="13.0", glibc="2.35")
     write_target(project, "gpu", sm=("90",))
-    runner = type(tool)(project, tmp_path / "cache")
-    runner.env = {"UV_DEFAULT_INDEX": index.url, "UV_CACHE_DIR": uv_cache, "UV_PYTHON_DOWNLOADS": "never"}
-    runner.env |= {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": "", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    return runner
+    return type(tool)(project, tmp_path / "cache", index_settings(index, uv_cache))
 
 
-@pytest.fixture
-def upstream(tmp_path: Path) -> Upstream:
-    folder = tmp_path / "served"
+def index_settings(index: SimpleIndex, uv_cache: str) -> dict[str, str]:
+    """The environment in which this index is the only place of packages."""
+    return {
+        "UV_DEFAULT_INDEX": index.url,
+        "UV_CACHE_DIR": uv_cache,
+        "UV_PYTHON_DOWNLOADS": "never",
+        "UV_FIND_LINKS": "",
+        "PIP_FIND_LINKS": "",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }
+
+
+@pytest.fixture(scope="session")
+def first_upstream(tmp_path_factory: pytest.TempPathFactory) -> Upstream:
+    folder = tmp_path_factory.mktemp("upstream")
     nemo, megatron = History(made(folder / "NVIDIA-NeMo/NeMo")), History(made(folder / "NVIDIA/Megatron-LM"))
     commits = {
         f"m{number}": megatron.commit(
@@ -100,8 +112,22 @@ def upstream(tmp_path: Path) -> Upstream:
 
 
 @pytest.fixture
-def nemo(tool: Any, tmp_path: Path, site_cache: Path, upstream: Upstream) -> Any:
-    """The tool in a project whose stack `nemo` has these two, reached only through a URL rewrite of git's settings."""
+def upstream(first_upstream: Upstream, tmp_path: Path) -> Upstream:
+    """A test's own copy, to which it may commit."""
+    folder = tmp_path / "served"
+    shutil.copytree(first_upstream.folder, folder)
+    nemo, megatron = (History(folder / name) for name in ("NVIDIA-NeMo/NeMo", "NVIDIA/Megatron-LM"))
+    return Upstream(folder, nemo, megatron, dict(first_upstream.commits))
+
+
+@pytest.fixture
+def nemo(
+    tool: Any, tmp_path: Path, upstream: Upstream, index: SimpleIndex, wheel: Callable[..., Path], uv_cache: str
+) -> Any:
+    """The tool in a project whose stack `nemo` has these two, reached only through a URL rewrite of git's settings.
+
+    The index has what they need, and what builds them.
+    """
     project = tmp_path / "project"
     write_base(project)
     components = {
@@ -112,13 +138,21 @@ def nemo(tool: Any, tmp_path: Path, site_cache: Path, upstream: Upstream) -> Any
     write_own_stack(
         project, "nemo", components, anchor="nemo-toolkit", as_of="now", requirements={"setuptools": SETUPTOOLS}
     )
+    wheel("setuptools", "80.0", module=SETUPTOOLS_MODULE, sources={"setuptools/build_meta.py": BACKEND})
+    for version in ("24.0", "24.1", "24.2", "25.0"):
+        uploaded = "2025-04-19T00:00:00Z" if version == "25.0" else OLD
+        module = f'__version__ = "{version}"\n'
+        wheel("packaging", version, uploaded, module=module, sources={"packaging/version.py": ""})
+    for name, version in (("iniconfig", "1.1.0"), ("iniconfig", "2.0.0"), ("pluggy", "1.2.0"), ("pluggy", "1.5.0")):
+        wheel(name, version)
+    for version, pluggy in (("8.0.0", "pluggy<2.0,>=1.3.0"), ("8.3.5", "pluggy<2,>=1.5")):
+        wheel("pytest", version, requires=("iniconfig", "packaging", pluggy))
     settings = tmp_path / "gitconfig"
     settings.write_text(
         f'[url "file://{upstream.folder}/"]\n\tinsteadOf = {PUBLIC}/\n[protocol "file"]\n\tallow = always\n'
     )
-    runner = type(tool)(project, tmp_path / "cache")
-    runner.env = {"GIT_CONFIG_GLOBAL": str(settings), "GIT_CONFIG_NOSYSTEM": "1"}
-    runner.env |= {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": "", "UV_PYTHON_DOWNLOADS": "never"}
+    runner = type(tool)(project, tmp_path / "cache", index_settings(index, uv_cache))
+    runner.env |= {"GIT_CONFIG_GLOBAL": str(settings), "GIT_CONFIG_NOSYSTEM": "1"}
     return runner
 
 

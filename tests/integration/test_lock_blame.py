@@ -166,6 +166,7 @@ def test_a_failure_among_the_attempts_does_not_hide_the_error(
 # ---- the real index
 
 
+@pytest.mark.slow
 def test_transformer_engine_and_mamba_on_the_real_index(tool: Any, tmp_path: Path) -> None:
     """Transformer Engine 2.20.2 needs a tvm-ffi that mamba-ssm 2.3.2.post1 excludes; 2.3.1 does not."""
     project = tmp_path / "project"

@@ -104,14 +104,6 @@ def test_a_table_is_an_input_of_the_locks_that_it_decides(own: Any, table: Path)
     assert versions(own, "s-1.0") == ("1.0", "1.0")
 
 
-def test_companions_that_contradict_what_the_release_declares_do_not_resolve(
-    own: Any, table: Path, wheel: Callable[..., None]
-) -> None:
-    wheel("lib", "2.0", requires=("dep>=3",))
-    told = error(own.run("lock", "--stack", "s", "--pin", "lib=2.0", "--json", status=4))
-    assert "dep>=3" in told["why"]
-
-
 def test_nemo_release_takes_the_shipped_table(own: Any, wheel: Callable[..., None]) -> None:
     """`envbuild lock --nemo 2.7.3`, with the table that ships."""
     components: dict[str, Any] = {"nemo-toolkit": {"git": "https://x.invalid/n", "ref": "main"}, "megatron-core": {}}

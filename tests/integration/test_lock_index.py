@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-from helpers.lock_runs import ANY, OLD, check_stack, error, files_of, lock_of, refused, result
+from helpers.lock_runs import ANY, OLD, check_stack, error, files_of, lock_of, result
 from helpers.simple_index import SimpleIndex, make_sdist
 from helpers.stack_files import GPU_BASE, write_base, write_stack, write_target
-
-from envbuild.core import tomlread
 
 NEW = "2025-06-01T00:00:00Z"
 
@@ -30,9 +28,12 @@ def test_as_of_a_day_gives_the_same_files_on_an_index_that_changed(
     own.run(*arguments, "--name", "dated")
     before = files_of(own, "dated")
     assert lock_of(own, "dated").components["lib"].version == "1.1"
-    # Newer releases come, and the one that was locked is yanked.
+    # Newer releases come, and older ones late; and the one that was locked is yanked.
     wheel("lib", "2.0", NEW, requires=("dep",))
+    wheel("lib", "1.2", "2025-04-02T00:00:00Z", requires=("dep",))
     wheel("dep", "2.0", NEW)
+    own.run(*arguments, "--name", "other")
+    assert files_of(own, "other") == before
     index.yank(f"lib-1.1-{ANY}.whl")
     own.env["UV_CACHE_DIR"] = str(tmp_path / "another-uv")
     own.run(*arguments, "--name", "dated", "--upgrade")
@@ -43,19 +44,6 @@ def test_as_of_a_day_gives_the_same_files_on_an_index_that_changed(
     own.run("lock", "--stack", "s", "--name", "dated")
     lock = lock_of(own, "dated")
     assert (lock.components["lib"].version, lock.inputs.as_of_asked) == ("2.0", "now")
-
-
-def test_as_of_a_day_gives_the_same_files_in_another_project(
-    own: Any, index: SimpleIndex, wheel: Callable[..., None]
-) -> None:
-    write_stack(own.project, "s", {"lib": {"version": ">=1"}})
-    wheel("lib", "1.0")
-    own.run("lock", "--stack", "s", "--as-of", "2025-04-01", "--name", "first")
-    wheel("lib", "1.1", "2025-04-02T00:00:00Z")
-    wheel("lib", "0.9", NEW)
-    index.yank(f"lib-1.1-{ANY}.whl")
-    own.run("lock", "--stack", "s", "--as-of", "2025-04-01", "--name", "second")
-    assert files_of(own, "first") == files_of(own, "second")
 
 
 def test_a_dated_lock_whose_release_is_gone_is_resolved_anew(
@@ -94,11 +82,6 @@ def test_as_of_release_needs_an_index_that_knows_dates(own: Any, wheel: Callable
     wheel("lib", "1.0", None)
     told = error(own.run("lock", "--stack", "s", "--pin", "lib=1.0", "--json", status=3))
     assert "does not say when lib 1.0 was uploaded" in told["what"]
-    told = error(own.run("lock", "--stack", "s", "--as-of", "soon", "--json", status=2))
-    assert "--as-of soon" in told["what"]
-    write_stack(own.project, "anchorless", {"lib": {"version": ">=1"}})
-    told = error(own.run("lock", "--stack", "anchorless", "--as-of", "release", "--json", status=2))
-    assert "has no anchor" in told["what"]
 
 
 def test_a_component_with_a_date_of_its_own_may_be_newer(own: Any, wheel: Callable[..., None]) -> None:
@@ -110,15 +93,6 @@ def test_a_component_with_a_date_of_its_own_may_be_newer(own: Any, wheel: Callab
     own.run("lock", "--stack", "s")
     components = lock_of(own, "s").components
     assert (components["lib"].version, components["dep"].version) == ("2.0", "1.0")
-
-
-def test_a_pin_that_says_what_the_stack_says_is_none(own: Any, wheel: Callable[..., None]) -> None:
-    write_stack(own.project, "s", {"lib": {"version": "==1.0"}}, anchor="lib", as_of="2025-02-01")
-    wheel("lib", "1.0")
-    own.run("lock", "--stack", "s")
-    before = files_of(own, "s")
-    assert result(own.run("lock", "--stack", "s", "--pin", "Lib=1.0", "--json"))["built"] is False
-    assert files_of(own, "s") == before
 
 
 # ---- the compile phase
@@ -180,11 +154,10 @@ def test_a_lock_made_again_resolves_once_beside_reading_the_sdist(
     assert index.requested.count("/files/kernels-1.0.tar.gz") == 1
 
 
-@pytest.mark.parametrize("as_of", ["2025-04-01", "now"])
 def test_an_sdist_that_was_replaced_is_read_anew(
-    own: Any, index: SimpleIndex, wheel: Callable[..., None], tmp_path: Path, as_of: str
+    own: Any, index: SimpleIndex, wheel: Callable[..., None], tmp_path: Path
 ) -> None:
-    write_stack(own.project, "s", {"kernels": {"phase": "compile"}}, target="gpu", base=GPU_BASE, as_of=as_of)
+    write_stack(own.project, "s", {"kernels": {"phase": "compile"}}, target="gpu", base=GPU_BASE, as_of="2025-04-01")
     for name in ("dep", "other", "builder", "cleaner"):
         wheel(name, "1.0")
     index.add(make_sdist(tmp_path / "old", "kernels", "1.0", requires=("dep",), pyproject=PYPROJECT), OLD)
@@ -213,71 +186,22 @@ def test_a_release_with_several_wheels_is_resolved_from_the_index_once(
     assert index.requested.count("/simple/lib/") == 1
 
 
-@pytest.mark.parametrize("stated", [("kernels", "1.1"), ("other", "1.0")])
-def test_an_sdist_that_states_another_name_or_version_is_refused(
-    own: Any, index: SimpleIndex, tmp_path: Path, stated: tuple[str, str]
-) -> None:
-    compile_stack(own)
-    index.add(make_sdist(tmp_path, "kernels", "1.0", stated=stated), OLD)
-    told = error(own.run("lock", "--stack", "s", "--json", status=5))
-    assert f"Its PKG-INFO is of {' '.join(stated)}." in told["why"]
-
-
-def test_an_sdist_of_setup_py_requires_what_its_egg_info_says(
-    own: Any, index: SimpleIndex, wheel: Callable[..., None], tmp_path: Path
-) -> None:
-    compile_stack(own)
-    files = {"setup.py": "raise SystemExit('never run')\n", "kernels.egg-info/requires.txt": "dep<2\n\n[more]\nother\n"}
-    index.add(make_sdist(tmp_path, "kernels", "1.0", metadata="2.1", files=files, pyproject=PYPROJECT), OLD)
-    for name, version in (("dep", "1.0"), ("dep", "2.0"), ("builder", "1.0")):
-        wheel(name, version)
-    own.run("lock", "--stack", "s")
-    locked = files_of(own, "s", GPU_BASE)
-    assert "\ndep==1.0" in locked["compile.txt"]
-    project = tomlread.loads(locked["pyproject.toml"])
-    assert project["tool"]["uv"]["dependency-metadata"] == [
-        {
-            "name": "kernels",
-            "version": "1.0",
-            "requires-dist": ["dep<2", "other ; extra == 'more'"],
-            "provides-extra": ["more"],
-        }
-    ]
-    # What contradicts it is a contradiction now, and no lock.
-    needs = {"dep": {"version": ">=2", "reason": "a test's"}}
-    write_stack(own.project, "s", {"kernels": {"phase": "compile"}}, target="gpu", base=GPU_BASE, requirements=needs)
-    assert "dep<2" in error(own.run("lock", "--stack", "s", "--json", status=4))["why"]
-
-
-def test_an_sdist_that_does_not_say_what_it_requires_is_refused(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
-    compile_stack(own)
-    index.add(make_sdist(tmp_path, "kernels", "1.0", metadata="2.1", files={"setup.py": ""}), OLD)
-    told = error(own.run("lock", "--stack", "s", "--json", status=5))
-    assert "What it requires is not known" in told["why"]
-
-
-def test_a_wheel_may_belong_to_the_compile_phase(own: Any, wheel: Callable[..., None]) -> None:
-    compile_stack(own)
-    wheel("kernels", "1.0", requires=("dep",))
-    wheel("dep", "1.0")
-    own.run("lock", "--stack", "s")
-    text = files_of(own, "s", GPU_BASE)["compile.txt"]
-    assert "\nkernels==1.0" in text
-    assert "\ndep==1.0" in text
-
-
 def test_a_component_of_the_compile_phase_stays_there_when_phase_main_depends_on_it(
     own: Any, index: SimpleIndex, wheel: Callable[..., None], tmp_path: Path
 ) -> None:
-    components = {"lib": {}, "kernels": {"phase": "compile"}}
+    components = {"lib": {}, "kernels": {"phase": "compile"}, "native": {"phase": "compile"}}
     write_stack(own.project, "s", components, target="gpu", base=GPU_BASE)
     wheel("lib", "1.0", requires=("kernels",))
+    # A component of that phase may have a wheel, too.
+    wheel("native", "1.0", requires=("dep-of-native",))
+    wheel("dep_of_native", "1.0")
     for name in ("dep", "builder"):
         wheel(name, "1.0")
     index.add(make_sdist(tmp_path, "kernels", "1.0", requires=("dep",), pyproject=PYPROJECT), OLD)
     own.run("lock", "--stack", "s")
     files = files_of(own, "s", GPU_BASE)
-    assert "\nkernels==1.0" in files["compile.txt"]
+    for name in ("kernels", "native", "dep-of-native"):
+        assert f"\n{name}==1.0" in files["compile.txt"]
     assert "\nkernels==" not in files["main.txt"]
     assert "\ndep==1.0" in files["main.txt"]
     assert lock_of(own, "s", GPU_BASE).phases["main"].packages == 3
@@ -304,47 +228,44 @@ def test_a_stacks_variables_are_in_its_lock_and_part_of_it(own: Any, wheel: Call
     )
 
 
-# ---- checks
+# ---- checks: each is a table in tests/unit/lock/test_rules.py
 
 
-def test_packages_of_two_cuda_versions_are_refused(own: Any, wheel: Callable[..., None]) -> None:
-    for name in ("lib", "core_cu12", "core_cu13"):
-        wheel(name, "1.0")
-    why = refused(own, check_stack(own, core_cu12="", core_cu13=""), "cuda-mixed")
-    assert "CUDA 12: core-cu12; CUDA 13: core-cu13" in why
-
-
-def test_a_cuda_that_does_not_know_the_targets_sm_is_refused(own: Any, wheel: Callable[..., None]) -> None:
-    write_target(own.project, "gpu", sm=("90", "100"))
+def test_each_check_refuses_what_uv_resolves_and_its_code_allows_it(own: Any, wheel: Callable[..., None]) -> None:
+    write_target(own.project, "gpu", sm=("90", "100"), driver="520.61.05")
     write_base(own.project, GPU_BASE, cuda="12.6", glibc="2.35")
-    wheel("lib", "1.0")
+    conflict = 'summary = "they hang"\npackages = { lib = "<2", dep = ">=1" }\nevidence = "seen"\nfix = "Take dep<1."\n'
+    (own.project / "envs/conflicts").mkdir(parents=True)
+    (own.project / "envs/conflicts/lib-dep.toml").write_text(conflict)
+    for name in ("lib", "dep", "core_cu12", "core_cu13"):
+        wheel(name, "1.0")
     wheel("cuda_toolkit", "12.6.3")
-    why = refused(own, check_stack(own, cuda_toolkit=""), "sm-floor")
-    assert "SM 100" in why
-    assert "takes 12.8 or newer" in why
-    assert "SM 90" not in why
-
-
-def test_a_cuda_above_the_fleets_driver_is_refused(own: Any, wheel: Callable[..., None]) -> None:
-    write_target(own.project, "gpu", sm=("90",), driver="550.54.15")
-    wheel("lib", "1.0")
-    why = refused(own, check_stack(own), "driver")
-    assert "CUDA 13.0 takes driver 580 or newer; the fleet of target gpu has 550.54.15" in why
-
-
-def test_a_known_conflict_is_refused(own: Any, wheel: Callable[..., None]) -> None:
-    conflicts = own.project / "envs/conflicts/lib-dep.toml"
-    conflicts.parent.mkdir(parents=True)
-    conflicts.write_text(
-        'summary = "they hang"\npackages = { lib = "<2", dep = ">=1" }\nevidence = "seen"\nfix = "Take dep<1."\n'
-    )
-    wheel("lib", "1.0")
-    wheel("dep", "1.0")
-    why = refused(own, check_stack(own, dep=""), "lib-dep")
-    assert "lib 1.0 with dep 1.0: they hang (evidence: seen)" in why
-    wheel("dep", "0.9")
-    own.run(*check_stack(own, dep="<1"), "--upgrade")
-    assert lock_of(own, "s", GPU_BASE).allowed == ()
+    # uv looks at platforms, and not at the ABI: a wheel for Python without its global lock is enough for it.
+    wheel("native", "1.0", tags="cp311-cp311t-manylinux_2_28_x86_64")
+    command = check_stack(own, dep="", core_cu12="", core_cu13="", cuda_toolkit="", native="")
+    refused = error(own.run(*command, status=5))
+    found = dict(re.findall(r"^\[(.+?)\] (.*)", refused["why"], re.MULTILINE))
+    expected = {
+        "cuda-mixed": "CUDA 12: core-cu12, cuda-toolkit; CUDA 13: core-cu13",
+        "sm-floor": "SM 100",
+        "driver": "the fleet of target gpu has 520.61.05",
+        "lib-dep": "lib 1.0 with dep 1.0: they hang (evidence: seen)",
+        "glibc": "native 1.0 cannot be installed on the base (glibc 2.35, Python 3.11)",
+    }
+    assert found.keys() == expected.keys()
+    assert [code for code, text in expected.items() if text not in found[code]] == []
+    assert "SM 90" not in found["sm-floor"]
+    assert not (own.project / "lockfiles/s").exists()
+    # Each has to be allowed.
+    allow = [word for code in found for word in ("--allow", code)]
+    still = error(own.run(*command, *allow[2:], status=5))["why"]
+    assert re.findall(r"^\[(.+?)\]", still, re.MULTILINE) == [allow[1]]
+    own.run(*command, *allow)
+    assert {line.split(":")[0] for line in lock_of(own, "s", GPU_BASE).allowed} == set(found)
+    # A target whose fleet changed makes its locks old.
+    own.run("lock", "--check")
+    write_target(own.project, "gpu", sm=("90", "100"), driver="515.43.04")
+    own.run("lock", "--check", status=5)
 
 
 def test_wheels_for_a_newer_glibc_do_not_get_into_a_lock(own: Any, wheel: Callable[..., None]) -> None:

@@ -172,6 +172,7 @@ def test_a_commit_declares_too(nemo: Any, upstream: Upstream) -> None:
     assert (component.version, component.because) == ("24.2", because)
 
 
+@pytest.mark.slow
 def test_megatron_core_declares_the_transformer_engine_of_stack_mcore(
     tool: Any, site_cache: Path, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Locks whose components from git take packages from git themselves ([tool.uv.sources]): the real git, uv and index."""
+"""Locks whose components from git take packages from git themselves ([tool.uv.sources]): the real git and uv."""
 
 from __future__ import annotations
 
@@ -188,15 +188,10 @@ def test_the_stack_and_the_user_win_and_say_so(nemo: Any, upstream: Upstream, op
     assert not component.transitive
 
 
-@pytest.mark.parametrize("extra", [False, True])
-def test_two_components_that_take_two_commits_are_refused(
-    nemo: Any, upstream: Upstream, optim: dict[str, str], extra: bool
-) -> None:
+def test_two_components_that_take_two_commits_are_refused(nemo: Any, upstream: Upstream, optim: dict[str, str]) -> None:
     source = f'envbuild-optim = {{ git = "{OPTIM_URL}", %s }}\n'
-    one = {"dev": ["envbuild-optim"]} if extra else {}
-    core = megatron(upstream, source % 'tag = "v1"', needs=() if extra else ("envbuild-optim",), **one)
-    needs = ("megatron-core[dev]" if extra else "megatron-core", "envbuild-optim")
-    here = asking(nemo, upstream, *needs, sources=source % 'branch = "main"')
+    core = megatron(upstream, source % 'tag = "v1"', dev=["envbuild-optim"])
+    here = asking(nemo, upstream, "megatron-core[dev]", "envbuild-optim", sources=source % 'branch = "main"')
     told = error(nemo.run("lock", "--json", status=4))
     assert f"nemo-toolkit {here[:12]} and megatron-core {core[:12]} take envbuild-optim from two places" in told["what"]
     assert optim["v1"][:12] in told["why"]

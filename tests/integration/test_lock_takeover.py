@@ -44,6 +44,7 @@ def bridge(upstream: Upstream) -> Callable[..., str]:
         files = project_files("megatron-bridge", "0.6.0", "bridge", needs)
         lines = ", ".join(f'"{line}"' for line in overrides)
         files["pyproject.toml"] = f"{files['pyproject.toml']}[tool.uv]\noverride-dependencies = [{lines}]\n"
+        files["pyproject.toml"] += '[tool.uv.sources]\nmegatron-core = { path = "3rdparty/Megatron-LM/" }\n'
         files["3rdparty/Megatron-LM"] = Submodule(upstream.commits["m3"])
         files[".gitmodules"] = f'[submodule "m"]\n\tpath = 3rdparty/Megatron-LM\n\turl = {MCORE_URL}\n'
         return history.commit("main", "2025-03-01T00:00:00Z", files)
