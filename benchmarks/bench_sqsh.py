@@ -147,7 +147,7 @@ def peer(target: Path, tree: Path) -> None:
         "mksquashfs",
         tree,
         target,
-        *DEFAULT.words(),
+        *DEFAULT.options(),
         "-all-root",
         "-no-xattrs",
         "-noappend",

@@ -29,7 +29,7 @@ def enroot_import(target: Path, registry: str, epoch: int, scratch: Path) -> flo
         Path(folder).mkdir()
     environment |= {
         "ENROOT_ALLOW_HTTP": "yes",
-        "ENROOT_SQUASH_OPTIONS": " ".join([*DEFAULT.words(), "-exit-on-error"]),
+        "ENROOT_SQUASH_OPTIONS": " ".join([*DEFAULT.options(), "-exit-on-error"]),
         "SOURCE_DATE_EPOCH": str(epoch),
         "no_proxy": "127.0.0.1",
         "NO_PROXY": "127.0.0.1",

@@ -31,10 +31,10 @@ IMAGE_BUILDERS = ("auto", "native", "docker")
 
 def parse_formats(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:  # noqa: ARG001
     """``sqsh,oci`` as a tuple in a fixed order."""
-    asked = [word.strip() for word in value.split(",") if word.strip()]
-    if not asked or any(word not in FORMATS for word in asked):
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    if not names or any(name not in FORMATS for name in names):
         raise click.BadParameter(f"{value!r}: name one or more of {', '.join(FORMATS)}, separated by commas")
-    return tuple(name for name in FORMATS if name in asked)
+    return tuple(name for name in FORMATS if name in names)
 
 
 def parse_builder(context: click.Context, parameter: click.Parameter, value: str) -> str:  # noqa: ARG001
@@ -61,13 +61,13 @@ def parse_builder(context: click.Context, parameter: click.Parameter, value: str
     show_default=True,
     help="native; for a Dockerfile see `envbuild export`.",
 )
-@click.option("--refresh-base", is_flag=True, help="Make the base anew from the distribution's packages of now.")
+@click.option("--refresh-base", is_flag=True, help="Make the base anew from the distribution's current packages.")
 @click.option(
     "--allow",
     multiple=True,
     metavar="CODE",
     type=click.Choice(sorted(RULES)),
-    help="Let this check's findings in the finished image pass; the record says so.",
+    help="Accept this check's findings in the finished image; the record lists them.",
 )
 @click.option(
     "--sqsh-compression",
@@ -105,12 +105,11 @@ def command(
 ) -> None:
     """Build the image of a lock for a target: OCI layout, enroot .sqsh, and in a docker daemon.
 
-    The native builder needs no daemon and no registry, and gives the same digests for the same lock and base. Does
-    nothing when the image is there.
+    No daemon and no registry are needed. The same lock and base give the same digests. An existing image is reused.
     """
     if hands_over(context):
         return
-    _refuse_idle(context)
+    _refuse_unused(context)
     if sqsh_builder == "enroot":
         raise _no_enroot()
     readable = session.catalog.cluster(cluster).sqsh_compression if cluster is not None else ()
@@ -174,20 +173,20 @@ def _no_enroot() -> UsageError:
     )
 
 
-def _refuse_idle(context: click.Context) -> None:
-    """Refuse options that the others leave nothing to do.
+def _refuse_unused(context: click.Context) -> None:
+    """Refuse options that have no effect.
 
     Raises:
-        UsageError: there is one.
+        UsageError: an option has none.
     """
-    asked = context.params
-    if "sqsh" not in asked["formats"]:
+    formats = context.params["formats"]
+    if "sqsh" not in formats:
         for name in ("sqsh_compression", "sqsh_builder"):
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(
-                    f"{option} does nothing without a .sqsh",
-                    why=f"Asked for is --format {','.join(asked['formats'])}.",
+                    f"{option} has no effect without a .sqsh",
+                    why=f"The formats are {','.join(formats)}.",
                     fix=f"Add sqsh to --format, or leave {option} out.",
                 )
 

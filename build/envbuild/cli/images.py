@@ -19,7 +19,7 @@ from envbuild.image.inspect.open import open_image
 from envbuild.image.layers.sandbox import builder_paths
 from envbuild.image.output import find_image
 
-# What --exit-code ends with where there is a difference, as for `git diff` and `diff`; 1 is a fault of envbuild.
+# The exit code of --exit-code for a difference, as for `git diff`; 1 would be a fault of envbuild.
 DIFFERENT = 5
 
 
@@ -33,13 +33,13 @@ DIFFERENT = 5
 def inspect_command(
     session: Session, image: str | None, stack: str | None, base: str | None, target: str | None, out_dir: Path
 ) -> None:
-    """Tell what is in IMAGE: packages, layers, configuration, and what decides it.
+    """Print what is in IMAGE: packages, layers, configuration, and what decides it.
 
     IMAGE is a folder of out/images, an OCI layout (FOLDER or FOLDER:TAG), an archive of docker or OCI, or a .sqsh.
     """
     if (image is None) == (stack is None):
         raise UsageError(
-            "which image is meant is not clear",
+            "name one image",
             why="Both IMAGE and --stack were named." if image else "Neither IMAGE nor --stack was named.",
             fix="Name one: envbuild image inspect out/images/NAME, or envbuild image inspect --stack S --target T",
         )
@@ -67,13 +67,13 @@ def _built(session: Session, stack: str, base: str | None, target: str | None, o
 def diff_command(
     context: click.Context, session: Session, old: str, new: str, files: bool, times: bool, exit_code: bool
 ) -> None:
-    """Tell how the image NEW differs from OLD: packages, configuration, layers, and the bytes to ship.
+    """Print how the image NEW differs from OLD: packages, configuration, layers, and the bytes to ship.
 
     Both are named as for `image inspect`.
     """
     if times and not files:
         raise UsageError(
-            "--times belongs to --files",
+            "--times needs --files",
             why="Times are compared file by file, which is not done without --files.",
             fix=f"Add --files: {shlex.join(['envbuild', 'image', 'diff', old, new, '--files', '--times'])}",
         )
@@ -90,9 +90,9 @@ def diff_command(
         found: dict[str, Json] = {"equal": equal, **difference.as_json()}
         if files:
             found["files"] = [item.as_json() for item in changed]
-        told = [*difference.lines(), *[item.line() for item in changed]]
-        told.append(f"{len(changed)} names of files differ" if files else "files were not compared: --files")
-        session.done(found, *told)
+        text = [*difference.lines(), *[item.line() for item in changed]]
+        text.append(f"{len(changed)} names of files differ" if files else "files were not compared: --files")
+        session.done(found, *text)
     if exit_code and not equal:
         context.exit(DIFFERENT)
 

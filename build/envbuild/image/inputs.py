@@ -16,7 +16,7 @@ from envbuild.image.layers.environment import EnvironmentInputs, StoredEnvironme
 from envbuild.image.layers.policy import POLICY_FILE
 from envbuild.image.layers.sandbox import COMPILER
 from envbuild.image.sbom import write
-from envbuild.image.scan import scan
+from envbuild.image.scan import models
 from envbuild.image.squashfs.pack import Packing
 from envbuild.lock.lockdir import lock_command
 from envbuild.lock.lockfile import LockDirectory
@@ -96,7 +96,7 @@ def image_key(inputs: ImageInputs, base_digest: str) -> str:
         "gzip": gzip_writer.ENCODER,
         "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL, POLICY_FILE, COMPILER)],
         "sqsh": inputs.packing.key() if inputs.with_sqsh else None,
-        "finishing": [scan.FORMAT, check.FORMAT, write.FORMAT],
+        "finishing": [models.FORMAT, check.FORMAT, write.FORMAT],
         **({"wheels": digests_of(inputs.wheels)} if inputs.wheels else {}),
         # A finding that was allowed once is refused again without --allow.
         **({"allow": tuple(sorted(inputs.allow))} if inputs.allow else {}),

@@ -385,8 +385,8 @@ def test_cluster_that_can_read_nothing_is_refused(project, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--format", "oci", "--sqsh-compression", "zstd"], "--sqsh-compression does nothing without a .sqsh"),
-        (["--format", "oci,docker", "--sqsh-builder", "native"], "--sqsh-builder does nothing without a .sqsh"),
+        (["--format", "oci", "--sqsh-compression", "zstd"], "--sqsh-compression has no effect without a .sqsh"),
+        (["--format", "oci,docker", "--sqsh-builder", "native"], "--sqsh-builder has no effect without a .sqsh"),
         (["--sqsh-builder", "enroot"], "enroot import dockerd://TAG"),
         (["--builder", "docker"], "envbuild export --format dockerfile --output DIR"),
         (["--builder", "docker"], "envbuild image --format docker"),

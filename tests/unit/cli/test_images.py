@@ -37,7 +37,7 @@ def layout(folder, content, name="base", **labels):
         (["image", "inspect", "x", "--stack", "s"], "Both IMAGE and --stack"),
         (["image", "--stack", "s", "inspect", "x"], "options of `image inspect` come after its name"),
         (["image", "diff", "x"], "NEW"),
-        (["image", "diff", "x", "y", "--times"], "--times belongs to --files"),
+        (["image", "diff", "x", "y", "--times"], "--times needs --files"),
         (["image", "diff", "x", "y", "--times"], "envbuild image diff x y --files --times"),
         (["image", "inspct"], "inspct"),
     ],

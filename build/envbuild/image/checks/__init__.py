@@ -1,1 +1,1 @@
-"""What an image must be before it is one: looked at in its finished layers, without a GPU."""
+"""Checks of a finished image's layers, without a GPU."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from envbuild.image.scan.cache import CachedScan
-from envbuild.image.scan.scan import LayerScan
+from envbuild.image.scan.models import LayerScan
 from envbuild.wheels.architectures import Architectures
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from envbuild.image.checks import runtime
 from envbuild.image.checks.contents import ImageContents, ImageFinding
 from envbuild.image.scan.content import secret_variables
-from envbuild.image.scan.scan import FAMILIES, GpuFile, read_listing
+from envbuild.image.scan.models import FAMILIES, GpuFile, read_listing
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.audit.prebuilt import REQUIRED, PackageCode, lacks
 

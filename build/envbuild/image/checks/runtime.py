@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from envbuild.image.checks.contents import ImageContents, ImageFinding
-from envbuild.image.scan.scan import read_listing
+from envbuild.image.scan.models import read_listing
 
 COMPILERS = ("gcc", "clang")
 PROGRAMS = ("bin", "usr/bin", "usr/local/bin")

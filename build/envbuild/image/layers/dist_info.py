@@ -6,80 +6,62 @@ import csv
 import hashlib
 import io
 import json
-import os
 import posixpath
-import re
-import tempfile
 from base64 import urlsafe_b64encode
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+
+from packaging.utils import canonicalize_name
+
+from envbuild.core.files import write_atomic
+from envbuild.image.scan.packages import recorded
 
 # For uv's and backup programs' own use; the lock file's mode shows the builder's umask.
 VENV_LEFTOVERS = (".lock", ".gitignore", "CACHEDIR.TAG")
-# Where a wheel from a local folder came from: its time stamp there.
-DIST_INFO_LEFTOVERS = ("uv_cache.json",)
-# Where a distribution came from, when that was no index.
+# The origin of a wheel from a local folder: its time stamp there.
+UV_CACHE = "uv_cache.json"
+# The origin of a distribution that did not come from an index.
 DIRECT_URL = "direct_url.json"
 
 
-class RecordRow(NamedTuple):
-    """A file of a distribution: its path relative to site-packages, and its hash as it is stated there."""
-
-    path: str
-    hash: str
-
-
-def rows(info: Path) -> list[RecordRow]:
-    """The files that a ``.dist-info`` folder lists."""
-    text = (info / "RECORD").read_text(encoding="utf-8")
-    return [
-        RecordRow(posixpath.normpath(row[0]), row[1] if len(row) > 1 else "")
-        for row in csv.reader(io.StringIO(text))
-        if row and row[0]
-    ]
+def rows(info: Path) -> list[tuple[str, str]]:
+    """The files that a ``.dist-info`` folder lists: path relative to site-packages, and hash."""
+    return [(posixpath.normpath(path), digest) for path, digest in recorded((info / "RECORD").read_bytes()) if path]
 
 
 def infos(site_packages: Path, packages: Collection[str]) -> dict[str, Path]:
     """The ``.dist-info`` folders of some packages, by canonical name."""
-    found = {canonical(path.name.split("-")[0]): path for path in site_packages.glob("*.dist-info")}
+    found = {str(canonicalize_name(path.name.split("-")[0])): path for path in site_packages.glob("*.dist-info")}
     return {name: path for name, path in sorted(found.items()) if name in packages}
 
 
-def conflicts(listed: Mapping[str, list[RecordRow]]) -> Iterator[tuple[str, list[str]]]:
+def conflicts(listed: Mapping[str, list[tuple[str, str]]]) -> Iterator[tuple[str, list[str]]]:
     """Files that several distributions list with different hashes, and the names of those."""
     owners: dict[str, dict[str, str]] = {}
     for name, files in listed.items():
-        for row in files:
-            owners.setdefault(row.path, {})[name] = row.hash
+        for path, digest in files:
+            owners.setdefault(path, {})[name] = digest
     for path, hashes in sorted(owners.items()):
         if len(set(hashes.values())) > 1:
             yield path, sorted(hashes)
-
-
-def canonical(name: str) -> str:
-    """A package's name as PEP 503 has it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def remove_leftovers(venv: Path, site_packages: Path) -> None:
     """Remove what uv leaves that depends on the building machine, also from the lists of installed files."""
     for name in VENV_LEFTOVERS:
         (venv / name).unlink(missing_ok=True)
-    for name in DIST_INFO_LEFTOVERS:
-        for file in site_packages.glob(f"*.dist-info/{name}"):
-            file.unlink()
-            forget(file.parent, name)
+    for file in site_packages.glob(f"*.dist-info/{UV_CACHE}"):
+        _remove(file)
     for file in site_packages.glob(f"*.dist-info/{DIRECT_URL}"):
         # A wheel of the wheelhouse: its path inside the sandbox is not its origin.
         if str(json.loads(file.read_text(encoding="utf-8")).get("url", "")).startswith("file:"):
-            file.unlink()
-            forget(file.parent, DIRECT_URL)
+            _remove(file)
 
 
-def forget(info: Path, name: str) -> None:
-    """Take a file of the ``.dist-info`` folder out of its list of files."""
-    _rewrite(info / "RECORD", f"{info.name}/{name}", None)
+def _remove(file: Path) -> None:
+    """Remove a file of a ``.dist-info`` folder, and its row of RECORD."""
+    file.unlink()
+    _rewrite(file, None)
 
 
 def from_commit(info: Path, url: str, commit: str, subdirectory: str | None) -> None:
@@ -91,25 +73,17 @@ def from_commit(info: Path, url: str, commit: str, subdirectory: str | None) -> 
     if subdirectory:
         value["subdirectory"] = subdirectory
     data = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    _replace(info / DIRECT_URL, data)
+    # Files are replaced and never written in place: they are hard links into uv's cache.
+    write_atomic(info / DIRECT_URL, data)
     digest = urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-    _rewrite(info / "RECORD", f"{info.name}/{DIRECT_URL}", [f"sha256={digest}", str(len(data))])
+    _rewrite(info / DIRECT_URL, [f"sha256={digest}", str(len(data))])
 
 
-def _rewrite(record: Path, name: str, values: list[str] | None) -> None:
-    """Change or remove a row."""
+def _rewrite(file: Path, values: list[str] | None) -> None:
+    """Change or remove the row of a file in the RECORD next to it."""
+    record, name = file.with_name("RECORD"), f"{file.parent.name}/{file.name}"
     kept = [row for row in csv.reader(io.StringIO(record.read_text(encoding="utf-8"))) if row]
-    text = io.StringIO()
     changed = [row if row[0] != name else [name, *values] if values else None for row in kept]
+    text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(row for row in changed if row)
-    _replace(record, text.getvalue().encode())
-
-
-def _replace(file: Path, data: bytes) -> None:
-    """Replace a file. It is never written in place: it is a hard link into uv's cache."""
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(data)
-    staged = Path(name)
-    staged.chmod(0o644)
-    staged.replace(file)
+    write_atomic(record, text.getvalue())

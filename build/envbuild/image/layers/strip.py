@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 from envbuild.core.errors import CheckRefusedError, InternalError
 from envbuild.core.files import machine_errors
 from envbuild.image.layers.dist_info import remove_leftovers
+from envbuild.image.scan.packages import python_package
 
 
 def strip(venv: Path, site_packages: Path) -> None:
@@ -20,16 +21,9 @@ def strip(venv: Path, site_packages: Path) -> None:
 
 def distributions(site_packages: Path) -> dict[str, str]:
     """Version by canonical name of every installed distribution."""
-    found: dict[str, str] = {}
-    for folder in site_packages.glob("*.dist-info"):
-        fields: dict[str, str] = {}
-        for line in (folder / "METADATA").read_text(encoding="utf-8", errors="replace").splitlines():
-            if not line.strip():
-                break  # the description follows
-            key, _, value = line.partition(": ")
-            fields.setdefault(key, value.strip())
-        found[canonicalize_name(fields["Name"])] = fields["Version"]
-    return dict(sorted(found.items()))
+    files = ((folder.name, folder / "METADATA") for folder in site_packages.glob("*.dist-info"))
+    packages = (python_package(name, {"METADATA": file.read_bytes()}) for name, file in files)
+    return dict(sorted((item.name, item.version) for item in packages if item))
 
 
 def check_against(locked: Mapping[str, str], installed: Mapping[str, str]) -> None:

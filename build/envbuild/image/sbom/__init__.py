@@ -1,1 +1,1 @@
-"""What is told about an image beside it: SBOMs and provenance, and how they are attached to it."""
+"""SBOMs and provenance of an image, and how they are attached to it."""

@@ -40,7 +40,7 @@ def cyclonedx(subject: ImageSubject) -> dict[str, Any]:
             },
         },
         "components": [_component(item) for item in subject.packages],
-        "dependencies": [{"ref": root, "dependsOn": sorted(item.id for item in subject.packages)}],
+        "dependencies": [{"ref": root, "dependsOn": sorted(item.purl for item in subject.packages)}],
     }
 
 
@@ -52,7 +52,7 @@ def _component(item: ListedPackage) -> dict[str, Any]:
     properties += [("envbuild:wheel", item.wheel), ("envbuild:sdist", item.sdist)]
     component: dict[str, Any] = {
         "type": "library",
-        "bom-ref": item.id,
+        "bom-ref": item.purl,
         "name": item.name,
         "version": item.version,
         "purl": item.purl,

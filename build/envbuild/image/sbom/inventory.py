@@ -10,8 +10,8 @@ from packageurl import PackageURL
 from packaging.utils import canonicalize_name
 
 from envbuild.core.errors import InternalError
+from envbuild.image.scan.models import LayerScan
 from envbuild.image.scan.packages import DebianPackage, PythonPackage
-from envbuild.image.scan.scan import LayerScan
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, LockedBase, LockedComponent
 from envbuild.lock.record.content import Package, locked_content
 from envbuild.wheels.cache.wheelhouse import Built
@@ -41,11 +41,6 @@ class ListedPackage:
     component: bool = False
     wheel: str = ""
     sdist: str = ""
-
-    @property
-    def id(self) -> str:
-        """Its name among the packages of the image."""
-        return self.purl
 
 
 def inventory(
@@ -87,7 +82,7 @@ def inventory(
         )
     found += [_debian(item, lock.lock.base) for item in debian]
     # A copy that another package brings along of what is installed by itself is no second package.
-    unique = {item.id: item for item in sorted(found, key=lambda item: bool(item.hashes or item.commit))}
+    unique = {item.purl: item for item in sorted(found, key=lambda item: bool(item.hashes or item.commit))}
     return tuple(sorted(unique.values(), key=lambda item: (not item.component, item.kind != "pypi", item.purl)))
 
 

@@ -33,13 +33,13 @@ def spdx(subject: ImageSubject) -> dict[str, Any]:
                 "versionInfo": subject.digest,
                 "primaryPackagePurpose": "CONTAINER",
                 "checksums": [{"algorithm": "SHA256", "checksumValue": subject.digest.removeprefix("sha256:")}],
-                **_unsaid(),
+                **_not_asserted(),
             },
-            *[_package(item, ids[item.id]) for item in subject.packages],
+            *[_package(item, ids[item.purl]) for item in subject.packages],
         ],
         "relationships": [
             _relation(DOCUMENT, "DESCRIBES", IMAGE),
-            *[_relation(IMAGE, "CONTAINS", ids[item.id]) for item in subject.packages],
+            *[_relation(IMAGE, "CONTAINS", ids[item.purl]) for item in subject.packages],
         ],
     }
 
@@ -55,11 +55,11 @@ def _ids(packages: tuple[ListedPackage, ...]) -> dict[str, str]:
             count += 1
             name = f"{plain}-{count}"
         taken.add(name)
-        found[item.id] = name
+        found[item.purl] = name
     return found
 
 
-def _unsaid() -> dict[str, Any]:
+def _not_asserted() -> dict[str, Any]:
     return {
         "downloadLocation": NOTHING,
         "filesAnalyzed": False,
@@ -74,7 +74,7 @@ def _package(item: ListedPackage, name: str) -> dict[str, Any]:
         "SPDXID": name,
         "name": item.name,
         "versionInfo": item.version,
-        **_unsaid(),
+        **_not_asserted(),
         "externalRefs": [
             {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": item.purl}
         ],
@@ -87,8 +87,8 @@ def _package(item: ListedPackage, name: str) -> dict[str, Any]:
         package["comment"] = f"One of the files {', '.join(item.hashes)}"
     if item.licence and "LicenseRef-" not in item.licence:
         package["licenseDeclared"] = item.licence
-    elif words := ", ".join(filter(None, [item.licence, *item.licence_names])):
-        package["licenseComments"] = f"The package says: {words}"
+    elif text := ", ".join(filter(None, [item.licence, *item.licence_names])):
+        package["licenseComments"] = f"The package says: {text}"
     return package
 
 

@@ -1,1 +1,1 @@
-"""What a layer contains: read in one pass, and kept under the layer's digest."""
+"""What a layer contains: read in one pass, and cached under the layer's digest."""

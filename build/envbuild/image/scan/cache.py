@@ -10,7 +10,8 @@ from typing import TypeAlias
 from envbuild.core.digests import digest_of
 from envbuild.core.files import write_atomic
 from envbuild.core.text import printable
-from envbuild.image.scan.scan import FORMAT, LayerScan, read_layer
+from envbuild.image.scan.models import FORMAT, LayerScan
+from envbuild.image.scan.scan import read_layer
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer import Layer
 from envbuild.rootfs.members import Member

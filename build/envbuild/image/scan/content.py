@@ -24,7 +24,7 @@ _TOKENS: tuple[tuple[str, bytes, bytes], ...] = (
 )
 _PATTERNS = [(what, begins, re.compile(follows)) for what, begins, follows in _TOKENS]
 _WITHIN_A_WORD = re.compile(rb"[A-Za-z0-9_+/=]")
-# The same letters or digits throughout are an example in somebody's documentation.
+# Fewer distinct letters and digits are an example in documentation.
 _DISTINCT = 8
 
 # Files that programs read credentials from, by name or by the end of the path; and what makes them hold some.
@@ -49,14 +49,14 @@ _SECRET_VARIABLE = re.compile(r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|ACCE
 
 
 def secrets(path: str, content: bytes) -> list[str]:
-    """What kinds of credentials a file holds. Never the credentials themselves."""
-    found = [what for what, begins, follows in _PATTERNS if _holds(content, begins, follows)]
-    if not found and any(name.search(path) and holds.search(content) for name, holds in _FILES):
+    """The kinds of credentials in a file, never the credentials themselves."""
+    found = [what for what, begins, follows in _PATTERNS if _has_token(content, begins, follows)]
+    if not found and any(name.search(path) and password.search(content) for name, password in _FILES):
         return ["a password"]
     return list(dict.fromkeys(found))
 
 
-def _holds(content: bytes, begins: bytes, follows: re.Pattern[bytes]) -> bool:
+def _has_token(content: bytes, begins: bytes, follows: re.Pattern[bytes]) -> bool:
     # Finding the fixed beginning is many times faster than a pattern over everything.
     at = content.find(begins)
     while at >= 0:
@@ -100,7 +100,7 @@ class PathSearch:
 
 
 def _names(path: bytes, data: bytes) -> bool:
-    """Whether a path is named there, and not only the beginning of a longer name; at the end that is not known."""
+    """Whether ``data`` names a path, and not only the beginning of a longer one; at its end that is not known."""
     at = data.find(path)
     while at >= 0:
         after = data[at + len(path) : at + len(path) + 1]

@@ -1,4 +1,4 @@
-"""The packages in a layer: what dist-info folders and dpkg's files say of themselves."""
+"""The packages in a layer, from the metadata in dist-info folders and in dpkg's files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COPYRIGHT = re.compile(r"^usr/share/doc/(?P<package>[^/]+)/copyright$")
 DIST_INFO = re.compile(r"(?P<folder>(?:.*/)?[^/]+\.dist-info)/(?P<file>METADATA|RECORD|direct_url\.json)$")
 # Longer ones are the licence's text.
 LICENCE_NAME = 100
-# What a classifier says exactly (PEP 639 calls the others ambiguous: "BSD License" is any of them).
+# Classifiers that mean one licence (PEP 639 calls the others ambiguous: "BSD License" is any of them).
 CLASSIFIERS = {
     "License :: OSI Approved :: Apache Software License": "Apache-2.0",
     "License :: OSI Approved :: MIT License": "MIT",
@@ -41,7 +41,7 @@ class PythonPackage(TomlModel):
     """An installed distribution.
 
     Attributes:
-        licence: an SPDX expression; ``licence_text``: the author's own words where they are none.
+        licence: an SPDX expression; ``licence_text``: the author's text where it is not one.
     """
 
     name: str
@@ -84,12 +84,12 @@ def python_package(folder: str, files: Mapping[str, bytes]) -> PythonPackage | N
     )
 
 
-def _licence(expression: str, words: str, classifiers: list[str]) -> tuple[str, str]:
-    """An SPDX expression, or else the words that stand for one."""
-    for text in (expression, words):
+def _licence(expression: str, text: str, classifiers: list[str]) -> tuple[str, str]:
+    """An SPDX expression, or else the author's text."""
+    for candidate in (expression, text):
         with contextlib.suppress(InvalidLicenseExpression):
-            return str(canonicalize_license_expression(text)), ""
-    first = next((line.strip() for line in words.splitlines() if line.strip()), "")
+            return str(canonicalize_license_expression(candidate)), ""
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     found = sorted({CLASSIFIERS[item] for item in classifiers if item in CLASSIFIERS})
     if len(found) == 1:
         return found[0], ""
@@ -104,12 +104,12 @@ def recorded(record: bytes) -> Iterator[tuple[str, str]]:
 
 
 def from_elsewhere(origin: str) -> bool:
-    """Whether a direct_url.json says that the package was built from a repository or a folder, and is no archive."""
+    """Whether the origin in a direct_url.json is a repository or a folder, and not an archive."""
     try:
-        told: Any = jsonread.foreign(origin) if origin else {}
+        value: Any = jsonread.foreign(origin) if origin else {}
     except ValueError:
         return True
-    return isinstance(told, dict) and ("vcs_info" in told or "dir_info" in told)
+    return isinstance(value, dict) and ("vcs_info" in value or "dir_info" in value)
 
 
 def debian_packages(status: bytes, copyrights: Mapping[str, bytes]) -> tuple[DebianPackage, ...]:

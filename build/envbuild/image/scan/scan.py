@@ -1,6 +1,6 @@
-"""One pass over a layer: its entries, and what its files show. A function of the layer, so it is kept under its digest.
+"""One pass over a layer: its entries, and what its files show.
 
-Each layer is looked at for itself: what an upper layer hides is shipped all the same.
+Each layer is read by itself: what an upper layer hides is shipped all the same.
 """
 
 from __future__ import annotations
@@ -10,24 +10,19 @@ import hashlib
 import itertools
 import json
 import posixpath
-import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from pydantic import Field
-
-from envbuild.catalog.models import TomlModel
 from envbuild.core.files import machine_errors
 from envbuild.image.scan import content as contents
+from envbuild.image.scan.models import FAMILIES, FileEntry, GpuFile, Hit, LayerScan, Special
 from envbuild.image.scan.packages import (
     COPYRIGHT,
     DIST_INFO,
     DPKG_INFO,
     DPKG_STATUS,
-    DebianPackage,
     PythonPackage,
     debian_digests,
     debian_files,
@@ -43,20 +38,11 @@ from envbuild.wheels.audit.binary import ELF_MAGIC
 from envbuild.wheels.audit.fatbin import SECTIONS
 from envbuild.wheels.audit.prebuilt import FileCode, read_code
 
-# Raised when the same layer would be read otherwise.
-FORMAT = 1
 PIECE_BYTES = 1 << 20
-# The lists of what packages bring may be long.
+# Package metadata is read whole up to this size; dpkg's lists of files are long.
 KEPT_BYTES = 64 << 20
 GPU_MARKS = tuple(name.encode() for name in SECTIONS)
 CAPABILITY = "security.capability"
-# Libraries of which a process must see one: the family by the file's name. wheels may have renamed their copies.
-_HASH = r"(-[0-9a-f]{8})?"
-FAMILIES = {
-    "cuDNN": re.compile(rf"^libcudnn(_[a-z_]+)?{_HASH}\.so(\.|$)"),
-    "NCCL": re.compile(rf"^libnccl{_HASH}\.so(\.|$)"),
-    "torch": re.compile(rf"^lib(torch(_cpu|_cuda|_python)?|c10(_cuda)?){_HASH}\.so(\.|$)"),
-}
 KINDS = {
     Kind.FILE: "f",
     Kind.DIRECTORY: "d",
@@ -68,77 +54,10 @@ KINDS = {
 }
 
 
-class FileEntry(NamedTuple):
-    """An entry of a layer.
-
-    Attributes:
-        kind: ``f``, ``d``, ``l`` (symbolic link), ``h`` (hard link), ``c``, ``b`` or ``p``.
-        link: what a link points to; of a hard link the file's name.
-        digest: sha256 of a file's content, in hex.
-        xattrs: names of extended attributes.
-    """
-
-    path: str
-    kind: str
-    mode: int
-    uid: int
-    gid: int
-    size: int
-    mtime: int
-    link: str = ""
-    digest: str = ""
-    xattrs: tuple[str, ...] = ()
-
-
-class Special(TomlModel):
-    """An entry with rights that deserve a look."""
-
-    path: str
-    kind: str
-    mode: int
-    capabilities: bool = False
-    owned: bool = Field(default=False, description="a Debian package of the same layer brings it")
-
-
-class Hit(TomlModel):
-    """Something found in a file.
-
-    Attributes:
-        vouched: the file is what the wheel or the Debian package that brings it says: nothing of the builder is in it.
-    """
-
-    path: str
-    what: str
-    vouched: bool = False
-
-
-class GpuFile(TomlModel):
-    """A file with GPU code, and the package that brings it; empty where none says so."""
-
-    package: str
-    version: str
-    code: FileCode
-
-
-class LayerScan(TomlModel):
-    """What is known about a layer."""
-
-    entries: int
-    files: int
-    file_bytes: int
-    python: tuple[PythonPackage, ...] = ()
-    debian: tuple[DebianPackage, ...] | None = None
-    special: tuple[Special, ...] = ()
-    secrets: tuple[Hit, ...] = ()
-    places: tuple[Hit, ...] = ()
-    gpu: tuple[GpuFile, ...] = ()
-    libraries: dict[str, tuple[str, ...]] = Field(default_factory=dict, description="paths by family")
-
-
 def read_layer(
     members: Iterable[tuple[Member, Content | None]], listing: Path, builder_paths: Sequence[str], scratch: Path
 ) -> LayerScan:
-    """Read a layer's members, write its entries to ``listing`` (JSON, one a line), and say what it contains.
+    """Read a layer's members, and write its entries to ``listing`` (JSON, one a line).
 
     Args:
         builder_paths: folders of the building machine that no file may name.
@@ -151,16 +70,8 @@ def read_layer(
     return reader.finish()
 
 
-def read_listing(listing: Path) -> Iterator[FileEntry]:
-    """The entries of a listing, in the layer's order."""
-    with machine_errors(listing, "read"), listing.open(encoding="ascii") as lines:
-        for line in lines:
-            *values, xattrs = json.loads(line)
-            yield FileEntry._make([*values, tuple(xattrs)])
-
-
 class _Reader:
-    """The pass, and what it holds on to until the layer's end."""
+    """The state of the pass until the layer's end."""
 
     def __init__(self, builder_paths: Sequence[str], scratch: Path) -> None:
         self._builder_paths, self._scratch = builder_paths, scratch
@@ -199,27 +110,24 @@ class _Reader:
         )
 
     def _content(self, path: str, content: Content) -> str:
-        """Look at a file's content, piece by piece; returns its digest."""
+        """Read a file's content, piece by piece; returns its digest."""
         self._files += 1
         size = content.size
         self._file_bytes += size
-        digest, looker = hashlib.sha256(), contents.PathSearch(self._builder_paths)
+        digest, search = hashlib.sha256(), contents.PathSearch(self._builder_paths)
         pieces = _gathered(content.pieces())
         first = next(pieces, b"")
-        seen = _tee(first, pieces, digest.update, looker.feed)
+        seen = _tee(first, pieces, digest.update, search.feed)
         if first.startswith(ELF_MAGIC):
             self._elf(path, seen)
-            looker.end()
-            self._places += [Hit(path=path, what=place) for place in sorted(looker.found)]
-            return digest.hexdigest()
-        whole: list[bytes] | None = [] if size <= (KEPT_BYTES if _is_kept(path) else contents.SCANNED_BYTES) else None
-        for one in seen:
-            if whole is not None:
-                whole.append(one)
-        looker.end()
-        self._places += [Hit(path=path, what=place) for place in sorted(looker.found)]
-        if whole is not None:
-            self._text(path, b"".join(whole), digest.digest())
+        elif size <= (KEPT_BYTES if _is_metadata(path) else contents.SCANNED_BYTES):
+            whole = b"".join(seen)
+            self._text(path, whole, digest.digest())
+        else:
+            for _ in seen:
+                pass
+        search.end()
+        self._places += [Hit(path=path, what=found) for found in sorted(search.found)]
         return digest.hexdigest()
 
     def _elf(self, path: str, pieces: Iterator[bytes]) -> None:
@@ -280,13 +188,13 @@ class _Reader:
         )
 
     def _recorded(self, python: Iterable[PythonPackage]) -> tuple[dict[str, str], dict[str, PythonPackage]]:
-        """Digests of files that RECORDs vouch for, and the packages that bring files with GPU code."""
+        """Digests of files by RECORDs of wheels, and the packages that bring files with GPU code."""
         digests: dict[str, str] = {}
         owners: dict[str, PythonPackage] = {}
         wanted = {*self._digests, *(item.file for item in self._gpu)}
         for package in python:
             above = package.folder.rpartition("/")[0]
-            # A RECORD of what was built here vouches for nothing.
+            # A RECORD that was written while the package was built here is no evidence.
             pinned = not from_elsewhere(package.origin)
             for name, digest in recorded(self._dist_info[package.folder].get("RECORD", b"")):
                 path = posixpath.normpath(f"{above}/{name}")
@@ -298,7 +206,7 @@ class _Reader:
 
 
 def _gathered(pieces: Iterable[memoryview]) -> Iterator[bytes]:
-    """The pieces put together to larger ones; what a piece ends in the middle of is found."""
+    """The pieces put together to larger ones; what two small pieces share is found."""
     waiting: list[memoryview] = []
     count = 0
     for piece in pieces:
@@ -319,6 +227,6 @@ def _tee(first: bytes, pieces: Iterable[bytes], *readers: Callable[[bytes], obje
         yield piece
 
 
-def _is_kept(path: str) -> bool:
-    """Whether the file says something about packages."""
+def _is_metadata(path: str) -> bool:
+    """Whether the file is metadata of a package."""
     return path == DPKG_STATUS or path.startswith(DPKG_INFO) or bool(COPYRIGHT.match(path) or DIST_INFO.match(path))

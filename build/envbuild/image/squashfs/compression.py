@@ -1,4 +1,4 @@
-"""How a .sqsh is compressed: what users may ask for, and the words that mksquashfs takes for it."""
+"""How a .sqsh is compressed: what users may choose, and the options of mksquashfs for it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from envbuild.core.errors import ConfigurationError, UsageError
 
-# Levels of each; None where there are none. What readers need: gzip is as old as squashfs, lzo came with Linux 2.6.36,
-# lz4 with 3.19, zstd with 4.14 (squashfs-tools 4.4; squashfuse knows what it was built with).
+# The levels of each; None for a compression without levels. What readers need: gzip is as old as squashfs, lzo came
+# with Linux 2.6.36, lz4 with 3.19, zstd with 4.14 (squashfs-tools 4.4; squashfuse knows what it was built with).
 LEVELS: dict[str, range | None] = {"zstd": range(1, 23), "lz4": None, "lzo": range(1, 10), "gzip": range(1, 10)}
 NAMES = tuple(LEVELS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """A compression, and its level where one was asked for."""
+    """A compression, and its level where one was chosen."""
 
     name: str
     level: int | None = None
@@ -28,18 +28,18 @@ class Compression:
         """``NAME`` or ``NAME:LEVEL``.
 
         Raises:
-            UsageError: there is no such compression, or it has no such level.
+            UsageError: the compression or its level is unknown.
         """
         name, colon, level = text.partition(":")
         if name not in LEVELS:
             raise UsageError(
-                f"there is no compression {name!r} for a .sqsh", why=f"Known are {', '.join(NAMES)}.", fix=_EXAMPLE
+                f"unknown compression {name!r} for a .sqsh", why=f"Allowed: {', '.join(NAMES)}.", fix=_EXAMPLE
             )
         if not colon:
             return cls(name=name)
         levels = LEVELS[name]
         if levels is None:
-            raise UsageError(f"compression {name} has no levels", why=f"Asked for was {text!r}.", fix=f"Write {name}.")
+            raise UsageError(f"compression {name} has no levels", why=f"The option is {text!r}.", fix=f"Write {name}.")
         if not (level.isascii() and level.isdigit() and int(level) in levels):
             raise UsageError(
                 f"compression {name} has no level {level!r}",
@@ -48,8 +48,8 @@ class Compression:
             )
         return cls(name=name, level=int(level))
 
-    def words(self) -> tuple[str, ...]:
-        """What mksquashfs is told. Always a level: its own default differs between versions."""
+    def options(self) -> tuple[str, ...]:
+        """The options of mksquashfs. Always with a level: its default differs between versions."""
         level = self.level
         if self.name == "lzo" and level is None:
             return "-comp", "lzo", "-Xalgorithm", "lzo1x_1_15"  # the fast one, which has no levels
@@ -68,7 +68,7 @@ def check_readable(compression: Compression, readable: Sequence[str], cluster: s
     """Refuse what the nodes of a cluster cannot read.
 
     Args:
-        readable: the cluster's ``sqsh_compression``; empty when its file says nothing.
+        readable: the cluster's ``sqsh_compression``; empty when its file has none.
 
     Raises:
         ConfigurationError: their tools do not know the compression.

@@ -9,7 +9,7 @@ from envbuild.catalog.data import data_root
 from envbuild.core.errors import CheckRefusedError
 from envbuild.oci.write import RunConfig
 
-# enroot leaves out what lies in these, and keeps the directories.
+# Directories that enroot empties.
 EMPTIED = ("dev",)
 # bash's own names for control characters in $'...'; all others are written in octal.
 _ESCAPES = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 27: "E"}
@@ -40,10 +40,10 @@ def quote(word: str) -> str:
 
 
 def check(config: RunConfig) -> None:
-    """Refuse what enroot would run as code or mount from outside, since it writes it unquoted.
+    """Refuse what a container would run as code or mount from outside: enroot writes it unquoted.
 
     Raises:
-        CheckRefusedError: the working directory or a volume is such.
+        CheckRefusedError: the working directory or a volume would do that.
     """
     if config.workdir and (_RUNS_IN_QUOTES.search(config.workdir) or not _is_plain(config.workdir)):
         raise CheckRefusedError(
@@ -63,13 +63,13 @@ def check(config: RunConfig) -> None:
 
 
 def check_shell(config: RunConfig, shell: str) -> None:
-    """Refuse words that the image's own shell would read otherwise than bash, and run in part.
+    """Refuse words of a command that the image's own shell reads otherwise than bash, and would run in part.
 
     enroot quotes control characters as bash does. For dash ``$'...'`` is a dollar and a string that ends at the next
     single quote, escaped or not.
 
     Args:
-        shell: what the link /bin/sh of the image leads to; empty when that is not known.
+        shell: the target of the image's link /bin/sh; empty when that is not known.
 
     Raises:
         CheckRefusedError: the shell is dash, and a word has both.
@@ -92,7 +92,7 @@ def files(config: RunConfig, provenance: str) -> dict[str, bytes]:
     """The four files by their path in the image.
 
     Args:
-        provenance: what the first line of ``/etc/rc`` says about where the image came from.
+        provenance: where the image came from, for the first line of ``/etc/rc``.
 
     Raises:
         CheckRefusedError: something of the configuration would be run or mounted.

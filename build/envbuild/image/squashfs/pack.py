@@ -21,7 +21,7 @@ from envbuild.image.record import SqshRecord
 from envbuild.image.squashfs import compression as compressions
 from envbuild.image.squashfs import enroot
 from envbuild.image.squashfs.compression import Compression
-from envbuild.image.squashfs.tar_stream import TwiceError, write_stream
+from envbuild.image.squashfs.tar_stream import DuplicateMemberError, write_stream
 from envbuild.oci.models import BaseConfig
 from envbuild.oci.write import RunConfig
 from envbuild.rootfs.blobs import LayerBlob
@@ -57,7 +57,7 @@ class Packing:
         Raises:
             MachineError: mksquashfs is not installed.
         """
-        return str(FORMAT), mksquashfs_version(), *self.compression.words()
+        return str(FORMAT), mksquashfs_version(), *self.compression.options()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ def write_sqsh(
     try:
         try:
             finished, shell = _pack(target, source, log, compression)
-        except TwiceError:
+        except DuplicateMemberError:
             finished, shell = _pack(target, source, log, compression, superseded_in(source.layers))
         enroot.check_shell(source.config, shell)
         if finished.status != 0:
@@ -130,7 +130,7 @@ def write_sqsh(
             digest=sha256_file(target),
             size_bytes=target.stat().st_size,
             packed_by=mksquashfs_version(),
-            compression=" ".join(compression.words()),
+            compression=" ".join(compression.options()),
         )
 
 
@@ -156,9 +156,9 @@ def _pack(
     target: Path, source: SqshSource, log: Path, compression: Compression, superseded: Places = ()
 ) -> tuple[Finished, str]:
     extra = enroot.files(source.config, source.provenance)
-    words: list[str | Path] = [find_mksquashfs(), "-", target, "-tar", *compression.words()]
-    words += ["-all-root", "-no-xattrs", "-root-mode", "755", "-noappend", "-no-progress", "-exit-on-error"]
-    words += ["-mem", f"{BUFFER_MEBIBYTES}M"]
+    command: list[str | Path] = [find_mksquashfs(), "-", target, "-tar", *compression.options()]
+    command += ["-all-root", "-no-xattrs", "-root-mode", "755", "-noappend", "-no-progress", "-exit-on-error"]
+    command += ["-mem", f"{BUFFER_MEBIBYTES}M"]
     reading, writing = os.pipe()
     with contextlib.suppress(OSError):  # where a user has very many pipes
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -170,7 +170,7 @@ def _pack(
     feeder.start()
     try:
         finished = run(
-            words,
+            command,
             what="pack the .sqsh",
             log=log,
             check=False,

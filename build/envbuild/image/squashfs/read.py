@@ -1,7 +1,6 @@
-"""Reads a .sqsh as a stream of members, without unpacking it: what is in it, setuid programs and devices too, is
-nowhere a file of this machine.
+"""Reads a .sqsh as a stream of members with ``sqfs2tar`` (squashfs-tools-ng), which reads every compression.
 
-``sqfs2tar`` (squashfs-tools-ng) does it, which names every compression that the kernel knows.
+It is not unpacked: its setuid programs and devices never become files of this machine.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from envbuild.rootfs.stream import Content
 from envbuild.rootfs.tar_reader import read_tar
 
 MAGIC = b"hsqs"
-# It keeps every name in memory (80 MiB for the 400,000 of a large image), and a hostile file has them without end.
+# It keeps every name in memory (80 MiB for the 400,000 of a large image); a hostile file may have any number.
 MOST_MEMORY_BYTES = 2 << 30
 # Before it prints anything it reads all names.
 IDLE_SECONDS = 120.0
 FIX = "It is damaged, or was made to do harm: copy or build it again, or use another image."
-# sqfs2tar's own words for a name that is not there.
+# sqfs2tar's message for a name that the file does not have.
 _NO_SUCH_NAME = re.compile(r"no such file or directory", re.IGNORECASE)
 
 
@@ -42,17 +41,17 @@ def members_of_sqsh(file: Path, below: str = "") -> Generator[tuple[Member, Cont
     """The members of a .sqsh; a file's content must be read before the next member.
 
     Args:
-        below: a directory of it, when no more is wanted; nothing comes where it has none of that name.
+        below: a directory of it, when no more is wanted; nothing where it has no such name.
 
     Raises:
-        CheckRefusedError: it is damaged, holds what no image may (a socket, say), or unpacks to more than is honest.
+        CheckRefusedError: it is damaged, holds what no image may (a socket, say), or unpacks to too much.
         MachineError: the program is missing, or the file cannot be read.
     """
     with machine_errors(file, "read"), file.open("rb"):
         limit = most_bytes(file.stat().st_size)
-    # A tar holds no sockets. What sqfs2tar 1.2 passes over has left its long name behind, for whatever comes next.
+    # A tar has no sockets. sqfs2tar 1.2 writes the long name of what it skips before the next member.
     part = ["--no-skip", *(("--keep-as-dir", "--subdir", below) if below else ("--root-becomes", "."))]
-    # Absolute: a name that begins with a dash is none of its options.
+    # Absolute: a name that begins with a dash is not read as an option.
     words: list[str | Path] = [require_reader(), *part, file.absolute()]
     reading = stream(
         words,
@@ -76,7 +75,7 @@ def members_of_sqsh(file: Path, below: str = "") -> Generator[tuple[Member, Cont
 
 @contextlib.contextmanager
 def _refusing(file: Path, pieces: Iterable[bytes]) -> Iterator[None]:
-    """Make an error of a refusal; if the program failed, that comes first: its tar just ends."""
+    """Turn a refusal into an error; if the program failed, its own error comes first: its tar is cut short."""
     try:
         yield
     except Refusal as refusal:

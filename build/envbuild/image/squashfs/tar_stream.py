@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from envbuild.image.squashfs import enroot
-from envbuild.image.squashfs.workdir import WorkdirNames
+from envbuild.image.squashfs.workdir import DirectoryIndex
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.members import Kind, Member, tidy_name
 from envbuild.rootfs.overlay import Overlay, Places, merged
 from envbuild.rootfs.stream import Content
 from envbuild.rootfs.tar_writer import Sink, end, write_member
 
-# The latter where /bin is a link to usr/bin, as in every distribution of today.
+# The second where /bin is a link to usr/bin, as in current distributions.
 _SHELLS = ("bin/sh", "usr/bin/sh")
 
 
-class TwiceError(Exception):
-    """A layer has a file twice; mksquashfs would keep the first, and the last is the one that holds."""
+class DuplicateMemberError(Exception):
+    """A layer has a file twice; the last holds, and mksquashfs would keep the first."""
 
 
 def write_stream(
@@ -33,10 +33,10 @@ def write_stream(
     mksquashfs takes a directory's attributes whenever they come.
 
     Returns:
-        What the image's /bin/sh is a link to; empty when it is none.
+        The target of the image's link /bin/sh; empty when it is not a link.
 
     Raises:
-        TwiceError: ``superseded`` is needed.
+        DuplicateMemberError: ``superseded`` is needed.
         CheckRefusedError: a layer is refused, or no container could change into ``workdir``.
     """
     for name, data in extra.items():
@@ -45,10 +45,10 @@ def write_stream(
         write_member(sink, member, Content(len(data), parts))
     folders = [folder] if (folder := tidy_name(workdir, absolute=True)) else []
     overlay = Overlay(files=extra.keys(), emptied=enroot.EMPTIED, folders=folders, mtime=epoch)
-    shell, names = "", WorkdirNames()
+    shell, names = "", DirectoryIndex()
     for member, content in merged(layers, overlay, superseded):
         if member.replaces:
-            raise TwiceError
+            raise DuplicateMemberError
         names.see(member)
         if member.name in _SHELLS:
             shell = member.link

@@ -1,17 +1,17 @@
-"""Whether a container can change into its working directory, as far as the image's names tell."""
+"""Whether a container can change into its working directory, as far as the image's paths show."""
 
 from __future__ import annotations
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.rootfs.members import Kind, Member, shown
 
-# What containers have there, they get when they start.
+# A runtime mounts over these when the container starts.
 _MOUNTED = ("dev", "proc", "run", "sys", "tmp")
-# As Linux follows at most, one behind the other.
+# The most that Linux follows in one path.
 MAX_LINKS = 40
 
 
-class WorkdirNames:
+class DirectoryIndex:
     """The directories and links of an image, noted while it is merged."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class WorkdirNames:
             self._links[member.name] = self._links[member.link]
 
     def check(self, workdir: str) -> None:
-        """Refuse a working directory that is something else; one that is missing behind a link may still be made.
+        """Refuse a working directory that is not a directory; one that is missing behind a link may still be made.
 
         Raises:
             CheckRefusedError: a file or a link that leads nowhere is in the way.
@@ -60,9 +60,9 @@ def _parts(path: str) -> list[str]:
 
 
 def _refused(workdir: str, name: str, followed: int) -> CheckRefusedError:
-    leads = f"It leads to {shown('/' + name)}, which is no directory of the image" if followed else ""
+    leads = f"It leads to {shown('/' + name)}, which is not a directory of the image" if followed else ""
     return CheckRefusedError(
-        f"the image's working directory {shown(workdir)} is none",
-        why=(leads or f"{shown('/' + name)} is in the image, and is no directory") + ". No container would start.",
+        f"the image's working directory {shown(workdir)} is not a directory",
+        why=(leads or f"{shown('/' + name)} is in the image, and is not a directory") + ". No container would start.",
         fix="Give the image (or its base) another WORKDIR, or put a directory there.",
     )

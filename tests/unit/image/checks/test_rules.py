@@ -10,7 +10,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.image.checks.check import check_image
 from envbuild.image.checks.contents import ImageContents
 from envbuild.image.checks.rules import RULES
-from envbuild.image.scan.scan import GpuFile
+from envbuild.image.scan.models import GpuFile
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.audit.prebuilt import FileCode
 

@@ -7,7 +7,7 @@ from base64 import urlsafe_b64encode
 
 import pytest
 
-from envbuild.image.layers.dist_info import RecordRow, conflicts, from_commit, infos, rows
+from envbuild.image.layers.dist_info import conflicts, from_commit, infos, rows
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ def info(tmp_path):
 
 def test_rows_are_paths_and_hashes(info):
     assert rows(info)[:3] == [
-        RecordRow("my/__init__.py", "sha256=a"),
-        RecordRow("odd,name.py", "sha256=b"),
-        RecordRow("../../../bin/my", "sha256=c"),
+        ("my/__init__.py", "a"),
+        ("odd,name.py", "b"),
+        ("../../../bin/my", "c"),
     ]
 
 
@@ -37,9 +37,9 @@ def test_infos_are_found_by_canonical_name(info):
 
 def test_conflicts_are_files_of_several_with_different_hashes():
     listed = {
-        "b": [RecordRow("x.py", "1"), RecordRow("same.py", "1"), RecordRow("./y.py", "1")],
-        "a": [RecordRow("x.py", "2"), RecordRow("same.py", "1")],
-        "c": [RecordRow("x.py", "1")],
+        "b": [("x.py", "1"), ("same.py", "1"), ("y.py", "1")],
+        "a": [("x.py", "2"), ("same.py", "1")],
+        "c": [("x.py", "1")],
     }
     assert list(conflicts(listed)) == [("x.py", ["a", "b", "c"])]
 
@@ -55,7 +55,7 @@ def test_from_commit_says_where_it_is_from_and_leaves_the_cache_alone(info, tmp_
         "subdirectory": "sub",
     }
     digest = urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-    row = RecordRow("My_Tool-1.0.dist-info/direct_url.json", f"sha256={digest}")
+    row = ("My_Tool-1.0.dist-info/direct_url.json", digest)
     assert row in rows(info)
     assert len(rows(info)) == 5
     assert "/run/x" in (tmp_path / "direct_url.json").read_text()

@@ -19,7 +19,7 @@ from envbuild.image.squashfs.compression import DEFAULT, NAMES, Compression, che
     ],
 )
 def test_compression_in_words_of_mksquashfs(text, words):
-    assert " ".join(Compression.parse(text).words()) == words
+    assert " ".join(Compression.parse(text).options()) == words
     assert str(Compression.parse(text)) == text
 
 

@@ -6,7 +6,7 @@ import tarfile
 import pytest
 from helpers.layer_tars import device, fifo, file, folder, hard_link, layer, symlink
 
-from envbuild.image.squashfs.tar_stream import TwiceError, write_stream
+from envbuild.image.squashfs.tar_stream import DuplicateMemberError, write_stream
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer_writer import LayerWriter
 from envbuild.rootfs.overlay import superseded_in
@@ -103,7 +103,7 @@ def test_stream_keeps_times_of_layers(tmp_path):
 
 def test_stream_of_a_layer_with_a_file_twice(tmp_path):
     one = layer(tmp_path, file("a", b"1"), file("a", b"2"))
-    with pytest.raises(TwiceError):
+    with pytest.raises(DuplicateMemberError):
         merged([one])
     assert merged([one], superseded=superseded_in([one]))["a"][1] == b"2"
 

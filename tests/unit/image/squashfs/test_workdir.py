@@ -44,7 +44,7 @@ def test_working_directories_that_are_there_or_can_be_made(tmp_path, workdir):
 @pytest.mark.parametrize(
     ("workdir", "why"),
     [
-        ("/etc/passwd", "'/etc/passwd' is in the image, and is no directory"),
+        ("/etc/passwd", "'/etc/passwd' is in the image, and is not a directory"),
         ("/a file/x", "'/a file' is in the image"),
         ("/other", "'/other' is in the image"),
         ("/etc/rc", "'/etc/rc' is in the image"),
@@ -55,7 +55,7 @@ def test_working_directories_that_are_there_or_can_be_made(tmp_path, workdir):
         ("/long", "It leads to '/xxx"),
     ],
 )
-def test_working_directories_that_are_none(tmp_path, workdir, why):
+def test_working_directories_that_are_not_directories(tmp_path, workdir, why):
     with pytest.raises(CheckRefusedError, match="working directory") as caught:
         stream(tmp_path, workdir)
     assert why in caught.value.why
