@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -16,17 +17,18 @@ from envbuild.core.digests import Json, short
 from envbuild.core.errors import UsageError
 from envbuild.core.progress import PlainReporter, Reporter, SilentReporter
 from envbuild.core.text import shown
-from envbuild.lock.checks.rules import CODES
+from envbuild.lock.checks.findings import CODES
 from envbuild.lock.committed import check_committed
-from envbuild.lock.components.select import parse_pins as parse_refs
-from envbuild.lock.diff import diff_all, diff_lock, diff_own_or_shipped
 from envbuild.lock.inputs.names import foreign_pins, variant_name
+from envbuild.lock.inputs.pins import parse_pins as parse_refs
 from envbuild.lock.inputs.request import LockRequest
 from envbuild.lock.locate import lock_path
 from envbuild.lock.lock import LockOptions, LockResult, lock_on_fitting_base
 from envbuild.lock.lock_all import lock_all
-from envbuild.sync.imports import Imports
-from envbuild.sync.verify import Verifier, require_machine
+
+if TYPE_CHECKING:
+    from envbuild.sync.imports import Imports
+    from envbuild.sync.verify import Verifier
 
 
 def parse_pins(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:  # noqa: ARG001
@@ -113,9 +115,7 @@ def command(
         return
     _known_codes(session, allow)
     if diff and given <= {"diff", "base"}:
-        differences = diff_all(session.project, session.catalog, base, session.context)
-        lines = [line for item in differences for line in (f"{shown(item.old.path)}:", *item.lines())]
-        session.done({"locks": [item.as_json() for item in differences]}, *lines)
+        _diff_all(session, base)
         return
     pins = _with_nemo(nemo, pins)
     selection = session.select_to_lock(stack, target, base)
@@ -123,16 +123,13 @@ def command(
     request = LockRequest(pins=foreign_pins(selection.stack, pins), as_of=as_of, torch_build=torch_build, allow=allow)
     kept = variant_name(selection.stack_name, selection.stack, {} if out else request.pins, name)
     if diff:
-        compared = diff_lock if out else diff_own_or_shipped
-        path = out or lock_path(session.project, kept, selection.base_name)
-        difference = compared(selection, path, request, session.context)
-        session.done(difference.as_json(), *difference.lines())
+        _diff(session, selection, request, out or kept)
         return
-    verifier = Verifier(session.context) if verify else None
+    verifier = _verifier(session) if verify else None
 
     def options_for(selection: Selection) -> LockOptions:
         if verifier is not None:
-            require_machine(selection.base)
+            verifier.require_machine(selection.base)
         path = out or lock_path(session.project, kept, selection.base_name)
         return LockOptions(path=path, upgrade=upgrade, accept=verifier, named=bool(name or out))
 
@@ -195,6 +192,32 @@ def _known_codes(session: Session, allow: tuple[str, ...]) -> None:
             why=f"Codes: {', '.join(known)}.",
             fix="Name the code that a refused lock printed in brackets.",
         )
+
+
+def _verifier(session: Session) -> Verifier:
+    from envbuild.sync.verify import Verifier  # slow to import
+
+    return Verifier(session.context)
+
+
+def _diff(session: Session, selection: Selection, request: LockRequest, where: Path | str) -> None:
+    """Compare with the lock in a folder, or with the one of a name."""
+    from envbuild.lock.diff import diff_lock, diff_own_or_shipped  # slow to import
+
+    if isinstance(where, Path):
+        difference = diff_lock(selection, where, request, session.context)
+    else:
+        path = lock_path(session.project, where, selection.base_name)
+        difference = diff_own_or_shipped(selection, path, request, session.context)
+    session.done(difference.as_json(), *difference.lines())
+
+
+def _diff_all(session: Session, base: str | None) -> None:
+    from envbuild.lock.diff import diff_all  # slow to import
+
+    differences = diff_all(session.project, session.catalog, base, session.context)
+    lines = [line for item in differences for line in (f"{shown(item.old.path)}:", *item.lines())]
+    session.done({"locks": [item.as_json() for item in differences]}, *lines)
 
 
 def _check(session: Session, stack: str | None, base: str | None, name: str | None) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from envbuild.catalog.context import Context
 from envbuild.core.progress import Reporter
-from envbuild.git.repository import GitRepository
 from envbuild.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from envbuild.git.repository import GitRepository
 
 
 class Repositories:
@@ -22,6 +25,8 @@ class Repositories:
 
     def at(self, url: str) -> GitRepository:
         """The repository at ``url``."""
+        from envbuild.git.repository import GitRepository  # slow to import, and most commands ask no repository
+
         if url not in self._open:
             log = self._store.root / "logs" / "git.log"
             self._open[url] = GitRepository(url, self._store, self._reporter, offline=self.offline, log=log)

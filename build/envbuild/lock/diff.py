@@ -14,8 +14,8 @@ from envbuild.lock.committed import committed
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.request import LockInputs, LockRequest, request_of
 from envbuild.lock.locate import shipped_lock
-from envbuild.lock.lock import new_lock
 from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, LockDirectory, read_lock
+from envbuild.lock.make import new_lock
 from envbuild.lock.record.difference import LockChange, compare, summary
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -12,26 +12,17 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.core import locks
 from envbuild.core.digests import sha256_bytes, short
-from envbuild.core.errors import CheckRefusedError, MachineError, ResolutionError
+from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
 from envbuild.git.refs import GitRef
 from envbuild.lock import lockfile
-from envbuild.lock.checks.api_drift import reading_ahead
-from envbuild.lock.checks.check import check_lock
-from envbuild.lock.checks.rules import CheckFinding, refuse
-from envbuild.lock.components.decide import decide_components
-from envbuild.lock.context import LockContext, Repositories
-from envbuild.lock.inputs import as_of
+from envbuild.lock.checks.findings import CheckFinding, refuse
+from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.refs import GIT_PREFIX
 from envbuild.lock.inputs.request import LockInputs, LockRequest
-from envbuild.lock.locate import shipped_lock
 from envbuild.lock.lockdir import publish, refuse_to_replace, refuse_what_is_no_lock, tidy
 from envbuild.lock.lockfile import Lock, LockDirectory, read_lock
-from envbuild.lock.project.plan import make_plan
-from envbuild.lock.record.write import write_lock
-from envbuild.lock.resolve.declarations import finding_files
-from envbuild.lock.resolve.resolve import resolve_plan
 
 Accept: TypeAlias = Callable[[Selection, LockDirectory], tuple[CheckFinding, ...]]
 
@@ -98,60 +89,12 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
         ):
             _accept(existing, inputs, options)
             return LockResult(existing, built=False)
+        from envbuild.lock.make import new_lock  # slow to import, and mostly there is nothing to do
+
         with new_lock(inputs, existing, repositories, context) as folder:
             _note_allowed(folder, _accept(read_lock(folder), inputs, options))
             publish(folder, path)
     return LockResult(read_lock(path), built=True)
-
-
-@contextlib.contextmanager
-def new_lock(
-    inputs: LockInputs, existing: LockDirectory | None, repositories: Repositories, context: Context
-) -> Iterator[Path]:
-    """A lock made anew, in a folder that goes at the end.
-
-    Args:
-        existing: one from the same inputs as of the same moment keeps its versions: an index does not say when it
-            yanked one, so a new resolution could come out differently.
-    """
-    selection, reporter = inputs.selection, context.reporter
-    keeps = existing is not None and (
-        existing.lock.inputs.digest == inputs.digest and existing.lock.inputs.as_of_asked != as_of.NOW
-    )
-    inputs = replace(inputs, previous=existing if keeps else None, like=existing or _shipped(selection))
-    with context.store.staging("lock") as folder:
-        log = context.store.root / "logs" / f"lock-{selection.stack_name}-{selection.base_name}.log"
-        with machine_errors(log):
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text("")
-        work = LockContext(
-            store=context.store,
-            site=context.site,
-            reporter=reporter,
-            clock=context.clock,
-            folder=folder,
-            log=log,
-            repositories=repositories,
-        )
-        try:
-            _make(inputs, work)
-        except ResolutionError:
-            if inputs.previous is None:
-                raise
-            reporter.note("the versions of the existing lock do not resolve any more: resolving without them")
-            _make(replace(inputs, previous=None), work)
-        yield folder
-
-
-def _make(inputs: LockInputs, context: LockContext) -> None:
-    """The steps of a lock: its files are written into the context's folder."""
-    decided = decide_components(inputs, context)
-    plan = make_plan(inputs, decided, context)
-    with finding_files(plan, context) as files, reading_ahead(plan.project, files, context) as api_read:
-        resolved = resolve_plan(plan, files, context)
-        api_read.result()
-    checked = check_lock(resolved, context)
-    write_lock(resolved, checked, context)
 
 
 def _exclusive(path: Path, context: Context) -> contextlib.AbstractContextManager[None]:
@@ -189,14 +132,6 @@ def _note_allowed(folder: Path, findings: tuple[CheckFinding, ...]) -> None:
         noted = lockfile.sealed(lock.model_copy(update={"allowed": allowed}))
         with machine_errors(folder):
             (folder / lockfile.RECORD_FILE).write_text(lockfile.render(noted))
-
-
-def _shipped(selection: Selection) -> LockDirectory | None:
-    """The stack's lock that comes with envbuild, as far as it can be read."""
-    path = shipped_lock(selection.stack_name, selection.base_name)
-    with contextlib.suppress(CheckRefusedError):
-        return read_lock(path) if path is not None else None
-    return None
 
 
 def _existing(path: Path, *, upgrade: bool) -> LockDirectory | None:

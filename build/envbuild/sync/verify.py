@@ -8,7 +8,7 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.catalog.models import Base
 from envbuild.core.files import remove_tree
-from envbuild.lock.checks.rules import CheckFinding
+from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.sync.imports import FIX, Imports
 from envbuild.sync.local import sync
@@ -16,27 +16,6 @@ from envbuild.sync.machine import refuse_other_machine
 
 CODE = "import"
 PHASES = ("main",)
-
-
-def require_machine(base: Base, machine: str | None = None, glibc: str | None = None) -> None:
-    """Whether what is locked for a base runs on this machine; its Python is looked for when it is installed.
-
-    Args:
-        machine: this machine's, in uname's words.
-        glibc: this machine's version; empty for another C library.
-
-    Raises:
-        MachineError: it does not; says what does.
-    """
-    refuse_other_machine(
-        base.platform,
-        base.glibc,
-        what="the lock cannot be verified on this machine",
-        fix="Run --verify where the base's wheels run, lock without it, or build the image (`envbuild image`), which "
-        "imports the modules inside the base itself.",
-        machine=machine,
-        glibc=glibc,
-    )
 
 
 @dataclass
@@ -49,6 +28,21 @@ class Verifier:
 
     context: Context
     imports: Imports | None = field(default=None, init=False)
+
+    @staticmethod
+    def require_machine(base: Base) -> None:
+        """Whether what is locked for a base runs on this machine; its Python is looked for when it is installed.
+
+        Raises:
+            MachineError: it does not.
+        """
+        refuse_other_machine(
+            base.platform,
+            base.glibc,
+            what="the lock cannot be verified on this machine",
+            fix="Run --verify where the base's wheels run, lock without it, or build the image (`envbuild image`), "
+            "which imports the modules inside the base itself.",
+        )
 
     def __call__(self, selection: Selection, lock: LockDirectory) -> tuple[CheckFinding, ...]:
         """A finding for each module that does not import.

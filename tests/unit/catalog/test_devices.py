@@ -6,7 +6,7 @@ from helpers.stack_files import BASE, GPU_BASE, write_base, write_stack, write_t
 from envbuild.catalog.catalog import Catalog, Selection, definition_digest
 from envbuild.catalog.models import Base, Device
 from envbuild.core.errors import ConfigurationError, UsageError
-from envbuild.lock.components.select import parse_pins
+from envbuild.lock.inputs.pins import parse_pins
 
 LIB = {"version": "==1", "uses": ["kernels", "other"]}
 COMPONENTS = {"lib": LIB, "other": {}, "kernels": {"device": "cuda", "phase": "compile"}, "slow": {"device": "cpu"}}

@@ -1,5 +1,7 @@
 """A lock that is there and up to date is found without the right to write anything."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,13 @@ def test_up_to_date_lock_needs_no_right_to_write(project):
 
     assert unprivileged(look) == 0
     assert list((project / "store").iterdir()) == []
+
+
+def test_nothing_to_do_imports_nothing_that_only_a_new_lock_needs():
+    slow = {"tomlkit", "elftools", "obstore", "docker", "urllib.request", "envbuild.lock.make"}
+    code = "import sys, envbuild.cli.main, envbuild.cli.lock; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert slow & set(loaded) == set()
 
 
 @pytest.mark.parametrize("change", ["upgrade", "definition"])

@@ -15,7 +15,8 @@ from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.git.repository import CommitKind
 from envbuild.lock.components import anchor_date
 from envbuild.lock.components.decide import decide_components
-from envbuild.lock.components.select import choose_anchor, parse_pins
+from envbuild.lock.components.select import choose_anchor
+from envbuild.lock.inputs.pins import parse_pins
 from envbuild.lock.inputs.request import LockInputs, LockRequest
 from envbuild.lock.resolve.declarations import git_build_requires
 

@@ -8,7 +8,8 @@ import pytest
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Base, Conflict, Target
 from envbuild.core.errors import CheckRefusedError
-from envbuild.lock.checks.rules import CheckFinding, CheckInput, refuse, run_checks
+from envbuild.lock.checks.findings import CheckFinding, refuse
+from envbuild.lock.checks.rules import CheckInput, run_checks
 from envbuild.lock.components.wheel_tags import base_tags
 
 CATALOG = Catalog.open(Path("/nonexistent"))

@@ -12,15 +12,8 @@ from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.models import Companion, DecidedBy, Lead
-from envbuild.lock.components.select import (
-    choose,
-    choose_anchor,
-    lead,
-    left_out,
-    parse_pins,
-    releases_like,
-    upstream_overrides,
-)
+from envbuild.lock.components.select import choose, choose_anchor, lead, left_out, releases_like, upstream_overrides
+from envbuild.lock.inputs.pins import parse_pins
 from envbuild.lock.inputs.refs import SpecifierRef, VersionRef
 
 NEMO, MCORE = "https://x/nemo", "https://x/mcore"

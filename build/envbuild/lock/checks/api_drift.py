@@ -24,7 +24,7 @@ from envbuild.core.files import machine_errors
 from envbuild.core.progress import SilentReporter
 from envbuild.drift import Finding, Pair, find_drift_apart, read_finding, write_wheel
 from envbuild.drift.sources import extensions_of
-from envbuild.lock.checks.rules import CheckFinding
+from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.components.downloads import fetch_file
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.wheel_tags import base_tags, tags_of, wheel_name

@@ -18,7 +18,8 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Base
 from envbuild.core.files import machine_errors
-from envbuild.lock.checks.rules import CheckFinding, provided_version
+from envbuild.lock.checks.findings import CheckFinding
+from envbuild.lock.checks.rules import provided_version
 from envbuild.lock.checks.uv_queries import contradiction, declared_range, locked_packages, needs_of
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan

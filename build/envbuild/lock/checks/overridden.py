@@ -14,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Base
-from envbuild.lock.checks.rules import CheckFinding
+from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.checks.uv_queries import contradiction, declared_range, locked_packages, needs_of
 from envbuild.lock.components.declarations import Declared, declared_at_commit, declared_by_release
 from envbuild.lock.components.models import Chosen, DecidedBy

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.catalog.models import Base, Conflict, Target
-from envbuild.core.errors import CheckRefusedError
+from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.components.wheel_tags import base_tags, tags_of, wheel_name
 from envbuild.lock.uv.program import KNOW_THE_KEYS
 
@@ -58,15 +58,6 @@ _CUDA_VERSIONED = frozenset(
 # nvidia_cutlass_dsl/cu12 and /cu13, without a file in common. They need no CUDA library, and on import the newest that
 # the driver runs is loaded, and no other. Before 4.6 only the base package was for 12 (sync's LATER has the rest).
 _SIDE_BY_SIDE = re.compile(r"^nvidia-cutlass-dsl-libs-cu1[23]$")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckFinding:
-    """Something that a check refuses: its code, what is wrong, and what to do."""
-
-    code: str
-    what: str
-    fix: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,44 +271,6 @@ CHECKS: tuple[Callable[[CheckInput], Iterable[CheckFinding]], ...] = (
 )
 
 
-# All codes but those of envs/conflicts, which are the names of its files.
-CODES = frozenset(
-    [
-        "api-drift",
-        "base-provides",
-        "cuda-mixed",
-        "driver",
-        "driver-collection",
-        "forks",
-        "glibc",
-        "import",
-        "override-range",
-        "sm-floor",
-        "uv-settings",
-    ]
-)
-
-
 def run_checks(lock: CheckInput) -> tuple[CheckFinding, ...]:
     """The findings of all checks, in their order."""
     return tuple(finding for check in CHECKS for finding in check(lock))
-
-
-def refuse(findings: Iterable[CheckFinding], allowed: Iterable[str], title: str) -> tuple[CheckFinding, ...]:
-    """Those findings that were let pass.
-
-    Raises:
-        CheckRefusedError: there are others.
-    """
-    allow = set(allowed)
-    passed = tuple(finding for finding in findings if finding.code in allow)
-    refused = [finding for finding in findings if finding.code not in allow]
-    if refused:
-        raise CheckRefusedError(
-            f"the lock of {title} is refused by {len(refused)} finding{'s' if len(refused) > 1 else ''}",
-            why="\n".join(f"[{finding.code}] {finding.what}\n  {finding.fix}" for finding in refused),
-            fix="Correct the stack. To take it nevertheless, and have the record say so: "
-            + " ".join(f"--allow {code}" for code in sorted({finding.code for finding in refused})),
-            codes=[finding.code for finding in refused],
-        )
-    return passed

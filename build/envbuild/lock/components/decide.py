@@ -15,10 +15,11 @@ from envbuild.lock.components.driver import EffectiveStack, effective_stack
 from envbuild.lock.components.git_sources import GitSourceReader, GitSources, marked
 from envbuild.lock.components.models import Chosen, Exemption
 from envbuild.lock.components.releases import Releases
-from envbuild.lock.components.select import choose, choose_anchor, parse_pins, unknown_pin, upstream_overrides
+from envbuild.lock.components.select import choose, choose_anchor, upstream_overrides
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.as_of import AsOf, Bound
+from envbuild.lock.inputs.pins import parse_pins, unknown_pin
 from envbuild.lock.inputs.refs import Ref
 from envbuild.lock.inputs.request import LockInputs
 

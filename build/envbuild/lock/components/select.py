@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from envbuild.catalog.models import Base, Component, Device, Stack
-from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.catalog.models import Base, Component, Stack
+from envbuild.core.errors import ConfigurationError
 from envbuild.core.progress import Reporter
 from envbuild.git.refs import GitRef
 from envbuild.git.repository import Commit, GitRepository
@@ -18,59 +18,7 @@ from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Forced
 from envbuild.lock.components.upstream import companions, holds_on, overrides, sources
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
-from envbuild.lock.inputs.refs import Ref, parse_ref, ref_text
-
-
-def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str], whole: Stack | None = None) -> dict[str, Ref]:
-    """The pins of a command line, by component; what is none may be a package that a component from git takes.
-
-    Args:
-        whole: the stack with what it has on other bases only, to say so of a pin.
-
-    Raises:
-        UsageError: a pin names no component of the stack, and none comes from git.
-        ConfigurationError: a ref has no valid form, or names a commit of a component without a repository.
-    """
-    every = stack.every_component()
-    known = {canonicalize_name(name): name for name in every}
-    pins: dict[str, Ref] = {}
-    for raw, text in texts.items():
-        name = known.get(canonicalize_name(raw))
-        if name is None:
-            elsewhere = whole.every_component() if whole is not None else {}
-            if other := next((key for key in elsewhere if canonicalize_name(key) == canonicalize_name(raw)), None):
-                raise _not_on_this_base(stack_name, other, elsewhere[other])
-            if all(spec.git is None for spec in every.values()):
-                raise unknown_pin(stack_name, raw, every)
-            # What a component from git takes from git itself: known once its commit is.
-            pins[canonicalize_name(raw)] = parse_ref(text)
-            continue
-        pins[name] = parse_ref(text)
-        if isinstance(pins[name], GitRef) and every[name].git is None:
-            raise ConfigurationError(
-                f"{raw}={text} names a branch, tag or commit, and {name} has no repository",
-                why=f"[components.{name}] of stack {stack_name} has no key git.",
-                fix=f"Add git = URL there, or pin a version: --pin {name}=VERSION",
-            )
-    return pins
-
-
-def unknown_pin(stack_name: str, name: str, known: Iterable[str]) -> UsageError:
-    """That there is nothing of this name to pin."""
-    return UsageError(
-        f"stack {stack_name} has no component {name!r} to pin",
-        why=f"Its components, and what those from git take from elsewhere: {', '.join(known)}.",
-        fix="Pin one of these, or hold another package back under [requirements] of the stack.",
-    )
-
-
-def _not_on_this_base(stack_name: str, name: str, spec: Component) -> UsageError:
-    with_or_without = "with" if spec.device is Device.CUDA else "without"
-    return UsageError(
-        f"stack {stack_name} has {name} on bases {with_or_without} CUDA only, so here is nothing to pin",
-        why=f'[components.{name}] of the stack has device = "{spec.device.value if spec.device else ""}".',
-        fix="Leave the pin out, or choose another base (`envbuild list stacks`, `envbuild list bases`).",
-    )
+from envbuild.lock.inputs.refs import Ref, ref_text
 
 
 def choose_anchor(stack: Stack, pins: Mapping[str, Ref], repositories: Repositories, as_of: Bound) -> Chosen | None:

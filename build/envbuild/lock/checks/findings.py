@@ -1,0 +1,54 @@
+"""What checks find, and the refusal: a finding refuses the lock unless ``--allow CODE`` lets it pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from envbuild.core.errors import CheckRefusedError
+
+# All codes but those of envs/conflicts, which are the names of its files.
+CODES = frozenset(
+    [
+        "api-drift",
+        "base-provides",
+        "cuda-mixed",
+        "driver",
+        "driver-collection",
+        "forks",
+        "glibc",
+        "import",
+        "override-range",
+        "sm-floor",
+        "uv-settings",
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckFinding:
+    """Something that a check refuses: its code, what is wrong, and what to do."""
+
+    code: str
+    what: str
+    fix: str
+
+
+def refuse(findings: Iterable[CheckFinding], allowed: Iterable[str], title: str) -> tuple[CheckFinding, ...]:
+    """Those findings that were let pass.
+
+    Raises:
+        CheckRefusedError: there are others.
+    """
+    allow = set(allowed)
+    passed = tuple(finding for finding in findings if finding.code in allow)
+    refused = [finding for finding in findings if finding.code not in allow]
+    if refused:
+        raise CheckRefusedError(
+            f"the lock of {title} is refused by {len(refused)} finding{'s' if len(refused) > 1 else ''}",
+            why="\n".join(f"[{finding.code}] {finding.what}\n  {finding.fix}" for finding in refused),
+            fix="Correct the stack. To take it nevertheless, and have the record say so: "
+            + " ".join(f"--allow {code}" for code in sorted({finding.code for finding in refused})),
+            codes=[finding.code for finding in refused],
+        )
+    return passed

@@ -1,0 +1,65 @@
+"""The pins of a command line: which components they name, and at which refs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.fields import Device
+from envbuild.catalog.stack import Component, Stack
+from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.git.refs import GitRef
+from envbuild.lock.inputs.refs import Ref, parse_ref
+
+
+def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str], whole: Stack | None = None) -> dict[str, Ref]:
+    """The pins of a command line, by component; what is none may be a package that a component from git takes.
+
+    Args:
+        whole: the stack with what it has on other bases only, to say so of a pin.
+
+    Raises:
+        UsageError: a pin names no component of the stack, and none comes from git.
+        ConfigurationError: a ref has no valid form, or names a commit of a component without a repository.
+    """
+    every = stack.every_component()
+    known = {canonicalize_name(name): name for name in every}
+    pins: dict[str, Ref] = {}
+    for raw, text in texts.items():
+        name = known.get(canonicalize_name(raw))
+        if name is None:
+            elsewhere = whole.every_component() if whole is not None else {}
+            if other := next((key for key in elsewhere if canonicalize_name(key) == canonicalize_name(raw)), None):
+                raise _not_on_this_base(stack_name, other, elsewhere[other])
+            if all(spec.git is None for spec in every.values()):
+                raise unknown_pin(stack_name, raw, every)
+            # What a component from git takes from git itself: known once its commit is.
+            pins[canonicalize_name(raw)] = parse_ref(text)
+            continue
+        pins[name] = parse_ref(text)
+        if isinstance(pins[name], GitRef) and every[name].git is None:
+            raise ConfigurationError(
+                f"{raw}={text} names a branch, tag or commit, and {name} has no repository",
+                why=f"[components.{name}] of stack {stack_name} has no key git.",
+                fix=f"Add git = URL there, or pin a version: --pin {name}=VERSION",
+            )
+    return pins
+
+
+def unknown_pin(stack_name: str, name: str, known: Iterable[str]) -> UsageError:
+    """That there is nothing of this name to pin."""
+    return UsageError(
+        f"stack {stack_name} has no component {name!r} to pin",
+        why=f"Its components, and what those from git take from elsewhere: {', '.join(known)}.",
+        fix="Pin one of these, or hold another package back under [requirements] of the stack.",
+    )
+
+
+def _not_on_this_base(stack_name: str, name: str, spec: Component) -> UsageError:
+    with_or_without = "with" if spec.device is Device.CUDA else "without"
+    return UsageError(
+        f"stack {stack_name} has {name} on bases {with_or_without} CUDA only, so here is nothing to pin",
+        why=f'[components.{name}] of the stack has device = "{spec.device.value if spec.device else ""}".',
+        fix="Leave the pin out, or choose another base (`envbuild list stacks`, `envbuild list bases`).",
+    )

@@ -1,0 +1,83 @@
+"""Makes a lock: the six steps, over one context."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from envbuild.catalog.catalog import Selection
+from envbuild.catalog.context import Context
+from envbuild.core.errors import CheckRefusedError, ResolutionError
+from envbuild.core.files import machine_errors
+from envbuild.lock.checks.api_drift import reading_ahead
+from envbuild.lock.checks.check import check_lock
+from envbuild.lock.components.decide import decide_components
+from envbuild.lock.context import LockContext, Repositories
+from envbuild.lock.inputs import as_of
+from envbuild.lock.inputs.request import LockInputs
+from envbuild.lock.locate import shipped_lock
+from envbuild.lock.lockfile import LockDirectory, read_lock
+from envbuild.lock.project.plan import make_plan
+from envbuild.lock.record.write import write_lock
+from envbuild.lock.resolve.declarations import finding_files
+from envbuild.lock.resolve.resolve import resolve_plan
+
+
+@contextlib.contextmanager
+def new_lock(
+    inputs: LockInputs, existing: LockDirectory | None, repositories: Repositories, context: Context
+) -> Iterator[Path]:
+    """A lock made anew, in a folder that goes at the end.
+
+    Args:
+        existing: one from the same inputs as of the same moment keeps its versions: an index does not say when it
+            yanked one, so a new resolution could come out differently.
+    """
+    selection, reporter = inputs.selection, context.reporter
+    keeps = existing is not None and (
+        existing.lock.inputs.digest == inputs.digest and existing.lock.inputs.as_of_asked != as_of.NOW
+    )
+    inputs = replace(inputs, previous=existing if keeps else None, like=existing or _shipped(selection))
+    with context.store.staging("lock") as folder:
+        log = context.store.root / "logs" / f"lock-{selection.stack_name}-{selection.base_name}.log"
+        with machine_errors(log):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text("")
+        work = LockContext(
+            store=context.store,
+            site=context.site,
+            reporter=reporter,
+            clock=context.clock,
+            folder=folder,
+            log=log,
+            repositories=repositories,
+        )
+        try:
+            _make(inputs, work)
+        except ResolutionError:
+            if inputs.previous is None:
+                raise
+            reporter.note("the versions of the existing lock do not resolve any more: resolving without them")
+            _make(replace(inputs, previous=None), work)
+        yield folder
+
+
+def _make(inputs: LockInputs, context: LockContext) -> None:
+    """The steps of a lock: its files are written into the context's folder."""
+    decided = decide_components(inputs, context)
+    plan = make_plan(inputs, decided, context)
+    with finding_files(plan, context) as files, reading_ahead(plan.project, files, context) as api_read:
+        resolved = resolve_plan(plan, files, context)
+        api_read.result()
+    checked = check_lock(resolved, context)
+    write_lock(resolved, checked, context)
+
+
+def _shipped(selection: Selection) -> LockDirectory | None:
+    """The stack's lock that comes with envbuild, as far as it can be read."""
+    path = shipped_lock(selection.stack_name, selection.base_name)
+    with contextlib.suppress(CheckRefusedError):
+        return read_lock(path) if path is not None else None
+    return None
