@@ -138,7 +138,7 @@ def place_image(out_dir: Path, lock: LockDirectory, name: str = "mcore") -> Plac
         }
     )
     (path / RECORD_FILE).write_bytes(dump(record))
-    entry_index.seal(path)
+    entry_index.write_index(path)
     return PlacedImage(path, record, name)
 
 

@@ -16,7 +16,7 @@ from envbuild.store.document import Document
 from envbuild.store.remote import Pushed, Remote
 
 KEY, OTHER_KEY = sha256_bytes(b"one"), sha256_bytes(b"other")
-SHELF = ("sdist", "fit")
+INDEX_PATH = ("sdist", "fit")
 BIG = os.urandom(3_000_000)
 SECRETS = (S3_KEYS["AWS_SECRET_ACCESS_KEY"], "open-sesame-gs", PASSWORD, "YWxpOm9wZW4gc2VzYW1l")
 
@@ -42,7 +42,7 @@ def entry(folder: Path, text: str = "content", big: bytes = BIG) -> Path:
 
 
 def push(remote: Remote, folder: Path, key: str = KEY, **changes: object) -> Pushed:
-    return remote.push("things", key, SHELF, folder, {"about": "it"}, **changes)  # type: ignore[arg-type]
+    return remote.push("things", key, INDEX_PATH, folder, {"about": "it"}, **changes)  # type: ignore[arg-type]
 
 
 def fetched(remote: Remote, folder: Path, key: str = KEY) -> Document:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
 from envbuild.catalog.fields import TomlModel
 from envbuild.core.errors import ConfigurationError
-from envbuild.core.validation import in_words
+from envbuild.core.validation import describe_errors
 from envbuild.store.address import parse_address
 
 OFF = "off"
@@ -112,7 +112,7 @@ def _unnamed(address: str) -> StoreSettings:
     except ValidationError as error:
         raise ConfigurationError(
             f"{address} cannot be the address of a store",
-            why=in_words(error),
+            why=describe_errors(error),
             fix="Write it without blanks, control characters and percent escapes.",
         ) from error
 

@@ -160,10 +160,10 @@ def verify_command(session: Session, store: str) -> None:
 
 
 def _remote_problems(session: Session, remote: Remote, keys: list[str]) -> dict[str, str]:
-    sharing = Wheelhouse(session.store, [remote]).sharing
+    remote_wheels = Wheelhouse(session.store, [remote]).remote
     problems = {}
     for key, document in remote.documents(KIND, keys).items():
-        why = document.why if isinstance(document, CheckRefusedError) else sharing.damage(remote, document)
+        why = document.why if isinstance(document, CheckRefusedError) else remote_wheels.damage(remote, document)
         if why:
             problems[key] = why
     return problems
@@ -187,7 +187,7 @@ def push_command(session: Session, keys: tuple[str, ...], everything: bool, repl
         remote.keys(KIND)  # a store that cannot be reached is told also where there is nothing to push
     done: dict[str, str] = {}
     for item in items:
-        if not replace and wheelhouse.sharing.has(remote, item):
+        if not replace and wheelhouse.remote.has(remote, item):
             done[item.record.key] = Pushed.SAME.value
             continue
         if problem := wheelhouse.problem(item):
@@ -196,7 +196,7 @@ def push_command(session: Session, keys: tuple[str, ...], everything: bool, repl
                 why=f"{problem}. Pushed before it: {len(done)}.",
                 fix="Run `envbuild wheels` again for it: a damaged entry is not used, and built anew.",
             )
-        done[item.record.key] = wheelhouse.sharing.push(remote, item, replace=replace).value
+        done[item.record.key] = wheelhouse.remote.push(remote, item, replace=replace).value
     names = {item.record.key: item.record.file for item in items}
     session.done({"store": remote.address, "pushed": dict(done)}, *_told(done, names), _total(done, remote))
 
@@ -239,7 +239,7 @@ def _pull(
         return document.why
     wheelhouse.set_aside(key)
     try:
-        entry = session.store.get_or_build(KIND, key, lambda folder: wheelhouse.sharing.take(remote, document, folder))
+        entry = session.store.get_or_build(KIND, key, lambda folder: wheelhouse.remote.take(remote, document, folder))
     except CheckRefusedError as error:
         return error.why
     return PULLED if entry.built else HERE

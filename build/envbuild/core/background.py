@@ -1,4 +1,4 @@
-"""Programs at work beside something else: in threads, or while a block runs; ended with it."""
+"""Work in the background: in threads, or as a program while a block runs; ended with it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def interruptible(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
 
 
 @contextlib.contextmanager
-def meanwhile(argv: Sequence[str | Path], *, what: str, env: Mapping[str, str], cwd: Path) -> Iterator[None]:
-    """A program at work while the block runs, and ended with it: nobody asks how far it came.
+def background_process(argv: Sequence[str | Path], *, what: str, env: Mapping[str, str], cwd: Path) -> Iterator[None]:
+    """A program that runs while the block does and is ended with it; its result is not read.
 
     It must print less than a pipe holds (64 KiB on Linux).
 
@@ -84,15 +84,15 @@ class Background(Future[T]):
             kill_group(process)
 
 
-def beside(action: Callable[[], T]) -> Background[T]:
-    """Run something in a thread that nobody has to wait for: it ends with the process, if not before."""
+def run_in_background(action: Callable[[], T]) -> Background[T]:
+    """Run something in a daemon thread: it ends with the process, if not before."""
     future: Background[T] = Background()
 
     def work() -> None:
         here.work = future
         try:
             future.set_result(action())
-        except BaseException as failure:  # noqa: BLE001 - whoever asks for the result gets it
+        except BaseException as failure:  # noqa: BLE001 - result() raises it
             future.set_exception(failure)
 
     threading.Thread(target=work, daemon=True).start()

@@ -1,4 +1,4 @@
-"""What a file is not, in words: pydantic's findings about JSON that another envbuild, or nobody, wrote."""
+"""Describes pydantic's findings about JSON files that another version of envbuild, or another program, wrote."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ if TYPE_CHECKING:
 NAMED = 3
 
 
-def in_words(error: ValidationError) -> str:
+def describe_errors(error: ValidationError) -> str:
     """The first findings, each with the key that it is about."""
     found = error.errors(include_url=False)
-    told = [_words(item) for item in found[:NAMED]]
+    described = [_describe(item) for item in found[:NAMED]]
     more = len(found) - NAMED
-    return "; ".join(told) + (f"; and {more} more" if more > 0 else "")
+    return "; ".join(described) + (f"; and {more} more" if more > 0 else "")
 
 
-def _words(item: Any) -> str:
+def _describe(item: Any) -> str:
     key = ".".join(str(part) for part in item["loc"])
     value = item["input"]
     match item["type"]:
         case "json_invalid":
-            return "it is no JSON, or is cut off"
+            return "it is not JSON, or is truncated"
         case "missing":
-            return f"it has no {key}"
+            return f"{key} is missing"
         case "extra_forbidden":
-            return f"its {key} is not known here (another version of envbuild may have written it)"
+            return f"the key {key} is unknown (another version of envbuild may have written it)"
         case "value_error":
             return f"{key}: {item['ctx']['error']}" if key else str(item["ctx"]["error"])
         case _:
             shown = f" ({value!r:.60})" if not isinstance(value, dict | list) else ""
-            return f"its {key} is not what it should be{shown}" if key else f"it is not what it should be{shown}"
+            return f"{key} has a wrong value{shown}" if key else f"it has a wrong value{shown}"

@@ -17,7 +17,7 @@ from envbuild.image.record import ImageRecord
 from envbuild.oci.files import FolderFiles
 from envbuild.oci.layout import open_layout
 from envbuild.oci.write import INDEX_FILE, retagged
-from envbuild.store.entry_index import ALWAYS_READ_BYTES, SEAL_FILE, seal_with, unmask
+from envbuild.store.entry_index import ALWAYS_READ_BYTES, ENTRY_INDEX_FILE, index_with, mark_changed
 from envbuild.store.record import RECORD_FILE, dump
 
 OCI_DIR = "oci"
@@ -160,7 +160,7 @@ def _own_files(entry: Path, record: ImageRecord, tag: str) -> dict[str, bytes]:
     with machine_errors(entry, "read"):
         if (entry / index).is_file():
             own[index] = retagged((entry / index).read_bytes(), tag)
-        return {**own, SEAL_FILE: seal_with(entry, own)}
+        return {**own, ENTRY_INDEX_FILE: index_with(entry, own)}
 
 
 def _shared_files(entry: Path, own: Mapping[str, bytes]) -> list[Path]:
@@ -220,7 +220,7 @@ def verify(image: PlacedImage) -> None:
     for file, digest in files.items():
         found = sha256_file(file) if file.is_file() else "no file"
         if found != digest:
-            unmask(file)
+            mark_changed(file)
             raise _not_built(image, f"{file.relative_to(image.path)}: the record states {digest}; there is {found}")
 
 

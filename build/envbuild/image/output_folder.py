@@ -13,7 +13,7 @@ from pathlib import Path
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.files import machine_errors, os_error
 from envbuild.image.record import CYCLONEDX_FILE, PROVENANCE_FILE, SPDX_FILE
-from envbuild.store.entry_index import SEAL_FILE
+from envbuild.store.entry_index import ENTRY_INDEX_FILE
 from envbuild.store.record import RECORD_FILE
 
 SCHEMA = "envbuild.image/"
@@ -21,7 +21,7 @@ SCHEMA = "envbuild.image/"
 _FILES = frozenset(
     {
         RECORD_FILE,
-        SEAL_FILE,
+        ENTRY_INDEX_FILE,
         "image.sqsh",
         CYCLONEDX_FILE,
         SPDX_FILE,
@@ -120,7 +120,7 @@ def _is_image(path: Path) -> bool:
 
 
 def _sealed(path: Path) -> list[str]:
-    return [name for name in _read(path / SEAL_FILE) if isinstance(name, str)]
+    return [name for name in _read(path / ENTRY_INDEX_FILE) if isinstance(name, str)]
 
 
 def _read(file: Path) -> dict[str, object]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-ENTRIES, SHELVES, BLOBS = "entries", "shelves", "blobs/sha256"
+# Folders of a store. The index finds entries by what they are for; its name "shelves" is part of the format.
+ENTRIES, INDEX, BLOBS = "entries", "shelves", "blobs/sha256"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +27,10 @@ class Blob:
 
 @dataclass(frozen=True, order=True)
 class EntryRef:
-    """An entry as a listing has it: its key, and the shelf that it was looked for on."""
+    """An entry as a listing has it: its key, and where in the index it was found."""
 
     key: str
-    shelf: tuple[str, ...]
+    index_path: tuple[str, ...]
 
 
 class Backend(Protocol):
@@ -42,17 +43,17 @@ class Backend(Protocol):
     def read(self, kind: str, key: str) -> bytes | None:
         """The document of an entry; None when there is no such entry."""
 
-    def create(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:
+    def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:
         """Put the document of an entry there, unless there is one: False, and the one that is there stays."""
 
-    def replace(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:
+    def replace(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:
         """Put the document of an entry in the place of a damaged one."""
 
     def keys(self, kind: str) -> list[str]:
         """The keys of all entries."""
 
-    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[EntryRef]:
-        """The entries on a shelf and on those inside it; some of them may not be there any more."""
+    def list_index(self, kind: str, index_path: tuple[str, ...]) -> list[EntryRef]:
+        """The entries under a path of the index; some of them may not be there any more."""
 
     def has(self, digest: str, size_bytes: int) -> bool:
         """Whether a file of this digest and size is there."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.core.files import NotPlainFileError, machine_errors, open_plain, read_plain
-from envbuild.store.backend import BLOBS, ENTRIES, SHELVES, Blob, EntryRef
+from envbuild.store.backend import BLOBS, ENTRIES, INDEX, Blob, EntryRef
 from envbuild.store.document import MOST_BYTES, refused
 
 CHUNK_BYTES = 1 << 20
@@ -22,7 +22,7 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 
 class Directory:
-    """Entries under ``entries/``, their files under ``blobs/sha256/``, empty files on ``shelves/`` to look for them."""
+    """Entries under ``entries/``, their files under ``blobs/sha256/``, the index as empty files under ``shelves/``."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -36,8 +36,8 @@ class Directory:
             except NotPlainFileError as error:
                 raise refused(kind, key, self._address, f"Its document is none: {error}.") from error
 
-    def create(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:  # noqa: ARG002
-        self._shelve(kind, key, shelf)
+    def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:  # noqa: ARG002
+        self._write_index(kind, key, index_path)
         with self._errors("write"), self._written(document) as temporary:
             final = self._entry(kind, key)
             final.parent.mkdir(parents=True, exist_ok=True)
@@ -51,8 +51,8 @@ class Directory:
                 return _created(final, document)
         return True
 
-    def replace(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:  # noqa: ARG002
-        self._shelve(kind, key, shelf)
+    def replace(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:  # noqa: ARG002
+        self._write_index(kind, key, index_path)
         with self._errors("write"), self._written(document) as temporary:
             temporary.replace(self._entry(kind, key))
 
@@ -60,10 +60,10 @@ class Directory:
         with self._errors("read"):
             return [f"sha256:{path.stem}" for path in self._listed(self._root / ENTRIES / kind) if path.suffix]
 
-    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[EntryRef]:
-        top = self._root / SHELVES / kind
+    def list_index(self, kind: str, index_path: tuple[str, ...]) -> list[EntryRef]:
+        top = self._root / INDEX / kind
         with self._errors("read"):
-            files = [path.relative_to(top) for path in top.joinpath(*shelf).rglob("*") if path.is_file()]
+            files = [path.relative_to(top) for path in top.joinpath(*index_path).rglob("*") if path.is_file()]
         return [EntryRef(f"sha256:{path.name}", path.parts[:-1]) for path in files]
 
     def has(self, digest: str, size_bytes: int) -> bool:
@@ -105,9 +105,9 @@ class Directory:
     def _address(self) -> str:
         return f"file://{self._root}"
 
-    def _shelve(self, kind: str, key: str, shelf: tuple[str, ...]) -> None:
+    def _write_index(self, kind: str, key: str, index_path: tuple[str, ...]) -> None:
         with self._errors("write"):
-            mark = self._root.joinpath(SHELVES, kind, *shelf, _hex(key))
+            mark = self._root.joinpath(INDEX, kind, *index_path, _hex(key))
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
 

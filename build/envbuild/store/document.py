@@ -9,9 +9,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, St
 
 from envbuild.core.digests import sha256_file, short
 from envbuild.core.errors import CheckRefusedError, InternalError
-from envbuild.core.validation import in_words
+from envbuild.core.validation import describe_errors
 from envbuild.store.backend import Blob
-from envbuild.store.entry_index import SEAL_FILE
+from envbuild.store.entry_index import ENTRY_INDEX_FILE
 
 SCHEMA = "envbuild.entry/1"
 # Of a document; those of wheels have some 10 KB.
@@ -22,7 +22,7 @@ Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 def _inside(name: str) -> str:
     """A file name that leads to no place outside its entry."""
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or str(path) != name or "\0" in name or name in (".", SEAL_FILE):
+    if path.is_absolute() or ".." in path.parts or str(path) != name or "\0" in name or name in (".", ENTRY_INDEX_FILE):
         raise ValueError(f"{name!r} is no name of a file inside an entry")
     return name
 
@@ -45,7 +45,9 @@ class Document(BaseModel):
     schema_: Literal["envbuild.entry/1"] = Field(alias="schema", default="envbuild.entry/1")
     kind: str
     key: Digest
-    shelf: tuple[str, ...] = Field(description="what it can be looked for by, from the wide to the narrow")
+    index_path: tuple[str, ...] = Field(
+        alias="shelf", description="what it can be looked for by, from the wide to the narrow"
+    )
     files: tuple[EntryFile, ...] = Field(min_length=1)
     record: JsonValue = Field(description="the entry's own record, to be read without its files")
 
@@ -63,16 +65,16 @@ class Document(BaseModel):
         return sum(file.size_bytes for file in self.files)
 
 
-def describe(kind: str, key: str, shelf: tuple[str, ...], folder: Path, record: JsonValue) -> Document:
+def describe(kind: str, key: str, index_path: tuple[str, ...], folder: Path, record: JsonValue) -> Document:
     """The document of a local entry."""
     files = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             raise InternalError(f"the store entry has a symbolic link: {name}")
-        if path.is_file() and name != SEAL_FILE:
+        if path.is_file() and name != ENTRY_INDEX_FILE:
             files.append(EntryFile(name=name, digest=sha256_file(path), size_bytes=path.stat().st_size))
-    return Document(kind=kind, key=key, shelf=shelf, files=tuple(files), record=record)
+    return Document(kind=kind, key=key, shelf=index_path, files=tuple(files), record=record)
 
 
 def read_document(raw: bytes, kind: str, key: str, where: str) -> Document:
@@ -87,7 +89,7 @@ def read_document(raw: bytes, kind: str, key: str, where: str) -> Document:
         if len(set(names)) != len(names):
             raise refused(kind, key, where, "Its document has a file twice.")
     except ValidationError as error:
-        raise refused(kind, key, where, f"Its document cannot be read: {in_words(error)}.") from error
+        raise refused(kind, key, where, f"Its document cannot be read: {describe_errors(error)}.") from error
     if (found.kind, found.key) != (kind, key):
         raise refused(kind, key, where, f"It is {found.kind} {short(found.key)}, kept under another name.")
     return found

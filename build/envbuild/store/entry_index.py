@@ -1,8 +1,8 @@
-"""Seals: how the store notices that an entry was changed after it was made.
+"""The index of an entry: size and digest of each file, by which the store notices that one was changed.
 
-Sealing writes size and digest of each file beside them and gives the files a fixed time. A file with its size and that
-time is taken as untouched; any other is read and compared. Outputs are hard links into the store, so a change made
-there is a change made here. A seal finds accidents; whoever wants to deceive can write a seal too.
+Indexed files get a fixed time. A file with its size and that time is taken as unchanged; any other is read and
+compared. Outputs are hard links into the store, so a change made there is a change made here. The index finds
+accidents, not deception: whoever can change a file can write an index too.
 """
 
 from __future__ import annotations
@@ -19,92 +19,92 @@ from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import InternalError
 from envbuild.core.files import NotPlainFileError, read_plain, refuse_no_plain
 
-SEAL_FILE = ".sealed.json"
+ENTRY_INDEX_FILE = ".sealed.json"
 MOST_BYTES = 1 << 30
 # 2000-01-01: no file gets it by being written to.
-SEALED_SECONDS = 946684800
+INDEXED_SECONDS = 946684800
 # Smaller files are read every time: it costs as much as looking at their times.
 ALWAYS_READ_BYTES = 64 * 1024
-# Whole root file systems are not sealed: what is made from them is.
-UNSEALED_FOLDER = "rootfs"
+# Whole root file systems are not indexed: what is made from them is.
+UNINDEXED_FOLDER = "rootfs"
 
 IsKnown = Callable[[str, os.stat_result], bool]
 
 
-def seal(entry: Path) -> None:
-    """Seal every file of an entry, but those of root file systems."""
+def write_index(entry: Path) -> None:
+    """Write the index of an entry: all its files but those of root file systems."""
     listed = {}
     for file in _files(entry):
         listed[file.relative_to(entry).as_posix()] = [file.stat().st_size, _digest(file)]
-        os.utime(file, (SEALED_SECONDS, SEALED_SECONDS))
-    (entry / SEAL_FILE).write_text(json.dumps(listed, indent=1, sort_keys=True) + "\n")
+        os.utime(file, (INDEXED_SECONDS, INDEXED_SECONDS))
+    (entry / ENTRY_INDEX_FILE).write_text(json.dumps(listed, indent=1, sort_keys=True) + "\n")
 
 
-def seal_with(entry: Path, files: Mapping[str, bytes]) -> bytes:
-    """The seal of a copy of a sealed entry in which some files are others: the bytes for its :data:`SEAL_FILE`."""
-    listed = json.loads((entry / SEAL_FILE).read_bytes())
+def index_with(entry: Path, files: Mapping[str, bytes]) -> bytes:
+    """The content of :data:`ENTRY_INDEX_FILE` for a copy of an entry in which some files differ."""
+    listed = json.loads((entry / ENTRY_INDEX_FILE).read_bytes())
     listed |= {name: [len(data), sha256_bytes(data)] for name, data in files.items()}
     return (json.dumps(listed, indent=1, sort_keys=True) + "\n").encode()
 
 
-def broken(entry: Path, is_known: IsKnown | None = None) -> str:
-    """What is wrong with a sealed entry, in words; empty when nothing is.
+def find_damage(entry: Path, is_known: IsKnown | None = None) -> str:
+    """What is wrong with an entry; empty when nothing is.
 
-    A file that was changed loses the time of sealed files, so that everybody who shares it sees it too.
+    A changed file loses the fixed time, so that every entry that shares it notices.
 
     Args:
         is_known: whether a large file need not be read, by its name and what stat says of it; without it that is so
-            where it has its size and the time of sealed files.
+            where it has its size and the fixed time.
     """
     try:
-        listed = jsonread.loads(read_plain(entry / SEAL_FILE, MOST_BYTES))
+        listed = jsonread.loads(read_plain(entry / ENTRY_INDEX_FILE, MOST_BYTES))
         for name, (size, digest) in listed.items():
             info = (entry / name).stat()
             refuse_no_plain(entry / name, info)
             is_large = info.st_size == size and size > ALWAYS_READ_BYTES
-            if is_large and (is_known(name, info) if is_known else info.st_mtime == SEALED_SECONDS):
+            if is_large and (is_known(name, info) if is_known else info.st_mtime == INDEXED_SECONDS):
                 continue
             if sha256_file(entry / name) != digest:
-                unmask(entry / name)
+                mark_changed(entry / name)
                 return f"{name} was changed"
     except (FileNotFoundError, NotADirectoryError) as error:
         return f"{Path(str(error.filename)).name} is missing"
     except NotPlainFileError as error:
         return str(error)
     except (ValueError, TypeError, AttributeError):
-        return f"{SEAL_FILE} cannot be read"
+        return f"{ENTRY_INDEX_FILE} cannot be read"
     return ""
 
 
 def read_json(entry: Path, name: str) -> Any:
-    """A small JSON file of a sealed entry, as it was sealed.
+    """A small JSON file of an entry, as it was indexed.
 
     Raises:
-        ValueError: it was changed, is not covered by the seal, or is no JSON; says which.
+        ValueError: it was changed, is not in the index, or is not JSON.
     """
-    if problem := broken(entry):
+    if problem := find_damage(entry):
         raise ValueError(problem)
-    if name not in jsonread.loads(read_plain(entry / SEAL_FILE, MOST_BYTES)):
-        raise ValueError(f"{SEAL_FILE} does not name {name}")
+    if name not in jsonread.loads(read_plain(entry / ENTRY_INDEX_FILE, MOST_BYTES)):
+        raise ValueError(f"{ENTRY_INDEX_FILE} does not name {name}")
     return jsonread.loads(read_plain(entry / name, MOST_BYTES))
 
 
-def unmask(file: Path) -> None:
-    """Take the time of sealed files from a file that is not the one that was sealed, where this account may."""
+def mark_changed(file: Path) -> None:
+    """Take the fixed time from a file that was changed, where this account may."""
     with contextlib.suppress(OSError):
-        if file.stat().st_mtime == SEALED_SECONDS:
+        if file.stat().st_mtime == INDEXED_SECONDS:
             os.utime(file)
 
 
-def is_untouched(file: Path, size: int) -> bool:
-    """Whether a file has a size and the time of sealed files, and is large enough for that to save something."""
+def is_unchanged(file: Path, size: int) -> bool:
+    """Whether a file has a size and the fixed time, and is large enough that not reading it saves something."""
     info = file.stat()
-    return info.st_size == size and info.st_mtime == SEALED_SECONDS and size > ALWAYS_READ_BYTES
+    return info.st_size == size and info.st_mtime == INDEXED_SECONDS and size > ALWAYS_READ_BYTES
 
 
 def _digest(file: Path) -> str:
-    """The digest of a file; a blob of an OCI layout that is a link into a sealed entry has its digest for a name."""
-    if file.parent.name == "sha256" and is_untouched(file, file.stat().st_size):
+    """The digest of a file; a blob of an OCI layout that is a link into an entry has its digest for a name."""
+    if file.parent.name == "sha256" and is_unchanged(file, file.stat().st_size):
         return f"sha256:{file.name}"
     return sha256_file(file)
 
@@ -112,11 +112,11 @@ def _digest(file: Path) -> str:
 def _files(entry: Path) -> list[Path]:
     found = []
     for folder, folders, names in os.walk(entry):
-        folders[:] = sorted(name for name in folders if name != UNSEALED_FOLDER)
+        folders[:] = sorted(name for name in folders if name != UNINDEXED_FOLDER)
         for name in sorted(names):
             path = Path(folder) / name
             if path.is_symlink():
                 raise InternalError(f"the store entry has a symbolic link: {path.relative_to(entry)}")
-            if name != SEAL_FILE:
+            if name != ENTRY_INDEX_FILE:
                 found.append(path)
     return found

@@ -70,7 +70,7 @@ class LocalStore:
         path = self.path_of(kind, key)
         if not path.is_dir():
             return None
-        problem = entry_index.broken(path)
+        problem = entry_index.find_damage(path)
         if problem:
             if path.is_dir() and path not in self._told:
                 self._told.add(path)
@@ -100,14 +100,14 @@ class LocalStore:
         lock = self.lock_of(kind, key)
         waiting = f"another envbuild is making {kind} {short(key)}: waiting for it"
         with locks.exclusive(lock, on_wait=lambda: self.reporter.note(waiting)):
-            if not again and entry_index.broken(path) == "":
+            if not again and entry_index.find_damage(path) == "":
                 return Entry(path=path, built=False)
             with self.staging(kind) as staged:
                 content = staged / "entry"
                 content.mkdir(PRIVATE)
                 build(content)
                 with machine_errors(path):
-                    entry_index.seal(content)
+                    entry_index.write_index(content)
                     make_private(path.parent)
                     if path.is_dir():
                         # Removed with the staging directory; a process that reads it keeps what it has open.

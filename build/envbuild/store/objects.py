@@ -14,11 +14,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from envbuild.core.background import beside
+from envbuild.core.background import run_in_background
 from envbuild.core.errors import EnvbuildError, MachineError, NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.store.address import Address
-from envbuild.store.backend import BLOBS, ENTRIES, SHELVES, Blob, EntryRef
+from envbuild.store.backend import BLOBS, ENTRIES, INDEX, Blob, EntryRef
 from envbuild.store.document import MOST_BYTES, refused
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _KIND = re.compile(r"kind: (\w+),")
 
 
 class Objects:
-    """Entries under ``entries/`` of a prefix, their files under ``blobs/sha256/``, empty objects on ``shelves/``."""
+    """Entries under ``entries/`` of a prefix, their files under ``blobs/sha256/``; the index is under ``shelves/``."""
 
     def __init__(self, address: Address, store: S3Store | GCSStore, account: str) -> None:
         self._address = address
@@ -58,11 +58,11 @@ class Objects:
                 self._look()
                 return None
 
-    def create(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:  # noqa: ARG002
+    def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:  # noqa: ARG002
         from obstore.exceptions import AlreadyExistsError
 
         with self._errors(f"write {kind} {key}"):
-            self._put(_mark(kind, key, shelf), b"")
+            self._put(_mark(kind, key, index_path), b"")
             try:
                 # HTTP's If-None-Match: *, which the server decides.
                 self._put(_entry(kind, key), document, mode="create", use_multipart=False)
@@ -70,18 +70,18 @@ class Objects:
                 return False
         return True
 
-    def replace(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:  # noqa: ARG002
+    def replace(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:  # noqa: ARG002
         with self._errors(f"write {kind} {key}"):
-            self._put(_mark(kind, key, shelf), b"")
+            self._put(_mark(kind, key, index_path), b"")
             self._put(_entry(kind, key), document)
 
     def keys(self, kind: str) -> list[str]:
         found = [path.rpartition("/")[2] for path in self._listed(f"{ENTRIES}/{kind}")]
         return [f"sha256:{name.removesuffix('.json')}" for name in found if name.endswith(".json")]
 
-    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[EntryRef]:
-        top = f"{SHELVES}/{kind}/"
-        paths = [path.removeprefix(top).split("/") for path in self._listed("/".join([SHELVES, kind, *shelf]))]
+    def list_index(self, kind: str, index_path: tuple[str, ...]) -> list[EntryRef]:
+        top = f"{INDEX}/{kind}/"
+        paths = [path.removeprefix(top).split("/") for path in self._listed("/".join([INDEX, kind, *index_path]))]
         return [EntryRef(f"sha256:{parts[-1]}", tuple(parts[:-1])) for parts in paths]
 
     def has(self, digest: str, size_bytes: int) -> bool:
@@ -180,7 +180,7 @@ class Objects:
 
 def waited(action: Callable[[], T]) -> T:
     """The result of a call into obstore, which hears of no signal until it is done: Ctrl-C ends the waiting here."""
-    return beside(action).result()
+    return run_in_background(action).result()
 
 
 def _hex(digest: str) -> str:
@@ -191,8 +191,8 @@ def _entry(kind: str, key: str) -> str:
     return f"{ENTRIES}/{kind}/{_hex(key)}.json"
 
 
-def _mark(kind: str, key: str, shelf: tuple[str, ...]) -> str:
-    return "/".join([SHELVES, kind, *shelf, _hex(key)])
+def _mark(kind: str, key: str, index_path: tuple[str, ...]) -> str:
+    return "/".join([INDEX, kind, *index_path, _hex(key)])
 
 
 def _blob(digest: str) -> str:

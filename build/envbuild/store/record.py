@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from envbuild.core.errors import ConfigurationError
-from envbuild.core.validation import in_words
+from envbuild.core.validation import describe_errors
 
 RECORD_FILE = "record.json"
 M = TypeVar("M", bound=BaseModel)
@@ -26,7 +26,7 @@ def load(path: Path, model: type[M]) -> M:
     except (OSError, ValidationError) as error:
         raise ConfigurationError(
             f"cannot read the record {path}",
-            why=in_words(error) if isinstance(error, ValidationError) else str(error),
+            why=describe_errors(error) if isinstance(error, ValidationError) else str(error),
             fix=f"Remove {path.parent} and run `envbuild image` again.",
         ) from error
 

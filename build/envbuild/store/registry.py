@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING
 
 from envbuild import __version__
 from envbuild.core import jsonread
-from envbuild.core.background import beside
+from envbuild.core.background import run_in_background
 from envbuild.core.errors import EnvbuildError, NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.store.address import Address, is_loopback
@@ -237,7 +237,7 @@ class Registry:
         if body is not None and not isinstance(body, bytes):
             return request()  # a file takes its time
         try:
-            return beside(request).result(timeout=HEAD_SECONDS)
+            return run_in_background(request).result(timeout=HEAD_SECONDS)
         except FutureTimeoutError:
             raise HTTPError(f"no answer within {HEAD_SECONDS:.0f} s") from None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from envbuild.core.background import beside
+from envbuild.core.background import run_in_background
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
@@ -82,7 +82,7 @@ class Remote:
         self,
         kind: str,
         key: str,
-        shelf: tuple[str, ...],
+        index_path: tuple[str, ...],
         folder: Path,
         record: JsonValue,
         *,
@@ -97,17 +97,17 @@ class Remote:
             CheckRefusedError: what is there under the key is damaged, and is not to be replaced.
             NetworkError: the store cannot be reached or refuses.
         """
-        mine = describe(kind, key, shelf, folder, record)
+        mine = describe(kind, key, index_path, folder, record)
         found, problem = self._present(kind, key)
         if (found or problem) and replace(found):
             self._upload(mine, folder, anew=True)
-            self.backend.replace(kind, key, shelf, mine.as_bytes(), mine.blobs())
+            self.backend.replace(kind, key, index_path, mine.as_bytes(), mine.blobs())
             return Pushed.REPLACED
         if problem:
             raise problem
         if found is None:
             self._upload(mine, folder, anew=False)
-            if self.backend.create(kind, key, shelf, mine.as_bytes(), mine.blobs()):
+            if self.backend.create(kind, key, index_path, mine.as_bytes(), mine.blobs()):
                 return Pushed.NEW
             found = self.find(kind, key)
         return Pushed.SAME if found is not None and found.files == mine.files else Pushed.OTHER
@@ -127,9 +127,9 @@ class Remote:
         """The keys of all entries of a kind."""
         return sorted(self.backend.keys(kind))
 
-    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[EntryRef]:
-        """What is on a shelf; an entry that is listed may not be there."""
-        return sorted(self.backend.shelved(kind, shelf))
+    def list_index(self, kind: str, index_path: tuple[str, ...]) -> list[EntryRef]:
+        """The entries under a path of the index; an entry that is listed may not be there."""
+        return sorted(self.backend.list_index(kind, index_path))
 
     def documents(self, kind: str, keys: list[str]) -> dict[str, Document | CheckRefusedError]:
         """The documents of several entries, or why each cannot be taken; those that are not there are left out."""
@@ -139,6 +139,6 @@ class Remote:
 
         # Threads that nobody waits for: Ctrl-C ends the command though a store does not answer.
         shares = [keys[start::REQUESTS_AT_ONCE] for start in range(min(REQUESTS_AT_ONCE, len(keys)))]
-        working = [beside(partial(read, share)) for share in shares]
+        working = [run_in_background(partial(read, share)) for share in shares]
         found = dict(pair for work in working for pair in work.result())
         return {key: entry for key in keys if (entry := found[key][0] or found[key][1]) is not None}

@@ -30,12 +30,12 @@ TITLE = "org.opencontainers.image.title"
 SETTLE_SECONDS = 0.5
 # A registry that keeps tags as they are answers one of these to a second manifest.
 CONFLICT = (409, 412)
-_SHELVED = re.compile(r"([^.-]+)\.(.+)\.([0-9a-f]{64})")
+_INDEX_TAG = re.compile(r"([^.-]+)\.(.+)\.([0-9a-f]{64})")
 _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
 
 
 class OciRepository:
-    """Entries as tags ``KIND-KEY``, shelves as tags ``KIND.SHELF.KEY``, in one repository."""
+    """Entries as tags ``KIND-KEY``, the index as tags ``KIND.PATH.KEY``, in one repository."""
 
     def __init__(self, address: Address, ca_bundle: Path | None, environ: Mapping[str, str]) -> None:
         self._address = address
@@ -61,9 +61,9 @@ class OciRepository:
             raise _no_entry(self._address, kind, key, "Its document has another digest than its manifest states.")
         return content
 
-    def create(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:
+    def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:
         manifest = self._prepared(document, blobs)
-        self._put(_shelf_tag(kind, key, shelf), manifest, accept=(201, *CONFLICT))
+        self._put(_index_tag(kind, key, index_path), manifest, accept=(201, *CONFLICT))
         tag = _tag(kind, key)
         if self._manifest(tag) is not None:
             return False
@@ -74,9 +74,9 @@ class OciRepository:
         found = self._manifest(tag)
         return found is not None and found.body == manifest
 
-    def replace(self, kind: str, key: str, shelf: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:
+    def replace(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:
         manifest = self._prepared(document, blobs)
-        self._put(_shelf_tag(kind, key, shelf), manifest, accept=(201, *CONFLICT))
+        self._put(_index_tag(kind, key, index_path), manifest, accept=(201, *CONFLICT))
         self._put(_tag(kind, key), manifest, accept=(201,))
 
     def keys(self, kind: str) -> list[str]:
@@ -84,12 +84,12 @@ class OciRepository:
         found = [tag.removeprefix(beginning) for tag in self._tags() if tag.startswith(beginning)]
         return [f"sha256:{name}" for name in found if re.fullmatch(r"[0-9a-f]{64}", name)]
 
-    def shelved(self, kind: str, shelf: tuple[str, ...]) -> list[EntryRef]:
+    def list_index(self, kind: str, index_path: tuple[str, ...]) -> list[EntryRef]:
         found = []
-        for match in map(_SHELVED.fullmatch, self._tags()):
+        for match in map(_INDEX_TAG.fullmatch, self._tags()):
             if match is not None and match[1] == kind:
                 place = tuple(match[2].split("."))
-                found += [EntryRef(f"sha256:{match[3]}", place)] if place[: len(shelf)] == shelf else []
+                found += [EntryRef(f"sha256:{match[3]}", place)] if place[: len(index_path)] == index_path else []
         return found
 
     def has(self, digest: str, size_bytes: int) -> bool:
@@ -163,8 +163,8 @@ def _tag(kind: str, key: str) -> str:
     return f"{kind}-{key.removeprefix('sha256:')}"
 
 
-def _shelf_tag(kind: str, key: str, shelf: tuple[str, ...]) -> str:
-    return ".".join([kind, *shelf, key.removeprefix("sha256:")])
+def _index_tag(kind: str, key: str, index_path: tuple[str, ...]) -> str:
+    return ".".join([kind, *index_path, key.removeprefix("sha256:")])
 
 
 def _no_entry(address: Address, kind: str, key: str, why: str) -> CheckRefusedError:

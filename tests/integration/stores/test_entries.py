@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.processes import wait_until
-from helpers.store_entries import BIG, KEY, OTHER_KEY, SHELF, Place, content, entry, fetched, push
+from helpers.store_entries import BIG, INDEX_PATH, KEY, OTHER_KEY, Place, content, entry, fetched, push
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError
@@ -25,7 +25,7 @@ def test_what_was_pushed_is_fetched(place: Place, tmp_path: Path) -> None:
     remote = place.open()
     assert remote.find("things", KEY) is None
     assert remote.keys("things") == []
-    assert remote.shelved("things", ()) == []
+    assert remote.list_index("things", ()) == []
     made = entry(tmp_path / "made")
     assert push(remote, made) is Pushed.NEW
     document = fetched(place.open(), tmp_path / "got")
@@ -35,9 +35,9 @@ def test_what_was_pushed_is_fetched(place: Place, tmp_path: Path) -> None:
     assert push(remote, made, OTHER_KEY) is Pushed.NEW
     assert remote.keys("things") == sorted([KEY, OTHER_KEY])
     assert remote.keys("others") == []
-    assert [offer.key for offer in remote.shelved("things", ("sdist",))] == sorted([KEY, OTHER_KEY])
-    assert {offer.shelf for offer in remote.shelved("things", SHELF)} == {SHELF}
-    assert remote.shelved("things", ("sdi",)) == []
+    assert [ref.key for ref in remote.list_index("things", ("sdist",))] == sorted([KEY, OTHER_KEY])
+    assert {ref.index_path for ref in remote.list_index("things", INDEX_PATH)} == {INDEX_PATH}
+    assert remote.list_index("things", ("sdi",)) == []
     assert set(remote.documents("things", [KEY, OTHER_KEY, sha256_bytes(b"none")])) == {KEY, OTHER_KEY}
 
 
@@ -145,7 +145,7 @@ def test_the_document_of_another_entry_is_refused(place: Place, tmp_path: Path) 
     found = remote.find("things", KEY)
     assert document is not None
     assert found is not None
-    assert remote.backend.create("things", OTHER_KEY, SHELF, document, found.blobs())
+    assert remote.backend.create("things", OTHER_KEY, INDEX_PATH, document, found.blobs())
     with pytest.raises(CheckRefusedError) as refused:
         remote.find("things", OTHER_KEY)
     assert "kept under another name" in refused.value.why
@@ -179,7 +179,7 @@ def test_the_document_of_another_entry_is_refused(place: Place, tmp_path: Path) 
 )
 def test_a_document_that_is_none_is_refused(tmp_path: Path, raw: bytes) -> None:
     remote = open_remote(f"file://{tmp_path}")
-    remote.backend.create("things", KEY, SHELF, raw, ())
+    remote.backend.create("things", KEY, INDEX_PATH, raw, ())
     with pytest.raises(CheckRefusedError, match="is refused"):
         remote.find("things", KEY)
 

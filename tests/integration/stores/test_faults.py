@@ -76,7 +76,7 @@ def test_retry_after_is_honoured(oci: Place, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("action", "status"), [("find", 401), ("find", 403), ("push", 429), ("keys", 500), ("shelved", 503)]
+    ("action", "status"), [("find", 401), ("find", 403), ("push", 429), ("keys", 500), ("list_index", 503)]
 )
 def test_a_server_that_refuses_is_a_network_error(served: Place, tmp_path: Path, status: int, action: str) -> None:
     body = b'{"errors": [{"code": "DENIED", "message": "not you"}]}'
@@ -86,7 +86,7 @@ def test_a_server_that_refuses_is_a_network_error(served: Place, tmp_path: Path,
         "find": lambda: remote.find("things", KEY),
         "push": lambda: push(remote, entry(tmp_path / "made")),
         "keys": lambda: remote.keys("things"),
-        "shelved": lambda: remote.shelved("things", ()),
+        "list_index": lambda: remote.list_index("things", ()),
     }
     with pytest.raises(NetworkError) as refused:
         actions[action]()

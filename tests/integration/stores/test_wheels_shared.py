@@ -35,7 +35,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.store.connect import open_remote
 from envbuild.store.document import describe
 from envbuild.store.local import LocalStore
-from envbuild.wheels.cache.entry import KIND, Built, read_record, shelf_of
+from envbuild.wheels.cache.entry import KIND, Built, index_path_of, read_record
 
 # Fixtures that are used by name.
 __all__ = ["counted", "cuda", "own"]
@@ -158,8 +158,8 @@ def test_a_swapped_entry_is_found_refused_and_replaced(bucket: Place, monkeypatc
         monkeypatch.setenv(name, value)
     remote = open_remote(bucket.url, endpoint=bucket.proxy.address)
     record = json.loads(other.record.model_dump_json(by_alias=True))
-    document = describe(KIND, KEY, shelf_of(PARTS), other.path, record)
-    assert remote.backend.create(KIND, KEY, document.shelf, document.as_bytes(), document.blobs())
+    document = describe(KIND, KEY, index_path_of(PARTS), other.path, record)
+    assert remote.backend.create(KIND, KEY, document.index_path, document.as_bytes(), document.blobs())
 
     error = asked(two, "verify", "--store", "ours", status=5)["error"]
     assert error["what"].startswith("1 of 2 entries of the store")
@@ -373,7 +373,7 @@ def test_a_wheel_for_another_sm_under_a_forged_record_is_not_taken(
         remote = open_remote(f"file://{tmp_path / sm[0]}")
         (tmp_path / sm[0]).mkdir()
         content = json.loads(said.model_dump_json(by_alias=True))
-        remote.push(KIND, parts.key, shelf_of(parts), folder, content)
+        remote.push(KIND, parts.key, index_path_of(parts), folder, content)
         own.cache = tmp_path / f"cache-{sm[0]}"
         before = compiled(tmp_path)
         done = own.run("wheels", *SELECT, "--json", "--store", f"file://{tmp_path / sm[0]}")

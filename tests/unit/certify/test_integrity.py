@@ -75,7 +75,7 @@ def test_image_changed_with_its_size_and_time_kept_is_refused(large):
         large.certify()
     assert "image.sqsh was changed" in caught.value.why
     # It does not look untouched any more to whoever shares it: `envbuild image` puts it right.
-    assert not entry_index.is_untouched(file, file.stat().st_size)
+    assert not entry_index.is_unchanged(file, file.stat().st_size)
 
 
 def test_image_that_is_not_built_does_not_look_untouched(large):
@@ -83,7 +83,7 @@ def test_image_that_is_not_built_does_not_look_untouched(large):
     in_disguise(file)
     with pytest.raises(CheckRefusedError, match="is not the one that was built"):
         large.certify()
-    assert not entry_index.is_untouched(file, file.stat().st_size)
+    assert not entry_index.is_unchanged(file, file.stat().st_size)
 
 
 @pytest.mark.parametrize("touch", ["link", "mode", "copy"])
@@ -117,7 +117,7 @@ def test_stamps_that_are_damaged_are_none(large, text):
     file.unlink()
     if text is not None:
         file.write_text(text)
-    entry_index.seal(file.parent)
+    entry_index.write_index(file.parent)
     assert reads(large) == ["image.sqsh"]
     assert reads(large) == []
     in_disguise(file_of(large, "image.sqsh"))

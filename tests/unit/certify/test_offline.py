@@ -314,7 +314,7 @@ def test_record_of_a_nonce_that_is_damaged_is_told_and_lets_nothing_pass(world, 
     if text is not None:
         file.write_text(text)
     if sealed:
-        entry_index.seal(file.parent)
+        entry_index.write_index(file.parent)
     with pytest.raises(ResultsRefusedError) as caught:
         judge(world, folder)
     assert caught.value.reason == "nonce"

@@ -151,12 +151,12 @@ HUGE = f'{{"seconds": 1{"0" * 400}}}'
 def damage(world, kind, text, *, sealed):
     """Put a text, or nothing, where the records of a kind were; ``sealed``: as if it had been written so."""
     for entry in (world.project / "cache" / kind).iterdir():
-        (file,) = (path for path in entry.iterdir() if path.name != entry_index.SEAL_FILE)
+        (file,) = (path for path in entry.iterdir() if path.name != entry_index.ENTRY_INDEX_FILE)
         file.unlink()
         if text is not None:
             file.write_text(text, encoding="latin-1")
         if sealed:
-            entry_index.seal(entry)
+            entry_index.write_index(entry)
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -175,7 +175,7 @@ def test_seal_of_a_verdict_that_is_none_lets_nothing_pass(world, text):
     done = world.certify()
     remove_tree(done.certificate.parent)
     for entry in (world.project / "cache" / "verdicts").iterdir():
-        file = entry / entry_index.SEAL_FILE
+        file = entry / entry_index.ENTRY_INDEX_FILE
         file.unlink()
         if text is not None:
             file.write_text(text, encoding="latin-1")
@@ -189,7 +189,7 @@ def reseal(world, change):
         if change(content["case"]):
             file.chmod(0o644)
             file.write_text(json.dumps(content))
-            entry_index.seal(file.parent)
+            entry_index.write_index(file.parent)
 
 
 def other_losses(case):
@@ -216,7 +216,7 @@ def test_verdict_that_was_measured_in_another_image_is_not_used(world):
         content["measured"]["image"]["file_digest"] = f"sha256:{'0' * 64}"
         file.chmod(0o644)
         file.write_text(json.dumps(content))
-        entry_index.seal(file.parent)
+        entry_index.write_index(file.parent)
     assert reused(world.certify()) == []
 
 
@@ -228,7 +228,7 @@ def test_verdict_from_the_future_is_not_used(world):
         content["measured"]["finished_at"] = "9999-12-31T23:59:59Z"
         file.chmod(0o644)
         file.write_text(json.dumps(content))
-        entry_index.seal(file.parent)
+        entry_index.write_index(file.parent)
     [certificate] = world.certificates()
     edit(certificate, lambda made: made["predicate"].update(issued_at="9999-12-31T23:59:59Z"), reseal=True)
     done = world.certify()

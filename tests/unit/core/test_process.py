@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.core import exit_status, orphans, process, spawn
-from envbuild.core.background import beside
+from envbuild.core.background import run_in_background
 from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.exit_status import describe_status, mask, tail
 from envbuild.core.process import ProcessOptions, StreamLimits, answer, find_tool, run, stream
@@ -461,34 +461,36 @@ def test_tail_keeps_the_last_lines():
     assert tail("a\nb\nc\n\n", lines=2) == "b\nc"
 
 
-def test_beside_hands_on_what_comes_of_it():
-    assert beside(lambda: 1).result() == 1
+def test_background_hands_on_what_comes_of_it():
+    assert run_in_background(lambda: 1).result() == 1
     with pytest.raises(ZeroDivisionError):
-        beside(lambda: 1 // 0).result()
+        run_in_background(lambda: 1 // 0).result()
 
 
-def test_beside_keeps_no_process_from_ending():
-    code = "import time; from envbuild.core.background import beside; beside(lambda: time.sleep(30))"
+def test_background_keeps_no_process_from_ending():
+    code = (
+        "import time; from envbuild.core.background import run_in_background; run_in_background(lambda: time.sleep(30))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=10)
 
 
-def test_stopping_work_beside_ends_its_program_and_the_next_ones(tmp_path):
+def test_stopping_background_work_ends_its_program_and_the_next_ones(tmp_path):
     def work():
         with pytest.raises(BuildError):
             run(["sleep", "60"], what="sleep")
         run(["sleep", "60"], what="sleep again")
 
-    begun = beside(work)
+    begun = run_in_background(work)
     wait_until(lambda: spawn.running)
     begun.stop()
     with pytest.raises(BuildError, match="cannot sleep again"):
         begun.result(timeout=20)
 
 
-def test_stopping_work_beside_leaves_other_programs_alone():
+def test_stopping_background_work_leaves_other_programs_alone():
     reading, writing = os.pipe()
-    other = beside(lambda: run(["cat"], what="wait", options=ProcessOptions(stdin=reading)).status)
-    begun = beside(lambda: run(["sleep", "60"], what="sleep"))
+    other = run_in_background(lambda: run(["cat"], what="wait", options=ProcessOptions(stdin=reading)).status)
+    begun = run_in_background(lambda: run(["sleep", "60"], what="sleep"))
     wait_until(lambda: len(spawn.running) == 2)
     begun.stop()
     with pytest.raises(BuildError):

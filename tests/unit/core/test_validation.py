@@ -3,7 +3,7 @@
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from envbuild.core.validation import in_words
+from envbuild.core.validation import describe_errors
 
 
 class Inner(BaseModel):
@@ -26,20 +26,20 @@ class Thing(BaseModel):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "it is no JSON, or is cut off"),
-        ("", "it is no JSON, or is cut off"),
-        ("[]", "it is not what it should be"),
-        ("{}", "it has no name"),
-        ('{"name": 1}', "its name is not what it should be (1)"),
+        ("{", "it is not JSON, or is truncated"),
+        ("", "it is not JSON, or is truncated"),
+        ("[]", "it has a wrong value"),
+        ("{}", "name is missing"),
+        ('{"name": 1}', "name has a wrong value (1)"),
         ('{"name": "bad"}', "name: bad is no name"),
-        ('{"name": "a", "b": 1}', "its b is not known here (another version of envbuild may have written it)"),
-        ('{"name": "a", "inner": {"number": "x"}}', "its inner.number is not what it should be ('x')"),
+        ('{"name": "a", "b": 1}', "the key b is unknown (another version of envbuild may have written it)"),
+        ('{"name": "a", "inner": {"number": "x"}}', "inner.number has a wrong value ('x')"),
         ('{"name": "a", "b": 1, "c": 2, "d": 3, "e": 4}', "; and 1 more"),
     ],
 )
 def test_findings_are_in_words(text, said):
     with pytest.raises(ValidationError) as caught:
         Thing.model_validate_json(text)
-    told = in_words(caught.value)
+    told = describe_errors(caught.value)
     assert told.endswith(said)
     assert not [word for word in ("pydantic", "type=", "\n", "Value error", "Input should") if word in told]

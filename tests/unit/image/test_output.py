@@ -48,7 +48,7 @@ def entry(tmp_path):
         }
     )
     (folder / RECORD_FILE).write_bytes(dump(record))
-    entry_index.seal(folder)
+    entry_index.write_index(folder)
     return folder, record
 
 
@@ -63,7 +63,7 @@ def test_two_targets_of_one_image_have_a_folder_and_a_tag_each(entry, tmp_path):
         image, new = placed(entry, tmp_path, target)
         assert new
         verify(image)
-        assert entry_index.broken(image.path) == ""
+        assert entry_index.find_damage(image.path) == ""
         assert image.path.name == f"mcore-debian12-{target}"
         assert find_image(tmp_path / "out", "mcore", "debian12", target).record.target == target
         [described] = json.loads((image.path / "oci/index.json").read_bytes())["manifests"]
@@ -95,7 +95,7 @@ def test_placed_file_that_was_changed_breaks_the_seal(entry, tmp_path):
     image, _ = placed(entry, tmp_path, "h200")
     record = image.path / RECORD_FILE
     record.write_bytes(record.read_bytes().replace(b'"mcore"', b'"other"'))
-    assert RECORD_FILE in entry_index.broken(image.path)
+    assert RECORD_FILE in entry_index.find_damage(image.path)
 
 
 def test_image_that_is_not_the_records_is_refused(entry, tmp_path):
@@ -197,7 +197,7 @@ def test_modes_are_the_same_whatever_the_umask(umask, entry, tmp_path):
     assert modes == {path.relative_to(image.path): 0o755 if path.is_dir() else 0o644 for path in found}
     assert len(modes) > 8
     assert placed(entry, tmp_path, "h200")[1] is False
-    assert entry_index.broken(entry[0]) == ""
+    assert entry_index.find_damage(entry[0]) == ""
 
 
 def test_out_dir_that_this_account_may_not_enter_is_told(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from helpers.locks import lock_context
 
-from envbuild.core.background import beside
+from envbuild.core.background import run_in_background
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import NetworkError
 from envbuild.lock.components.git_sources import GitSources
@@ -101,7 +101,7 @@ def begun_with(folder: Path, text: str, action=lambda: RESOLUTION) -> Guess:
     own = folder / "begun"
     own.mkdir()
     (own / "uv.lock").write_text("the one begun")
-    return Guess(text=text, folder=own, answer=beside(action))
+    return Guess(text=text, folder=own, answer=run_in_background(action))
 
 
 def test_a_right_guess_is_the_answer(resolving, tmp_path):

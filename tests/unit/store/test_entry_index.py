@@ -20,16 +20,16 @@ def blob(entry, data=DATA):
 def test_a_blob_that_was_sealed_elsewhere_is_not_read_again(tmp_path, monkeypatch):
     first, second = tmp_path / "first", tmp_path / "second"
     file = blob(first)
-    entry_index.seal(first)
+    entry_index.write_index(first)
     link = second / file.relative_to(first)
     link.parent.mkdir(parents=True)
     os.link(file, link)
     read = []
     monkeypatch.setattr(entry_index, "sha256_file", lambda path: read.append(path) or "sha256:other")
-    entry_index.seal(second)
+    entry_index.write_index(second)
     assert read == []
-    assert entry_index.broken(second) == ""
-    assert (second / entry_index.SEAL_FILE).read_bytes() == (first / entry_index.SEAL_FILE).read_bytes()
+    assert entry_index.find_damage(second) == ""
+    assert (second / entry_index.ENTRY_INDEX_FILE).read_bytes() == (first / entry_index.ENTRY_INDEX_FILE).read_bytes()
 
 
 def test_a_new_blob_is_read_and_so_is_any_other_file(tmp_path, monkeypatch):
@@ -38,13 +38,13 @@ def test_a_new_blob_is_read_and_so_is_any_other_file(tmp_path, monkeypatch):
     other.write_bytes(DATA)
     read = []
     monkeypatch.setattr(entry_index, "sha256_file", lambda path: read.append(path) or "sha256:found")
-    os.utime(other, (entry_index.SEALED_SECONDS, entry_index.SEALED_SECONDS))
-    entry_index.seal(tmp_path)
+    os.utime(other, (entry_index.INDEXED_SECONDS, entry_index.INDEXED_SECONDS))
+    entry_index.write_index(tmp_path)
     assert sorted(read) == sorted([file, other])
 
 
 def test_what_is_written_into_a_blob_breaks_the_seal(tmp_path):
     file = blob(tmp_path)
-    entry_index.seal(tmp_path)
+    entry_index.write_index(tmp_path)
     file.write_bytes(DATA[:-1] + b"y")
-    assert "was changed" in entry_index.broken(tmp_path)
+    assert "was changed" in entry_index.find_damage(tmp_path)

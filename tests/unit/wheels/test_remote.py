@@ -22,7 +22,7 @@ from envbuild.store.connect import open_remote
 from envbuild.store.document import Document, describe
 from envbuild.store.local import LocalStore
 from envbuild.store.remote import Pushed, Remote
-from envbuild.wheels.cache.entry import KIND, PROVENANCE_FILE, RECORD_FILE, Built, read_record, shelf_of
+from envbuild.wheels.cache.entry import KIND, PROVENANCE_FILE, RECORD_FILE, Built, index_path_of, read_record
 from envbuild.wheels.cache.wheelhouse import Wheelhouse
 from envbuild.wheels.key import KeyParts
 
@@ -71,10 +71,10 @@ def test_what_one_machine_built_another_has(machine):
     assert found is not None
     assert (found.record, found.fetched, found.built) == (kept.record, two.remote.address, False)
     assert {path.name for path in found.path.iterdir()} == {
-        *(kept.record.file, "wheel.json", "provenance.json", "build.log", entry_index.SEAL_FILE)
+        *(kept.record.file, "wheel.json", "provenance.json", "build.log", entry_index.ENTRY_INDEX_FILE)
     }
     assert found.wheel.read_bytes() == kept.wheel.read_bytes()
-    assert entry_index.broken(found.path) == ""
+    assert entry_index.find_damage(found.path) == ""
     shutil.rmtree(two.remote.address.removeprefix("file://"))
     again = two.wheelhouse.find(PARTS.key)
     assert again is not None, "it is a local entry now"
@@ -86,12 +86,12 @@ def test_what_one_machine_built_another_has(machine):
 def test_what_is_there_is_known_by_its_document(machine, share):
     one, two, three = (machine(name, reads=False, writes=False) for name in ("one", "two", "three"))
     mine, other = one.keep(), two.keep(module="two = 2\n")
-    assert not one.wheelhouse.sharing.has(one.remote, mine)
-    one.wheelhouse.sharing.push(one.remote, mine)
-    assert one.wheelhouse.sharing.has(one.remote, mine)
-    assert not two.wheelhouse.sharing.has(two.remote, other), "another wheel of the key"
+    assert not one.wheelhouse.remote.has(one.remote, mine)
+    one.wheelhouse.remote.push(one.remote, mine)
+    assert one.wheelhouse.remote.has(one.remote, mine)
+    assert not two.wheelhouse.remote.has(two.remote, other), "another wheel of the key"
     (share / f"entries/wheels/{PARTS.key.removeprefix('sha256:')}.json").write_text("{")
-    assert not three.wheelhouse.sharing.has(three.remote, mine)
+    assert not three.wheelhouse.remote.has(three.remote, mine)
 
 
 def test_an_entry_says_who_built_it_and_no_place(machine):
@@ -137,7 +137,7 @@ def test_a_push_that_fails_is_told_and_loses_nothing(machine, share):
     command = f"envbuild wheels push {short(PARTS.key)} --store {one.remote.name}"
     assert one.said("warning", kept.record.file, "There is no such directory", command)
     share.mkdir()
-    assert one.wheelhouse.sharing.push(one.remote, kept) is Pushed.NEW
+    assert one.wheelhouse.remote.push(one.remote, kept) is Pushed.NEW
 
 
 def test_a_build_that_fails_pushes_nothing(machine):
@@ -185,11 +185,11 @@ def test_where_the_first_ones_is_damaged_the_own_stays(machine, share):
     assert "second" in second.wheel.read_bytes().decode(errors="replace")
     assert two.wheelhouse.problems() == {}
     assert two.said("warning", "not pushed")
-    assert two.wheelhouse.sharing.push(two.remote, second, replace=True) is Pushed.REPLACED
+    assert two.wheelhouse.remote.push(two.remote, second, replace=True) is Pushed.REPLACED
     found = machine("three").wheelhouse.find(PARTS.key)
     assert found is not None
     assert found.record.digest == second.record.digest
-    assert two.wheelhouse.sharing.push(two.remote, second, replace=True) is Pushed.SAME, "a good one is not replaced"
+    assert two.wheelhouse.remote.push(two.remote, second, replace=True) is Pushed.SAME, "a good one is not replaced"
 
 
 OTHER = PARTS.model_copy(update={"sm": ("80",)})
@@ -198,11 +198,11 @@ OTHER = PARTS.model_copy(update={"sm": ("80",)})
 def put(remote: Remote, key: str, folder: Path, **changes: object) -> None:
     """An entry put into a store by hand, as a whole: every digest in it is right."""
     record = json.loads((folder / RECORD_FILE).read_text())
-    document = describe(KIND, key, shelf_of(read_record(folder).parts), folder, record)
+    document = describe(KIND, key, index_path_of(read_record(folder).parts), folder, record)
     document = Document.model_validate({**document.model_dump(by_alias=True), **changes})
     for file in document.files:
         remote.backend.upload(folder / file.name, file.digest, file.size_bytes)
-    assert remote.backend.create(KIND, key, document.shelf, document.as_bytes(), document.blobs())
+    assert remote.backend.create(KIND, key, document.index_path, document.as_bytes(), document.blobs())
 
 
 def change(folder: Path, **fields: object) -> None:
@@ -214,10 +214,10 @@ def forged_parts(folder: Path, remote: Remote) -> None:
     """Another wheel's record that states this key."""
     parts = OTHER.model_dump(mode="json")
     change(folder, parts=parts)
-    document = describe(KIND, PARTS.key, shelf_of(PARTS), folder, json.loads((folder / RECORD_FILE).read_text()))
+    document = describe(KIND, PARTS.key, index_path_of(PARTS), folder, json.loads((folder / RECORD_FILE).read_text()))
     for file in document.files:
         remote.backend.upload(folder / file.name, file.digest, file.size_bytes)
-    remote.backend.create(KIND, PARTS.key, document.shelf, document.as_bytes(), document.blobs())
+    remote.backend.create(KIND, PARTS.key, document.index_path, document.as_bytes(), document.blobs())
 
 
 def another_wheel(folder: Path, remote: Remote) -> None:
@@ -253,7 +253,7 @@ def another_record_outside(folder: Path, remote: Remote) -> None:
 
 
 def no_record(folder: Path, remote: Remote) -> None:
-    document = describe(KIND, PARTS.key, shelf_of(PARTS), folder, {})
+    document = describe(KIND, PARTS.key, index_path_of(PARTS), folder, {})
     files = [file for file in document.files if file.name != RECORD_FILE]
     put(remote, PARTS.key, folder, files=[file.model_dump() for file in files])
 
@@ -325,7 +325,7 @@ def test_a_record_that_has_no_place_of_this_machine_in_errors(machine, tmp_path)
     document = one.remote.find(KIND, PARTS.key)
     assert document is not None
     with pytest.raises(CheckRefusedError) as refused:
-        one.wheelhouse.sharing.take(one.remote, document, tmp_path / "into")
+        one.wheelhouse.remote.take(one.remote, document, tmp_path / "into")
     assert str(tmp_path / "into") not in refused.value.why
     assert one.remote.address in refused.value.what
 
@@ -383,4 +383,4 @@ def test_use_is_noted(machine):
     assert kept.path.stat().st_mtime == 0, "looking is no use"
     one.wheelhouse.find(PARTS.key)
     assert kept.path.stat().st_mtime > 1e9
-    assert entry_index.broken(kept.path) == ""
+    assert entry_index.find_damage(kept.path) == ""

@@ -151,7 +151,7 @@ def test_a_record_with_the_key_of_another_is_set_aside(store, tmp_path):
     other.path.rename(forged)
     record = json.loads((forged / RECORD_FILE).read_text())
     (forged / RECORD_FILE).write_text(json.dumps(record | {"key": parts.key}))
-    entry_index.seal(forged)
+    entry_index.write_index(forged)
     assert len(Wheelhouse(store).problems()) == 1
     assert Wheelhouse(store).find(parts.key) is None
     assert not forged.exists()

@@ -17,7 +17,7 @@ from envbuild.certify.certificate.statement import Certificate, seal_of
 from envbuild.core import jsonread
 from envbuild.core.errors import CertificateRefusedError, ConfigurationError
 from envbuild.core.files import NotPlainFileError, machine_errors, read_plain
-from envbuild.core.validation import in_words
+from envbuild.core.validation import describe_errors
 
 AGAIN = "Get the file again from where it was made, as it was written, or run `envbuild certify`: it makes a new one."
 BEFORE_MATRICES = "urn:envbuild:certificate:2"
@@ -52,7 +52,7 @@ class CertificateFile:
             found = Certificate.model_validate_json(self.content.payload, strict=True)
             expected = seal_of(raw)
         except ValidationError as error:
-            raise self.refuse(f"What it says is no certificate: {in_words(error)}.") from error
+            raise self.refuse(f"What it says is no certificate: {describe_errors(error)}.") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise self.refuse(f"What it says is no certificate: {error}.") from error
         if found.predicate.seal != expected:

@@ -38,7 +38,7 @@ def verify_and_note(image: PlacedImage, store: LocalStore) -> None:
         return name != RECORD_FILE
 
     # Before they are read: what is changed meanwhile looks otherwise afterwards.
-    problem = entry_index.broken(image.path, note)
+    problem = entry_index.find_damage(image.path, note)
     verify(image)
     if not problem:
         _keep(image, stamps, store)
@@ -57,7 +57,7 @@ def check_unchanged(image: PlacedImage, store: LocalStore) -> None:
         stamps[name] = _stamp(info)
         return known.get(name) == stamps[name]
 
-    if problem := entry_index.broken(image.path, is_known):
+    if problem := entry_index.find_damage(image.path, is_known):
         raise CheckRefusedError(
             f"the image in {image.path} is not the one that was certified",
             why=f"{problem} since it was built.",

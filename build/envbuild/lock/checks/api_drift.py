@@ -17,7 +17,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from envbuild import drift
-from envbuild.core.background import beside
+from envbuild.core.background import run_in_background
 from envbuild.core.digests import canonical_json, digest_of, sha256_file
 from envbuild.core.errors import EnvbuildError
 from envbuild.core.files import machine_errors
@@ -87,7 +87,7 @@ def reading_ahead(project: Project, files: Future[Packages], context: LockContex
             for pair in comparisons.pairs:
                 comparisons.of(pair)
 
-    reading = beside(read)
+    reading = run_in_background(read)
     try:
         yield reading
     finally:

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.stack import Phase
 from envbuild.core import tomlread
-from envbuild.core.background import beside
+from envbuild.core.background import run_in_background
 from envbuild.core.errors import ConfigurationError, NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.lock.components.git_metadata import metadata_of_commit
@@ -42,7 +42,7 @@ def finding_files(plan: LockPlan, context: LockContext) -> Iterator[Future[Packa
     They are the ``[[package]]`` tables of uv.lock by name.
     """
     names = list(dict.fromkeys([*_compiled(plan.project), *plan.project.released_users()]))
-    files = beside(lambda: _find_files(plan, names, context))
+    files = run_in_background(lambda: _find_files(plan, names, context))
     try:
         yield files
     finally:

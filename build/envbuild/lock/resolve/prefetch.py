@@ -13,7 +13,7 @@ from pathlib import Path
 
 from envbuild.catalog.models import Phase
 from envbuild.core import tomlread
-from envbuild.core.background import Background, beside
+from envbuild.core.background import Background, run_in_background
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.components.models import CompileMetadata
@@ -64,7 +64,7 @@ def begin_guess(plan: LockPlan, context: LockContext) -> Guess | None:
     text = render_project(guessed, pins=plan.keep, source=plan.torch)
     folder = _folder_with(text, context)
     quiet = replace(context, reporter=SilentReporter())
-    answer = beside(lambda: resolve(folder, plan.torch, plan.what, quiet, settings_may_be_ignored=True))
+    answer = run_in_background(lambda: resolve(folder, plan.torch, plan.what, quiet, settings_may_be_ignored=True))
     return Guess(text=text, folder=folder, answer=answer)
 
 

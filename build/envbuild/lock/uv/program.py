@@ -13,7 +13,7 @@ from pathlib import Path
 import tomlkit
 
 from envbuild.core import tomlread
-from envbuild.core.background import meanwhile
+from envbuild.core.background import background_process
 from envbuild.core.errors import (
     CheckRefusedError,
     ConfigurationError,
@@ -159,7 +159,7 @@ def uv_meanwhile(arguments: Sequence[str | Path], *, what: str, cwd: Path) -> It
     """Uv at work while the block runs, for what it leaves in its cache; how it ends does not matter."""
     with (
         _project_counts(_environment(None)) as environment,
-        meanwhile([uv_program(), *_PLAIN, "--quiet", *arguments], what=what, env=environment, cwd=cwd),
+        background_process([uv_program(), *_PLAIN, "--quiet", *arguments], what=what, env=environment, cwd=cwd),
     ):
         yield
 

@@ -22,8 +22,8 @@ from envbuild.core.digests import digest_of, sha256_file, short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.exit_status import mask
 from envbuild.core.files import machine_errors, read_plain, write_atomic
-from envbuild.core.validation import in_words
-from envbuild.store.entry_index import SEAL_FILE
+from envbuild.core.validation import describe_errors
+from envbuild.store.entry_index import ENTRY_INDEX_FILE
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.key import OF_THE_MACHINE, KeyParts
 
@@ -35,7 +35,7 @@ ENVIRONMENTS_KIND = "build-environments"
 RECORD_FILE = "wheel.json"
 LOG_FILE = "build.log"
 PROVENANCE_FILE = "provenance.json"
-SHELF_DIGITS = 16
+INDEX_DIGITS = 16
 MOST_RECORD_BYTES = 16 << 20
 
 
@@ -149,7 +149,7 @@ def read_record(folder: Path) -> WheelRecord:
     except OSError as error:
         raise bad_entry(folder, f"{RECORD_FILE} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
-        raise bad_entry(folder, f"{RECORD_FILE} cannot be read: {in_words(error)}") from error
+        raise bad_entry(folder, f"{RECORD_FILE} cannot be read: {describe_errors(error)}") from error
     if record.parts.key != record.key:
         raise bad_entry(folder, "its parts have another key than the one it is kept under")
     return record
@@ -188,7 +188,7 @@ def _problem(folder: Path, record: WheelRecord) -> str:
         same = False
     if not same:
         return f"{record.file!r} is no wheel of {parts.package} {parts.version}"
-    allowed = {record.file, RECORD_FILE, LOG_FILE, PROVENANCE_FILE, SEAL_FILE}
+    allowed = {record.file, RECORD_FILE, LOG_FILE, PROVENANCE_FILE, ENTRY_INDEX_FILE}
     if strangers := sorted({path.relative_to(folder).as_posix() for path in folder.rglob("*")} - allowed):
         return f"it has files that belong to no wheel: {', '.join(strangers)}"
     wheel = folder / record.file
@@ -222,12 +222,12 @@ def bad_entry(path: Path, why: str) -> CheckRefusedError:
     )
 
 
-def shelf_of(parts: KeyParts) -> tuple[str, str]:
+def index_path_of(parts: KeyParts) -> tuple[str, str]:
     """Where a remote store has wheels that may stand in for one another: by sdist, then by all but the compilers."""
     fit = digest_of(parts.model_dump(mode="json", exclude=set(OF_THE_MACHINE)))
-    return source_shelf(parts.sdist or parts.commit), fit.removeprefix("sha256:")[:SHELF_DIGITS]
+    return source_index(parts.sdist or parts.commit), fit.removeprefix("sha256:")[:INDEX_DIGITS]
 
 
-def source_shelf(source: str) -> str:
-    """The outer part of the shelf: all wheels of an sdist (its digest), or of a commit."""
-    return source.removeprefix("sha256:")[:SHELF_DIGITS]
+def source_index(source: str) -> str:
+    """The outer part of the index path: all wheels of an sdist (its digest), or of a commit."""
+    return source.removeprefix("sha256:")[:INDEX_DIGITS]

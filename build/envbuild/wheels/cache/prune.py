@@ -86,7 +86,7 @@ def plan_pruning(
         except CheckRefusedError as error:
             old.append(_old(KIND, path, path.name[:12], f"damaged: {error.why.replace(f' ({path})', '')}"))
             continue
-        if problem := entry_index.broken(path):
+        if problem := entry_index.find_damage(path):
             old.append(_old(KIND, path, record.file, f"damaged: {problem}"))
         elif path.stat().st_mtime <= since:
             item = _old(KIND, path, record.file, _unused(path.stat().st_mtime))

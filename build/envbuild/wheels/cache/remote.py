@@ -14,11 +14,11 @@ from envbuild.store.backend import EntryRef
 from envbuild.store.document import Document, refused
 from envbuild.store.local import LocalStore
 from envbuild.store.remote import Pushed, Remote
-from envbuild.wheels.cache.entry import KIND, Built, WheelRecord, check_entry, read_record, shelf_of
+from envbuild.wheels.cache.entry import KIND, Built, WheelRecord, check_entry, index_path_of, read_record
 from envbuild.wheels.key import KeyParts
 
 
-class Sharing:
+class RemoteWheels:
     """The remote stores beside a local one, for wheels."""
 
     def __init__(self, store: LocalStore, remotes: Sequence[Remote]) -> None:
@@ -58,7 +58,9 @@ class Sharing:
         except CheckRefusedError as error:
             why = error.why.replace(f" ({folder})", "")
             raise refused(KIND, document.key, remote.address, f"It is not what it says: {why}.") from error
-        if document.record != record.model_dump(mode="json", by_alias=True) or document.shelf != shelf_of(record.parts):
+        if document.record != record.model_dump(mode="json", by_alias=True) or document.index_path != index_path_of(
+            record.parts
+        ):
             raise refused(KIND, document.key, remote.address, "Its document says something else than its record.")
 
     @property
@@ -66,9 +68,9 @@ class Sharing:
         return (remote for remote in self.remotes if remote.reads)
 
     @cached_property
-    def offers(self) -> tuple[tuple[Remote, EntryRef], ...]:
+    def entry_refs(self) -> tuple[tuple[Remote, EntryRef], ...]:
         """All wheels of the stores that are read, by sdist and by what they are for; listed once."""
-        return tuple((remote, offer) for remote in self._readers for offer in remote.shelved(KIND, ()))
+        return tuple((remote, ref) for remote in self._readers for ref in remote.list_index(KIND, ()))
 
     def fetch_fitting(self, parts: KeyParts, rank: Callable[[KeyParts], tuple[int, ...] | None]) -> str:
         """Make the best wheel that may stand in for one with these parts a local one; returns its key, or nothing.
@@ -77,7 +79,9 @@ class Sharing:
             rank: how good a wheel with some parts is; None: it does not fit.
         """
         for remote in self._readers:
-            keys = [offer.key for place, offer in self.offers if place is remote and offer.shelf == shelf_of(parts)]
+            keys = [
+                ref.key for place, ref in self.entry_refs if place is remote and ref.index_path == index_path_of(parts)
+            ]
             found = self._ranked(remote, keys, rank)
             for key in found:
                 if self._fetch_from(remote, key):
@@ -157,7 +161,7 @@ class Sharing:
             return remote.push(
                 KIND,
                 record.key,
-                shelf_of(record.parts),
+                index_path_of(record.parts),
                 item.path,
                 content,  # type: ignore[arg-type]
                 replace=lambda document: replace and self.damage(remote, document) != "",

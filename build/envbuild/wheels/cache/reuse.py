@@ -13,7 +13,7 @@ from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.store.remote import Remote
 from envbuild.wheels.audit.binary import version_key
-from envbuild.wheels.cache.entry import source_shelf
+from envbuild.wheels.cache.entry import source_index
 from envbuild.wheels.cache.wheelhouse import Built, Wheelhouse
 from envbuild.wheels.key import KeyParts
 from envbuild.wheels.plan import WheelPlan, buildable, plan_wheels
@@ -45,9 +45,9 @@ def fitting_wheels(
     wheelhouse = Wheelhouse(sources.store, remotes)
     known = buildable(lock)
     here = [item for item in wheelhouse.all() if any(origin.is_of(item.record.parts) for origin in known.values())]
-    there = {offer.shelf[0] for _, offer in wheelhouse.sharing.offers if offer.shelf}
+    there = {ref.index_path[0] for _, ref in wheelhouse.remote.entry_refs if ref.index_path}
     names: set[str] = {canonicalize_name(item.record.parts.package) for item in here}
-    names |= {name for name, origin in known.items() if source_shelf(origin.sdist or origin.commit) in there}
+    names |= {name for name, origin in known.items() if source_index(origin.sdist or origin.commit) in there}
     if not names:
         return {}
     try:
@@ -80,7 +80,7 @@ def _from_remote(wheelhouse: Wheelhouse, plan: WheelPlan, cuda: str, *, exact: b
     def rank(parts: KeyParts) -> tuple[int, ...] | None:
         return _rank(parts, plan, cuda) if parts.key == plan.parts.key or not exact else None
 
-    key = wheelhouse.sharing.fetch_fitting(plan.parts, rank)
+    key = wheelhouse.remote.fetch_fitting(plan.parts, rank)
     return wheelhouse.find(key) if key else None
 
 

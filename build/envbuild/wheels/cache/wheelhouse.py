@@ -18,7 +18,7 @@ from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
 from envbuild.store.remote import Remote
 from envbuild.wheels.cache.entry import KIND, RECORD_FILE, Built, WheelRecord, fill, read_kept, sign_off
-from envbuild.wheels.cache.remote import Sharing
+from envbuild.wheels.cache.remote import RemoteWheels
 
 __all__ = ["KIND", "NO_BUILT", "RECORD_FILE", "Built", "WheelRecord", "Wheelhouse", "digests_of", "fill"]
 
@@ -44,7 +44,7 @@ class Wheelhouse:
     def __init__(self, store: LocalStore, remotes: Sequence[Remote] = (), lock: str = "") -> None:
         self._store = store
         self._lock = lock
-        self.sharing = Sharing(store, remotes)
+        self.remote = RemoteWheels(store, remotes)
 
     def find(self, key: str) -> Built | None:
         """The wheel of a key, verified, from here or from a remote store; None when it is nowhere, or was damaged.
@@ -54,7 +54,7 @@ class Wheelhouse:
         """
         self.set_aside(key)
         path = self._store.find(KIND, key)
-        came_from = "" if path is not None else self.sharing.fetch(key)
+        came_from = "" if path is not None else self.remote.fetch(key)
         if path is None and not came_from:
             return None
         found = self.take(self._read(self._store.path_of(KIND, key)))
@@ -63,7 +63,7 @@ class Wheelhouse:
     def set_aside(self, key: str) -> None:
         """Remove an entry whose files are whole, and which is none of this key: made so by hand, or by an accident."""
         path = self._store.path_of(KIND, key)
-        if not path.is_dir() or entry_index.broken(path) or not _wrong(path):
+        if not path.is_dir() or entry_index.find_damage(path) or not _wrong(path):
             return  # what is broken is told and made anew where it is asked for
         with locks.exclusive(self._store.root / "locks" / f"{KIND}-{path.name}.lock"):
             if problem := _wrong(path):
@@ -84,7 +84,7 @@ class Wheelhouse:
         found = dataclasses.replace(self._read(entry.path), built=entry.built)
         if not entry.built:
             return found
-        pushed = self.sharing.push_built(found)
+        pushed = self.remote.push_built(found)
         return dataclasses.replace(self._read(entry.path), built=True, pushed=pushed)
 
     def _places(self) -> dict[str, str]:
@@ -139,7 +139,7 @@ class Wheelhouse:
                 return f"{item.record.file} is not the wheel that was kept"
         except FileNotFoundError:
             return f"{item.record.file} is missing"
-        return entry_index.broken(item.path)
+        return entry_index.find_damage(item.path)
 
     def _read(self, path: Path) -> Built:
         return Built(path=path, record=read_kept(path))
