@@ -48,7 +48,7 @@ def test_pins_that_exclude_each_other_are_named_and_what_is_nearest(three: Any) 
     assert "dep<2" in uvs
     assert ours.splitlines() == [
         "lib=2.0, dep=2.0 exclude each other: without any one of them the rest resolves.",
-        "other: no part in it.",
+        "other: not involved.",
         "lib 1.1 resolves with dep 2.0.",
         "dep 1.1 resolves with lib 2.0.",
     ]
@@ -183,7 +183,7 @@ def test_transformer_engine_and_mamba_on_the_real_index(tool: Any, tmp_path: Pat
     pins = ("transformer-engine-torch=2.20.2", "mamba-ssm=2.3.2.post1", "packaging=25.0")
     told = error(own.run(*lock(*pins), status=4))
     assert "Of the pins, transformer-engine-torch=2.20.2, mamba-ssm=2.3.2.post1 exclude each other" in told["why"]
-    assert "packaging: no part in it." in told["why"]
+    assert "packaging: not involved." in told["why"]
     assert "mamba-ssm 2.3.1 resolves with transformer-engine-torch 2.20.2." in told["why"]
     assert "transformer-engine-torch 2.19.0 resolves with mamba-ssm 2.3.2.post1." in told["why"]
     pins = ("transformer-engine-torch=2.20.2", "mamba-ssm=2.3.1", "packaging=25.0")

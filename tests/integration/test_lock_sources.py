@@ -255,7 +255,7 @@ def test_a_source_that_is_no_source_is_explained(nemo: Any, upstream: Upstream) 
     asking(nemo, upstream, "megatron-core")
     told = error(nemo.run("lock", "--json", status=3))
     assert "[tool.uv.sources]" in told["what"]
-    assert "git is no text" in told["why"]
+    assert "git must be a string" in told["why"]
     assert "--pin megatron-core=REF" in told["fix"]
 
 

@@ -93,7 +93,7 @@ def test_nemo_stays_where_the_tree_has_the_collection(
     assert lock.components["megatron-core"].commit == upstream.commits["m1"]
     # What only the takeover brings cannot be pinned then.
     told = error(nemo.run("lock", "--pin", "megatron-bridge=0.6.2", "--name", "x", "--json", status=2))
-    assert "megatron-bridge is pinned, and is no part of the stack" in told["what"]
+    assert "megatron-bridge is pinned, and is not in the stack" in told["what"]
 
 
 def test_a_pin_wins_over_what_takes_over(nemo: Any, upstream: Upstream, bridge: Callable[..., str]) -> None:

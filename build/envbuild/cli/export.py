@@ -122,7 +122,7 @@ def _check_options(kind: str, output: Path | None, *, phases_given: bool) -> Non
         )
     if kind == Format.PYLOCK.value and output is not None and PYLOCK_NAME.match(output.name) is None:
         raise UsageError(
-            f"--output {output.name} is no name for a pylock.toml",
+            f"--output {output.name} is not a name of a pylock.toml",
             why="Tools know such files by their names: pylock.toml or pylock.NAME.toml, where NAME has no dot.",
             fix=f"Name it so: --output {output.with_name('pylock.toml')}",
         )

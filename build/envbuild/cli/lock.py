@@ -179,8 +179,8 @@ def _only(given: set[str], word: str, allowed: set[str]) -> None:
     if idle := sorted(words.get(name, f"--{name}") for name in given - allowed - {own}):
         raise UsageError(
             f"{word} does not go with {', '.join(idle)}",
-            why="They would do nothing.",
-            fix=f"Leave them out; with {word} count: {', '.join(sorted(allowed))}.",
+            why="They have no effect here.",
+            fix=f"Leave them out; {word} goes with: {', '.join(sorted(allowed))}.",
         )
 
 

@@ -70,9 +70,9 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
     refuse_what_is_no_lock(path)
     if not options.named:
         refuse_to_replace(path, selection, request)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
-            held.enter_context(_exclusive(path, context))
+            stack.enter_context(_exclusive(path, context))
         except MachineError:
             # No permission to write in the store. An up-to-date lock needs none: what was read whole is whole, whoever
             # writes another one at this moment.

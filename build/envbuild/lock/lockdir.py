@@ -15,18 +15,18 @@ from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, read_lock
 
 
 def lock_command(directory: LockDirectory) -> str:
-    """The command line that makes the lock again where it is, with the words that it was made with."""
+    """The command line that makes the lock again at its path, with the options that it was made with."""
     lock, path = directory.lock, directory.path.absolute()
-    words = ["envbuild", "lock", "--stack", lock.stack, "--base", lock.base.name]
+    options = ["envbuild", "lock", "--stack", lock.stack, "--base", lock.base.name]
     if path.parent.parent.name != lockfile.LOCKFILES:
-        words += ["--out", str(path)]
+        options += ["--out", str(path)]
     elif path.parent.name != lock.stack:
-        words += ["--name", path.parent.name]
+        options += ["--name", path.parent.name]
     request = request_of(lock)
-    words += [word for name, text in request.pins.items() for word in ("--pin", f"{name}={text}")]
-    words += ["--as-of", request.as_of] if request.as_of else []
-    words += ["--torch-build", request.torch_build] if request.torch_build else []
-    return shlex.join([*words, *(word for code in request.allow for word in ("--allow", code))])
+    options += [word for name, text in request.pins.items() for word in ("--pin", f"{name}={text}")]
+    options += ["--as-of", request.as_of] if request.as_of else []
+    options += ["--torch-build", request.torch_build] if request.torch_build else []
+    return shlex.join([*options, *(word for code in request.allow for word in ("--allow", code))])
 
 
 def refuse_what_is_no_lock(path: Path) -> None:
@@ -40,41 +40,40 @@ def refuse_what_is_no_lock(path: Path) -> None:
         others = sorted({item.name for item in path.iterdir()} - own) if path.is_dir() else []
     if others:
         raise UsageError(
-            f"{path} is no folder for a lock",
+            f"{path} is not a folder of a lock",
             why=f"It would be replaced as a whole, and holds {', '.join(others[:5])}{', ...' if others[5:] else ''}.",
-            fix="Name another folder, or move these files away.",
+            fix="Name another folder, or move these files.",
         )
 
 
 def refuse_to_replace(path: Path, selection: Selection, request: LockRequest) -> None:
-    """Refuse words of a command line that would make another lock in the place of the one that is there."""
-    words = _own_way(selection, request)
+    """Refuse options that would replace the existing lock by one that is made in another way."""
+    options = _own_options(selection, request)
     try:
-        there = read_lock(path).lock if words and (path / lockfile.RECORD_FILE).is_file() else None
+        existing = read_lock(path).lock if options and (path / lockfile.RECORD_FILE).is_file() else None
     except CheckRefusedError:
         return  # damaged, or of a newer envbuild: who reads it next says so
-    if there is None or _own_way(selection, request_of(there)) == words:
+    if existing is None or _own_options(selection, request_of(existing)) == options:
         return
-    before = " ".join(_own_way(selection, request_of(there)))
+    before = " ".join(_own_options(selection, request_of(existing)))
     raise UsageError(
-        f"{' '.join(words)} would make another lock of {path.parent.name} on {path.name} than the one that is there",
-        why=f"{path} was made {f'with {before}' if before else 'without'}, and is not replaced by words of a command "
-        "line alone.",
+        f"{' '.join(options)} would make another lock of {path.parent.name} on {path.name} than the existing one",
+        why=f"{path} was made {f'with {before}' if before else 'without'}, and options alone do not replace it.",
         fix=f"Keep both: --name NAME (the lock goes to lockfiles/NAME/{path.name}) or --out DIR. To replace it: "
         f"--name {path.parent.name}.",
     )
 
 
-def _own_way(selection: Selection, request: LockRequest) -> list[str]:
-    """The words of a request by which a lock is made in another way than the stack's file and the base say."""
-    words = ["--as-of", request.as_of] if request.as_of and request.as_of != selection.stack.as_of else []
+def _own_options(selection: Selection, request: LockRequest) -> list[str]:
+    """The options of a request that differ from the stack's file and the base."""
+    options = ["--as-of", request.as_of] if request.as_of and request.as_of != selection.stack.as_of else []
     if request.torch_build and request.torch_build != selection.base.torch.build:
-        words += ["--torch-build", request.torch_build]
-    return [*words, *(word for code in sorted(set(request.allow)) for word in ("--allow", code))]
+        options += ["--torch-build", request.torch_build]
+    return [*options, *(word for code in sorted(set(request.allow)) for word in ("--allow", code))]
 
 
 def tidy(path: Path) -> None:
-    """Remove what a killed process left beside the lock; the old lock comes back if the new one had not come."""
+    """Remove what a killed process left next to the lock; the old lock returns if there is no new one."""
     with machine_errors(path):
         for leftover in [*path.parent.glob(f".{path.name}.old.*"), *path.parent.glob(f".{path.name}.new.*")]:
             old = leftover / path.name
@@ -84,7 +83,7 @@ def tidy(path: Path) -> None:
 
 
 def publish(work: Path, path: Path) -> None:
-    """Copy the finished files beside the lock and swap the directories."""
+    """Copy the finished files next to the lock and swap the directories."""
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with machine_errors(path):

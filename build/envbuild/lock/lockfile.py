@@ -44,7 +44,7 @@ class LockedComponent(TomlModel):
     url: str | None = Field(default=None, description="the file that is taken, where another component names one")
     subdirectory: str | None = Field(default=None, description="the folder of the repository that holds it")
     transitive: bool = Field(
-        default=False, description="no component of the stack: one from git takes it from there, as `because` says"
+        default=False, description="not a component of the stack: one from git takes it from there, as `because` says"
     )
     follows: bool = Field(default=False, description="locked at a branch's tip: the lock is old once the branch moves")
 
@@ -122,7 +122,7 @@ class Lock(TomlModel):
     driver_because: str = Field(default="", description="why it is that driver")
     allowed: tuple[str, ...] = Field(default=(), description="findings of checks that the user let pass")
     left_out: tuple[str, ...] = Field(
-        default=(), description="what upstream or a table of companions names, and is no component of the stack"
+        default=(), description="what upstream or a table of companions names, and is not a component of the stack"
     )
     exempt: dict[str, str] = Field(
         default_factory=dict,
@@ -166,7 +166,7 @@ class LockDirectory:
 
 
 def snapshot(lock: LockDirectory, folder: Path) -> LockDirectory:
-    """A private copy of a lock, so that nobody changes it while it is being installed.
+    """A private copy of a lock, so that it does not change while it is being installed.
 
     Raises:
         CheckRefusedError: it was changed since it was read.

@@ -403,7 +403,7 @@ def test_image_options_that_would_do_nothing_are_refused(project, capsys, argume
         (["--format", "dockerfile"], "--format dockerfile needs --output DIR"),
         (["--format", "dockerfile", "--output", "d", "--phases", "main"], "--phases has no effect"),
         (["--format", "requirements", "--output", "."], "--output . is a folder"),
-        (["--format", "pylock", "--output", "lock.toml"], "is no name for a pylock.toml"),
+        (["--format", "pylock", "--output", "lock.toml"], "is not a name of a pylock.toml"),
     ],
 )
 def test_export_options_that_do_not_fit_the_format_are_refused(project, capsys, arguments, words):

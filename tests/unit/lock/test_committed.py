@@ -180,7 +180,7 @@ def test_name_of_a_variant(project, pins, name, expected):
 def test_other_pins_need_a_name(project):
     with pytest.raises(UsageError, match="pins need a name"):
         variant_name("s", stack(project), {"dep": "1"}, None)
-    with pytest.raises(UsageError, match="no name for a lock"):
+    with pytest.raises(UsageError, match="not a valid name of a lock"):
         variant_name("s", stack(project), {}, "../x")
 
 

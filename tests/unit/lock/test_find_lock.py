@@ -156,7 +156,7 @@ def test_lock_of_a_name_that_is_of_another_stack_is_refused(project, command, ca
 def test_name_that_is_a_path_is_refused(project, command, capsys):
     make_lock(project / "elsewhere" / "debian12")
     assert run([*command, *ARGUMENTS, "--quiet", "--json", "--name", "../elsewhere"]) == 2
-    assert "is no name for a lock" in json.loads(capsys.readouterr().out)["error"]["what"]
+    assert "is not a valid name of a lock" in json.loads(capsys.readouterr().out)["error"]["what"]
 
 
 def test_command_of_a_lock_has_the_words_that_it_was_made_with(project):

@@ -106,9 +106,9 @@ def test_as_of_a_commit_needs_an_anchor_with_a_repository():
         moments(selection(anchor=None), "abcdef0")
     with pytest.raises(UsageError, match="stack s has no anchor"):
         moments(selection(anchor=None), "release")
-    with pytest.raises(UsageError, match="no commit of nemo"):
+    with pytest.raises(UsageError, match="nor a commit of nemo"):
         moments(selection(version="==1"), "abcdef0")
-    with pytest.raises(UsageError, match="no commit of nemo"):
+    with pytest.raises(UsageError, match="nor a commit of nemo"):
         moments(selection(), "2.0")
 
 

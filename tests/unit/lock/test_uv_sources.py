@@ -21,7 +21,7 @@ def read(text):
 )
 def test_a_repository(keys, ref, words):
     (found,) = read(f'My_Package = {{ git = "https://x/r"{keys} }}')
-    assert (found.package, found.git, found.git_ref, found.words) == ("my-package", "https://x/r", ref, words)
+    assert (found.package, found.git, found.git_ref, found.text) == ("my-package", "https://x/r", ref, words)
 
 
 def test_an_address_and_conditions():
@@ -49,12 +49,12 @@ def test_what_is_no_place_elsewhere_is_left_alone():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("a = 5", "a is no table and no list of tables: 5"),
-        ("a = [5]", "a is no table and no list of tables: 5"),
-        ("a = { git = 5 }", "a: git is no text, or empty: 5"),
-        ('a = { git = "https://x/r", rev = "" }', "a: rev is no text, or empty: ''"),
+        ("a = 5", "a is neither a table nor a list of tables: 5"),
+        ("a = [5]", "a is neither a table nor a list of tables: 5"),
+        ("a = { git = 5 }", "a: git must be a string that is not empty: 5"),
+        ('a = { git = "https://x/r", rev = "" }', "a: rev must be a string that is not empty: ''"),
         ('a = { git = "https://x/r", rev = "b", tag = "c" }', "a has both rev and tag"),
-        ('a = { git = "https://x/r", marker = "linux" }', "a: 'linux' is no marker"),
+        ('a = { git = "https://x/r", marker = "linux" }', "a: 'linux' is not a marker"),
     ],
 )
 def test_another_form_is_named(text, why):
@@ -75,5 +75,5 @@ def test_what_upstream_builds_in_the_environment():
     settings = uv_settings('[tool.uv]\nno-build-isolation-package = ["Mamba_SSM"]')
     assert built_without_isolation(settings) == {"mamba-ssm"}
     assert built_without_isolation({}) == frozenset()
-    with pytest.raises(ValueError, match="no list of texts"):
+    with pytest.raises(ValueError, match="not a list of strings"):
         built_without_isolation({"no-build-isolation-package": "all"})

@@ -34,7 +34,7 @@ class Overridden:
     """A declaration that an override goes against.
 
     Attributes:
-        by: whose override it is, in words.
+        by: whose override it is, for people.
         declared_by: the package (``lib 1.0``), or the stack itself.
         declared: the requirement as declared (``dep<2``).
         meant: the stack says that this package's declaration is wrong.

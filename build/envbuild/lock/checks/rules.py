@@ -71,8 +71,8 @@ class CheckInput:
         torch_build: the build of torch that was asked for.
         asked: the specifiers of the stack, by package.
         bases: all bases that the stack names.
-        driver_problem: what the stack's driver misses, in words; empty: nothing.
-        ignored_settings: uv's words on the settings of the project that it dropped; empty: it dropped none.
+        driver_problem: what the stack's driver misses, for people; empty: nothing.
+        ignored_settings: uv's message about the settings of the project that it dropped; empty: it dropped none.
     """
 
     packages: tuple[Mapping[str, Any], ...]

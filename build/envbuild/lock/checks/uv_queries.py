@@ -73,7 +73,7 @@ def contradiction(
     """Uv's explanation why the needing packages do not accept the versions of what they need; empty: they do.
 
     Args:
-        what: is asked, in words.
+        what: is asked, for messages.
         instead: requirements of what is needed, by name, in the place of the locked versions.
     """
     folder = context.folder / "question"

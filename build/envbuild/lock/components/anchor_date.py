@@ -36,7 +36,7 @@ def _as_of_commit(text: str, selection: Selection, repositories: Repositories) -
     ref, spec = parse_ref(text), _anchor_spec(text, selection)
     if not isinstance(ref, GitRef) or spec.git is None:
         raise UsageError(
-            f"--as-of {text} is no date, and no commit of {selection.stack.anchor}",
+            f"--as-of {text} is neither a date nor a commit of {selection.stack.anchor}",
             why="It takes a date (YYYY-MM-DD), 'now', 'release', or a commit of the anchor's repository.",
             fix="Correct it.",
         )
@@ -53,7 +53,7 @@ def _as_of_commit(text: str, selection: Selection, repositories: Repositories) -
 def _anchor_spec(text: str, selection: Selection) -> Component:
     if selection.stack.anchor is None:
         raise UsageError(
-            f"--as-of {text} is no date, and stack {selection.stack_name} has no anchor for anything else",
+            f"--as-of {text} is not a date, and stack {selection.stack_name} has no anchor for anything else",
             why="'release' and commits count from the date of the stack's anchor.",
             fix="Write a date as YYYY-MM-DD, or 'now'.",
         )

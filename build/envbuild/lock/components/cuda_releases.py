@@ -1,6 +1,6 @@
 """Releases for the base's CUDA: the index has one build of a release, and it is for one CUDA.
 
-Where the stack says which releases are for which CUDA, and nobody says more of the version, those for the base's are
+Where the stack says which releases are for which CUDA, and nothing else decides the version, those for the base's are
 taken; and where the index had none yet as of the moment, the first one, with what it cannot do without.
 """
 

@@ -201,6 +201,6 @@ def _metadata_of(wheel: bytes, title: str) -> bytes:
     except (zipfile.BadZipFile, StopIteration) as error:
         raise CheckRefusedError(
             f"the wheel of {title} cannot be read",
-            why="It is no wheel: " + (str(error) or "it has no METADATA."),
+            why="It is not a wheel: " + (str(error) or "it has no METADATA."),
             fix="Try again; if it stays, the index or a proxy serves another file. Or choose another version.",
         ) from error

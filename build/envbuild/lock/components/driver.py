@@ -59,13 +59,13 @@ def effective_stack(
     if takeover is None:
         return EffectiveStack(stack=stack, leads=(own,), because=STACKS_FILE)
     if anchor.commit is not None and anchor.git is not None:
-        there = has_folder(repositories.at(anchor.git), anchor.commit, takeover.without)
+        has_code = has_folder(repositories.at(anchor.git), anchor.commit, takeover.without)
     else:
-        there = releases.has_folder(anchor, takeover.without)
-    if there:
+        has_code = releases.has_folder(anchor, takeover.without)
+    if has_code:
         if unused := [name for name in pins if name not in stack.components]:
             raise UsageError(
-                f"{', '.join(unused)} is pinned, and is no part of the stack with {anchor.at()}",
+                f"{', '.join(unused)} is pinned, and is not in the stack with {anchor.at()}",
                 why=f"The stack has it only where the anchor has no {takeover.without}, and this one has.",
                 fix="Leave the pin out, or choose another anchor.",
             )

@@ -116,7 +116,7 @@ class _Tree:
 
     @cached_property
     def setup(self) -> dict[str, ast.expr] | None:
-        """The words of the one call of ``setup``; None: there is none, or not all of its words can be seen."""
+        """The arguments of the one call of ``setup``; None without one, or where not all of them can be seen."""
         tree = ast.parse(self.text(SETUP_PY) or "")
         calls = [
             node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in _SETUP_CALLS

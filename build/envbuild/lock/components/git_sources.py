@@ -2,7 +2,7 @@
 
 uv follows such a source only as far as it sees it from the project that it locks; deeper, it refuses "URL
 dependencies". So the lock's own project names them, at the commits that their refs mean here: each as a constraint,
-which asks for nothing, and under ``no-sources-package``, so that nobody else's word for it counts. Which of them are
+which asks for nothing, and under ``no-sources-package``, so that no other declaration of it counts. Which of them are
 really asked for only a resolution tells (a release may ask for an extra of a component from git):
 :func:`settled` looks, and leaves out the others.
 """
@@ -72,11 +72,11 @@ class GitSources:
     """All that may be taken so; of several for one package the first is in force.
 
     Attributes:
-        beaten: what the stack or the user says otherwise of, in words by package.
+        overruled: sources of which the stack or the user says something else, for people, by package.
     """
 
     candidates: tuple[GitSource, ...] = ()
-    beaten: Mapping[str, str] | None = None
+    overruled: Mapping[str, str] | None = None
 
     @property
     def in_force(self) -> dict[str, GitSource]:
@@ -117,7 +117,7 @@ class GitSourceReader:
     as_of: Bound
 
     def take(self, chosen: Mapping[str, Chosen]) -> GitSources:
-        """What may be taken from elsewhere than the index, beside the components themselves.
+        """What may be taken from elsewhere than the index, besides the components themselves.
 
         Raises:
             ConfigurationError: a pyproject.toml cannot be understood, or a ref does not exist.
@@ -127,15 +127,15 @@ class GitSourceReader:
         """
         own = {canonicalize_name(name) for name in chosen}
         candidates: list[GitSource] = []
-        beaten: dict[str, str] = {}
+        overruled: dict[str, str] = {}
         queue = [(item, True, frozenset(item.extras(self.base))) for item in chosen.values()]
         seen: set[tuple[str, tuple[str, str]]] = set()
         while queue:
             by, required, extras = queue.pop(0)
             for source, parts in self._sources(by):
-                words = f"{source.words} ({_where(by)})"
+                text = f"{source.text} ({_where(by)})"
                 if source.package in own or source.package in self.ruled:
-                    beaten.setdefault(source.package, words)
+                    overruled.setdefault(source.package, text)
                     continue
                 needed = required and bool(parts & {ALWAYS, BUILD, *extras})
                 item = self._taken(source, by, parts, required=needed)
@@ -147,7 +147,7 @@ class GitSourceReader:
                     queue.append((item.chosen, needed, frozenset()))
         candidates.sort(key=lambda item: not item.required)
         _refuse_two([item for item in candidates if item.required])
-        return GitSources(candidates=tuple(candidates), beaten=beaten)
+        return GitSources(candidates=tuple(candidates), overruled=overruled)
 
     def _sources(self, by: Chosen) -> list[tuple[UvSource, frozenset[str]]]:
         """The sources of a component that hold on the base, each with the parts of it that they are for."""
@@ -210,7 +210,7 @@ class GitSourceReader:
             needs = build_requires(text_of(chosen, self.repositories)) if chosen.commit else ()
         except ValueError as error:
             raise ConfigurationError(
-                f"cannot understand pyproject.toml of {source.words}",
+                f"cannot understand pyproject.toml of {source.text}",
                 why=f"{_where(by)} takes it from there. {error}",
                 fix=f"Say which to take instead: --pin {source.package}=REF",
             ) from error
@@ -247,7 +247,7 @@ class GitSourceReader:
         return replace(bare, asked=asked, git=source.git, commit=commit, subdirectory=source.subdirectory)
 
     def _pinned(self, bare: Chosen, source: UvSource, pin: Ref) -> Chosen:
-        because = f"pinned by the user, over {source.words} ({bare.because})"
+        because = f"pinned by the user, over {source.text} ({bare.because})"
         item = replace(bare, asked=ref_text(pin), origin=DecidedBy.PIN, because=because)
         if not isinstance(pin, GitRef):
             return replace(item, specifier=pin.specifier, spec=Component())
@@ -265,9 +265,9 @@ def marked(chosen: Mapping[str, Chosen], git_sources: GitSources) -> dict[str, C
     """The components; those of which another one says something else say so."""
     found = dict(chosen)
     for name, item in chosen.items():
-        words = (git_sources.beaten or {}).get(canonicalize_name(name))
-        if words is not None and item.origin in (DecidedBy.PIN, DecidedBy.STACK):
-            found[name] = replace(item, because=f"{item.because}, over {words}")
+        text = (git_sources.overruled or {}).get(canonicalize_name(name))
+        if text is not None and item.origin in (DecidedBy.PIN, DecidedBy.STACK):
+            found[name] = replace(item, because=f"{item.because}, over {text}")
     return found
 
 

@@ -110,14 +110,14 @@ class Lead:
     origin: DecidedBy = DecidedBy.UPSTREAM
 
     def because(self, companion: Companion) -> str:
-        """Where the decision for a companion comes from, in words."""
+        """Where the decision for a companion comes from, for people."""
         word = "for" if self.origin is DecidedBy.TABLE else "of"
         return f"{companion.where} {word} {self.chosen.at()}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forced:
-    """What upstream forces on a package that is no component of the stack.
+    """What upstream forces on a package that is not a component of the stack.
 
     Attributes:
         by: the component whose upstream it is.
@@ -135,7 +135,7 @@ class Exemption:
 
     Attributes:
         until: nothing uploaded after this moment is taken of it (``2026-03-24T00:00:00Z``).
-        reason: why, in words.
+        reason: why, for people.
     """
 
     until: str

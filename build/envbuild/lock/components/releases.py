@@ -57,19 +57,21 @@ def _no_release(
     error: ResolutionError,
 ) -> ResolutionError:
     found: dict[str, str] = {}
-    for words, specifier in (("the newest before it", f"<{version}"), ("the newest of all", "")):
+    for label, specifier in (("the newest before it", f"<{version}"), ("the newest of all", "")):
         with contextlib.suppress(ResolutionError):
             near = look_up({chosen.name: specifier}, base, settings, f"find {chosen.name} {specifier}", context)
-            found.setdefault(str(near[canonicalize_name(chosen.name)]["version"]), words)
+            found.setdefault(str(near[canonicalize_name(chosen.name)]["version"]), label)
     tags: list[str] = []
     if chosen.spec.git is not None:
         with contextlib.suppress(NetworkError):
             tags = context.repositories.at(chosen.spec.git).tags_of(version)
     newest = settings.get("exclude-newer")
-    told = ", ".join(f"{release} ({words})" for release, words in found.items())
-    why = f"Releases for the base's Python: {told}." if told else "It has no release for the base's Python."
+    near_by = ", ".join(f"{release} ({label})" for release, label in found.items())
+    why = f"Releases for the base's Python: {near_by}." if near_by else "It has no release for the base's Python."
     fix = (
-        f"Pin one of these: --pin {chosen.name}=VERSION." if told else "Pin another component, or choose another base."
+        f"Pin one of these: --pin {chosen.name}=VERSION."
+        if near_by
+        else "Pin another component, or choose another base."
     )
     if tags:
         why += f"\n{chosen.spec.git} has the tag{'s' if len(tags) > 1 else ''} {', '.join(tags)}."
@@ -156,7 +158,7 @@ def has_folder(package: Mapping[str, Any], folder: str, context: LockContext) ->
 
     Raises:
         NetworkError: the file cannot be downloaded.
-        CheckRefusedError: it is no archive.
+        CheckRefusedError: it is not an archive.
     """
     title = f"{package['name']} {package['version']}"
     files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
@@ -176,7 +178,7 @@ def has_folder(package: Mapping[str, Any], folder: str, context: LockContext) ->
     except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
         raise CheckRefusedError(
             f"the file of {title} cannot be read",
-            why=f"It is no archive: {error}",
+            why=f"It is not an archive: {error}",
             fix="Try again; if it stays, the index or a proxy serves another file. Or choose another version.",
         ) from error
     # An sdist has one folder on top, and sources below src/ now and then.

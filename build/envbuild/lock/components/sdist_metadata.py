@@ -56,7 +56,7 @@ def read_sdist(name: str, version: str, content: bytes, cuda_major: str | None) 
             rewritten to it. None: nothing is rewritten.
 
     Raises:
-        CheckRefusedError: it is no sdist, states another name or version than the index, or does not state what it
+        CheckRefusedError: it is not an sdist, states another name or version than the index, or does not state what it
             requires.
     """
     return _understood(name, version, declaring_files(name, content), cuda_major, sha256_bytes(content))
@@ -123,7 +123,7 @@ def _text(files: Mapping[str, bytes], name: str) -> str:
     try:
         return files.get(name, b"").decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"Its {name} is no text: {error}") from error
+        raise ValueError(f"Its {name} is not UTF-8 text: {error}") from error
 
 
 def _requires_txt(text: str) -> tuple[list[str], list[str]]:
@@ -153,7 +153,7 @@ def before_build(text: str) -> tuple[list[str], list[str]] | None:
     """The requirements and the extras that [project] states; ``None``: it leaves them to the build.
 
     Raises:
-        ValueError: the text is no TOML, or not of that form.
+        ValueError: the text is not TOML, or not of that form.
     """
     project = read_pyproject(text).get("project")
     if not isinstance(project, dict):
@@ -173,7 +173,7 @@ def _are_texts(value: object) -> bool:
 
 
 def marked_line(line: str, marker: str, extra: str) -> str:
-    """A requirement that holds under a marker and an extra, beside its own marker."""
+    """A requirement that holds under a marker and an extra, in addition to its own."""
     markers = [marker, f"extra == '{extra}'" if extra else ""]
     if not any(markers):
         return line
@@ -213,13 +213,13 @@ def build_requires(pyproject: str | None) -> tuple[str, ...]:
     """What a project must have installed to be built, as PEP 508 lines (PEP 518); ``None``: it has no pyproject.toml.
 
     Raises:
-        ValueError: the text is no TOML, or not of that form.
+        ValueError: the text is not TOML, or not of that form.
     """
     lines = read_pyproject(pyproject or "").get("build-system", {})
     if isinstance(lines, dict):
         lines = lines.get("requires", list(DEFAULT_BUILD_REQUIRES))
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        raise ValueError(f"[build-system] requires is no list of texts: {lines!r}")
+        raise ValueError(f"[build-system] requires is not a list of strings: {lines!r}")
     return tuple(lines)
 
 
@@ -227,7 +227,7 @@ def read_pyproject(pyproject: str) -> dict[str, Any]:
     """A pyproject.toml as a dictionary.
 
     Raises:
-        ValueError: it is no TOML.
+        ValueError: it is not TOML.
     """
     try:
         return tomlread.loads(pyproject)
@@ -239,7 +239,7 @@ def declaring_files(name: str, content: bytes) -> dict[str, bytes]:
     """Those of METADATA_FILES that an sdist has: from its one top folder, and from its egg-info wherever that is.
 
     Raises:
-        CheckRefusedError: it is no archive.
+        CheckRefusedError: it is not an archive.
     """
     found: dict[str, bytes] = {}
     # By folder: below src/, say. Another package's is none of this sdist's.
@@ -252,7 +252,7 @@ def declaring_files(name: str, content: bytes) -> dict[str, bytes]:
             elif _is_egg_info(folder, name):
                 eggs[folder] = read() if file == REQUIRES else eggs.get(folder)
     except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
-        raise _bad(name, "", f"It is no archive: {error}") from error
+        raise _bad(name, "", f"It is not an archive: {error}") from error
     if eggs:
         found[EGG_INFO] = b""
         if (requires := eggs[min(eggs, key=lambda folder: folder.count("/"))]) is not None:

@@ -100,20 +100,20 @@ def _sources(chosen: Chosen, repositories: Repositories, base: Base | None) -> L
 
 
 def left_out(leads: Sequence[Lead], chosen: Mapping[str, Chosen]) -> tuple[str, ...]:
-    """What belongs to the leads and is no part of the stack, in words; versions forced on others are not among it."""
+    """What belongs to the leads and is not in the stack, for people; without versions forced on others."""
     names = {canonicalize_name(name) for name in chosen}
-    told: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for item in leads:
         # A repository may hold several packages, of which the stack need not know all.
-        there = {(part.git, part.ref) for part in item.companions.values() if part.ref and part.package in names}
+        places = {(part.git, part.ref) for part in item.companions.values() if part.ref and part.package in names}
         for companion in item.companions.values():
-            if companion.package in names or (companion.git, companion.ref) in there:
+            if companion.package in names or (companion.git, companion.ref) in places:
                 continue
             if companion.ref is not None or item.origin is DecidedBy.TABLE:
-                told.setdefault(
+                lines.setdefault(
                     companion.package, f"{companion.package} {companion.pinned} ({item.because(companion)})"
                 )
-    return tuple(told.values())
+    return tuple(lines.values())
 
 
 def upstream_overrides(

@@ -148,7 +148,7 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
 def sources(repository: GitRepository, commit: Commit) -> list[Companion]:
     """The commits and tags that ``[tool.uv.sources]`` of the pyproject.toml at a commit takes.
 
-    A branch there is no pin.
+    A branch there is not a pin.
 
     Raises:
         ConfigurationError: the file is there and cannot be understood.

@@ -46,7 +46,7 @@ class UvSource:
         return GitRef(f"{_REFS[self.ref_kind]}{self.ref}") if self.ref_kind else None
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """What is taken, for people."""
         return self.url or f"{self.ref or 'the default branch'} of {self.git}"
 
@@ -55,12 +55,12 @@ def uv_settings(pyproject: str | None) -> dict[str, Any]:
     """``[tool.uv]`` of a pyproject.toml; empty where there is none.
 
     Raises:
-        ValueError: the text is no TOML, or not of that form.
+        ValueError: the text is not TOML, or not of that form.
     """
     tool = tomlread.loads(pyproject or "").get("tool", {})
     settings = tool.get("uv", {}) if isinstance(tool, dict) else tool
     if not isinstance(settings, dict):
-        raise _malformed(f"[tool.uv] is no table: {settings!r}")
+        raise _malformed(f"[tool.uv] is not a table: {settings!r}")
     return settings
 
 
@@ -75,12 +75,12 @@ def read_sources(settings: dict[str, Any]) -> tuple[UvSource, ...]:
     """
     tables = settings.get("sources", {})
     if not isinstance(tables, dict):
-        raise _malformed(f"[tool.uv.sources] is no table: {tables!r}")
+        raise _malformed(f"[tool.uv.sources] is not a table: {tables!r}")
     found = []
     for name, entries in tables.items():
         for entry in entries if isinstance(entries, list) else [entries]:
             if not isinstance(entry, dict):
-                raise _malformed(f"[tool.uv.sources] {name} is no table and no list of tables: {entry!r}")
+                raise _malformed(f"[tool.uv.sources] {name} is neither a table nor a list of tables: {entry!r}")
             if "git" in entry or "url" in entry:
                 found.append(_source(name, entry))
     return tuple(found)
@@ -94,7 +94,7 @@ def built_without_isolation(settings: dict[str, Any]) -> frozenset[str]:
     """
     names = settings.get("no-build-isolation-package", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _malformed(f"[tool.uv] no-build-isolation-package is no list of texts: {names!r}")
+        raise _malformed(f"[tool.uv] no-build-isolation-package is not a list of strings: {names!r}")
     return frozenset(canonicalize_name(name) for name in names)
 
 
@@ -106,14 +106,16 @@ def _source(name: str, entry: dict[str, Any]) -> UvSource:
     keys = ("git", "url", "subdirectory", "marker", "extra", "group", *_REFS)
     texts = {key: entry[key] for key in keys if key in entry}
     if wrong := [key for key, text in texts.items() if not isinstance(text, str) or not text]:
-        raise _malformed(f"[tool.uv.sources] {name}: {wrong[0]} is no text, or empty: {texts[wrong[0]]!r}")
+        raise _malformed(
+            f"[tool.uv.sources] {name}: {wrong[0]} must be a string that is not empty: {texts[wrong[0]]!r}"
+        )
     named = [key for key in _REFS if key in texts]
     if len(named) > 1:
         raise _malformed(f"[tool.uv.sources] {name} has both {named[0]} and {named[1]}")
     try:
         marker = str(Marker(texts["marker"])) if "marker" in texts else ""
     except InvalidMarker as error:
-        raise _malformed(f"[tool.uv.sources] {name}: {texts['marker']!r} is no marker: {error}") from error
+        raise _malformed(f"[tool.uv.sources] {name}: {texts['marker']!r} is not a marker: {error}") from error
     return UvSource(
         package=canonicalize_name(name),
         git=texts.get("git", "").removeprefix("git+"),

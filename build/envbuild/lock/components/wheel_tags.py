@@ -33,7 +33,7 @@ def wheel_name(file: Mapping[str, Any]) -> str:
 
 
 def tags_of(wheel: str) -> frozenset[Tag]:
-    """The tags in a wheel's file name; none when it is no wheel's."""
+    """The tags in the file name of a wheel; empty for other names."""
     try:
         return parse_wheel_filename(wheel)[3]
     except InvalidWheelFilename:

@@ -24,7 +24,7 @@ class AsOf:
     Attributes:
         asked: ``now``, ``release``, a date, or a commit.
         moment: UTC, whole seconds; the first one that counts as later.
-        reason: how the moment follows from what was asked, in words.
+        reason: how the moment follows from what was asked, for people.
     """
 
     asked: str
@@ -45,14 +45,14 @@ def parse_date(text: str) -> date | None:
     """A date ``YYYY-MM-DD``; None when the text has another form.
 
     Raises:
-        UsageError: it has the form, and there is no such day.
+        UsageError: it has the form, but names no day.
     """
     if re.match(DATE, text) is None:
         return None
     try:
         return date.fromisoformat(text)
     except ValueError as error:
-        raise UsageError(f"{text} is no date", why=str(error), fix="Write a day as YYYY-MM-DD.") from error
+        raise UsageError(f"{text} is not a date", why=str(error), fix="Write a day as YYYY-MM-DD.") from error
 
 
 def end_of(day: date) -> datetime:
@@ -74,7 +74,7 @@ def on_day(day: date, clock: Clock = utc_now) -> AsOf:
     if end_of(day) > clock():
         raise UsageError(
             f"--as-of {day.isoformat()} is not over yet",
-            why="What comes out until then would change the lock, and nobody would notice.",
+            why="What comes out until then would change the lock, without a notice.",
             fix="Name a day that is over (UTC), or 'now'.",
         )
     return AsOf(asked=day.isoformat(), moment=end_of(day), reason=f"the end of {day.isoformat()}, UTC")

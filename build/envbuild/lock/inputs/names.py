@@ -58,7 +58,7 @@ def checked_name(name: str) -> str:
     """
     if re.match(NAME_PATTERN, name) is None:
         raise UsageError(
-            f"--name {name!r} is no name for a lock",
+            f"--name {name!r} is not a valid name of a lock",
             why=f"It must match {NAME_PATTERN}.",
             fix="Use small letters, digits, dots, dashes and underscores.",
         )

@@ -14,7 +14,7 @@ from envbuild.lock.inputs.refs import Ref, parse_ref
 
 
 def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str], whole: Stack | None = None) -> dict[str, Ref]:
-    """The pins of a command line, by component; what is none may be a package that a component from git takes.
+    """The pins of a command line, by component; other names may be packages that a component from git takes.
 
     Args:
         whole: the stack with what it has on other bases only, to say so of a pin.

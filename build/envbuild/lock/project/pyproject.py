@@ -90,7 +90,7 @@ def torch_specifier(version: str, build: str) -> str:
     """The specifier that takes one build only: ``==2.13.0`` and ``cpu`` give ``==2.13.0+cpu``.
 
     Raises:
-        ConfigurationError: ``version`` is no exact public version, so that it can name no build.
+        ConfigurationError: ``version`` is not an exact public version, so that it cannot name a build.
     """
     if build == PACKAGE_INDEX_BUILD:
         return version

@@ -1,4 +1,4 @@
-"""What changed between two locks, in people's words."""
+"""What changed between two locks, for people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LockChange:
     Attributes:
         old: the version before; None: it was not there.
         new: the version after; None: it is not there any more.
-        why: what led to it, in words.
+        why: what led to it, for people.
     """
 
     name: str

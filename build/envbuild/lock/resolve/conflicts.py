@@ -54,37 +54,37 @@ def explain_pins(plan: LockPlan, error: ResolutionError, context: LockContext) -
     if not pins or NO_SOLUTION not in error.why:
         return error
     trials = _Trials(plan, context)
-    told: list[str] = []
+    lines: list[str] = []
     fix = error.fix
     try:
         with context.reporter.step(f"find out which of {len(pins)} pins take part"):
-            fix = _tell(trials, pins, told) or fix
+            fix = _explain(trials, pins, lines) or fix
     except _OutOfBoundsError:
-        told.append(f"More was not tried: {MOST_ATTEMPTS} attempts or {MOST_SECONDS:.0f} s are used up.")
+        lines.append(f"More was not tried: {MOST_ATTEMPTS} attempts or {MOST_SECONDS:.0f} s are used up.")
     except (CheckRefusedError, ConfigurationError, MachineError, NetworkError, ResolutionError) as other:
-        told.append(f"More could not be found out: {other.what}")
-    return error.with_context(why="\n".join([error.why, *told]), fix=fix)
+        lines.append(f"More could not be found out: {other.what}")
+    return error.with_context(why="\n".join([error.why, *lines]), fix=fix)
 
 
-def _tell(trials: _Trials, pins: Mapping[str, Chosen], told: list[str]) -> str:
+def _explain(trials: _Trials, pins: Mapping[str, Chosen], lines: list[str]) -> str:
     """Report what resolves instead; returns how to get it, if anything does."""
     if trials.attempt(relaxed=dict.fromkeys(pins)) is None:
-        told.append("Without any of the pins it does not resolve either.")
+        lines.append("Without any of the pins it does not resolve either.")
         return ""
     taking_part = _minimal(trials, list(pins))
     idle = [name for name in pins if name not in taking_part]
     shown = ", ".join(f"{name}={pins[name].asked}" for name in taking_part)
     if len(taking_part) == 1:
-        told.append(f"Of the pins, {shown} takes part: without it the rest resolves.")
+        lines.append(f"Of the pins, {shown} takes part: without it the rest resolves.")
     else:
-        told.append(f"Of the pins, {shown} exclude each other: without any one of them the rest resolves.")
+        lines.append(f"Of the pins, {shown} exclude each other: without any one of them the rest resolves.")
     if idle:
-        told.append(f"{', '.join(idle)}: no part in it.")
+        lines.append(f"{', '.join(idle)}: not involved.")
     found = [(name, version) for name in taking_part if (version := _nearest(trials, pins, name)) is not None]
     for name, version in found:
         others = [f"{other} {pins[other].asked}" for other in taking_part if other != name]
         others = others or [f"{other} {pins[other].asked}" for other in idle] or ["what the stack says"]
-        told.append(f"{name} {version} resolves with {', '.join(others)}.")
+        lines.append(f"{name} {version} resolves with {', '.join(others)}.")
     if found:
         return "Pin what resolves: " + ", or ".join(f"--pin {name}={version}" for name, version in found)
     # No single one is enough: what the resolver finds when each may be older.
@@ -93,7 +93,7 @@ def _tell(trials: _Trials, pins: Mapping[str, Chosen], told: list[str]) -> str:
     if versions is None:
         return ""
     pair = {name: versions[canonicalize_name(name)] for name in older if canonicalize_name(name) in versions}
-    told.append(f"{', '.join(f'{name} {version}' for name, version in pair.items())} resolve together.")
+    lines.append(f"{', '.join(f'{name} {version}' for name, version in pair.items())} resolve together.")
     return "Pin what resolves: " + " ".join(f"--pin {name}={version}" for name, version in pair.items())
 
 

@@ -63,9 +63,9 @@ def _find_files(plan: LockPlan, names: Sequence[str], context: LockContext) -> P
 def kept_files(
     names: Sequence[str], keep: Mapping[str, str], previous: LockDirectory | None
 ) -> dict[str, Mapping[str, Any]] | None:
-    """The releases that are kept, as the uv.lock beside their lock has them; None where it does not have them all.
+    """The releases that are kept, as the uv.lock next to their lock has them; None where it does not have them all.
 
-    That file is nobody's record: only what has a hash that the lock itself states is taken.
+    That file is not reviewed: only what has a hash that the lock itself states is taken.
     """
     path = previous.path / RESOLVED if previous is not None else None
     if previous is None or path is None or not path.is_file():

@@ -45,7 +45,7 @@ def request_for(url: str, environ: Mapping[str, str] = os.environ) -> urllib.req
 
 
 def credentials(url: str, environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
-    """User name and password for ``url`` (without any in it); None when nobody states them."""
+    """User name and password for ``url`` (without any in it); None where there are none."""
     realm = _realm(url)
     if realm is None:
         return None

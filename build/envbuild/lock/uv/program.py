@@ -206,9 +206,9 @@ def run_uv(
 
 @contextlib.contextmanager
 def _project_counts(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """An environment in which the project's [tool.uv] holds, beside the user's own configuration.
+    """An environment in which the project's [tool.uv] holds, next to the user's own configuration.
 
-    With UV_CONFIG_FILE or UV_NO_CONFIG uv reads no pyproject.toml, and says nothing of it: the as-of moment, the glibc
+    With UV_CONFIG_FILE or UV_NO_CONFIG uv reads no pyproject.toml, without a warning: the as-of moment, the glibc
     and the overrides are gone. So that file takes the place of the user's uv.toml instead. Other variables and keys put
     something over the project's, or add to it, and are left out.
     """
