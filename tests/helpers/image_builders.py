@@ -1,0 +1,126 @@
+"""Real builders of Dockerfiles (docker's classic one, BuildKit, podman), and an index on loopback for their steps."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from helpers.docker_daemon import Daemon
+
+INDEX = os.environ.get("UV_DEFAULT_INDEX") or "https://pypi.org/simple"
+FILES = "https://files.pythonhosted.org"
+# Nested in a container of this machine, podman may neither raise limits nor use crun with two versions of cgroups.
+PODMAN_RUN = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """A built image, and what runs programs in it."""
+
+    program: tuple[str, ...]
+    environment: Mapping[str, str]
+    run_options: tuple[str, ...]
+    tag: str
+
+    def _call(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*self.program, *words], env=dict(self.environment), capture_output=True, text=True)
+
+    def run(self, argv: Sequence[str], mounted: Mapping[Path, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a program in a container without a network."""
+        mounts = [word for path, place in (mounted or {}).items() for word in ("-v", f"{path}:{place}:ro")]
+        return self._call("run", "--rm", "--network", "none", *self.run_options, *mounts, self.tag, *argv)
+
+    def config(self) -> dict[str, Any]:
+        """How its containers start."""
+        found: dict[str, Any] = json.loads(self._call("image", "inspect", self.tag).stdout)[0]["Config"]
+        return found
+
+    def described(self) -> str:
+        """All that the builder keeps with the image."""
+        return self._call("image", "inspect", self.tag).stdout + self._call("history", "--no-trunc", self.tag).stdout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Builder:
+    """A program that builds Dockerfiles."""
+
+    program: tuple[str, ...]
+    environment: Mapping[str, str]
+    build_options: tuple[str, ...] = ()
+    run_options: tuple[str, ...] = ()
+
+    def build(self, folder: Path, tag: str, **arguments: str) -> Image:
+        """Build a folder; its steps reach this machine's loopback."""
+        given = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
+        words = [*self.program, "build", "--network", "host", *self.build_options, *given, "--tag", tag, str(folder)]
+        done = subprocess.run(words, env=dict(self.environment), capture_output=True, text=True)
+        assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        return Image(program=self.program, environment=self.environment, run_options=self.run_options, tag=tag)
+
+
+def docker_builder(daemon: Daemon, *, buildkit: bool) -> Builder:
+    """docker's command line of the daemon's own version, where that was unpacked, else this machine's."""
+    environment = {**os.environ, **daemon.programs, "DOCKER_HOST": daemon.host, "DOCKER_BUILDKIT": str(int(buildkit))}
+    return Builder(program=(_found("docker", environment),), environment=environment)
+
+
+def podman_builder(folder: Path, programs: Mapping[str, str]) -> Builder:
+    """podman with images of its own; installed where it is missing and this account may."""
+    if shutil.which("podman") is None:
+        install = ["apt-get", "install", "-qq", "-y", "--no-remove", "--no-install-recommends", "podman"]
+        subprocess.run(install, check=True, capture_output=True)
+    environment = {**os.environ, **programs}
+    options = ["--root", str(folder / "root"), "--runroot", str(folder / "run"), "--cgroup-manager", "cgroupfs"]
+    options += ["--runtime", _found("runc", environment)]
+    return Builder(
+        program=("podman", *options),
+        environment=environment,
+        build_options=("--isolation", "chroot", "--layers=false"),
+        run_options=PODMAN_RUN,
+    )
+
+
+def _found(name: str, environment: Mapping[str, str]) -> str:
+    path = shutil.which(name, path=environment["PATH"])
+    assert path is not None, f"{name} is not installed"
+    return path
+
+
+class _Mirror(http.server.BaseHTTPRequestHandler):
+    """Hands on what the package index has, so that steps need neither its certificates nor its name."""
+
+    def do_GET(self) -> None:  # http.server's own name
+        address = f"http://{self.headers['Host']}"
+        path = self.path
+        url = f"{FILES}{path.removeprefix('/files')}" if path.startswith("/files/") else INDEX + path[len("/simple") :]
+        with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": "text/html"})) as answer:
+            kind, body = answer.headers["Content-Type"], answer.read()
+        if kind.startswith("text/html"):
+            body = body.replace(FILES.encode(), f"{address}/files".encode())
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: pytest shows what failed."""
+
+
+@contextlib.contextmanager
+def index_mirror() -> Iterator[str]:
+    """The address of a mirror of the package index, on loopback."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Mirror) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/simple"
+        server.shutdown()
