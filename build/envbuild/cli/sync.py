@@ -21,7 +21,7 @@ from envbuild.cli.common import (
 from envbuild.core.digests import Json, sha256_bytes, short
 from envbuild.core.text import shown
 from envbuild.lock.locate import find_lock
-from envbuild.sync.install import WHEELS_PHASE
+from envbuild.sync.install import WHEELS_PHASE, InstallScope
 from envbuild.sync.local import sync
 from envbuild.wheels.audit.prebuilt import PackageCode
 from envbuild.wheels.plan import buildable
@@ -56,18 +56,10 @@ def command(
     chosen = parse_phases(phases)
     taken = session.built_wheels(lock, selection) if WHEELS_PHASE in chosen else {}
     unbuilt = frozenset(buildable(lock)) - set(taken) if no_build else frozenset()
-    result = sync(
-        lock,
-        into,
-        target=selection.target,
-        phases=chosen,
-        site=session.site,
-        logs=logs,
-        reporter=session.reporter,
-        wheels={package: str(item.wheel) for package, item in taken.items()},
-        leave_out=unbuilt,
-        store=session.store,
+    scope = InstallScope(
+        phases=chosen, wheels={package: str(item.wheel) for package, item in taken.items()}, leave_out=unbuilt
     )
+    result = sync(lock, into, scope, selection.target, logs, session.context)
     wheels: dict[str, Json] = {package: item.record.key for package, item in taken.items()}
     session.done(
         {

@@ -12,8 +12,8 @@ from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.store.local import LocalStore
-from envbuild.sync.install import install
-from envbuild.sync.local import place_here
+from envbuild.sync.install import InstallScope, install
+from envbuild.sync.local import local_target
 from envbuild.sync.provided import refuse_without_base
 from envbuild.wheels.cache.entry import ENVIRONMENTS_KIND as KIND
 
@@ -52,5 +52,5 @@ def build_environment(lock: LockDirectory, site: Site, store: LocalStore, report
 
 def _install(lock: LockDirectory, venv: Path, site: Site, logs: Path, reporter: Reporter) -> None:
     source = locked_torch(site, lock.lock)
-    with place_here(lock, venv, venv.parent, logs, reporter) as place:
-        install(lock, place, source.uv_args(), reporter, phases=PHASES)
+    with local_target(lock, venv, venv.parent, logs, reporter) as place:
+        install(lock, place, source.uv_args(), reporter, InstallScope(phases=PHASES))

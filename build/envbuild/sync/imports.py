@@ -125,33 +125,45 @@ def check_environment(target: Target) -> dict[str, str]:
     return {"TORCH_CUDA_ARCH_LIST": arch_list(target)} if target.sm else {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImportProbe:
+    """What imports a module in a process of its own.
+
+    Attributes:
+        python: the environment's interpreter.
+        program: :data:`PROBE`, as it is seen from where ``run`` runs things.
+        logs: the folder for the log of each module.
+    """
+
+    python: str
+    program: str
+    run: RunCommand
+    logs: Path
+
+
 def try_imports(
     modules: Mapping[str, Sequence[str]],
-    python: str,
-    run: RunCommand,
-    logs: Path,
+    probe: ImportProbe,
     reporter: Reporter,
     *,
-    probe: str,
     absent: Absent = NOTHING_ABSENT,
     limit_seconds: float = TIME_LIMIT_SECONDS,
 ) -> Imports:
-    """Import every module with ``python``, as many at once as there are processors.
+    """Import every module, as many at once as there are processors.
 
     A process each: an import that only works after another one is not hidden.
 
     Args:
-        probe: the program :data:`PROBE`, as it is seen from where ``run`` runs things.
         absent: what the environment was made without; a module that asks for it is not checked.
     """
 
     def one(component: str, module: str) -> _Attempt:
-        log = logs / f"import-{module}.log"
+        log = probe.logs / f"import-{module}.log"
         # -I: neither the current directory nor PYTHON* variables nor a user's packages may help.
         # Shortly before its time is over a process writes down where it is.
-        argv = [python, "-I", probe, module, MARK, f"{0.9 * limit_seconds:g}"]
+        argv = [probe.python, "-I", probe.program, module, MARK, f"{0.9 * limit_seconds:g}"]
         try:
-            finished = run(argv, what=f"import {module}", log=log, timeout_seconds=limit_seconds)
+            finished = probe.run(argv, what=f"import {module}", log=log, timeout_seconds=limit_seconds)
         except CheckRefusedError:
             failure = f"did not end within {limit_seconds:g} s:\n{_place(log.read_text(errors='replace'))}"
             return _Attempt(component=component, module=module, failure=failure, log=log)

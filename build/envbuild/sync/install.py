@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -26,13 +25,30 @@ HASHED_PHASES = ("main", "compile")
 # The phase whose packages the wheelhouse may have.
 WHEELS_PHASE = "compile"
 GIT_PHASE = "git"
-NO_WHEELS: Mapping[str, str] = MappingProxyType({})
 # Packages with files of the same names as one that they need, in other versions: uv installs both at once, and chance
 # decides which are there. NVIDIA's CUTLASS DSL for CUDA 13 before 4.6 is meant to lie over its base package, which is
 # for 12 (4.5.0: 178 files, 98 of them different; of four installs by uv three had those of 13, one those of the base).
 LATER = {"nvidia-cutlass-dsl-libs-cu13": "<4.6"}
 # These build against the torch that the main phase installed.
 SHARED_BUILD_PHASES = ("compile", "git")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstallScope:
+    """What of a lock is installed.
+
+    Attributes:
+        wheels: wheels that were built before, by package, as seen from the install target; their digests were verified.
+            Those packages are not built. May also be folders of sources of packages from git, which are built then.
+        leave_out: packages that are not installed.
+    """
+
+    phases: Sequence[str] = tuple(PHASE_FILES)
+    wheels: Mapping[str, str] = field(default_factory=dict)
+    leave_out: Collection[str] = ()
+
+
+EVERYTHING = InstallScope()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +66,12 @@ def install(
     place: InstallTarget,
     source_args: Sequence[str],
     reporter: Reporter,
-    *,
-    phases: Sequence[str] = tuple(PHASE_FILES),
-    wheels: Mapping[str, str] = NO_WHEELS,
-    leave_out: Collection[str] = (),
+    scope: InstallScope = EVERYTHING,
 ) -> tuple[PhaseRun, ...]:
     """Make the environment of ``place`` and install the lock into it.
 
     Args:
         source_args: what uv needs to find torch's build (``TorchSource.uv_args`` as seen from the place).
-        wheels: wheels of packages of phase compile that were built before, as seen from the place; their digests
-            were verified. Those packages are not built.
-        leave_out: packages that are not installed.
 
     Raises:
         BuildError: uv could not install a phase (a hash that differs, a wheel that does not build, ...).
@@ -70,7 +80,7 @@ def install(
     """
     with reporter.step("make the environment"):
         make_venv(place, sees_base=bool(lock.lock.base.provides))
-    return install_packages(lock, place, source_args, reporter, phases=phases, wheels=wheels, leave_out=leave_out)
+    return install_packages(lock, place, source_args, reporter, scope)
 
 
 def make_venv(place: InstallTarget, *, sees_base: bool) -> None:
@@ -89,33 +99,30 @@ def install_packages(
     place: InstallTarget,
     source_args: Sequence[str],
     reporter: Reporter,
-    *,
-    phases: Sequence[str] = tuple(PHASE_FILES),
-    wheels: Mapping[str, str] = NO_WHEELS,
-    leave_out: Collection[str] = (),
+    scope: InstallScope,
     label: str = "",
 ) -> tuple[PhaseRun, ...]:
     """Install the lock into the environment of ``place``, which is there; see :func:`install`.
 
     Args:
-        wheels: may also be folders of sources of packages from git, which are built then.
         label: what the title of each step adds to the name of its phase.
     """
     done = []
     for phase in PHASE_FILES:
         file = lock.file(phase)
-        if file is None or phase not in phases:
+        if file is None or phase not in scope.phases:
             continue
-        count = _count(lock, phase, leave_out)
+        count = _count(lock, phase, scope.leave_out)
         if label and not count:
             continue
-        ready = {name: path for name, path in wheels.items() if _phase_of(lock, name) == phase}
+        ready = {name: path for name, path in scope.wheels.items() if _phase_of(lock, name) == phase}
         built = sum(path.endswith(".whl") for path in ready.values())
         title = f"install phase {phase}{label}: {count} packages"
         with reporter.step(title + (f", {built} from the wheelhouse" if built else "")):
             if ready:
                 _install_wheels(lock, place, ready)
-            finished, count = _install_rest(lock, place, phase, file, source_args, {*leave_out, *ready}, leave_out)
+            pip = _PipInstall(lock, place, phase, source_args)
+            finished, count = _install_rest(pip, file, ready, scope.leave_out)
         done.append(
             PhaseRun(phase=phase, packages=count, seconds=finished.seconds, log=_log(place, f"install-{phase}"))
         )
@@ -135,7 +142,7 @@ def install_again(
     if file is None or phase == GIT_PHASE:
         return
     path = _without(file, leave_out, place)[0] if leave_out else f"{place.lock}/{file.name}"
-    _install_phase(lock, place, phase, ["--requirements", path], source_args, again=[package])
+    _PipInstall(lock, place, phase, source_args).run(["--requirements", path], again=[package])
 
 
 def _count(lock: LockDirectory, phase: str, leave_out: Collection[str]) -> int:
@@ -151,30 +158,24 @@ def _phase_of(lock: LockDirectory, package: str) -> str:
 
 
 def _install_rest(
-    lock: LockDirectory,
-    place: InstallTarget,
-    phase: str,
-    file: Path,
-    source_args: Sequence[str],
-    done: Collection[str],
-    leave_out: Collection[str],
+    pip: _PipInstall, file: Path, ready: Collection[str], leave_out: Collection[str]
 ) -> tuple[Finished, int]:
     """Install what is not there yet of a phase; also how many packages of it there are then."""
-    packages = lock.lock.phases[phase].packages
-    if phase == GIT_PHASE and done:
+    packages = pip.lock.lock.phases[pip.phase].packages
+    if pip.phase == GIT_PHASE and (ready or leave_out):
         # uv would build them: to it a wheel is another source than the commit.
         lines = [line for line in map(str.strip, file.read_text().splitlines()) if line and not line.startswith("#")]
-        wanted = [line for line in lines if _name(line) not in done]
+        wanted = [line for line in lines if _name(line) not in {*leave_out, *ready}]
         left = packages - sum(_name(line) in leave_out for line in lines)
         if not wanted:
             return Finished(argv=(), status=0, output="", seconds=0.0), left
-        return _install_phase(lock, place, phase, wanted, source_args), left
-    path = f"{place.lock}/{file.name}"
+        return pip.run(wanted), left
+    path = f"{pip.place.lock}/{file.name}"
     if leave_out:
-        path, packages = _without(file, leave_out, place)
-    finished = _install_phase(lock, place, phase, ["--requirements", path], source_args)
-    if again := [name for name in _later(lock, phase) if name not in leave_out]:
-        _install_phase(lock, place, phase, ["--requirements", path], source_args, again=again)
+        path, packages = _without(file, leave_out, pip.place)
+    finished = pip.run(["--requirements", path])
+    if again := [name for name in _later(pip.lock, pip.phase) if name not in leave_out]:
+        pip.run(["--requirements", path], again=again)
     return finished, packages
 
 
@@ -213,28 +214,31 @@ def _later(lock: LockDirectory, phase: str) -> list[str]:
     return [name for name, range_ in LATER.items() if name in content and content[name].version in SpecifierSet(range_)]
 
 
-def _install_phase(
-    lock: LockDirectory,
-    place: InstallTarget,
-    phase: str,
-    wanted: Sequence[str],
-    source_args: Sequence[str],
-    *,
-    again: Sequence[str] = (),
-) -> Finished:
-    arguments = ["pip", "install", "--python", place.venv_python, "--no-deps", *source_args]
-    arguments += [word for name in again for word in ("--reinstall-package", name)]
-    if phase in HASHED_PHASES:
-        arguments.append("--require-hashes")
-    if phase in SHARED_BUILD_PHASES:
-        arguments.append("--no-build-isolation")
-    arguments += wanted
-    name = f"install-{phase}{'-again' if again else ''}"
-    what = f"install phase {phase} of stack {lock.lock.stack}"
-    # Versions and hashes are fixed, so what uv's cache has is as good as what an index would say; asking it costs
-    # seconds, and a network. uv notices what is missing before it installs anything.
-    cached = place.run([place.uv, *UV_OPTIONS, *arguments, "--offline"], what=what, log=_log(place, name))
-    return cached if cached.status == 0 else _uv(place, arguments, what, name)
+@dataclass(frozen=True)
+class _PipInstall:
+    """``uv pip install`` of one phase of a lock."""
+
+    lock: LockDirectory
+    place: InstallTarget
+    phase: str
+    source_args: Sequence[str]
+
+    def run(self, wanted: Sequence[str], *, again: Sequence[str] = ()) -> Finished:
+        """Install requirements; the packages ``again`` also where they are installed."""
+        arguments = ["pip", "install", "--python", self.place.venv_python, "--no-deps", *self.source_args]
+        arguments += [word for name in again for word in ("--reinstall-package", name)]
+        if self.phase in HASHED_PHASES:
+            arguments.append("--require-hashes")
+        if self.phase in SHARED_BUILD_PHASES:
+            arguments.append("--no-build-isolation")
+        arguments += wanted
+        name = f"install-{self.phase}{'-again' if again else ''}"
+        what = f"install phase {self.phase} of stack {self.lock.lock.stack}"
+        # Versions and hashes are fixed, so what uv's cache has is as good as what an index would say; asking it costs
+        # seconds, and a network. uv notices what is missing before it installs anything.
+        offline = [self.place.uv, *UV_OPTIONS, *arguments, "--offline"]
+        cached = self.place.run(offline, what=what, log=_log(self.place, name))
+        return cached if cached.status == 0 else _uv(self.place, arguments, what, name)
 
 
 def _log(place: InstallTarget, name: str) -> Path:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Target
-from envbuild.catalog.site import Site
 from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import Finished, ProcessOptions, run
@@ -20,18 +20,17 @@ from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.record.content import locked_content
 from envbuild.lock.uv.program import installing_uv, uv_program
 from envbuild.lock.uv.torch_builds import locked_torch
-from envbuild.store.local import LocalStore
 from envbuild.sync.imports import (
     PROBE,
     Absent,
+    ImportProbe,
     Imports,
     NotChecked,
-    NotImported,
     check_environment,
     modules_of,
     try_imports,
 )
-from envbuild.sync.install import NO_WHEELS, PhaseRun, install
+from envbuild.sync.install import InstallScope, PhaseRun, install
 from envbuild.sync.install_target import InstallTarget
 from envbuild.sync.machine import refuse_other_machine
 from envbuild.sync.provided import refuse_without_base
@@ -46,21 +45,19 @@ class Synced:
 
     Attributes:
         not_checked: modules of which nothing is known: of phases that were not installed, or not importable here.
-        failed: modules that do not import; only where they were not to be refused.
         environment: variables that must be set where the environment is used; the import check had them.
-        gpu_code: the installed packages with GPU code; none where it was not looked at.
+        gpu_code: the installed packages with GPU code.
     """
 
     phases: tuple[PhaseRun, ...]
     imported: tuple[str, ...]
     not_checked: tuple[NotChecked, ...]
     environment: Mapping[str, str]
-    failed: tuple[NotImported, ...] = ()
     gpu_code: tuple[PackageCode, ...] = ()
 
 
 @dataclass(frozen=True)
-class Here:
+class LocalCommands:
     """A :class:`envbuild.sync.install_target.RunCommand` on this machine."""
 
     environment: dict[str, str]
@@ -80,34 +77,41 @@ class Here:
 def sync(
     lock: LockDirectory,
     into: Path,
-    *,
+    scope: InstallScope,
     target: Target,
-    phases: Sequence[str],
-    site: Site,
     logs: Path,
-    reporter: Reporter,
-    refuse: bool = True,
-    wheels: Mapping[str, str] = NO_WHEELS,
-    leave_out: Collection[str] = (),
-    store: LocalStore | None = None,
+    context: Context,
 ) -> Synced:
-    """Make the environment ``into`` anew, install ``phases`` of the lock, and import every module they bring.
+    """Make the environment ``into`` anew, install what ``scope`` names of the lock, and import every module it brings.
 
     Args:
         target: the hardware that the environment is for, which need not be this machine's.
-        refuse: refuse an environment with a module that does not import.
-        wheels: paths of verified wheels of phase compile, by package; these are not built.
-        leave_out: packages of phase compile that are not installed, since nobody has built them.
-        store: keeps what was found of the installed GPU code; without it that is not looked at.
 
     Raises:
-        UsageError: ``phases`` names none of the lock's, or leaves out ``main``; or ``into`` is no environment and not
-            empty.
+        UsageError: the scope has a phase that is none of a lock, or leaves out ``main``; or ``into`` is not an
+            environment and not empty.
         BuildError: a package does not install.
         CheckRefusedError: a module does not import, or the installed GPU code does not run on the target.
         MachineError: the lock's base brings packages, which are not on this machine; or this machine has another
             architecture or an older glibc than the base.
     """
+    place, done = fill_environment(lock, into, scope, logs, context)
+    gpu_code = check_prebuilt(site_packages_of(into), target.sm, context.store, context.reporter)
+    found = import_modules(lock, place, scope, target, context.reporter).refuse_failed()
+    return Synced(
+        phases=done,
+        imported=found.imported,
+        not_checked=found.not_checked,
+        environment=lock.lock.variables(place.venv),
+        gpu_code=gpu_code,
+    )
+
+
+def fill_environment(
+    lock: LockDirectory, into: Path, scope: InstallScope, logs: Path, context: Context
+) -> tuple[InstallTarget, tuple[PhaseRun, ...]]:
+    """Make the environment ``into`` anew and install what ``scope`` names of the lock; see :func:`sync`."""
+    phases, reporter = scope.phases, context.reporter
     if "main" not in phases or any(phase not in PHASE_FILES for phase in phases):
         raise UsageError(
             f"phases {', '.join(phases) or 'none'} cannot be installed",
@@ -124,29 +128,18 @@ def sync(
         fix="Install it on a machine like the base, build the image (`envbuild image`), which has the base itself, or "
         "lock the stack on a base like this machine: --base NAME",
     )
-    source = locked_torch(site, record)
+    source = locked_torch(context.site, record)
     into = into.absolute()
     _make_room(into)
-    with place_here(lock, into, into, logs, reporter) as place:
-        done = install(lock, place, source.uv_args(), reporter, phases=phases, wheels=wheels, leave_out=leave_out)
-    gpu_code = check_prebuilt(site_packages_of(into), target.sm, store, reporter) if store else ()
-    plain = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV" and not key.startswith("PYTHON")}
-    variables = record.variables(str(into))
-    found = _import(lock, place, phases, plain | check_environment(target) | variables, reporter, leave_out)
-    if refuse:
-        found.refuse_failed()
-    return Synced(
-        phases=done,
-        imported=found.imported,
-        not_checked=found.not_checked,
-        environment=variables,
-        failed=found.failed,
-        gpu_code=gpu_code,
-    )
+    with local_target(lock, into, into, logs, reporter) as place:
+        done = install(lock, place, source.uv_args(), reporter, scope)
+    return place, done
 
 
 @contextlib.contextmanager
-def place_here(lock: LockDirectory, venv: Path, disk: Path, logs: Path, reporter: Reporter) -> Iterator[InstallTarget]:
+def local_target(
+    lock: LockDirectory, venv: Path, disk: Path, logs: Path, reporter: Reporter
+) -> Iterator[InstallTarget]:
     """An environment on this machine, for as long as it is being installed."""
     with installing_uv() as environment:
         yield InstallTarget(
@@ -154,21 +147,19 @@ def place_here(lock: LockDirectory, venv: Path, disk: Path, logs: Path, reporter
             lock=str(lock.path.absolute()),
             python=lock.lock.base.python,
             venv=str(venv),
-            run=Here(environment, reporter),
+            run=LocalCommands(environment, reporter),
             disk=disk,
             logs=logs,
         )
 
 
-def _import(
-    lock: LockDirectory,
-    place: InstallTarget,
-    phases: Sequence[str],
-    environment: dict[str, str],
-    reporter: Reporter,
-    leave_out: Collection[str],
+def import_modules(
+    lock: LockDirectory, place: InstallTarget, scope: InstallScope, target: Target, reporter: Reporter
 ) -> Imports:
-    """Import the modules of ``phases``; those of the other phases, and of what was left out, are not checked."""
+    """Import the modules of the scope's phases; those of the others, and of what was left out, are not checked."""
+    plain = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV" and not key.startswith("PYTHON")}
+    environment = plain | check_environment(target) | lock.lock.variables(place.venv)
+    phases, leave_out = scope.phases, scope.leave_out
     phase_of = {name: "git" if item.commit else item.phase.value for name, item in lock.lock.components.items()}
     modules = modules_of(lock.lock)
     left_out = {name: names for name, names in modules.items() if phase_of[name] not in phases or name in leave_out}
@@ -182,8 +173,13 @@ def _import(
         # What modules compile when they are imported must not meet what others compiled against another torch.
         variables = {**environment, "TORCH_EXTENSIONS_DIR": scratch}
         present = {name: names for name, names in modules.items() if name not in left_out}
-        here, probe = Here(variables, None), str(data_root() / PROBE)
-        found = try_imports(present, place.venv_python, here, place.logs, reporter, probe=probe, absent=absent)
+        probe = ImportProbe(
+            python=place.venv_python,
+            program=str(data_root() / PROBE),
+            run=LocalCommands(variables, None),
+            logs=place.logs,
+        )
+        found = try_imports(present, probe, reporter, absent=absent)
     skipped = tuple(
         NotChecked(
             module=module,

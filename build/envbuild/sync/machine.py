@@ -9,23 +9,18 @@ from envbuild.catalog.models import MACHINES
 from envbuild.core.errors import MachineError
 
 
-def refuse_other_machine(
-    base_platform: str, base_glibc: str, *, what: str, fix: str, machine: str | None = None, glibc: str | None = None
-) -> None:
+def refuse_other_machine(base_platform: str, base_glibc: str, *, what: str, fix: str) -> None:
     """Refuse a machine of another architecture, or with an older glibc; its Python is looked for by uv.
 
     Args:
         base_platform: the base's, such as ``linux/amd64``.
         what: what the error says that failed.
         fix: what the error says to do.
-        machine: this machine's, in uname's words.
-        glibc: this machine's version; empty for another C library.
 
     Raises:
         MachineError: this machine is refused.
     """
-    machine = platform.machine() if machine is None else machine
-    glibc = platform.libc_ver()[1] if glibc is None else glibc
+    machine, glibc = platform.machine(), platform.libc_ver()[1]  # no glibc where there is another C library
     wanted = MACHINES[base_platform]
     if machine != wanted:
         problem = f"The base is for {wanted}; this machine is {machine}."

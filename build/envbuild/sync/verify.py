@@ -11,11 +11,12 @@ from envbuild.core.files import remove_tree
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.sync.imports import FIX, Imports
-from envbuild.sync.local import sync
+from envbuild.sync.install import InstallScope
+from envbuild.sync.local import fill_environment, import_modules
 from envbuild.sync.machine import refuse_other_machine
 
 CODE = "import"
-PHASES = ("main",)
+SCOPE = InstallScope(phases=("main",))
 
 
 @dataclass
@@ -55,17 +56,8 @@ class Verifier:
         remove_tree(logs)
         with self.context.store.staging("verify") as folder:
             venv = folder / "venv"
-            done = sync(
-                lock,
-                venv,
-                target=selection.target,
-                phases=PHASES,
-                site=self.context.site,
-                logs=logs,
-                reporter=self.context.reporter,
-                refuse=False,
-            )
-        self.imports = Imports(imported=done.imported, not_checked=done.not_checked, failed=done.failed)
+            place, _ = fill_environment(lock, venv, SCOPE, logs, self.context)
+            self.imports = import_modules(lock, place, SCOPE, selection.target, self.context.reporter)
         return tuple(
             CheckFinding(
                 code=CODE,
@@ -73,5 +65,5 @@ class Verifier:
                 what=f"{item.module} of {item.component} does not import: {item.cause.replace(str(venv), '{venv}')}",
                 fix=f"{FIX}\n  log: {item.log}",
             )
-            for item in done.failed
+            for item in self.imports.failed
         )

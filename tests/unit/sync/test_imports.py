@@ -10,7 +10,7 @@ from envbuild.catalog.models import Target
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.process import ProcessOptions, run
 from envbuild.core.progress import SilentReporter
-from envbuild.sync.imports import PROBE, Absent, arch_list, check_environment, modules_of, try_imports
+from envbuild.sync.imports import PROBE, Absent, ImportProbe, arch_list, check_environment, modules_of, try_imports
 
 
 def here(argv, *, what, log, timeout_seconds=None):
@@ -26,7 +26,8 @@ def here(argv, *, what, log, timeout_seconds=None):
 def check(modules, tmp_path, python=sys.executable, **more):
     logs = tmp_path / "logs"
     probe = str(data_root() / PROBE)
-    return try_imports(modules, python, here, logs, SilentReporter(), probe=probe, **more).refuse_failed()
+    probe = ImportProbe(python=python, program=probe, run=here, logs=logs)
+    return try_imports(modules, probe, SilentReporter(), **more).refuse_failed()
 
 
 def test_modules_that_import_pass(tmp_path):

@@ -9,7 +9,7 @@ from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.sync.install import _without, install
+from envbuild.sync.install import InstallScope, _without, install
 from envbuild.sync.install_target import InstallTarget
 
 
@@ -39,7 +39,7 @@ def lock_with(tmp_path: Path, **packages: int) -> LockDirectory:
 
 
 def run_install(lock, tmp_path, recorder, source_args=(), **more):
-    return install(lock, place_for(tmp_path, recorder), source_args, SilentReporter(), **more)
+    return install(lock, place_for(tmp_path, recorder), source_args, SilentReporter(), InstallScope(**more))
 
 
 def place_for(tmp_path, recorder):

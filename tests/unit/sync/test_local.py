@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 from helpers.locks import make_lock
 
+from envbuild.catalog.context import Context
 from envbuild.catalog.models import MACHINES, Target
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import MachineError, UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.lockfile import read_lock
 from envbuild.lock.uv.torch_builds import locked_torch
+from envbuild.store.local import LocalStore
 from envbuild.sync import local
 from envbuild.sync.imports import Imports
-from envbuild.sync.install import PhaseRun
+from envbuild.sync.install import InstallScope, PhaseRun
 from envbuild.sync.local import sync
 
 
@@ -32,17 +34,19 @@ def calls(monkeypatch, tmp_path):
     """What would be installed and imported; torch's build is in a folder."""
     made: dict = {}
 
-    def install(lock, place, source_args, reporter, *, phases, wheels, leave_out):
-        made["install"] = (place.venv, list(source_args), list(phases))
-        assert (wheels, leave_out) == ({}, ())
-        return tuple(PhaseRun(phase=phase, packages=1, seconds=0.1, log=tmp_path) for phase in phases)
+    def install(lock, place, source_args, reporter, scope):
+        made["install"] = (place.venv, list(source_args), list(scope.phases))
+        assert (scope.wheels, scope.leave_out) == ({}, ())
+        return tuple(PhaseRun(phase=phase, packages=1, seconds=0.1, log=tmp_path) for phase in scope.phases)
 
-    def check(modules, python, run, logs, reporter, *, probe, absent):
-        made.update(imports=dict(modules), variables=run.environment, absent=absent, probe=probe)
+    def check(modules, probe, reporter, *, absent):
+        made.update(imports=dict(modules), variables=probe.run.environment, absent=absent, probe=probe.program)
         return Imports(imported=tuple(module for names in modules.values() for module in names), not_checked=())
 
     monkeypatch.setattr(local, "install", install)
     monkeypatch.setattr(local, "try_imports", check)
+    monkeypatch.setattr(local, "check_prebuilt", lambda *_: ())
+    monkeypatch.setattr(local, "site_packages_of", lambda venv: venv)
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     (wheels / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").write_bytes(b"")
@@ -51,14 +55,14 @@ def calls(monkeypatch, tmp_path):
 
 
 def run(lock, tmp_path, *phases, into="venv"):
+    reporter = SilentReporter()
     return sync(
         lock,
         tmp_path / into,
-        target=Target(summary="x", device="cuda", sm=("90", "100a"), platform="linux/amd64"),
-        phases=phases or ("main", "compile", "git"),
-        site=load_site(),
-        logs=tmp_path / "logs",
-        reporter=SilentReporter(),
+        InstallScope(phases=phases or ("main", "compile", "git")),
+        Target(summary="x", device="cuda", sm=("90", "100a"), platform="linux/amd64"),
+        tmp_path / "logs",
+        Context(store=LocalStore(tmp_path / "cache", reporter), site=load_site(), reporter=reporter),
     )
 
 

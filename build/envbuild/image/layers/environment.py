@@ -24,7 +24,7 @@ from envbuild.lock.lockfile import LockDirectory, snapshot
 from envbuild.rootfs.layer import Layer
 from envbuild.store.local import LocalStore
 from envbuild.store.record import RECORD_FILE, dump, load
-from envbuild.sync.imports import PROBE, check_environment, modules_of, try_imports
+from envbuild.sync.imports import PROBE, ImportProbe, check_environment, modules_of, try_imports
 from envbuild.wheels.cache.wheelhouse import Built
 
 KIND = "environments"
@@ -161,8 +161,8 @@ def _tried(maker: LayerMaker, plans: Sequence[LayerPlan], variables: Mapping[str
         check_against(lock.packages(), packages)
     checker = box.checker(variables)
     python = f"{VENV}/bin/python"
-    found = try_imports(modules_of(lock.lock), python, checker, box.logs, reporter, probe=INSIDE_PROBE)
-    imports = found.refuse_failed()
+    probe = ImportProbe(python=python, program=INSIDE_PROBE, run=checker, logs=box.logs)
+    imports = try_imports(modules_of(lock.lock), probe, reporter).refuse_failed()
     return EnvironmentRecord(
         schema="envbuild.environment/2",
         layers=tuple(plan.key for plan in plans),

@@ -24,7 +24,7 @@ from envbuild.lock.lockfile import LockDirectory, LockedComponent
 from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.rootfs.layer_writer import EPOCH, LayerWriter, plain_rights
 from envbuild.store.record import RECORD_FILE, dump
-from envbuild.sync.install import LATER, install_again, install_packages, make_venv
+from envbuild.sync.install import LATER, InstallScope, install_again, install_packages, make_venv
 from envbuild.sync.install_target import InstallTarget
 from envbuild.wheels.build.unpack import unpack
 from envbuild.wheels.cache.wheelhouse import Built
@@ -150,8 +150,7 @@ class LayerMaker:
             target,
             self._access.uv_args,
             self.context.reporter,
-            wheels=ready,
-            leave_out=others,
+            InstallScope(wheels=ready, leave_out=others),
             label=f", layer {plan.name}",
         )
         self._settle_conflicts(plan, target, others)
