@@ -12,6 +12,7 @@ from conftest import Tool, shared_folder
 from helpers.build_backend import BACKEND, SETUPTOOLS_MODULE
 from helpers.docker_daemon import Daemon, docker_daemon, docker_programs
 from helpers.git_repos import History
+from helpers.kept_entries import keep_base
 from helpers.lock_runs import ANY, OLD
 from helpers.mini import NAME, image_of, write_stack
 from helpers.simple_index import SimpleIndex, simple_index
@@ -20,13 +21,24 @@ from helpers.stack_files import write_stack as write_own_stack
 from helpers.upstreams import MCORE_URL, NEMO_URL, PUBLIC, SETUPTOOLS, Upstream, made, manifest, project_files
 from helpers.wheels import make_wheel
 
+from envbuild.catalog.catalog import Catalog, HostDistribution, select
+from envbuild.catalog.data import data_root
+
 
 @pytest.fixture(scope="session")
-def mini(tmp_path_factory: pytest.TempPathFactory, site_cache: Path) -> Tool:
+def mini_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of the small stack, for all workers: its cache of uv is small enough to be copied."""
+    cache = shared_folder(tmp_path_factory) / "mini-store"
+    keep_base(select(Catalog.open(data_root()), "mcore", "cpu", None, HostDistribution.here()), cache)
+    return cache
+
+
+@pytest.fixture(scope="session")
+def mini(tmp_path_factory: pytest.TempPathFactory, mini_cache: Path) -> Tool:
     """The command line in a project with the small stack, locked."""
     project = tmp_path_factory.mktemp("mini")
     write_stack(project)
-    tool = Tool(project, site_cache)
+    tool = Tool(project, mini_cache)
     tool.run("lock", "--stack", NAME, "--target", "cpu")
     return tool
 

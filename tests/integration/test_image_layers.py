@@ -46,7 +46,7 @@ def history(tmp_path: Path) -> History:
 
 
 @pytest.fixture
-def layered(tmp_path: Path, site_cache: Path, history: History) -> Tool:
+def layered(tmp_path: Path, mini_cache: Path, history: History) -> Tool:
     """A stack with a component from git, in a store of its own that has the session's bases."""
     settings = tmp_path / "gitconfig"
     settings.write_text(
@@ -59,17 +59,16 @@ def layered(tmp_path: Path, site_cache: Path, history: History) -> Tool:
     write_stack(
         tmp_path / "p", STACK, components, base="debian12", anchor="moving", requirements={"setuptools": SETUPTOOLS}
     )
-    tool = store_of(Tool(tmp_path / "p", tmp_path), tmp_path / "store", site_cache)
+    tool = store_of(Tool(tmp_path / "p", tmp_path), tmp_path / "store", mini_cache)
     tool.env |= {"GIT_CONFIG_GLOBAL": str(settings), "GIT_CONFIG_NOSYSTEM": "1"}
     tool.run("lock", "--stack", STACK, "--target", "cpu")
     return tool
 
 
-def store_of(tool: Tool, folder: Path, site_cache: Path) -> Tool:
+def store_of(tool: Tool, folder: Path, mini_cache: Path) -> Tool:
     """The same tool with a store of its own, whose bases are the session's."""
     folder.mkdir()
-    (site_cache / "bases").mkdir(exist_ok=True)
-    (folder / "bases").symlink_to(site_cache / "bases")
+    (folder / "bases").symlink_to(mini_cache / "bases")
     return Tool(tool.project, folder, dict(tool.env))
 
 
@@ -89,7 +88,7 @@ def files(record: dict[str, Any], layer: str) -> dict[str, bytes]:
 
 
 def test_a_commit_that_moves_makes_the_last_layers_anew_and_no_other(
-    layered: Tool, history: History, site_cache: Path, tmp_path: Path
+    layered: Tool, history: History, mini_cache: Path, tmp_path: Path
 ) -> None:
     first = image(layered, "first")
     assert list(digests(first)) == ["base", "python", "slow", "fast", "components", "configuration"]
@@ -112,7 +111,7 @@ def test_a_commit_that_moves_makes_the_last_layers_anew_and_no_other(
     }
     assert not [name for name, data in content.items() if b"/run/envbuild" in data or str(tmp_path).encode() in data]
     # All at once, from nothing, elsewhere, with another umask: the same bytes.
-    other = store_of(layered, tmp_path / "some where else", site_cache)
+    other = store_of(layered, tmp_path / "some where else", mini_cache)
     other.env["UV_CACHE_DIR"] = str(tmp_path / "uv")
     old_umask = os.umask(0o077)
     try:

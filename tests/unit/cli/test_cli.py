@@ -153,6 +153,7 @@ def test_version(capsys):
         (["image", "--format", "tar"], ["'tar'", "oci, sqsh"]),
         (["image", "--target", "cpu", "--sqsh-compression", "xz"], ["'xz'", "zstd, lz4, lzo, gzip"]),
         (["image", "--target", "cpu", "--sqsh-builder", "docker"], ["'docker' is not one of", "'enroot'"]),
+        (["image", "--target", "cpu", "--allow", "nonsense"], ["'nonsense' is not one of", "'world-writable'"]),
         (["certify", "--runtime", "docker"], ["'docker' is not one of"]),
         (["image", "--stack", "mcore"], ["no target was named", "--target cpu"]),
         (["image", "--target", "cpu", "--out-dir", ""], ["'--out-dir': it is empty"]),
