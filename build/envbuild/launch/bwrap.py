@@ -95,17 +95,7 @@ def variables_of(image: PlacedImage) -> dict[str, str]:
 
 def layers_of(image: PlacedImage) -> list[LayerBlob]:
     """The layers of an image, with everything that its record says about them."""
-    return [
-        LayerBlob(
-            file=_blob(image, layer.digest),
-            digest=layer.digest,
-            size_bytes=layer.size_bytes,
-            diff_id=layer.diff_id,
-            media_type=layer.media_type,
-            unpacked_bytes=layer.unpacked_bytes,
-        )
-        for layer in image.record.layers
-    ]
+    return [layer.blob(_blob(image, layer.digest)) for layer in image.record.layers]
 
 
 def manifest_of(image: PlacedImage) -> Path:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from envbuild.catalog.fields import Name, TomlModel
+from envbuild.rootfs.blobs import LayerBlob
 
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 
@@ -21,9 +22,25 @@ class LayerRecord(TomlModel):
     entries: int
     media_type: str = LAYER_TYPE
 
+    def blob(self, file: Path) -> LayerBlob:
+        """The layer in a file, to be read with all that is known about it."""
+        return LayerBlob(
+            file=file,
+            digest=self.digest,
+            size_bytes=self.size_bytes,
+            diff_id=self.diff_id,
+            media_type=self.media_type,
+            unpacked_bytes=self.unpacked_bytes,
+        )
+
 
 class Layer(NamedTuple):
     """A layer: what is known about it, and its file."""
 
     record: LayerRecord
     file: Path
+
+    @property
+    def blob(self) -> LayerBlob:
+        """The layer, to be read with all that is known about it."""
+        return self.record.blob(self.file)

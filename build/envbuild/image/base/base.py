@@ -20,7 +20,6 @@ from envbuild.image.base import facts, imported, mmdebstrap, subids
 from envbuild.image.record import BaseRecord
 from envbuild.oci.models import BaseConfig
 from envbuild.rootfs import gzip_writer
-from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.rootfs.unpack import unpack
 from envbuild.store.local import LocalStore
@@ -149,7 +148,7 @@ def _build(folder: Path, selection: Selection, site: Site, store: LocalStore, re
         layers, config, image, digest, made_by = taken.layers, taken.config, taken.name, taken.digest, taken.made_by
         rootfs.mkdir()
         with reporter.step(f"unpack base {name}"):
-            unpack([_blob(layer) for layer in layers], rootfs)
+            unpack([layer.blob for layer in layers], rootfs)
     for layer in layers:
         place = layer_file(folder, layer.record)
         place.parent.mkdir(exist_ok=True)
@@ -168,18 +167,6 @@ def _build(folder: Path, selection: Selection, site: Site, store: LocalStore, re
         packages=facts.packages_of(rootfs),
     )
     write_atomic(folder / RECORD_FILE, dump(record))
-
-
-def _blob(layer: Layer) -> LayerBlob:
-    record = layer.record
-    return LayerBlob(
-        file=layer.file,
-        digest=record.digest,
-        size_bytes=record.size_bytes,
-        diff_id=record.diff_id,
-        media_type=record.media_type,
-        unpacked_bytes=record.unpacked_bytes,
-    )
 
 
 def _refuse_environment(rootfs: Path, name: str) -> None:

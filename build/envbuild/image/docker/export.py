@@ -32,7 +32,6 @@ from envbuild.lock.lockfile import snapshot
 from envbuild.lock.record.content import locked_content
 from envbuild.lock.uv.program import uv_program
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
-from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.gzip_writer import GzipWriter
 from envbuild.rootfs.layer import LAYER_TYPE
 from envbuild.rootfs.overlay import merged
@@ -213,13 +212,7 @@ def write_base(base: StoredBase, file: Path) -> None:
     if len(base.layers) == 1 and base.layers[0].record.media_type == LAYER_TYPE:
         link_or_copy(base.layers[0].file, file)
         return
-    blobs = [
-        LayerBlob(
-            file=item.file, digest=item.record.digest, diff_id=item.record.diff_id, media_type=item.record.media_type
-        )
-        for item in base.layers
-    ]
     with GzipWriter(file) as gzip:
-        for member, content in merged(blobs):
+        for member, content in merged([layer.blob for layer in base.layers]):
             write_member(gzip, member, content)
         end(gzip)

@@ -12,7 +12,6 @@ from envbuild.core.files import write_atomic
 from envbuild.core.text import printable
 from envbuild.image.scan.models import FORMAT, LayerScan
 from envbuild.image.scan.scan import read_layer
-from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer import Layer
 from envbuild.rootfs.members import Member
 from envbuild.rootfs.single_layer import members_of
@@ -46,14 +45,7 @@ def scan_built_layer(layer: Layer, builder_paths: Sequence[str], store: LocalSto
         CheckRefusedError: the layer is damaged.
     """
     record = layer.record
-    blob = LayerBlob(
-        file=layer.file,
-        digest=record.digest,
-        size_bytes=record.size_bytes,
-        diff_id=record.diff_id,
-        unpacked_bytes=record.unpacked_bytes,
-    )
-    return scan_layer(record.name, record.digest, lambda: members_of(blob), builder_paths, store)
+    return scan_layer(record.name, record.digest, lambda: members_of(layer.blob), builder_paths, store)
 
 
 def scan_layer(
