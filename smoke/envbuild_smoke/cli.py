@@ -1,4 +1,4 @@
-"""The command line: `run` a plan, print the environment (`info`), and the internal `template` and `rank`.
+"""The command line: `run` a plan, print the environment (`info`), and the internal `forkserver` and `rank`.
 
 Progress goes to stdout as JSON lines, everything for people to stderr.
 """
@@ -30,14 +30,15 @@ WRONG_GPUS = 4
 CANNOT_WRITE = 5
 INTERRUPTED = 130
 
-# How long a run may take to end its ranks by itself once nobody holds its standard input.
+# How long a run may take to end its ranks by itself once its standard input is closed.
 END_SECONDS = 10.0
+_RESUME = "Resume with the same command and --resume"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in `arguments` (default: the process's own) and return the exit status."""
     options = _parser().parse_args(arguments)
-    if options.command in ("template", "rank"):
+    if options.command in ("forkserver", "rank"):
         return _serve(options)
     if options.command == "info":
         return _info(options.device)
@@ -55,7 +56,7 @@ def _serve(options: argparse.Namespace) -> int:
     descriptor = options.plan_descriptor
     # Not read: the offset is shared with the other processes.
     plan = parse_plan(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
-    if options.command == "template":
+    if options.command == "forkserver":
         return forkserver_main.serve(program, plan, descriptor, options.control)
     return forkserver_main.run_executed_rank(program, plan, options.channel)
 
@@ -100,18 +101,16 @@ def _parser() -> argparse.ArgumentParser:
         default="live",
         help="keep rank processes alive between cases (default), or start new interpreters for every case",
     )
-    run.add_argument("--resume", action="store_true", help="go on with the interrupted run in --out")
-    run.add_argument(
-        "--end-with-stdin", action="store_true", help="end as if told to stop when standard input is at its end"
-    )
-    run.add_argument("--image", type=Path, metavar="FILE", help="the file of the image this runs in, to be hashed")
+    run.add_argument("--resume", action="store_true", help="resume the interrupted run in --out")
+    run.add_argument("--end-with-stdin", action="store_true", help="stop when standard input is closed")
+    run.add_argument("--image", type=Path, metavar="FILE", help="hash the file of the image this runs in")
     info = commands.add_parser("info", help="print the environment as JSON")
     info.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="as in a plan (default: cpu)")
-    template = commands.add_parser("template", help="internal: the process that ranks are forked from")
-    template.add_argument("--control", type=int, required=True)
+    forkserver = commands.add_parser("forkserver", help="internal: the process that ranks are forked from")
+    forkserver.add_argument("--control", type=int, required=True)
     rank = commands.add_parser("rank", help="internal: a rank in an interpreter of its own")
     rank.add_argument("--channel", type=int, required=True)
-    for internal in (template, rank):
+    for internal in (forkserver, rank):
         internal.add_argument("--program", required=True)
         internal.add_argument("--plan-descriptor", type=int, required=True)
     return parser
@@ -120,25 +119,26 @@ def _parser() -> argparse.ArgumentParser:
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of GPUs such as 0,1 or GPU-3f2a...")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a list of GPUs such as 0,1 or GPU-3f2a...")
     return names
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    # Here, for the same reason: the template must not depend on what only the runner needs.
+    # Imported here: the fork server must not load what only the runner needs.
     from envbuild_smoke.environment.gpus import CannotRunError, UnknownGpuError
     from envbuild_smoke.plan.models import PlanError
     from envbuild_smoke.plan.reader import read_plan
     from envbuild_smoke.run import parent_watchdog
+    from envbuild_smoke.run.context import RunInterruptedError
     from envbuild_smoke.run.results import FILE_NAME
     from envbuild_smoke.run.resume import ResumeError
-    from envbuild_smoke.run.runner import RunInterruptedError, UnusableEnvironmentError, run_plan
+    from envbuild_smoke.run.runner import UnusableEnvironmentError, run_plan
 
     out = arguments.out
     stop = threading.Event()
     _stop_on_signals(stop)
     if arguments.end_with_stdin:
-        parent_watchdog.hold(stop, INTERRUPTED, grace_seconds=END_SECONDS)
+        parent_watchdog.start(stop, INTERRUPTED, grace_seconds=END_SECONDS)
     try:
         plan = read_plan(arguments.plan)
         cases = plan.selection(tuple(arguments.only))
@@ -149,31 +149,28 @@ def _run(arguments: argparse.Namespace) -> int:
     except CannotRunError as error:
         return _cannot_run(error)
     except RunInterruptedError:
-        _say(
-            "interrupted; all ranks were killed, the results of finished cases are kept; the same command with "
-            "--resume goes on"
-        )
+        _print(f"interrupted: all ranks were killed, the results of finished cases are kept. {_RESUME}")
         return INTERRUPTED
     except UnusableEnvironmentError as error:
-        _say(f"this environment cannot run the plan: {error}")
+        _print(f"this environment cannot run the plan: {error}")
         return UNUSABLE_ENVIRONMENT
     except OSError as error:
-        _say(
-            f"{out} cannot be written, or read: {error}; all ranks were killed, results that are there are kept; with "
-            "space and rights there, the same command with --resume goes on"
+        _print(
+            f"{out} cannot be written or read: {error}. All ranks were killed, the results of finished cases are kept. "
+            f"Free space or fix the permissions. {_RESUME}"
         )
         return CANNOT_WRITE
     for result in results:
         if result.failure is not None:
             where = f" (log: {out / result.failure.log})" if result.failure.log else ""
-            _say(f"{result.case}: {result.status}: {result.failure.message}{where}")
+            _print(f"{result.case}: {result.status}: {result.failure.message}{where}")
     completed = sum(result.status == "completed" for result in results)
-    _say(f"{completed} of {len(results)} cases completed; results in {out / FILE_NAME}")
+    _print(f"{completed} of {len(results)} cases completed; results in {out / FILE_NAME}")
     return OK if completed == len(results) else CASES_FAILED
 
 
 class _RefusedError(Exception):
-    """The arguments do not go together, or name something that is not there."""
+    """The arguments contradict each other, the plan or the output directory."""
 
 
 def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]") -> "Options":
@@ -186,11 +183,10 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
     for name in () if resume else (FILE_NAME, "cases", "checkpoints", CACHES):
         if (arguments.out / name).exists():
             raise _RefusedError(
-                f"{arguments.out} already holds {name}; nothing is overwritten: give another --out, or go on with "
-                "--resume"
+                f"{arguments.out} already has {name}, and nothing is overwritten: use another --out, or --resume"
             )
     if arguments.gpus and plan.device == "cpu":
-        raise _RefusedError("--gpus is given, and the plan is for device cpu")
+        raise _RefusedError("--gpus has no effect: the plan is for device cpu")
     chosen: tuple[gpus.Gpu, ...] = ()
     if plan.device == "cuda":
         ranks = plan.bandwidth.ranks if plan.bandwidth else 1
@@ -205,7 +201,7 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
 
 def _cannot_run(error: "CannotRunError") -> int:
     print(json.dumps({"event": "cannot-run", "reason": error.reason, "message": str(error)}), flush=True)
-    _say(str(error))
+    _print(str(error))
     return WRONG_GPUS
 
 
@@ -219,15 +215,15 @@ def _stop_on_signals(stop: threading.Event) -> None:
 
 
 class _Progress:
-    """Prints events as JSON lines; a reader that went away does not end the run."""
+    """Prints events as JSON lines; the run goes on when the reader closes the stream."""
 
     def __init__(self) -> None:
         self._broken = False
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "resumed":
-            cut = f"; a last line of {event['cut_bytes']} bytes, not written to its end, was cut off"
-            _say(f"going on: {event['kept']} results are kept{cut if event['cut_bytes'] else ''}")
+            cut = f"; an incomplete last line of {event['cut_bytes']} bytes was cut off"
+            _print(f"resuming: {event['kept']} results are kept{cut if event['cut_bytes'] else ''}")
         if self._broken:
             return
         try:
@@ -238,17 +234,17 @@ class _Progress:
 
 
 def _refuse(message: str) -> int:
-    _say(message)
+    _print(message)
     return BAD_PLAN
 
 
-def _say(message: str) -> None:
+def _print(message: str) -> None:
     with suppress(BrokenPipeError):
         print(f"envbuild-smoke: {message}", file=sys.stderr, flush=True)
 
 
 def close_streams() -> None:
-    """Write out what is buffered; when the reader has left, to nowhere, so that Python does not complain at exit."""
+    """Flush the streams; when the reader has left, to /dev/null, so that Python prints no error at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

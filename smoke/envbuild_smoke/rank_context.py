@@ -16,11 +16,11 @@ INITIAL, FINAL = "initial", "final"
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """What a rank is told. `listener` is rank 0's open socket on `port`, where the ranks of the case meet.
+    """What a rank needs for a task. `listener` is rank 0's open socket on `port`, where the ranks of the case meet.
 
     `device_index` is the number of the GPU to train on among those this process sees. `world_size` is given for
     a task that is not the case's training: a comparison of weights by one rank, a sweep of bandwidth by many.
-    `save_final_weights` says that somebody compares the weights this case ends with.
+    `save_final_weights` is set when the weights that this case ends with are compared.
     """
 
     case: Case

@@ -49,7 +49,7 @@ STAND_IN = ROOT / "tests" / "helpers" / "stand_in.py"
 LONG_RUNNER = """\
 import os, sys, threading
 from envbuild_smoke import cli
-from envbuild_smoke.run import runner
+from envbuild_smoke.run import context, runner
 
 def run_plan(plan, cases, out, *, stop, **_):
     print("training", flush=True)
@@ -57,7 +57,7 @@ def run_plan(plan, cases, out, *, stop, **_):
         while not {stopped}:
             beats.write(b".")
             stop.wait(0.05)
-    raise runner.RunInterruptedError
+    raise context.RunInterruptedError
 
 runner.run_plan = run_plan
 sys.exit(cli.main())

@@ -289,12 +289,13 @@ import sys, threading
 from pathlib import Path
 from envbuild_smoke.plan.reader import read_plan
 from envbuild_smoke.ranks.program import RankProgram
+from envbuild_smoke.run.options import Options
 from envbuild_smoke.run.runner import run_plan
 
 plan = read_plan(Path("plan.json"))
 library = "megatron.core.dist_checkpointing.strategies.filesystem_async"
-program = RankProgram(entry="manager_wait:main", preload=(library,))
-run_plan(plan, plan.cases, Path("out"), emit=lambda _: None, stop=threading.Event(), program=program)
+options = Options(program=RankProgram(entry="manager_wait:main", preload=(library,)))
+run_plan(plan, plan.cases, Path("out"), emit=lambda _: None, stop=threading.Event(), options=options)
 """
 
 

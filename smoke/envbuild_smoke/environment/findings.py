@@ -28,9 +28,9 @@ def all_findings(
     """
     result = version_findings(plan.expected_versions, ready.get("modules", {}))
     result += files
-    told = {(item["code"], item["found"]) for item in result}
+    reported = {(item["code"], item["found"]) for item in result}
     elsewhere = _imported_elsewhere(plan, ready.get("modules", {}))
-    result += [item for item in elsewhere if (item["code"], item["found"]) not in told]
+    result += [item for item in elsewhere if (item["code"], item["found"]) not in reported]
     result += listed.findings(ready.get("imported", {}))
     folders = [folder for folder in sys.path if Path(folder).is_dir() and folder.endswith("-packages")]
     known = libraries.reachable(folders)

@@ -1,4 +1,4 @@
-"""What the template process imported: files, versions, devices, and which modules are not to be had."""
+"""What the fork server imported: files, versions, devices, and which modules cannot be imported."""
 
 import importlib
 import json
@@ -16,7 +16,7 @@ from envbuild_smoke.error_line import error_line
 
 
 def describe(modules: Sequence[str]) -> dict[str, Any]:
-    """Return what the runner puts on record; `modules` are tried as well, in a process of their own.
+    """Return what the runner records; `modules` are imported as well, in a process of their own.
 
     Raises RuntimeError when an import has started CUDA in this process.
     """
@@ -58,8 +58,8 @@ def missing(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
             files.update(answer["files"])
         left = left[len(answers) :]
         if left:
-            # Nobody answered for this one: the process died of it.
-            found[left.pop(0)] = "the process died while it imported it; its last words are in template.log"
+            # No answer for this one: the process died of it.
+            found[left.pop(0)] = "the process died while it imported it; see forkserver.log"
     return found, files
 
 

@@ -1,16 +1,16 @@
-"""The template process: imports the libraries once, and is the parent of every rank process.
+"""The fork server: imports the libraries once, and is the parent of every rank process.
 
 Importing torch and megatron-core takes seconds of processor time. So one process imports them, and a rank
 process is a fork of it, which starts in milliseconds. With isolation "process" it executes a new interpreter
 for each rank instead, which imports everything itself and shares nothing.
 
 The runner talks to it over a socket, one JSON object a line:
-  {"start": KEY, "how": "fork"|"execute", "log": FILE}      with the rank's channel beside it
+  {"start": KEY, "how": "fork"|"execute", "log": FILE}      with the descriptor of the rank's channel
   {"event": "ready", "cuda_devices": n, "modules": {..}, "missing": {..}, "imported": {..}, "libraries": {..}, ..}
   {"event": "unusable", "error": TEXT}
   {"event": "started", "key": KEY, "pid": n}
   {"event": "exit", "key": KEY, "status": n, "monotonic_seconds": t}      a negative status is a signal
-When the runner hangs up, because it is done or is gone, it kills what still runs and ends.
+When the runner closes the connection, or ends, the fork server kills what still runs and ends.
 """
 
 import ctypes
@@ -31,15 +31,15 @@ from envbuild_smoke.error_line import error_line
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.ranks.ipc import Channel, Message
 from envbuild_smoke.ranks.program import RankProgram
-from envbuild_smoke.ranks.rank_main import answer_for_stacks, write_to
+from envbuild_smoke.ranks.rank_main import enable_stack_dumps, redirect_output
 from envbuild_smoke.ranks.rank_main import serve as serve_rank
 
 _PR_SET_PDEATHSIG = 1
 
 
 def serve(program: RankProgram, plan: Plan, plan_descriptor: int, control: int) -> int:
-    """Import what the program preloads, then start rank processes on command until the runner hangs up."""
-    # What libraries print while they are imported belongs to the log, which stderr is.
+    """Import what the program preloads, then start rank processes on command until the runner disconnects."""
+    # What libraries print while they are imported goes to the log, as stderr does.
     os.dup2(2, 1)
     # Ctrl-C in a terminal is the runner's to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -48,7 +48,7 @@ def serve(program: RankProgram, plan: Plan, plan_descriptor: int, control: int) 
         for name in program.preload:
             importlib.import_module(name)
         ready = imported.describe(program.modules)
-    except BaseException as error:  # noqa: BLE001 - an import can raise anything; the runner has to hear of it
+    except BaseException as error:  # noqa: BLE001 - an import can raise anything; it is reported to the runner
         traceback.print_exc()
         channel.send({"event": "unusable", "error": error_line(error)})
         return 1
@@ -74,7 +74,7 @@ class _Server:
         self._running: dict[int, int] = {}
 
     def run(self) -> int:
-        """Serve until the runner hangs up."""
+        """Serve until the runner disconnects."""
         wake_read, wake_write = os.pipe()
         for descriptor in (wake_read, wake_write):
             os.set_blocking(descriptor, False)
@@ -139,11 +139,11 @@ class _Server:
             with suppress(OSError):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            # Not sys.exit: exit handlers that were registered in the template are the template's.
+            # Not sys.exit: exit handlers that were registered in the fork server are not the rank's.
             os._exit(status)
 
     def _execute(self, channel: int) -> NoReturn:
-        """Become a new interpreter, started as this one was."""
+        """Become a new interpreter, started with the same options as this one."""
         for descriptor in (channel, self._plan_descriptor):
             os.set_inheritable(descriptor, True)
         arguments = [*sys.orig_argv[: -len(sys.argv)], sys.argv[0], "rank"]
@@ -152,27 +152,27 @@ class _Server:
         os.execv(sys.executable, arguments)  # noqa: S606 - this very interpreter, no shell
 
     def _leave_server(self, log: str) -> None:
-        """Give up what belongs to the server: its signals, its descriptors, its process group."""
+        """Leave the server's signal handlers, descriptors and process group."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
-        # If the template is killed, nobody else would end its ranks.
+        # If the fork server is killed, its ranks have to end by themselves.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self._pid:
             os._exit(1)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        write_to(log)
-        # What a rank starts must not hold the connection open: the runner would not see the template end.
+        redirect_output(log)
+        # A child of a rank must not keep the connection open: the runner would not see the fork server end.
         self._control.close()
 
 
 def run_executed_rank(program: RankProgram, plan: Plan, channel: int) -> int:
     """Be a rank process in an interpreter of its own: import, then take tasks."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    answer_for_stacks()
+    enable_stack_dumps()
     for name in program.preload:
         importlib.import_module(name)
     status = serve_rank(program, plan, Channel(socket.socket(fileno=channel)))

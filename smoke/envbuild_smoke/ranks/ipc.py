@@ -1,6 +1,6 @@
-"""JSON objects over a Unix socket, one a line, and open descriptors beside them.
+"""JSON objects over a Unix socket, one a line, with open descriptors.
 
-Both ends are processes of one run: the runner and the template, the runner and a rank.
+Both ends are processes of one run: the runner and the fork server, the runner and a rank.
 """
 
 import json
@@ -45,7 +45,7 @@ class Channel:
         return self._messages.popleft() if self._messages else None
 
     def take_all(self) -> tuple[list[Message], bool]:
-        """Read once what is there; return the messages, and whether the other end is gone."""
+        """Read what has arrived; return the messages, and whether the other end is gone."""
         if not self._ended:
             self._read()
         messages = list(self._messages)

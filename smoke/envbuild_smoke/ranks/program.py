@@ -1,4 +1,4 @@
-"""What rank processes run, and with what they are started."""
+"""What rank processes run."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ class RankProgram:
     """The function ("module:function") for each kind of task, and the modules that are imported before any.
 
     `entry` trains a case; `compare` returns how its final weights differ from the baseline's; `bandwidth`
-    returns the points of a sweep. `modules` are only tried: whether the environment has them.
+    returns the points of a sweep. `modules` are imported only to see whether the environment has them.
     """
 
     entry: str = "envbuild_smoke.ranks.tasks:train_case"

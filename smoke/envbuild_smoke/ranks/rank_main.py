@@ -1,12 +1,12 @@
-"""A rank process: takes tasks from the runner, one after the other, until the runner hangs up.
+"""A rank process: takes tasks from the runner, one after the other, until the runner disconnects.
 
 It stays alive between cases, with its libraries imported and, on a GPU, with CUDA started; the driver tears
-down what a case set up. A task that raises ends the process: nothing can be said of what it left behind.
+down what a case set up. A task that raises ends the process, since its state is unknown.
 
-The runner sends, over the channel, one JSON object a task, with the listening socket beside it for rank 0:
+The runner sends one JSON object for each task, with the descriptor of the listening socket for rank 0:
   {"task": "case"|"compare"|"bandwidth", "case": ID, "rank": n, "world_size": n, "port": n, "device_index": n,
    "listens": bool, "out": DIR, "log": FILE, "sizes": [bytes, ..], "variables": {..}}
-and hears {"event": "ready"} when the libraries are there and {"event": "done", "answer": .., "libraries": {..},
+and reads {"event": "ready"} when the libraries are there and {"event": "done", "answer": .., "libraries": {..},
 "imported": {..}}.
 """
 
@@ -37,32 +37,32 @@ BANDWIDTH, CASE = "bandwidth", "case"
 
 
 def serve(program: RankProgram, plan: Plan, channel: Channel) -> int:
-    """Run tasks until the runner hangs up or one of them fails; return the exit status."""
-    _prefer_as_victim()
-    answer_for_stacks()
+    """Run tasks until the runner disconnects or one of them fails; return the exit status."""
+    _raise_oom_score()
+    enable_stack_dumps()
     channel.send({"event": "ready"})
     while (command := channel.receive()) is not None:
-        write_to(command["log"])
+        redirect_output(command["log"])
         os.environ.update(command["variables"])
         context = _context(command, plan, channel.descriptor() if command["listens"] else None)
         status, answer = _run(program.function(command["task"]), context, command)
         _flush()
         if status is not None:
             return status
-        # What another task imported is told with the next case.
+        # What another task imported is reported with the next case.
         imported = new_files() if command["task"] == CASE else {}
         channel.send({"event": "done", "answer": answer, "libraries": mapped(), "imported": imported})
     return 0
 
 
-def answer_for_stacks() -> None:
-    """Let this process write its stacks when it crashes, and when the runner asks where it hangs."""
+def enable_stack_dumps() -> None:
+    """Let this process write its stacks when it crashes, and when the runner requests them (SIGUSR1)."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
 
 
-def write_to(log: str) -> None:
-    """Let everything this process prints, from Python or not, go to the file `log`."""
+def redirect_output(log: str) -> None:
+    """Redirect all output of this process, from Python or not, to the file `log`."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for target in (1, 2):
         os.dup2(descriptor, target)
@@ -70,7 +70,7 @@ def write_to(log: str) -> None:
 
 
 def case_of(plan: Plan, task: str, case_id: str, world_size: int) -> Case:
-    """Return the case a task is about; the bandwidth sweep has none, and gets one of its size."""
+    """Return the case of a task; the bandwidth sweep gets one of its world size."""
     if task == BANDWIDTH:
         return replace(plan.cases[0], id=BANDWIDTH, baseline=None, world_size=world_size)
     return plan.case(case_id)
@@ -118,14 +118,14 @@ def _record_failure(context: RankContext, error: BaseException) -> None:
 
 
 def _flush() -> None:
-    """Write out what Python and the C libraries buffered: it belongs to the log of this task."""
+    """Flush the buffers of Python and the C libraries to the log of this task."""
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
 
 
-def _prefer_as_victim() -> None:
-    """Ask the kernel, when memory runs out, to end a rank and not the process that all are forked from."""
+def _raise_oom_score() -> None:
+    """Make the kernel, when memory runs out, end a rank rather than the fork server."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("800", encoding="ascii")

@@ -1,4 +1,4 @@
-"""The runner's side of the template process: starts it, has rank processes started, hears of their ends."""
+"""The runner's side of the fork server: starts it, has it start rank processes, and signals those."""
 
 import os
 import signal
@@ -13,27 +13,25 @@ from envbuild_smoke.plan.models import Device, Plan
 from envbuild_smoke.ranks.ipc import Channel, Message
 from envbuild_smoke.ranks.program import RankProgram
 
-# What people are told of it.
-TEMPLATE_NAME = "the process that ranks are forked from"
-# How long the template may take to end once the runner hung up; while it imports, it does not look there.
+# How long the fork server may take to end once the connection is closed; it does not read it while it imports.
 _END_SECONDS = 2.0
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class ForkServerError(Exception):
-    """The libraries cannot be imported, or the template process died."""
+    """The libraries cannot be imported, or the fork server died."""
 
 
 class ForkServer:
-    """A running template process. `lock` is a descriptor that it and its ranks keep open as long as they live."""
+    """A running fork server. `lock` is a descriptor that it and its ranks keep open as long as they live."""
 
     def __init__(self, program: RankProgram, plan: Plan, log: Path, *, lock: int, variables: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
         content = os.memfd_create("plan.json")
         with os.fdopen(os.dup(content), "wb") as file:
             file.write(plan.content)
-        command = [sys.executable, *_interpreter_options(), str(entry_point()), "template"]
+        command = [sys.executable, *_interpreter_options(), str(entry_point()), "forkserver"]
         command += ["--program", program.as_argument()]
         command += ["--plan-descriptor", str(content), "--control", str(theirs.fileno())]
         with log.open("ab") as stderr:
@@ -54,18 +52,18 @@ class ForkServer:
     def start_rank(self, key: int, *, fork: bool, log: Path) -> Channel:
         """Have a rank process started, and return the runner's end of its channel.
 
-        A "started" and an "exit" event follow on the template's own channel.
+        A "started" and an "exit" event follow on the fork server's own channel.
         """
         ours, theirs = socket.socketpair()
         with theirs:
             command: Message = {"start": key, "how": "fork" if fork else "execute", "log": str(log)}
             if not self.channel.send(command, (theirs.fileno(),)):
                 ours.close()
-                raise ForkServerError(f"{TEMPLATE_NAME} is gone")
+                raise ForkServerError("the fork server is gone")
         return Channel(ours)
 
     def close(self) -> int:
-        """End the template and whatever ranks it still has; return its exit status, negative for a signal."""
+        """End the fork server and its ranks; return its exit status, negative for a signal."""
         self.channel.close()
         try:
             return self._process.wait(timeout=_END_SECONDS)
@@ -98,7 +96,7 @@ def rank_variables(device: Device) -> dict[str, str]:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a rank process and everything it started; if nothing of it is left, do nothing."""
+    """Kill a rank process and everything it started, if any of that is left."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -107,13 +105,13 @@ def kill_group(pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def ask_for_stacks(pid: int) -> None:
-    """Have a rank process write where it is; not its group: helpers of libraries would die of the signal."""
+def request_stacks(pid: int) -> None:
+    """Have a rank process write its stacks to its log; not its group: helpers of libraries would die of the signal."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGUSR1)
 
 
-def left_behind(pids: set[int]) -> set[int]:
+def groups_with_others(pids: set[int]) -> set[int]:
     """Return those of the rank processes whose process group has other processes in it."""
     groups = set()
     for entry in os.scandir("/proc"):

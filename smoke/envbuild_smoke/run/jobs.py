@@ -14,40 +14,45 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class RunJob:
-    """What a packed job stands for; `again` marks a case that ran before and is run for its checkpoint alone."""
+    """What a scheduled job does. `rerun` marks a case that completed before and runs for its checkpoint alone."""
 
     job: Job
     kind: str
     case: Case
     repeat: int
-    again: bool = False
+    rerun: bool = False
+
+    @property
+    def run(self) -> Key:
+        """The case's id and the repeat."""
+        return self.case.id, self.repeat
 
 
 def make_jobs(
-    cases: Iterable[Case], repeats: int, done: Collection[Key], again: Collection[Key], trained: Collection[Key]
+    cases: Iterable[Case], repeats: int, done: Collection[Key], rerun: Collection[Key], trained: Collection[Key]
 ) -> dict[str, RunJob]:
     """Return the jobs by key.
 
-    `done` are the runs that have ended, `again` those of them that run once more, `trained` those that wait for
+    `done` are the runs that have ended, `rerun` those of them that run once more, `trained` those that wait for
     the comparison of their weights alone.
     """
     jobs: dict[str, RunJob] = {}
     for case in cases:
         for repeat in range(1, repeats + 1):
             run = (case.id, repeat)
-            if run in done and run not in again:
+            if run in done and run not in rerun:
                 continue
-            # A baseline that ended is there for good, unless it runs again.
+            # The checkpoint of a baseline that ended stays, unless it runs again.
             before = None if case.baseline is None else (case.baseline, repeat)
-            waits = before is not None and (before not in done or before in again)
+            waits = before is not None and (before not in done or before in rerun)
             weights_of = job_key(*before) if waits and before is not None else None
             key = job_key(case.id, repeat)
             if run not in trained:
                 job = Job(key=key, world_size=case.world_size, seconds=case.estimated_seconds, weights_of=weights_of)
-                jobs[key] = RunJob(job=job, kind="case", case=case, repeat=repeat, again=run in again)
+                jobs[key] = RunJob(job=job, kind="case", case=case, repeat=repeat, rerun=run in rerun)
             if case.compare_weights and case.baseline is not None:
                 after = tuple(one for one in (key if run not in trained else None, weights_of) if one is not None)
-                # First of all: until then the case's result is not in the results.
+                # Urgent: until then the case's result is not in the results.
                 compare = Job(
                     key=compare_key(case.id, repeat), world_size=1, seconds=COMPARE_SECONDS, after=after, urgent=True
                 )

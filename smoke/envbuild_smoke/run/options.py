@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envbuild_smoke.environment.gpus import Gpu
+from envbuild_smoke.ranks.program import RankProgram
 
 # In the output directory: what compilers of the libraries cache.
 CACHES = "caches"
@@ -15,27 +16,29 @@ Isolation = Literal["live", "process"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to run: on which GPUs (empty on the CPU), with what isolation, going on with results or not.
+    """How to run: on which GPUs (empty on the CPU), with what isolation, resuming an interrupted run or not.
 
-    `image` is what machine.image returned of the file that the image was started from.
+    `image` is what machine.image returned of the file that the image was started from; `program` is what the ranks
+    run, None for the plan's drivers.
     """
 
     gpus: tuple[Gpu, ...] = ()
     isolation: Isolation = "live"
     resume: bool = False
     image: Mapping[str, Any] | None = None
+    program: RankProgram | None = None
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the ranks get in their environment: nvidia-smi's order, so that torch counts GPUs as it does."""
+        """Variables of the ranks: the chosen GPUs, counted in nvidia-smi's order."""
         uuids = ",".join(gpu.uuid for gpu in self.gpus)
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": uuids} if self.gpus else {}
 
 
 def cache_variables(out: Path) -> dict[str, str]:
-    """Where Triton and torch's compiler keep what they make for GPUs: with this run, and nothing of another.
+    """Return where Triton and torch's compiler cache what they compile: in this run's output, apart from other runs.
 
-    Triton's own place is below the home, which in an image that is mounted read-only cannot be written.
+    Triton's default is below the home directory, which is read-only in an image that is mounted so.
     """
     return {
         "TRITON_CACHE_DIR": str(out / CACHES / "triton"),

@@ -1,6 +1,6 @@
-"""Standard input as a lifeline: whoever started the runner holds its other end, and lets go of it by dying.
+"""Ends the runner once its standard input is closed, so once the program that started it has ended.
 
-A container does not end with the program that asked for it; docker closes its standard input then.
+A container does not end with the client that started it; docker closes its standard input then.
 """
 
 import os
@@ -8,20 +8,20 @@ import threading
 import time
 from contextlib import suppress
 
-# Bytes that come are of no interest: only that no more can come.
+# The content is ignored: only the end of the stream counts.
 _CHUNK = 4096
 
 
-def hold(stop: threading.Event, status: int, *, grace_seconds: float, descriptor: int = 0) -> None:
-    """Set `stop` once the descriptor is at its end; where that does not end the process in time, exit with `status`."""
+def start(stop: threading.Event, status: int, *, grace_seconds: float, descriptor: int = 0) -> None:
+    """Set `stop` at the end of the stream; exit with `status` if the process has not ended after the grace period."""
 
     def watch() -> None:
-        # One that cannot be read holds nobody.
+        # A stream that cannot be read counts as closed.
         with suppress(OSError):
             while os.read(descriptor, _CHUNK):
                 pass
         stop.set()
-        # The main thread may be where no event is looked at: hashing a file, or stuck.
+        # The main thread may not check the event: it hashes a file, or hangs.
         time.sleep(grace_seconds)
         os._exit(status)
 

@@ -1,4 +1,4 @@
-"""The rank processes of a run: at most one a device, alive between cases unless they are to be fresh."""
+"""The rank processes of a run: at most one for each device, kept between cases unless they have to be fresh."""
 
 import selectors
 import time
@@ -11,16 +11,16 @@ from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.ranks.ipc import Channel, Message
 from envbuild_smoke.ranks.program import RankProgram
 from envbuild_smoke.run.failure import signal_name
-from envbuild_smoke.run.forkserver import TEMPLATE_NAME, ForkServer, ForkServerError, kill_group, left_behind
+from envbuild_smoke.run.forkserver import ForkServer, ForkServerError, groups_with_others, kill_group
 
-TEMPLATE_LOG = "template.log"
+FORKSERVER_LOG = "forkserver.log"
 # SIGKILL leaves a process no choice, but one that waits for a disk or a driver may not die at once.
 DEATH_LIMIT_SECONDS = 30.0
 
 
 @dataclass
 class RankProcess:
-    """A rank process as the runner knows it; `done` is what it said of its last task."""
+    """A rank process as the runner knows it; `done` is its message at the end of its last task."""
 
     key: int
     device: int
@@ -34,15 +34,16 @@ class RankProcess:
 
     @property
     def gone(self) -> bool:
-        """True when it ended, or when its parent, which would have told, is no more."""
+        """True when it ended, or when its parent, which would report that, is gone."""
         return self.exited_at is not None or self.lost
 
 
 @dataclass
 class Pool:
-    """Starts rank processes where tasks need them, and hears of what they do in `wait`.
+    """Starts rank processes where tasks need them; `wait` reads what they report.
 
-    `template_end` says how the template process ended, once one did.
+    `server_event` is the fork server's last report, None until it has imported the libraries; `server_end` is how the
+    last one ended.
     """
 
     program: RankProgram
@@ -51,27 +52,32 @@ class Pool:
     lock: int
     variables: Mapping[str, str] = field(default_factory=dict)
     live: bool = True
-    template_event: Message | None = None
-    template_end: str = ""
-    _template: ForkServer | None = None
+    server_event: Message | None = None
+    server_end: str = ""
+    _server: ForkServer | None = None
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _idle: dict[int, RankProcess] = field(default_factory=dict)
     _known: dict[int, RankProcess] = field(default_factory=dict)
     _last_key: int = 0
 
-    def start_template(self) -> None:
-        """Start the template process unless it runs; `template_event` is what it has to say, None until then."""
-        if self._template is not None:
+    @property
+    def is_ready(self) -> bool:
+        """True when the fork server has imported the libraries and can start ranks."""
+        return self.server_event is not None and self.server_event["event"] == "ready"
+
+    def start_server(self) -> None:
+        """Start the fork server unless it runs."""
+        if self._server is not None:
             return
-        self.template_event = None
-        log = self.out / TEMPLATE_LOG
-        self._template = ForkServer(self.program, self.plan, log, lock=self.lock, variables=self.variables)
-        self._selector.register(self._template.channel, selectors.EVENT_READ)
+        self.server_event = None
+        log = self.out / FORKSERVER_LOG
+        self._server = ForkServer(self.program, self.plan, log, lock=self.lock, variables=self.variables)
+        self._selector.register(self._server.channel, selectors.EVENT_READ)
 
     def acquire(self, devices: Sequence[int], logs: Sequence[Path], *, fresh: bool = False) -> list[RankProcess]:
-        """Return a process for each device: one that lives already, unless it is to be fresh, or a new one.
+        """Return a process for each device: an idle one, unless it has to be fresh, or a new one.
 
-        Raises TemplateError when the template is gone.
+        Raises ForkServerError when the fork server is gone.
         """
         if fresh or not self.live:
             self.retire([process for device in devices if (process := self._idle.get(device))])
@@ -86,8 +92,8 @@ class Pool:
         return processes
 
     def release(self, processes: Sequence[RankProcess]) -> None:
-        """Take back processes whose task was done; those that left something running are not used again."""
-        dirty = left_behind({process.pid for process in processes if process.pid is not None})
+        """Keep processes whose task was done for the next one, except those that left children running."""
+        dirty = groups_with_others({process.pid for process in processes if process.pid is not None})
         for process in processes:
             if self.live and not process.gone and process.pid not in dirty:
                 process.fresh = False
@@ -96,32 +102,32 @@ class Pool:
                 self.retire([process])
 
     def retire(self, processes: Iterable[RankProcess]) -> None:
-        """Kill processes and all that they started; `wait` hears of their end."""
+        """Kill processes and all that they started; `wait` notes their end."""
         for process in processes:
             if self._idle.get(process.device) is process:
                 del self._idle[process.device]
             if process.pid is not None:
-                # Also when it has ended: what it started is in its group still.
+                # Also when it has ended: what it started is still in its group.
                 kill_group(process.pid)
 
     def wait(self, timeout_seconds: float) -> None:
-        """Hear of what happened; return at once when something did, else after the timeout."""
+        """Read what processes report; return at once when there is something, else after the timeout."""
         for key, _ in self._selector.select(timeout_seconds):
-            if self._template is not None and key.fileobj is self._template.channel:
-                self._hear_template()
+            if self._server is not None and key.fileobj is self._server.channel:
+                self._read_server()
             else:
-                self._hear_rank(key.data)
+                self._read_rank(key.data)
 
     def close(self) -> None:
-        """Kill every rank process, wait until they are gone, and end the template."""
+        """Kill every rank process, wait until they are gone, and end the fork server."""
         limit = time.monotonic() + DEATH_LIMIT_SECONDS
-        while self._template is not None and time.monotonic() < limit:
+        while self._server is not None and time.monotonic() < limit:
             left = [process for process in self._known.values() if not process.gone]
             if not left:
                 break
             self.retire(left)
             self.wait(0.05)
-        self._end_template()
+        self._end_server()
         self._selector.close()
 
     def _wait_until_gone(self, devices: set[int]) -> None:
@@ -134,64 +140,64 @@ class Pool:
             self.wait(0.05)
 
     def _start(self, device: int, log: Path) -> RankProcess:
-        if self._template is None:
-            raise ForkServerError(f"{TEMPLATE_NAME} is gone")
+        if self._server is None:
+            raise ForkServerError("the fork server is gone")
         self._last_key += 1
         try:
-            channel = self._template.start_rank(self._last_key, fork=self.live, log=log)
+            channel = self._server.start_rank(self._last_key, fork=self.live, log=log)
         except ForkServerError:
-            # What it said last, and that it is gone: whoever asks next gets another one.
-            while self._template is not None:
-                self._hear_template()
+            # Its last reports, and its end: the next call starts another one.
+            while self._server is not None:
+                self._read_server()
             raise
         process = RankProcess(self._last_key, device, channel)
         self._known[process.key] = process
         self._selector.register(channel, selectors.EVENT_READ, process)
         return process
 
-    def _hear_template(self) -> None:
-        if self._template is None:
+    def _read_server(self) -> None:
+        if self._server is None:
             return
-        events, ended = self._template.channel.take_all()
+        events, ended = self._server.channel.take_all()
         for event in events:
             if event["event"] == "started":
                 self._known[event["key"]].pid = event["pid"]
             elif event["event"] == "exit":
                 self._exited(event)
             else:
-                self.template_event = event
+                self.server_event = event
         if ended:
-            self._end_template()
+            self._end_server()
             for process in list(self._known.values()):
                 process.lost = True
                 if process.pid is not None:
                     kill_group(process.pid)
                 self._forget(process)
-            if self.template_event is None or self.template_event["event"] == "ready":
-                self.template_event = {"event": "gone"}
+            if self.server_event is None or self.server_event["event"] == "ready":
+                self.server_event = {"event": "gone"}
 
-    def _end_template(self) -> None:
-        if self._template is not None:
+    def _end_server(self) -> None:
+        if self._server is not None:
             with suppress(KeyError):
-                self._selector.unregister(self._template.channel)
-            status = self._template.close()
+                self._selector.unregister(self._server.channel)
+            status = self._server.close()
             ended = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status}"
-            self.template_end = f"{TEMPLATE_NAME} {ended}"
-            self._template = None
+            self.server_end = f"the fork server {ended}"
+            self._server = None
 
     def _exited(self, event: Message) -> None:
         process = self._known[event["key"]]
-        # It may have said that it was done, and then died.
+        # It may have reported that it was done, and then died.
         with selectors.DefaultSelector() as selector:
             selector.register(process.channel, selectors.EVENT_READ)
             if selector.select(0):
-                self._hear_rank(process)
+                self._read_rank(process)
         process.exit_status, process.exited_at = event["status"], event["monotonic_seconds"]
         self._forget(process)
 
-    def _hear_rank(self, process: RankProcess) -> None:
+    def _read_rank(self, process: RankProcess) -> None:
         if process.gone:
-            # Its end was heard of in the same moment.
+            # Its end was read in the same moment.
             return
         messages, ended = process.channel.take_all()
         for message in messages:

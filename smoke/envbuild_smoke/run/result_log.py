@@ -1,4 +1,4 @@
-"""What became of each case: kept, put on disk before anyone is told, and asked for what may still start."""
+"""The results of the cases: written to disk before they are reported, and what may still start after them."""
 
 import json
 import os
@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from envbuild_smoke.run.case_run import Emit
 from envbuild_smoke.run.jobs import Key, RunJob
-from envbuild_smoke.run.results import CaseResult, Failure, ResultsWriter, result_from
+from envbuild_smoke.run.results import CaseResult, Emit, Failure, ResultsWriter, result_from
 from envbuild_smoke.run.task_run import repeat_folder
 
 TRAINED = "trained.json"
@@ -61,14 +60,14 @@ class ResultLog:
         if restarted is not None:
             result = replace(result, restarted=f"comparing the final weights: {restarted}")
         if failure is not None:
-            told = replace(failure, message=f"comparing the final weights: {failure.message}")
-            result = replace(result, status="failed", failure=told)
+            failure = replace(failure, message=f"comparing the final weights: {failure.message}")
+            result = replace(result, status="failed", failure=failure)
         elif weights is not None:
             result = replace(result, weights=dict(weights))
         self.finish(result)
 
     def finish(self, result: CaseResult) -> None:
-        """Write a result; on disk before anyone is told."""
+        """Write a result to disk, then report it."""
         if self._writer is not None:
             self._writer.write(result.as_line())
         self.results[result.case, result.repeat] = result
@@ -76,7 +75,7 @@ class ResultLog:
         self._emit({"event": "case-finished", "case": result.case, "repeat": result.repeat, **end})
 
     def ran_again(self, result: CaseResult) -> None:
-        """Note a baseline that ran for its checkpoint alone: its own result, of the first time, stands."""
+        """Note a baseline that ran for its checkpoint alone: its result of the first time stands."""
         if result.status != "completed":
             self._lost[result.case, result.repeat] = result
 
@@ -90,7 +89,7 @@ class ResultLog:
 
     def comparable(self, job: RunJob) -> bool:
         """False when a case or its baseline ended without weights that could be compared."""
-        run = job.case.id, job.repeat
+        run = job.run
         own = self.trained.get(run) or self.results.get(run)
         return all(result is None or result.status == "completed" for result in (own, self._baseline(job)))
 
@@ -107,7 +106,7 @@ def _read_trained(path: Path) -> CaseResult | None:
     try:
         return result_from(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
-        # What is not there, or is not whole, was not trained.
+        # A file that is absent or incomplete: the case trains again.
         return None
 
 

@@ -6,7 +6,7 @@ A run that is killed leaves the lines of the cases that had ended. A whole run e
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,6 +15,8 @@ from typing import Any, Literal
 SCHEMA = "envbuild.results/2"
 FILE_NAME = "results.jsonl"
 
+# Called with each progress event.
+Emit = Callable[[dict[str, Any]], None]
 Status = Literal["completed", "failed", "timed-out", "not-run"]
 FailureKind = Literal["exception", "exit", "signal", "timeout", "baseline-missing", "incomplete", "not-finite"]
 
@@ -98,7 +100,7 @@ class ResultsWriter:
     def write(self, line: dict[str, Any]) -> None:
         """Append one object and wait until it is on disk."""
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
-        # A machine that loses power right after a case must not lose what the case said.
+        # A machine that loses power right after a case must not lose its result.
         self._file.flush()
         os.fsync(self._file.fileno())
 

@@ -1,4 +1,4 @@
-"""What an interrupted run left behind, and whether another may go on with it."""
+"""What an interrupted run left behind, and whether another may resume it."""
 
 import fcntl
 import json
@@ -17,7 +17,7 @@ from envbuild_smoke.run.results import FILE_NAME, CaseResult, result_from
 from envbuild_smoke.run.task_run import repeat_folder
 
 LOCK = ".lock"
-# What has to be the same in both parts of a run: else the results would be of two environments.
+# Must be the same in both parts of a run: else the results would be of two environments.
 _SAME = ("smoke_digest", "image", "isolation", "environment_findings")
 _SAME_ENVIRONMENT = ("python", "versions", "files", "device")
 _RUN_KEYS = {"environment", "machine", *_SAME}
@@ -26,15 +26,15 @@ _LOCK_SECONDS = 5.0
 
 
 class ResumeError(Exception):
-    """There is nothing to go on with, or it belongs to something else."""
+    """There is nothing to resume, or it belongs to something else."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Before:
+class PreviousRun:
     """The first line of the run, and the cases that have ended, by ID and repeat.
 
-    `ended` says that the run went to its end; `whole_bytes` are the lines up to there, `cut_bytes` what was cut off
-    behind them.
+    `ended` is true when the run reached its end; `whole_bytes` is the length of the lines before that, `cut_bytes` that
+    of an incomplete last line.
     """
 
     run_line: dict[str, Any]
@@ -55,9 +55,7 @@ def take_lock(out: Path) -> int:
     while not _locked(descriptor):
         if time.monotonic() > limit:
             os.close(descriptor)
-            raise ResumeError(
-                f"{out} is in use by another run, or by ranks that it left: end it, or give another --out"
-            )
+            raise ResumeError(f"{out} is in use by another run, or by ranks that it left: end it, or use another --out")
         time.sleep(0.05)
     return descriptor
 
@@ -70,8 +68,8 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def read_before(out: Path, plan: Plan) -> Before:
-    """Read the results in `out`, and cut off a last line that was not written to its end.
+def read_previous(out: Path, plan: Plan) -> PreviousRun:
+    """Read the results in `out`, and cut off an incomplete last line.
 
     Raises ResumeError when there are none, or they are of another plan.
     """
@@ -79,15 +77,15 @@ def read_before(out: Path, plan: Plan) -> Before:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise ResumeError(f"{out} holds no {FILE_NAME}: nothing to resume; run without --resume") from None
+        raise ResumeError(f"{out} has no {FILE_NAME} to resume; run without --resume") from None
     whole, lines = _whole_lines(content)
     if not lines or lines[0].get("type") != "run" or not _RUN_KEYS.issubset(lines[0]):
-        raise ResumeError(f"{path} does not begin with the line of a run; run again, into another --out")
+        raise ResumeError(f"{path} does not begin with the line of a run; run again with another --out")
     for name, here in (("plan_digest", plan.digest), ("nonce", plan.nonce)):
         if lines[0].get(name) != here:
             raise ResumeError(
                 f"{path} belongs to another plan: its {name} is {lines[0].get(name)}, this plan's is {here}; "
-                "give the plan it was started with, or another --out"
+                "use the plan it was started with, or another --out"
             )
     ended = lines[-1].get("type") == "end"
     before_end = whole - len(content[:whole].splitlines(keepends=True)[-1]) if ended else whole
@@ -95,10 +93,10 @@ def read_before(out: Path, plan: Plan) -> Before:
         results = [result_from(line) for line in lines if line.get("type") == "case"]
     except (KeyError, TypeError) as error:
         raise ResumeError(
-            f"{path} is damaged: the line of a case is none ({error}); run again, into another --out"
+            f"{path} is damaged: the line of a case cannot be read ({error}); run again with another --out"
         ) from None
     _cut(path, whole)
-    return Before(
+    return PreviousRun(
         run_line=lines[0],
         cases={(result.case, result.repeat): result for result in results},
         bandwidth=any(line.get("type") == "bandwidth" for line in lines),
@@ -108,9 +106,9 @@ def read_before(out: Path, plan: Plan) -> Before:
     )
 
 
-def reopen(out: Path, before: Before) -> None:
-    """Take the line of the end off: more is to come."""
-    _cut(out / FILE_NAME, before.whole_bytes)
+def reopen(out: Path, previous: PreviousRun) -> None:
+    """Remove the end line: results will follow."""
+    _cut(out / FILE_NAME, previous.whole_bytes)
 
 
 def _cut(path: Path, length: int) -> None:
@@ -119,16 +117,16 @@ def _cut(path: Path, length: int) -> None:
         os.fsync(file.fileno())
 
 
-def demand_same(before: Before, run_line: dict[str, Any]) -> None:
-    """Raise ResumeError when what runs now is not what ran before."""
-    different = [name for name in _SAME if before.run_line.get(name) != run_line[name]]
-    then, here = before.run_line["environment"], run_line["environment"]
+def check_same_environment(previous: PreviousRun, run_line: dict[str, Any]) -> None:
+    """Raise ResumeError unless runner, environment and machine are those of the previous run."""
+    different = [name for name in _SAME if previous.run_line.get(name) != run_line[name]]
+    then, here = previous.run_line["environment"], run_line["environment"]
     different += [f"environment.{name}" for name in _SAME_ENVIRONMENT if then.get(name) != here[name]]
-    if _gpus(before.run_line) != _gpus(run_line):
+    if _gpus(previous.run_line) != _gpus(run_line):
         different.append("machine.gpus")
     if different:
         raise ResumeError(
-            f"the run cannot go on here: {', '.join(different)} differ from when it began; run again, into another "
+            f"the run cannot be resumed here: {', '.join(different)} differ from when it began; run again with another "
             "--out"
         )
 
@@ -175,6 +173,6 @@ def checkpoints_missing(
 
 
 def release_lock(descriptor: int) -> None:
-    """Give the directory back; it is free when the run's last process is gone."""
+    """Unlock the directory; it is free once the run's last process has ended."""
     with suppress(OSError):
         os.close(descriptor)

@@ -10,29 +10,25 @@ from envbuild_smoke.environment.findings import all_findings
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.environment.installed import Finding
 from envbuild_smoke.environment.inventory import describe
-from envbuild_smoke.plan.models import Plan
+from envbuild_smoke.run.context import RunContext
 from envbuild_smoke.run.forkserver import rank_variables, zipapp_path
-from envbuild_smoke.run.options import Options
 from envbuild_smoke.run.results import SCHEMA
 
 
-def make(
-    plan: Plan,
-    options: Options,
+def run_line(
+    context: RunContext,
+    devices: Sequence[int],
     ready: Mapping[str, Any],
     files: Sequence[Finding],
     listed: ListedFiles,
-    started_at: str,
-    devices: Sequence[int],
     unusable: str | None,
 ) -> dict[str, Any]:
-    """Return the line; `ready` is what the template reported, empty if it did not come to that."""
+    """Return the line; `ready` is what the fork server reported, empty when it could not import the libraries."""
+    plan, options = context.plan, context.options
     findings = all_findings(plan, ready, files, listed, options.image)
     if unusable is not None:
         findings.append({"code": "unusable", "package": None, "expected": None, "found": unusable})
-    gpus = options.gpus
     variables = {**rank_variables(plan.device), **options.variables}
-    image = options.image
     return {
         "schema": SCHEMA,
         "type": "run",
@@ -41,13 +37,13 @@ def make(
         "subject": dict(plan.subject),
         "smoke_version": __version__,
         "smoke_digest": smoke_digest(),
-        "started_at": started_at,
-        "environment": describe(plan.device, ready.get("modules", {}), gpus),
+        "started_at": context.started_at,
+        "environment": describe(plan.device, ready.get("modules", {}), options.gpus),
         "environment_findings": findings,
-        "machine": machine.describe(gpus, variables, ready.get("versions", {})),
-        "image": None if image is None else dict(image),
+        "machine": machine.describe(options.gpus, variables, ready.get("versions", {})),
+        "image": None if options.image is None else dict(options.image),
         "isolation": options.isolation,
-        "devices": [gpus[device].index if gpus else device for device in devices],
+        "devices": list(context.device_ids(devices)),
     }
 
 

@@ -1,10 +1,10 @@
 """Decides which job starts next, and on which devices. Pure: no processes, no clock of its own.
 
-Largest first: the job that needs most devices, and of those the longest, where what waits for a job counts with
-it. Before them go jobs that are urgent, and one that all others together might wait for: the longest such. Jobs that
-fit beside or before the first one that finds no room are let through, but only if, by their estimates, they do not
-delay it: so no job waits for ever. Without an estimate a job may delay it by as much as a job takes: where nothing is
-known all seem to end at one moment, and places would stay free until then.
+Largest first: the job that needs most devices, and of those the longest, where the jobs that wait for it count with
+it. Before them go urgent jobs, and jobs that the end of the whole run would wait for, the longest first. When the
+first job does not fit on the free devices, later ones are started in its place (backfill), but only if, by their
+estimates, they do not delay it: so no job waits for ever. A job without an estimate may delay it by the time of one
+job: otherwise, where nothing is known, devices would stay free.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _PRESSING = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Something that runs on `world_size` devices for about `seconds` (None: nobody knows).
+    """Something that runs on `world_size` devices for about `seconds` (None: unknown).
 
     It waits until the job `weights_of` has saved its weights, or has ended, and until the jobs `after` ended. One
     that is `urgent` then goes before all others.
@@ -51,7 +51,7 @@ class _Running:
 class Scheduler:
     """The jobs that wait and the devices that are free.
 
-    Tell it what happens (`weights_saved`, `ended`, `dropped`) and ask it what to `start`.
+    Report what happens with `weights_saved`, `ended`, `again` and `dropped`; `start` returns what to start.
     """
 
     def __init__(self, jobs: Sequence[Job], devices: Sequence[int]) -> None:
@@ -111,7 +111,7 @@ class Scheduler:
     def start(self, now: float) -> list[Start]:
         """Return what is to be started at the moment `now` (seconds); it counts as running from here on."""
         starts: list[Start] = []
-        # When the largest job that finds no room will have it, and how many devices it leaves over then.
+        # When the largest job that does not fit now will fit, and how many devices will be left then.
         reserved: tuple[float, int] | None = None
         for job in self._in_order(now):
             if not self._free:

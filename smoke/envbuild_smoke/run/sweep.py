@@ -1,38 +1,45 @@
 """The bandwidth sweep: an all_reduce over all ranks, after the cases."""
 
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from envbuild_smoke.plan.models import BandwidthSweep, Plan
+from envbuild_smoke.plan.models import BandwidthSweep
 from envbuild_smoke.ranks.rank_main import BANDWIDTH, case_of
-from envbuild_smoke.run.case_run import failure_of
+from envbuild_smoke.run.context import POLL_SECONDS, RunContext, RunInterruptedError
+from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.results import Failure
+from envbuild_smoke.run.task_failure import failure_of
 from envbuild_smoke.run.task_run import RankTask, TaskRun
 
 LIMIT_SECONDS = 300.0
 
 
-def sweep_task(plan: Plan, wanted: BandwidthSweep, out: Path) -> RankTask:
-    """Return the task; its processes are new: only as NCCL starts does it say which way its ranks talk."""
-    return RankTask(
+def measure_bandwidth(context: RunContext, wanted: BandwidthSweep, devices: Sequence[int]) -> dict[str, Any]:
+    """Run the sweep and return the fields of its line in the results."""
+    # New processes: NCCL logs how its ranks are connected only as it starts.
+    task = RankTask(
         kind=BANDWIDTH,
-        case=case_of(plan, BANDWIDTH, BANDWIDTH, wanted.ranks),
+        case=case_of(context.plan, BANDWIDTH, BANDWIDTH, wanted.ranks),
         repeat=1,
-        root=out,
+        root=context.out,
         world_size=wanted.ranks,
         limit_seconds=LIMIT_SECONDS,
         sizes=wanted.sizes_bytes,
         fresh=True,
     )
-
-
-def sweep_result(wanted: BandwidthSweep, run: TaskRun | None) -> dict[str, Any]:
-    """Return the fields of the results' line; `run` is None when the sweep could not start."""
     answer: dict[str, Any] = {"backend": None, "transports": None, "points": []}
-    if run is None:
-        failure: Failure | None = Failure(kind="exit", message="the process that ranks are forked from cannot start")
-    else:
+    failure: Failure | None = Failure(kind="exit", message="the fork server cannot start")
+    with suppress(ForkServerError):
+        context.wait_for_fork_server()
+        run = TaskRun(task, context.pool, tuple(devices[: wanted.ranks]), time.monotonic())
+        while not run.update(time.monotonic()):
+            if context.stop.is_set():
+                run.kill(time.monotonic())
+                raise RunInterruptedError
+            context.pool.wait(POLL_SECONDS)
         failure = failure_of(run, "the sweep")
         if failure is None:
             answer = {name: run.answers[0][name] for name in answer}

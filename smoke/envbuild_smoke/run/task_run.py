@@ -8,18 +8,18 @@ from typing import Any
 
 from envbuild_smoke.plan.models import Case
 from envbuild_smoke.run.failure import RankEnd
-from envbuild_smoke.run.forkserver import ask_for_stacks
+from envbuild_smoke.run.forkserver import request_stacks
 from envbuild_smoke.run.pool import DEATH_LIMIT_SECONDS, Pool
 
-# After one rank failed, its peers get this long to fail by themselves and say so in their logs.
+# After one rank failed, its peers get this long to fail by themselves and write why to their logs.
 GRACE_SECONDS = 3.0
-# Ranks that ran out of time are asked for their stacks and get this long to write them.
+# Ranks that exceeded their time limit get this long to write their stacks.
 STACKS_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankTask:
-    """What a group of ranks is to do.
+    """What a group of ranks has to do.
 
     `kind` is "case", "compare" or "bandwidth"; `root` is the run's output directory and `out` this repeat's, in
     it; `sizes` are the sweep's. A `fresh` task gets processes of its own, whatever the isolation.
@@ -62,15 +62,15 @@ def repeat_folder(root: Path, repeat: int) -> Path:
 
 class _State(Enum):
     RUNNING = 1
-    ASKED_FOR_STACKS = 2
+    WRITING_STACKS = 2
     DYING = 3
     ENDED = 4
 
 
 class TaskRun:
-    """A task that runs; call `look` after every wait, until it returns True."""
+    """A task that runs; call `update` after every wait, until it returns True."""
 
-    def __init__(self, task: RankTask, pool: Pool, devices: tuple[int, ...], on_cuda: bool, now: float) -> None:
+    def __init__(self, task: RankTask, pool: Pool, devices: tuple[int, ...], now: float) -> None:
         task.folder.mkdir(parents=True, exist_ok=True)
         self.task = task
         self.devices = devices
@@ -79,7 +79,6 @@ class TaskRun:
         self.timed_out_at: float | None = None
         self.ends: dict[int, RankEnd] = {}
         self._pool = pool
-        self._on_cuda = on_cuda
         self._state = _State.RUNNING
         self._changed_at = now
         self._failed_at: float | None = None
@@ -119,37 +118,37 @@ class TaskRun:
         return [rank for rank, process in enumerate(self.processes) if not process.done and rank not in ended]
 
     @property
-    def template_gone(self) -> bool:
-        """True when the process that its ranks were forked from died under it, before all were done."""
+    def lost_its_server(self) -> bool:
+        """True when the fork server died before all ranks were done."""
         return any(process.lost and not process.done for process in self.processes)
 
-    def look(self, now: float) -> bool:
-        """Take note of what happened, act on it, and return whether the task has ended."""
+    def update(self, now: float) -> bool:
+        """Note which ranks were done or ended, kill those that have to end, and return whether the task has ended."""
         self._note_ends()
         if self._state is _State.RUNNING:
-            self._look_at_running(now)
-        if self._state is _State.ASKED_FOR_STACKS and now > self._changed_at + STACKS_SECONDS:
+            self._check_running(now)
+        if self._state is _State.WRITING_STACKS and now > self._changed_at + STACKS_SECONDS:
             self._kill(now)
         if self._state is _State.DYING:
-            # One that was only just being started is known by now.
+            # Also one whose start was reported only after the first kill.
             self._pool.retire(process for process in self.processes if not process.gone)
             if all(process.gone for process in self.processes) or now > self._changed_at + DEATH_LIMIT_SECONDS:
                 self._end(now)
         return self._state is _State.ENDED
 
     def kill(self, now: float) -> None:
-        """End it now, whatever it does."""
+        """End it now."""
         if self._state is not _State.ENDED:
             self._kill(now)
 
     def _send(self) -> None:
         case, size = self.task.case, str(self.task.world_size)
-        # Bound before any rank is told of it, and handed to rank 0: nobody can take the port in between.
+        # Bound before any rank gets its number, and passed to rank 0: no other process can take it in between.
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
             common = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
             for rank, (process, log) in enumerate(zip(self.processes, self.task.logs, strict=True)):
-                local = self.devices[rank] if self._on_cuda else rank
+                local = self.devices[rank] if self._pool.plan.device == "cuda" else rank
                 own = {"RANK": str(rank), "LOCAL_RANK": str(local), "MASTER_PORT": str(port)}
                 message = {
                     "task": self.task.kind,
@@ -176,7 +175,7 @@ class TaskRun:
                 rank=rank, exit_status=status, seen_at=moment, killed_by_runner=killed, done=process.done is not None
             )
 
-    def _look_at_running(self, now: float) -> None:
+    def _check_running(self, now: float) -> None:
         if all(process.done for process in self.processes):
             self._pool.release(self.processes)
             self._end(now)
@@ -192,8 +191,8 @@ class TaskRun:
             self.timed_out_at = now
             for process in self.processes:
                 if process.pid is not None and not process.gone and not process.done:
-                    ask_for_stacks(process.pid)
-            self._state, self._changed_at = _State.ASKED_FOR_STACKS, now
+                    request_stacks(process.pid)
+            self._state, self._changed_at = _State.WRITING_STACKS, now
 
     def _kill(self, now: float) -> None:
         self._killed_at = min(self._killed_at, now)

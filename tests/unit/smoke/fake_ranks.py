@@ -1,6 +1,6 @@
 """A rank program that trains nothing and fails in every way a real one can.
 
-The first word of a case's id says what its ranks do. It is loaded into the real template process, so that
+The first word of a case's id says what its ranks do. It is loaded into the real fork server, so that
 what is tested is the real runner, forks and signals included.
 """
 
@@ -20,7 +20,7 @@ from envbuild_smoke.rank_context import RankContext
 def main(context: RankContext) -> None:
     folder = context.out / "cases" / context.case.id
     (folder / f"rank{context.rank}.pid").write_text(str(os.getpid()))
-    (folder / f"rank{context.rank}.told").write_text(
+    (folder / f"rank{context.rank}.context").write_text(
         json.dumps({"device_index": context.device_index, "parent": os.getppid(), "save": context.save_final_weights})
     )
     print(f"hello from rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}")
@@ -141,7 +141,7 @@ def bandwidth(context: RankContext, sizes: list[int]) -> dict[str, object]:
 def raises(context: RankContext) -> None:
     """Rank 1 raises first, but rank 0, whose connection broke, is the first to be gone."""
     if context.rank == 1:
-        traceback.print_exc = lambda: time.sleep(0.8)
+        traceback.print_exc = lambda: time.sleep(0.3)
         raise ValueError("planted in rank 1")
     wait_for(context.out / "cases" / context.case.id / "rank1.failure.json")
     raise ConnectionError("rank 0 lost its peer")
@@ -214,7 +214,7 @@ def ignores(context: RankContext) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     start_child(context)
-    (context.out / "template").write_text(str(os.getppid()))
+    (context.out / "forkserver").write_text(str(os.getppid()))
     train(context)
     time.sleep(600)
 
@@ -244,14 +244,14 @@ def orphans(context: RankContext) -> None:
 
 
 def parricide(context: RankContext) -> None:
-    """The template process is killed under its ranks."""
+    """The fork server is killed under its ranks."""
     if context.rank == 0:
         os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
 
 
 def unlucky(context: RankContext) -> None:
-    """The first time, the template is killed once another case runs beside it."""
+    """The first time, the fork server is killed once another case runs beside it."""
     if not (context.out / "unlucky").exists():
         if context.rank == 0:
             wait_for(context.out / "beside")
@@ -270,9 +270,9 @@ def beside(context: RankContext) -> None:
 
 
 def unluckysaves(context: RankContext) -> None:
-    """A baseline under which the template is killed after it saved its weights; it saves them late the second time."""
+    """A baseline under which the fork server is killed after it saved its weights; later the second time."""
     if (context.out / "unlucky").exists():
-        time.sleep(1)
+        time.sleep(0.2)
     context.checkpoint.mkdir(parents=True)
     context.report_weights_saved()
     if not (context.out / "unlucky").exists():
@@ -293,7 +293,7 @@ def needs(context: RankContext) -> None:
 
 
 def raisesfirst(context: RankContext) -> None:
-    """Rank 1 raises, and the template is killed before it can tell."""
+    """Rank 1 raises, and the fork server is killed before it can tell."""
     if context.rank == 1:
         os.kill(os.getppid(), signal.SIGSTOP)
         raise ValueError("planted in rank 1")

@@ -1,15 +1,22 @@
 """The real command line with the fake rank program, for tests that send signals to it."""
 
 import sys
-from functools import partial
+from dataclasses import replace
 
 from envbuild_smoke import cli
 from envbuild_smoke.ranks.program import RankProgram
 from envbuild_smoke.run import runner
 
+FAKE = RankProgram(entry="fake_ranks:main", compare="fake_ranks:compare", bandwidth="fake_ranks:bandwidth")
+real_run_plan = runner.run_plan
+
+
+def run_plan(*arguments, options, **more):  # type: ignore[no-untyped-def]
+    return real_run_plan(*arguments, options=replace(options, program=FAKE), **more)
+
+
 if __name__ == "__main__":
-    program = RankProgram(entry="fake_ranks:main", compare="fake_ranks:compare", bandwidth="fake_ranks:bandwidth")
-    runner.run_plan = partial(runner.run_plan, program=program)
+    runner.run_plan = run_plan
     status = cli.main()
     cli.close_streams()
     sys.exit(status)

@@ -9,12 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.smoke_plans import case_document
 from unit.smoke.test_installed import install
-from unit.smoke.test_live_ranks import BASELINE, RunFake, by_id
 
 from envbuild_smoke.environment import debian, foreign_modules
-from envbuild_smoke.run.options import Options
 
 SMOKE = Path(__file__).resolve().parents[3] / "smoke"
 # What the fork server and the runner do, in an interpreter of its own.
@@ -155,33 +152,6 @@ def test_modules_without_a_file_and_with_strange_words_are_passed_over(monkeypat
     sys.modules["relative"].__file__ = "_ops.py"
     assert foreign_modules.new_files() == {}
     assert set(asked) <= {"__dict__"}
-
-
-def test_lazy_import_of_a_rank_is_in_its_cases_result(run_fake: RunFake) -> None:
-    run, *lines = run_fake(
-        BASELINE, case_document("lazily-a", "train-baseline"), expected_versions={"no-such-package": "1"}
-    )
-    told = by_id(lines)["lazily-a"]["observed"]["unlisted"]
-    assert [(item["code"], item["package"], Path(item["found"]).name) for item in told] == [
-        ("imported-unlisted", "fake_apex", "fake_apex.py")
-    ]
-    assert "fake_apex" not in {item["package"] for item in run["environment_findings"]}
-
-
-def test_new_interpreters_of_a_case_tell_all_that_they_imported(run_fake: RunFake) -> None:
-    _, *lines = run_fake(
-        BASELINE,
-        case_document("lazily-a", "train-baseline"),
-        options=Options(isolation="process"),
-        expected_versions={"no-such-package": "1"},
-    )
-    assert {"fake_apex", "fake_ranks"} <= {item["package"] for item in by_id(lines)["lazily-a"]["observed"]["unlisted"]}
-
-
-def test_module_that_an_expected_one_imports_is_told_before_any_case(run_fake: RunFake) -> None:
-    run, *_ = run_fake(BASELINE, expected_versions={"no-such-package": "1"}, expected_modules=["json", "fake_apex"])
-    told = {item["package"] for item in run["environment_findings"] if item["code"] == "imported-unlisted"}
-    assert "fake_apex" in told
 
 
 def test_modules_of_the_distributions_python_are_those_that_dpkg_lists(

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers.smoke_plans import case_document, plan_document
 
 from envbuild_smoke.environment import gpus
 from envbuild_smoke.plan.models import WantedGpu
 
-SMOKE = Path(gpus.__file__).resolve().parents[1]
 H200 = [f"{n}, GPU-{n}{n}{n}{n}-abcd, NVIDIA H200, 143771 MiB, 570.86.10, 9.0" for n in range(4)]
 HOPPER = WantedGpu(sm=("90a",), names=())
 
@@ -167,31 +164,3 @@ def test_no_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices:
     assert caught.value.reason == "no-driver"
     words = "NVIDIA_DRIVER_CAPABILITIES" if devices else "no NVIDIA driver"
     assert words in str(caught.value)
-
-
-def test_command_says_it_in_an_event_and_exits_4(nvidia_smi: Setup, tmp_path: Path) -> None:
-    plan = plan_document(case_document("base"), case_document("wide", "base", data=8))
-    plan |= {"device": "cuda", "gpu": {"sm": ["90a"]}}
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    out = tmp_path / "out"
-    command = [sys.executable, str(SMOKE), "run", "--plan", str(tmp_path / "plan.json"), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 4, done.stderr
-    event = json.loads(done.stdout)
-    assert (event["event"], event["reason"]) == ("cannot-run", "too-few-gpus")
-    assert event["message"] in done.stderr
-    assert not out.exists()
-    done = subprocess.run([*command, "--gpus", "9"], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert "--gpus names '9'" in done.stderr
-    done = subprocess.run([*command, "--gpus", "0,,1"], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert "is no list of GPUs" in done.stderr
-
-
-def test_gpus_of_a_plan_for_the_cpu_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(json.dumps(plan_document(case_document("base"))))
-    command = [sys.executable, str(SMOKE), "run", "--plan", str(tmp_path / "plan.json"), "--out", str(tmp_path / "out")]
-    done = subprocess.run([*command, "--gpus", "0"], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert "--gpus is given, and the plan is for device cpu" in done.stderr

@@ -1,41 +1,38 @@
-"""What the runner makes of ranks that fail: real processes, a fake rank program."""
+"""What the runner makes of ranks that end well and of ranks that fail: real processes, a fake rank program."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest.mock import ANY
 
 import pytest
-from helpers.smoke_plans import Document, case_document
+from helpers.smoke_plans import case_document
+from unit.smoke.conftest import BASELINE, SHORT_LIMIT, Done, finding_codes, two_ranks
 from unit.smoke.processes import assert_gone
 
 from envbuild_smoke.ranks.program import RankProgram
-from envbuild_smoke.run.options import Isolation, Options
+from envbuild_smoke.run.options import Options
 from envbuild_smoke.run.pool import Pool
+from envbuild_smoke.run.results import ResultsWriter
 from envbuild_smoke.run.runner import UnusableEnvironmentError
 
-RunFake = Callable[..., list[Document]]
-BASELINE = case_document("train-baseline")
+RunFake = Callable[..., Done]
 
 
-def two_ranks(what: str, **changes: object) -> Document:
-    return {**case_document(f"{what}-dp2", "train-baseline", data=2), **changes}
-
-
-def test_cases_that_end_well(run_fake: RunFake, tmp_path: Path) -> None:
-    run, baseline, case, end = run_fake(BASELINE, two_ranks("train"))
-    assert run["type"] == "run"
-    assert run["nonce"] == "0123456789abcdef" * 2
-    assert [baseline["status"], case["status"]] == ["completed", "completed"]
+def test_cases_that_end_well(one_by_one: Done) -> None:
+    run, *_, end = one_by_one.lines
+    assert (run["type"], run["nonce"], run["isolation"]) == ("run", "0123456789abcdef" * 2, "live")
+    case = one_by_one.cases["train-a"]
+    assert (case["status"], case["failure"], case["restarted"]) == ("completed", None, None)
     assert [step["step"] for step in case["steps"]] == [1, 2, 3, 4, 5]
     assert case["steps"][4]["loss"] == 2.0
-    assert case["failure"] is None
-    assert case["logs"] == ["cases/train-dp2/rank0.log", "cases/train-dp2/rank1.log"]
-    assert "hello from rank 1 of 2" in (tmp_path / case["logs"][1]).read_text()
-    assert 0 <= case["startup_seconds"] <= case["seconds"] < 60
-    assert (end["cases"], end["completed"]) == (2, 2)
+    assert case["logs"] == ["cases/train-a/rank0.log", "cases/train-a/rank1.log"]
+    assert "hello from rank 1 of 2" in (one_by_one.out / case["logs"][1]).read_text()
+    assert 0 <= case["startup_seconds"] <= case["seconds"]
+    completed = sum(case["status"] == "completed" for case in one_by_one.cases.values())
+    assert (end["cases"], end["completed"]) == (len(one_by_one.cases), completed)
 
 
 @pytest.mark.parametrize(
@@ -45,204 +42,122 @@ def test_cases_that_end_well(run_fake: RunFake, tmp_path: Path) -> None:
         ("exits", 1, "exit", 3, "exited with status 3"),
         ("killed", 0, "signal", -9, "SIGKILL"),
         ("leaves", 0, "exit", 4, "exited with status 4"),
+        ("silent", 0, "exit", 0, "before it was done"),
+        ("late", 0, "exception", 1, "RuntimeError: planted in the teardown"),
+        ("short", None, "incomplete", 0, "[1], not 1 to 5"),
+        ("nan-baseline", 0, "not-finite", 1, "FloatingPointError: step 2: loss is nan"),
+        # It raised before its time was over, and was not gone when that came.
+        ("lingers", 1, "exception", ANY, "ValueError: planted in rank 1"),
     ],
 )
 def test_earliest_failing_rank_is_reported(
-    run_fake: RunFake, tmp_path: Path, what: str, rank: int, kind: str, exit_status: int, words: str
+    one_by_one: Done, at_once: Done, what: str, rank: int | None, kind: str, exit_status: int, words: str
 ) -> None:
-    _, _, case, after, end = run_fake(BASELINE, two_ranks(what), two_ranks("train"))
+    name = what if "-" in what else f"{what}-dp2"
+    done = one_by_one if name in one_by_one.cases else at_once
+    case = done.cases[name]
     failure = case["failure"]
     assert case["status"] == "failed"
     assert (failure["rank"], failure["kind"], failure["exit_status"]) == (rank, kind, exit_status)
     assert words in failure["message"]
-    assert failure["log"] == f"cases/{what}-dp2/rank{rank}.log"
-    # Its log has what it printed, though it was not flushed when the rank died.
-    assert f"hello from rank {rank} of 2" in (tmp_path / failure["log"]).read_text()
-    # A dead rank ends its case within the grace, not at its time limit, and the run goes on.
-    assert case["seconds"] < 60
-    assert after["status"] == "completed"
-    assert (end["cases"], end["completed"]) == (3, 2)
-    assert_gone(tmp_path)
-
-
-def test_hanging_rank_ends_at_the_time_limit(run_fake: RunFake, tmp_path: Path) -> None:
-    _, _, case, after, _ = run_fake(BASELINE, two_ranks("hangs", time_limit_seconds=1.5), two_ranks("train"))
-    assert case["status"] == "timed-out"
-    assert (case["failure"]["kind"], case["failure"]["rank"]) == ("timeout", 1)
-    assert "after 1.5 s" in case["failure"]["message"]
-    assert "ranks still running: 1;" in case["failure"]["message"]
-    assert 1.5 < case["seconds"] < 60
-    # The log says where: the stack of the rank is in it.
-    assert "wait_for_nothing" in (tmp_path / case["failure"]["log"]).read_text()
-    assert after["status"] == "completed"
-    assert_gone(tmp_path)
-
-
-@pytest.mark.parametrize("what", ["managed", "asked"])
-def test_what_a_rank_raises_after_the_time_limit_is_not_the_cause(run_fake: RunFake, tmp_path: Path, what: str) -> None:
-    case = run_fake(BASELINE, two_ranks(what, time_limit_seconds=1.5))[2]
-    assert (case["status"], case["failure"]["kind"], case["failure"]["rank"]) == ("timed-out", "timeout", 1)
-    assert "ranks still running: 1;" in case["failure"]["message"]
-    # What the rank started gets no signal before all of it is killed; so only a rank that is asked itself raises.
-    assert (tmp_path / "cases" / f"{what}-dp2" / "rank1.failure.json").exists() == (what == "asked")
-    assert_gone(tmp_path)
-
-
-def test_rank_that_raised_before_the_time_limit_is_the_cause(run_fake: RunFake, tmp_path: Path) -> None:
-    case = run_fake(BASELINE, two_ranks("lingers", time_limit_seconds=1.5))[2]
-    assert (case["status"], case["failure"]["kind"], case["failure"]["rank"]) == ("failed", "exception", 1)
-    assert case["failure"]["message"] == "ValueError: planted in rank 1"
-    assert_gone(tmp_path)
-
-
-def test_process_left_behind_by_a_rank_is_killed(run_fake: RunFake, tmp_path: Path) -> None:
-    assert run_fake(BASELINE, two_ranks("orphans"))[2]["status"] == "completed"
-    assert_gone(tmp_path)
-
-
-def test_case_that_is_not_finite_has_failed(run_fake: RunFake) -> None:
-    case = run_fake({**BASELINE, "id": "nan-baseline"})[1]
-    assert case["status"] == "failed"
-    assert case["failure"]["message"] == "FloatingPointError: step 2: loss is nan"
-    assert [step["step"] for step in case["steps"]] == [1]
-
-
-def test_case_with_too_few_steps_has_failed(run_fake: RunFake) -> None:
-    case = run_fake(BASELINE, two_ranks("short"))[2]
-    assert (case["status"], case["failure"]["kind"]) == ("failed", "incomplete")
-    assert "[1], not 1 to 5" in case["failure"]["message"]
-
-
-@pytest.mark.parametrize(("what", "state"), [("killed", "failed"), ("hangs", "timed-out")])
-def test_cases_of_a_failed_baseline_are_not_run(run_fake: RunFake, what: str, state: str) -> None:
-    broken = {**BASELINE, "id": f"{what}-baseline"}
-    if what == "hangs":
-        # Its rank 0 ends at once; a case of one rank hangs by ignoring everything.
-        broken |= {"id": "ignores-baseline", "time_limit_seconds": 1}
-    dependent = case_document("train-dp2", broken["id"], data=2)
-    healthy = [BASELINE, case_document("train-tp2", "train-baseline", tensor=2)]
-    results = {line["case"]: line for line in run_fake(broken, dependent, *healthy)[1:-1]}
-    assert results[broken["id"]]["status"] == state
-    assert results["train-dp2"]["status"] == "not-run"
-    assert results["train-dp2"]["failure"]["kind"] == "baseline-missing"
-    assert broken["id"] in results["train-dp2"]["failure"]["message"]
-    assert results["train-dp2"]["startup_seconds"] is None
-    assert results["train-tp2"]["status"] == "completed"
-
-
-def by_name(lines: list[Document]) -> dict[str, Document]:
-    return {line["case"]: line for line in lines if line["type"] == "case"}
-
-
-def test_case_under_which_the_template_dies_twice_has_failed(run_fake: RunFake, tmp_path: Path) -> None:
-    cases = by_name(run_fake(BASELINE, two_ranks("parricide"), two_ranks("train")))
-    case, after = cases["parricide-dp2"], cases["train-dp2"]
-    assert (case["status"], case["failure"]["kind"], case["failure"]["rank"]) == ("failed", "exit", None)
-    assert "died" in case["failure"]["message"]
-    assert "was killed by SIGKILL" in case["restarted"]
-    assert case["seconds"] < 60
-    assert (after["status"], after["restarted"]) == ("completed", None)
-    assert_gone(tmp_path)
-
-
-@pytest.mark.parametrize("isolation", ["live", "process"])
-def test_death_of_the_template_fails_no_case_that_its_ranks_did_not_fail(
-    run_fake: RunFake, tmp_path: Path, isolation: Isolation
-) -> None:
-    """Two cases run when it dies, and one waits; all ranks that ran die with it."""
-    wide = case_document("train-wide", "train-baseline", data=4)
-    running = [two_ranks("unlucky", estimated_seconds=50), two_ranks("beside", estimated_seconds=50)]
-    later = two_ranks("train-later", estimated_seconds=1)
-    cases = by_name(run_fake(BASELINE, wide, *running, later, options=Options(isolation=isolation)))
-    assert {case["status"] for case in cases.values()} == {"completed"}
-    for case in cases.values():
-        assert [step["step"] for step in case["steps"]] == [1, 2, 3, 4, 5]
-    again = {name for name, case in cases.items() if case["restarted"] and "was killed by SIGKILL" in case["restarted"]}
-    assert again == {"unlucky-dp2", "beside-dp2"}
-    assert_gone(tmp_path)
-
-
-def test_baseline_that_is_run_once_more_is_waited_for_by_what_needs_its_weights(
-    run_fake: RunFake, tmp_path: Path
-) -> None:
-    """Its checkpoint goes when it begins anew, and what had begun with it begins anew as well, after that."""
-    baseline = {**case_document("unluckysaves-baseline"), "estimated_seconds": 50}
-    dependent = case_document("needs-weights", "unluckysaves-baseline", data=2)
-    wide = case_document("train-wide", "unluckysaves-baseline", data=4)
-    cases = by_name(run_fake(baseline, {**dependent, "estimated_seconds": 0.1}, wide))
-    assert [case["status"] for case in cases.values()] == ["completed"] * 3
-    assert "was killed by SIGKILL" in cases["unluckysaves-baseline"]["restarted"]
-    assert "was killed by SIGKILL" in cases["needs-weights"]["restarted"]
-    assert cases["train-wide"]["restarted"] is None
-    assert_gone(tmp_path)
-
-
-def test_rank_that_raised_before_the_template_died_has_failed(run_fake: RunFake) -> None:
-    case = by_name(run_fake(BASELINE, two_ranks("raisesfirst")))["raisesfirst-dp2"]
-    assert (case["status"], case["failure"]["kind"], case["failure"]["rank"]) == ("failed", "exception", 1)
-    assert "planted" in case["failure"]["message"]
+    if rank is not None:
+        assert failure["log"] == f"cases/{name}/rank{rank}.log"
+        # Its log has what it printed, though it was not flushed when the rank died.
+        assert f"hello from rank {rank} of" in (done.out / failure["log"]).read_text()
+    # The death of a rank is no reason for another try.
     assert case["restarted"] is None
 
 
-def test_rank_that_is_killed_is_not_given_another_try(run_fake: RunFake) -> None:
-    case = by_name(run_fake(BASELINE, two_ranks("killed")))["killed-dp2"]
-    assert (case["status"], case["failure"]["kind"], case["restarted"]) == ("failed", "signal", None)
+def test_steps_before_a_failure_are_kept(one_by_one: Done, at_once: Done) -> None:
+    assert [step["step"] for step in one_by_one.cases["late-dp2"]["steps"]] == [1, 2, 3, 4, 5]
+    assert [step["step"] for step in at_once.cases["nan-baseline"]["steps"]] == [1]
 
 
-def test_template_that_died_unheard_is_replaced_before_the_next_case(
-    run_fake: RunFake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed in the moment in which ranks are to be started."""
-    acquire = Pool.acquire
-    killed = []
-
-    def acquire_from_a_dead_one(self: Pool, devices: Any, logs: Any, **options: Any) -> Any:
-        if len(devices) == 2 and not killed:
-            assert self._template is not None
-            killed.append(self._template._process.pid)
-            self._template._process.kill()
-            self._template._process.wait()
-        return acquire(self, devices, logs, **options)
-
-    monkeypatch.setattr(Pool, "acquire", acquire_from_a_dead_one)
-    cases = by_name(run_fake(BASELINE, two_ranks("train-a"), two_ranks("train-b")))
-    assert killed
-    assert {case["status"] for case in cases.values()} == {"completed"}
+@pytest.mark.parametrize("what", ["hangs", "managed", "asked", "stopped"])
+def test_rank_that_hangs_ends_its_case_at_the_time_limit(at_once: Done, what: str) -> None:
+    """What a rank raises after the limit, when it is asked for its stacks or its helpers die, is not the cause."""
+    case = at_once.cases[f"{what}-dp2"]
+    assert (case["status"], case["failure"]["kind"]) == ("timed-out", "timeout")
+    assert f"after {SHORT_LIMIT} s" in case["failure"]["message"]
+    if what != "stopped":
+        assert case["failure"]["rank"] == 1
+        assert "ranks still running: 1;" in case["failure"]["message"]
+    if what == "hangs":
+        # The log says where: the stack of the rank is in it.
+        assert "wait_for_nothing" in (at_once.out / case["failure"]["log"]).read_text()
+    # Helpers of a rank get no signal before all of it is killed; so only a rank that is asked itself raises.
+    record = at_once.out / "cases" / f"{what}-dp2" / "rank1.failure.json"
+    assert record.exists() == (what == "asked")
 
 
-def test_comparison_under_which_the_template_dies_is_made_once_more(run_fake: RunFake) -> None:
-    program = RankProgram(entry="fake_ranks:main", compare="fake_ranks:compare_unluckily")
-    lines = run_fake(BASELINE, two_ranks("train-a", compare_weights=True), program=program)
-    case = by_name(lines)["train-a-dp2"]
-    assert (case["status"], case["weights"]["compared_with"]) == ("completed", "train-baseline")
-    assert "was killed by SIGKILL" in case["restarted"]
+def test_no_process_is_left(one_by_one: Done, at_once: Done) -> None:
+    assert_gone(one_by_one.out)
+    assert_gone(at_once.out)
 
 
-def test_library_that_cannot_be_imported_makes_the_environment_unusable(run_fake: RunFake, tmp_path: Path) -> None:
-    with pytest.raises(UnusableEnvironmentError, match="No module named 'no_such_library'"):
-        run_fake(BASELINE, program=RankProgram(entry="fake_ranks:main", preload=("no_such_library",)))
-    lines = (tmp_path / "results.jsonl").read_text().splitlines()
-    assert len(lines) == 2
-    assert "no_such_library" in lines[0]
-    assert '"completed": 0' in lines[1]
+@pytest.mark.parametrize(("what", "state"), [("killed", "failed"), ("ignores", "timed-out")])
+def test_cases_of_a_failed_baseline_are_not_run(at_once: Done, what: str, state: str) -> None:
+    assert at_once.cases[f"{what}-baseline"]["status"] == state
+    case = at_once.cases[f"train-of-{what}"]
+    assert (case["status"], case["failure"]["kind"]) == ("not-run", "baseline-missing")
+    assert f"{what}-baseline" in case["failure"]["message"]
+    assert (case["startup_seconds"], case["weights"]) == (None, None)
+    assert at_once.cases["train-last"]["status"] == "completed"
 
 
-def test_results_are_never_overwritten(run_fake: RunFake, tmp_path: Path) -> None:
-    run_fake(BASELINE)
-    before = (tmp_path / "results.jsonl").read_bytes()
-    with pytest.raises(FileExistsError):
-        run_fake(BASELINE)
-    assert (tmp_path / "results.jsonl").read_bytes() == before
+def test_weights_are_compared_once_both_ended(at_once: Done) -> None:
+    cases = at_once.cases
+    assert cases["train-compared"]["weights"]["compared_with"] == "train-baseline"
+    assert cases["train-last"]["weights"] is None
+    assert (cases["train-bad"]["status"], cases["train-bad"]["weights"]) == ("failed", None)
+    failure = cases["train-bad"]["failure"]
+    assert failure["message"] == "comparing the final weights: ValueError: planted in the comparison"
+    assert "planted in the comparison" in (at_once.out / failure["log"]).read_text()
+    # A case that failed is not compared.
+    assert (cases["raises-compared"]["status"], cases["raises-compared"]["weights"]) == ("failed", None)
+    # Only weights that are compared are kept: those of a case, and of its baseline.
+    names = ("train-baseline", "train-compared", "train-last")
+    assert [at_once.context(name)[0]["save"] for name in names] == [True, True, False]
 
 
-def test_ranks_get_threads_and_addresses(run_fake: RunFake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "64")
-    monkeypatch.setenv("MASTER_PORT", "1")
-    run_fake(BASELINE, two_ranks("environment"))
-    seen = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines())
-    assert seen["OMP_NUM_THREADS"] == "1"
-    assert seen["GLOO_SOCKET_IFNAME"] == "lo"
-    assert seen["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+def test_bandwidth_is_measured_after_the_cases_by_new_processes(at_once: Done) -> None:
+    assert [line["type"] for line in at_once.lines[-2:]] == ["bandwidth", "end"]
+    sweep = at_once.lines[-2]
+    assert (sweep["ranks"], sweep["backend"], sweep["failure"]) == (2, "gloo", None)
+    assert [point["bytes"] for point in sweep["points"]] == [1024, 4096]
+    others = {pid for name in at_once.cases for pid in at_once.pids(name)}
+    assert len(at_once.pids("bandwidth")) == 2
+    assert others.isdisjoint(at_once.pids("bandwidth"))
+
+
+def test_devices_on_the_cpu_are_numbers(at_once: Done) -> None:
+    assert at_once.lines[0]["devices"] == list(range(8))
+    assert [rank["device_index"] for rank in at_once.context("train-wide")] == list(range(8))
+
+
+def test_observed_settings_and_lazy_imports_are_in_the_result(one_by_one: Done) -> None:
+    observed = one_by_one.cases["observes-dp2"]["observed"]
+    assert (observed["layer_spec"], observed["libraries"]) == ("local", {})
+    unlisted = one_by_one.cases["lazily-a"]["observed"]["unlisted"]
+    assert ("imported-unlisted", "fake_apex") in [(item["code"], item["package"]) for item in unlisted]
+
+
+def test_environment_findings_are_in_the_first_line(one_by_one: Done) -> None:
+    codes = finding_codes(one_by_one.lines[0])
+    assert codes["package-missing"] == {"no-such-package"}
+    assert codes["module-missing"] == {"no_such_module", "fake_dies"}
+    # An expected module's own file, and no module that only a rank will import.
+    assert "processes" in codes["imported-unlisted"]
+    assert "fake_apex" not in codes["imported-unlisted"]
+    found = {item["package"]: item["found"] for item in one_by_one.lines[0]["environment_findings"]}
+    assert found["no_such_module"] == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert "died while it imported it" in found["fake_dies"]
+
+
+def test_ranks_get_threads_and_addresses(one_by_one: Done) -> None:
+    seen = dict(line.split("=", 1) for line in (one_by_one.out / "environment").read_text().splitlines())
+    expected = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert expected.items() <= seen.items()
     assert (seen["RANK"], seen["LOCAL_RANK"], seen["WORLD_SIZE"]) == ("1", "1", "2")
     assert seen["MASTER_ADDR"] == "127.0.0.1"
     assert int(seen["MASTER_PORT"]) > 1024
@@ -250,26 +165,130 @@ def test_ranks_get_threads_and_addresses(run_fake: RunFake, tmp_path: Path, monk
     assert seen["group"] == seen["pid"] != str(os.getpgid(0))
 
 
-def test_on_gpus_the_caches_of_compilers_are_beside_the_results(
+def test_logs_are_kept_apart(one_by_one: Done) -> None:
+    for case in ("prints-a", "prints-b"):
+        for rank in (0, 1):
+            log = (one_by_one.out / "cases" / case / f"rank{rank}.log").read_text()
+            assert log.count(f"C of {rank} in {case}\n") == 1
+            assert log.count(f"Python of {rank} in {case}") == 1
+            assert log.count(" in prints-") == 2
+
+
+def test_library_that_cannot_be_imported_makes_the_environment_unusable(run_fake: RunFake, tmp_path: Path) -> None:
+    program = RankProgram(entry="fake_ranks:main", preload=("no_such_library",))
+    with pytest.raises(UnusableEnvironmentError, match="No module named 'no_such_library'"):
+        run_fake(BASELINE, options=Options(program=program))
+    run, end = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert "no_such_library" in run
+    assert '"completed": 0' in end
+
+
+def test_results_are_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_text("evidence")
+    with pytest.raises(FileExistsError):
+        ResultsWriter(tmp_path)
+    assert (tmp_path / "results.jsonl").read_text() == "evidence"
+
+
+def test_repeats_have_folders_and_baselines_of_their_own(run_fake: RunFake, tmp_path: Path) -> None:
+    lines = run_fake(BASELINE, two_ranks("train-a"), repeats=3).lines
+    runs = sorted((line["case"], line["repeat"], line["status"]) for line in lines if line["type"] == "case")
+    assert runs == [(name, n, "completed") for name in ("train-a", "train-baseline") for n in (1, 2, 3)]
+    third = next(line for line in lines if line.get("case") == "train-a" and line["repeat"] == 3)
+    assert third["logs"] == [f"repeat-3/cases/train-a/rank{rank}.log" for rank in (0, 1)]
+    assert "hello from rank 1" in (tmp_path / third["logs"][1]).read_text()
+
+
+def test_on_gpus_the_caches_of_compilers_are_in_the_output(
     run_fake: RunFake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Triton writes below the home, which cannot be written in an image that is mounted read-only."""
+    """Triton's default is below the home, which cannot be written in an image that is mounted read-only."""
     given: list[dict[str, str]] = []
 
-    class NoGpusHere(Pool):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            given.append(dict(self.variables))
+    class NoGpusError(Exception):
+        pass
 
-    monkeypatch.setattr("envbuild_smoke.run.runner.Pool", NoGpusHere)
-    with pytest.raises(ValueError, match="devices"):
-        run_fake(BASELINE, device="cuda", gpu={"sm": ["90"]})
+    def start_server(self: Pool) -> None:
+        given.append(dict(self.variables))
+        raise NoGpusError
+
+    monkeypatch.setattr(Pool, "start_server", start_server)
+    for device, gpu in (("cuda", {"sm": ["90"]}), ("cpu", None)):
+        with pytest.raises(NoGpusError):
+            run_fake(BASELINE, device=device, gpu=gpu)
+    folder = tmp_path / "caches"
     assert given == [
-        {
-            "TRITON_CACHE_DIR": str(tmp_path / "caches" / "triton"),
-            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "caches" / "inductor"),
-        }
+        {"TRITON_CACHE_DIR": str(folder / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")},
+        {},
     ]
-    (tmp_path / "results.jsonl").unlink()
-    run_fake(BASELINE)
-    assert given[1] == {}
+
+
+def test_dependents_run_during_a_baseline_that_saved_its_weights(run_fake: RunFake) -> None:
+    """The baseline ends only once its dependent ran: waiting for its end, the run would time out."""
+    baseline = {**case_document("saves-baseline"), "time_limit_seconds": 60, "estimated_seconds": 100}
+    wide = case_document("train-wide", "saves-baseline", data=4)
+    # Short enough, as estimated, not to delay the large one, which waits for all four devices.
+    opens = two_ranks("opens-case", "saves-baseline", estimated_seconds=0.1)
+    done = run_fake(baseline, opens, wide)
+    assert [line["status"] for line in done.lines[1:-1]] == ["completed"] * 3
+    first, opened = done.cases["saves-baseline"], done.cases["opens-case"]
+    assert opened["started_seconds"] < first["started_seconds"] + first["seconds"]
+    assert set(opened["devices"]).isdisjoint(first["devices"])
+    assert done.lines[3]["case"] == "train-wide"
+
+
+def test_next_case_runs_in_the_same_processes(one_by_one: Done) -> None:
+    cases = one_by_one.cases
+    fresh = [cases[name]["fresh_processes"] for name in ("train-baseline", "train-a", "train-b", "train-c")]
+    assert fresh == [1, 1, 0, 0]
+    # The baseline's process is the first of the others'.
+    assert one_by_one.pids("train-a")[0] == one_by_one.pids("train-baseline")[0]
+    assert one_by_one.pids("train-a") == one_by_one.pids("train-b") == one_by_one.pids("train-c")
+    # The ranks of a case meet at the socket that rank 0 was handed, also when they are not new.
+    assert {cases[name]["status"] for name in ("meets-a", "meets-b")} == {"completed"}
+
+
+@pytest.mark.parametrize(
+    ("number", "what"), list(enumerate(["raises", "exits", "killed", "leaves", "orphans", "silent", "late", "short"]))
+)
+def test_processes_of_a_case_that_failed_are_replaced(one_by_one: Done, number: int, what: str) -> None:
+    after = one_by_one.cases[f"train-{number}"]
+    assert after["status"] == "completed"
+    # What ends well with too few steps has nothing wrong with its processes.
+    fresh = 0 if what == "short" else 2
+    assert after["fresh_processes"] == fresh
+    same = set(one_by_one.pids(f"{what}-dp2")) & set(one_by_one.pids(f"train-{number}"))
+    assert len(same) == 2 - fresh
+
+
+def test_failure_leaves_processes_of_other_cases_alone(run_fake: RunFake) -> None:
+    """Four devices: two cases at a time."""
+    wide = case_document("train-wide", "train-baseline", data=4)
+    done = run_fake(BASELINE, wide, *map(two_ranks, ("killed-a", "train-b", "train-c", "train-d")))
+    assert (done.cases["killed-a"]["status"], done.cases["killed-a"]["devices"]) == ("failed", [0, 1])
+    assert done.cases["train-b"]["devices"] == [2, 3]
+    assert done.pids("train-b") == done.pids("train-wide")[2:]
+    assert {done.cases[name]["status"] for name in ("train-c", "train-d")} == {"completed"}
+
+
+def test_isolated_cases_get_new_interpreters(run_fake: RunFake, tmp_path: Path) -> None:
+    names = ("train-a", "meets-b", "killed-c", "lazily-d")
+    options = Options(isolation="process")
+    done = run_fake(BASELINE, *map(two_ranks, names), options=options, expected_versions={"no-such-package": "1"})
+    assert done.lines[0]["isolation"] == "process"
+    assert [line["status"] for line in done.cases.values()] == ["completed"] * 3 + ["failed", "completed"]
+    assert [line["fresh_processes"] for line in done.cases.values()] == [1, 2, 2, 2, 2]
+    assert len({pid for name in done.cases for pid in done.pids(name)}) == 9
+    # New interpreters report all that they imported.
+    unlisted = {item["package"] for item in done.cases["lazily-d"]["observed"]["unlisted"]}
+    assert {"fake_apex", "fake_ranks"} <= unlisted
+    assert_gone(tmp_path)
+
+
+@pytest.mark.slow
+def test_isolated_case_that_hangs_ends_with_its_stacks(run_fake: RunFake, tmp_path: Path) -> None:
+    cases = [two_ranks("hangs-a", time_limit_seconds=6), two_ranks("train-c")]
+    done = run_fake(BASELINE, *cases, options=Options(isolation="process"))
+    assert [line["status"] for line in done.cases.values()] == ["completed", "timed-out", "completed"]
+    assert "wait_for_nothing" in (tmp_path / done.cases["hangs-a"]["failure"]["log"]).read_text()
+    assert_gone(tmp_path)

@@ -219,6 +219,7 @@ def test_whatever_runs_shares_no_device_has_its_weights_and_all_runs(given_jobs:
     assert ended == {one.key for one in given_jobs.jobs}
 
 
+@pytest.mark.slow
 def test_recorded_durations_are_packed_within_what_is_promised() -> None:
     """The benchmark, as it is called: it exits 1 where a makespan is too long, for 1 to 64 devices."""
     done = subprocess.run([sys.executable, BENCHMARK], capture_output=True, text=True, check=False)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
 import jsonschema
 import pytest
-from helpers.smoke_plans import Document, case_document
+from helpers.smoke_plans import Document
+from unit.smoke.conftest import Done
 
 from envbuild_smoke.plan import models
 from envbuild_smoke.plan.reader import parse_plan
@@ -82,17 +82,14 @@ def test_plan_schema_and_code_require_the_same_keys(document: Document) -> None:
     assert tried > 50
 
 
-def test_every_line_written_follows_the_schema(run_fake: Callable[..., list[Document]]) -> None:
-    cases = [case_document("train-baseline")]
-    cases += [case_document(f"{what}-dp2", "train-baseline", data=2) for what in ("raises", "train", "killed")]
-    cases += [{**case_document("hangs-dp2", "train-baseline", data=2), "time_limit_seconds": 0.5}]
-    cases += [case_document("short-baseline"), case_document("train-tp2", "short-baseline", tensor=2)]
-    lines = run_fake(*cases)
+def test_every_line_written_follows_the_schema(one_by_one: Done, at_once: Done) -> None:
+    lines = [*one_by_one.lines, *at_once.lines]
     check = validator("result.schema.json")
     for line in lines:
         check.validate(line)
-    statuses = {line["case"]: line["status"] for line in lines if line["type"] == "case"}
-    assert set(statuses.values()) == {"completed", "failed", "timed-out", "not-run"}
+    assert {line["type"] for line in lines} == {"run", "case", "bandwidth", "end"}
+    statuses = {line["status"] for line in lines if line["type"] == "case"}
+    assert statuses == {"completed", "failed", "timed-out", "not-run"}
     # The schema is not one that takes anything.
     for line in lines:
         assert not check.is_valid({**line, "surplus": 1})
