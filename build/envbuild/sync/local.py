@@ -18,7 +18,8 @@ from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.record.content import locked_content
-from envbuild.lock.uv.program import installing_uv, uv_program
+from envbuild.lock.uv.program import uv_program
+from envbuild.lock.uv.settings import installing_uv
 from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.sync.imports import (
     PROBE,

@@ -13,7 +13,7 @@ from envbuild.core.exit_status import mask, tail
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished, ProcessOptions, find_tool, run
 from envbuild.core.progress import Reporter
-from envbuild.lock.uv.program import git_environment
+from envbuild.lock.uv.settings import git_environment
 from envbuild.store.local import LocalStore
 
 KIND = "git-trees"

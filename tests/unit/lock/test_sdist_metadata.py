@@ -11,12 +11,22 @@ from packaging.requirements import Requirement
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionError
 from envbuild.lock.components.downloads import fetch_sdist
-from envbuild.lock.components.sdist_metadata import DEFAULT_BUILD_REQUIRES, build_requires, compile_metadata, read_sdist
+from envbuild.lock.components.sdist_metadata import (
+    DEFAULT_BUILD_REQUIRES,
+    build_requires,
+    compile_metadata,
+    declaring_files,
+    read_metadata,
+)
 from envbuild.lock.context import LockContext
 
 
 def read(tmp_path, cuda="13", version="1.0", **sdist):
     return read_sdist("kernels", version, make_sdist(tmp_path, "kernels", version, **sdist).read_bytes(), cuda)
+
+
+def read_sdist(name, version, content, cuda):
+    return read_metadata(name, version, declaring_files(name, content), cuda, sha256_bytes(content))
 
 
 def test_requirements_extras_and_build_requirements(tmp_path):

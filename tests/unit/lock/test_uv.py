@@ -21,7 +21,7 @@ from envbuild.lock.uv.program import failure, run_uv, uv_program, uv_version
 
 
 @pytest.fixture
-def uv(tmp_path):
+def uv(tmp_path, monkeypatch):
     """Runs the real uv on a project, without network and with a cache of its own."""
 
     def lock(dependencies: str = "", *, python: str = "==3.*", extra: str = "", arguments: tuple[str, ...] = ()):
@@ -36,13 +36,11 @@ def uv(tmp_path):
             {extra}
             """
         (tmp_path / "pyproject.toml").write_text(textwrap.dedent(project))
-        env = {
-            **os.environ,
-            "UV_CACHE_DIR": str(tmp_path / "cache"),
-            "UV_HTTP_RETRIES": "0",
-            "UV_PYTHON_DOWNLOADS": "never",
-        }
-        return run_uv(["lock", *arguments], what="resolve it", log=tmp_path / "log", cwd=tmp_path, env=env)
+        return run_uv(["lock", *arguments], what="resolve it", log=tmp_path / "log", cwd=tmp_path)
+
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
 
     return lock
 
@@ -144,17 +142,22 @@ def test_a_configuration_of_uv_that_it_cannot_read_is_the_users_to_correct(uv, t
     assert "no-such-key" in caught.value.why
 
 
-def test_uv_fetches_with_plain_git_and_without_large_files(tmp_path):
+def test_uv_fetches_with_plain_git_and_without_large_files(tmp_path, monkeypatch):
     """What uv gives to the git that it starts, in which a user's own settings hold: seen by a git on its PATH."""
     git = tmp_path / "bin/git"
     git.parent.mkdir()
     git.write_text(f"#!/bin/sh\nenv > {tmp_path}/seen\nexit 1\n")
     git.chmod(0o755)
-    env = {**os.environ, "PATH": f"{git.parent}:{os.environ['PATH']}", "UV_CACHE_DIR": str(tmp_path / "cache")}
-    env |= {"UV_NO_GITHUB_FAST_PATH": "", "GIT_LFS_SKIP_SMUDGE": "0"}
+    monkeypatch.setenv("PATH", f"{git.parent}:{os.environ['PATH']}")
+    for name, value in (
+        ("UV_CACHE_DIR", str(tmp_path / "cache")),
+        ("UV_NO_GITHUB_FAST_PATH", ""),
+        ("GIT_LFS_SKIP_SMUDGE", "0"),
+    ):
+        monkeypatch.setenv(name, value)
     arguments = ["pip", "install", "--offline", "--dry-run", "--target", tmp_path / "x", f"p @ git+file://{tmp_path}/p"]
     with pytest.raises(EnvbuildError):
-        run_uv(arguments, what="try", log=tmp_path / "log", cwd=tmp_path, env=env)
+        run_uv(arguments, what="try", log=tmp_path / "log", cwd=tmp_path)
     seen = (tmp_path / "seen").read_text().splitlines()
     for line in ("UV_NO_GITHUB_FAST_PATH=1", "GIT_LFS_SKIP_SMUDGE=1", "GIT_TERMINAL_PROMPT=0"):
         assert line in seen

@@ -19,7 +19,7 @@ from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.uv.lookup import look_up
-from envbuild.lock.uv.resolution import NO_SOLUTION, seconds_of
+from envbuild.lock.uv.resolution import NO_SOLUTION, upload_seconds
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 
 
@@ -96,9 +96,7 @@ def _of_first(item: Chosen, base: Base, moment: AsOf, title: str, context: LockC
 
 def _last_upload(package: Mapping[str, Any]) -> datetime:
     """When the last of a release's files was uploaded; what has no time is as old as can be."""
-    files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
-    times = [seconds_of(file["upload-time"]) for file in files if "upload-time" in file]
-    return datetime.fromtimestamp(max(times, default=0), timezone.utc)
+    return datetime.fromtimestamp(max(upload_seconds(package), default=0), timezone.utc)
 
 
 def _none_yet(item: Chosen, base: Base, moment: AsOf) -> CheckRefusedError:

@@ -12,7 +12,8 @@ from envbuild.lock.components.companion_ranges import hold_to_declared
 from envbuild.lock.components.cuda_releases import for_cuda
 from envbuild.lock.components.declarations import Declarations
 from envbuild.lock.components.driver import EffectiveStack, effective_stack
-from envbuild.lock.components.git_sources import GitSourceReader, GitSources, marked
+from envbuild.lock.components.git_source import GitSources
+from envbuild.lock.components.git_sources import GitSourceReader, marked
 from envbuild.lock.components.models import Chosen, Exemption
 from envbuild.lock.components.releases import Releases
 from envbuild.lock.components.select import choose, choose_anchor, upstream_overrides

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import re
-import tarfile
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -18,12 +15,13 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Base
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError, ResolutionError
 from envbuild.git.refs import GitRef
+from envbuild.lock.components.archives import NOT_AN_ARCHIVE, archive_members
 from envbuild.lock.components.downloads import fetch_file
 from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Lead
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.refs import GIT_PREFIX, parse_ref
 from envbuild.lock.uv.lookup import look_up
-from envbuild.lock.uv.resolution import seconds_of
+from envbuild.lock.uv.resolution import package_files, upload_seconds
 
 # One release, and which.
 EXACT = re.compile(r"^==\s*([^*,\s]+)$")
@@ -142,8 +140,7 @@ def uploaded_at(package: Mapping[str, Any]) -> datetime:
     Raises:
         ConfigurationError: the index does not say.
     """
-    files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
-    times = [seconds_of(file["upload-time"]) for file in files if "upload-time" in file]
+    times = upload_seconds(package)
     if not times:
         raise ConfigurationError(
             f"the index does not say when {package['name']} {package['version']} was uploaded",
@@ -161,26 +158,21 @@ def has_folder(package: Mapping[str, Any], folder: str, context: LockContext) ->
         CheckRefusedError: it is not an archive.
     """
     title = f"{package['name']} {package['version']}"
-    files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+    files = package_files(package)
     if not files:
         return False
     content, _ = fetch_file(files[0], title, context)
     prefix = f"{folder.strip('/')}/"
     try:
-        if content[:2] == b"PK":
-            with zipfile.ZipFile(io.BytesIO(content)) as archive:
-                names = archive.namelist()
-            if "wheels" in package:
-                return any(name.startswith(prefix) for name in names)
-        else:
-            with tarfile.open(fileobj=io.BytesIO(content), mode="r:*") as tar:
-                names = tar.getnames()
-    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
+        names = [name for name, _ in archive_members(content)]
+    except NOT_AN_ARCHIVE as error:
         raise CheckRefusedError(
             f"the file of {title} cannot be read",
             why=f"It is not an archive: {error}",
             fix="Try again; if it stays, the index or a proxy serves another file. Or choose another version.",
         ) from error
+    if package.get("wheels"):
+        return any(name.startswith(prefix) for name in names)
     # An sdist has one folder on top, and sources below src/ now and then.
     inside = [name.partition("/")[2].removeprefix("src/") for name in names]
     return any(name.startswith(prefix) for name in inside)

@@ -7,13 +7,9 @@ project as ``[[tool.uv.dependency-metadata]]``, pinned to that version: wrong me
 
 from __future__ import annotations
 
-import io
 import re
-import tarfile
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +17,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, canonicalize_version
 
 from envbuild.core import tomlread
-from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError
+from envbuild.lock.components.archives import NOT_AN_ARCHIVE, archive_members
 from envbuild.lock.components.downloads import fetch_sdist
 from envbuild.lock.components.models import CompileMetadata
 from envbuild.lock.context import WorkContext
@@ -47,24 +43,19 @@ DEFAULT_BUILD_REQUIRES = ("setuptools>=40.8.0",)
 _CUDA_NAME = re.compile(r"^(?P<stem>.+)[-_.]cu(?P<major>\d\d)$")
 
 
-def read_sdist(name: str, version: str, content: bytes, cuda_major: str | None) -> CompileMetadata:
-    """Read what an sdist declares: PKG-INFO, egg-info and pyproject.toml.
+def read_metadata(
+    name: str, version: str, files: Mapping[str, bytes], cuda_major: str | None, sdist_digest: str
+) -> CompileMetadata:
+    """What the files of an sdist declare.
 
     Args:
-        content: the bytes of the .tar.gz or .zip.
+        files: see :func:`declaring_files`.
         cuda_major: the major version of the base's CUDA (``13``); requirements on packages of another one are
             rewritten to it. None: nothing is rewritten.
 
     Raises:
-        CheckRefusedError: it is not an sdist, states another name or version than the index, or does not state what it
-            requires.
+        CheckRefusedError: they state another name or version than the index, or not what is required.
     """
-    return _understood(name, version, declaring_files(name, content), cuda_major, sha256_bytes(content))
-
-
-def _understood(
-    name: str, version: str, files: Mapping[str, bytes], cuda_major: str | None, sdist_digest: str
-) -> CompileMetadata:
     if PKG_INFO not in files:
         raise _bad(name, version, "It has no PKG-INFO.")
     from packaging.metadata import parse_email  # not needed where nothing is to be read
@@ -245,13 +236,13 @@ def declaring_files(name: str, content: bytes) -> dict[str, bytes]:
     # By folder: below src/, say. Another package's is none of this sdist's.
     eggs: dict[str, bytes | None] = {}
     try:
-        for path, read in _members(content):
+        for path, read in archive_members(content):
             folder, _, file = path.rpartition("/")
             if file in (PKG_INFO, PYPROJECT) and folder and "/" not in folder:
                 found[file] = read()
             elif _is_egg_info(folder, name):
                 eggs[folder] = read() if file == REQUIRES else eggs.get(folder)
-    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
+    except NOT_AN_ARCHIVE as error:
         raise _bad(name, "", f"It is not an archive: {error}") from error
     if eggs:
         found[EGG_INFO] = b""
@@ -264,21 +255,6 @@ def _is_egg_info(folder: str, name: str) -> bool:
     top, _, last = folder.rpartition("/")
     stem = last.removesuffix(".egg-info")
     return bool(top) and stem != last and canonicalize_name(stem) == canonicalize_name(name)
-
-
-def _members(content: bytes) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """The files of a .zip or .tar.gz, each with what reads it for as long as it is the last one."""
-    if content[:2] == b"PK":
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            yield from ((member, partial(archive.read, member)) for member in archive.namelist())
-        return
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:*") as tar:
-        yield from ((entry.name, partial(_extracted, tar, entry)) for entry in tar if entry.isfile())
-
-
-def _extracted(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
-    stream = tar.extractfile(entry)
-    return stream.read() if stream else b""
 
 
 def _bad(name: str, version: str, why: str) -> CheckRefusedError:
@@ -303,7 +279,7 @@ def compile_metadata(
     def read(package: Mapping[str, Any]) -> CompileMetadata:
         context.reporter.update(f"{package['name']} {package['version']}")
         files, digest = _metadata_files(package, context)
-        return _understood(package["name"], package["version"], files, cuda_major, digest)
+        return read_metadata(package["name"], package["version"], files, cuda_major, digest)
 
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
         return tuple(pool.map(read, built))

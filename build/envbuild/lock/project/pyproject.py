@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Base, Phase
 from envbuild.core.errors import ConfigurationError
-from envbuild.lock.components.git_sources import GitSources
+from envbuild.lock.components.git_source import GitSources
 from envbuild.lock.components.models import Chosen, CompileMetadata
 from envbuild.lock.inputs.as_of import end_of, parse_date, timestamp
 from envbuild.lock.uv.lookup import limits

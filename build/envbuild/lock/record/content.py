@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from envbuild.core import tomlread
 from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.uv.resolution import package_files
 
 _PINNED = re.compile(
     r"^(?P<name>[A-Za-z0-9][\w.-]*)(\[[^]]*\])?\s*(==\s*(?P<version>[^\s;]+)|@\s*git\+\S+@(?P<commit>\w+)|@\s*\w+://)"
@@ -67,9 +67,9 @@ def of_uv_lock(text: str) -> dict[str, Package]:
             continue
         found[canonicalize_name(package["name"])] = Package(
             version=package["version"],
-            hashes=_hashes(file.get("hash") for file in _files(package)),
+            hashes=_hashes(file.get("hash") for file in package_files(package)),
             commit=source["git"].rpartition("#")[2] if "git" in source else None,
-            local=any("://" not in file.get("url", "") or "path" in file for file in _files(package)),
+            local=any("://" not in file.get("url", "") or "path" in file for file in package_files(package)),
         )
     return found
 
@@ -79,17 +79,13 @@ def of_pylock(text: str) -> dict[str, Package]:
     found: dict[str, Package] = {}
     for package in tomlread.loads(text).get("packages", []):
         # An address is an archive there, whatever kind of file it is.
-        files = [*_files(package), *([package["archive"]] if "archive" in package else [])]
+        files = [*package_files(package), *([package["archive"]] if "archive" in package else [])]
         found[canonicalize_name(package["name"])] = Package(
             version=package.get("version", ""),
             hashes=_hashes(f"sha256:{digest}" for file in files if (digest := file["hashes"].get("sha256"))),
             commit=package["vcs"]["commit-id"] if "vcs" in package else None,
         )
     return found
-
-
-def _files(package: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
 
 
 def _hashes(values: Iterable[str | None]) -> frozenset[str]:

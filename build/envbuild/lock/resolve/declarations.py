@@ -26,7 +26,7 @@ from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project
 from envbuild.lock.resolve.prefetch import RESOLVED
 from envbuild.lock.uv.lookup import look_up
-from envbuild.lock.uv.resolution import Packages
+from envbuild.lock.uv.resolution import Packages, package_files
 
 # Build requirements that the environment has anyway, at the version that the stack says.
 _ALREADY_THERE = frozenset({"torch"})
@@ -81,7 +81,7 @@ def kept_files(
         name: tables.get(name, {}) for name in dict.fromkeys(map(canonicalize_name, names))
     }
     for name, package in found.items():
-        files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+        files = package_files(package)
         if package.get("version") != keep.get(name) or not files:
             return None
         if not all("url" in file and file.get("hash") in stated for file in files):

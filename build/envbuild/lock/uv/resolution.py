@@ -91,18 +91,23 @@ def _read(project: Path, finished: Finished) -> Resolution:
     content = tomlread.loads((project / "uv.lock").read_text())
     packages = [package for package in content["package"] if "virtual" not in package["source"]]
     names = [package["name"] for package in packages]
-    times = [
-        seconds_of(file["upload-time"])
-        for package in packages
-        for file in [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
-        if "upload-time" in file
-    ]
+    times = [seconds for package in packages for seconds in upload_seconds(package)]
     return Resolution(
         pins={package["name"]: package["version"] for package in packages if names.count(package["name"]) == 1},
         newest_upload=max(times, default=0),
         uv_lock=content,
         ignored_settings=ignored_settings(finished.output),
     )
+
+
+def package_files(package: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The files of a ``[[package]]`` table: its wheels, then its sdist."""
+    return [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+
+
+def upload_seconds(package: Mapping[str, Any]) -> list[int]:
+    """When the files of a package were uploaded, as far as the index says: seconds since 1970."""
+    return [seconds_of(file["upload-time"]) for file in package_files(package) if "upload-time" in file]
 
 
 def seconds_of(moment: str) -> int:
