@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 
+from envbuild.git.commit import Commit, CommitKind
 from envbuild.git.refs import GitRef
-from envbuild.git.repository import Commit, CommitKind
 
 TIP = "a" * 40
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.git_repos import GitServer, History, Submodule, Symlink, git, git_server, git_settings
@@ -22,9 +23,10 @@ from helpers.processes import wait_until
 import envbuild
 from envbuild.core.errors import ConfigurationError, InternalError, MachineError, NetworkError
 from envbuild.core.locks import exclusive
-from envbuild.git import mirror
+from envbuild.git.client import GitSettings
+from envbuild.git.commit import Commit, CommitKind
 from envbuild.git.refs import GitRef
-from envbuild.git.repository import Commit, CommitKind, GitRepository, last_second
+from envbuild.git.repository import GitRepository, last_second
 from envbuild.store.local import LocalStore
 
 PUBLIC = "https://git.example.invalid/nemo"
@@ -51,13 +53,12 @@ class Notes:
 
 @pytest.fixture(autouse=True)
 def plain_git(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Git without this machine's settings, and no waiting before the second attempt."""
+    """Git without this machine's settings."""
     for name in os.environ:
         if name.startswith("GIT_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-    monkeypatch.setattr(mirror, "PAUSE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -92,12 +93,17 @@ def server(served: Path) -> Iterator[GitServer]:
 def repository(history: History, store: LocalStore, reporter: Notes, monkeypatch: pytest.MonkeyPatch) -> GitRepository:
     """The history behind a public address that only git's settings lead to."""
     git_settings(monkeypatch, {f"url.file://{history.path}.insteadOf": PUBLIC})
-    return GitRepository(PUBLIC, store, reporter)
+    return opened(PUBLIC, store, reporter)
+
+
+def opened(url: str, store: LocalStore, reporter: Notes, **settings: Any) -> GitRepository:
+    """A repository, without a pause before the second attempt."""
+    return GitRepository(url, store, reporter, GitSettings(pause_seconds=0.0, **settings))
 
 
 def again(repository: GitRepository, reporter: Notes | None = None, *, offline: bool = False) -> GitRepository:
     """The same repository as another run sees it."""
-    return GitRepository(repository.url, repository._store, reporter or Notes(), offline=offline)
+    return opened(repository.url, repository._store, reporter or Notes(), offline=offline)
 
 
 def utc(text: str) -> datetime:
@@ -229,7 +235,7 @@ def test_full_hash_of_a_tag_object_is_its_commit(history, repository):
 def test_tag_of_a_file_is_refused(history, repository):
     history.commit("main", "2025-07-28T10:00:00Z", {"key": "a public key"})
     history.tag("key", git(history.path, "rev-parse", "main:key"))
-    with pytest.raises(ConfigurationError, match="is no commit") as caught:
+    with pytest.raises(ConfigurationError, match="is not a commit") as caught:
         repository.resolve(GitRef("key"))
     assert "blob" in caught.value.why
 
@@ -294,7 +300,7 @@ def test_unknown_ref_lists_at_most_five_near_ones(history, repository):
     assert "1 branches and 6 tags" in caught.value.why
     with pytest.raises(ConfigurationError) as caught:
         repository.resolve(GitRef("refs/heads/mian"))
-    assert "Near ones are: main." in caught.value.fix
+    assert "Similar names: main." in caught.value.fix
 
 
 @pytest.mark.parametrize("digits", ["deadbee", "1234567", "0123456789" * 4])
@@ -470,7 +476,7 @@ def test_submodule_url_without_gitmodules(history, repository):
 )
 def test_submodule_url_relative(history, store, monkeypatch, base, url, absolute):
     git_settings(monkeypatch, {f"url.file://{history.path}.insteadOf": base})
-    repository = GitRepository(base, store, Notes())
+    repository = opened(base, store, Notes())
     history.commit("main", "2025-07-01T00:00:00Z", {".gitmodules": f'[submodule "s"]\npath = s\nurl = {url}\n'})
     assert repository.submodule_url(repository.resolve(GitRef("main")), "s") == absolute
 
@@ -492,7 +498,7 @@ def test_only_the_files_read_are_fetched(history, repository, store, reporter):
 
 def test_several_files_are_one_fetch(history, server, store, reporter):
     history.commit("main", "2025-07-01T00:00:00Z", {f"{number}": f"text {number}" for number in range(20)})
-    repository = GitRepository(server.url("nemo"), store, reporter)
+    repository = opened(server.url("nemo"), store, reporter)
     commit = repository.resolve(GitRef("main"))
     before = server.connections
     assert len(repository.read_files(commit, [str(number) for number in range(20)])) == 20
@@ -504,7 +510,7 @@ def test_several_files_are_one_fetch(history, server, store, reporter):
 def test_nothing_is_asked_for_a_full_commit_that_is_here(history, server, store, reporter):
     wanted = history.commit("main", "2025-07-01T00:00:00Z", {"file": "x"})
     history.commit("main", "2025-07-02T00:00:00Z")
-    repository = GitRepository(server.url("nemo"), store, reporter)
+    repository = opened(server.url("nemo"), store, reporter)
     repository.read_file(repository.resolve(GitRef("main")), "file")
     before = server.connections
     repository = again(repository)
@@ -515,7 +521,7 @@ def test_nothing_is_asked_for_a_full_commit_that_is_here(history, server, store,
 
 def test_a_branch_that_has_not_moved_is_only_asked_for(history, server, store, reporter):
     history.commit("main", "2025-07-01T00:00:00Z")
-    repository = GitRepository(server.url("nemo"), store, reporter)
+    repository = opened(server.url("nemo"), store, reporter)
     repository.resolve(GitRef("main"))
     assert server.connections == 2
     again(repository).resolve(GitRef("main"))
@@ -524,7 +530,7 @@ def test_a_branch_that_has_not_moved_is_only_asked_for(history, server, store, r
 
 def test_offline_gives_what_was_seen_last(history, server, store, reporter):
     history.commit("main", "2025-07-01T00:00:00Z", {"file": "x", "other": "y"})
-    repository = GitRepository(server.url("nemo"), store, reporter)
+    repository = opened(server.url("nemo"), store, reporter)
     seen = repository.resolve(GitRef("main"))
     repository.read_file(seen, "file")
     history.commit("main", "2025-07-02T00:00:00Z")
@@ -544,7 +550,7 @@ def test_offline_gives_what_was_seen_last(history, server, store, reporter):
 def test_offline_short_commit_needs_the_whole_history(history, server, store, reporter):
     wanted = history.commit("main", "2025-07-01T00:00:00Z")
     history.commit("side", "2025-07-02T00:00:00Z")
-    repository = GitRepository(server.url("nemo"), store, reporter)
+    repository = opened(server.url("nemo"), store, reporter)
     repository.resolve(GitRef("main"))
     with pytest.raises(NetworkError, match="working offline"):
         again(repository, offline=True).resolve(GitRef(wanted[:9]))
@@ -563,7 +569,7 @@ def test_server_without_partial_fetches(served, store, reporter, monkeypatch, re
     git(history.path, "config", "uploadpackfilter.allow", "false")
     wanted = history.commit("main", "2025-07-01T00:00:00Z", {"file": "x", "other": "y"})
     tip = history.commit("main", "2025-07-02T00:00:00Z")
-    repository = GitRepository(f"file://{history.path}", store, reporter)
+    repository = opened(f"file://{history.path}", store, reporter)
     assert repository.resolve(GitRef("main")).sha == tip
     (note,) = reporter.notes
     assert "partial fetch" in note
@@ -582,7 +588,7 @@ def test_unreachable_names_the_address_what_git_made_of_it_and_what_was_tried(st
         host = f"127.0.0.1:{taken.getsockname()[1]}"
         git_settings(monkeypatch, {f"url.http://me:s3cret@{host}/.insteadOf": "https://git.example.invalid/"})
         with pytest.raises(NetworkError) as caught:
-            GitRepository(PUBLIC, store, reporter).resolve(GitRef("main"))
+            opened(PUBLIC, store, reporter).resolve(GitRef("main"))
     error = caught.value
     assert error.exit_code == 10
     assert PUBLIC in error.why
@@ -595,13 +601,13 @@ def test_unreachable_names_the_address_what_git_made_of_it_and_what_was_tried(st
 
 def test_repository_that_is_not_there(server, store, reporter):
     with pytest.raises(NetworkError) as caught:
-        GitRepository(server.url("nothing"), store, reporter).resolve(GitRef("main"))
+        opened(server.url("nothing"), store, reporter).resolve(GitRef("main"))
     assert server.url("nothing") in caught.value.why
 
 
 def test_cut_line_is_an_error_and_the_next_run_works(history, server, store, reporter):
     tip = long_history(history)
-    repository = GitRepository(server.url("nemo"), store, reporter)
+    repository = opened(server.url("nemo"), store, reporter)
     server.cut_after = INSIDE_A_PACK
     with pytest.raises(NetworkError, match="cannot fetch branch main") as caught:
         repository.resolve(GitRef("main"))
@@ -614,21 +620,21 @@ def test_cut_line_is_an_error_and_the_next_run_works(history, server, store, rep
 def test_line_cut_once_is_tried_again(history, server, store, reporter):
     tip = long_history(history)
     server.cut_after, server.cut_only = INSIDE_A_PACK, 2
-    assert GitRepository(server.url("nemo"), store, reporter).resolve(GitRef("main")).sha == tip
+    assert opened(server.url("nemo"), store, reporter).resolve(GitRef("main")).sha == tip
     assert server.connections == 3
 
 
 def test_server_that_falls_silent_ends_in_time(history, server, store, reporter):
     long_history(history)
     server.stall_after = INSIDE_A_PACK
-    repository = GitRepository(server.url("nemo"), store, reporter, fetch_seconds=1.0)
+    repository = opened(server.url("nemo"), store, reporter, fetch_seconds=1.0)
     started = time.monotonic()
     with pytest.raises(NetworkError) as caught:
         repository.resolve(GitRef("main"))
     assert time.monotonic() - started < 20
     assert "longer than 1 s" in caught.value.why
     server.stall_after = 1
-    repository = GitRepository(server.url("nemo"), store, reporter, answer_seconds=1.0)
+    repository = opened(server.url("nemo"), store, reporter, answer_seconds=1.0)
     with pytest.raises(NetworkError, match="cannot list the refs"):
         repository.resolve(GitRef("main"))
 
@@ -656,7 +662,7 @@ def test_killed_while_fetching(history, server, store, reporter, how):
         child.send_signal(how)
         assert child.wait(20) != 0
     server.stall_after = None
-    assert GitRepository(server.url("nemo"), store, reporter).resolve(GitRef("main")).sha == tip
+    assert opened(server.url("nemo"), store, reporter).resolve(GitRef("main")).sha == tip
 
 
 def test_leftovers_of_a_killed_git_are_removed(history, repository, store):
@@ -682,10 +688,10 @@ def test_two_runs_at_once_fetch_once(history, server, store, reporter):
     found: list[str] = []
 
     def resolve() -> None:
-        found.append(GitRepository(server.url("nemo"), store, reporter).resolve(GitRef("main")).sha)
+        found.append(opened(server.url("nemo"), store, reporter).resolve(GitRef("main")).sha)
 
     threads = [threading.Thread(target=resolve) for _ in range(3)]
-    key = GitRepository(server.url("nemo"), store, reporter)._mirror.path.name
+    key = opened(server.url("nemo"), store, reporter)._mirror.path.name
     with exclusive(store.root / "locks" / f"git-{key}.lock"):
         for thread in threads:
             thread.start()
@@ -736,14 +742,14 @@ def test_settings_of_the_user_do_no_harm(history, repository, tmp_path, monkeypa
 )
 def test_address_that_is_refused(store, reporter, url):
     with pytest.raises(ConfigurationError) as caught:
-        GitRepository(url, store, reporter)
+        opened(url, store, reporter)
     assert "pw" not in f"{caught.value} {caught.value.as_json()}"
     assert "token" not in f"{caught.value} {caught.value.as_json()}"
 
 
 def test_address_with_the_user_of_ssh_is_taken(store, reporter):
-    assert GitRepository("ssh://git@h/o/r", store, reporter).url == "ssh://git@h/o/r"
-    assert GitRepository("git@h:o/r", store, reporter).url == "git@h:o/r"
+    assert opened("ssh://git@h/o/r", store, reporter).url == "ssh://git@h/o/r"
+    assert opened("git@h:o/r", store, reporter).url == "git@h:o/r"
 
 
 def test_git_that_is_too_old(history, repository, tmp_path, monkeypatch):

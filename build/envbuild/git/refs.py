@@ -1,13 +1,15 @@
-"""Names of branches, tags and commits."""
+"""Names of branches, tags and commits, and the listing of those that a repository has."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 # git refuses shorter ones on large repositories, and words such as `add` or `face` are hex too.
 SHORTEST_COMMIT_DIGITS = 7
 COMMIT_DIGITS = 40
+_LISTED = re.compile(r"^([0-9a-f]{40})\trefs/(heads|tags)/(.+?)(\^\{\})?$", re.MULTILINE)
 _COMMIT = re.compile(rf"[0-9a-f]{{{SHORTEST_COMMIT_DIGITS},{COMMIT_DIGITS}}}", re.IGNORECASE)
 
 
@@ -29,3 +31,24 @@ class GitRef:
     def may_be_commit(self) -> bool:
         """Whether the name could be a commit, whole or short."""
         return _COMMIT.fullmatch(self.name) is not None
+
+
+@dataclass(frozen=True)
+class RemoteRefs:
+    """The branches and tags of a repository: name to commit, tag objects peeled."""
+
+    branches: Mapping[str, str]
+    tags: Mapping[str, str]
+
+    @classmethod
+    def listed(cls, output: str) -> RemoteRefs:
+        """Read the output of ``git ls-remote``."""
+        found: dict[str, dict[str, str]] = {"heads": {}, "tags": {}}
+        for commit, kind, name, peeled in _LISTED.findall(output):
+            if peeled or name not in found[kind]:
+                found[kind][name] = commit
+        return cls(branches=found["heads"], tags=found["tags"])
+
+    def tips(self) -> set[str]:
+        """The commits that branches and tags point at."""
+        return {*self.branches.values(), *self.tags.values()}

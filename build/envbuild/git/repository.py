@@ -1,113 +1,44 @@
-"""Git refs become commits with their dates, and single files are read from them without a checkout."""
+"""A repository: refs become commits with their dates."""
 
 from __future__ import annotations
 
 import difflib
-import posixpath
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from enum import Enum
-from pathlib import Path
 
 from envbuild.core.errors import ConfigurationError, InternalError, NetworkError
 from envbuild.core.progress import Reporter
-from envbuild.git.mirror import Mirror, RemoteRefs
-from envbuild.git.refs import SHORTEST_COMMIT_DIGITS, GitRef
+from envbuild.git.client import GitSettings
+from envbuild.git.commit import Commit, CommitKind
+from envbuild.git.mirror import Mirror
+from envbuild.git.refs import SHORTEST_COMMIT_DIGITS, GitRef, RemoteRefs
+from envbuild.git.tree import TreeReader
 from envbuild.store.local import LocalStore
 
 NEAR_NAMES = 5
-SYMLINK_ROUNDS = 8
 _BRANCH, _TAG = "refs/heads/", "refs/tags/"
-_SYMLINK, _SUBMODULE = "120000", "160000"
 # Words are hex too, down from here.
 _TOO_SHORT = re.compile(rf"(?=.*\d)[0-9a-f]{{4,{SHORTEST_COMMIT_DIGITS - 1}}}", re.IGNORECASE)
-_ENTRY = re.compile(r"(\d{6}) (\w+) ([0-9a-f]{40})\t(.*)", re.DOTALL)
+DEFAULT_SETTINGS = GitSettings()
 
 
-class CommitKind(str, Enum):
-    """What the user named to get a commit."""
-
-    BRANCH = "branch"
-    TAG = "tag"
-    COMMIT = "commit"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Commit:
-    """A commit, and how it was found.
-
-    Attributes:
-        sha: 40 hex digits.
-        committed_at: the committer's date, UTC, whole seconds.
-        name: the branch or tag, or the digits that were asked for.
-        nearest_tag: the tag in its history that the fewest steps lead to; None without one. Tags come and go: this
-            is for people, and no input of a digest.
-        commits_since_tag: how many commits it has that the tag has not.
-    """
-
-    sha: str
-    committed_at: datetime
-    kind: CommitKind
-    name: str
-    nearest_tag: str | None = None
-    commits_since_tag: int = 0
-
-    @property
-    def describe(self) -> str | None:
-        """As ``git describe`` writes it: ``v2.3.0``, or ``v2.3.0-17-g0123456789``; None without a tag."""
-        if self.nearest_tag is None or not self.commits_since_tag:
-            return self.nearest_tag
-        return f"{self.nearest_tag}-{self.commits_since_tag}-g{self.sha[:10]}"
-
-
-@dataclass(frozen=True)
-class _Entry:
-    mode: str
-    kind: str
-    oid: str
-
-
-class GitRepository:
+class GitRepository(TreeReader):
     """A repository reached through git, kept as a blobless mirror in the store.
 
-    The refs are asked for once: one object sees one state of the repository.
+    The refs are listed once: one object sees one state of the repository.
 
     Args:
-        url: whatever git takes; may be rewritten by git's settings. Without user name or password.
-        offline: never talk to the server.
-        log: receives the output of fetches.
-        answer_seconds: how long the server may take to list its refs.
-        fetch_seconds: how long one fetch may take.
+        url: any address that git takes; git's settings may rewrite it. Without user name or password.
 
     Raises:
-        ConfigurationError: ``url`` is no address, or holds a password.
+        ConfigurationError: ``url`` is not an address, or holds a password.
     """
 
     def __init__(
-        self,
-        url: str,
-        store: LocalStore,
-        reporter: Reporter,
-        *,
-        offline: bool = False,
-        log: Path | None = None,
-        answer_seconds: float = 120.0,
-        fetch_seconds: float = 3600.0,
+        self, url: str, store: LocalStore, reporter: Reporter, settings: GitSettings = DEFAULT_SETTINGS
     ) -> None:
-        self.url = url
-        self._store = store
-        self._mirror = Mirror(
-            url,
-            store,
-            reporter,
-            offline=offline,
-            log=log,
-            answer_seconds=answer_seconds,
-            fetch_seconds=fetch_seconds,
-        )
+        super().__init__(Mirror(url, store, reporter, settings), store)
 
     def resolve(self, ref: GitRef, as_of: date | datetime | None = None) -> Commit:
         """The commit that ``ref`` means.
@@ -138,10 +69,10 @@ class GitRepository:
         return self._commit(tip, kind, name)
 
     def default_branch(self) -> str:
-        """The branch that a clone without a word takes.
+        """The branch that a clone takes by default.
 
         Raises:
-            ConfigurationError: the repository has none.
+            ConfigurationError: the repository has no default branch.
             NetworkError: the server cannot be reached.
         """
         if (branch := self._mirror.default_branch()) is None:
@@ -162,7 +93,7 @@ class GitRepository:
         return [tag for tag in self._mirror.refs().tags if ending.fullmatch(tag)]
 
     def _named(self, name: str, refs: RemoteRefs) -> tuple[CommitKind, str]:
-        """Which of the repository's names is meant; ``COMMIT`` for none."""
+        """The branch or tag of this name; ``COMMIT`` when there is neither."""
         branch, tag = name.removeprefix(_BRANCH), name.removeprefix(_TAG)
         is_branch = branch in refs.branches and not name.startswith(_TAG)
         is_tag = tag in refs.tags and not name.startswith(_BRANCH)
@@ -170,7 +101,7 @@ class GitRepository:
             raise ConfigurationError(
                 f"{name!r} is both a branch and a tag of {self.url}",
                 why=f"The branch is at {refs.branches[branch]}, the tag at {refs.tags[tag]}.",
-                fix=f"Say which: {_BRANCH}{branch} or {_TAG}{tag}.",
+                fix=f"Write {_BRANCH}{branch} or {_TAG}{tag}.",
             )
         if is_branch:
             return CommitKind.BRANCH, branch
@@ -212,7 +143,7 @@ class GitRepository:
         names = dict.fromkeys([*refs.branches, *refs.tags])
         plain = name.removeprefix(_BRANCH).removeprefix(_TAG)
         near = difflib.get_close_matches(plain, names, NEAR_NAMES, cutoff=0.5)
-        fix = f"Near ones are: {', '.join(near)}." if near else "`git ls-remote` lists what there is."
+        fix = f"Similar names: {', '.join(near)}." if near else "`git ls-remote` lists all of them."
         if name.isdecimal() and not GitRef(name).is_full_commit:
             fix += f" If a version was meant, write version:{name}."
         if _TOO_SHORT.fullmatch(name):
@@ -220,8 +151,8 @@ class GitRepository:
         what = "commit" if GitRef(name).may_be_commit else "branch or tag"
         return ConfigurationError(
             f"{self.url} has no {what} {name!r}",
-            why=f"It has {len(refs.branches)} branches and {len(refs.tags)} tags, and it is none of them"
-            + (" and no commit in their history." if what == "commit" else "."),
+            why=f"None of its {len(refs.branches)} branches and {len(refs.tags)} tags has that name"
+            + (", and no commit in their history." if what == "commit" else "."),
             fix=fix,
         )
 
@@ -244,7 +175,7 @@ class GitRepository:
             sha = self._mirror.local(["rev-parse", f"{sha}^{{}}"], "look at a tag").strip()
         if self._type_of(sha) != "commit":
             raise ConfigurationError(
-                f"{name!r} of {self.url} is no commit",
+                f"{name!r} of {self.url} is not a commit",
                 why=f"It is a {self._type_of(sha)}.",
                 fix="Name a branch, a commit, or a tag of a commit.",
             )
@@ -279,91 +210,6 @@ class GitRepository:
             queue.extend(ahead)
         return None, 0
 
-    def read_file(self, commit: Commit, path: str) -> str | None:
-        """The text of a file, None when there is no such file. See :meth:`read_files`."""
-        return self.read_files(commit, [path])[path]
-
-    def read_files(self, commit: Commit, paths: Iterable[str]) -> dict[str, str | None]:
-        """The text of several files by their paths, fetched together; None for what is no file at ``commit``.
-
-        A symbolic link is followed inside the tree. Text is UTF-8; a byte that is none becomes U+FFFD.
-
-        Raises:
-            NetworkError: a file's content is not in the mirror and cannot be fetched.
-        """
-        found: dict[str, str | None] = dict.fromkeys(paths)
-        pending = {path: _inside(path) for path in found}
-        for _ in range(SYMLINK_ROUNDS):
-            places = {asked: place for asked, place in pending.items() if place}
-            if not places:
-                break
-            entries = self._entries(commit, sorted(set(places.values())))
-            texts = self._texts({entry.oid for entry in entries.values() if entry.kind == "blob"})
-            pending = {}
-            for asked, place in places.items():
-                entry = entries.get(place)
-                if entry is None or entry.kind != "blob":
-                    continue
-                if entry.mode == _SYMLINK:
-                    pending[asked] = _inside(posixpath.join(posixpath.dirname(place), texts[entry.oid]))
-                else:
-                    found[asked] = texts[entry.oid]
-        return found
-
-    def list_tree(self, commit: Commit, path: str = "", *, recursive: bool = False) -> list[str]:
-        """The names in a directory, sorted; empty when it is none. ``recursive``: the files below it, as paths."""
-        place = "" if path in ("", ".") else _inside(path)
-        if place is None:
-            return []
-        prefix = f"{place}/" if place else ""
-        found = self._entries(commit, [prefix] if prefix else [], recursive=recursive)
-        return sorted(name.removeprefix(prefix) for name in found)
-
-    def submodule_commit(self, commit: Commit, path: str) -> str | None:
-        """The commit that the submodule at ``path`` is pinned to; None when there is no submodule."""
-        place = _inside(path)
-        entry = self._entries(commit, [place]).get(place) if place else None
-        return entry.oid if entry and entry.mode == _SUBMODULE else None
-
-    def submodule_url(self, commit: Commit, path: str) -> str | None:
-        """Where .gitmodules says the submodule at ``path`` comes from; a relative address is made absolute.
-
-        None when .gitmodules does not name it.
-        """
-        entry = self._entries(commit, [".gitmodules"]).get(".gitmodules")
-        if entry is None or entry.kind != "blob":
-            return None
-        self._mirror.fetch_objects([entry.oid], f"fetch .gitmodules of {self.url}")
-        arguments = ["config", "--blob", entry.oid, "--null", "--list"]
-        settings = dict(
-            line.partition("\n")[::2] for line in self._mirror.local(arguments, "read .gitmodules").split("\0")
-        )
-        for name, value in settings.items():
-            if name.startswith("submodule.") and name.endswith(".path") and value == _inside(path):
-                url = settings.get(name.removesuffix("path") + "url")
-                return _absolute(self.url, url) if url else None
-        return None
-
-    def _entries(self, commit: Commit, paths: Sequence[str], *, recursive: bool = False) -> dict[str, _Entry]:
-        arguments = ["ls-tree", "-z", "--full-tree", *(["-r"] if recursive else []), commit.sha, "--", *paths]
-        output = self._mirror.local(arguments, f"list files of {commit.sha}")
-        matches = filter(None, map(_ENTRY.fullmatch, output.split("\0")))
-        return {match[4]: _Entry(match[1], match[2], match[3]) for match in matches}
-
-    def _texts(self, oids: set[str]) -> dict[str, str]:
-        if not oids:
-            return {}
-        self._mirror.fetch_objects(oids, f"fetch {len(oids)} file{'s' if len(oids) > 1 else ''} of {self.url}")
-        texts = {}
-        with self._store.staging("git-files") as folder:
-            for oid in oids:
-                # git writes the file itself: bytes as they are, with no warning of git's in between.
-                self._mirror.local(["unpack-file", oid], "read a file", cwd=folder)
-                (file,) = folder.iterdir()
-                texts[oid] = file.read_bytes().decode(errors="replace")
-                file.unlink()
-        return texts
-
 
 def last_second(as_of: date | datetime) -> datetime:
     """The last second that counts as of a day (its end, UTC) or a moment (itself, in UTC).
@@ -380,23 +226,3 @@ def last_second(as_of: date | datetime) -> datetime:
 
 def _utc(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, timezone.utc)
-
-
-def _inside(path: str) -> str | None:
-    """``path`` in git's form, None when it is the root or leaves the tree."""
-    place = posixpath.normpath(path.rstrip("/"))
-    outside = place in (".", "..") or place.startswith(("/", "../"))
-    return None if outside else place
-
-
-def _absolute(base: str, url: str) -> str:
-    """A submodule's address; ``./`` and ``../`` count from the address of the repository itself, as in git."""
-    if not url.startswith(("./", "../")):
-        return url
-    base = base.rstrip("/")
-    while url.startswith(("./", "../")):
-        if url.startswith("../"):
-            cut = max(base.rfind("/"), base.rfind(":"))
-            base = base[:cut] if base[cut] == "/" else base[: cut + 1]
-        url = url.partition("/")[2]
-    return f"{base}{url}" if base.endswith(":") else f"{base}/{url}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Repositories:
-    """The git repositories of one run: each is asked for its refs once."""
+    """The git repositories of one run: the refs of each are listed once."""
 
     def __init__(self, store: LocalStore, reporter: Reporter, *, offline: bool = False) -> None:
         self._store = store
@@ -25,11 +25,13 @@ class Repositories:
 
     def at(self, url: str) -> GitRepository:
         """The repository at ``url``."""
-        from envbuild.git.repository import GitRepository  # slow to import, and most commands ask no repository
+        # Slow to import, and most commands need no repository.
+        from envbuild.git.client import GitSettings
+        from envbuild.git.repository import GitRepository
 
         if url not in self._open:
-            log = self._store.root / "logs" / "git.log"
-            self._open[url] = GitRepository(url, self._store, self._reporter, offline=self.offline, log=log)
+            settings = GitSettings(offline=self.offline, log=self._store.root / "logs" / "git.log")
+            self._open[url] = GitRepository(url, self._store, self._reporter, settings)
         return self._open[url]
 
 

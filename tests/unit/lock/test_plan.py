@@ -12,7 +12,7 @@ from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.context import utc_now
 from envbuild.catalog.models import Stack
 from envbuild.core.errors import ConfigurationError, UsageError
-from envbuild.git.repository import CommitKind
+from envbuild.git.commit import CommitKind
 from envbuild.lock.components import anchor_date
 from envbuild.lock.components.decide import decide_components
 from envbuild.lock.components.select import choose_anchor

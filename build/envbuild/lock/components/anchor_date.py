@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.models import Base, Component, Stack
 from envbuild.core.errors import UsageError
+from envbuild.git.commit import Commit, CommitKind
 from envbuild.git.refs import GitRef
-from envbuild.git.repository import Commit, CommitKind
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.releases import find_release, uploaded_at
 from envbuild.lock.context import LockContext, Repositories

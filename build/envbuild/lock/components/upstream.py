@@ -20,7 +20,8 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.models import MACHINES, Base
 from envbuild.core import jsonread
 from envbuild.core.errors import ConfigurationError
-from envbuild.git.repository import Commit, GitRepository
+from envbuild.git.commit import Commit
+from envbuild.git.repository import GitRepository
 from envbuild.lock.components.models import Companion
 from envbuild.lock.components.uv_sources import read_sources, uv_settings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import definition_digest
-from envbuild.git.repository import CommitKind
+from envbuild.git.commit import CommitKind
 from envbuild.lock import lockfile
 from envbuild.lock.checks.check import CheckResult
 from envbuild.lock.components.models import Chosen

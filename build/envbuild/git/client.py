@@ -1,0 +1,181 @@
+"""Runs git on one bare repository: commands that talk to its server, and commands that cannot.
+
+Everything goes through the git program, so git's own settings (``url.<base>.insteadOf``, credential helpers, proxies,
+CA files) hold and no hosting service's API is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from envbuild.core.errors import MachineError, NetworkError
+from envbuild.core.exit_status import mask, tail
+from envbuild.core.process import Finished, ProcessOptions, find_tool, run
+from envbuild.core.progress import Reporter
+
+REMOTE = "origin"
+ATTEMPTS = 2
+USAGE_STATUS = 129
+# `git rev-parse --local-env-vars` without the two that carry settings: set by git for its hooks and aliases, from which
+# envbuild may be called, and about another repository.
+OTHER_REPOSITORY = (
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_CONFIG",
+    "GIT_DIR",
+    "GIT_GRAFT_FILE",
+    "GIT_IMPLICIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_NAMESPACE",
+    "GIT_NO_REPLACE_OBJECTS",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+    "GIT_REPLACE_REF_BASE",
+    "GIT_SHALLOW_FILE",
+    "GIT_WORK_TREE",
+)
+
+_PROGRESS = re.compile(r"\d+% \(\d+/\d+\)|^remote: (Enumerating|Counting|Compressing|Total)\b")
+# git has no status of its own for it; upload-pack has used this text since partial clones exist.
+_FILTER_REFUSED = re.compile(r"filter '.*' not supported")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GitSettings:
+    """How a repository is reached.
+
+    Attributes:
+        offline: never talk to the server; what the mirror does not hold is then a NetworkError.
+        log: receives the output of fetches.
+        answer_seconds: how long the server may take to list its refs.
+        fetch_seconds: how long one fetch may take.
+        pause_seconds: time between two attempts.
+    """
+
+    offline: bool = False
+    log: Path | None = None
+    answer_seconds: float = 120.0
+    fetch_seconds: float = 3600.0
+    pause_seconds: float = 1.0
+
+
+class GitClient:
+    """Git commands on a mirror of ``url``."""
+
+    def __init__(self, url: str, settings: GitSettings, reporter: Reporter) -> None:
+        self.url = url
+        self.settings = settings
+        self._reporter = reporter
+
+    def local(self, folder: Path, arguments: Sequence[str], what: str, *, cwd: Path | None = None) -> str:
+        """Run a command that needs the mirror in ``folder`` alone; returns its output.
+
+        Raises:
+            MachineError: git is missing, or the mirror is damaged.
+        """
+        options = ProcessOptions(
+            env=_environment(network=False),
+            cwd=cwd,
+            error=MachineError,
+            fix=f"If the mirror is damaged, remove {folder}: it is fetched again.",
+            working_on=folder,
+        )
+        return run(_command(folder, arguments), what=what, options=options).output
+
+    def list_refs(self, folder: Path, arguments: Sequence[str], what: str) -> str:
+        """The output of ``git ls-remote``.
+
+        Raises:
+            NetworkError: the server cannot be reached.
+        """
+        options = ProcessOptions(timeout_seconds=self.settings.answer_seconds)
+        return self._talk(folder, ["ls-remote", *arguments], what, options)
+
+    def fetch(self, folder: Path, arguments: Sequence[str], what: str, refspecs: Sequence[str]) -> bool:
+        """Run ``git ... fetch --stdin``; False when the server refuses the filter.
+
+        Raises:
+            NetworkError: the server cannot be reached, or does not have what the refspecs name.
+        """
+        stdin = "".join(f"{refspec}\n" for refspec in refspecs).encode()
+        options = ProcessOptions(timeout_seconds=self.settings.fetch_seconds, stdin=stdin)
+        try:
+            self._talk(folder, arguments, what, options)
+        except NetworkError as error:
+            if _FILTER_REFUSED.search(error.why):
+                return False
+            raise
+        return True
+
+    def _talk(self, folder: Path, arguments: Sequence[str], what: str, options: ProcessOptions) -> str:
+        """Run a command that talks to the server, once more if it fails: links drop."""
+        fetches = options.stdin is not None
+        options = replace(options, env=_environment(network=True), error=NetworkError, working_on=folder)
+        started = time.monotonic()
+        for attempt in range(1, ATTEMPTS + 1):
+            attempts = f"{attempt} time{'s' if attempt > 1 else ''}"
+            try:
+                finished = run(
+                    _command(folder, arguments),
+                    what=what,
+                    # A list of refs is long and of little use.
+                    log=self.settings.log if fetches else None,
+                    on_line=self._reporter.update if fetches else None,
+                    check=False,
+                    options=options,
+                )
+            except NetworkError as error:
+                cause = f"Tried {attempts} in {time.monotonic() - started:.0f} s\n{error}"
+                raise self._unreachable(folder, what, cause) from error
+            if finished.status == 0:
+                return finished.output
+            if finished.status == USAGE_STATUS:
+                raise MachineError(
+                    f"cannot {what}: this git is too old",
+                    why=tail(finished.output, lines=5),
+                    fix="Install git 2.29 or newer.",
+                    log=self.settings.log,
+                )
+            cause = f"Tried {attempts} in {time.monotonic() - started:.0f} s\n{_message(finished)}"
+            if _FILTER_REFUSED.search(finished.output):
+                break
+            if attempt < ATTEMPTS:
+                time.sleep(self.settings.pause_seconds)
+        raise self._unreachable(folder, what, cause)
+
+    def _unreachable(self, folder: Path, what: str, cause: str) -> NetworkError:
+        address = self.local(folder, ["ls-remote", "--get-url", REMOTE], "ask git for the address").strip()
+        rewritten = f"git's settings (url.<base>.insteadOf) turn it into {address}." if address != self.url else ""
+        return NetworkError(
+            f"cannot {what}",
+            why=mask("\n".join(filter(None, (f"The repository is {self.url}", rewritten, cause)))),
+            fix=f"Check whether `git ls-remote {self.url}` works here. git itself has the settings to reach it: "
+            "rewriting (url.<base>.insteadOf), http.proxy or https_proxy, http.sslCAInfo, credential.helper (envbuild "
+            "asks for no password), an ssh key.",
+            log=self.settings.log,
+        )
+
+
+def _command(folder: Path, arguments: Sequence[str]) -> list[str | Path]:
+    return [find_tool("git", "git"), "--git-dir", folder.absolute(), *arguments]
+
+
+def _environment(*, network: bool) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if name not in OTHER_REPOSITORY}
+    # Never wait for a person; English messages; paths that hold '*' or ':' mean themselves.
+    env |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", "GIT_LITERAL_PATHSPECS": "1"}
+    if not network:
+        env = {name: value for name, value in env.items() if not name.startswith("GIT_TRACE")}
+        # The first from git 2.45 on, the second for all: no transport is allowed, so nothing can be fetched.
+        env |= {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
+    return env
+
+
+def _message(finished: Finished) -> str:
+    lines = [line for line in finished.output.splitlines() if line.strip() and not _PROGRESS.search(line)]
+    return tail("\n".join(lines)) or f"git printed nothing (status {finished.status})"

@@ -1,0 +1,137 @@
+"""Files and directories of a commit, read from the mirror without a checkout."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from envbuild.git.commit import Commit
+from envbuild.git.mirror import Mirror
+from envbuild.store.local import LocalStore
+
+SYMLINK_ROUNDS = 8
+_SYMLINK, _SUBMODULE = "120000", "160000"
+_ENTRY = re.compile(r"(\d{6}) (\w+) ([0-9a-f]{40})\t(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    mode: str
+    kind: str
+    oid: str
+
+
+class TreeReader:
+    """Reads what commits of one repository contain; the contents of files are fetched when first read."""
+
+    def __init__(self, mirror: Mirror, store: LocalStore) -> None:
+        self.url = mirror.url
+        self._mirror = mirror
+        self._store = store
+
+    def read_file(self, commit: Commit, path: str) -> str | None:
+        """The text of a file, None when there is no such file. See :meth:`read_files`."""
+        return self.read_files(commit, [path])[path]
+
+    def read_files(self, commit: Commit, paths: Iterable[str]) -> dict[str, str | None]:
+        """The text of several files by their paths, fetched together; None for what is not a file at ``commit``.
+
+        A symbolic link is followed inside the tree. Text is UTF-8; other bytes become U+FFFD.
+
+        Raises:
+            NetworkError: a file's content is not in the mirror and cannot be fetched.
+        """
+        found: dict[str, str | None] = dict.fromkeys(paths)
+        pending = {path: _inside(path) for path in found}
+        for _ in range(SYMLINK_ROUNDS):
+            places = {path: place for path, place in pending.items() if place}
+            if not places:
+                break
+            entries = self._entries(commit, sorted(set(places.values())))
+            texts = self._texts({entry.oid for entry in entries.values() if entry.kind == "blob"})
+            pending = {}
+            for path, place in places.items():
+                entry = entries.get(place)
+                if entry is None or entry.kind != "blob":
+                    continue
+                if entry.mode == _SYMLINK:
+                    pending[path] = _inside(posixpath.join(posixpath.dirname(place), texts[entry.oid]))
+                else:
+                    found[path] = texts[entry.oid]
+        return found
+
+    def list_tree(self, commit: Commit, path: str = "", *, recursive: bool = False) -> list[str]:
+        """The names in a directory, sorted, or none; ``recursive``: the files below it, as paths."""
+        place = "" if path in ("", ".") else _inside(path)
+        if place is None:
+            return []
+        prefix = f"{place}/" if place else ""
+        found = self._entries(commit, [prefix] if prefix else [], recursive=recursive)
+        return sorted(name.removeprefix(prefix) for name in found)
+
+    def submodule_commit(self, commit: Commit, path: str) -> str | None:
+        """The commit that the submodule at ``path`` is pinned to; None when there is no submodule."""
+        place = _inside(path)
+        entry = self._entries(commit, [place]).get(place) if place else None
+        return entry.oid if entry and entry.mode == _SUBMODULE else None
+
+    def submodule_url(self, commit: Commit, path: str) -> str | None:
+        """The address of the submodule at ``path`` in .gitmodules; a relative one is made absolute.
+
+        None when .gitmodules does not name it.
+        """
+        entry = self._entries(commit, [".gitmodules"]).get(".gitmodules")
+        if entry is None or entry.kind != "blob":
+            return None
+        self._mirror.fetch_objects([entry.oid], f"fetch .gitmodules of {self.url}")
+        arguments = ["config", "--blob", entry.oid, "--null", "--list"]
+        settings = dict(
+            line.partition("\n")[::2] for line in self._mirror.local(arguments, "read .gitmodules").split("\0")
+        )
+        for name, value in settings.items():
+            if name.startswith("submodule.") and name.endswith(".path") and value == _inside(path):
+                url = settings.get(name.removesuffix("path") + "url")
+                return _absolute(self.url, url) if url else None
+        return None
+
+    def _entries(self, commit: Commit, paths: Sequence[str], *, recursive: bool = False) -> dict[str, _Entry]:
+        arguments = ["ls-tree", "-z", "--full-tree", *(["-r"] if recursive else []), commit.sha, "--", *paths]
+        output = self._mirror.local(arguments, f"list files of {commit.sha}")
+        matches = filter(None, map(_ENTRY.fullmatch, output.split("\0")))
+        return {match[4]: _Entry(match[1], match[2], match[3]) for match in matches}
+
+    def _texts(self, oids: set[str]) -> dict[str, str]:
+        if not oids:
+            return {}
+        self._mirror.fetch_objects(oids, f"fetch {len(oids)} file{'s' if len(oids) > 1 else ''} of {self.url}")
+        texts = {}
+        with self._store.staging("git-files") as folder:
+            for oid in oids:
+                # git writes the file itself: bytes as they are, with no warning of git's in between.
+                self._mirror.local(["unpack-file", oid], "read a file", cwd=folder)
+                (file,) = folder.iterdir()
+                texts[oid] = file.read_bytes().decode(errors="replace")
+                file.unlink()
+        return texts
+
+
+def _inside(path: str) -> str | None:
+    """``path`` in git's form, None when it is the root or leaves the tree."""
+    place = posixpath.normpath(path.rstrip("/"))
+    outside = place in (".", "..") or place.startswith(("/", "../"))
+    return None if outside else place
+
+
+def _absolute(base: str, url: str) -> str:
+    """A submodule's address; ``./`` and ``../`` count from the address of the repository itself, as in git."""
+    if not url.startswith(("./", "../")):
+        return url
+    base = base.rstrip("/")
+    while url.startswith(("./", "../")):
+        if url.startswith("../"):
+            cut = max(base.rfind("/"), base.rfind(":"))
+            base = base[:cut] if base[cut] == "/" else base[: cut + 1]
+        url = url.partition("/")[2]
+    return f"{base}{url}" if base.endswith(":") else f"{base}/{url}"
