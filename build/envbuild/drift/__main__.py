@@ -19,13 +19,13 @@ from envbuild.drift.check import find_drift
 from envbuild.drift.sources import SourceTree
 
 
-def compare(asked: dict[str, Any]) -> dict[str, Any]:
+def compare(request: dict[str, Any]) -> dict[str, Any]:
     """The findings of each of ``pairs`` (two names), in their order; ``wheels`` has the path of each name's wheel."""
     try:
-        trees = {name: SourceTree.from_wheel(Path(path)) for name, path in asked["wheels"].items()}
+        trees = {name: SourceTree.from_wheel(Path(path)) for name, path in request["wheels"].items()}
     except CheckRefusedError as error:
         return {"refused": {"what": error.what, "why": error.why, "fix": error.fix}}
-    found = [find_drift(trees[consumer], trees[provider]) for consumer, provider in asked["pairs"]]
+    found = [find_drift(trees[consumer], trees[provider]) for consumer, provider in request["pairs"]]
     return {"findings": [[asdict(finding) for finding in findings] for findings in found]}
 
 

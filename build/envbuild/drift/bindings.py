@@ -7,19 +7,16 @@ statement gives it, and one value that cannot be read makes the name unknown.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Signature
 
 from envbuild.drift.decorators import Decorating, builds_own_class, decorating, returns_name
 from envbuild.drift.signatures import signature_of
-from envbuild.drift.syntax import children, walk
+from envbuild.drift.syntax import FunctionNode, blocks_of, children, walk
 
 IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
-# Most statements: nothing is below them.
-_SIMPLE = (ast.Expr, ast.Assign, ast.Return, ast.Import, ast.ImportFrom, ast.AnnAssign, ast.AugAssign, ast.Raise)
 
 
 @dataclass(eq=False)
@@ -173,25 +170,6 @@ def function_scope(node: FunctionNode | ast.Lambda, parent: Scope, prefix: str =
     if not isinstance(node, ast.Lambda):
         collect(node.body, scope, prefix)
     return scope
-
-
-def every_statement(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """All statements below, those inside functions and classes too."""
-    waiting = list(statements)[::-1]
-    while waiting:
-        statement = waiting.pop()
-        yield statement
-        for block in blocks_of(statement)[::-1]:
-            waiting += block[::-1]
-
-
-def blocks_of(statement: ast.stmt) -> list[Sequence[ast.stmt]]:
-    """The blocks of a compound statement."""
-    if isinstance(statement, _SIMPLE):
-        return []
-    found = [block for part in ("body", "orelse", "finalbody") if (block := getattr(statement, part, None))]
-    holders = [*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())]
-    return [*found, *(holder.body for holder in holders)]
 
 
 class _Collector:

@@ -128,7 +128,7 @@ class Classes:
             return not (isinstance(base, ExternalSymbol) and base.name.partition(".")[0] == "enum")
         if self._is_patched(base, "__new__", "__init__"):
             return False
-        if base.metaclass is not None and not self._all_in(base.metaclass, base.scope, {"abc.ABCMeta"}):
+        if base.metaclass is not None and not self.reader.is_one_of({"abc.ABCMeta"}, base.metaclass, base.scope):
             return False
         makers = base.body.bindings.get("__new__", [])
         return all(isinstance(maker, FunctionDefinition) and maker.builds_own_class for maker in makers)
@@ -184,9 +184,9 @@ class Classes:
         """``plain``, ``static`` or ``class``; ``unknown`` when a decorator may change how it is called."""
         form = "plain"
         for decorator in definition.decorators:
-            if self._all_in(decorator, definition.scope, {"builtins.staticmethod"}):
+            if self.reader.is_one_of({"builtins.staticmethod"}, decorator, definition.scope):
                 form = "static"
-            elif self._all_in(decorator, definition.scope, {"builtins.classmethod"}):
+            elif self.reader.is_one_of({"builtins.classmethod"}, decorator, definition.scope):
                 form = "class"
             elif not self._is_harmless(decorator, definition.scope):
                 return "unknown"
@@ -203,17 +203,13 @@ class Classes:
             for symbol in found
         )
 
-    def _all_in(self, node: ast.expr, scope: Scope, names: Iterable[str]) -> bool:
-        found = self.reader.evaluate(node, scope)
-        return bool(found) and all(isinstance(symbol, ExternalSymbol) and symbol.name in names for symbol in found)
-
     # Dataclasses
 
     def _dataclass_options(self, definition: ClassDefinition) -> dict[str, bool]:
         """The options of ``@dataclass``, with ``init``; empty when the class is none."""
         for decorator in definition.decorators:
             function = decorator.func if isinstance(decorator, ast.Call) else decorator
-            if self._all_in(function, definition.scope, _DATACLASSES):
+            if self.reader.is_one_of(_DATACLASSES, function, definition.scope):
                 keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
                 return {"init": True, **_constants(keywords)}
         return {}
@@ -241,7 +237,7 @@ class Classes:
         """The parameter of a field; None for one that the constructor does not take."""
         own: dict[str, bool] = {}
         optional = entry.value is not None
-        if isinstance(entry.value, ast.Call) and self._all_in(entry.value.func, scope, {_FIELD}):
+        if isinstance(entry.value, ast.Call) and self.reader.is_one_of({_FIELD}, entry.value.func, scope):
             own = _constants(entry.value.keywords)
             optional = any(keyword.arg in {"default", "default_factory", None} for keyword in entry.value.keywords)
         if not own.get("init", True):

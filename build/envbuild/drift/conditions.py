@@ -11,7 +11,7 @@ from enum import Enum
 
 from packaging.version import InvalidVersion, Version
 
-from envbuild.drift.bindings import IMPORT_ERRORS, Assigned, Scope, caught_names
+from envbuild.drift.bindings import Assigned, Scope, caught_names
 from envbuild.drift.sources import SourceTree
 from envbuild.drift.symbols import ClassSymbol, FunctionSymbol, MemberSymbol, ModuleSymbol, Reader, Symbol
 from envbuild.drift.syntax import walk
@@ -207,15 +207,3 @@ def _words(node: ast.expr) -> Iterator[str]:
         match inner:
             case ast.Name(id=word) | ast.Attribute(attr=word) | ast.Constant(value=str(word)):
                 yield word.lower()
-
-
-__all__ = [
-    "ATTRIBUTE_ERRORS",
-    "CALL_ERRORS",
-    "IMPORT_ERRORS",
-    "BranchOutcome",
-    "Conditions",
-    "catching",
-    "ends",
-    "suppressed",
-]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from enum import Enum
 
-from envbuild.drift.syntax import walk
-
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+from envbuild.drift.syntax import FunctionNode, own_statements, walk
 
 # Decorators of other packages that leave the way a function is called alone. Anything not here is unknown.
 HARMLESS = frozenset(
@@ -78,7 +76,7 @@ def builds_own_class(node: FunctionNode) -> bool:
     own = node.args.args[0].arg
     made = {
         target.id
-        for statement in _own_statements(node)
+        for statement in own_statements(node.body)
         if isinstance(statement, ast.Assign) and _is_new_of(statement.value, own)
         for target in statement.targets
         if isinstance(target, ast.Name)
@@ -137,27 +135,11 @@ def _is_forwarding(call: ast.Call, args: str, kwargs: str) -> bool:
     return False
 
 
-def _own_statements(node: FunctionNode) -> Iterator[ast.stmt]:
-    """Statements of a function, without those of functions and classes inside."""
-    yield from _inside(node.body)
-
-
-def _inside(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in statements:
-        yield statement
-        if isinstance(statement, FunctionNode | ast.ClassDef):
-            continue
-        for part in ("body", "orelse", "finalbody"):
-            yield from _inside(getattr(statement, part, ()))
-        for holder in [*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())]:
-            yield from _inside(holder.body)
-
-
 def _own_functions(node: FunctionNode) -> list[FunctionNode]:
-    return [statement for statement in _own_statements(node) if isinstance(statement, FunctionNode)]
+    return [statement for statement in own_statements(node.body) if isinstance(statement, FunctionNode)]
 
 
 def _returned(node: FunctionNode) -> Iterator[ast.expr | None]:
-    for statement in _own_statements(node):
+    for statement in own_statements(node.body):
         if isinstance(statement, ast.Return):
             yield statement.value

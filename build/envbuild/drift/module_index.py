@@ -14,18 +14,12 @@ from weakref import WeakKeyDictionary
 
 from envbuild.drift.bindings import (
     Assigned,
-    FunctionNode,
-    ImportedModule,
-    ImportedName,
     Scope,
-    absolute,
-    blocks_of,
     collect,
-    every_statement,
     function_scope,
 )
 from envbuild.drift.sources import SourceTree, parents
-from envbuild.drift.syntax import walk
+from envbuild.drift.syntax import FunctionNode, every_statement, own_statements, walk
 
 # The statement, and not a word in a name.
 _GLOBAL = re.compile(rb"(?:^|[:;])[ \t]*global[ \t\\]", re.MULTILINE)
@@ -130,17 +124,9 @@ class Tables:
 
         Trees are what takes memory: none is kept here.
         """
-        owner = self._owner(module)
-        try:
-            tree = parse(owner.files[owner.modules[module]])
-        except (SyntaxError, ValueError, RecursionError) as error:
-            self.unreadable[module] = str(error)
-            self._tables[module] = None
-            return None
-        table = _table(owner, module, tree)
-        _READ.setdefault(owner, {})[module] = _Reading(table)
-        self._tables[module] = table
-        return table, tree
+        reading, tree = self._parse(module)
+        table = self._keep(module, reading)
+        return None if table is None or tree is None else (table, tree)
 
     def _owner(self, module: str) -> SourceTree:
         return self.provider if module in self.provider.modules else self.consumer
@@ -148,18 +134,23 @@ class Tables:
     def _read(self, module: str) -> ModuleTable | None:
         if module not in self._modules:
             return None
+        known = _READ.get(self._owner(module), {}).get(module)
+        return self._keep(module, known or self._parse(module)[0])
+
+    def _parse(self, module: str) -> tuple[_Reading, ast.Module | None]:
         owner = self._owner(module)
-        known = _READ.setdefault(owner, {})
-        if module not in known:
-            try:
-                tree = parse(owner.files[owner.modules[module]])
-            except (SyntaxError, ValueError, RecursionError) as error:
-                known[module] = _Reading(None, str(error))
-            else:
-                known[module] = _Reading(_table(owner, module, tree))
-        if known[module].table is None:
-            self.unreadable[module] = known[module].reason
-        return known[module].table
+        try:
+            tree = parse(owner.files[owner.modules[module]])
+        except (SyntaxError, ValueError, RecursionError) as error:
+            return _Reading(None, str(error)), None
+        return _Reading(_table(owner, module, tree)), tree
+
+    def _keep(self, module: str, reading: _Reading) -> ModuleTable | None:
+        _READ.setdefault(self._owner(module), {})[module] = reading
+        self._tables[module] = reading.table
+        if reading.table is None:
+            self.unreadable[module] = reading.reason
+        return reading.table
 
 
 def _table(owner: SourceTree, module: str, tree: ast.Module) -> ModuleTable:
@@ -192,7 +183,7 @@ def patches_of(table: ModuleTable, tree: ast.Module) -> Patches:
     replaced: set[str] = set()
     for statement in every_statement(tree.body):
         if isinstance(statement, ast.Import | ast.ImportFrom):
-            _add_import(statement, scope)
+            collect([statement], scope)
         else:
             patches.extend(_patches(statement))
             replaced.update(_replaced(statement))
@@ -229,7 +220,7 @@ def no_collection() -> Iterator[None]:
 def _add_globals(node: FunctionNode, module: Scope) -> None:
     """What a function assigns to names it declares ``global`` are values of the module's names."""
     declared = {
-        name for statement in _own_block(node.body) if isinstance(statement, ast.Global) for name in statement.names
+        name for statement in own_statements(node.body) if isinstance(statement, ast.Global) for name in statement.names
     }
     if not declared:
         return
@@ -237,26 +228,6 @@ def _add_globals(node: FunctionNode, module: Scope) -> None:
     for name in sorted(declared):
         for value in inside.bindings.get(name, ()):
             module.add(name, value)
-
-
-def _own_block(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in statements:
-        yield statement
-        if not isinstance(statement, FunctionNode | ast.ClassDef):
-            for block in blocks_of(statement):
-                yield from _own_block(list(block))
-
-
-def _add_import(statement: ast.Import | ast.ImportFrom, scope: Scope) -> None:
-    for alias in statement.names:
-        if isinstance(statement, ast.ImportFrom):
-            module = absolute(scope, statement.module, statement.level)
-            scope.add(alias.asname or alias.name, ImportedName(module, alias.name))
-        elif alias.asname:
-            scope.add(alias.asname, ImportedModule(alias.name))
-        else:
-            first = alias.name.partition(".")[0]
-            scope.add(first, ImportedModule(first))
 
 
 def _patches(statement: ast.stmt) -> Iterator[AttributePatch]:

@@ -6,16 +6,10 @@ import ast
 import re
 import unicodedata
 
-from envbuild.drift.bindings import ClassDefinition, FunctionNode, Scope
+from envbuild.drift.bindings import ClassDefinition, Scope
 from envbuild.drift.classes import Classes
-from envbuild.drift.symbols import (
-    ClassSymbol,
-    ExternalSymbol,
-    FunctionSymbol,
-    Reader,
-    Symbol,
-    UnknownSymbol,
-)
+from envbuild.drift.symbols import ClassSymbol, ExternalSymbol, FunctionSymbol, Reader, Symbol, UnknownSymbol
+from envbuild.drift.syntax import FunctionNode
 
 _WORD = re.compile(r"\w+")
 

@@ -1,11 +1,10 @@
-"""The Python sources of one distribution, read from its wheel, its sdist or a directory; nothing is unpacked."""
+"""The Python sources of one distribution, read from its wheel; nothing is unpacked."""
 
 from __future__ import annotations
 
 import re
-import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.parser import BytesHeaderParser
 from functools import cached_property
@@ -41,7 +40,7 @@ class SourceTree:
         """Read a wheel.
 
         Raises:
-            CheckRefusedError: it is no wheel.
+            CheckRefusedError: it is not a wheel.
         """
         try:
             with zipfile.ZipFile(path) as archive:
@@ -49,61 +48,11 @@ class SourceTree:
                 metadata = next((archive.read(name) for name in names if _is_metadata(name)), b"")
                 content = {name: archive.read(name) for name in names if name.endswith(".py")}
         except (OSError, zipfile.BadZipFile, RuntimeError) as error:
-            raise _unreadable(path, "wheel", error) from error
+            raise _unreadable(path, error) from error
         name, version = _identity(metadata, path)
-        return cls._of(name, version, {_below_data(file): text for file, text in content.items()}, names)
-
-    @classmethod
-    def from_sdist(cls, path: Path) -> SourceTree:
-        """Read an sdist (``.tar.gz``), in the flat or the ``src`` layout.
-
-        Raises:
-            CheckRefusedError: it is no sdist.
-        """
-        content: dict[str, bytes] = {}
-        names: list[str] = []
-        metadata = b""
-        try:
-            with tarfile.open(path) as archive:
-                for member in archive:
-                    _, _, inner = member.name.partition("/")
-                    file = archive.extractfile(member) if member.isfile() else None
-                    if file is None:
-                        continue
-                    names.append(inner)
-                    if inner == "PKG-INFO":
-                        metadata = file.read()
-                    elif inner.endswith(".py"):
-                        content[inner] = file.read()
-        except (OSError, tarfile.TarError, EOFError) as error:
-            raise _unreadable(path, "sdist", error) from error
-        name, version = _identity(metadata, path)
-        return cls._of(name, version, content, names)
-
-    @classmethod
-    def from_directory(cls, path: Path, name: str, version: str) -> SourceTree:
-        """Read a directory: an unpacked sdist or wheel, a checkout, or a folder that packages were installed into.
-
-        Raises:
-            CheckRefusedError: there is no Python file in it.
-        """
-        names = [file.relative_to(path).as_posix() for file in sorted(path.rglob("*")) if file.is_file()]
-        content = {file: (path / file).read_bytes() for file in names if file.endswith(".py")}
-        if not content:
-            raise _unreadable(path, "directory of Python sources", "it holds no .py file")
-        return cls._of(canonicalize_name(name), version, content, names)
-
-    @classmethod
-    def _of(cls, name: str, version: str, content: Mapping[str, bytes], names: Iterable[str]) -> SourceTree:
-        files = {_below_src(file): text for file, text in content.items()}
+        files = {_below_src(_below_data(file)): text for file, text in content.items()}
         compiled = frozenset(_dotted(_below_src(file)) for file in names if file.endswith(_COMPILED))
         return cls(name, version, {file: text for file, text in files.items() if _belongs(file)}, compiled)
-
-    def joined_with(self, other: SourceTree) -> SourceTree:
-        """Both distributions as one, where a component comes in several; this one's name, version and files win."""
-        return SourceTree(
-            self.name, self.version, {**other.files, **self.files}, frozenset({*self.compiled, *other.compiled})
-        )
 
     @property
     def title(self) -> str:
@@ -175,13 +124,13 @@ def _is_metadata(name: str) -> bool:
 def _identity(metadata: bytes, path: Path) -> tuple[str, str]:
     headers = BytesHeaderParser().parsebytes(metadata)
     if not headers["Name"] or not headers["Version"]:
-        raise _unreadable(path, "Python package", "it does not state its name and version")
+        raise _unreadable(path, "it does not state its name and version")
     return canonicalize_name(headers["Name"]), headers["Version"]
 
 
-def _unreadable(path: Path, kind: str, error: object) -> CheckRefusedError:
+def _unreadable(path: Path, error: object) -> CheckRefusedError:
     return CheckRefusedError(
         f"cannot read the sources in {path.name}",
-        why=f"It is not a readable {kind}: {error}",
+        why=f"It is not a readable wheel: {error}",
         fix="Fetch it again; if it is damaged at its source, pin another version of the component.",
     )

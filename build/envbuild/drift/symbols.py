@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -106,15 +106,16 @@ class Reader:
                 return ()
             case ast.IfExp(body=body, orelse=orelse):
                 return _union((self.evaluate(body, scope), self.evaluate(orelse, scope)))
-            case ast.Call(func=function, args=[target, *_]) if self._is_partial(function, scope):
+            case ast.Call(func=function, args=[target, *_]) if self.is_one_of(PARTIALS, function, scope):
                 given = arguments_of(node, skip=1)
                 return tuple(PartialSymbol(symbol, given) for symbol in self.evaluate(target, scope))
             case _:
                 return (UNKNOWN,)
 
-    def _is_partial(self, function: ast.expr, scope: Scope) -> bool:
-        found = self.evaluate(function, scope)
-        return bool(found) and all(isinstance(symbol, ExternalSymbol) and symbol.name in PARTIALS for symbol in found)
+    def is_one_of(self, names: Collection[str], node: ast.expr, scope: Scope) -> bool:
+        """Whether an expression can only stand for one of these things of neither tree."""
+        found = self.evaluate(node, scope)
+        return bool(found) and all(isinstance(symbol, ExternalSymbol) and symbol.name in names for symbol in found)
 
     def lookup(self, name: str, scope: Scope) -> Symbols:
         """What a name may be in a scope."""

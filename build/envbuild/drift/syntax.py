@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Iterator, Sequence
 
 # Fields that hold no node, or one that holds nothing itself: an operator, or whether a name is read or written.
 _NO_NODES = frozenset(
     {"arg", "asname", "attr", "ctx", "id", "kind", "level", "module", "op", "ops", "rest", "type_comment"}
 )
-
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+# Most statements: nothing is below them.
+_SIMPLE = (ast.Expr, ast.Assign, ast.Return, ast.Import, ast.ImportFrom, ast.AnnAssign, ast.AugAssign, ast.Raise)
 
 _FIELDS: dict[type[ast.AST], tuple[str, ...]] = {ast.Constant: ()}
 
@@ -37,3 +40,31 @@ def walk(node: ast.AST) -> list[ast.AST]:
     for item in found:  # it grows
         found += children(item)
     return found
+
+
+def every_statement(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """All statements below, those inside functions and classes too."""
+    waiting = list(statements)[::-1]
+    while waiting:
+        statement = waiting.pop()
+        yield statement
+        for block in blocks_of(statement)[::-1]:
+            waiting += block[::-1]
+
+
+def blocks_of(statement: ast.stmt) -> list[Sequence[ast.stmt]]:
+    """The blocks of a compound statement."""
+    if isinstance(statement, _SIMPLE):
+        return []
+    found = [block for part in ("body", "orelse", "finalbody") if (block := getattr(statement, part, None))]
+    holders = [*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())]
+    return [*found, *(holder.body for holder in holders)]
+
+
+def own_statements(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """All statements below, without those inside functions and classes."""
+    for statement in statements:
+        yield statement
+        if not isinstance(statement, FunctionNode | ast.ClassDef):
+            for block in blocks_of(statement):
+                yield from own_statements(block)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from envbuild.drift.bindings import (
+    IMPORT_ERRORS,
     OPAQUE,
     ClassDefinition,
-    FunctionNode,
     ImportedModule,
     ImportedName,
     Scope,
@@ -22,7 +22,6 @@ from envbuild.drift.classes import Callable, Classes
 from envbuild.drift.conditions import (
     ATTRIBUTE_ERRORS,
     CALL_ERRORS,
-    IMPORT_ERRORS,
     BranchOutcome,
     Conditions,
     catching,
@@ -44,7 +43,7 @@ from envbuild.drift.symbols import (
     Symbol,
     full_name,
 )
-from envbuild.drift.syntax import children, walk
+from envbuild.drift.syntax import FunctionNode, children, walk
 
 # Configuration objects that take a function or class and arguments for it, like functools.partial.
 _DEFERRED = frozenset(

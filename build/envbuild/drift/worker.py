@@ -27,7 +27,7 @@ def find_drift_apart(wheels: Mapping[str, Path], pairs: Sequence[Pair], folder: 
         CheckRefusedError: a wheel cannot be read.
         MachineError: the process was ended from outside.
     """
-    asked = {"wheels": {name: str(path) for name, path in wheels.items()}, "pairs": pairs}
+    request = {"wheels": {name: str(path) for name, path in wheels.items()}, "pairs": pairs}
     with machine_errors(folder):
         # The answer does not come over the pipe: Python's own warnings may be in there.
         answer = Path(tempfile.mkdtemp(dir=folder, prefix="drift.")) / "answer.json"
@@ -35,7 +35,7 @@ def find_drift_apart(wheels: Mapping[str, Path], pairs: Sequence[Pair], folder: 
         [sys.executable, "-m", "envbuild.drift", answer],
         what="compare the sources of components",
         options=ProcessOptions(
-            stdin=json.dumps(asked).encode(),
+            stdin=json.dumps(request).encode(),
             cwd=answer.parent,
             error=MachineError,
             fix="Run again; where memory is short, with fewer other programs.",

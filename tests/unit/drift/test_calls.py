@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from unit.lock.test_drift import drift, kinds
+from unit.drift.test_drift import drift, kinds
 
 OPS = "lib/core/ops.py"
 F = {OPS: "def f(a, b=1, *, c=2, d): ..."}

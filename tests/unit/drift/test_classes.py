@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from unit.lock.test_drift import drift
+from unit.drift.test_drift import drift
 
 OPS = "lib/core/ops.py"
 

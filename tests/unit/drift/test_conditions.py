@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-from unit.lock.test_drift import drift
+from unit.drift.test_drift import drift
 
 from envbuild.drift import Finding, Severity, SourceTree, find_drift
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unit.lock.test_drift import drift
+from unit.drift.test_drift import drift
 
 CORE = {"lib/core/ops.py": "def f(): ..."}
 BAD = "from lib.core.ops import f\n\ndef used():\n    f(x=1)\n"

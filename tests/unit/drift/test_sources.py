@@ -1,9 +1,7 @@
-"""Reading wheels, sdists and directories."""
+"""Reading wheels."""
 
 from __future__ import annotations
 
-import io
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -34,19 +32,10 @@ def wheel(path: Path, files: dict[str, str], metadata: str = METADATA) -> Path:
     return path
 
 
-def sdist(path: Path, files: dict[str, str], metadata: str = METADATA) -> Path:
-    with tarfile.open(path, "w:gz") as archive:
-        for name, text in {**files, "PKG-INFO": metadata}.items():
-            member = tarfile.TarInfo(f"lib_core-1.2/{name}")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
-        folder = tarfile.TarInfo("lib_core-1.2/lib.py")
-        folder.type = tarfile.DIRTYPE
-        archive.addfile(folder)
-    return path
-
-
-def check(tree: SourceTree) -> None:
+@pytest.mark.parametrize("layout", ["", "src/"])
+def test_wheel(tmp_path: Path, layout: str):
+    files = {(layout + name if name.startswith("lib/") else name): text for name, text in FILES.items()}
+    tree = SourceTree.from_wheel(wheel(tmp_path / "a.whl", files))
     assert (tree.name, tree.version, tree.title) == ("lib-core", "1.2", "lib-core 1.2")
     assert set(tree.files) == {"lib/core/__init__.py", "lib/core/ops.py", "setup.py"}
     assert tree.files["lib/core/ops.py"] == b"x = 1"
@@ -55,28 +44,9 @@ def check(tree: SourceTree) -> None:
     assert tree.roots == {"lib.core"}
 
 
-def test_wheel(tmp_path: Path):
-    check(SourceTree.from_wheel(wheel(tmp_path / "a.whl", FILES)))
-
-
 def test_wheel_with_a_data_folder(tmp_path: Path):
     files = {f"lib_core-1.2.data/purelib/{name}": text for name, text in FILES.items()}
     assert "lib/core/ops.py" in SourceTree.from_wheel(wheel(tmp_path / "a.whl", files)).files
-
-
-@pytest.mark.parametrize("layout", ["", "src/"])
-def test_sdist(tmp_path: Path, layout: str):
-    files = {(layout + name if name.startswith("lib/") else name): text for name, text in FILES.items()}
-    check(SourceTree.from_sdist(sdist(tmp_path / "a.tar.gz", files)))
-
-
-def test_directory(tmp_path: Path):
-    for name, text in FILES.items():
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    (tmp_path / "folder.py").mkdir()
-    check(SourceTree.from_directory(tmp_path, "Lib_Core", "1.2"))
 
 
 def test_roots_are_the_outermost_packages_and_modules():
@@ -84,25 +54,12 @@ def test_roots_are_the_outermost_packages_and_modules():
     assert SourceTree("x", "1", files).roots == {"ns.a", "one", "tests"}
 
 
-def test_components_in_several_distributions():
-    first = SourceTree("a", "1", {"lib/x.py": b"1"}, frozenset({"lib.c"}))
-    joined = first.joined_with(SourceTree("b", "2", {"lib/x.py": b"2", "lib/y.py": b""}, frozenset({"lib.d"})))
-    assert (joined.title, joined.files["lib/x.py"], joined.compiled) == ("a 1", b"1", {"lib.c", "lib.d"})
-    assert set(joined.modules) == {"lib.x", "lib.y"}
-
-
 def test_what_is_no_archive_is_refused(tmp_path: Path):
     broken = tmp_path / "broken"
     broken.write_text("no archive")
-    for read in (SourceTree.from_wheel, SourceTree.from_sdist):
-        with pytest.raises(CheckRefusedError, match="broken"):
-            read(broken)
-        with pytest.raises(CheckRefusedError, match="absent"):
-            read(tmp_path / "absent")
-    cut = sdist(tmp_path / "cut.tar.gz", FILES)
-    cut.write_bytes(cut.read_bytes()[:-60])
-    with pytest.raises(CheckRefusedError, match=r"cut\.tar\.gz"):
-        SourceTree.from_sdist(cut)
+    for path in (broken, tmp_path / "absent"):
+        with pytest.raises(CheckRefusedError, match=path.name):
+            SourceTree.from_wheel(path)
 
 
 @pytest.mark.parametrize("metadata", ["", "Name: a\n", "Version: 1\n"])
@@ -111,8 +68,3 @@ def test_an_archive_without_a_name_or_version_is_refused(tmp_path: Path, metadat
         SourceTree.from_wheel(wheel(tmp_path / "a.whl", FILES, metadata))
     assert "name and version" in refused.value.why
     assert refused.value.fix
-
-
-def test_an_empty_directory_is_refused(tmp_path: Path):
-    with pytest.raises(CheckRefusedError):
-        SourceTree.from_directory(tmp_path, "a", "1")

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from unit.lock.test_drift import drift, kinds, provider, tree
+from unit.drift.test_drift import drift, kinds, provider, tree
 
 from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.drift import SourceTree, find_drift, find_drift_apart, worker, write_wheel
