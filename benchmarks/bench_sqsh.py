@@ -26,7 +26,7 @@ from pathlib import Path
 
 from envbuild.image.squashfs.compression import DEFAULT
 from envbuild.image.squashfs.pack import SqshSource, write_sqsh
-from envbuild.oci.write import RunConfig
+from envbuild.oci.models import RunConfig
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer_writer import LayerWriter, walk
 from envbuild.rootfs.unpack import unpack

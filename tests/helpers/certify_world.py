@@ -24,7 +24,8 @@ from envbuild.image.output import OCI_DIR, SQSH_FILE, PlacedImage, image_path
 from envbuild.launch.bwrap import variables_of
 from envbuild.launch.executors import Task
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.oci.write import RunConfig, make_oci, write_layout
+from envbuild.oci.models import RunConfig
+from envbuild.oci.write import make_oci, write_layout
 from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.store import entry_index
 from envbuild.store.local import LocalStore

@@ -14,7 +14,8 @@ import pytest
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import BuildError, CheckRefusedError
 from envbuild.image.squashfs.pack import SqshSource, write_sqsh
-from envbuild.oci.write import RunConfig, make_oci, write_layout
+from envbuild.oci.models import RunConfig
+from envbuild.oci.write import make_oci, write_layout
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer import Layer
 from envbuild.rootfs.layer_writer import LayerWriter, walk

@@ -35,7 +35,8 @@ from envbuild.image.layers.sandbox import builder_paths
 from envbuild.image.record import ImageRecord
 from envbuild.image.scan.cache import scan_built_layer
 from envbuild.lock.locate import find_lock
-from envbuild.oci.write import RunConfig, make_oci, write_layout
+from envbuild.oci.models import RunConfig
+from envbuild.oci.write import make_oci, write_layout
 from envbuild.rootfs.layer import Layer
 from envbuild.rootfs.layer_writer import LayerWriter
 from envbuild.store.local import LocalStore

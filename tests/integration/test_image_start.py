@@ -13,7 +13,7 @@ import pytest
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.squashfs.pack import SqshSource, write_sqsh
-from envbuild.oci.write import RunConfig
+from envbuild.oci.models import RunConfig
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer_writer import LayerWriter
 

@@ -126,9 +126,9 @@ def hold_base(selection: Selection, context: Context, *, refresh: bool) -> Itera
     waiting = f"another envbuild works with base {selection.base_name}: waiting for it"
     if refresh:
         with locks.exclusive(in_use, on_wait=lambda: reporter.note(waiting)):
-            make_base(selection, context.site, store, reporter, refresh=True)
+            make_base(selection, context, refresh=True)
     with locks.shared(in_use, on_wait=lambda: reporter.note(waiting)):
-        yield make_base(selection, context.site, store, reporter)
+        yield make_base(selection, context)
 
 
 def _for_target(selection: Selection, path: Path, *, built: bool) -> BuiltImage:

@@ -12,7 +12,7 @@ from envbuild.image import node_requirements
 from envbuild.image.inputs import PROFILE, ImageParts
 from envbuild.image.layers.sandbox import VENV
 from envbuild.image.variables import base_labels, image_variables, path_front
-from envbuild.oci.write import RunConfig
+from envbuild.oci.models import RunConfig
 from envbuild.rootfs.layer import LayerRecord
 from envbuild.rootfs.layer_writer import EPOCH, LayerWriter
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.catalog.base import Mmdebstrap
@@ -23,9 +23,9 @@ from envbuild.image.scan.cache import CachedScan
 from envbuild.image.squashfs.pack import SqshSource, write_sqsh
 from envbuild.lock.record.cyclonedx import timestamp
 from envbuild.lock.uv.program import uv_version
-from envbuild.oci.write import OciImage, RunConfig, make_oci, write_layout
+from envbuild.oci.models import RunConfig
+from envbuild.oci.write import OciImage, make_oci, write_layout
 from envbuild.rootfs import gzip_writer
-from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer import Layer
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.cache.entry import wanted
@@ -82,15 +82,7 @@ def pack_sqsh(folder: Path, parts: ImageParts, image: WrittenImage, context: Con
     if not parts.inputs.with_sqsh:
         return None
     # The digest of the tar in a layer is not compared: that of the blob is, and both were taken of the same bytes.
-    blobs = [
-        LayerBlob(
-            file=layer.file,
-            digest=layer.record.digest,
-            size_bytes=layer.record.size_bytes,
-            unpacked_bytes=layer.record.unpacked_bytes,
-        )
-        for layer in image.layers
-    ]
+    blobs = [replace(layer.blob, diff_id=None) for layer in image.layers]
     epoch, compression = parts.inputs.lock.lock.source_date_epoch, parts.inputs.packing.compression
     source = SqshSource(layers=blobs, config=image.config, provenance=f"oci:{image.oci.digest}", epoch=epoch)
     with context.reporter.step(f"pack the .sqsh with {compression}"):

@@ -16,7 +16,8 @@ from envbuild.image.output_folder import check_writable, make_readable, refuse_e
 from envbuild.image.record import ImageRecord
 from envbuild.oci.files import FolderFiles
 from envbuild.oci.layout import open_layout
-from envbuild.oci.write import INDEX_FILE, retagged
+from envbuild.oci.models import INDEX_FILE
+from envbuild.oci.write import retagged
 from envbuild.store.entry_index import ALWAYS_READ_BYTES, ENTRY_INDEX_FILE, index_with, mark_changed
 from envbuild.store.record import RECORD_FILE, dump
 
@@ -209,7 +210,7 @@ def verify(image: PlacedImage) -> None:
     if [config, *layers] != stated[1:]:
         raise _not_built(image, "the manifest has other layers than the record")
     try:
-        open_layout(FolderFiles(image.path / OCI_DIR), "", "folder")
+        open_layout(FolderFiles(image.path / OCI_DIR), "")
     except CheckRefusedError as error:
         raise _not_built(image, error.why) from error
     stated += [digest for report in record.reports for digest in (report.manifest_digest, report.digest)]

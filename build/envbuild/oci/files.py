@@ -1,110 +1,196 @@
-"""Where the files of an image lie: in a folder, or in an archive, out of which they are taken when asked for."""
+"""The files of an image: in a folder, or in an archive, out of which they are read when they are wanted."""
 
 from __future__ import annotations
 
-import re
+import contextlib
 import shutil
+import tarfile
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Protocol, cast
 
-from envbuild.core import jsonread
+from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
-from envbuild.oci.opened import not_an_image
+from envbuild.oci.models import DOCUMENT_BYTES, Descriptor, M, Refuse, not_an_image, read
 from envbuild.rootfs.tars import damage_refused, open_archive
 
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-# Manifests and configurations; what is longer is none.
-DOCUMENT_BYTES = 16 << 20
+COPY_BYTES = 1 << 20
 
 
-class ImageFiles(Protocol):
-    """The files of an image by their path below its root."""
+class ImageSource(Protocol):
+    """Whatever has an image. Callers compare what it gives with the digest that they want."""
 
-    source: str
+    @property
+    def name(self) -> str:
+        """What errors call the image."""
 
-    def file(self, path: str, at_most_bytes: int | None = None) -> Path:
-        """A file of this machine. Raises :class:`FileNotFoundError`; CheckRefusedError where it is larger."""
+    def document(self, digest: str, *, manifest: bool) -> bytes:
+        """A manifest, an index or a configuration."""
 
-
-class FolderFiles:
-    """An image's files in a directory."""
-
-    def __init__(self, root: Path) -> None:
-        self.source = str(root)
-        self._root = root
-
-    def file(self, path: str, at_most_bytes: int | None = None) -> Path:
-        found = self._root / path
-        if not found.is_file():
-            raise FileNotFoundError(path)
-        _refuse_larger(self.source, path, found.stat().st_size, at_most_bytes)
-        return found
+    def fetch(self, descriptor: Descriptor, to: Path) -> None:
+        """Write a layer to a file."""
 
 
-class ArchiveFiles:
-    """An image's files in a tar.
+class ImageFiles:
+    """The files of an image by their path below its root.
 
-    Args:
-        scratch: where they are put, under names of our own.
+    Attributes:
+        name: what errors call it.
     """
 
-    def __init__(self, file: Path, scratch: Path) -> None:
-        self.source = str(file)
+    def __init__(self, name: str, refuse: Refuse) -> None:
+        self.name = name
+        self._refuse = refuse
+
+    def refused(self, why: str, fix: str = "") -> CheckRefusedError:
+        """The error for what it holds."""
+        return self._refuse(self.name, why, fix)
+
+    def has(self, path: str) -> bool:
+        """Whether there is such a file."""
+        raise NotImplementedError
+
+    def file(self, path: str) -> Path:
+        """A file of this machine with the content."""
+        raise NotImplementedError
+
+    def copy(self, path: str, to: Path) -> None:
+        """Write the content to another file."""
+        raise NotImplementedError
+
+    def read(self, path: str) -> bytes:
+        """The content of a document."""
+        raise NotImplementedError
+
+    def document(self, digest: str, *, manifest: bool) -> bytes:  # noqa: ARG002 - all are blobs here
+        return self.read(blob_path(digest))
+
+    def fetch(self, descriptor: Descriptor, to: Path) -> None:
+        self.copy(blob_path(descriptor.digest), to)
+
+    def parse(self, path: str, model: type[M]) -> M:
+        """A document as its model."""
+        return read(self.read(path), model, self.name, self._refuse)
+
+    def blob(self, descriptor: Descriptor, model: type[M]) -> M:
+        """A document that has the digest by which it is named."""
+        raw = self.read(path := blob_path(descriptor.digest))
+        self._compare(path, sha256_bytes(raw), descriptor)
+        return read(raw, model, self.name, self._refuse)
+
+    def check(self, descriptor: Descriptor) -> None:
+        """Refuse a blob that has not the digest by which it is named."""
+        path = blob_path(descriptor.digest)
+        self._compare(path, sha256_file(self.file(path)), descriptor)
+
+    def _compare(self, path: str, found: str, descriptor: Descriptor) -> None:
+        if found != descriptor.digest:
+            raise self.refused(f"{path} has the digest {found}.")
+
+    def _missing(self, path: str) -> CheckRefusedError:
+        return self.refused(f"{path} is missing, or is no file.")
+
+    def _refuse_larger(self, path: str, size: int) -> None:
+        if size > DOCUMENT_BYTES:
+            raise self.refused(f"{path} has more than {DOCUMENT_BYTES >> 20} MiB.")
+
+
+class FolderFiles(ImageFiles):
+    """An image's files in a directory."""
+
+    def __init__(self, root: Path, name: str = "", refuse: Refuse = not_an_image) -> None:
+        super().__init__(name or str(root), refuse)
+        self._root = root
+
+    def has(self, path: str) -> bool:
+        return (self._root / path).is_file()
+
+    def file(self, path: str) -> Path:
+        if not self.has(path):
+            raise self._missing(path)
+        return self._root / path
+
+    def copy(self, path: str, to: Path) -> None:
+        file = self.file(path)
+        with machine_errors(to):
+            # No hard link: later changes there must not reach the store.
+            shutil.copyfile(file, to)
+
+    def read(self, path: str) -> bytes:
+        file = self.file(path)
+        with machine_errors(file, "read"):
+            self._refuse_larger(path, file.stat().st_size)
+            return file.read_bytes()
+
+
+class ArchiveFiles(ImageFiles):
+    """An image's files in a tar: an OCI layout, or what ``docker save`` writes.
+
+    Args:
+        scratch: where files are put, under names of our own.
+    """
+
+    def __init__(self, file: Path, scratch: Path, name: str = "", refuse: Refuse = not_an_image) -> None:
+        super().__init__(name or str(file), refuse)
         self._scratch = scratch
-        self._taken: dict[str, Path] = {}
-        with damage_refused(self._refused):
+        self._copies: dict[str, Path] = {}
+        with self._refusing():
             self._tar, self._members = open_archive(file)
 
-    def _refused(self, why: str) -> CheckRefusedError:
-        return not_an_image(self.source, why)
+    def close(self) -> None:
+        """Let go of the file."""
+        self._tar.close()
 
-    def file(self, path: str, at_most_bytes: int | None = None) -> Path:
-        if path not in self._members or not self._members[path].isreg():
-            raise FileNotFoundError(path)
-        _refuse_larger(self.source, path, self._members[path].size, at_most_bytes)
-        if path not in self._taken:
-            target = self._scratch / f"file-{len(self._taken)}"
-            refusing = damage_refused(lambda why: self._refused(f"{path}: {why}"))
-            with machine_errors(target), refusing, target.open("wb") as stream:
-                shutil.copyfileobj(cast("BinaryIO", self._tar.extractfile(self._members[path])), stream)
-            self._taken[path] = target
-        return self._taken[path]
+    def has(self, path: str) -> bool:
+        return self._find(path) is not None
 
+    def file(self, path: str) -> Path:
+        if path not in self._copies:
+            copy = self._scratch / f"file-{len(self._copies)}"
+            self.copy(path, copy)
+            self._copies[path] = copy
+        return self._copies[path]
 
-def _refuse_larger(source: str, path: str, size: int, at_most_bytes: int | None) -> None:
-    if at_most_bytes is not None and size > at_most_bytes:
-        raise not_an_image(source, f"{path} has more than {at_most_bytes >> 20} MiB.")
+    def copy(self, path: str, to: Path) -> None:
+        member = self._member(path)
+        with machine_errors(to), self._refusing(f"{path}: "), to.open("wb") as out:
+            shutil.copyfileobj(cast("tarfile.ExFileObject", self._tar.extractfile(member)), out, COPY_BYTES)
 
+    def read(self, path: str) -> bytes:
+        member = self._member(path)
+        self._refuse_larger(path, member.size)
+        with self._refusing(f"{path}: "):
+            return cast("tarfile.ExFileObject", self._tar.extractfile(member)).read()
 
-def has(place: ImageFiles, path: str) -> bool:
-    """Whether the document is there."""
-    try:
-        place.file(path, DOCUMENT_BYTES)
-    except FileNotFoundError:
-        return False
-    return True
+    def _find(self, path: str) -> tarfile.TarInfo | None:
+        member = self._members.get(path)
+        for _ in range(2):  # docker before 25 writes a layer that it has already as a link to it
+            if member is not None and (member.issym() or member.islnk()):
+                above = path.rpartition("/")[0].split("/") if member.issym() else []
+                path = _joined(above, member.linkname)
+                member = self._members.get(path)
+        return member if member is not None and member.isreg() else None
 
+    def _member(self, path: str) -> tarfile.TarInfo:
+        member = self._find(path)
+        if member is None:
+            raise self._missing(path)
+        return member
 
-def file_of(place: ImageFiles, path: str, at_most_bytes: int | None = None) -> Path:
-    """A file that must be there."""
-    try:
-        return place.file(path, at_most_bytes)
-    except FileNotFoundError as error:
-        raise not_an_image(place.source, f"{path} is missing.") from error
-
-
-def document(place: ImageFiles, path: str) -> Any:
-    """A JSON file."""
-    file = file_of(place, path, DOCUMENT_BYTES)
-    try:
-        return jsonread.loads(file.read_bytes())
-    except ValueError as error:
-        raise not_an_image(place.source, f"{path}: {error}") from error
+    def _refusing(self, prefix: str = "") -> contextlib.AbstractContextManager[None]:
+        return damage_refused(lambda why: self.refused(f"{prefix}{why}"))
 
 
-def blob_path(place: ImageFiles, digest: object) -> str:
-    """Where a blob lies; digests become file names, so their form is looked at."""
-    if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-        raise not_an_image(place.source, f"It names a blob {digest!r}; only sha256 digests are known.")
+def _joined(above: list[str], link: str) -> str:
+    parts = list(above)
+    for part in link.split("/"):
+        if part == "..":
+            parts = parts[:-1]
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/".join(parts)
+
+
+def blob_path(digest: str) -> str:
+    """Where a blob lies in a layout."""
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"

@@ -1,12 +1,15 @@
-"""The documents of an image (OCI image-spec 1.1, docker's image manifest 2.2), read and checked before their use."""
+"""The documents of an image (OCI image-spec 1.1, docker's image manifest 2.2) as types, checked when they are read."""
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from envbuild.catalog.fields import TomlModel
+from envbuild.core import jsonread
+from envbuild.core.digests import Json
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.text import printable
 
@@ -15,7 +18,9 @@ Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 _OCI, _DOCKER = "application/vnd.oci.image.", "application/vnd.docker."
 INDEX_TYPES = (f"{_OCI}index.v1+json", f"{_DOCKER}distribution.manifest.list.v2+json")
-MANIFEST_TYPES = (f"{_OCI}manifest.v1+json", f"{_DOCKER}distribution.manifest.v2+json")
+MANIFEST_TYPE = f"{_OCI}manifest.v1+json"
+MANIFEST_TYPES = (MANIFEST_TYPE, f"{_DOCKER}distribution.manifest.v2+json")
+CONFIG_TYPE = f"{_OCI}config.v1+json"
 # Docker's names for layers, and OCI's for the same bytes, which is what an OCI manifest may hold.
 LAYER_TYPES = {
     f"{_DOCKER}image.rootfs.diff.tar.gzip": f"{_OCI}layer.v1.tar+gzip",
@@ -23,18 +28,48 @@ LAYER_TYPES = {
     f"{_DOCKER}image.rootfs.diff.tar": f"{_OCI}layer.v1.tar",
     **{name: name for name in (f"{_OCI}layer.v1.tar{suffix}" for suffix in ("", "+gzip", "+zstd"))},
 }
-_ELSEWHERE = ("foreign", "nondistributable")
+INDEX_FILE = "index.json"
+REF_NAME = "org.opencontainers.image.ref.name"
+# What programs take for an entry's name: that of OCI, and containerd's.
+TAGS = (REF_NAME, "io.containerd.image.name")
 MOST_LAYERS = 500
-DOCUMENT_BYTES = 8 << 20
+DOCUMENT_BYTES = 16 << 20
+# Programs in Go read keys without regard to case: a document must not mean one thing to them and another here.
+_KEYS = {
+    name.casefold(): name
+    for name in (
+        "schemaVersion", "manifests", "mediaType", "digest", "size", "urls", "annotations", "data", "artifactType",
+        "platform", "subject", "architecture", "os", "os.version", "os.features", "variant",
+    )
+}  # fmt: skip
 
 
 class _Document(BaseModel):
-    """What others wrote: keys that are not known here are theirs."""
+    """What others wrote: keys that are not known here are theirs, and null is as good as no value."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: item for key, item in value.items() if item is not None}
 
-class Platform(_Document):
+
+class _Listed(_Document):
+    """A part of an index, by which programs choose an image."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_look_alikes(cls, value: Any) -> Any:
+        for key in value if isinstance(value, dict) else ():
+            if (known := _KEYS.get(key.casefold(), key)) != key:
+                raise ValueError(f"it has a key {key!r}, which other programs read as {known!r}")
+        return value
+
+
+class Platform(_Listed):
     """What an image runs on."""
 
     os: str = ""
@@ -49,37 +84,112 @@ class Platform(_Document):
         return f"{self.os}/{self.architecture}" == platform and self.variant in ("", "v8")
 
 
-class Descriptor(_Document):
-    """What a document says of another one, or of a layer."""
+class Descriptor(_Listed):
+    """What a document states about another one, or about a layer."""
 
     media_type: str = Field(default="", alias="mediaType")
     digest: Digest
-    size_bytes: int = Field(alias="size", ge=0)
+    size_bytes: int = Field(alias="size", ge=0, strict=True)
     platform: Platform | None = None
+    artifact_type: str = Field(default="", alias="artifactType")
     annotations: dict[str, str] = Field(default_factory=dict)
 
+    @property
+    def tags(self) -> list[str]:
+        return list(dict.fromkeys(self.annotations[name] for name in TAGS if name in self.annotations))
 
-class Index(_Document):
+
+class Index(_Listed):
     """Images for several platforms; or the images of a layout."""
 
-    media_type: str = Field(default="", alias="mediaType")
     manifests: tuple[Descriptor, ...]
 
 
 class Manifest(_Document):
-    """An image: its configuration and its layers, lowest first."""
+    """An image: its configuration and its layers, lowest first; or a report about one (``subject``)."""
 
-    media_type: str = Field(default="", alias="mediaType")
+    artifact_type: str = Field(default="", alias="artifactType")
     config: Descriptor
-    layers: tuple[Descriptor, ...] = Field(min_length=1, max_length=MOST_LAYERS)
+    layers: tuple[Descriptor, ...] = Field(max_length=MOST_LAYERS)
+    subject: Descriptor | None = None
+
+
+class RunConfig(_Document):
+    """How a container of an image starts: what docker, enroot and Kubernetes read (``config`` of a configuration)."""
+
+    environment: tuple[str, ...] = Field(default=(), validation_alias="Env")
+    entrypoint: tuple[str, ...] = Field(default=(), validation_alias="Entrypoint")
+    command: tuple[str, ...] = Field(default=(), validation_alias="Cmd")
+    workdir: str = Field(default="", validation_alias="WorkingDir")
+    labels: tuple[tuple[str, str], ...] = Field(default=(), validation_alias="Labels")
+    volumes: tuple[str, ...] = Field(default=(), validation_alias="Volumes")
+    user: str = Field(default="", validation_alias="User")
+    ports: tuple[str, ...] = Field(default=(), validation_alias="ExposedPorts")
+    stop_signal: str = Field(default="", validation_alias="StopSignal")
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _pairs(cls, value: Any) -> Any:
+        return tuple(value.items()) if isinstance(value, dict) else value
+
+    @field_validator("volumes", "ports", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return tuple(sorted(value)) if isinstance(value, dict) else value
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment by name."""
+        return {name: value for name, _, value in (entry.partition("=") for entry in self.environment)}
+
+    def as_json(self) -> dict[str, Json]:
+        """The object under ``config`` of an image's configuration; what is empty is left out."""
+        values: dict[str, Json] = {
+            "Env": self.environment,
+            "Entrypoint": self.entrypoint,
+            "Cmd": self.command,
+            "WorkingDir": self.workdir,
+            "Labels": dict(sorted(self.labels)),
+            "Volumes": {path: {} for path in sorted(self.volumes)},
+            "User": self.user,
+            "ExposedPorts": {port: {} for port in sorted(self.ports)},
+            "StopSignal": self.stop_signal,
+        }
+        return {key: value for key, value in values.items() if value}
 
 
 class _Rootfs(_Document):
-    diff_ids: tuple[Digest, ...]
+    diff_ids: tuple[str, ...]
+
+
+class _Step(_Document):
+    created_by: str = ""
+    empty_layer: bool = False
+
+
+class Configuration(_Document):
+    """An image's configuration."""
+
+    os: str = ""
+    architecture: str = ""
+    variant: str = ""
+    created: str | None = None
+    rootfs: _Rootfs = _Rootfs(diff_ids=())
+    run: RunConfig = Field(default=RunConfig(), validation_alias="config")
+    history: tuple[_Step, ...] = ()
+
+    @property
+    def platform(self) -> Platform:
+        return Platform(os=self.os, architecture=self.architecture, variant=self.variant)
+
+    def layer_name(self, position: int) -> str:
+        """What the history states about a layer."""
+        names = [step.created_by for step in self.history if not step.empty_layer]
+        return names[position] if position < len(names) else ""
 
 
 class BaseConfig(TomlModel):
-    """What a base that is an image says about its containers."""
+    """What a base that is an image states about its containers, as records keep it."""
 
     environment: dict[str, str] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
@@ -91,119 +201,40 @@ class BaseConfig(TomlModel):
     entrypoint: tuple[str, ...] = Field(default=(), description="not carried into images")
 
 
-class _Start(_Document):
-    environment: tuple[str, ...] | None = Field(default=None, alias="Env")
-    labels: dict[str, str] | None = Field(default=None, alias="Labels")
-    user: str | None = Field(default=None, alias="User")
-    workdir: str | None = Field(default=None, alias="WorkingDir")
-    volumes: dict[str, object] | None = Field(default=None, alias="Volumes")
-    ports: dict[str, object] | None = Field(default=None, alias="ExposedPorts")
-    stop_signal: str | None = Field(default=None, alias="StopSignal")
-    entrypoint: tuple[str, ...] | None = Field(default=None, alias="Entrypoint")
+# Makes the error for a source that is refused: of its name, why, and how to go on.
+Refuse = Callable[[str, str, str], CheckRefusedError]
 
 
-class Configuration(_Document):
-    """An image's configuration."""
-
-    os: str = ""
-    architecture: str = ""
-    variant: str = ""
-    rootfs: _Rootfs
-    start: _Start | None = Field(default=None, alias="config")
-
-    @property
-    def platform(self) -> Platform:
-        return Platform(os=self.os, architecture=self.architecture, variant=self.variant)
+def refused_as_base(name: str, why: str, fix: str = "") -> CheckRefusedError:
+    """The error for an image that no base can be made of."""
+    fix = fix or "Use another image, or write it anew with a tool that keeps to the OCI image specification (skopeo)."
+    return CheckRefusedError(f"{name} is refused as a base", why=printable(why), fix=fix)
 
 
-def read(raw: bytes, model: type[M], name: str) -> M:
+def not_an_image(name: str, why: str, fix: str = "") -> CheckRefusedError:
+    """The error for what cannot be read as an image."""
+    fix = fix or (
+        "Name a folder of out/images, an OCI layout (FOLDER or FOLDER:TAG), an archive of `docker save` or "
+        "`skopeo copy`, or a .sqsh file. If it is one, it is damaged: copy or build it again."
+    )
+    # It may name what the image holds; what a tool printed has several lines.
+    return CheckRefusedError(
+        f"{name} is no image that can be read", why="\n".join(map(printable, why.split("\n"))), fix=fix
+    )
+
+
+def read(raw: bytes, model: type[M], name: str, refuse: Refuse = refused_as_base) -> M:
     """A document as its model.
 
     Raises:
         CheckRefusedError: it is not what it should be.
     """
+    what = model.__name__.lower()
     try:
-        return model.model_validate_json(raw)
+        return model.model_validate(jsonread.loads(raw))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise refused(name, f"Its {model.__name__.lower()} cannot be read: {place}: {first['msg']}.") from error
-
-
-def refused(name: str, why: str, fix: str = "") -> CheckRefusedError:
-    """The error for an image that no base can be."""
-    fix = fix or "Use another image, or write it anew with a tool that keeps to the OCI image specification (skopeo)."
-    return CheckRefusedError(f"{name} is refused as a base", why=printable(why), fix=fix)
-
-
-def choose(index: Index, platform: str, name: str) -> Descriptor:
-    """The image for a platform.
-
-    Raises:
-        CheckRefusedError: there is none.
-    """
-    for entry in index.manifests:
-        if entry.platform is not None and entry.platform.is_for(platform):
-            return entry
-    known = sorted({str(entry.platform) for entry in index.manifests if entry.platform and entry.platform.os})
-    raise refused(
-        name,
-        f"The base is for {platform}; the image is for {', '.join(known) or 'no platform that it names'}.",
-        "Correct the base's platform, or choose an image that is made for it.",
-    )
-
-
-def check_layers(manifest: Manifest, configuration: Configuration, platform: str, name: str) -> None:
-    """Refuse an image for another platform, and layers that cannot be taken.
-
-    Raises:
-        CheckRefusedError: says which and why.
-    """
-    if not configuration.platform.is_for(platform):
-        raise refused(
-            name,
-            f"The base is for {platform}; the image is for {configuration.platform}.",
-            "Correct the base's platform, or choose an image that is made for it.",
-        )
-    for layer in manifest.layers:
-        if any(f".{word}." in layer.media_type for word in _ELSEWHERE):
-            raise refused(
-                name,
-                f"Its layer {layer.digest} is a foreign one ({layer.media_type}): no registry holds it, and its "
-                "licence forbids to hand it on, as every image on this base would.",
-                "Use an image whose layers are all its registry's own.",
-            )
-        if layer.media_type not in LAYER_TYPES:
-            raise refused(name, f"Its layer {layer.digest} is of the unknown type {layer.media_type!r}.")
-    count = len(configuration.rootfs.diff_ids)
-    if count != len(manifest.layers):
-        raise refused(name, f"Its manifest has {len(manifest.layers)} layers, and its configuration {count}.")
-
-
-def base_config(configuration: Configuration, name: str) -> BaseConfig:
-    """How containers of an image start.
-
-    Raises:
-        CheckRefusedError: a variable cannot be written into the files that containers read.
-    """
-    start = configuration.start or _Start()
-    environment = {}
-    for entry in start.environment or ():
-        variable, equals, value = entry.partition("=")
-        # enroot's /etc/environment has a variable a line.
-        if not equals or not variable or any(character in entry for character in "\n\r\0"):
-            raise refused(name, f"Its variable {variable[:80]!r} has no value, no name, or a line break in it.")
-        environment[variable] = value
-    for word in (start.workdir or "", start.user or "", *(start.volumes or {}), *(start.ports or {})):
-        if any(character in word for character in "\n\r\0"):
-            raise refused(name, f"Its configuration has a line break in {word[:80]!r}.")
-    return BaseConfig(
-        environment=environment,
-        labels=start.labels or {},
-        user=start.user or "",
-        workdir=start.workdir or "",
-        volumes=tuple(sorted(start.volumes or {})),
-        ports=tuple(sorted(start.ports or {})),
-        stop_signal=start.stop_signal or "",
-        entrypoint=start.entrypoint or (),
-    )
+        raise refuse(name, f"Its {what} cannot be read: {place}: {first['msg']}.", "") from error
+    except ValueError as error:
+        raise refuse(name, f"Its {what} cannot be read: {error}", "") from error

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.catalog.models import TomlModel
 from envbuild.core import jsonread
 from envbuild.core.digests import sha256_bytes, short
 from envbuild.core.files import link_or_copy, write_atomic
-from envbuild.core.progress import Reporter
+from envbuild.oci.files import ImageSource
 from envbuild.oci.models import (
     LAYER_TYPES,
     BaseConfig,
@@ -20,31 +16,17 @@ from envbuild.oci.models import (
     Descriptor,
     Index,
     Manifest,
-    base_config,
-    check_layers,
-    choose,
     read,
-    refused,
+    refused_as_base,
 )
-from envbuild.oci.sources import ImageSource
-from envbuild.rootfs import members
-from envbuild.rootfs.blobs import LayerBlob, check_media_type, open_blob
+from envbuild.rootfs.blobs import LayerBlob, check_media_type
 from envbuild.rootfs.layer import Layer, LayerRecord
-from envbuild.rootfs.members import Refusal
-from envbuild.rootfs.tar_reader import read_tar
+from envbuild.rootfs.single_layer import LayerContent, content_of
 from envbuild.store.local import LocalStore
 from envbuild.store.record import RECORD_FILE, dump, load
 
 KIND = "base-layers"
 BLOB = "layer"
-
-
-class LayerContent(TomlModel):
-    """What is in a layer's file."""
-
-    diff_id: str
-    unpacked_bytes: int
-    entries: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +72,7 @@ def _is_index(raw: bytes) -> bool:
 def _document(source: ImageSource, digest: str, *, manifest: bool) -> bytes:
     raw = source.document(digest, manifest=manifest)
     if sha256_bytes(raw) != digest:
-        raise refused(
+        raise refused_as_base(
             source.name,
             f"What is there as {digest} has the digest {sha256_bytes(raw)}.",
             "It was damaged or replaced there: get it from where it was made.",
@@ -98,9 +80,82 @@ def _document(source: ImageSource, digest: str, *, manifest: bool) -> bytes:
     return raw
 
 
-def keep_layers(
-    source: ImageSource, image: FoundImage, store: LocalStore, into: Path, reporter: Reporter
-) -> list[Layer]:
+def choose(index: Index, platform: str, name: str) -> Descriptor:
+    """The image for a platform.
+
+    Raises:
+        CheckRefusedError: there is none.
+    """
+    for entry in index.manifests:
+        if entry.platform is not None and entry.platform.is_for(platform):
+            return entry
+    known = sorted({str(entry.platform) for entry in index.manifests if entry.platform and entry.platform.os})
+    raise refused_as_base(
+        name,
+        f"The base is for {platform}; the image is for {', '.join(known) or 'no platform that it names'}.",
+        "Correct the base's platform, or choose an image that is made for it.",
+    )
+
+
+def check_layers(manifest: Manifest, configuration: Configuration, platform: str, name: str) -> None:
+    """Refuse an image for another platform, and layers that cannot be taken.
+
+    Raises:
+        CheckRefusedError: says which and why.
+    """
+    if not configuration.platform.is_for(platform):
+        raise refused_as_base(
+            name,
+            f"The base is for {platform}; the image is for {configuration.platform}.",
+            "Correct the base's platform, or choose an image that is made for it.",
+        )
+    for layer in manifest.layers:
+        if any(f".{word}." in layer.media_type for word in ("foreign", "nondistributable")):
+            raise refused_as_base(
+                name,
+                f"Its layer {layer.digest} is a foreign one ({layer.media_type}): no registry holds it, and its "
+                "licence forbids to hand it on, as every image on this base would.",
+                "Use an image whose layers are all its registry's own.",
+            )
+        if layer.media_type not in LAYER_TYPES:
+            raise refused_as_base(name, f"Its layer {layer.digest} is of the unknown type {layer.media_type!r}.")
+    count = len(configuration.rootfs.diff_ids)
+    if not count:
+        raise refused_as_base(name, "It has no layers.")
+    if count != len(manifest.layers):
+        raise refused_as_base(name, f"Its manifest has {len(manifest.layers)} layers, and its configuration {count}.")
+
+
+def base_config(configuration: Configuration, name: str) -> BaseConfig:
+    """How containers of an image start.
+
+    Raises:
+        CheckRefusedError: a variable cannot be written into the files that containers read.
+    """
+    run = configuration.run
+    environment = {}
+    for entry in run.environment:
+        variable, equals, value = entry.partition("=")
+        # enroot's /etc/environment has a variable a line.
+        if not equals or not variable or any(character in entry for character in "\n\r\0"):
+            raise refused_as_base(name, f"Its variable {variable[:80]!r} has no value, no name, or a line break in it.")
+        environment[variable] = value
+    for word in (run.workdir, run.user, *run.volumes, *run.ports):
+        if any(character in word for character in "\n\r\0"):
+            raise refused_as_base(name, f"Its configuration has a line break in {word[:80]!r}.")
+    return BaseConfig(
+        environment=environment,
+        labels=dict(run.labels),
+        user=run.user,
+        workdir=run.workdir,
+        volumes=run.volumes,
+        ports=run.ports,
+        stop_signal=run.stop_signal,
+        entrypoint=run.entrypoint,
+    )
+
+
+def keep_layers(source: ImageSource, image: FoundImage, store: LocalStore, into: Path) -> list[Layer]:
     """The layers of an image in ``into``, hard links into the store where it has them once for all bases.
 
     Raises:
@@ -110,10 +165,10 @@ def keep_layers(
     kept = []
     for number, (descriptor, diff_id) in enumerate(image.layers, 1):
         title = f"layer {number} of {len(image.layers)}, {short(descriptor.digest)}, {descriptor.size_bytes} bytes"
-        with reporter.step(title):
+        with store.reporter.step(title):
             file, content = _keep(source, descriptor, store)
         if content.diff_id != diff_id:
-            raise refused(
+            raise refused_as_base(
                 image.name,
                 f"The tar in its layer {descriptor.digest} is {content.diff_id}; its configuration states {diff_id}.",
             )
@@ -136,7 +191,7 @@ def _keep(source: ImageSource, descriptor: Descriptor, store: LocalStore) -> tup
     def fetch(folder: Path) -> None:
         file = folder / BLOB
         source.fetch(descriptor, file)
-        write_atomic(folder / RECORD_FILE, dump(content_of(file, descriptor)))
+        write_atomic(folder / RECORD_FILE, dump(content_of(_blob(file, descriptor))))
 
     entry = store.get_or_build(KIND, descriptor.digest, fetch)
     # Kept by its digest: another image may have it under another media type.
@@ -148,36 +203,3 @@ def _blob(file: Path, descriptor: Descriptor) -> LayerBlob:
     return LayerBlob(
         file=file, digest=descriptor.digest, size_bytes=descriptor.size_bytes, media_type=descriptor.media_type
     )
-
-
-def content_of(file: Path, descriptor: Descriptor | None = None, called: str = "") -> LayerContent:
-    """Read a layer whole: its members are well-formed, and its size, digest and packing are those that are stated.
-
-    Args:
-        called: what errors call it, where it has no descriptor.
-
-    Raises:
-        CheckRefusedError: they are not.
-    """
-    blob = _blob(file, descriptor) if descriptor else LayerBlob(file=file, called=called)
-    plain, count = hashlib.sha256(), 0
-
-    def seen() -> Iterator[bytes]:
-        nonlocal count
-        with contextlib.closing(open_blob(blob)) as pieces:
-            for piece in pieces:
-                plain.update(piece)
-                count += len(piece)
-                yield piece
-
-    entries, pieces = 0, seen()
-    try:
-        for _ in read_tar(pieces, blob.limit_bytes):
-            entries += 1
-    except Refusal as refusal:
-        for _ in pieces:
-            pass  # if it is not the one that was asked for, that is the error
-        raise members.refused(blob.title, refusal) from refusal
-    for _ in pieces:
-        pass  # the digests are compared at the end
-    return LayerContent(diff_id=f"sha256:{plain.hexdigest()}", unpacked_bytes=count, entries=entries)

@@ -3,49 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 from envbuild.core.digests import Json, canonical_json, sha256_bytes
 from envbuild.core.files import link_or_copy, write_atomic
+from envbuild.oci.models import CONFIG_TYPE, INDEX_FILE, MANIFEST_TYPE, REF_NAME, RunConfig
 from envbuild.rootfs.layer import Layer, LayerRecord
-
-MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
-CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
-INDEX_FILE = "index.json"
-REF_NAME = "org.opencontainers.image.ref.name"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """How a container of an image starts: what docker, enroot and Kubernetes read."""
-
-    environment: tuple[str, ...] = ()
-    entrypoint: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-    workdir: str = ""
-    labels: tuple[tuple[str, str], ...] = ()
-    volumes: tuple[str, ...] = ()
-    user: str = ""
-    ports: tuple[str, ...] = ()
-    stop_signal: str = ""
-
-    def as_json(self) -> dict[str, Json]:
-        """The object under ``config`` of an image's configuration; what is empty is left out."""
-        values: dict[str, Json] = {
-            "Env": self.environment,
-            "Entrypoint": self.entrypoint,
-            "Cmd": self.command,
-            "WorkingDir": self.workdir,
-            "Labels": dict(sorted(self.labels)),
-            "Volumes": {path: {} for path in sorted(self.volumes)},
-            "User": self.user,
-            "ExposedPorts": {port: {} for port in sorted(self.ports)},
-            "StopSignal": self.stop_signal,
-        }
-        return {key: value for key, value in values.items() if value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,22 +43,17 @@ def make_oci(run_config: RunConfig, platform: str, layers: Sequence[LayerRecord]
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
         "history": [{"created": created, "created_by": f"envbuild: {layer.name}"} for layer in layers],
     }
-    annotations = {"org.opencontainers.image.created": created, **dict(run_config.labels)}
-    return with_manifest(canonical_json(config), layers, annotations)
-
-
-def with_manifest(config: bytes, layers: Sequence[LayerRecord], annotations: Mapping[str, str]) -> OciImage:
-    """The image of a configuration, which stays as it is, and of its layers (lowest first)."""
+    raw = canonical_json(config)
     manifest: dict[str, Json] = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
-        "config": {"mediaType": CONFIG_TYPE, "digest": sha256_bytes(config), "size": len(config)},
+        "config": {"mediaType": CONFIG_TYPE, "digest": sha256_bytes(raw), "size": len(raw)},
         "layers": [
             {"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size_bytes} for layer in layers
         ],
-        "annotations": dict(annotations),
+        "annotations": {"org.opencontainers.image.created": created, **dict(run_config.labels)},
     }
-    return OciImage(config=config, manifest=canonical_json(manifest))
+    return OciImage(config=raw, manifest=canonical_json(manifest))
 
 
 def write_layout(folder: Path, image: OciImage, layers: Sequence[Layer], tag: str) -> None:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 
+from envbuild.catalog.fields import TomlModel
 from envbuild.rootfs.blobs import LayerBlob, open_blob
 from envbuild.rootfs.members import Member, Refusal, refused
 from envbuild.rootfs.stream import Content
 from envbuild.rootfs.tar_reader import read_tar
+
+
+class LayerContent(TomlModel):
+    """What is in a layer's file."""
+
+    diff_id: str
+    unpacked_bytes: int
+    entries: int
 
 
 def members_of(blob: LayerBlob) -> Iterator[tuple[Member, Content | None]]:
@@ -23,9 +33,33 @@ def members_of(blob: LayerBlob) -> Iterator[tuple[Member, Content | None]]:
             yield member, content and content.guarded(_refusing(blob))
 
 
+def content_of(blob: LayerBlob) -> LayerContent:
+    """Read a layer whole: its members are well-formed, and its size, digest and packing are those that are stated.
+
+    Raises:
+        CheckRefusedError: they are not.
+    """
+    plain, count, entries = hashlib.sha256(), 0, 0
+
+    def counted(pieces: Iterator[bytes]) -> Iterator[bytes]:
+        nonlocal count
+        for piece in pieces:
+            plain.update(piece)
+            count += len(piece)
+            yield piece
+
+    with contextlib.closing(open_blob(blob)) as pieces, _refusing(blob, pieces):
+        for _ in read_tar(counted(pieces), blob.limit_bytes):
+            entries += 1
+    return LayerContent(diff_id=f"sha256:{plain.hexdigest()}", unpacked_bytes=count, entries=entries)
+
+
 @contextlib.contextmanager
-def _refusing(blob: LayerBlob) -> Iterator[None]:
+def _refusing(blob: LayerBlob, pieces: Iterable[bytes] = ()) -> Iterator[None]:
+    """Make errors of refusals: that a blob is damaged or another one, before what it seems to hold."""
     try:
         yield
     except Refusal as refusal:
+        for _ in pieces:
+            pass
         raise refused(blob.title, refusal) from refusal

@@ -20,15 +20,18 @@ from helpers.stores import PASSWORD, USER, docker_registry, write_docker_config
 
 from envbuild.catalog.base import OciLayout, RegistryImage, Tar
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
+from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Base
+from envbuild.catalog.site import load_site
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError
 from envbuild.core.progress import SilentReporter
 from envbuild.image.base.facts import check
 from envbuild.image.base.imported import ImportedBase, resolve, take
-from envbuild.oci.sources import RegistrySource
-from envbuild.oci.write import RunConfig, make_oci, write_layout
+from envbuild.oci.models import RunConfig
+from envbuild.oci.registry import RegistrySource
+from envbuild.oci.write import make_oci, write_layout
 from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.rootfs.layer_writer import LayerWriter
 from envbuild.store.local import LocalStore
@@ -95,7 +98,8 @@ class Taker:
     def __call__(self, base: Base) -> ImportedBase:
         folder = self.root / f"taken-{len(list(self.root.glob('taken-*')))}"
         folder.mkdir()
-        return take(folder, base, "it", self.root, None, self.store, SilentReporter())
+        context = Context(store=self.store, site=load_site({"HOME": str(self.root)}), reporter=SilentReporter())
+        return take(folder, base, "it", self.root, context)
 
     def resolved(self, base: Base) -> Base:
         digest = resolve(base, "it", self.root, None)

@@ -15,7 +15,8 @@ from envbuild.certify.certificate.verify import About, verify
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, ConfigurationError
 from envbuild.image.sbom.cyclonedx import MEDIA_TYPE as CYCLONEDX
-from envbuild.oci.write import REF_NAME, RunConfig, make_oci, write_layout
+from envbuild.oci.models import REF_NAME, RunConfig
+from envbuild.oci.write import make_oci, write_layout
 from envbuild.rootfs.layer import Layer
 
 

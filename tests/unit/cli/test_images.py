@@ -7,7 +7,8 @@ from helpers.layer_tars import file, layer
 
 from envbuild.cli.main import run
 from envbuild.core.digests import sha256_file
-from envbuild.oci.write import RunConfig, make_oci, write_layout
+from envbuild.oci.models import RunConfig
+from envbuild.oci.write import make_oci, write_layout
 from envbuild.rootfs.layer import Layer, LayerRecord
 
 

@@ -11,7 +11,8 @@ from unit.image.test_record import RECORD
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
 from envbuild.image.output import check_place, find_image, place, verify
-from envbuild.oci.write import RunConfig, make_oci, write_layout
+from envbuild.oci.models import RunConfig
+from envbuild.oci.write import make_oci, write_layout
 from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.store import entry_index
 from envbuild.store.record import RECORD_FILE, dump

@@ -8,7 +8,8 @@ from helpers.layer_tars import file, tar_of
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.oci.archive import docker_archive, rootfs
-from envbuild.oci.sources import choose_tagged
+from envbuild.oci.files import FolderFiles
+from envbuild.oci.index import only_digest
 
 PLATFORM = "linux/amd64"
 HALF = tar_of([file("a", bytes(5000))])[:3000]
@@ -60,6 +61,7 @@ def test_an_archive_without_images_says_so(tmp_path, staging, tag):
     with pytest.raises(CheckRefusedError) as caught:
         docker_archive(saved(tmp_path, []), tag, PLATFORM, staging)
     assert caught.value.why == "Its manifest.json lists no image."
+    (tmp_path / "index.json").write_text('{"manifests": []}')
     with pytest.raises(CheckRefusedError) as caught:
-        choose_tagged(b'{"manifests": []}', tag, "the layout x")
+        only_digest(FolderFiles(tmp_path), tag)
     assert caught.value.why == "Its index.json lists no image."

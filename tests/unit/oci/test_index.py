@@ -10,7 +10,8 @@ from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.inspect.open import open_image
 from envbuild.image.sbom.referrers import Attachment, attach
-from envbuild.oci.write import MANIFEST_TYPE, REF_NAME, RunConfig, make_oci, write_layout
+from envbuild.oci.models import MANIFEST_TYPE, REF_NAME, RunConfig
+from envbuild.oci.write import make_oci, write_layout
 from envbuild.rootfs.layer import Layer, LayerRecord
 
 SBOM = "application/vnd.cyclonedx+json"
@@ -86,7 +87,7 @@ def untagged(entry):
 def test_image_with_its_reports(opened, layout, tag):
     image = opened(tag)
     assert image.digest == layout.digest
-    assert [report["artifact_type"] for report in image.reports] == [SBOM, "application/vnd.in-toto+json"]
+    assert [report.artifact_type for report in image.reports] == [SBOM, "application/vnd.in-toto+json"]
 
 
 def tag_at_another_image(layout, entry):
@@ -220,7 +221,7 @@ def test_entry_of_another_form_is_told(opened, layout, entry):
     layout.write([*layout.entries, entry])
     with pytest.raises(CheckRefusedError) as caught:
         opened()
-    assert "is no object" in caught.value.why
+    assert "Its index cannot be read: manifests.3" in caught.value.why
 
 
 def test_every_blob_of_a_report_is_read(opened, layout):

@@ -6,9 +6,10 @@ from helpers.layer_tars import file, layer
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
+from envbuild.oci.files import FolderFiles
 from envbuild.oci.models import LAYER_TYPES, BaseConfig, Descriptor
-from envbuild.oci.pull import FoundImage, content_of, find_image, keep_layers
-from envbuild.oci.sources import LayoutSource
+from envbuild.oci.pull import FoundImage, find_image, keep_layers
+from envbuild.rootfs.single_layer import content_of
 from envbuild.store.local import LocalStore
 
 
@@ -17,7 +18,7 @@ def keep(tmp_path):
     """Keeps the one layer of a layout, under a media type."""
     blob = layer(tmp_path, file("etc/x", b"content"))
     digest, size = sha256_file(blob.file), blob.file.stat().st_size
-    diff_id = content_of(blob.file).diff_id
+    diff_id = content_of(blob).diff_id
     blobs = tmp_path / "layout/blobs/sha256"
     blobs.mkdir(parents=True)
     blob.file.rename(blobs / digest.removeprefix("sha256:"))
@@ -28,7 +29,7 @@ def keep(tmp_path):
         image = FoundImage(name="x", digest="", config=BaseConfig(), layers=((descriptor, diff_id),))
         into = tmp_path / name
         into.mkdir()
-        return keep_layers(LayoutSource(tmp_path / "layout"), image, store, into, SilentReporter())
+        return keep_layers(FolderFiles(tmp_path / "layout"), image, store, into)
 
     return run
 
@@ -40,7 +41,7 @@ def test_a_manifest_that_is_nested_too_deeply_is_refused(tmp_path, opening):
     (tmp_path / "blobs/sha256").mkdir(parents=True)
     (tmp_path / "blobs/sha256" / digest.removeprefix("sha256:")).write_bytes(raw)
     with pytest.raises(CheckRefusedError, match="is refused as a base"):
-        find_image(LayoutSource(tmp_path), digest, "linux/amd64")
+        find_image(FolderFiles(tmp_path), digest, "linux/amd64")
 
 
 def test_a_media_type_that_is_not_the_layers_is_refused_whether_or_not_it_is_kept(keep):

@@ -3,7 +3,8 @@
 import hashlib
 import json
 
-from envbuild.oci.write import RunConfig, make_oci, write_layout
+from envbuild.oci.models import RunConfig
+from envbuild.oci.write import make_oci, write_layout
 from envbuild.rootfs.layer import Layer, LayerRecord
 
 CONFIG = RunConfig(

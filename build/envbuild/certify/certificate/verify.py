@@ -32,7 +32,7 @@ from envbuild.image.output import OCI_DIR, SQSH_FILE
 from envbuild.lock.lockfile import read_lock
 from envbuild.oci.files import FolderFiles
 from envbuild.oci.layout import open_layout
-from envbuild.oci.write import INDEX_FILE
+from envbuild.oci.models import INDEX_FILE
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _image_digests(named: Path) -> dict[str, str]:
 
 def _layout_digest(path: Path, tag: str) -> str:
     """The manifest's digest, after every blob was held to its own; CheckRefusedError where one differs."""
-    image = open_layout(FolderFiles(path), tag, "layout")
+    image = open_layout(FolderFiles(path), tag)
     for layer in image.layers:
         if layer.check:
             layer.check()

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from envbuild.catalog.base import Mmdebstrap
 from envbuild.catalog.catalog import Selection, definition_digest
+from envbuild.catalog.context import Context
 from envbuild.catalog.models import Base
-from envbuild.catalog.site import Site
 from envbuild.core import sandbox
 from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, write_atomic
-from envbuild.core.progress import Reporter
 from envbuild.image.base import facts, imported, mmdebstrap, subids
 from envbuild.image.record import BaseRecord
 from envbuild.oci.models import BaseConfig
@@ -107,9 +106,7 @@ def check_tools(base: Base, name: str, *, made_anew: bool) -> None:
     sandbox.probe()
 
 
-def make_base(
-    selection: Selection, site: Site, store: LocalStore, reporter: Reporter, *, refresh: bool = False
-) -> StoredBase:
+def make_base(selection: Selection, context: Context, *, refresh: bool = False) -> StoredBase:
     """The base of ``selection``; made when it is not in the store, or when ``refresh`` asks for it anew.
 
     Raises:
@@ -118,12 +115,12 @@ def make_base(
         CheckRefusedError: it is not what its digest or its file says.
         BuildError: mmdebstrap failed.
     """
-    base, name = selection.base, selection.base_name
-    base.refuse_unresolved(name)
-    key = base_key(base)
+    selection.base.refuse_unresolved(selection.base_name)
+    key = base_key(selection.base)
+    store = context.store
 
     def build(folder: Path) -> None:
-        _build(folder, selection, site, store, reporter)
+        _build(folder, selection, context)
 
     entry = store.rebuild(KIND, key, build) if refresh else store.get_or_build(KIND, key, build)
     return _read(entry.path, built=entry.built)
@@ -133,21 +130,21 @@ def _read(path: Path, *, built: bool) -> StoredBase:
     return StoredBase(path=path, record=load(path / RECORD_FILE, BaseRecord), built=built)
 
 
-def _build(folder: Path, selection: Selection, site: Site, store: LocalStore, reporter: Reporter) -> None:
+def _build(folder: Path, selection: Selection, context: Context) -> None:
     base, name = selection.base, selection.base_name
     rootfs = folder / ROOTFS
     config, image, digest = BaseConfig(), "", ""
     if isinstance(base.obtain, Mmdebstrap):
-        log = store.root / "logs" / f"base-{name}-{short(base_key(base))}.log"
+        log = context.store.root / "logs" / f"base-{name}-{short(base_key(base))}.log"
         log.unlink(missing_ok=True)
-        layers = [mmdebstrap.build(folder, base, name, site.apt_mirror, log, reporter)]
+        layers = [mmdebstrap.build(folder, base, name, context.site.apt_mirror, log, context.reporter)]
         made_by = mmdebstrap.mmdebstrap_version()
     else:
         root = selection.catalog.path("bases", name).parents[2]
-        taken = imported.take(folder, base, name, root, site.ca_bundle, store, reporter)
+        taken = imported.take(folder, base, name, root, context)
         layers, config, image, digest, made_by = taken.layers, taken.config, taken.name, taken.digest, taken.made_by
         rootfs.mkdir()
-        with reporter.step(f"unpack base {name}"):
+        with context.reporter.step(f"unpack base {name}"):
             unpack([layer.blob for layer in layers], rootfs)
     for layer in layers:
         place = layer_file(folder, layer.record)
@@ -155,7 +152,7 @@ def _build(folder: Path, selection: Selection, site: Site, store: LocalStore, re
         layer.file.replace(place)
     _refuse_environment(rootfs, name)
     _make_mount_points(rootfs, name)
-    with reporter.step(f"compare base {name} with its file"):
+    with context.reporter.step(f"compare base {name} with its file"):
         facts.check(base, name, rootfs, config.environment)
     record = BaseRecord(
         schema="envbuild.base/2",

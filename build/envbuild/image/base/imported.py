@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.catalog.base import Mmdebstrap, OciLayout, RegistryImage, Tar
+from envbuild.catalog.context import Context
 from envbuild.catalog.models import Base
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, InternalError, UsageError
 from envbuild.core.files import machine_errors
-from envbuild.core.progress import Reporter
-from envbuild.oci import archive as tarred
-from envbuild.oci.models import BaseConfig
-from envbuild.oci.pull import find_image, keep_layers
-from envbuild.oci.sources import ArchiveSource, ImageSource, LayoutSource, RegistrySource
+from envbuild.oci.archive import docker_archive, open_base_archive, rootfs
+from envbuild.oci.files import FolderFiles, ImageSource
+from envbuild.oci.index import only_digest
+from envbuild.oci.models import BaseConfig, refused_as_base
+from envbuild.oci.pull import FoundImage, find_image, keep_layers
+from envbuild.oci.registry import RegistrySource
 from envbuild.rootfs.layer import Layer
-from envbuild.store.local import LocalStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ def resolve(base: Base, name: str, root: Path, ca_bundle: Path | None) -> str:
         case RegistryImage(image=image):
             return RegistrySource(image, ca_bundle, os.environ).resolve()
         case OciLayout(tag=tag):
-            return LayoutSource(_folder(base.obtain, name, root)).resolve(tag)
+            return only_digest(_layout(base.obtain, name, root), tag)
         case Tar():
             file = _file(base.obtain, name, root)
             with machine_errors(file, "read"):
@@ -68,10 +69,11 @@ def resolve(base: Base, name: str, root: Path, ca_bundle: Path | None) -> str:
             )
 
 
-def take(
-    folder: Path, base: Base, name: str, root: Path, ca_bundle: Path | None, store: LocalStore, reporter: Reporter
-) -> ImportedBase:
+def take(folder: Path, base: Base, name: str, root: Path, context: Context) -> ImportedBase:
     """Put the layers of a base into ``folder``.
+
+    Args:
+        root: what the paths of its file are relative to.
 
     Raises:
         CheckRefusedError: it is not what its digest says, or no base can be made of it.
@@ -81,52 +83,48 @@ def take(
     digest = base.pinned
     if digest is None:
         raise InternalError(f"base {name} has no digest")
-    source: ImageSource
     match base.obtain:
         case RegistryImage(image=image):
-            source = RegistrySource(image, ca_bundle, os.environ)
-            return _from(source, digest, base, image, f"{image}@{digest}", folder, store, reporter)
+            source = RegistrySource(image, context.site.ca_bundle, os.environ)
+            found, layers = _from(source, digest, base.platform, folder, context)
+            made_by = f"{image}@{digest}"
+            return ImportedBase(layers=layers, config=found.config, name=image, digest=found.digest, made_by=made_by)
         case OciLayout():
-            source = LayoutSource(_folder(base.obtain, name, root))
-            return _from(source, digest, base, "", f"{base.obtain.source}, {digest}", folder, store, reporter)
-        case Tar():
-            made_by = f"{base.obtain.source}, {digest}"
+            layout = _layout(base.obtain, name, root)
+            found, layers = _from(layout, digest, base.platform, folder, context)
+            config, inner = found.config, found.digest
+        case Tar(format=form, tag=tag):
+            config, inner = BaseConfig(), ""
             with _checked(base.obtain, name, root, digest) as file:
-                if base.obtain.format == "oci-archive":
-                    with contextlib.closing(ArchiveSource(file)) as archive:
-                        inner = archive.resolve(base.obtain.tag)
-                        return _from(archive, inner, base, "", made_by, folder, store, reporter)
-                with reporter.step(f"read {base.obtain.source}"):
-                    if base.obtain.format == "docker-archive":
-                        layers, config = tarred.docker_archive(file, base.obtain.tag, base.platform, folder)
-                    else:
-                        layers, config = tarred.rootfs(file, folder), BaseConfig()
-            return ImportedBase(layers=layers, config=config, name="", digest="", made_by=made_by)
+                if form == "oci-archive":
+                    with open_base_archive(file, folder) as archive:
+                        wanted = only_digest(archive, tag)
+                        found, layers = _from(archive, wanted, base.platform, folder, context)
+                    config, inner = found.config, found.digest
+                else:
+                    with context.reporter.step(f"read {base.obtain.source}"):
+                        if form == "docker-archive":
+                            layers, config = docker_archive(file, tag, base.platform, folder)
+                        else:
+                            layers = rootfs(file, folder)
         case Mmdebstrap():
             raise InternalError(f"base {name} is made by mmdebstrap")
+    return ImportedBase(layers=layers, config=config, name="", digest=inner, made_by=f"{base.obtain.source}, {digest}")
 
 
 def _from(
-    source: ImageSource,
-    digest: str,
-    base: Base,
-    image: str,
-    made_by: str,
-    folder: Path,
-    store: LocalStore,
-    reporter: Reporter,
-) -> ImportedBase:
-    with reporter.step(f"find {source.name}"):
-        found = find_image(source, digest, base.platform)
-    layers = keep_layers(source, found, store, folder, reporter)
-    return ImportedBase(layers=layers, config=found.config, name=image, digest=found.digest, made_by=made_by)
+    source: ImageSource, digest: str, platform: str, folder: Path, context: Context
+) -> tuple[FoundImage, list[Layer]]:
+    with context.reporter.step(f"find {source.name}"):
+        found = find_image(source, digest, platform)
+    return found, keep_layers(source, found, context.store, folder)
 
 
-def _folder(obtain: OciLayout, name: str, root: Path) -> Path:
+def _layout(obtain: OciLayout, name: str, root: Path) -> FolderFiles:
     folder = root / obtain.path
     if not (folder / "oci-layout").is_file():
         raise _not_there(folder, name, "an OCI layout: a directory with the files oci-layout and index.json")
-    return folder
+    return FolderFiles(folder, f"the OCI layout {folder}", refused_as_base)
 
 
 def _file(obtain: Tar, name: str, root: Path) -> Path:

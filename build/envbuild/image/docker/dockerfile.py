@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from envbuild.core.errors import InternalError
 from envbuild.image.layers.sandbox import PREFIX, VENV
-from envbuild.oci.write import RunConfig
+from envbuild.oci.models import RunConfig
 
 PUBLIC_INDEX = "https://pypi.org/simple"
 # The first words of a Dockerfile: a folder with such a file may be replaced.

@@ -12,7 +12,7 @@ from pathlib import Path
 from envbuild.core.digests import Json
 from envbuild.core.files import machine_errors
 from envbuild.core.text import printable
-from envbuild.oci.opened import OpenedImage
+from envbuild.oci.image import Image
 from envbuild.rootfs.members import Kind, Member
 from envbuild.rootfs.overlay import merged
 from envbuild.rootfs.stream import Content
@@ -47,7 +47,7 @@ class FileDifference:
         return f"{self.what}: {printable(self.path)}" + (f"  {changes}" if changes else "")
 
 
-def different_files(old: OpenedImage, new: OpenedImage, scratch: Path, *, times: bool) -> Iterator[FileDifference]:
+def different_files(old: Image, new: Image, scratch: Path, *, times: bool) -> Iterator[FileDifference]:
     """What differs between the files that containers of two images see, sorted by the names' bytes.
 
     Args:
@@ -66,7 +66,7 @@ def different_files(old: OpenedImage, new: OpenedImage, scratch: Path, *, times:
         yield from _differences(base, times=times)
 
 
-def _fill(base: sqlite3.Connection, table: str, image: OpenedImage) -> None:
+def _fill(base: sqlite3.Connection, table: str, image: Image) -> None:
     base.execute(f"CREATE TABLE {table} ({_COLUMNS}) WITHOUT ROWID")
     base.execute("BEGIN")
     batch: list[Row] = []
@@ -92,7 +92,7 @@ def _insert(base: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
     base.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)  # noqa: S608 - our names
 
 
-def _members(image: OpenedImage) -> Iterator[tuple[Member, Content | None]]:
+def _members(image: Image) -> Iterator[tuple[Member, Content | None]]:
     """What a container of the image sees."""
     blobs = [layer.blob for layer in image.layers if layer.blob is not None]
     if len(blobs) == len(image.layers):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from envbuild.core.digests import Json, short
 from envbuild.core.text import printable
+from envbuild.image.inspect.opened import OpenedImage
 from envbuild.image.scan.cache import CachedScan, scan_layer
-from envbuild.oci.opened import OpenedImage
 from envbuild.store.local import LocalStore
 
 
@@ -72,8 +70,8 @@ def as_json(found: Inspected) -> dict[str, Json]:
         "kind": image.kind,
         "digest": image.digest or None,
         "size_bytes": image.size_bytes,
-        "platform": f"{config['os']}/{config['architecture']}" if {"os", "architecture"} <= set(config) else None,
-        "created": config.get("created"),
+        "platform": f"{config.os}/{config.architecture}" if config.os and config.architecture else None,
+        "created": config.created,
         "components": {**found.components},
         "packages": {"python": {**found.python}, "debian": {**found.debian}},
         "layers": [
@@ -90,7 +88,7 @@ def as_json(found: Inspected) -> dict[str, Json]:
         ],
         "configuration": configuration(image),
         "decided_by": decided_by(image),
-        "reports": [dict(item) for item in image.reports],
+        "reports": [{"artifact_type": item.artifact_type, "manifest_digest": item.digest} for item in image.reports],
         "checks": {name: item.model_dump(mode="json") for name, item in image.record.checks.items()}
         if image.record
         else {},
@@ -99,16 +97,16 @@ def as_json(found: Inspected) -> dict[str, Json]:
 
 def configuration(image: OpenedImage) -> dict[str, Json]:
     """How it starts, in our words."""
-    run: Mapping[str, Any] = image.run
+    run = image.config.run
     return {
         "environment": {**image.variables},
         "labels": {**image.labels},
-        "entrypoint": run.get("Entrypoint"),
-        "command": run.get("Cmd"),
-        "workdir": run.get("WorkingDir"),
-        "user": run.get("User"),
-        "volumes": sorted(run.get("Volumes") or {}),
-        "ports": sorted(run.get("ExposedPorts") or {}),
+        "entrypoint": list(run.entrypoint) or None,
+        "command": list(run.command) or None,
+        "workdir": run.workdir or None,
+        "user": run.user or None,
+        "volumes": [*sorted(run.volumes)],
+        "ports": [*sorted(run.ports)],
     }
 
 

@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
 
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.files import machine_errors
+from envbuild.image.inspect.opened import OpenedImage
 from envbuild.image.inspect.sqsh import open_sqsh
 from envbuild.image.output import OCI_DIR, SQSH_FILE
 from envbuild.image.record import ImageRecord
+from envbuild.image.sbom.cyclonedx import MEDIA_TYPE as CYCLONEDX
 from envbuild.image.squashfs.read import MAGIC
-from envbuild.oci.files import ArchiveFiles, FolderFiles, has
+from envbuild.oci.files import ArchiveFiles, FolderFiles, ImageFiles, blob_path
+from envbuild.oci.image import Report
 from envbuild.oci.layout import open_docker_archive, open_layout
-from envbuild.oci.opened import OpenedImage, not_an_image
+from envbuild.oci.models import INDEX_FILE, not_an_image
 from envbuild.store.record import RECORD_FILE
+
+_COMPONENT = {"name": "envbuild:component", "value": "true"}
+
+
+class _SbomComponent(BaseModel):
+    name: str
+    properties: tuple[dict[str, Any], ...] = ()
+
+
+class _Sbom(BaseModel):
+    """What is read of an attached SBOM."""
+
+    components: tuple[_SbomComponent, ...]
 
 
 def open_image(named: str, scratch: Path) -> OpenedImage:
     """The image under a name: a folder of out/images, an OCI layout (FOLDER[:TAG]), an archive or a .sqsh file.
 
     Args:
-        scratch: where what is looked at of an archive is put.
+        scratch: where files of an archive are put.
 
     Raises:
         ConfigurationError: there is nothing under that name.
         CheckRefusedError: it is no image, or damaged.
     """
     path, tag = place_and_tag(named)
-    try:
-        with machine_errors(path, "read"):
-            image = _open(path, tag, scratch)
-        _ = (image.variables, image.labels)
-    except (AttributeError, TypeError, KeyError) as error:  # lists where objects belong, and the like
-        why = f"A document of it has not the form of the OCI image specification: {error}."
-        raise not_an_image(path, why) from error
-    return replace(image, source=named)
+    with machine_errors(path, "read"):
+        return replace(_open(path, tag, scratch), source=named)
 
 
 def place_and_tag(named: str) -> tuple[Path, str]:
@@ -50,7 +64,7 @@ def place_and_tag(named: str) -> tuple[Path, str]:
         if not Path(named).exists() and ":" in named:
             found, _, tag = named.rpartition(":")
         path = Path(found)
-        # An empty path would be the current folder, which nobody named.
+        # An empty path would be the current folder.
         if not found or not path.exists():
             raise ConfigurationError(
                 f"there is no image {named or repr(named)}",
@@ -59,28 +73,53 @@ def place_and_tag(named: str) -> tuple[Path, str]:
             )
         # Reading a FIFO waits for a writer, and some devices never end.
         if not path.is_dir() and not path.is_file():
-            raise not_an_image(path, "It is neither a directory nor a regular file.")
+            raise not_an_image(str(path), "It is neither a directory nor a regular file.")
     return path, tag
 
 
 def _open(path: Path, tag: str, scratch: Path) -> OpenedImage:
     if path.is_dir():
         if (path / RECORD_FILE).is_file() and (path / OCI_DIR).is_dir():
-            return _with_record(open_layout(FolderFiles(path / OCI_DIR), tag, "folder"), path)
-        if (path / "index.json").is_file():
-            image = open_layout(FolderFiles(path), tag, "layout")
+            return _with_record(_layout(FolderFiles(path / OCI_DIR), tag, "folder"), path)
+        if (path / INDEX_FILE).is_file():
+            image = _layout(FolderFiles(path), tag, "layout")
             return _with_record(image, path.parent) if (path.parent / RECORD_FILE).is_file() else image
-        raise not_an_image(path, f"It has neither {RECORD_FILE} and {OCI_DIR}/ nor index.json.")
+        raise not_an_image(str(path), f"It has neither {RECORD_FILE} and {OCI_DIR}/ nor {INDEX_FILE}.")
     with path.open("rb") as stream:
         is_sqsh = stream.read(len(MAGIC)) == MAGIC
     if is_sqsh:
         return _sqsh(path)
-    place = ArchiveFiles(path, scratch)
-    return open_layout(place, tag, "archive") if has(place, "index.json") else open_docker_archive(place)
+    files = ArchiveFiles(path, scratch)
+    if files.has(INDEX_FILE):
+        return _layout(files, tag, "archive")
+    saved = open_docker_archive(files)
+    return OpenedImage(source=files.name, kind="archive", digest="", config=saved.config, layers=saved.layers)
+
+
+def _layout(files: ImageFiles, tag: str, kind: str) -> OpenedImage:
+    image = open_layout(files, tag)
+    return OpenedImage(
+        source=files.name,
+        kind=kind,
+        digest=image.digest,
+        config=image.config,
+        layers=image.layers,
+        reports=image.reports,
+        components=_components(files, image.reports),
+    )
+
+
+def _components(files: ImageFiles, reports: Iterable[Report]) -> tuple[str, ...]:
+    """The stack's components, as the attached SBOM has them."""
+    for report in reports:
+        if report.artifact_type == CYCLONEDX and report.files:
+            listed = files.parse(blob_path(report.files[0]), _Sbom).components
+            return tuple(item.name for item in listed if _COMPONENT in item.properties)
+    return ()
 
 
 def _with_record(image: OpenedImage, folder: Path) -> OpenedImage:
-    """The image with the record beside it, if that is about this image."""
+    """The image with the record next to it, if that is about this image."""
     record = ImageRecord.load(folder / RECORD_FILE)
     if record.oci_digest != image.digest:
         return image

@@ -9,8 +9,10 @@ from pathlib import Path
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
+from envbuild.image.inspect.opened import OpenedImage
 from envbuild.image.squashfs.read import members_of_sqsh
-from envbuild.oci.opened import OpenedImage, OpenedLayer, not_an_image
+from envbuild.oci.image import ImageLayer
+from envbuild.oci.models import Configuration, RunConfig, not_an_image
 
 # What enroot writes there has some hundred lines.
 MOST_BYTES = 8 << 20
@@ -27,17 +29,15 @@ def open_sqsh(file: Path) -> OpenedImage:
     try:
         config = _config(file)
     except CheckRefusedError as error:
-        raise not_an_image(file, error.why) from error
+        raise not_an_image(str(file), error.why) from error
     with machine_errors(file, "read"):
         size = file.stat().st_size
         digest = sha256_file(file)
-    layer = OpenedLayer(digest=digest, size_bytes=size, name="the .sqsh", members=lambda: members_of_sqsh(file))
-    return OpenedImage(
-        source=str(file), kind="sqsh", digest="", config={"config": config}, layers=(layer,), size_bytes=size
-    )
+    layer = ImageLayer(digest=digest, size_bytes=size, name="the .sqsh", members=lambda: members_of_sqsh(file))
+    return OpenedImage(source=str(file), kind="sqsh", digest="", config=config, layers=(layer,))
 
 
-def _config(file: Path) -> dict[str, object]:
+def _config(file: Path) -> Configuration:
     """Variables and labels from the files that enroot writes; none where /etc or a file of them is a link."""
     found = {"etc/environment": "", "etc/rc": ""}
     with contextlib.closing(members_of_sqsh(file, "etc")) as members:
@@ -45,7 +45,8 @@ def _config(file: Path) -> dict[str, object]:
             if member.name in found and content is not None and content.size <= MOST_BYTES:
                 found[member.name] = content.read().decode(errors="replace")
     labels = [match for line in found["etc/rc"].splitlines() if (match := _LABEL.match(line))]
-    return {
-        "Env": [line for line in found["etc/environment"].splitlines() if "=" in line],
-        "Labels": {item["name"]: item["value"] for item in labels if not item["name"].endswith(":")},
-    }
+    run = RunConfig(
+        environment=tuple(line for line in found["etc/environment"].splitlines() if "=" in line),
+        labels=tuple({item["name"]: item["value"] for item in labels if not item["name"].endswith(":")}.items()),
+    )
+    return Configuration(run=run)

@@ -14,7 +14,7 @@ from pathlib import Path
 from envbuild.core.digests import Json, canonical_json, sha256_bytes
 from envbuild.core.files import link_or_copy, write_atomic
 from envbuild.image.record import ReferrerRecord
-from envbuild.oci.write import MANIFEST_TYPE
+from envbuild.oci.models import MANIFEST_TYPE
 
 EMPTY = b"{}"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from envbuild.catalog.data import data_root
 from envbuild.core.errors import CheckRefusedError
-from envbuild.oci.write import RunConfig
+from envbuild.oci.models import RunConfig
 
 # Directories that enroot empties.
 EMPTIED = ("dev",)

@@ -22,8 +22,7 @@ from envbuild.image.squashfs import compression as compressions
 from envbuild.image.squashfs import enroot
 from envbuild.image.squashfs.compression import Compression
 from envbuild.image.squashfs.tar_stream import DuplicateMemberError, write_stream
-from envbuild.oci.models import BaseConfig
-from envbuild.oci.write import RunConfig
+from envbuild.oci.models import BaseConfig, RunConfig
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.overlay import Places, superseded_in
 

@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.core.errors import InternalError
 from envbuild.image.docker.dockerfile import Compile, Recipe, Source, quoted, render
-from envbuild.oci.write import RunConfig
+from envbuild.oci.models import RunConfig
 
 GOLDEN = Path(__file__).parent / "golden"
 CPU = Recipe(

@@ -5,7 +5,8 @@ from helpers.layer_tars import file, folder, hard_link, layer, symlink
 
 from envbuild.core.text import printable
 from envbuild.image.inspect.file_diff import different_files
-from envbuild.oci.opened import OpenedImage, OpenedLayer
+from envbuild.oci.image import Image, ImageLayer
+from envbuild.oci.models import Configuration
 
 BASE = [
     folder("etc"),
@@ -20,9 +21,9 @@ def image(tmp_path, *layers):
     tmp_path.mkdir(exist_ok=True)
     blobs = [layer(tmp_path, *items) for items in layers]
     opened = tuple(
-        OpenedLayer(digest=str(blob.file), size_bytes=1, name="", members=lambda: iter(()), blob=blob) for blob in blobs
+        ImageLayer(digest=str(blob.file), size_bytes=1, name="", members=lambda: iter(()), blob=blob) for blob in blobs
     )
-    return OpenedImage(source="x", kind="layout", digest="", config={}, layers=opened, size_bytes=1)
+    return Image(digest="", config=Configuration(), layers=opened)
 
 
 def differences(tmp_path, old, new, *, times=False):

@@ -22,7 +22,8 @@ from envbuild.image.sbom.referrers import attach
 from envbuild.image.sbom.subject import ImageSubject
 from envbuild.image.sbom.write import reports_of
 from envbuild.lock.lockfile import LockedComponent, read_lock
-from envbuild.oci.write import REF_NAME, RunConfig, make_oci, retagged, write_layout
+from envbuild.oci.models import REF_NAME, RunConfig
+from envbuild.oci.write import make_oci, retagged, write_layout
 from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.store.record import dump
 

@@ -4,7 +4,7 @@ import pytest
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.squashfs import enroot
-from envbuild.oci.write import RunConfig
+from envbuild.oci.models import RunConfig
 
 
 @pytest.mark.parametrize(

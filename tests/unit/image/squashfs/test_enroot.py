@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.image.squashfs import enroot
-from envbuild.oci.write import RunConfig
+from envbuild.oci.models import RunConfig
 
 words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 

@@ -1,0 +1,74 @@
+"""Images on registries."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import NetworkError
+from envbuild.core.files import machine_errors
+from envbuild.oci.models import DOCUMENT_BYTES, INDEX_TYPES, MANIFEST_TYPES, Descriptor
+from envbuild.store.address import parse_address
+from envbuild.store.registry import Registry, Wording
+
+# The registry that has no name of its own in docker's references.
+_DOCKER_HUB, _DOCKER_HUB_HOST = "docker.io", "registry-1.docker.io"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class RegistrySource:
+    """An image on a registry."""
+
+    def __init__(self, image: str, ca_bundle: Path | None, environ: Mapping[str, str]) -> None:
+        self.name = f"image {image}"
+        place, _, self._tag = image.rpartition(":")
+        host, _, repository = place.partition("/")
+        if host in (_DOCKER_HUB, f"index.{_DOCKER_HUB}"):
+            host = _DOCKER_HUB_HOST
+            repository = repository if "/" in repository else f"library/{repository}"
+        address = parse_address(f"oci://{host}/{repository}")
+        self._registry = Registry(address, ca_bundle, environ, Wording(noun="registry of the base,"))
+        self._accept = {"Accept": ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))}
+
+    def resolve(self) -> str:
+        """The digest that the tag has now.
+
+        Raises:
+            NetworkError: the registry cannot be reached, refuses, or does not know the tag.
+        """
+        answer = self._registry.ask("HEAD", f"manifests/{self._tag}", accept=(200, 404), headers=self._accept)
+        if answer.status == 404:
+            raise NetworkError(
+                f"{self.name} is not on its registry",
+                why="The registry knows no such repository or tag (some say so also to those who may not see it).",
+                fix="Correct the name, or log in: docker login REGISTRY (or podman, skopeo, oras).",
+            )
+        stated = answer.headers.get("Docker-Content-Digest", "")
+        if _DIGEST.fullmatch(stated):
+            return stated
+        whole = self._registry.ask("GET", f"manifests/{self._tag}", accept=(200,), headers=self._accept)
+        return sha256_bytes(whole.body)
+
+    def document(self, digest: str, *, manifest: bool) -> bytes:
+        path = f"{'manifests' if manifest else 'blobs'}/{digest}"
+        with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
+            file = Path(folder) / "document"
+            headers = self._accept if manifest else None
+            if not self._registry.download(path, DOCUMENT_BYTES, file, headers):
+                raise self._missing(digest)
+            with machine_errors(file, "read"):
+                return file.read_bytes()
+
+    def fetch(self, descriptor: Descriptor, to: Path) -> None:
+        if not self._registry.download(f"blobs/{descriptor.digest}", descriptor.size_bytes, to):
+            raise self._missing(descriptor.digest)
+
+    def _missing(self, digest: str) -> NetworkError:
+        return NetworkError(
+            f"{self.name} is not whole on its registry",
+            why=f"The registry does not have {digest}.",
+            fix="It may have been removed there: envbuild image resolve --base NAME asks what the tag is now.",
+        )
