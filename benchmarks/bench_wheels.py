@@ -37,9 +37,9 @@ from envbuild.store.local import LocalStore
 from envbuild.sync.build_environment import build_environment
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.audit.elf import read_wheel
-from envbuild.wheels.build.builds import Workshop, make_wheels
 from envbuild.wheels.build.compiler_wrappers import Tokens
 from envbuild.wheels.build.limits import GIB, choose_limits
+from envbuild.wheels.build.parallel import BuildContext, make_wheels
 from envbuild.wheels.build.unpack import unpack
 from envbuild.wheels.build.wheel import WheelWorkspace, build_wheel
 from envbuild.wheels.cache.wheelhouse import Wheelhouse
@@ -168,7 +168,9 @@ class Shop:
             toolchain=self.toolchain,
             folder=self.work / f"one-{plan.parts.package}",
             log=self.work / f"one-{plan.parts.package}.log",
-            turns=Tokens(folder=turns, limits=self.limits, takes=self.limits.share(plan.recipe.job_memory_gib)),
+            tokens=Tokens(
+                folder=turns, limits=self.limits, job_memory_gib=self.limits.share(plan.recipe.job_memory_gib)
+            ),
         )
         archive = self.sources.archive(plan.origin)
         with measuring() as measured:
@@ -198,22 +200,20 @@ class Shop:
     def together(self) -> dict[str, Any]:
         """All of them by the queue, checked and kept; then once more, when nothing is to be built."""
         store = LocalStore(self.work / "together", self.reporter)
-        workshop = Workshop(
+        context = BuildContext(
             toolchain=lambda: self.toolchain,
             sources=self.sources,
             wheelhouse=Wheelhouse(store),
-            store=store,
-            reporter=self.reporter,
             limits=self.limits,
         )
         with measuring(store.root / "staging") as measured:
-            made = make_wheels(self.plans, lambda: self.environment, workshop)
+            made = make_wheels(self.plans, lambda: self.environment, context)
         kept = self.work / "wheels"
         kept.mkdir(exist_ok=True)
         for item in made:
             shutil.copy2(item.wheel, kept)
         with measuring() as again:
-            found = make_wheels(self.plans, lambda: self.environment, workshop)
+            found = make_wheels(self.plans, lambda: self.environment, context)
         return {
             **measured.told(),
             "memory_gib": self.limits.memory_gib,

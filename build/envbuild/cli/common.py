@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -94,13 +94,11 @@ class Session:
         from envbuild.store.connect import open_remote
 
         return tuple(
-            open_remote(
-                item.url,
+            replace(
+                open_remote(item.url, endpoint=item.endpoint, ca_bundle=self.site.ca_bundle),
                 name=item.name,
                 reads=item.reads,
                 writes=item.writes,
-                endpoint=item.endpoint,
-                ca_bundle=self.site.ca_bundle,
             )
             for item in chosen
         )

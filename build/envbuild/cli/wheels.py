@@ -18,8 +18,8 @@ from envbuild.lock.lockfile import LockDirectory
 from envbuild.store.remote import Remote
 from envbuild.sync.build_environment import build_environment
 from envbuild.wheels.audit.prebuilt import check_prebuilt, site_packages_of
-from envbuild.wheels.build.builds import Workshop, make_wheels
 from envbuild.wheels.build.limits import choose_limits
+from envbuild.wheels.build.parallel import BuildContext, make_wheels
 from envbuild.wheels.cache.wheelhouse import Wheelhouse
 from envbuild.wheels.key import difference
 from envbuild.wheels.plan import WheelPlan, choose, cuda_of, plan_wheels
@@ -85,15 +85,13 @@ def command(
     if explain:
         _explain(session, plans, against)
         return
-    workshop = Workshop(
+    build_context = BuildContext(
         toolchain=chosen.toolchain,
         sources=sources,
         wheelhouse=Wheelhouse(session.store, stores(session), lock.lock.digest),
-        store=session.store,
-        reporter=session.reporter,
         limits=choose_limits(jobs, memory_gib),
     )
-    made = make_wheels(plans, lambda: _environment(session, lock, selection.target), workshop)
+    made = make_wheels(plans, lambda: _environment(session, lock, selection.target), build_context)
     session.done({"wheels": [as_json(item) for item in made]}, *[line(item) for item in made])
 
 

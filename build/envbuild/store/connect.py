@@ -8,43 +8,40 @@ from pathlib import Path
 
 from envbuild.core.errors import InternalError
 from envbuild.store.address import parse_address
+from envbuild.store.backend import Backend
 from envbuild.store.remote import Remote
 
 
 def open_remote(
     url: str,
     *,
-    name: str = "",
-    reads: bool = True,
-    writes: bool = False,
     endpoint: str | None = None,
     ca_bundle: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Remote:
-    """The store at an address. Nothing is asked of it yet.
+    """The store at an address, named by it and to be read. Nothing is asked of it yet.
 
     Args:
         endpoint: of an S3 service that is not Amazon's.
 
     Raises:
-        ConfigurationError: the address is none.
+        ConfigurationError: the address is malformed.
     """
     address = parse_address(url)
-    remote = {"address": str(address), "name": name or str(address)}
+    backend: Backend
     match address.scheme:
         case "oci":
             from envbuild.store.repository import OciRepository
 
-            return Remote(backend=OciRepository(address, ca_bundle, environ), reads=reads, writes=writes, **remote)
+            backend = OciRepository(address, ca_bundle, environ)
         case "s3" | "gs":
             from envbuild.store.objects import open_objects
 
-            return Remote(
-                backend=open_objects(address, endpoint, ca_bundle, environ), reads=reads, writes=writes, **remote
-            )
+            backend = open_objects(address, endpoint, ca_bundle, environ)
         case "file":
             from envbuild.store.directory import Directory
 
-            return Remote(backend=Directory(Path(address.path)), reads=reads, writes=writes, **remote)
+            backend = Directory(Path(address.path))
         case _:
             raise InternalError(f"a store of scheme {address.scheme}")
+    return Remote(backend=backend, address=str(address), name=str(address))

@@ -122,50 +122,56 @@ def plan_wheels(
         NetworkError: an sdist that is not in the store cannot be downloaded.
     """
     main = locked_content(lock, ("main",))
-    return tuple(_plan(lock, main, name, target, catalog, compilers, sources) for name in names)
+    planner = _Planner(lock, main, target, catalog, compilers, sources)
+    return tuple(planner.plan(name) for name in names)
 
 
-def _plan(
-    lock: LockDirectory,
-    main: Content,
-    name: str,
-    target: Target,
-    catalog: Catalog,
-    compilers: Compilers,
-    sources: WheelSources,
-) -> WheelPlan:
-    component, origin = lock.lock.components[name], buildable(lock)[name]
-    recipe = catalog.wheel_recipe(name)
-    patches = _patches(recipe, component.version, catalog)
-    wanted = Architectures.for_target(target)
-    major = cuda_of(lock, target).partition(".")[0]
-    texts = {"{sm_dotted}": wanted.torch_list(), "{sm}": ";".join(wanted.sass), "{cuda_major}": major}
-    header_names = [f"{stem}-cu{major}" for stem in HEADER_PACKAGES]
-    parts = KeyParts(
-        package=name,
-        version=component.version,
-        sdist=origin.sdist,
-        commit=origin.commit,
-        subdirectory=origin.subdirectory,
-        platform=lock.lock.base.platform,
-        python="cp" + lock.lock.base.python.replace(".", ""),
-        torch=_torch(lock, main),
-        toolkit=compilers.source,
-        toolkit_packages=dict(compilers.packages),
-        cuda_toolkit=compilers.cuda,
-        host_compiler=compilers.host,
-        header_packages={package: main[package].version for package in header_names if package in main},
-        headers=tuple(_filled(folder, texts) for folder in recipe.headers),
-        sm=wanted.sass,
-        ptx=wanted.ptx,
-        glibc=lock.lock.base.glibc,
-        build_requirements=_requirements(lock, main, origin, recipe, sources),
-        variables={variable: _filled(item.value, texts) for variable, item in sorted(recipe.variables.items())},
-        gpu_code=recipe.gpu_code,
-        nvcc_front=front_digest(),
-        patches=tuple(f"sha256:{sha256(content).hexdigest()}" for _, content in patches),
-    )
-    return WheelPlan(parts=parts, origin=origin, recipe=recipe, modules=component.modules, patches=patches)
+@dataclass(frozen=True)
+class _Planner:
+    """Plans wheels of one lock; ``main`` is what its phase main has."""
+
+    lock: LockDirectory
+    main: Content
+    target: Target
+    catalog: Catalog
+    compilers: Compilers
+    sources: WheelSources
+
+    def plan(self, name: str) -> WheelPlan:
+        """The wheel of a package."""
+        lock, main, compilers = self.lock, self.main, self.compilers
+        component, origin = lock.lock.components[name], buildable(lock)[name]
+        recipe = self.catalog.wheel_recipe(name)
+        patches = _patches(recipe, component.version, self.catalog)
+        wanted = Architectures.for_target(self.target)
+        major = cuda_of(lock, self.target).partition(".")[0]
+        texts = {"{sm_dotted}": wanted.torch_list(), "{sm}": ";".join(wanted.sass), "{cuda_major}": major}
+        header_names = [f"{stem}-cu{major}" for stem in HEADER_PACKAGES]
+        parts = KeyParts(
+            package=name,
+            version=component.version,
+            sdist=origin.sdist,
+            commit=origin.commit,
+            subdirectory=origin.subdirectory,
+            platform=lock.lock.base.platform,
+            python="cp" + lock.lock.base.python.replace(".", ""),
+            torch=_torch(lock, main),
+            toolkit=compilers.source,
+            toolkit_packages=dict(compilers.packages),
+            cuda_toolkit=compilers.cuda,
+            host_compiler=compilers.host,
+            header_packages={package: main[package].version for package in header_names if package in main},
+            headers=tuple(_filled(folder, texts) for folder in recipe.headers),
+            sm=wanted.sass,
+            ptx=wanted.ptx,
+            glibc=lock.lock.base.glibc,
+            build_requirements=_requirements(lock, main, origin, recipe, self.sources),
+            variables={variable: _filled(item.value, texts) for variable, item in sorted(recipe.variables.items())},
+            gpu_code=recipe.gpu_code,
+            nvcc_front=front_digest(),
+            patches=tuple(f"sha256:{sha256(content).hexdigest()}" for _, content in patches),
+        )
+        return WheelPlan(parts=parts, origin=origin, recipe=recipe, modules=component.modules, patches=patches)
 
 
 def _patches(recipe: WheelRecipe, version: str, catalog: Catalog) -> tuple[tuple[str, bytes], ...]:

@@ -1,4 +1,4 @@
-"""The compilers that a build sees: real processes, in turns."""
+"""The compilers that a build sees: real processes that wait for tokens."""
 
 import fcntl
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.build.compiler_wrappers import Tokens, make_fronts
-from envbuild.wheels.build.jobserver import HELD, needs_turn, take_turn
+from envbuild.wheels.build.compiler_wrappers import Tokens, write_wrappers
+from envbuild.wheels.build.jobserver import HOLDS_TOKENS, acquire_tokens, needs_tokens
 from envbuild.wheels.build.limits import Limits
 from envbuild.wheels.toolchain.toolchain import Toolchain
 
@@ -38,19 +38,19 @@ def toolchain(folder: Path, program: str = SAY) -> Toolchain:
     return Toolchain(home=folder, cuda="13.0.88", cc=host / "gcc", cxx=host / "g++", host="g++ 12")
 
 
-def turns(folder: Path, jobs: int = 2, memory: int = 8, takes: int = 4) -> Tokens:
+def tokens(folder: Path, jobs: int = 2, memory: int = 8, takes: int = 4) -> Tokens:
     folder.mkdir(exist_ok=True)
-    return Tokens(folder=folder, limits=Limits(jobs=jobs, memory_gib=memory), takes=takes)
+    return Tokens(folder=folder, limits=Limits(jobs=jobs, memory_gib=memory), job_memory_gib=takes)
 
 
-def fronts(tmp_path: Path, program: str = SAY, **limits: int):
+def wrappers(tmp_path: Path, program: str = SAY, **limits: int):
     wanted = Architectures.of(["90a"], ["90a"])
     home = toolchain(tmp_path / "cuda 13", program)
-    return make_fronts(home, wanted, turns(tmp_path / "t", **limits), tmp_path / "f", {tmp_path / "s": "/build"})
+    return write_wrappers(home, wanted, tokens(tmp_path / "t", **limits), tmp_path / "f", {tmp_path / "s": "/build"})
 
 
 def test_the_look_alike_has_all_of_the_toolkit_and_another_nvcc(tmp_path):
-    home = fronts(tmp_path).cuda_home
+    home = wrappers(tmp_path).cuda_home
     assert (home / "include/cuda.h").samefile(tmp_path / "cuda 13/include/cuda.h")
     assert (home / "bin/ptxas").samefile(tmp_path / "cuda 13/bin/ptxas")
     done = subprocess.run([home / "bin/nvcc", "-arch=sm_80", "a b.cu"], capture_output=True, text=True, env={})
@@ -58,7 +58,7 @@ def test_the_look_alike_has_all_of_the_toolkit_and_another_nvcc(tmp_path):
 
 
 def test_host_compilers_get_their_arguments_as_they_are(tmp_path):
-    made = fronts(tmp_path)
+    made = wrappers(tmp_path)
     assert (made.cc.name, made.cxx.name) == ("gcc", "g++")
     done = subprocess.run([made.cxx, "-DX=a b", "-c", "a.cpp"], capture_output=True, text=True, env={})
     places = [f"-ffile-prefix-map={tmp_path}/s=/build", f"-ffile-prefix-map={tmp_path}/cuda 13=/cuda"]
@@ -69,7 +69,7 @@ def test_host_compilers_get_their_arguments_as_they_are(tmp_path):
     ("limits", "most"), [({"jobs": 2}, 2), ({"jobs": 8, "memory": 8, "takes": 4}, 2), ({"jobs": 1}, 1)]
 )
 def test_no_more_compile_at_once_than_cores_and_memory_allow(tmp_path, limits, most):
-    made = fronts(tmp_path, WORK.format(python=sys.executable), **limits)
+    made = wrappers(tmp_path, WORK.format(python=sys.executable), **limits)
     running = [subprocess.Popen([made.cxx, "-c", "a.cpp"], env={}) for _ in range(4)]
     assert [process.wait(timeout=60) for process in running] == [0] * 4
     at_once = highest = 0
@@ -80,20 +80,20 @@ def test_no_more_compile_at_once_than_cores_and_memory_allow(tmp_path, limits, m
     assert (len(words), highest) == (8, most)
 
 
-def test_a_turn_ends_with_the_compiler_however_it_ends(tmp_path):
-    made = fronts(tmp_path, "#!/bin/sh\nexec sleep 60\n", jobs=1)
+def test_tokens_come_back_with_the_compiler_however_it_ends(tmp_path):
+    made = wrappers(tmp_path, "#!/bin/sh\nexec sleep 60\n", jobs=1)
     held = subprocess.Popen([made.cxx, "-c", "a.cpp"], env={"PATH": os.environ["PATH"]})
     core = tmp_path / "t/core-0"
     while not core.exists():
         time.sleep(0.01)
     held.kill()
     held.wait()
-    for descriptor in take_turn(str(tmp_path / "t"), 1, 8, 8):
+    for descriptor in acquire_tokens(str(tmp_path / "t"), 1, 8, 8):
         os.close(descriptor)
 
 
-def test_the_turn_lasts_as_long_as_nvcc_itself(tmp_path):
-    made = fronts(tmp_path, "#!/bin/sh\necho $$ > $TMPDIR/pid; exec sleep 60\n", jobs=1)
+def test_tokens_last_as_long_as_nvcc_itself(tmp_path):
+    made = wrappers(tmp_path, "#!/bin/sh\necho $$ > $TMPDIR/pid; exec sleep 60\n", jobs=1)
     environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
     held = subprocess.Popen([made.cuda_home / "bin/nvcc", "-c", "a.cu"], env=environment)
     written = tmp_path / "pid"
@@ -104,14 +104,16 @@ def test_the_turn_lasts_as_long_as_nvcc_itself(tmp_path):
     with (tmp_path / "t/core-0").open() as core, pytest.raises(BlockingIOError):
         fcntl.flock(core, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.kill(int(written.read_text()), signal.SIGKILL)
-    for descriptor in take_turn(str(tmp_path / "t"), 1, 8, 8):
+    for descriptor in acquire_tokens(str(tmp_path / "t"), 1, 8, 8):
         os.close(descriptor)
 
 
 def test_a_compiler_inside_a_compiler_waits_for_nothing(tmp_path):
-    made = fronts(tmp_path, jobs=1)
-    held = take_turn(str(tmp_path / "t"), 1, 8, 4)
-    done = subprocess.run([made.cxx, "-c", "a.cpp"], env={HELD: "1"}, timeout=20, capture_output=True, check=True)
+    made = wrappers(tmp_path, jobs=1)
+    held = acquire_tokens(str(tmp_path / "t"), 1, 8, 4)
+    done = subprocess.run(
+        [made.cxx, "-c", "a.cpp"], env={HOLDS_TOKENS: "1"}, timeout=20, capture_output=True, check=True
+    )
     assert b"a.cpp" in done.stdout
     asked = subprocess.run([made.cxx, "--version"], env={}, timeout=20, capture_output=True, check=True)
     assert b"--version" in asked.stdout
@@ -132,5 +134,5 @@ def test_a_compiler_inside_a_compiler_waits_for_nothing(tmp_path):
         ("-I/x.cpp", False),
     ],
 )
-def test_what_waits_for_a_turn(arguments, needs):
-    assert needs_turn(arguments.split()) is needs
+def test_what_waits_for_tokens(arguments, needs):
+    assert needs_tokens(arguments.split()) is needs

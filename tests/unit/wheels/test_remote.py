@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ class Machine:
         self.notes = Notes()
         self.folder = folder
         self.store = LocalStore(folder / "store", self.notes)
-        self.remote: Remote = open_remote(f"file://{share}", reads=reads, writes=writes)
+        self.remote: Remote = replace(open_remote(f"file://{share}"), reads=reads, writes=writes)
         self.wheelhouse = Wheelhouse(self.store, [self.remote])
 
     def keep(self, parts: KeyParts = PARTS, module: str = "", lock: str = "") -> Built:

@@ -1,4 +1,4 @@
-"""The bench of a build: headers, sdists that are none, compilers that were killed."""
+"""The workspace of a build: headers, sdists that are none, compilers that were killed."""
 
 import dataclasses
 import subprocess
@@ -27,14 +27,14 @@ def toolchain(folder: Path) -> Toolchain:
     return Toolchain(home=folder, cuda="13.0.88", cc=Path("/usr/bin/gcc"), cxx=Path("/usr/bin/g++"), host="g++ 12")
 
 
-def bench(tmp_path: Path) -> WheelWorkspace:
+def workspace(tmp_path: Path) -> WheelWorkspace:
     (tmp_path / "scratch").mkdir()
     return WheelWorkspace(
         environment=tmp_path / "venv",
         toolchain=toolchain(tmp_path / "cuda"),
         folder=tmp_path / "scratch",
         log=tmp_path / "log",
-        turns=Tokens(folder=tmp_path / "turns", limits=Limits(jobs=4, memory_gib=16), takes=4),
+        tokens=Tokens(folder=tmp_path / "tokens", limits=Limits(jobs=4, memory_gib=16), job_memory_gib=4),
     )
 
 
@@ -44,7 +44,7 @@ def ignore(text: str) -> None:
 
 def test_an_sdist_that_is_no_archive_is_refused(tmp_path):
     with pytest.raises(CheckRefusedError, match="cannot be unpacked"):
-        build_wheel(plan(), b"nothing", bench(tmp_path), ignore)
+        build_wheel(plan(), b"nothing", workspace(tmp_path), ignore)
 
 
 # A build backend in the sources themselves (PEP 517), which writes a wheel with one file.
@@ -72,7 +72,7 @@ def test_a_folder_of_a_repository_is_built_alone(tmp_path):
     )
     wanted = dataclasses.replace(plan(python=f"cp3{sys.version_info.minor}"), origin=commit)
     (tmp_path / "turns").mkdir()
-    wheel = build_wheel(wanted, archive, bench(tmp_path), ignore)
+    wheel = build_wheel(wanted, archive, workspace(tmp_path), ignore)
     with zipfile.ZipFile(wheel) as made:
         assert made.read("place.txt") == b"python"
 
@@ -80,14 +80,14 @@ def test_a_folder_of_a_repository_is_built_alone(tmp_path):
 def test_missing_headers_are_named(tmp_path):
     sdist = make_sdist(tmp_path, "causal-conv1d", "1.7.0").read_bytes()
     with pytest.raises(CheckRefusedError, match="headers are missing") as refused:
-        build_wheel(plan(headers=("nvidia/cudnn/include",)), sdist, bench(tmp_path), ignore)
+        build_wheel(plan(headers=("nvidia/cudnn/include",)), sdist, workspace(tmp_path), ignore)
     assert "lib/python3.10/site-packages/nvidia/cudnn/include" in refused.value.why
 
 
 def test_a_compiler_that_was_killed_is_explained(tmp_path):
     from envbuild.wheels.build.wheel import _failed
 
-    error = _failed(plan(), bench(tmp_path), 2, "nvcc error   : 'cicc' died due to signal 9 (Kill signal)")
+    error = _failed(plan(), workspace(tmp_path), 2, "nvcc error   : 'cicc' died due to signal 9 (Kill signal)")
     assert isinstance(error, BuildError)
     assert "memory ran out" in error.why
     assert "--jobs 2" in error.fix

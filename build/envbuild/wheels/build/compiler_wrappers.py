@@ -1,4 +1,4 @@
-"""The compilers as a build sees them: each behind a script that waits its turn, nvcc behind one more."""
+"""The compilers as a build sees them: each behind a wrapper that waits for tokens, nvcc behind one more."""
 
 from __future__ import annotations
 
@@ -17,34 +17,41 @@ from envbuild.wheels.toolchain.toolchain import Toolchain
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """The queue in which compilers wait.
+    """The pool of tokens that compilers share.
 
     Attributes:
         folder: where its files are; shared by the builds that share the limits.
-        takes: GiB that one compiler counts for.
+        job_memory_gib: GiB that one compiler counts for.
     """
 
     folder: Path
     limits: Limits
-    takes: int
+    job_memory_gib: int
 
     def command(self, script: Path) -> list[str]:
         """The command before that of a compiler."""
-        limits = ["--cores", str(self.limits.jobs), "--memory", str(self.limits.memory_gib), "--takes", str(self.takes)]
-        return [sys.executable, "-I", "-S", str(script), "--turns", str(self.folder), *limits, "--"]
+        limits = [
+            "--cores",
+            str(self.limits.jobs),
+            "--memory",
+            str(self.limits.memory_gib),
+            "--needs",
+            str(self.job_memory_gib),
+        ]
+        return [sys.executable, "-I", "-S", str(script), "--tokens", str(self.folder), *limits, "--"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompilerWrappers:
-    """Where the fronts are."""
+    """Where the wrappers are."""
 
     cuda_home: Path
     cc: Path
     cxx: Path
 
 
-def make_fronts(
-    toolchain: Toolchain, wanted: Architectures, turns: Tokens, folder: Path, places: Mapping[Path, str]
+def write_wrappers(
+    toolchain: Toolchain, wanted: Architectures, tokens: Tokens, folder: Path, places: Mapping[Path, str]
 ) -> CompilerWrappers:
     """Fill a folder with a CUDA_HOME like the toolkit's and with host compilers; what was in it goes.
 
@@ -61,7 +68,7 @@ def make_fronts(
         scripts.mkdir(parents=True)
         for module in (jobserver, nvcc_wrapper):
             (scripts / Path(str(module.__file__)).name).write_bytes(Path(str(module.__file__)).read_bytes())
-        waiting = turns.command(scripts / "jobserver.py")
+        waiting = tokens.command(scripts / "jobserver.py")
         host = folder / "host"
         host.mkdir()
         compilers = {}

@@ -1,11 +1,11 @@
-"""A compiler that waits its turn: one queue for the compilers of all packages that are built at once.
+"""A compiler that waits for tokens: one pool for the compilers of all packages that are built at once.
 
 A script by itself (standard library only): builds run it in place of gcc, g++ and nvcc, with any Python from 3.8 on::
 
-    python jobserver.py --turns FOLDER --cores 16 --memory 64 --takes 4 -- /usr/bin/g++ -c a.cpp -o a.o
+    python jobserver.py --tokens FOLDER --cores 16 --memory 64 --needs 4 -- /usr/bin/g++ -c a.cpp -o a.o
 
-A turn is an exclusive flock on one of the core files and ``takes`` of the memory files in FOLDER. The compiler inherits
-the open files, so that the kernel gives the turn back when the last process of the compile has ended, however it ended.
+Tokens are exclusive flocks on one of the core files and ``needs`` of the memory files in FOLDER. The compiler inherits
+the open files, so the kernel gives the tokens back when the last process of the compile has ended, however it ended.
 Commands that compile nothing (``--version``), and compilers that a compiler starts, wait for nothing.
 """
 
@@ -18,8 +18,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# Set for what runs in a turn: a compiler that nvcc starts has its parent's.
-HELD = "ENVBUILD_COMPILER_TURN"
+# Set for what runs with tokens: a compiler that nvcc starts has its parent's.
+HOLDS_TOKENS = "ENVBUILD_COMPILER_TOKENS"
 QUESTIONS = frozenset(
     ("--version", "-V", "--help", "-v", "-dumpversion", "-dumpfullversion", "-dumpmachine", "--dryrun")
 )
@@ -27,24 +27,24 @@ SOURCES = (".cu", ".c", ".cc", ".cpp", ".cxx", ".C", ".s", ".S", ".o", ".obj", "
 POLL_SECONDS = 0.02
 
 
-def needs_turn(arguments: Sequence[str]) -> bool:
+def needs_tokens(arguments: Sequence[str]) -> bool:
     """Whether a compiler with these arguments has work to do."""
     return not QUESTIONS.intersection(arguments) and any(
         word.endswith(SOURCES) and not word.startswith("-") for word in arguments
     )
 
 
-def take_turn(folder: str, cores: int, memory: int, takes: int) -> list[int]:
-    """Wait for a core and ``takes`` units of memory; returns the open files that hold them, for a child to inherit.
+def acquire_tokens(folder: str, cores: int, memory: int, needs: int) -> list[int]:
+    """Wait for a core and ``needs`` units of memory; returns the open files that hold them, for a child to inherit.
 
-    Whoever waits holds the queue: turns are given in the order of coming, and a big one is not passed by for ever.
+    Who waits holds the queue: tokens are given in the order of asking, and a compiler that needs many is not starved.
     """
     queue = _open(folder, "queue")
     fcntl.flock(queue, fcntl.LOCK_EX)
     try:
         while True:
             core = _free(folder, "core", cores, 1)
-            units = _free(folder, "memory", memory, takes) if core else []
+            units = _free(folder, "memory", memory, needs) if core else []
             if core and units:
                 return core + units
             for descriptor in core:
@@ -55,8 +55,8 @@ def take_turn(folder: str, cores: int, memory: int, takes: int) -> list[int]:
 
 
 def _free(folder: str, kind: str, count: int, wanted: int) -> list[int]:
-    """Files of a kind that nobody holds, now held here; none when there are fewer than wanted."""
-    held: list[int] = []
+    """Files of a kind that were free, now locked; none when there are fewer than wanted."""
+    taken: list[int] = []
     for number in range(count):
         descriptor = _open(folder, "%s-%d" % (kind, number))  # noqa: UP031 - as old as the rest of the script
         try:
@@ -64,10 +64,10 @@ def _free(folder: str, kind: str, count: int, wanted: int) -> list[int]:
         except BlockingIOError:
             os.close(descriptor)
             continue
-        held.append(descriptor)
-        if len(held) == wanted:
-            return held
-    for descriptor in held:
+        taken.append(descriptor)
+        if len(taken) == wanted:
+            return taken
+    for descriptor in taken:
         os.close(descriptor)
     return []
 
@@ -81,11 +81,11 @@ def main(arguments: Sequence[str]) -> None:
     split = list(arguments).index("--")
     own = dict(zip(arguments[:split:2], arguments[1:split:2]))  # noqa: B905 - strict is not in Python 3.8
     command = list(arguments[split + 1 :])
-    if HELD not in os.environ and needs_turn(command[1:]):
-        numbers = (int(own[name]) for name in ("--cores", "--memory", "--takes"))
-        for descriptor in take_turn(own["--turns"], *numbers):
+    if HOLDS_TOKENS not in os.environ and needs_tokens(command[1:]):
+        numbers = (int(own[name]) for name in ("--cores", "--memory", "--needs"))
+        for descriptor in acquire_tokens(own["--tokens"], *numbers):
             os.set_inheritable(descriptor, True)
-        os.environ[HELD] = "1"
+        os.environ[HOLDS_TOKENS] = "1"
     os.execv(command[0], command)  # noqa: S606 - this is the point
 
 

@@ -13,7 +13,7 @@ from envbuild.core.exit_status import describe_status, ran_out_of_space, tail
 from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import ProcessOptions, run
 from envbuild.lock.uv.program import uv_program
-from envbuild.wheels.build.compiler_wrappers import CompilerWrappers, Tokens, make_fronts
+from envbuild.wheels.build.compiler_wrappers import CompilerWrappers, Tokens, write_wrappers
 from envbuild.wheels.build.unpack import SOURCE_DATE_EPOCH, apply_patches, unpack
 from envbuild.wheels.plan import WheelPlan
 from envbuild.wheels.toolchain.toolchain import Toolchain
@@ -32,14 +32,14 @@ class WheelWorkspace:
     Attributes:
         environment: the virtual environment with the lock's phase main.
         folder: the build's own; one that was ended before its end goes on in the same folder.
-        turns: the queue of compilers.
+        tokens: what compilers wait for.
     """
 
     environment: Path
     toolchain: Toolchain
     folder: Path
     log: Path
-    turns: Tokens
+    tokens: Tokens
 
     @property
     def python(self) -> Path:
@@ -47,8 +47,8 @@ class WheelWorkspace:
         return self.environment / "bin" / "python"
 
 
-def build_wheel(plan: WheelPlan, archive: bytes, bench: WheelWorkspace, progress: Callable[[str], None]) -> Path:
-    """Build the wheel of a plan and return its path, inside the bench's folder.
+def build_wheel(plan: WheelPlan, archive: bytes, workspace: WheelWorkspace, progress: Callable[[str], None]) -> Path:
+    """Build the wheel of a plan and return its path, inside the workspace's folder.
 
     Args:
         archive: the package's sources, as a tar or zip archive.
@@ -59,14 +59,14 @@ def build_wheel(plan: WheelPlan, archive: bytes, bench: WheelWorkspace, progress
         CheckRefusedError: the sources are no archive, a patch does not apply, or headers are not in the environment.
         MachineError: the disk is full, or Python's headers are missing.
     """
-    _clear(bench.folder)
-    tree = unpack(plan.name, archive, bench.folder / KEPT, plan.origin.subdirectory)
+    _clear(workspace.folder)
+    tree = unpack(plan.name, archive, workspace.folder / KEPT, plan.origin.subdirectory)
     apply_patches(plan.name, tree, plan.patches)
     source = tree / plan.origin.subdirectory
-    places = {bench.folder: "/build", bench.environment: "/environment"}
-    fronts = make_fronts(bench.toolchain, plan.asked, bench.turns, bench.folder / "fronts", places)
-    environment = _variables(plan, bench, fronts)
-    out = bench.folder / "out"
+    places = {workspace.folder: "/build", workspace.environment: "/environment"}
+    wrappers = write_wrappers(workspace.toolchain, plan.asked, workspace.tokens, workspace.folder / "wrappers", places)
+    environment = _variables(plan, workspace, wrappers)
+    out = workspace.folder / "out"
     progress("building")
 
     def show(line: str) -> None:
@@ -76,15 +76,15 @@ def build_wheel(plan: WheelPlan, archive: bytes, bench: WheelWorkspace, progress
     finished = run(
         [
             *(uv_program(), "build", "--wheel", "--no-build-isolation", "--no-config", "--offline", "--color", "never"),
-            *("--python", bench.python, "--out-dir", out, source),
+            *("--python", workspace.python, "--out-dir", out, source),
         ],
         what=f"build the wheel of {plan.name}",
-        log=bench.log,
+        log=workspace.log,
         on_line=show,
         check=False,
         options=ProcessOptions(
             env=environment,
-            cwd=bench.folder,
+            cwd=workspace.folder,
             timeout_seconds=plan.recipe.time_limit_minutes * 60,
             whole=True,
             fix=f"Raise time_limit_minutes in envs/wheels/{plan.parts.package}.toml, or build where there are more "
@@ -92,16 +92,16 @@ def build_wheel(plan: WheelPlan, archive: bytes, bench: WheelWorkspace, progress
         ),
     )
     if finished.status != 0:
-        if ran_out_of_space(finished.output, bench.folder):
-            raise disk_full(bench.folder)
-        raise _failed(plan, bench, finished.status, finished.output)
+        if ran_out_of_space(finished.output, workspace.folder):
+            raise disk_full(workspace.folder)
+        raise _failed(plan, workspace, finished.status, finished.output)
     wheels = sorted(out.glob("*.whl"))
     if len(wheels) != 1:
         raise BuildError(
             f"the build of {plan.name} made no wheel",
             why=f"It ended without an error and left {[path.name for path in wheels] or 'nothing'}.",
             fix="Look at the log; the package's build says what it did.",
-            log=bench.log,
+            log=workspace.log,
         )
     return wheels[0]
 
@@ -115,9 +115,9 @@ def _clear(folder: Path) -> None:
                 remove_tree(path)
 
 
-def _failed(plan: WheelPlan, bench: WheelWorkspace, status: int, output: str) -> BuildError:
+def _failed(plan: WheelPlan, workspace: WheelWorkspace, status: int, output: str) -> BuildError:
     memory = bool(_KILLED.search(output))
-    jobs = bench.turns.limits.jobs_for(bench.turns.takes)
+    jobs = workspace.tokens.limits.jobs_for(workspace.tokens.job_memory_gib)
     return BuildError(
         f"the wheel of {plan.name} does not build: uv {describe_status(status)}",
         why=("A compiler was killed, most likely because memory ran out.\n" if memory else "") + tail(output),
@@ -125,45 +125,45 @@ def _failed(plan: WheelPlan, bench: WheelWorkspace, status: int, output: str) ->
         if memory
         else "The lines above are the build's own; the whole of it is in the log. Compilers and flags are those of "
         f"--explain; what the package needs beyond that belongs into envs/wheels/{plan.parts.package}.toml.",
-        log=bench.log,
+        log=workspace.log,
     )
 
 
-def _variables(plan: WheelPlan, bench: WheelWorkspace, fronts: CompilerWrappers) -> dict[str, str]:
+def _variables(plan: WheelPlan, workspace: WheelWorkspace, wrappers: CompilerWrappers) -> dict[str, str]:
     """The whole environment of a build: what is not declared is not there."""
     for name in ("home", "tmp"):
-        (bench.folder / name).mkdir(exist_ok=True)
-    home = fronts.cuda_home
-    compilers = {"CC": str(fronts.cc), "CXX": str(fronts.cxx)}
+        (workspace.folder / name).mkdir(exist_ok=True)
+    home = wrappers.cuda_home
+    compilers = {"CC": str(wrappers.cc), "CXX": str(wrappers.cxx)}
     places = {
-        "PATH": f"{bench.environment}/bin:{home}/bin:{os.environ.get('PATH', os.defpath)}",
-        "HOME": str(bench.folder / "home"),
-        "TMPDIR": str(bench.folder / "tmp"),
-        "UV_CACHE_DIR": str(bench.folder / "uv"),
+        "PATH": f"{workspace.environment}/bin:{home}/bin:{os.environ.get('PATH', os.defpath)}",
+        "HOME": str(workspace.folder / "home"),
+        "TMPDIR": str(workspace.folder / "tmp"),
+        "UV_CACHE_DIR": str(workspace.folder / "uv"),
         "CUDA_HOME": str(home),
         "CUDA_PATH": str(home),
         "PYTORCH_NVCC": str(home / "bin" / "nvcc"),
         "CUDAHOSTCXX": compilers["CXX"],
         "NVCC_CCBIN": compilers["CXX"],
     }
-    # As many as there are in all: those of other packages may be fewer just then, and each waits its turn.
-    jobs = str(bench.turns.limits.jobs)
+    # As many as there are in all: those of other packages may be fewer just then, and each waits for tokens.
+    jobs = str(workspace.tokens.limits.jobs)
     limits = {"MAX_JOBS": jobs, "NVTE_BUILD_MAX_JOBS": jobs, "UV_PYTHON_DOWNLOADS": "never"}
     fixed = {"LANG": "C.UTF-8", "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH), "PYTHONHASHSEED": "0"}
     torch = {"TORCH_CUDA_ARCH_LIST": plan.asked.torch_list()}
     if plan.origin.commit:
         # An archive has no history to take a version from (setuptools-scm's own variable for that).
         fixed["SETUPTOOLS_SCM_PRETEND_VERSION"] = plan.parts.version
-    if headers := _headers(plan, bench):
+    if headers := _headers(plan, workspace):
         places["CPATH"] = ":".join(headers)
     return {**fixed, **places, **compilers, **limits, **torch, **plan.parts.variables}
 
 
-def _headers(plan: WheelPlan, bench: WheelWorkspace) -> list[str]:
+def _headers(plan: WheelPlan, workspace: WheelWorkspace) -> list[str]:
     python = "python" + plan.parts.python.replace("cp3", "3.")
-    site_packages = bench.environment / "lib" / python / "site-packages"
+    site_packages = workspace.environment / "lib" / python / "site-packages"
     folders = [site_packages / folder for folder in plan.parts.headers]
-    if missing := [str(folder.relative_to(bench.environment)) for folder in folders if not folder.is_dir()]:
+    if missing := [str(folder.relative_to(workspace.environment)) for folder in folders if not folder.is_dir()]:
         raise CheckRefusedError(
             f"{plan.name} cannot be built: headers are missing",
             why=f"The lock's phase main has no {', '.join(missing)}; torch's own dependencies usually bring them.",
@@ -172,7 +172,7 @@ def _headers(plan: WheelPlan, bench: WheelWorkspace) -> list[str]:
         )
     where = "import sysconfig; print(sysconfig.get_paths()['include'])"
     asked = run(
-        [bench.python, "-I", "-c", where],
+        [workspace.python, "-I", "-c", where],
         what="ask Python where its headers are",
         options=ProcessOptions(error=MachineError),
     )

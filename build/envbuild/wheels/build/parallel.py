@@ -1,4 +1,4 @@
-"""Builds the wheels that are not in the wheelhouse yet, all at once behind one queue, checks them, and keeps them."""
+"""Builds the wheels that are not in the wheelhouse yet, in parallel with shared limits, checks them, and keeps them."""
 
 from __future__ import annotations
 
@@ -34,23 +34,31 @@ _SPLITS = re.compile(r"[^\w/.+@~-]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workshop:
+class BuildContext:
     """What all builds of a call share.
 
     Attributes:
         toolchain: gives the compilers; asked for only when something is built.
-        wheelhouse: the store's, with what is beside it.
+        wheelhouse: the store's, with its remote stores.
     """
 
     toolchain: Callable[[], Toolchain]
     sources: WheelSources
     wheelhouse: Wheelhouse
-    store: LocalStore
-    reporter: Reporter
     limits: Limits
 
+    @property
+    def store(self) -> LocalStore:
+        return self.sources.store
 
-def make_wheels(plans: Sequence[WheelPlan], environment: Callable[[], Path], workshop: Workshop) -> tuple[Built, ...]:
+    @property
+    def reporter(self) -> Reporter:
+        return self.sources.reporter
+
+
+def make_wheels(
+    plans: Sequence[WheelPlan], environment: Callable[[], Path], context: BuildContext
+) -> tuple[Built, ...]:
     """The wheels of ``plans``; what is in the wheelhouse is taken from there, the rest is built at the same time.
 
     Args:
@@ -60,35 +68,30 @@ def make_wheels(plans: Sequence[WheelPlan], environment: Callable[[], Path], wor
         BuildError: a wheel does not build; the others are built to their end and kept.
         CheckRefusedError: a wheel is not what was asked for, and was not kept.
     """
-    wheelhouse = workshop.wheelhouse
+    wheelhouse = context.wheelhouse
     found = {plan.parts.key: wheelhouse.find(plan.parts.key) for plan in plans}
     missing = [plan for plan in plans if found[plan.parts.key] is None]
-    made = _build_all(missing, environment, workshop) if missing else {}
-    return tuple(made.get(plan.parts.key) or _there(found[plan.parts.key]) for plan in plans)
+    made = _build_all(missing, environment, context) if missing else {}
+    have = made | {key: item for key, item in found.items() if item is not None}
+    return tuple(have[plan.parts.key] for plan in plans)
 
 
-def _there(item: Built | None) -> Built:
-    if item is None:
-        raise KeyError("a plan is neither found nor made")
-    return item
-
-
-def _build_all(plans: Sequence[WheelPlan], made: Callable[[], Path], workshop: Workshop) -> dict[str, Built]:
-    _refuse_path(workshop.store.root)
-    limits, toolchain = workshop.limits, workshop.toolchain()
+def _build_all(plans: Sequence[WheelPlan], prepare: Callable[[], Path], context: BuildContext) -> dict[str, Built]:
+    _refuse_path(context.store.root)
+    limits, toolchain = context.limits, context.toolchain()
     refuse_unknown_sm(toolchain, dict.fromkeys(sm for plan in plans for sm in plan.expected.sass))
-    environment = made()
+    environment = prepare()
     which = plans[0].name if len(plans) == 1 else f"{len(plans)} wheels"
     most = max(limits.jobs_for(plan.recipe.job_memory_gib) for plan in plans)
     title = f"build {which} for {plans[0].asked.text()}, {most} at once in {limits.memory_gib} GiB"
-    board = _Board(workshop.reporter)
-    with workshop.store.staging("compilers") as turns, workshop.reporter.step(title):
+    progress = _Progress(context.reporter)
+    with context.store.staging("compilers") as tokens, context.reporter.step(title):
         pool = ThreadPoolExecutor(len(plans))
         with interruptible(pool):
             running: dict[str, Future[Built]] = {}
             for plan in plans:
-                maker = _Maker(plan, environment, toolchain, workshop, turns, board)
-                running[plan.parts.key] = pool.submit(_kept, maker, plan, workshop)
+                build = _WheelBuild(plan, environment, toolchain, context, tokens, progress)
+                running[plan.parts.key] = pool.submit(build.run)
             # All of them, before the first error is raised.
             failures = [future.exception() for future in running.values()]
         for failure in failures:
@@ -98,7 +101,7 @@ def _build_all(plans: Sequence[WheelPlan], made: Callable[[], Path], workshop: W
 
 
 def _refuse_path(root: Path) -> None:
-    """Refuse a place whose path build tools take apart: setuptools splits CC, ninja and make split commands."""
+    """Refuse a folder whose path build tools take apart: setuptools splits CC, ninja and make split commands."""
     bad = sorted(set(_SPLITS.findall(str(root.absolute()))))
     if bad:
         words = " and ".join("a space" if one == " " else repr(one) for one in bad)
@@ -109,83 +112,70 @@ def _refuse_path(root: Path) -> None:
         )
 
 
-def _kept(maker: _Maker, plan: WheelPlan, workshop: Workshop) -> Built:
-    try:
-        return workshop.wheelhouse.get_or_build(plan.parts.key, maker)
-    except EnvbuildError as error:
-        workshop.reporter.note(f"{plan.name}: {error.what}")
-        raise
-    finally:
-        maker.leave()
-
-
-class _Board:
-    """What is going on in several builds, as one line."""
+class _Progress:
+    """The progress of several builds, as one line."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._lock = threading.Lock()
         self._texts: dict[str, str] = {}
 
-    def told(self, name: str, text: str) -> None:
-        """A build is at ``text`` now; nothing when it is over."""
+    def update(self, name: str, text: str) -> None:
+        """Show what a build is doing; nothing when it is over."""
         with self._lock:
             self._texts[name] = text
             shown = [f"{package}: {doing}" for package, doing in self._texts.items() if doing]
             self._reporter.update("; ".join(shown))
 
 
-class _Maker:
-    """Fills the entry of one wheel."""
+@dataclass(frozen=True)
+class _WheelBuild:
+    """The build of one wheel; called, it fills the wheel's entry."""
 
-    def __init__(
-        self,
-        plan: WheelPlan,
-        environment: Path,
-        toolchain: Toolchain,
-        workshop: Workshop,
-        turns: Path,
-        board: _Board,
-    ) -> None:
-        self._plan = plan
-        self._environment = environment
-        self._toolchain = toolchain
-        self._workshop = workshop
-        self._turns = turns
-        self._board = board
+    plan: WheelPlan
+    environment: Path
+    toolchain: Toolchain
+    context: BuildContext
+    tokens: Path
+    progress: _Progress
+
+    def run(self) -> Built:
+        try:
+            return self.context.wheelhouse.get_or_build(self.plan.parts.key, self)
+        except EnvbuildError as error:
+            self.context.reporter.note(f"{self.plan.name}: {error.what}")
+            raise
+        finally:
+            self._show("")
 
     def __call__(self, entry: Path) -> None:
-        plan, store = self._plan, self._workshop.store
+        plan, store = self.plan, self.context.store
         folder = store.path_of(BUILDS_KIND, plan.parts.key)
         log = store.root / "logs" / "wheels" / f"{plan.parts.package}-{short(plan.parts.key)}.log"
         with machine_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
             remove_tree(log)
-        limits = self._workshop.limits
-        turns = Tokens(folder=self._turns, limits=limits, takes=limits.share(plan.recipe.job_memory_gib))
-        bench = WheelWorkspace(
-            environment=self._environment, toolchain=self._toolchain, folder=folder, log=log, turns=turns
+        limits = self.context.limits
+        tokens = Tokens(folder=self.tokens, limits=limits, job_memory_gib=limits.share(plan.recipe.job_memory_gib))
+        workspace = WheelWorkspace(
+            environment=self.environment, toolchain=self.toolchain, folder=folder, log=log, tokens=tokens
         )
         from envbuild.wheels.audit.audit import check_wheel  # pyelftools and auditwheel: only where wheels are built
 
-        self._tell("unpacking")
-        archive = self._workshop.sources.archive(plan.origin)
+        self._show("unpacking")
+        archive = self.context.sources.archive(plan.origin)
         started = time.monotonic()
-        wheel = build_wheel(plan, archive, bench, self._tell)
+        wheel = build_wheel(plan, archive, workspace, self._show)
         seconds = time.monotonic() - started
-        self._tell(f"checking {wheel.name}")
-        checked = check_wheel(wheel, plan, self._environment, folder / "unpacked", log)
+        self._show(f"checking {wheel.name}")
+        checked = check_wheel(wheel, plan, self.environment, folder / "unpacked", log)
         fill(entry, checked.wheel, _record(plan, checked, seconds, limits.jobs_for(plan.recipe.job_memory_gib)), log)
         with machine_errors(folder):
             remove_tree(folder)
-        self._workshop.reporter.note(f"{plan.name}: built and checked in {time.monotonic() - started:.0f} s")
+        self.context.reporter.note(f"{plan.name}: built and checked in {time.monotonic() - started:.0f} s")
 
-    def leave(self) -> None:
-        """The build is over, one way or another."""
-        self._tell("")
-
-    def _tell(self, text: str) -> None:
-        self._board.told(self._plan.parts.package, text)
+    def _show(self, text: str) -> None:
+        self.progress.update(self.plan.parts.package, text)
 
 
 def _record(plan: WheelPlan, checked: AuditedWheel, seconds: float, jobs: int) -> WheelRecord:
