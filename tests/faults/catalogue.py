@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from faults.cases import DATA, PIPELINE
-from faults.kinds import Fault, Scenario, Spoil, Switch
+from faults.kinds import Corruption, Fault, Scenario, Switch
 from faults.library import LIBRARY
 from faults.processes import PROCESS
 
@@ -12,7 +12,7 @@ WHEELS = (
         id="extension-missing",
         broken="an extension is missing, and its package takes a fallback without a word",
         where="wheel",
-        plant=Spoil(name="extension_removed"),
+        plant=Corruption(name="extension_removed"),
         case=DATA,
         check="environment",
         says="file-missing",
@@ -24,7 +24,7 @@ WHEELS = (
         id="bytecode-changed",
         broken="the bytecode of a module is not its source's: the source is the wheel's, and what runs is not",
         where="wheel",
-        plant=Spoil(name="bytecode_changed"),
+        plant=Corruption(name="bytecode_changed"),
         case=DATA,
         check="environment",
         says="bytecode-differs",
@@ -35,7 +35,7 @@ WHEELS = (
         id="code-at-start",
         broken="every interpreter runs code as it starts that no package brought",
         where="wheel",
-        plant=Spoil(name="code_at_start"),
+        plant=Corruption(name="code_at_start"),
         case=DATA,
         check="environment",
         says="startup-code",
@@ -45,7 +45,7 @@ WHEELS = (
         id="unlisted-optimizer",
         broken="an optimizer that no package of the lock brought lies in the environment, and megatron-core takes it",
         where="wheel",
-        plant=Spoil(name="stub_optimizer"),
+        plant=Corruption(name="stub_optimizer"),
         case=DATA,
         check="environment",
         says="imported-unlisted: apex",
@@ -56,7 +56,7 @@ WHEELS = (
         id="megatron-shadowed",
         broken="megatron.core is imported from a checkout on PYTHONPATH, in the same namespace as the lock's",
         where="wheel",
-        plant=Spoil(name="megatron_on_the_path"),
+        plant=Corruption(name="megatron_on_the_path"),
         case=DATA,
         check="environment",
         says="shadowed",
@@ -66,7 +66,7 @@ WHEELS = (
         id="extension-changed",
         broken="an extension is not the one that was locked: another byte",
         where="wheel",
-        plant=Spoil(name="extension_changed"),
+        plant=Corruption(name="extension_changed"),
         case=DATA,
         check="environment",
         says="file-differs",
@@ -76,7 +76,7 @@ WHEELS = (
         id="torch-shadowed",
         broken="another torch stands before the environment's on the path",
         where="wheel",
-        plant=Spoil(name="torch_shadowed"),
+        plant=Corruption(name="torch_shadowed"),
         case=DATA,
         check="environment",
         says="shadowed",
@@ -88,7 +88,7 @@ WHEELS = (
         id="version-differs",
         broken="a package is of another version than the lock's",
         where="wheel",
-        plant=Spoil(name="other_version"),
+        plant=Corruption(name="other_version"),
         case=DATA,
         check="environment",
         says="version-mismatch",
@@ -99,7 +99,7 @@ WHEELS = (
         id="package-removed",
         broken="a package of the lock is not installed",
         where="wheel",
-        plant=Spoil(name="package_removed"),
+        plant=Corruption(name="package_removed"),
         case=DATA,
         check="environment",
         says="package-missing",
@@ -109,7 +109,7 @@ WHEELS = (
         id="two-nccls",
         broken="a machine's own NCCL is found before the one of the environment",
         where="wheel",
-        plant=Spoil(name="second_nccl"),
+        plant=Corruption(name="second_nccl"),
         case=DATA,
         check="environment",
         says="library-twice",

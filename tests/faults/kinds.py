@@ -37,8 +37,8 @@ class Switch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spoil:
-    """An installed environment is changed, and its RECORDs are not: a function of :mod:`faults.spoils`."""
+class Corruption:
+    """An installed environment is changed, and its RECORDs are not: a function of :mod:`faults.corruptions`."""
 
     name: str
 
@@ -48,7 +48,7 @@ class Scenario:
     """What is wrong is between plan, run and judge: the test of this fault sets it up itself."""
 
 
-Plant = Edit | Switch | Spoil | Scenario
+Plant = Edit | Switch | Corruption | Scenario
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Fault:
         says: what the problem's text, or the reason of the refusal, must have in it.
         at: whose problem it is: of the case, of its baseline, or of the run as a whole.
         asked: what of the issue's list this is, in its words; empty for more than it asks for.
-        quick: in ``./dev test``; the others run in ``./dev soak`` alone.
+        quick: in ``./dev test --all``; the others run in ``./dev soak`` alone.
     """
 
     id: str

@@ -7,10 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from faults import spoils
-from faults.bench import Bench  # noqa: F401 - the bench imports all that faults need
+from faults import corruptions
 from faults.catalogue import FAULTS
-from faults.kinds import Edit, Scenario, Spoil, Switch
+from faults.harness import Harness  # noqa: F401 - the harness imports all that faults need
+from faults.kinds import Corruption, Edit, Scenario, Switch
 
 from envbuild.certify.judge.problems import CHECKS
 from envbuild.core import errors
@@ -70,8 +70,8 @@ def test_plants_exist() -> None:
     for fault in FAULTS:
         if isinstance(fault.plant, Switch):
             assert f'"{fault.plant.name}"' in switch, fault.id
-        if isinstance(fault.plant, Spoil):
-            assert callable(getattr(spoils, fault.plant.name)), fault.id
+        if isinstance(fault.plant, Corruption):
+            assert callable(getattr(corruptions, fault.plant.name)), fault.id
         if isinstance(fault.plant, Edit):
             assert fault.plant.changes, fault.id
 

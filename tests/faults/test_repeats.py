@@ -6,15 +6,15 @@ import json
 from typing import Any
 
 import pytest
-from faults.bench import PASSED, Bench
+from faults.harness import PASSED, Harness
 from faults.record import Record
 
 REPEATS = 30
 
 
 @pytest.mark.soak
-def test_healthy_repeats_of_the_quick_matrix_raise_no_alarm(bench: Bench, record: Record) -> None:
-    outcome = bench.certify(bench.stack, "certify-quick", "--repeat", str(REPEATS))
+def test_healthy_repeats_of_the_quick_matrix_raise_no_alarm(harness: Harness, record: Record) -> None:
+    outcome = harness.certify(harness.stack, "certify-quick", "--repeat", str(REPEATS))
     found: dict[str, Any] = {"matrix": "certify-quick", "count": REPEATS, "seconds": round(outcome.seconds, 1)}
     found["alarms"] = outcome.checks() if outcome.status != PASSED else []
     found["cases"] = spreads(outcome.document["cases"]) if outcome.status == PASSED else {}

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from faults.bench import FAILED, PASSED, REFUSED, Bench, Outcome
 from faults.catalogue import fault_named
+from faults.harness import FAILED, PASSED, REFUSED, Harness, Outcome
 from faults.record import Record
 from helpers.certify_world import place_image
 
@@ -24,10 +24,10 @@ SLOW_LOOPBACK = 'ip link set lo up && tc qdisc add dev lo root tbf rate 40mbit b
 SWEEP = {"sizes_bytes": [2**20], "floor_gigabytes_per_second": 0.02, "devices": ["cpu"]}
 
 
-def written_plan(bench: Bench, folder: Path, *more: str) -> Path:
+def written_plan(harness: Harness, folder: Path, *more: str) -> Path:
     """A plan of one case for another machine."""
-    matrix = bench.matrix("faults-runs", [fault_named("results-of-another-plan")])
-    outcome = bench.run("--matrix", matrix, *more, "--plan-out", folder)
+    matrix = harness.matrix("faults-runs", [fault_named("results-of-another-plan")])
+    outcome = harness.run("--matrix", matrix, *more, "--plan-out", folder)
     assert outcome.status == PASSED, outcome.words
     return folder
 
@@ -43,11 +43,11 @@ def in_an_image(lock_digest: str, folder: Path, python: Path) -> list[str | Path
     ]
 
 
-def run_by_hand(bench: Bench, folder: Path, *more: str | Path, before: Sequence[str | Path] = ()) -> None:
+def run_by_hand(harness: Harness, folder: Path, *more: str | Path, before: Sequence[str | Path] = ()) -> None:
     """Run a plan as its README says."""
     words = [
         *before,
-        bench.stack.python,
+        harness.stack.python,
         folder / "smoke.pyz",
         "run",
         "--plan",
@@ -59,8 +59,8 @@ def run_by_hand(bench: Bench, folder: Path, *more: str | Path, before: Sequence[
     assert done.returncode == 0, done.stderr
 
 
-def judged(bench: Bench, folder: Path, *more: str) -> Outcome:
-    return bench.run("--matrix", "faults-runs", "--judge", folder, *more)
+def judged(harness: Harness, folder: Path, *more: str) -> Outcome:
+    return harness.run("--matrix", "faults-runs", "--judge", folder, *more)
 
 
 def note(record: Record, name: str, outcome: Outcome, case: str | None = None) -> bool:
@@ -72,74 +72,79 @@ def note(record: Record, name: str, outcome: Outcome, case: str | None = None) -
 
 
 @pytest.mark.fault
-def test_results_of_another_plan(bench: Bench, record: Record, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_results_of_another_plan(harness: Harness, record: Record, tmp_path: Path) -> None:
     """The same cases, planned twice: what ran for one is not evidence for the other."""
     fault = fault_named("results-of-another-plan")
-    first, second = (written_plan(bench, tmp_path / name, "--in", "venv") for name in ("first", "second"))
-    run_by_hand(bench, first)
-    assert judged(bench, first).status == PASSED
+    first, second = (written_plan(harness, tmp_path / name, "--in", "venv") for name in ("first", "second"))
+    run_by_hand(harness, first)
+    assert judged(harness, first).status == PASSED
     shutil.copytree(first / "results", second / "results", dirs_exist_ok=True)
-    outcome = judged(bench, second)
+    outcome = judged(harness, second)
     assert note(record, fault.id, outcome), outcome.document
     assert outcome.status == REFUSED
 
 
 @pytest.mark.fault
-def test_results_of_another_image(bench: Bench, record: Record, mcore_lock: LockDirectory, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_results_of_another_image(harness: Harness, record: Record, mcore_lock: LockDirectory, tmp_path: Path) -> None:
     """The runner hashes the image that it was given; the plan is for one that was made since."""
     fault = fault_named("results-of-another-image")
     own = ("--out-dir", str(tmp_path / "out"))
     image = place_image(tmp_path / "out", mcore_lock)
     old = tmp_path / "old.sqsh"
     old.write_bytes(b"the image that was there before")
-    right, stale = (written_plan(bench, tmp_path / name, *own) for name in ("right", "stale"))
-    inside = in_an_image(mcore_lock.lock.digest, tmp_path, bench.stack.python)
-    run_by_hand(bench, right, "--image", image.sqsh(), before=inside)
-    run_by_hand(bench, stale, "--image", old, before=inside)
-    healthy, outcome = judged(bench, right, *own), judged(bench, stale, *own)
+    right, stale = (written_plan(harness, tmp_path / name, *own) for name in ("right", "stale"))
+    inside = in_an_image(mcore_lock.lock.digest, tmp_path, harness.stack.python)
+    run_by_hand(harness, right, "--image", image.sqsh(), before=inside)
+    run_by_hand(harness, stale, "--image", old, before=inside)
+    healthy, outcome = judged(harness, right, *own), judged(harness, stale, *own)
     assert healthy.status == PASSED, healthy.words
     assert note(record, fault.id, outcome), outcome.document
     assert outcome.status == REFUSED
 
 
 @pytest.mark.fault
-def test_another_python_in_the_image(bench: Bench, record: Record, mcore_lock: LockDirectory, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_another_python_in_the_image(
+    harness: Harness, record: Record, mcore_lock: LockDirectory, tmp_path: Path
+) -> None:
     """As pyxis with a home folder mounted: the file that is hashed is the image, and what trains is not."""
     fault = fault_named("another-python-in-the-image")
     own = ("--out-dir", str(tmp_path / "out"))
     image = place_image(tmp_path / "out", mcore_lock)
-    folder = written_plan(bench, tmp_path / "plan", *own)
+    folder = written_plan(harness, tmp_path / "plan", *own)
     inside = in_an_image(mcore_lock.lock.digest, tmp_path, Path("/opt/envbuild/venv/bin/python"))
-    run_by_hand(bench, folder, "--image", image.sqsh(), before=inside)
-    outcome = judged(bench, folder, *own)
+    run_by_hand(harness, folder, "--image", image.sqsh(), before=inside)
+    outcome = judged(harness, folder, *own)
     assert note(record, fault.id, outcome), outcome.document
     assert outcome.status == FAILED
 
 
 @pytest.mark.fault
 @pytest.mark.soak
-def test_slow_network(bench: Bench, record: Record) -> None:
+def test_slow_network(harness: Harness, record: Record) -> None:
     """The ranks speak through a loopback that passes a hundredth of what it did."""
     fault = fault_named("slow-network")
-    name = bench.matrix("faults-network", [fault], bandwidth=SWEEP)
-    words = ("--matrix", name, "--in", "venv", "--venv", bench.stack.folder)
-    healthy = bench.run(*words, before=[*NAMESPACE, LOOPBACK, "sh"])
+    name = harness.matrix("faults-network", [fault], bandwidth=SWEEP)
+    words = ("--matrix", name, "--in", "venv", "--venv", harness.stack.folder)
+    healthy = harness.run(*words, before=[*NAMESPACE, LOOPBACK, "sh"])
     assert healthy.status == PASSED, f"{healthy.document}\n{healthy.words}"
-    outcome = bench.run(*words, before=[*NAMESPACE, SLOW_LOOPBACK, "sh"])
+    outcome = harness.run(*words, before=[*NAMESPACE, SLOW_LOOPBACK, "sh"])
     assert note(record, fault.id, outcome), outcome.document
     assert outcome.status == FAILED
 
 
 @pytest.mark.fault
 @pytest.mark.soak
-def test_noise(bench: Bench, record: Record) -> None:
+def test_noise(harness: Harness, record: Record) -> None:
     """Gradients differ in their last bits from one run to the next: every band holds, and the repeats do not agree."""
     fault = fault_named("noise")
-    case, _ = bench.cases_of(fault)
-    name = bench.matrix("faults-repeats", [fault])
-    healthy = bench.certify(bench.switched, name, "--repeat", "3")
+    case, _ = harness.cases_of(fault)
+    name = harness.matrix("faults-repeats", [fault])
+    healthy = harness.certify(harness.switched, name, "--repeat", "3")
     assert healthy.status == PASSED, f"{healthy.document}\n{healthy.words}"
-    outcome = bench.certify(bench.switched, name, "--repeat", "3", variables={"ENVBUILD_FAULT": "noise"})
+    outcome = harness.certify(harness.switched, name, "--repeat", "3", variables={"ENVBUILD_FAULT": "noise"})
     assert note(record, fault.id, outcome, case.id), outcome.document
     assert outcome.status == FAILED
     assert outcome.checks() == ["repeats"]
@@ -147,25 +152,25 @@ def test_noise(bench: Bench, record: Record) -> None:
 
 @pytest.mark.fault
 @pytest.mark.soak
-def test_results_of_a_part(bench: Bench, record: Record, tmp_path: Path) -> None:
+def test_results_of_a_part(harness: Harness, record: Record, tmp_path: Path) -> None:
     """Somebody ran the baseline alone: all that is there passed, and what is not there did not."""
     fault = fault_named("results-of-a-part")
-    case, baseline = bench.cases_of(fault)
-    folder = written_plan(bench, tmp_path / "plan", "--in", "venv")
-    run_by_hand(bench, folder, "--only", baseline.id)
-    outcome = judged(bench, folder)
+    case, baseline = harness.cases_of(fault)
+    folder = written_plan(harness, tmp_path / "plan", "--in", "venv")
+    run_by_hand(harness, folder, "--only", baseline.id)
+    outcome = judged(harness, folder)
     assert note(record, fault.id, outcome, case.id), outcome.document
     assert outcome.status == FAILED
 
 
 @pytest.mark.fault
 @pytest.mark.soak
-def test_transport_by_sockets(bench: Bench, record: Record) -> None:
+def test_transport_by_sockets(harness: Harness, record: Record) -> None:
     """NCCL runs on GPUs alone: here the sweep is gloo's, and beside it lies what NCCL writes on a node."""
     fault = fault_named("transport-by-sockets")
-    name = bench.matrix("faults-transport", [fault], bandwidth=SWEEP)
-    healthy = bench.certify(bench.switched, name, variables={"ENVBUILD_FAULT": "nccl-by-nvlink"})
+    name = harness.matrix("faults-transport", [fault], bandwidth=SWEEP)
+    healthy = harness.certify(harness.switched, name, variables={"ENVBUILD_FAULT": "nccl-by-nvlink"})
     assert healthy.status == PASSED, f"{healthy.document}\n{healthy.words}"
-    outcome = bench.certify(bench.switched, name, variables={"ENVBUILD_FAULT": "nccl-by-sockets"})
+    outcome = harness.certify(harness.switched, name, variables={"ENVBUILD_FAULT": "nccl-by-sockets"})
     assert note(record, fault.id, outcome), outcome.document
     assert outcome.status == FAILED

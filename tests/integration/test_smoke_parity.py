@@ -202,6 +202,7 @@ def test_bandwidth_is_measured(parity: Run) -> None:
         assert point["bus_gigabytes_per_second"] == pytest.approx(algorithm)
 
 
+@pytest.mark.slow
 def test_fresh_processes_give_the_digits_of_live_ones(parity: Run, smoke_pyz: Path, stack_python: Path) -> None:
     only = [argument for name in LIVE for argument in ("--only", name)]
     plan, out = parity.out.parent / "plan.json", parity.out.parent / "fresh"
@@ -247,6 +248,7 @@ def test_record_names_what_was_imported(parity: Run, stack_python: Path) -> None
     assert (parity.out / "checkpoints" / BASELINE / "initial" / "metadata.json").is_file()
 
 
+@pytest.mark.slow
 def test_killed_rank_ends_its_case_and_no_other(smoke_pyz: Path, stack_python: Path, tmp_path: Path) -> None:
     """Rank 1 of a training that is under way is killed, as the kernel does when memory runs out."""
     cases = [case_document(BASELINE)]
@@ -299,6 +301,7 @@ run_plan(plan, plan.cases, Path("out"), emit=lambda _: None, stop=threading.Even
 """
 
 
+@pytest.mark.slow
 def test_time_limit_while_a_checkpoint_is_saved(stack_python: Path, tmp_path: Path) -> None:
     """A rank waits for the process that megatron-core saves through: that one must not die of being asked."""
     case = {**case_document(BASELINE), "time_limit_seconds": 5}
@@ -337,6 +340,7 @@ print(json.dumps(after))
 """
 
 
+@pytest.mark.slow
 def test_thirty_cases_in_one_process_leave_nothing_behind(stack_python: Path, tmp_path: Path) -> None:
     cases = [case(f"{model}-fp32-baseline", baseline=None) for model in MODELS]
     for one in cases:
@@ -416,6 +420,7 @@ print(json.dumps({"changed": changed, "table": sorted(r.symbol for r in cpu_shim
 """
 
 
+@pytest.mark.slow
 def test_redirects_patch_the_symbols_of_the_table_and_no_other(stack_python: Path) -> None:
     done = subprocess.run(
         [stack_python, "-c", REDIRECT_CHECK, SMOKE], capture_output=True, text=True, timeout=120, check=True

@@ -13,10 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from faults import spoils
+from faults import corruptions
 from faults.catalogue import FAULTS
 from faults.environments import Environment
-from faults.kinds import Edit, Fault, Scenario, Spoil, Switch
+from faults.kinds import Corruption, Edit, Fault, Scenario, Switch
 from faults.matrices import matrix_of
 
 from envbuild.catalog.catalog import Catalog
@@ -63,7 +63,7 @@ class Outcome:
 
 
 @dataclass
-class Bench:
+class Harness:
     """Where faults are planted and looked for. What was healthy is certified once for all faults that share it."""
 
     project: Path
@@ -157,9 +157,9 @@ def _plant(fault: Fault, environment: Environment) -> dict[str, str]:
     if isinstance(fault.plant, Edit):
         environment.edit(fault.plant)
         return {}
-    assert isinstance(fault.plant, Spoil)
-    spoil = getattr(spoils, fault.plant.name)
-    variables: dict[str, str] = spoil(environment)
+    assert isinstance(fault.plant, Corruption)
+    corrupt = getattr(corruptions, fault.plant.name)
+    variables: dict[str, str] = corrupt(environment)
     return variables
 
 
