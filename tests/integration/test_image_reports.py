@@ -27,13 +27,9 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
 from envbuild.image import build, configuration, inputs
 from envbuild.image.build import build_image
-from envbuild.image.checks.check import check_image
-from envbuild.image.checks.contents import ImageContents
 from envbuild.image.checks.rules import RULES
 from envbuild.image.inputs import ImageInputs
-from envbuild.image.layers.sandbox import builder_paths
 from envbuild.image.record import ImageRecord
-from envbuild.image.scan.cache import scan_built_layer
 from envbuild.lock.locate import find_lock
 from envbuild.oci.models import RunConfig
 from envbuild.oci.write import make_oci, write_layout
@@ -177,35 +173,6 @@ def test_a_layer_more_is_all_that_is_shipped(mini: Tool, folder: Path, with_laye
 
 
 # ---- checks
-
-
-@pytest.mark.parametrize(
-    ("path", "content", "mode", "code"),
-    [
-        ("usr/local/bin/mine", b"#!/bin/sh\n", 0o4755, "setuid"),
-        ("etc/open", b"x", 0o666, "world-writable"),
-        ("root/.netrc", b"machine x login y password z\n", 0o600, "secrets"),
-        ("opt/envbuild/venv/notes", AWS_KEY, 0o644, "secrets"),
-        ("var/lib/apt/lists/x_Packages", b"x", 0o644, "caches"),
-        ("opt/envbuild/venv/bin/mine", b"#!/run/envbuild/work/python\n", 0o755, "builder-paths"),
-    ],
-)
-def test_planted_in_the_image_it_is_refused(
-    mini: Tool, folder: Path, record: ImageRecord, with_layer: Any, path: str, content: bytes, mode: int, code: str
-) -> None:
-    _, planted = with_layer(path, content, mode)
-    store = LocalStore(mini.cache, SilentReporter())
-
-    def facts(*more: Layer) -> ImageContents:
-        paths = builder_paths(store)
-        read = tuple(scan_built_layer(layer, paths, store) for layer in [*layers_of(folder, record), *more])
-        return ImageContents(layers=read, variables={}, labels={})
-
-    check_image(facts(), (), SilentReporter())
-    with pytest.raises(CheckRefusedError) as caught:
-        check_image(facts(planted), (), SilentReporter())
-    assert caught.value.codes == {code}
-    assert f"/{path}" in caught.value.why
 
 
 def test_build_is_refused_and_what_is_allowed_is_recorded(

@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,44 +68,51 @@ def start(layer: Path, tmp_path: Path, config: RunConfig, *arguments: str) -> su
     write_sqsh(sqsh, source([layer], config), tmp_path / "log")
     (tmp_path / "seen").mkdir()
     with mounted(sqsh, tmp_path / "root") as root:
-        words = [
-            "bwrap",
-            "--ro-bind",
-            root,
-            "/",
-            "--bind",
-            tmp_path / "seen",
-            "/tmp",
+        words = ["bwrap", "--ro-bind", root, "/", "--bind", tmp_path / "seen", "/tmp"]
+        words += [
             "--dev",
             "/dev",
             "--proc",
             "/proc",
+            "--unshare-all",
+            "--clearenv",
+            "--setenv",
+            "PATH",
+            "/bin",
+            "sh",
+            "/etc/rc",
+            *arguments,
         ]
-        words += ["--unshare-all", "--clearenv", "--setenv", "PATH", "/bin", "sh", "/etc/rc", *arguments]
         return subprocess.run(words, capture_output=True, text=True, timeout=60)
 
 
-def test_starts_the_command_in_the_working_directory(layer: Path, tmp_path: Path) -> None:
-    config = RunConfig(
-        command=("sh", "-c", 'pwd; printf "%s|" "$@"', "sh", "two words", "it's", "$HOME"), workdir="/srv/x"
-    )
-    done = start(layer, tmp_path, config)
-    assert (done.stdout, done.stderr) == ("/srv/x\ntwo words|it's|$HOME|", "")
-
-
-def test_starts_the_entrypoint_with_the_callers_words(layer: Path, tmp_path: Path) -> None:
-    config = RunConfig(entrypoint=("printf", "<%s>"), command=("unused",))
-    assert start(layer, tmp_path, config, "a b", "$(touch /tmp/x)", "it's").stdout == "<a b><$(touch /tmp/x)><it's>"
+@pytest.mark.parametrize(
+    ("config", "arguments", "printed"),
+    [
+        (
+            {
+                "command": ("sh", "-c", 'pwd; printf "%s|" "$@"', "sh", "two words", "it's", "$HOME"),
+                "workdir": "/srv/x",
+            },
+            (),
+            "/srv/x\ntwo words|it's|$HOME|",
+        ),
+        (
+            {"entrypoint": ("printf", "<%s>"), "command": ("unused",)},
+            ("a b", "$(touch /tmp/x)", "it's"),
+            "<a b><$(touch /tmp/x)><it's>",
+        ),
+        ({"entrypoint": ("printf", "<%s>"), "command": ("c d",)}, (), "<c d>"),
+        ({"command": ("printf", "no")}, ("printf", "%s", "yes"), "yes"),
+    ],
+    ids=["command in the working directory", "entrypoint with arguments", "entrypoint with command", "arguments"],
+)
+def test_starts_what_docker_would_start(
+    layer: Path, tmp_path: Path, config: dict[str, Any], arguments: tuple[str, ...], printed: str
+) -> None:
+    done = start(layer, tmp_path, RunConfig(**config), *arguments)
+    assert (done.stdout, done.stderr) == (printed, "")
     assert os.listdir(tmp_path / "seen") == []
-
-
-def test_starts_the_entrypoint_with_the_command(layer: Path, tmp_path: Path) -> None:
-    assert start(layer, tmp_path, RunConfig(entrypoint=("printf", "<%s>"), command=("c d",))).stdout == "<c d>"
-
-
-def test_starts_the_callers_words_without_an_entrypoint(layer: Path, tmp_path: Path) -> None:
-    done = start(layer, tmp_path, RunConfig(command=("printf", "no")), "printf", "%s", "yes")
-    assert done.stdout == "yes"
 
 
 def test_passes_the_commands_status_on(layer: Path, tmp_path: Path) -> None:
