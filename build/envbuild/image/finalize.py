@@ -17,7 +17,6 @@ from envbuild.image.output import OCI_DIR, SQSH_FILE
 from envbuild.image.record import CheckRecord, ImageRecord, ReferrerRecord, SqshRecord
 from envbuild.image.sbom.inventory import inventory
 from envbuild.image.sbom.referrers import attach
-from envbuild.image.sbom.subject import ImageSubject
 from envbuild.image.sbom.write import reports_of
 from envbuild.image.scan.cache import CachedScan
 from envbuild.image.squashfs.pack import SqshSource, write_sqsh
@@ -127,19 +126,7 @@ def write_reports(
     folder: Path, parts: ImageParts, record: ImageRecord, scans: Sequence[CachedScan]
 ) -> tuple[ReferrerRecord, ...]:
     """Write an image's SBOMs and provenance into ``folder``, and attach them to its OCI layout."""
-    subject = ImageSubject(
-        stack=record.stack,
-        base=record.base,
-        hardware=record.hardware,
-        digest=record.oci_digest,
-        sqsh=record.sqsh_digest or "",
-        lock_digest=record.lock_digest,
-        base_digest=record.base_digest,
-        epoch=record.source_date_epoch,
-        packages=inventory(parts.inputs.lock, [item.scan for item in scans], VENV.strip("/"), parts.inputs.wheels),
-    )
-    tools = {"uv": record.uv, "gzip": record.gzip, "base": record.base_made_by}
-    if record.sqsh:
-        tools |= {"sqsh": f"{record.sqsh.packed_by}, {record.sqsh.compression}"}
-    reports = reports_of(subject, record.key, tools)
-    return attach(folder / OCI_DIR, folder, reports, timestamp(record.source_date_epoch))
+    inputs = parts.inputs
+    packages = inventory(inputs.lock, [item.scan for item in scans], VENV.strip("/"), inputs.wheels)
+    created = timestamp(record.source_date_epoch)
+    return attach(folder / OCI_DIR, folder, reports_of(record, packages), created)

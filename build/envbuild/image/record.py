@@ -114,6 +114,11 @@ class ImageRecord(TomlModel):
     gzip: str
 
     @property
+    def report_name(self) -> str:
+        """``mcore-debian12``: the image in its reports, which name no target since several may have the image."""
+        return f"{self.stack}-{self.base}"
+
+    @property
     def sqsh_digest(self) -> str | None:
         """The digest of the .sqsh; None when the image was built without one."""
         return self.sqsh.digest if self.sqsh else None

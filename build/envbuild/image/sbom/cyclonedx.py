@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from envbuild import __version__
+from envbuild.image.record import ImageRecord
 from envbuild.image.sbom.inventory import ListedPackage
-from envbuild.image.sbom.subject import ImageSubject
 from envbuild.lock.record.cyclonedx import distribution, serial_number, timestamp
 
 MEDIA_TYPE = "application/vnd.cyclonedx+json"
 
 
-def cyclonedx(subject: ImageSubject) -> dict[str, Any]:
+def cyclonedx(record: ImageRecord, packages: Sequence[ListedPackage]) -> dict[str, Any]:
     """The document."""
-    root = f"pkg:oci/{subject.name}@{subject.digest.replace(':', '%3A')}"
+    root = f"pkg:oci/{record.report_name}@{record.oci_digest.replace(':', '%3A')}"
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
-        "serialNumber": serial_number(subject.digest, "cyclonedx-1.6"),
+        "serialNumber": serial_number(record.oci_digest, "cyclonedx-1.6"),
         "version": 1,
         "metadata": {
-            "timestamp": timestamp(subject.epoch),
+            "timestamp": timestamp(record.source_date_epoch),
             "tools": {"components": [{"type": "application", "name": "envbuild", "version": __version__}]},
             "component": {
                 "type": "container",
                 "bom-ref": root,
-                "name": subject.name,
-                "version": subject.digest,
+                "name": record.report_name,
+                "version": record.oci_digest,
                 "purl": root,
-                "hashes": [{"alg": "SHA-256", "content": subject.digest.removeprefix("sha256:")}],
+                "hashes": [{"alg": "SHA-256", "content": record.oci_digest.removeprefix("sha256:")}],
                 "properties": [
-                    {"name": "envbuild:stack", "value": subject.stack},
-                    {"name": "envbuild:base", "value": subject.base},
-                    {"name": "envbuild:base-digest", "value": subject.base_digest},
-                    {"name": "envbuild:hardware", "value": subject.hardware},
-                    {"name": "envbuild:lock", "value": subject.lock_digest},
+                    {"name": "envbuild:stack", "value": record.stack},
+                    {"name": "envbuild:base", "value": record.base},
+                    {"name": "envbuild:base-digest", "value": record.base_digest},
+                    {"name": "envbuild:hardware", "value": record.hardware},
+                    {"name": "envbuild:lock", "value": record.lock_digest},
                 ],
             },
         },
-        "components": [_component(item) for item in subject.packages],
-        "dependencies": [{"ref": root, "dependsOn": sorted(item.purl for item in subject.packages)}],
+        "components": [_component(item) for item in packages],
+        "dependencies": [{"ref": root, "dependsOn": sorted(item.purl for item in packages)}],
     }
 
 

@@ -5,13 +5,13 @@ It is a function of the inputs: no host, no path, no time is in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from envbuild import __version__
 from envbuild.core.digests import Json
+from envbuild.image.record import ImageRecord
 from envbuild.image.sbom.inventory import ListedPackage
-from envbuild.image.sbom.subject import ImageSubject
 
 MEDIA_TYPE = "application/vnd.in-toto+json"
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -20,39 +20,40 @@ BUILD_TYPE = "urn:envbuild:native-image:1"
 BUILDER = "urn:envbuild:native-builder"
 
 
-def provenance(subject: ImageSubject, key: str, tools: Mapping[str, str]) -> dict[str, Any]:
-    """The statement.
-
-    Args:
-        key: the image's key in the store: the digest of everything that decides it.
-        tools: versions of the programs that made it.
-    """
+def provenance(record: ImageRecord, packages: Sequence[ListedPackage]) -> dict[str, Any]:
+    """The statement."""
+    tools = {"uv": record.uv, "gzip": record.gzip, "base": record.base_made_by}
+    if record.sqsh:
+        tools["sqsh"] = f"{record.sqsh.packed_by}, {record.sqsh.compression}"
     return {
         "_type": STATEMENT,
         "subject": [
-            {"name": subject.name, "digest": _digest(subject.digest)},
-            *([{"name": f"{subject.name}.sqsh", "digest": _digest(subject.sqsh)}] if subject.sqsh else []),
+            {"name": record.report_name, "digest": _digest(record.oci_digest)},
+            *([{"name": f"{record.report_name}.sqsh", "digest": _digest(record.sqsh.digest)}] if record.sqsh else []),
         ],
         "predicateType": PREDICATE,
         "predicate": {
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
                 "externalParameters": {
-                    "stack": subject.stack,
-                    "base": subject.base,
-                    "hardware": subject.hardware,
-                    "lock": subject.lock_digest,
+                    "stack": record.stack,
+                    "base": record.base,
+                    "hardware": record.hardware,
+                    "lock": record.lock_digest,
                 },
-                "internalParameters": {"sourceDateEpoch": subject.epoch, "tools": dict(sorted(tools.items()))},
+                "internalParameters": {
+                    "sourceDateEpoch": record.source_date_epoch,
+                    "tools": tools,
+                },
                 "resolvedDependencies": [
-                    {"name": f"base {subject.base}", "digest": _digest(subject.base_digest)},
-                    {"name": f"lock {subject.stack}", "digest": _digest(subject.lock_digest)},
-                    *[_material(item) for item in subject.packages],
+                    {"name": f"base {record.base}", "digest": _digest(record.base_digest)},
+                    {"name": f"lock {record.stack}", "digest": _digest(record.lock_digest)},
+                    *[_material(item) for item in packages],
                 ],
             },
             "runDetails": {
                 "builder": {"id": BUILDER, "version": {"envbuild": __version__}},
-                "metadata": {"invocationId": key},
+                "metadata": {"invocationId": record.key},
             },
         },
     }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from envbuild import __version__
+from envbuild.image.record import ImageRecord
 from envbuild.image.sbom.inventory import ListedPackage
-from envbuild.image.sbom.subject import ImageSubject
 from envbuild.lock.record.cyclonedx import serial_number, timestamp
 
 MEDIA_TYPE = "application/spdx+json"
@@ -16,35 +17,35 @@ IMAGE = "SPDXRef-Image"
 NOTHING = "NOASSERTION"
 
 
-def spdx(subject: ImageSubject) -> dict[str, Any]:
+def spdx(record: ImageRecord, packages: Sequence[ListedPackage]) -> dict[str, Any]:
     """The document."""
-    ids = _ids(subject.packages)
+    ids = _ids(packages)
     return {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
         "SPDXID": DOCUMENT,
-        "name": subject.name,
-        "documentNamespace": serial_number(subject.digest, "spdx-2.3"),
-        "creationInfo": {"created": timestamp(subject.epoch), "creators": [f"Tool: envbuild-{__version__}"]},
+        "name": record.report_name,
+        "documentNamespace": serial_number(record.oci_digest, "spdx-2.3"),
+        "creationInfo": {"created": timestamp(record.source_date_epoch), "creators": [f"Tool: envbuild-{__version__}"]},
         "packages": [
             {
                 "SPDXID": IMAGE,
-                "name": subject.name,
-                "versionInfo": subject.digest,
+                "name": record.report_name,
+                "versionInfo": record.oci_digest,
                 "primaryPackagePurpose": "CONTAINER",
-                "checksums": [{"algorithm": "SHA256", "checksumValue": subject.digest.removeprefix("sha256:")}],
+                "checksums": [{"algorithm": "SHA256", "checksumValue": record.oci_digest.removeprefix("sha256:")}],
                 **_not_asserted(),
             },
-            *[_package(item, ids[item.purl]) for item in subject.packages],
+            *[_package(item, ids[item.purl]) for item in packages],
         ],
         "relationships": [
             _relation(DOCUMENT, "DESCRIBES", IMAGE),
-            *[_relation(IMAGE, "CONTAINS", ids[item.purl]) for item in subject.packages],
+            *[_relation(IMAGE, "CONTAINS", ids[item.purl]) for item in packages],
         ],
     }
 
 
-def _ids(packages: tuple[ListedPackage, ...]) -> dict[str, str]:
+def _ids(packages: Sequence[ListedPackage]) -> dict[str, str]:
     """SPDX identifiers, which have letters, digits, dots and dashes alone."""
     found: dict[str, str] = {}
     taken: set[str] = set()

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
-from envbuild.image.record import CYCLONEDX_FILE, PROVENANCE_FILE, SPDX_FILE
+from envbuild.image.record import CYCLONEDX_FILE, PROVENANCE_FILE, SPDX_FILE, ImageRecord
 from envbuild.image.sbom import cyclonedx, provenance, spdx
+from envbuild.image.sbom.inventory import ListedPackage
 from envbuild.image.sbom.referrers import Attachment
-from envbuild.image.sbom.subject import ImageSubject
 
 # Raised when the reports of the same image would come out differently.
 FORMAT = 1
 
 
-def reports_of(subject: ImageSubject, key: str, tools: Mapping[str, str]) -> tuple[Attachment, ...]:
+def reports_of(record: ImageRecord, packages: Sequence[ListedPackage]) -> tuple[Attachment, ...]:
     """SBOMs and provenance of an image."""
     return (
-        _report(CYCLONEDX_FILE, cyclonedx.MEDIA_TYPE, cyclonedx.cyclonedx(subject)),
-        _report(SPDX_FILE, spdx.MEDIA_TYPE, spdx.spdx(subject)),
-        _report(PROVENANCE_FILE, provenance.MEDIA_TYPE, provenance.provenance(subject, key, tools)),
+        _report(CYCLONEDX_FILE, cyclonedx.MEDIA_TYPE, cyclonedx.cyclonedx(record, packages)),
+        _report(SPDX_FILE, spdx.MEDIA_TYPE, spdx.spdx(record, packages)),
+        _report(PROVENANCE_FILE, provenance.MEDIA_TYPE, provenance.provenance(record, packages)),
     )
 
 

@@ -19,7 +19,6 @@ from envbuild.image.output import PlacedImage, verify
 from envbuild.image.record import ImageRecord
 from envbuild.image.sbom.inventory import inventory
 from envbuild.image.sbom.referrers import attach
-from envbuild.image.sbom.subject import ImageSubject
 from envbuild.image.sbom.write import reports_of
 from envbuild.lock.lockfile import LockedComponent, read_lock
 from envbuild.oci.models import REF_NAME, RunConfig
@@ -32,7 +31,6 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ONE, TWO, THREE = (sha256_bytes(text.encode()) for text in ("1", "2", "3"))
 MAIN = f"one==1.0+cpu \\\n    --hash={ONE}\nmany==2.0 \\\n    --hash={TWO} \\\n    --hash={THREE}\n"
 STATUS = b"Package: libc6\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1:2.36-9+deb12u1\n"
-TOOLS = {"uv": "0.13.8", "gzip": "zlib 1.3 level 4"}
 
 
 @pytest.fixture
@@ -82,20 +80,18 @@ def scan(tmp_path):
     return scanned(tmp_path / "layer", *items).scan
 
 
-def subject(lock, scan, **changes) -> ImageSubject:
+def record_of(lock, **changes) -> ImageRecord:
     values = {
-        "stack": "s", "base": "debian12",
-        "hardware": "cpu", "digest": ONE, "sqsh": TWO, "lock_digest": lock.lock.digest,
-        "base_digest": THREE, "epoch": 1_700_000_000, "packages": inventory(lock, [scan], VENV, {}),
+        "stack": "s", "base": "debian12", "hardware": "cpu", "oci_digest": ONE, "lock_digest": lock.lock.digest,
+        "base_digest": THREE, "source_date_epoch": 1_700_000_000,
+        "sqsh": RECORD.sqsh.model_copy(update={"digest": TWO}),
     }  # fmt: skip
-    return ImageSubject(**{**values, **changes})
+    return RECORD.model_copy(update={**values, **changes})
 
 
 def documents(lock, scan, **changes) -> dict[str, dict]:
-    return {
-        report.file: json.loads(report.content)
-        for report in reports_of(subject(lock, scan, **changes), "sha256:key", TOOLS)
-    }
+    packages = inventory(lock, [scan], VENV, {})
+    return {report.file: json.loads(report.content) for report in reports_of(record_of(lock, **changes), packages)}
 
 
 def test_inventory_has_every_package_once_the_components_first(lock, scan):
@@ -164,12 +160,12 @@ def test_provenance_is_a_slsa_statement(lock, scan):
     assert resolved["many"]["annotations"] == {"oneOf": sorted((TWO, THREE))}
     assert "startedOn" not in details["metadata"]
     assert details["builder"]["id"].startswith("urn:")
-    assert documents(lock, scan, sqsh="")["provenance.json"]["subject"] == statement["subject"][:1]
+    assert documents(lock, scan, sqsh=None)["provenance.json"]["subject"] == statement["subject"][:1]
 
 
 def test_reports_are_the_same_for_the_same_image_and_others_for_another(lock, scan):
     assert documents(lock, scan) == documents(lock, scan)
-    other = documents(lock, scan, digest=TWO)
+    other = documents(lock, scan, oci_digest=TWO)
     assert other["sbom.cdx.json"]["serialNumber"] != documents(lock, scan)["sbom.cdx.json"]["serialNumber"]
     assert other["sbom.spdx.json"]["documentNamespace"] != documents(lock, scan)["sbom.spdx.json"]["documentNamespace"]
 
@@ -191,7 +187,7 @@ def placed(tmp_path, lock, scan):
     write_layout(folder / "oci", image, [Layer(record, blob.file)], tag="mcore")
     blob.file.unlink()
     before = (folder / "oci/blobs/sha256" / image.digest.removeprefix("sha256:")).read_bytes()
-    made = reports_of(subject(lock, scan, digest=image.digest), "sha256:key", TOOLS)
+    made = reports_of(record_of(lock, oci_digest=image.digest), inventory(lock, [scan], VENV, {}))
     reports = attach(folder / "oci", folder, made, "1970-01-01T00:00:00Z")
     assert (folder / "oci/blobs/sha256" / image.digest.removeprefix("sha256:")).read_bytes() == before
     found = RECORD.model_copy(
