@@ -16,7 +16,7 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Device, Driver
 from envbuild.certify.cases import expand
 from envbuild.certify.cases.capabilities import Capabilities
-from envbuild.certify.run.plan import Expected, Subject, make_plan
+from envbuild.certify.run.plan import Environment, Subject, make_plan
 from envbuild.certify.run.zipapp import smoke_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,13 +26,11 @@ NO_DIGEST = "sha256:" + "0" * 64
 def write_plan(path: Path, matrix_name: str) -> int:
     """Write the plan of a matrix for the CPU; return the number of cases."""
     matrix = Catalog.open(ROOT).matrix(matrix_name)
-    ground = Capabilities(device=Device.CPU)
-    cases = expand(matrix, matrix_name, ground)
+    capabilities = Capabilities(device=Device.CPU)
+    cases = expand(matrix, matrix_name, capabilities)
     digests = {"lock_digest": NO_DIGEST, "oci_digest": NO_DIGEST, "sqsh_digest": NO_DIGEST}
     subject = Subject(name="bench", stack="mcore", base="here", target="cpu", **digests)
-    plan = make_plan(
-        subject=subject, ground=ground, driver=Driver.MCORE, matrix=matrix, cases=cases, expected=Expected()
-    )
+    plan = make_plan(subject, Environment(capabilities=capabilities, driver=Driver.MCORE), matrix, cases)
     path.write_text(json.dumps(plan), encoding="utf-8")
     return len(cases)
 

@@ -12,7 +12,7 @@ from faults.catalogue import FAULTS
 from faults.harness import Harness  # noqa: F401 - the harness imports all that faults need
 from faults.kinds import Corruption, Edit, Scenario, Switch
 
-from envbuild.certify.judge.problems import CHECKS
+from envbuild.certify.models import CHECKS
 from envbuild.core import errors
 
 HERE = Path(__file__).parent

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime, timezone
 from typing import Any
 
-from envbuild.certify.certificate.statement import CaseVerdict, Measured, make_certificate
+from envbuild import __version__
+from envbuild.catalog.fields import MOMENT_FORMAT
+from envbuild.certify.certificate.statement import Measured, make_certificate, subject_digests
+from envbuild.certify.models import CaseVerdict
 
 DIGITS = {"lock": "1", "oci": "2", "sqsh": "3", "plan": "4", "smoke": "5", "key": "6", "matrix": "7"}
 SHA = {name: f"sha256:{digit * 64}" for name, digit in DIGITS.items()}
@@ -84,14 +88,22 @@ def measured(**changes: Any) -> dict[str, Any]:
 
 
 def statement(*, subject: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
-    """The sealed statement of a certificate."""
-    fields: dict[str, Any] = {
-        "name": "mcore-ubuntu2404-cu130-h200", "subject": SUBJECT | (subject or {}), "key": SHA["key"],
-        "lock_is_current": True, "matrix_name": "certify-full", "tolerance": {"fp32": {"loss_relative": 1e-5}},
-        "matrix_digest": SHA["matrix"], "matrix_is_shipped": True,
-        "whole_matrix": True, "plan_digest": SHA["plan"], "nonce": "ab" * 16, "judge_version": 2, "runtime": "loop",
-        "measured": measured(), "cases": cases(), **changes,
+    """The sealed statement of a certificate; ``changes`` are fields of its predicate."""
+    about = SUBJECT | (subject or {})
+    digests = subject_digests("mcore-ubuntu2404-cu130-h200", about)
+    predicate: dict[str, Any] = {
+        **{name: about[name] for name in ("stack", "base", "target", "in", "lock_digest")},
+        "key": SHA["key"], "verdict": "passed", "lock_is_current": True, "matrix": "certify-full",
+        "tolerance": {"fp32": {"loss_relative": 1e-5}}, "matrix_digest": SHA["matrix"], "matrix_is_shipped": True,
+        "whole_matrix": True, "plan_digest": SHA["plan"], "nonce": "ab" * 16, "judge": 2, "envbuild": __version__,
+        "runtime": "loop", "measured": measured(), "cases": cases(), "issued_at": now(), **changes,
     }  # fmt: skip
-    fields["measured"] = Measured.model_validate(fields["measured"])
-    fields["cases"] = [CaseVerdict.model_validate(case) for case in fields["cases"]]
-    return make_certificate(**fields)
+    predicate["measured"] = Measured.model_validate(predicate["measured"]).model_dump(mode="json", by_alias=True)
+    predicate["cases"] = [
+        CaseVerdict.model_validate(case).model_dump(mode="json", by_alias=True) for case in predicate["cases"]
+    ]
+    return make_certificate(digests, predicate)
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).strftime(MOMENT_FORMAT)

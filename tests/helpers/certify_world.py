@@ -12,10 +12,13 @@ from helpers.stand_in import results_of, write
 from unit.image.test_record import RECORD
 
 from envbuild.catalog.catalog import Selection
+from envbuild.catalog.context import Context
+from envbuild.catalog.site import load_site
 from envbuild.certify.certificate.envelope import SignedBytes, decode, encode
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE, seal_of
-from envbuild.certify.certify import Certification, CertifyOptions, certify
-from envbuild.certify.run.executors import Machinery
+from envbuild.certify.certify import CertifyOptions, certify
+from envbuild.certify.issue import Certification
+from envbuild.certify.run.executors import MachineOptions
 from envbuild.certify.run.job import CertifyJob, CertifyRequest
 from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
 from envbuild.core.process import Finished
@@ -32,8 +35,8 @@ from envbuild.store.local import LocalStore
 from envbuild.store.record import RECORD_FILE, dump
 
 
-class Told(SilentReporter):
-    """Keeps what people were told."""
+class Notes(SilentReporter):
+    """Keeps the notes of a command."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -56,14 +59,18 @@ class World:
     status: int = 0
     says: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
-    told: Told = field(default_factory=Told)
+    reporter: Notes = field(default_factory=Notes)
 
     @property
     def store(self) -> LocalStore:
         return LocalStore(self.project / "cache", SilentReporter())
 
-    def asked(self, **options: Any) -> CertifyRequest:
-        """What is asked for; ``options`` are its fields."""
+    @property
+    def context(self) -> Context:
+        return Context(store=self.store, site=load_site(), reporter=self.reporter)
+
+    def request(self, **options: Any) -> CertifyRequest:
+        """A request; ``options`` are its fields."""
         fields: dict[str, Any] = {
             "selection": self.selection,
             "lock": self.lock,
@@ -74,22 +81,22 @@ class World:
         return CertifyRequest(**(fields | options))
 
     def certify(self, **options: Any) -> Certification:
-        """Certify; ``options`` are those of what is asked, of how, and of the machinery."""
-        machinery = {name: options.pop(name) for name in ("runtime", "venv", "gpus", "isolation") if name in options}
-        how = {name: options.pop(name) for name in ("fresh", "resume", "signer") if name in options}
-        how = CertifyOptions(machinery=Machinery(**machinery), **how)
-        return certify(self.asked(**options), self.store, self.told, how)
+        """Certify; ``options`` are fields of the request, of the certify options and of the machine options."""
+        machine = {name: options.pop(name) for name in ("runtime", "venv", "gpus", "isolation") if name in options}
+        own = {name: options.pop(name) for name in ("fresh", "resume", "signer") if name in options}
+        chosen = CertifyOptions(machine=MachineOptions(**machine), **own)
+        return certify(self.request(**options), self.context, chosen)
 
     def certificates(self) -> list[Path]:
         return list((self.project / "out" / "certificates").rglob(CERTIFICATE_FILE))
 
-    def open_way(self, job: CertifyJob, machinery: Machinery, reporter: Reporter) -> StandInWay:
-        """In the place of a real way to run plans."""
-        return StandInWay(self, machinery.runtime or "loop")
+    def open_executor(self, job: CertifyJob, machine: MachineOptions, reporter: Reporter) -> FakeExecutor:
+        """In the place of a real executor."""
+        return FakeExecutor(self, machine.runtime or "loop")
 
 
 @dataclass
-class StandInWay:
+class FakeExecutor:
     """Runs no image: writes what the runner would have written there."""
 
     world: World

@@ -15,7 +15,7 @@ from envbuild.catalog.models import Device
 from envbuild.certify.cases import expansion
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.certificate.statement import Certificate
-from envbuild.certify.report.report import Report, report_of
+from envbuild.certify.report.model import Report, report_of
 
 NAME = "mcore-ubuntu2404-cu130-h200"
 KEYID = "ab" * 32
@@ -56,11 +56,11 @@ def full() -> Report:
 
 def venv() -> Report:
     """Not signed, a lock in a venv, no GPU, every number the baseline's."""
-    told = measured(machine=None, bandwidth=None, environment={"python": "3.12.3", "cuda_redirects": ["torch.cuda.x"]})
+    kept = measured(machine=None, bandwidth=None, environment={"python": "3.12.3", "cuda_redirects": ["torch.cuda.x"]})
     zero = {"loss": 0.0, "grad_norm": 0.0, "weights": None}
     found = [case if case["baseline"] is None else {**case, "largest_relative_difference": zero} for case in cases()]
     certificate = Certificate.model_validate(
-        statement(cases=found, subject={"in": "venv"}, measured=told, runtime=None, whole_matrix=False)
+        statement(cases=found, subject={"in": "venv"}, measured=kept, runtime=None, whole_matrix=False)
     )
     return report_of(certificate, name=NAME, keyid=None, logs={})
 
@@ -90,7 +90,7 @@ def failed(**changes: Any) -> Report:
     )
     fields: dict[str, Any] = {
         "passed": False, "name": NAME, "what": "2 of 8 cases failed", "stack": "mcore", "base": "ubuntu2404-cu130",
-        "target": "h200", "in_": "sqsh", "runtime": "loop", "lock_digest": SHA["lock"], "matrix": "certify-full",
+        "target": "h200", "in": "sqsh", "runtime": "loop", "lock_digest": SHA["lock"], "matrix": "certify-full",
         "digests": {f"{NAME}.oci": SHA["oci"], f"{NAME}.sqsh": SHA["sqsh"]}, "whole_matrix": True, "cases": found,
         "matrix_is_shipped": True,
         "problems": [
@@ -104,9 +104,4 @@ def failed(**changes: Any) -> Report:
     return Report.model_validate(fields)
 
 
-def unreadable() -> Report:
-    """Nothing was measured that could be read."""
-    return failed(cases=[], problems=[], findings=[], measured=None, what="the results cannot be judged", log_end="")
-
-
-REPORTS = {"large": large, "full": full, "venv": venv, "failed": failed, "unreadable": unreadable}
+REPORTS = {"large": large, "full": full, "venv": venv, "failed": failed}

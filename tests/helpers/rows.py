@@ -22,7 +22,7 @@ from envbuild.certify.cases import ResolvedRow
 from envbuild.certify.cases.capabilities import Capabilities
 
 PACKAGES = frozenset({"transformer-engine", "flash-attn", "mamba-ssm"})
-GROUNDS = (
+CAPABILITIES = (
     Capabilities(device=Device.CPU),
     *(Capabilities(device=Device.CUDA, sm=(sm,), packages=PACKAGES) for sm in ("80", "90", "100a")),
 )
@@ -67,10 +67,10 @@ ANY: dict[str, dict[str, st.SearchStrategy]] = {
 @st.composite
 def rows(draw: st.DrawFn) -> ResolvedRow:
     """A row, its model, and what it runs on: one that can be run, with up to three values changed at will."""
-    ground = draw(st.sampled_from(GROUNDS))
-    engine = ground.device is Device.CUDA and draw(st.booleans())
+    capabilities = draw(st.sampled_from(CAPABILITIES))
+    engine = capabilities.device is Device.CUDA and draw(st.booleans())
     kind = draw(st.sampled_from(["gpt", "moe", *(["mamba"] if engine else [])]))
-    parts = {"spec": draw(_specs(ground, kind, engine=engine)), "model": draw(_models(kind, engine=engine))}
+    parts = {"spec": draw(_specs(capabilities, kind, engine=engine)), "model": draw(_models(kind, engine=engine))}
     if kind != "gpt":
         parts[kind] = {"moe": EXPERTS, "mamba": MAMBA}[kind].copy()
     for _ in range(draw(st.sampled_from([0, 1, 1, 2, 3]))):
@@ -83,7 +83,7 @@ def rows(draw: st.DrawFn) -> ResolvedRow:
         steps=5, micro_batch_size=2, global_batch_size=16, learning_rate=0.001, clip_grad_norm=1.0, seed=1
     )
     model = ModelSpec(**parts["model"], moe=moe, mamba=mamba)
-    return ResolvedRow(spec=CaseSpec(**parts["spec"]), model=model, training=training, ground=ground)
+    return ResolvedRow(spec=CaseSpec(**parts["spec"]), model=model, training=training, capabilities=capabilities)
 
 
 EXPERTS: dict[str, Any] = {"num_experts": 4, "router_topk": 2}
@@ -91,9 +91,9 @@ MAMBA: dict[str, Any] = {"hybrid_override_pattern": "M*M-M*M-", "state_dim": 16,
 
 
 @st.composite
-def _specs(draw: st.DrawFn, ground: Capabilities, kind: str, *, engine: bool) -> dict[str, Any]:
+def _specs(draw: st.DrawFn, capabilities: Capabilities, kind: str, *, engine: bool) -> dict[str, Any]:
     """Axes that fit together, on what it runs on and with such a model."""
-    fp8 = [Precision.FP8] if engine and ground.sm != ("80",) else []
+    fp8 = [Precision.FP8] if engine and capabilities.sm != ("80",) else []
     precision = draw(st.sampled_from([Precision.FP32, *([Precision.BF16] if engine else []), *fp8]))
     tensor, data, pipeline = (draw(st.sampled_from([1, 2])) for _ in range(3))
     context = draw(st.sampled_from([1, 2])) if engine and precision is not Precision.FP32 else 1

@@ -10,7 +10,9 @@ import pytest
 from helpers.browser import ENTER, TAB, Browser, open_browser
 from helpers.reports import REPORTS, full, large
 
-from envbuild.certify.report.report import write_reports
+from envbuild.certify.report.files import write_reports
+
+pytestmark = pytest.mark.slow
 
 WIDTHS = (1280, 360)
 SCHEMES = ("light", "dark")
@@ -83,9 +85,9 @@ def test_curves_are_drawn_where_they_can_be_seen(browser: Browser, pages: dict[s
     )
     assert len(drawn) > 20
     assert [found for found in drawn if found[0] <= 0 or found[1] == "none"] == []
-    ground = browser.ask("return getComputedStyle(document.body).backgroundColor")
+    background = browser.ask("return getComputedStyle(document.body).backgroundColor")
     # The baseline's broad band lies below the others and is seen with them.
-    faint = [found for found in drawn if "baseline" not in found[2] and ratio(found[1], ground) < DRAWN]
+    faint = [found for found in drawn if "baseline" not in found[2] and ratio(found[1], background) < DRAWN]
     assert faint == []
     sizes = browser.ask(
         "return [...document.querySelectorAll('figure svg text')].filter(t => t.getClientRects().length)"

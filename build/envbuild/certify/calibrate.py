@@ -1,4 +1,4 @@
-"""``envbuild certify --calibrate N``: proposes tolerances from how far healthy repeats are from their baselines.
+"""``envbuild certify --calibrate N``: proposes tolerances from the differences of healthy repeats from their baselines.
 
 It writes a proposal with its evidence, and changes no matrix: a band is widened by a person, who has read why.
 """
@@ -12,28 +12,28 @@ from pathlib import Path
 
 from annotated_types import Le
 
+from envbuild.catalog.context import Context
 from envbuild.catalog.matrix import AXES_WITH_BANDS
 from envbuild.catalog.models import Band
 from envbuild.certify.cases import Case
 from envbuild.certify.certify import CertifyOptions
-from envbuild.certify.judge.judge import Verdict, judge, run_problems
+from envbuild.certify.judge.judge import judge, run_problems
 from envbuild.certify.judge.results import Results
+from envbuild.certify.models import CaseVerdict
 from envbuild.certify.report.console import failure
-from envbuild.certify.run.executors import open_way
+from envbuild.certify.run.executors import open_executor
 from envbuild.certify.run.job import CertifyJob, CertifyRequest, make_job
-from envbuild.certify.run.run import FinishedRun, held, remove_working_files, run_plan
+from envbuild.certify.run.run import FinishedRun, hold_folder, remove_working_files, run_cases
 from envbuild.core.files import write_atomic
-from envbuild.core.progress import Reporter
 from envbuild.image.output import verify
-from envbuild.store.local import LocalStore
 
 PROPOSAL = "tolerance.toml"
 MARGIN = 10
 # Where all digits agree there is still rounding, on other hardware: some units in the last place of the numbers.
 LEAST = {"fp32": 1e-6, "bf16": 1e-4, "fp8": 1e-3}
 NUMBERS = ("loss_relative", "grad_norm_relative", "weights_relative")
-# What a healthy case may have: it is how far it is that is measured here.
-MEASURED = frozenset({"parity-loss", "parity-grad-norm", "parity-weights"})
+# A healthy case may fail these checks: calibration measures how far it is from its baseline.
+MEASURED = ("parity-loss", "parity-grad-norm", "parity-weights")
 _LEAST_WORDS = ", ".join(f"{value:g} ({name})" for name, value in LEAST.items())
 REASON = f"""\
 # band = {MARGIN} x the largest relative difference of all repeats and steps, rounded up to one digit, and at least
@@ -51,7 +51,7 @@ class Calibration:
         proposal: the file.
         spreads: the largest difference of each case from its baseline, by number; in the cases' order.
         bands: what is proposed, by ``precision`` or ``precision.axis``, and number.
-        refused: what cannot be proposed, and why, in words.
+        refused: what cannot be proposed, and why.
     """
 
     proposal: Path
@@ -60,24 +60,24 @@ class Calibration:
     refused: tuple[str, ...]
 
 
-def calibrate(asked: CertifyRequest, store: LocalStore, reporter: Reporter, how: CertifyOptions) -> Calibration:
-    """Train a matrix ``asked.repeats`` times, and propose tolerances.
+def calibrate(request: CertifyRequest, context: Context, options: CertifyOptions) -> Calibration:
+    """Train a matrix ``request.repeats`` times, and propose tolerances.
 
     Raises:
         CertificationFailedError: a case is wrong in another way than by being too far from its baseline.
     """
-    job = make_job(asked, store)
-    job = replace(job, folder=asked.out_dir / "calibrations" / asked.name / job.folder.name)
-    with held(job, reporter):
-        return _calibrate(job, reporter, how)
+    job = make_job(request, context.store)
+    job = replace(job, folder=request.out_dir / "calibrations" / request.name / job.folder.name)
+    with hold_folder(job, context.reporter):
+        return _calibrate(job, context, options)
 
 
-def _calibrate(job: CertifyJob, reporter: Reporter, how: CertifyOptions) -> Calibration:
-    way = open_way(job, how.machinery, reporter)
-    if job.asked.image is not None:
-        with reporter.step("check the image against its digests"):
-            verify(job.asked.image)
-    run = run_plan(job, job.plan, way, reporter, how.machinery.arguments(), resume=how.resume)
+def _calibrate(job: CertifyJob, context: Context, options: CertifyOptions) -> Calibration:
+    executor = open_executor(job, options.machine, context.reporter)
+    if job.request.image is not None:
+        with context.reporter.step("check the image against its digests"):
+            verify(job.request.image)
+    run = run_cases(job, job.cases, executor, options.machine, context, resume=options.resume)
     verdicts = judge(job.cases, job.matrix, run.results, run.plan)
     remove_working_files(run)
     problems = run_problems(run.plan, run.results)
@@ -91,21 +91,21 @@ def _calibrate(job: CertifyJob, reporter: Reporter, how: CertifyOptions) -> Cali
     return Calibration(proposal=proposal, spreads=spreads, bands=bands, refused=tuple(refused))
 
 
-def spreads_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, float]]:
+def spreads_of(verdicts: Iterable[CaseVerdict]) -> dict[str, dict[str, float]]:
     """The largest difference of each case from its baseline, over all its repeats."""
     found: dict[str, dict[str, float]] = {}
     for verdict in verdicts:
-        if verdict.case.is_baseline:
+        if verdict.baseline is None:
             continue
-        numbers = (
-            verdict.largest_loss_difference,
-            verdict.largest_grad_norm_difference,
-            verdict.largest_weights_difference,
-        )
-        largest = found.setdefault(verdict.case.id, {})
-        for name, value in zip(NUMBERS, numbers, strict=True):
-            if value is not None:
-                largest[name] = max(largest.get(name, 0.0), value)
+        differences = verdict.largest_relative_difference
+        failed = {problem.check for problem in verdict.problems}
+        numbers = (differences.loss, differences.grad_norm, differences.weights)
+        largest = found.setdefault(verdict.id, {})
+        for name, check, value in zip(NUMBERS, MEASURED, numbers, strict=True):
+            # A difference that is not finite is None too.
+            found_here = math.inf if value is None and check in failed else value
+            if found_here is not None:
+                largest[name] = max(largest.get(name, 0.0), found_here)
     return found
 
 
@@ -181,9 +181,9 @@ def _text(
 ) -> str:
     """The proposal: its evidence as comments, and tables that fit into a matrix."""
     subject = job.subject
-    results, repeats = run.results, job.asked.repeats
+    results, repeats = run.results, job.request.repeats
     lines = [
-        f"# Proposed tolerances for matrix {job.asked.matrix_name}. Nothing uses this file: compare, and change the",
+        f"# Proposed tolerances for matrix {job.request.matrix_name}. Nothing uses this file: compare, and change the",
         "# matrix by hand, with the reason.",
         "#",
         f"# {subject.stack} on {subject.base} for {subject.target}, lock {subject.lock_digest}",

@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
-from envbuild.certify.certificate.describe import count, lines, matrix_in_words
 from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.certificate.keys import make_keys, secret_of
 from envbuild.certify.certificate.sign import UNSIGNED
 from envbuild.certify.certificate.trust import load_trust
 from envbuild.certify.certificate.verify import About, oldest_measurement, verify
+from envbuild.certify.report.describe import count, describe_matrix, lines
 from envbuild.cli.command import Command, CommandGroup, hands_over
 from envbuild.cli.common import PathArgument, Session, output_options
 from envbuild.core.digests import Json
@@ -90,7 +90,7 @@ def keygen_command(session: Session, folder: Path, name: str, password: str | No
 def show_command(session: Session, file: Path) -> None:
     """Tell what the certificate FILE says. Whether to believe it is the matter of `envbuild certificate verify`."""
     statement, opened = read_certificate(file)
-    keyid = opened.content.signed.keyid if opened.content.signed else None
+    keyid = opened.keyid
     if keyid is None:
         session.reporter.note(f"note: {UNSIGNED}")
     session.done(
@@ -163,7 +163,7 @@ def verify_command(
         "oldest_measurement": oldest_measurement(found.statement),
         "compared": list(found.compared),
     }
-    matrix = matrix_in_words(predicate)
+    matrix = describe_matrix(predicate)
     whole = matrix if predicate.whole_matrix else f"a PART of {matrix}"
     session.done(
         result,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
@@ -16,11 +17,12 @@ from envbuild.catalog.models import Device
 from envbuild.certify.calibrate import Calibration
 from envbuild.certify.calibrate import calibrate as propose_tolerances
 from envbuild.certify.cases.selection import driver_of
-from envbuild.certify.certificate.describe import matrix_in_words
 from envbuild.certify.certificate.sign import UNSIGNED
-from envbuild.certify.certify import Certification, CertifyOptions, certify
-from envbuild.certify.offline import Stated, judge_folder, write_plan
-from envbuild.certify.run.executors import DEFAULT_VENV, Machinery, parse_gpus
+from envbuild.certify.certify import CertifyOptions, certify
+from envbuild.certify.issue import Certification
+from envbuild.certify.offline import ExplicitOptions, judge_folder, write_plan
+from envbuild.certify.report.describe import describe_matrix
+from envbuild.certify.run.executors import DEFAULT_VENV, MachineOptions, parse_gpus
 from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest
 from envbuild.cli.command import Command, command_line
 from envbuild.cli.common import PathArgument, Session, name_option, out_dir_option, output_options, selection_options
@@ -34,9 +36,21 @@ from envbuild.launch.executors import WITHOUT_IMAGE, Where
 from envbuild.launch.open_image import RUNTIMES
 from envbuild.lock.locate import find_lock
 
-# What a plan that is only written, or judged, has no use for.
-MACHINERY = ("gpus", "isolation", "runtime", "venv", "fresh", "resume")
+MACHINE = ("gpus", "isolation", "runtime", "venv", "fresh", "resume")
 KEY = ("key", "key_password")
+# By option: the reason, and the options that have no effect with it.
+CONFLICTS = {
+    "plan_out": ("It writes a plan, and runs nothing.", (*MACHINE, "judge", *KEY)),
+    "judge": ("It judges results that exist already.", MACHINE),
+    "calibrate": (
+        "It certifies nothing, and trains every case N times.",
+        ("plan_out", "judge", "repeat", "fresh", *KEY),
+    ),
+    "print_cases": (
+        "It prints the cases of the matrix, and runs nothing.",
+        (*MACHINE, "place", "repeat", "plan_out", "judge", "calibrate", *KEY),
+    ),
+}
 
 
 @click.command("certify", cls=Command)
@@ -60,14 +74,14 @@ KEY = ("key", "key_password")
 @click.option("--gpus", metavar="LIST", help="Use these GPUs alone, by nvidia-smi's index: 0,1.")
 @click.option("--isolation", type=click.Choice(["live", "process"]), help="Rank processes: kept alive, or one a case.")
 @click.option(
-    "--repeat", type=click.IntRange(1, MOST_REPEATS), default=1, show_default=True, help="Train every case so often."
+    "--repeat", type=click.IntRange(1, MOST_REPEATS), default=1, show_default=True, help="Train every case N times."
 )
 @click.option("--fresh", is_flag=True, help="Run all cases, also those that passed before.")
-@click.option("--resume", is_flag=True, help="Go on with a run that was interrupted.")
+@click.option("--resume", is_flag=True, help="Resume an interrupted run.")
 @click.option(
     "--plan-out", metavar="DIR", type=PathArgument(file_okay=False), help="Write the plan for another machine."
 )
-@click.option("--judge", metavar="DIR", type=PathArgument(file_okay=False), help="Judge what came back of such a plan.")
+@click.option("--judge", metavar="DIR", type=PathArgument(file_okay=False), help="Judge the results of such a plan.")
 @click.option(
     "--calibrate",
     metavar="N",
@@ -77,139 +91,150 @@ KEY = ("key", "key_password")
 @key_options
 @out_dir_option
 @output_options
-def command(
-    session: Session,
-    stack: str,
-    base: str | None,
-    target: str | None,
-    name: str | None,
-    matrix: str | None,
-    only: tuple[str, ...],
-    print_cases: bool,
-    place: Where,
-    venv: Path,
-    runtime: str | None,
-    gpus: str | None,
-    isolation: str | None,
-    repeat: int,
-    fresh: bool,
-    resume: bool,
-    plan_out: Path | None,
-    judge: Path | None,
-    calibrate: int | None,
-    key: str | None,
-    key_password: str | None,
-    out_dir: Path,
-) -> None:
+def command(session: Session, **values: Any) -> None:
     """Train in every parallel layout; pass only if each reproduces the one-process baseline.
 
     Loss and gradient norm of every step must agree with the baseline's within the matrix's tolerance. Inside an image
     the network is off. A certificate is written when every case passes.
     """
-    _refuse_idle(click.get_current_context())
-    selection = session.select(stack, target, base)
-    matrix_name = matrix or selection.stack.matrix
-    if print_cases:
-        show_cases(session, selection, matrix_name, only, name)
+    context = click.get_current_context()
+    arguments = Arguments(**values)
+    _refuse_conflicts(context)
+    selection = session.select(arguments.stack, arguments.target, arguments.base)
+    matrix = arguments.matrix or selection.stack.matrix
+    if arguments.print_cases:
+        show_cases(session, selection, matrix, arguments.only, arguments.name)
         return
-    chosen = parse_gpus(gpus) if gpus is not None else ()
-    if chosen and selection.target.device is Device.CPU:
+    options = _options(session, selection, arguments)
+    request = _request(session, selection, arguments)
+    if arguments.plan_out is not None:
+        _print_plan(session, write_plan(request, arguments.plan_out, session.store), arguments.plan_out)
+    elif arguments.judge is not None:
+        given = _given(context)
+        explicit = ExplicitOptions(
+            place=arguments.place if "place" in given else None,
+            repeats=arguments.repeat if "repeat" in given else None,
+        )
+        _print(session, judge_folder(request, arguments.judge, session.context, options.signer, explicit))
+    else:
+        with _resume_help(context):
+            if arguments.calibrate is not None:
+                _print_calibration(session, propose_tolerances(request, session.context, options))
+            else:
+                _print(session, certify(request, session.context, options))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The options of the command line."""
+
+    stack: str
+    base: str | None
+    target: str | None
+    name: str | None
+    matrix: str | None
+    only: tuple[str, ...]
+    print_cases: bool
+    place: Where
+    venv: Path
+    runtime: str | None
+    gpus: str | None
+    isolation: str | None
+    repeat: int
+    fresh: bool
+    resume: bool
+    plan_out: Path | None
+    judge: Path | None
+    calibrate: int | None
+    key: str | None
+    key_password: str | None
+    out_dir: Path
+
+
+def _options(session: Session, selection: Selection, arguments: Arguments) -> CertifyOptions:
+    """How the cases are run.
+
+    Raises:
+        UsageError: an option has no effect.
+    """
+    gpus = parse_gpus(arguments.gpus) if arguments.gpus is not None else ()
+    if gpus and selection.target.device is Device.CPU:
         raise UsageError(
-            f"--gpus does nothing for target {selection.target_name}",
-            why="It is for the CPU.",
+            f"--gpus has no effect with target {selection.target_name}",
+            why="The target is the CPU.",
             fix="Leave it out, or name a target with GPUs (`envbuild list targets`).",
         )
     driver_of(selection)
-    machinery = Machinery(runtime=runtime, venv=venv, gpus=chosen, isolation=isolation)
-    how = CertifyOptions(machinery=machinery, fresh=fresh, resume=resume, signer=signer_of(session, key, key_password))
-    if key_password is not None and how.signer is None:
+    signer = signer_of(session, arguments.key, arguments.key_password)
+    if arguments.key_password is not None and signer is None:
         raise UsageError(
-            "--key-password does nothing without a key",
+            "--key-password has no effect without a key",
             why="No --key is given, or it is off, and the configuration names none (signing.key).",
             fix="Name the key too (--key FILE), or leave --key-password out.",
         )
-    lock = find_lock(session.project, selection, name)
+    machine = MachineOptions(runtime=arguments.runtime, venv=arguments.venv, gpus=gpus, isolation=arguments.isolation)
+    return CertifyOptions(machine=machine, fresh=arguments.fresh, resume=arguments.resume, signer=signer)
+
+
+def _request(session: Session, selection: Selection, arguments: Arguments) -> CertifyRequest:
+    lock = find_lock(session.project, selection, arguments.name)
     driver_of(selection, lock.lock)
-    asked = CertifyRequest(
+    return CertifyRequest(
         selection=selection,
         lock=lock,
-        matrix_name=matrix_name,
-        out_dir=out_dir,
-        only=only,
-        place=place,
-        image=_image(selection, out_dir, name, place, needed=judge is None),
-        lock_name=name,
-        repeats=calibrate or repeat,
+        matrix_name=arguments.matrix or selection.stack.matrix,
+        out_dir=arguments.out_dir,
+        only=arguments.only,
+        place=arguments.place,
+        image=_image(selection, arguments),
+        lock_name=arguments.name,
+        repeats=arguments.calibrate or arguments.repeat,
     )
-    if calibrate is not None:
-        with _going_on():
-            proposed = propose_tolerances(asked, session.store, session.reporter, how)
-        _tell_calibration(session, proposed)
-    elif plan_out is not None:
-        _tell_plan(session, write_plan(asked, plan_out, session.store), plan_out)
-    elif judge is not None:
-        given = _given(click.get_current_context())
-        stated = Stated(place=place if "place" in given else None, repeats=repeat if "repeat" in given else None)
-        _tell(session, judge_folder(asked, judge, session.store, session.reporter, how, stated))
-    else:
-        with _going_on():
-            done = certify(asked, session.store, session.reporter, how)
-        _tell(session, done)
 
 
 @contextlib.contextmanager
-def _going_on() -> Iterator[None]:
-    """Say how an interrupted run goes on."""
+def _resume_help(context: click.Context) -> Iterator[None]:
+    """Add the command that resumes to the error of an interrupted run."""
     try:
         yield
     except (KeyboardInterrupt, InterruptedByUserError):
-        again = command_line(click.get_current_context(), "--resume")
-        raise InterruptedByUserError(
-            "interrupted; cases that had ended are kept", fix=f"Go on with the rest: {again}"
-        ) from None
+        again = command_line(context, "--resume")
+        raise InterruptedByUserError("interrupted; cases that had ended are kept", fix=f"Resume: {again}") from None
 
 
-def _image(selection: Selection, out_dir: Path, name: str | None, place: Where, *, needed: bool) -> PlacedImage | None:
-    """The image that is certified; None for a lock, and where results are judged on a machine that has none."""
-    if place in WITHOUT_IMAGE:
+def _image(selection: Selection, arguments: Arguments) -> PlacedImage | None:
+    """The image to certify; None for a lock, and where results are judged on a machine without it."""
+    if arguments.place in WITHOUT_IMAGE:
         return None
+    names = (selection.stack_name, selection.base_name, selection.target_name)
     try:
-        return find_image(out_dir, selection.stack_name, selection.base_name, selection.target_name, name)
+        return find_image(arguments.out_dir, *names, arguments.name)
     except ConfigurationError:
-        if needed:
+        if arguments.judge is None:
             raise
         return None
 
 
-def _refuse_idle(context: click.Context) -> None:
-    """Refuse options that the others leave nothing to do.
+def _refuse_conflicts(context: click.Context) -> None:
+    """Refuse options that have no effect next to others.
 
     Raises:
         UsageError: there is one.
     """
     given = _given(context)
-    idle: list[tuple[str, str, str]] = [
-        *(("plan_out", name, "It writes a plan, and runs nothing.") for name in (*MACHINERY, "judge", *KEY)),
-        *(("judge", name, "It judges what ran already.") for name in MACHINERY),
-        *(
-            ("calibrate", name, "It certifies nothing, and trains everything as often as it says.")
-            for name in ("plan_out", "judge", "repeat", "fresh", *KEY)
-        ),
-        *(
-            ("print_cases", name, "It prints the cases of the matrix, and runs nothing.")
-            for name in (*MACHINERY, "place", "repeat", "plan_out", "judge", "calibrate", *KEY)
-        ),
-    ]
-    for option, other, why in idle:
-        if {option, other} <= given:
-            raise UsageError(
-                f"{_flag(other)} does nothing with {_flag(option)}", why=why, fix=f"Leave {_flag(other)} out."
-            )
+    for option, (why, others) in CONFLICTS.items():
+        for other in others:
+            if {option, other} <= given:
+                raise UsageError(
+                    f"{_flag(other)} has no effect with {_flag(option)}", why=why, fix=f"Leave {_flag(other)} out."
+                )
     place = context.params["place"]
     for option, wanted in (("venv", "venv"), ("runtime", "sqsh")):
         if option in given and place != wanted:
             raise UsageError(
-                f"{_flag(option)} does nothing with --in {place}", why=f"It is for --in {wanted}.", fix="Leave one out."
+                f"{_flag(option)} has no effect with --in {place}",
+                why=f"It is for --in {wanted}.",
+                fix="Leave one out.",
             )
 
 
@@ -223,7 +248,7 @@ def _flag(name: str) -> str:
     return "--in" if name == "place" else f"--{name.replace('_', '-')}"
 
 
-def _tell(session: Session, result: Certification) -> None:
+def _print(session: Session, result: Certification) -> None:
     predicate = result.statement.predicate
     state = "certified" if result.written else "nothing to do: already certified"
     reused = sum(case.reused is not None for case in predicate.cases)
@@ -247,7 +272,7 @@ def _tell(session: Session, result: Certification) -> None:
             "cases": result.statement.cases_json(),
         },
         f"{state}: {count} agree with their baseline, key {short(predicate.key)}",
-        *([] if predicate.matrix_is_shipped else [f"the cases are those of {matrix_in_words(predicate)}"]),
+        *([] if predicate.matrix_is_shipped else [f"the cases are those of {describe_matrix(predicate)}"]),
         *([_reused(reused, len(predicate.cases))] if reused else []),
         f"signed by key {result.keyid}" if result.keyid else UNSIGNED,
         shown(result.certificate),
@@ -261,7 +286,7 @@ def _reused(reused: int, cases: int) -> str:
     return f"{which} passed in an earlier run and were not run again"
 
 
-def _tell_calibration(session: Session, result: Calibration) -> None:
+def _print_calibration(session: Session, result: Calibration) -> None:
     session.done(
         {
             "proposal": str(result.proposal.resolve()),
@@ -275,7 +300,7 @@ def _tell_calibration(session: Session, result: Calibration) -> None:
     )
 
 
-def _tell_plan(session: Session, job: CertifyJob, folder: Path) -> None:
+def _print_plan(session: Session, job: CertifyJob, folder: Path) -> None:
     session.done(
         {
             "plan": str(folder.resolve()),
@@ -283,6 +308,6 @@ def _tell_plan(session: Session, job: CertifyJob, folder: Path) -> None:
             "subject": job.plan["subject"],
             "cases": [case.id for case in job.cases],
         },
-        f"{shown(folder)}: a plan of {len(job.cases)} cases, the runner, and README.md, which says how to run it",
-        f"what comes back is judged with: envbuild certify ... --judge {shlex.quote(shown(folder))}",
+        f"{shown(folder)}: a plan of {len(job.cases)} cases, the runner, and README.md with the commands to run it",
+        f"judge the results with: envbuild certify ... --judge {shlex.quote(shown(folder))}",
     )

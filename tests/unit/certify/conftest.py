@@ -23,5 +23,5 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     lock = read_lock(project / "lockfiles" / "mcore" / "debian12")
     made = World(project, selection, lock, place_image(project / "out", lock))
     for module in (certify, calibrate):
-        monkeypatch.setattr(module, "open_way", made.open_way)
+        monkeypatch.setattr(module, "open_executor", made.open_executor)
     return made

@@ -14,12 +14,12 @@ from envbuild.catalog.models import Device, Driver
 from envbuild.certify.cases import Case, expand
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.judge.results import Results, read_results
-from envbuild.certify.run.plan import Expected, Subject, make_plan
+from envbuild.certify.run.plan import Environment, Subject, make_plan
 from envbuild.core.digests import sha256_bytes
 
 MATRIX = six_layouts()
-GROUND = Capabilities(device=Device.CPU)
-CASES = expand(MATRIX, "six", GROUND)
+CPU = Capabilities(device=Device.CPU)
+CASES = expand(MATRIX, "six", CPU)
 SUBJECT = Subject(
     name="n",
     stack="mcore",
@@ -34,9 +34,7 @@ TP2, BASELINE = "gpt-fp32-tp2", "gpt-fp32-baseline"
 
 def plan_of(*, subject: Subject = SUBJECT, cases: tuple[Case, ...] = CASES, **changes: Any) -> dict[str, Any]:
     """The plan; ``changes`` are its keys."""
-    plan = make_plan(
-        subject=subject, ground=GROUND, driver=Driver.MCORE, matrix=MATRIX, cases=cases, expected=Expected()
-    )
+    plan = make_plan(subject, Environment(capabilities=CPU, driver=Driver.MCORE), MATRIX, cases)
     return {**plan, **changes}
 
 

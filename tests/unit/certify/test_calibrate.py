@@ -75,7 +75,7 @@ def test_bounds_are_the_schemas():
 def test_calibration_writes_a_proposal_and_no_certificate(world):
     world.faults = {"scale": {TP2: 1 + 3e-5, PP2: 1 + 1.5e-7}}
     before = (world.project / "envs").exists()
-    found = calibrate(world.asked(repeats=3), world.store, world.told, CertifyOptions())
+    found = calibrate(world.request(repeats=3), world.context, CertifyOptions())
     assert world.calls[0]["plan"]["repeats"] == 3
     assert found.bands["fp32.tensor"]["loss_relative"] == 3e-4
     assert found.spreads[TP2]["loss_relative"] == pytest.approx(3e-5)
@@ -91,13 +91,13 @@ def test_calibration_writes_a_proposal_and_no_certificate(world):
 
 def test_calibrations_of_the_same_wait_for_each_other(world):
     """They share a folder: the second would take the first's results, and its container, for left-overs."""
-    asked = world.asked(repeats=2, only=(TP2,))
-    done = calibrate(asked, world.store, world.told, CertifyOptions())
+    request = world.request(repeats=2, only=(TP2,))
+    done = calibrate(request, world.context, CertifyOptions())
     lock = done.proposal.parent.with_name(f".{done.proposal.parent.name}.lock")
     with ThreadPoolExecutor() as pool:
         with locks.exclusive(lock):
-            second = pool.submit(calibrate, asked, world.store, world.told, CertifyOptions())
-            wait_until(lambda: any("waiting for it" in note for note in world.told.notes))
+            second = pool.submit(calibrate, request, world.context, CertifyOptions())
+            wait_until(lambda: any("waiting for it" in note for note in world.reporter.notes))
             assert len(world.calls) == 1
         assert second.result(timeout=60).bands == done.bands
 
@@ -105,6 +105,6 @@ def test_calibrations_of_the_same_wait_for_each_other(world):
 def test_calibration_of_training_that_is_wrong_in_another_way_is_refused(world):
     world.faults = {"scale": {TP2: math.nan}}
     with pytest.raises(CertificationFailedError) as caught:
-        calibrate(world.asked(repeats=2), world.store, world.told, CertifyOptions())
+        calibrate(world.request(repeats=2), world.context, CertifyOptions())
     assert f"{TP2}: not-finite: " in caught.value.why
     assert not list((world.project / "out").rglob("tolerance.toml"))

@@ -1,7 +1,6 @@
-"""A matrix becomes cases; impossible layouts are refused with the nearest value that works."""
+"""A matrix becomes cases; impossible layouts are refused with the rule and the values that it allows."""
 
 import json
-import re
 
 import pytest
 from helpers.matrices import six_layouts
@@ -12,8 +11,7 @@ from pydantic import ValidationError
 from envbuild.catalog.models import CaseRow, Device, Driver, Matrix, ModelSpec, Precision, Training
 from envbuild.certify.cases import Case, Layout, ResolvedRow, expand
 from envbuild.certify.cases.capabilities import Capabilities
-from envbuild.certify.cases.rules import HEAD_SIZE_MULTIPLE, broken_rules
-from envbuild.certify.run.plan import Expected, Subject, make_plan
+from envbuild.certify.run.plan import Environment, Subject, make_plan
 from envbuild.core.errors import ConfigurationError
 from envbuild_smoke.plan.reader import parse_plan
 
@@ -106,125 +104,15 @@ def test_overlap_p2p_comm_is_on_for_virtual_pipelines_unless_stated(axes, overla
     assert case_of(spec(**axes)).overlap_p2p_comm is overlap
 
 
-THREE = "must be a multiple of tensor = 3"
-BATCHED = (
-    "virtual_pipeline with pipeline = 2 needs overlap_p2p_comm (with batched sends the next and the previous stage are "
-    "one rank, and activations are taken for gradients: it trains, and it is wrong)"
-)
-PARTS = re.compile(r"cases\[(\d+)\] \(\S+\): (.*); the nearest that satisfies all rules: (.*)")
-
-
-def told(wrong: Matrix) -> dict[int, tuple[str, str]]:
-    """The rules and the advice told, by the position of the case."""
-    found = (PARTS.fullmatch(line) for line in refused(wrong).splitlines())
-    return {int(match[1]): (match[2], match[3]) for match in found if match}
-
-
-@pytest.mark.parametrize(
-    ("case", "changes", "rules", "nearest"),
-    [
-        (
-            spec(pipeline=3),
-            {},
-            "num_layers 4 must be a multiple of pipeline x virtual_pipeline = 3",
-            "pipeline = 2",
-        ),
-        (
-            spec(pipeline=2, virtual_pipeline=3),
-            {},
-            "num_layers 4 must be a multiple of pipeline x virtual_pipeline = 6",
-            "virtual_pipeline = 2",
-        ),
-        # Not 3 heads: 64 is no multiple of 3.
-        (
-            spec(tensor=3),
-            {},
-            f"num_attention_heads 4 {THREE}; vocabulary_size 512 {THREE}",
-            "tensor = 2",
-        ),
-        (spec(data=3), {}, "global_batch_size 16 must be a multiple of micro_batch_size x data = 6", "data = 2"),
-        (spec(virtual_pipeline=2), {}, "virtual_pipeline needs pipeline > 1", "pipeline = 2"),
-        (
-            spec(pipeline=2, virtual_pipeline=2),
-            {"global_batch_size": 6},
-            "the number of micro batches 3 must be a multiple of pipeline = 2",
-            "global_batch_size = 4",
-        ),
-        (
-            spec(pipeline=2, virtual_pipeline=2, overlap_p2p_comm=False),
-            {},
-            BATCHED,
-            "overlap_p2p_comm = true",
-        ),
-        (
-            spec(pipeline=2, overlap_p2p_comm=True),
-            {},
-            "overlap_p2p_comm with pipeline > 1 needs virtual_pipeline > 1",
-            "overlap_p2p_comm = false",
-        ),
-    ],
-)
-def test_broken_rule_is_named_with_the_nearest_value(case, changes, rules, nearest):
-    assert told(matrix(case, training=training(**changes))) == {1: (rules, nearest)}
-
-
-@pytest.mark.parametrize(
-    ("changes", "rule", "nearest"),
-    [
-        ({"hidden_size": 66}, "hidden_size 66 must be a multiple of num_attention_heads 4", "hidden_size = 64"),
-        (
-            {"hidden_size": 80},
-            "hidden_size / num_attention_heads is 20 and must be a multiple of 8 (no attention backend takes others)",
-            "hidden_size = 64",
-        ),
-        (
-            {"hidden_size": 4},
-            "hidden_size / num_attention_heads is 1 and must be a multiple of 8 (no attention backend takes others)",
-            "hidden_size = 32",
-        ),
-    ],
-)
-def test_broken_rule_of_the_model(changes, rule, nearest):
-    assert told(matrix(models={"gpt": gpt(**changes)})) == {0: (rule, nearest)}
-
-
-def test_nearest_layout_is_not_one_that_the_matrix_has():
-    assert told(matrix(spec(tensor=2), spec(tensor=3)))[2][1] == "tensor = 4"
-
-
-def test_nearest_of_a_case_whose_id_is_another_s():
-    wrong = matrix(spec(pipeline=2), spec(pipeline=2, overlap_p2p_comm=True))
-    assert told(wrong)[2][1] == "virtual_pipeline = 2"
-
-
-def test_two_cases_are_not_sent_to_the_same_layout():
-    advice = told(matrix(spec(pipeline=3), spec(pipeline=5)))
-    assert [advice[position][1] for position in (1, 2)] == ["pipeline = 2", "pipeline = 4"]
-
-
-def test_nearest_sizes_suit_the_other_cases():
-    """No layout is left but the baseline's: the model changes, so that tensor = 2 goes on running."""
-    small = gpt(num_attention_heads=2, vocabulary_size=62)
-    wrong = matrix(spec(tensor=2), spec(tensor=3), models={"gpt": small})
-    assert told(wrong)[2][1] == "num_attention_heads = 6, hidden_size = 48, vocabulary_size = 60"
-
-
-def test_nearest_batch_of_a_baseline_suits_all_cases():
-    advice = told(matrix(spec(data=2), training=training(global_batch_size=15)))
-    assert {nearest for _, nearest in advice.values()} == {"global_batch_size = 16"}
-
-
-def test_vocabulary_is_split_into_parts_of_at_least_two():
-    wide = gpt(num_attention_heads=32, hidden_size=256, vocabulary_size=32)
-    rules, nearest = told(matrix(spec(tensor=32), models={"gpt": wide}))[1]
-    assert rules == "vocabulary_size 32 must be at least 2 x tensor = 64"
-    assert nearest == "tensor = 16"
-
-
-def test_case_that_nothing_near_makes_runnable_is_to_be_left_out():
-    train = training(micro_batch_size=1024, global_batch_size=1024)
-    taken = [spec(data=2), spec(data=64), spec(data=512), spec(data=1024)]
-    assert "no values near it satisfy all rules: leave the case out" in refused(matrix(*taken, training=train))
+def test_broken_rule_is_refused_with_its_place_and_its_case():
+    assert refused(matrix(spec(pipeline=3))) == (
+        "cases[1] (gpt-fp32-pp3): num_layers 4 must be a multiple of pipeline x virtual_pipeline = 3 (allowed: 1, 2, 4)"
+    )
+    three = "must be a multiple of tensor = 3 (allowed: "
+    assert refused(matrix(spec(tensor=3))) == (
+        f"cases[1] (gpt-fp32-tp3): num_attention_heads 4 {three}1, 2, 4); "
+        f"vocabulary_size 512 {three}1, 2, 4, 8, 16, 32, 64)"
+    )
 
 
 sizes = st.integers(1, 12)
@@ -286,7 +174,7 @@ def matrices(draw: st.DrawFn) -> Matrix:
 
 
 def runnable(drawn: Matrix) -> Matrix | None:
-    """The matrix without the cases that the planner refuses; None when no case is left."""
+    """The matrix without the cases that break a rule; None when no case is left."""
     kept: list[CaseRow] = []
     for row in drawn.cases:
         try:
@@ -300,75 +188,16 @@ def runnable(drawn: Matrix) -> Matrix | None:
 SUBJECT = Subject(name="n", stack="s", base="b", target="t", lock_digest="")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=matrices(), device=st.sampled_from(Device))
-def test_smoke_refuses_no_plan_of_the_planner(drawn, device):
-    """With smoke's own check; cases that the planner refuses are taken out, so that most examples say something."""
+def test_smoke_reads_every_plan(drawn, device):
+    """Cases that break a rule are taken out, so that most examples have cases."""
     accepted = runnable(drawn)
     if accepted is None:
         return
     cases = expand(accepted, "m", BEDS[device])
-    plan = make_plan(
-        subject=SUBJECT, ground=BEDS[device], driver=Driver.MCORE, matrix=accepted, cases=cases, expected=Expected()
-    )
+    plan = make_plan(SUBJECT, Environment(capabilities=BEDS[device], driver=Driver.MCORE), accepted, cases)
     assert [case.id for case in parse_plan(json.dumps(plan).encode()).cases] == [case.id for case in cases]
-
-
-def with_changes(wrong: Matrix, position: int, advice: str) -> Matrix:
-    """The matrix after a person followed the advice for one of its cases."""
-    row, model, train = wrong.cases[position], wrong.models[wrong.cases[position].model], wrong.training
-    changes = {name: json.loads(value) for name, value in (part.split(" = ") for part in advice.split(", "))}
-    assert changes
-
-    def changed(old, kind):
-        values = {name: value for name, value in changes.items() if name in kind.model_fields}
-        return kind.model_validate(old.model_dump(exclude_unset=kind is CaseRow) | values)
-
-    rows = list(wrong.cases)
-    rows[position] = changed(row, CaseRow)
-    update = {
-        "cases": tuple(rows),
-        "models": {**wrong.models, row.model: changed(model, ModelSpec)},
-        "training": changed(train, Training),
-    }
-    return wrong.model_copy(update=update)
-
-
-def broken_positions(drawn: Matrix) -> set[int]:
-    return {
-        position
-        for position, row in enumerate(drawn.cases)
-        if broken_rules(ResolvedRow.of(next(row.specs()), drawn, CPU))
-    }
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(drawn=matrices())
-def test_following_the_advice_repairs_a_case_and_breaks_no_other(drawn):
-    broken = broken_positions(drawn)
-    if not broken:
-        return
-    ids = [case_of(row, drawn).id for row in drawn.cases]
-    for position, (_, advice) in told(drawn).items():
-        followed = with_changes(drawn, position, advice)
-        assert broken_positions(followed) <= broken - {position}
-        new = case_of(followed.cases[position], followed).id
-        # Of several with one ID, the first may keep it.
-        assert new not in ids[:position]
-        assert new == ids[position] or new not in ids
-
-
-@given(hidden=st.integers(1, 4000), heads=st.integers(1, 64))
-def test_nearest_hidden_size_is_the_nearest(hidden, heads):
-    model = gpt(hidden_size=hidden, num_attention_heads=heads)
-    fitting = 8 * heads
-    if hidden % fitting == 0:
-        expand(matrix(models={"gpt": model}), "m", CPU)
-        return
-    name, nearest = told(matrix(models={"gpt": model}))[0][1].split(" = ")
-    assert name == "hidden_size"
-    assert int(nearest) % fitting == 0
-    assert abs(int(nearest) - hidden) == min(abs(m - hidden) for m in range(fitting, hidden + fitting + 1, fitting))
 
 
 @pytest.mark.parametrize(
@@ -390,10 +219,6 @@ def test_number_out_of_bounds_is_refused(part, name, value):
     type(old).model_validate(kept)
     with pytest.raises(ValidationError, match=name):
         type(old).model_validate(kept | {name: value})
-
-
-def test_head_size_rule_is_that_of_the_attention_backends():
-    assert HEAD_SIZE_MULTIPLE == 8
 
 
 def test_case_listed_twice():

@@ -7,10 +7,10 @@ import pytest
 from helpers.certificates import SHA, case_of, cases, measured, statement
 from pydantic import ValidationError
 
-from envbuild.certify.certificate.describe import lines
 from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.certificate.sign import write_certificate
 from envbuild.certify.certificate.statement import PREDICATE_TYPE, STATEMENT_TYPE, Certificate
+from envbuild.certify.report.describe import lines
 from envbuild.core.errors import CertificateRefusedError, ConfigurationError
 
 NAME = "mcore-ubuntu2404-cu130-h200"

@@ -81,7 +81,7 @@ def test_certificate_of_a_trusted_key_counts(folder, tmp_path):
 
 
 def test_every_byte_counts(folder, tmp_path):
-    """One byte changed anywhere in the file, in every bit of it in turn and in its case: it does not verify."""
+    """One byte changed anywhere in the file, in a bit or in its case in turn: it does not verify."""
     data, trust = (folder / "certificate").read_bytes(), trust_of(folder, tmp_path)
     path = tmp_path / "changed"
     path.write_bytes(data)
@@ -89,13 +89,13 @@ def test_every_byte_counts(folder, tmp_path):
     # In place: to truncate and write anew waits for the disk each time.
     with path.open("r+b", buffering=0) as file:
         for position, byte in enumerate(data):
-            for mask in (1 << position % 8, 0x20):
-                os.pwrite(file.fileno(), bytes([byte ^ mask]), position)
-                try:
-                    verify(path, trust, About(), at=NOW)
-                except CertificateRefusedError:
-                    continue
+            mask = 1 << position // 2 % 8 if position % 2 else 0x20
+            os.pwrite(file.fileno(), bytes([byte ^ mask]), position)
+            try:
+                verify(path, trust, About(), at=NOW)
                 counted += 1
+            except CertificateRefusedError:
+                pass
             os.pwrite(file.fileno(), bytes([byte]), position)
     assert (counted, len(data) > 3000) == (0, True)
     verify(path, trust, About(), at=NOW)

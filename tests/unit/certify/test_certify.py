@@ -1,7 +1,6 @@
 """The parts of `certify` that need no image: which cases are chosen, what is shown, how a failure is told."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,10 @@ from envbuild.catalog.models import Device
 from envbuild.certify.cases import expand
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.cases.selection import chosen_cases
-from envbuild.certify.judge.judge import CaseResult, Results, Step, Verdict
-from envbuild.certify.judge.problems import Problem
-from envbuild.certify.report.console import Watcher, failure, show
+from envbuild.certify.judge.results import CaseResult, Results
+from envbuild.certify.models import CaseVerdict, Numbers, Problem, Reused, Step
+from envbuild.certify.report.console import failure, show
+from envbuild.certify.run.watcher import Watcher
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
 
@@ -107,7 +107,7 @@ def test_progress_of_events(events, last):
 
 def test_case_that_is_begun_once_more_is_noted():
     event = {"event": "case-restarted", "case": "c", "repeat": 1, "message": "it died\x1b[2J"}
-    assert shown(event)[0] == "  c: begun once more: it died\\x1b[2J"
+    assert shown(event)[0] == "  c: started again: it died\\x1b[2J"
 
 
 @pytest.mark.parametrize(("more", "name"), [({}, "c"), ({"repeat": 1}, "c"), ({"repeat": 2}, "c (repeat 2)")])
@@ -124,9 +124,9 @@ def test_repeats_are_noted_when_they_are_whole():
             event = {"event": "case-finished", "case": case, "status": status, "seconds": 1.25, "repeat": repeat}
             watcher(json.dumps(event))
     assert [text for text in reporter.texts if "done" not in text] == [
-        "  repeat 1 of 30: its 2 cases ended (2 of 60)",
+        "  repeat 1 of 30: 2 cases ended (2 of 60)",
         "  d (repeat 2): failed in 1.2 s",
-        "  repeat 2 of 30: its 2 cases ended (4 of 60)",
+        "  repeat 2 of 30: 2 cases ended (4 of 60)",
     ]
 
 
@@ -146,12 +146,24 @@ def test_why_the_runner_cannot_begin_is_kept():
 
 
 CASES = expand(six_layouts(), "six", Capabilities(device=Device.CPU))
-PASSED = tuple(Verdict(case=case, passed=True) for case in CASES)
+
+
+def verdict(case, **changes):
+    fields = {"passed": True, "problems": (), "largest_relative_difference": Numbers(), "seconds": None, "steps": ()}
+    baseline = None if case.is_baseline else case.baseline_id
+    return CaseVerdict(id=case.id, baseline=baseline, **(fields | changes))
+
+
+def changed(found, **changes):
+    return found.model_copy(update=changes)
+
+
+PASSED = tuple(verdict(case) for case in CASES)
 PROBLEMS = (Problem(check="parity-loss", text="step 1: loss ..."), Problem(check="steps", text="step 2: ..."))
-FAILED = Verdict(case=CASES[1], passed=False, problems=PROBLEMS)
+FAILED = verdict(CASES[1], passed=False, problems=PROBLEMS)
 ELSEWHERE = Problem(check="environment", text="shadowed: torch: expected a, found b")
 SLOW = Problem(check="bandwidth", text="all_reduce of 2 ranks reaches 1 GB/s, the floor is 2")
-END = Problem(check="not-reported", text="the runner did not come to its end")
+END = Problem(check="not-reported", text="the runner did not finish")
 
 
 def results(*cases):
@@ -175,7 +187,7 @@ def results(*cases):
             ["gpt-fp32-dp2: parity-loss: step 1: loss ...", "gpt-fp32-dp2: steps: step 2: ..."],
         ),
         (PASSED, (ELSEWHERE,), "the environment is not what was locked", [str(ELSEWHERE)]),
-        (PASSED, (SLOW,), "the network between the GPUs is not what it has to be", [str(SLOW)]),
+        (PASSED, (SLOW,), "the network between the GPUs is slower than it has to be", [str(SLOW)]),
         (PASSED, (END,), "the run does not count", [str(END)]),
     ],
 )
@@ -186,7 +198,7 @@ def test_failure_names_cases_checks_and_where_the_logs_are(verdicts, problems, w
     assert "No certificate was written" in error.fix
     assert "/run" in error.fix
     assert error.log == Path("/run/smoke.log")
-    assert error.as_json()["problems"] == [problem.as_json() for problem in problems]
+    assert error.as_json()["problems"] == [problem.model_dump() for problem in problems]
     assert [case["passed"] for case in error.as_json()["cases"]] == [verdict.passed for verdict in verdicts]
 
 
@@ -196,7 +208,7 @@ def test_failure_shows_the_log_of_the_rank_that_failed(tmp_path):
     log.parent.mkdir(parents=True)
     log.write_text("RuntimeError: boom")
     named = {"kind": "exception", "rank": 1, "message": "boom", "log": "logs/rank1.log"}
-    failed = CaseResult(case=FAILED.case.id, status="failed", steps=(), seconds=1.0, failure=named)
+    failed = CaseResult(case=FAILED.id, status="failed", steps=(), seconds=1.0, failure=named)
     assert failure((FAILED,), (), results(failed), tmp_path).log == log
 
 
@@ -209,19 +221,18 @@ def test_log_that_is_not_among_those_of_the_run_is_not_shown(tmp_path, named):
     (tmp_path / "run/results/link.log").symlink_to(outside)
     log = str(outside) if named == "/absolute" else named
     told = {"kind": "exception", "rank": 1, "message": "boom", "log": log}
-    failed = CaseResult(case=FAILED.case.id, status="failed", steps=(), seconds=1.0, failure=told)
+    failed = CaseResult(case=FAILED.id, status="failed", steps=(), seconds=1.0, failure=told)
     assert failure((FAILED,), (), results(failed), tmp_path / "run").log == tmp_path / "run/smoke.log"
 
 
 def test_one_line_a_case():
     reporter = Shown()
-    agrees = replace(
-        PASSED[1], largest_loss_difference=1e-8, largest_grad_norm_difference=2e-7, largest_weights_difference=3e-6
-    )
-    reused = replace(PASSED[2], reused={"from": "2026-01-01T00:00:00Z", "run": "sha256:r"})
+    numbers = Numbers(loss=1e-8, grad_norm=2e-7, weights=3e-6)
+    agrees = changed(PASSED[1], largest_relative_difference=numbers)
+    reused = changed(PASSED[2], reused=Reused.model_validate({"from": "2026-01-01T00:00:00Z", "run": "sha256:r"}))
     step = Step(step=1, loss=6.0, grad_norm=1.0, seconds=0.1)
     show(
-        (replace(PASSED[0], steps=(step,)), agrees, replace(FAILED, repeat=2), reused),
+        (changed(PASSED[0], steps=(step,)), agrees, changed(FAILED, repeat=2), reused),
         (Problem(check="steps", text="x"),),
         reporter,
     )
@@ -238,10 +249,10 @@ def test_one_line_a_case():
 def test_repeats_of_a_case_share_a_line_and_failed_ones_have_their_own():
     reporter = Shown()
     repeats = [
-        replace(PASSED[1], repeat=number, largest_loss_difference=number * 1e-8, largest_grad_norm_difference=0.0)
+        changed(PASSED[1], repeat=number, largest_relative_difference=Numbers(loss=number * 1e-8, grad_norm=0.0))
         for number in range(1, 30)
     ]
-    show((*repeats, replace(FAILED, repeat=30)), (), reporter)
+    show((*repeats, changed(FAILED, repeat=30)), (), reporter)
     assert reporter.texts == [
         "  agrees    gpt-fp32-dp2 (29 of 30 repeats): loss within 2.9e-07, grad norm within 0.0e+00",
         "  FAILED    gpt-fp32-dp2 (repeat 30): parity-loss: step 1: loss ... (and 1 more)",
@@ -249,7 +260,7 @@ def test_repeats_of_a_case_share_a_line_and_failed_ones_have_their_own():
 
 
 def test_failure_of_many_repeats_names_them_and_can_be_read():
-    verdicts = [replace(FAILED, repeat=number) for number in range(1, 101)]
+    verdicts = [changed(FAILED, repeat=number) for number in range(1, 101)]
     error = failure(verdicts, (), results(), Path("/run"))
     assert error.what == "100 of 100 runs of cases failed"
     lines = error.why.splitlines()

@@ -1,33 +1,33 @@
-"""Whatever stands in a results file: it is judged or refused in words, and its texts reach people as texts."""
+"""Any content of a results file is judged or refused with a reason, and its texts reach people as text."""
 
 import copy
 import json
+from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
-from helpers.certificates import SHA
+from helpers.certificates import SHA, statement
 from helpers.reports import failed
 from helpers.stand_in import write
-from unit.certify.plans import BASELINE, MATRIX, SUBJECT, TP2, bytes_of, line, lines_of, plan_of, with_case
+from unit.certify.plans import BASELINE, MATRIX, TP2, bytes_of, line, lines_of, plan_of, with_case
 
-from envbuild.certify.certificate.describe import lines as lines_about
 from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.certificate.sign import write_certificate
-from envbuild.certify.certificate.statement import Problem, make_certificate
-from envbuild.certify.certify import measured_of
+from envbuild.certify.issue import evidence_of
 from envbuild.certify.judge.judge import judge, run_problems
 from envbuild.certify.judge.results import read_results
-from envbuild.certify.judge.verdicts import case_verdict
 from envbuild.certify.report.console import failure, show
+from envbuild.certify.report.describe import lines as lines_about
 from envbuild.certify.report.junit import junit_xml
+from envbuild.certify.report.model import report_of
 from envbuild.certify.report.page import page_html
-from envbuild.certify.report.report import EnvironmentDifference, report_of
+from envbuild.certify.run.run import FinishedRun
 from envbuild.cli.main import run
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import ResultsRefusedError
 from envbuild.core.progress import SilentReporter
 
-CASES = with_case(TP2, compare_weights=True)
+CASES = tuple(case for case in with_case(TP2, compare_weights=True) if case.id in (BASELINE, TP2))
 SWEEP = {"ranks": 2, "sizes_bytes": [8], "floor_gigabytes_per_second": 1.0}
 PLAN = plan_of(cases=CASES, bandwidth=SWEEP)
 DIGEST = sha256_bytes(bytes_of(PLAN))
@@ -79,19 +79,14 @@ def report_from(path, folder):
     results = read_results(path, PLAN, DIGEST)
     verdicts, problems = judge(CASES, MATRIX, results, PLAN), run_problems(PLAN, results)
     show(verdicts, problems, SilentReporter())
-    measured, cases = measured_of(results, SHA["smoke"], PLAN), [case_verdict(verdict) for verdict in verdicts]
+    run = FinishedRun(folder=folder, plan=PLAN, plan_digest=DIGEST, results=results, results_digest=DIGEST)
+    measured = evidence_of(SimpleNamespace(smoke_digest=SHA["smoke"]), run, "loop").measured
     if problems or not all(verdict.passed for verdict in verdicts):
         error = failure(verdicts, problems, results, folder)
         json.dumps(error.as_json(), allow_nan=False)
-        told = [Problem(check=problem.check, text=problem.text) for problem in problems]
-        findings = [EnvironmentDifference.model_validate(dict(item)) for item in results.environment_findings]
-        return failed(what=error.what, cases=cases, problems=told, findings=findings, measured=measured)
-    made = make_certificate(
-        name="n", subject=SUBJECT.as_json(), key=DIGEST, lock_is_current=True, matrix_name="m", tolerance={},
-        matrix_digest=DIGEST, matrix_is_shipped=True,
-        whole_matrix=True, plan_digest=DIGEST, nonce="n", judge_version=1, runtime="loop", measured=measured,
-        cases=cases,
-    )  # fmt: skip
+        findings = results.environment_findings
+        return failed(what=error.what, cases=verdicts, problems=problems, findings=findings, measured=measured)
+    made = statement(measured=measured, cases=verdicts)
     write_certificate(folder / "certificate", made, None)
     certificate, _ = read_certificate(folder / "certificate")
     assert all(line.isprintable() for line in lines_about(certificate, None))
@@ -104,8 +99,9 @@ def test_any_value_in_any_place_is_judged_or_refused(tmp_path, lines, kind):
     written = lines()
     number = [item.get("case", item["type"]) for item in written].index(kind)
     path, ends = tmp_path / "results.jsonl", {"refused": 0, "judged": 0}
-    for place in places(written[number]):
-        for raw in HOSTILE:
+    for index, place in enumerate(places(written[number])):
+        # Of the others each place has two, in turn.
+        for raw in (*HOSTILE[:2], *(HOSTILE[2:] * 2)[index % 10 :][:2]):
             path.write_text(with_raw(written, number, place, raw))
             try:
                 report = report_from(path, tmp_path)
@@ -118,9 +114,9 @@ def test_any_value_in_any_place_is_judged_or_refused(tmp_path, lines, kind):
             page.encode()
             assert "<script" not in page
             ends["judged"] += 1
-    assert ends["refused"] > 20
+    assert ends["refused"] > 10
     # In the last line no value can be another.
-    assert ends["judged"] > 10 or kind == "end"
+    assert ends["judged"] > 3 or kind == "end"
 
 
 def test_what_is_written_is_read_with_odd_bytes_written_out(tmp_path):

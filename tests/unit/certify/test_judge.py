@@ -7,10 +7,10 @@ import pytest
 from helpers.stand_in import observed_of
 from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read, with_case
 
+from envbuild.certify.cases import tolerance_of
 from envbuild.certify.judge.config_checks import observed_problems
 from envbuild.certify.judge.judge import judge, relative_difference
-from envbuild.certify.judge.problems import CHECKS, Check
-from envbuild.certify.run.plan import tolerance_of
+from envbuild.certify.models import CHECKS, Check, Numbers
 
 BAND = tolerance_of(MATRIX, next(case for case in CASES if case.id == TP2))
 DP2 = "gpt-fp32-dp2"
@@ -24,7 +24,7 @@ def judged(tmp_path):
     def verdicts(plan, lines, cases=CASES):
         results = read(tmp_path / "results.jsonl", plan, lines)
         found = judge(cases, MATRIX, results, plan)
-        return {(item.case.id, item.repeat) if plan["repeats"] > 1 else item.case.id: item for item in found}
+        return {(item.id, item.repeat) if plan["repeats"] > 1 else item.id: item for item in found}
 
     return verdicts
 
@@ -56,11 +56,12 @@ def test_agreement_passes(judged):
     found = judged(plan, lines_of(plan))
     assert all(verdict.passed and not verdict.problems for verdict in found.values())
     tp2, baseline = found[TP2], found[BASELINE]
-    assert tp2.largest_loss_difference == tp2.largest_grad_norm_difference == 0
-    assert (tp2.largest_weights_difference, tp2.tolerance, tp2.devices, tp2.seconds) == (0.0, BAND, (0, 1), 1.5)
-    assert found[DP2].largest_weights_difference is None
+    assert tp2.largest_relative_difference == Numbers(loss=0, grad_norm=0, weights=0)
+    band = Numbers(loss=BAND.loss_relative, grad_norm=BAND.grad_norm_relative, weights=BAND.weights_relative)
+    assert (tp2.tolerance, tp2.devices, tp2.seconds) == (band, (0, 1), 1.5)
+    assert found[DP2].largest_relative_difference.weights is None
     assert tp2.observed["layer_spec"] == "local"
-    assert (baseline.largest_loss_difference, baseline.tolerance) == (None, None)
+    assert (baseline.largest_relative_difference, baseline.tolerance) == (Numbers(), Numbers())
     assert [step.loss for step in tp2.steps] == [6.375, 6.25, 6.125, 6.0, 5.875]
 
 
@@ -81,7 +82,7 @@ def test_one_number_at_the_tolerance(judged, failed, number, check, band, sign, 
     entry[number] = value * (1 + sign * band * 0.99)
     found = judged(plan, lines)
     assert all(verdict.passed for verdict in found.values())
-    assert getattr(found[TP2], f"largest_{number}_difference") == pytest.approx(band * 0.99)
+    assert getattr(found[TP2].largest_relative_difference, number) == pytest.approx(band * 0.99)
 
     entry[number] = value * (1 + sign * band * 1.01)
     ((name, ((code, text),)),) = failed(plan, lines).items()
@@ -116,7 +117,7 @@ def test_null_is_how_the_runner_writes_a_number_that_is_none(failed, number):
     plan = plan_of()
     lines = lines_of(plan)
     line(lines, TP2)["steps"][2][number] = None
-    assert failed(plan, lines) == {TP2: [("not-finite", f"step 3: {number} is nan")]}
+    assert failed(plan, lines) == {TP2: [("not-finite", f"step 3: {number} is not finite")]}
 
 
 def test_the_same_nan_everywhere_is_no_agreement(failed):
@@ -200,7 +201,7 @@ def test_weights_within_the_tolerance_pass(judged, failed):
     line(lines, TP2)["weights"].update(largest_relative_difference=BAND.weights_relative * 0.99, worst="w")
     found = judged(plan, lines, COMPARED)[TP2]
     assert found.passed
-    assert found.largest_weights_difference == BAND.weights_relative * 0.99
+    assert found.largest_relative_difference.weights == BAND.weights_relative * 0.99
     line(lines, TP2)["weights"]["largest_relative_difference"] *= 1.1
     ((_, ((check, text),)),) = failed(plan, lines, COMPARED).items()
     assert check == "parity-weights"
@@ -332,9 +333,9 @@ def test_what_a_case_was_trained_with_must_be_its_baselines(failed, name):
     line(lines, TP2)["observed"][name] = "other"
     ((case, ((check, text),)),) = failed(plan, lines).items()
     assert (case, check) == (TP2, "observed")
-    assert "are others than its baseline's: other, not " in text
+    assert "differ from its baseline's: other, not " in text
     line(lines, TP2)["observed"][name] = None
-    assert failed(plan, lines)[TP2][0][1].startswith("nothing was observed of its ")
+    assert failed(plan, lines)[TP2][0][1].startswith("the driver reported nothing of its ")
 
 
 @pytest.mark.parametrize(("backend", "passes"), [("flash", True), ("unfused", True), ("local", False), ("none", False)])
@@ -363,7 +364,7 @@ def test_nothing_observed_is_no_agreement(failed):
     plan = plan_of()
     lines = lines_of(plan)
     line(lines, TP2)["observed"] = None
-    assert failed(plan, lines) == {TP2: [("observed", "the driver said nothing of what it built")]}
+    assert failed(plan, lines) == {TP2: [("observed", "the driver reported nothing of what it built")]}
 
 
 def test_library_that_a_process_had_twice_fails_a_case(failed):

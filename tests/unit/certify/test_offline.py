@@ -8,9 +8,8 @@ import shutil
 import pytest
 from helpers.stand_in import results_of, write
 
-from envbuild.certify.certify import CertifyOptions
-from envbuild.certify.offline import judge_folder, write_plan
-from envbuild.certify.report.report import end_of
+from envbuild.certify.offline import ExplicitOptions, judge_folder, write_plan
+from envbuild.certify.report.files import end_of
 from envbuild.cli.main import run
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CertificationFailedError, ConfigurationError, ResultsRefusedError, UsageError
@@ -18,14 +17,13 @@ from envbuild.core.files import remove_tree
 from envbuild.store import entry_index
 
 TP2 = "gpt-fp32-tp2"
-HOW = CertifyOptions()
 OTHER = "sha256:" + "0" * 64
 
 
 @pytest.fixture
 def folder(world, tmp_path):
     """A plan's folder, written."""
-    write_plan(world.asked(), tmp_path / "plan", world.store)
+    write_plan(world.request(), tmp_path / "plan", world.store)
     return tmp_path / "plan"
 
 
@@ -37,7 +35,7 @@ def run_there(folder, place="results", **faults):
 
 
 def judge(world, folder, **options):
-    return judge_folder(world.asked(**options), folder, world.store, world.told, HOW)
+    return judge_folder(world.request(**options), folder, world.context, None, ExplicitOptions())
 
 
 def refused(world, folder, **options):
@@ -79,7 +77,7 @@ def test_folder_has_all_that_another_machine_needs(world, folder):
 )
 def test_readme_is_for_the_place(world, tmp_path, place, said):
     image = None if place == "venv" else world.image
-    write_plan(world.asked(place=place, image=image), tmp_path / "plan", world.store)
+    write_plan(world.request(place=place, image=image), tmp_path / "plan", world.store)
     assert said in (tmp_path / "plan" / "README.md").read_text()
     if image:
         assert sha256_file(tmp_path / "plan" / "manifest.json") == world.image.record.oci_digest
@@ -87,13 +85,13 @@ def test_readme_is_for_the_place(world, tmp_path, place, said):
 
 def test_plan_needs_of_the_image_its_digests_alone(world, tmp_path):
     (world.image.path / "image.sqsh").unlink()
-    write_plan(world.asked(), tmp_path / "plan", world.store)
+    write_plan(world.request(), tmp_path / "plan", world.store)
     assert (tmp_path / "plan" / "plan.json").is_file()
 
 
 def test_folder_that_has_something_is_refused(world, folder):
     with pytest.raises(ConfigurationError, match="is not empty"):
-        write_plan(world.asked(), folder, world.store)
+        write_plan(world.request(), folder, world.store)
 
 
 @pytest.mark.parametrize("place", ["results", "."])
@@ -118,7 +116,7 @@ def test_results_are_judged_where_there_is_no_image(world, folder):
 
 
 def test_repeats_and_place_are_the_plans(world, tmp_path):
-    write_plan(world.asked(place="here", image=None, repeats=2), tmp_path / "plan", world.store)
+    write_plan(world.request(place="here", image=None, repeats=2), tmp_path / "plan", world.store)
     run_there(tmp_path / "plan")
     done = judge(world, tmp_path / "plan")
     assert {case.repeat for case in done.statement.predicate.cases} == {1, 2}
@@ -139,21 +137,21 @@ def test_results_that_do_not_agree_fail(world, folder):
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
-        (("subject", "lock_digest"), OTHER, f'subject.lock_digest: "{OTHER}" there, "sha256:'),
-        (("subject", "sqsh_digest"), OTHER, f'subject.sqsh_digest: "{OTHER}" there, "sha256:'),
-        (("subject", "oci_digest"), OTHER, f'subject.oci_digest: "{OTHER}" there, "sha256:'),
-        (("subject", "sqsh_digest"), "sha256:x", "its repeats, its nonce or its subject is none"),
-        (("nonce",), "x", "its repeats, its nonce or its subject is none"),
-        (("nonce",), ["ab" * 16], "is no plan"),
-        (("repeats",), 0, "its repeats, its nonce or its subject is none"),
-        (("repeats",), 10**9, "its repeats, its nonce or its subject is none"),
-        (("repeats",), True, "its repeats, its nonce or its subject is none"),
-        (("subject", "target"), "h200", 'subject.target: "h200" there, "cpu" here'),
-        (("cases", 2, "training", "steps"), 1, "cases[2].training.steps: 1 there, 5 here"),
-        (("cases", 2, "settings", "batch_p2p_comm"), 1, "cases[2].settings.batch_p2p_comm: 1 there, true here"),
+        (("subject", "lock_digest"), OTHER, f'subject.lock_digest: "{OTHER}" in the folder, "sha256:'),
+        (("subject", "sqsh_digest"), OTHER, f'subject.sqsh_digest: "{OTHER}" in the folder, "sha256:'),
+        (("subject", "oci_digest"), OTHER, f'subject.oci_digest: "{OTHER}" in the folder, "sha256:'),
+        (("subject", "sqsh_digest"), "sha256:x", "its repeats, its nonce or its subject is invalid"),
+        (("nonce",), "x", "its repeats, its nonce or its subject is invalid"),
+        (("nonce",), ["ab" * 16], "is not a plan"),
+        (("repeats",), 0, "its repeats, its nonce or its subject is invalid"),
+        (("repeats",), 10**9, "its repeats, its nonce or its subject is invalid"),
+        (("repeats",), True, "its repeats, its nonce or its subject is invalid"),
+        (("subject", "target"), "h200", 'subject.target: "h200" in the folder, "cpu" here'),
+        (("cases", 2, "training", "steps"), 1, "cases[2].training.steps: 1 in the folder, 5 here"),
+        (("cases", 2, "settings", "batch_p2p_comm"), 1, "cases[2].settings.batch_p2p_comm: 1 in the folder, true here"),
         (("expected_versions",), {}, "expected_versions."),
-        (("device",), "cuda", 'device: "cuda" there, "cpu" here'),
-        (("approved",), True, "approved: true there, null here"),
+        (("device",), "cuda", 'device: "cuda" in the folder, "cpu" here'),
+        (("approved",), True, "approved: true in the folder, null here"),
     ],
 )
 def test_plan_that_was_changed_is_refused(world, folder, place, value, said):
@@ -169,7 +167,7 @@ def test_plan_whose_digest_is_none_is_refused_where_no_image_is_here_to_compare(
     edit(folder, "subject", "oci_digest", value=value)
     run_there(folder)
     reason, why = refused(world, folder, image=None)
-    assert (reason, "is no plan" in why) == ("plan", True)
+    assert (reason, "is not a plan" in why) == ("plan", True)
 
 
 def test_plan_that_has_a_key_twice_is_refused(world, folder):
@@ -218,7 +216,7 @@ def test_folder_without_a_plan_is_refused(world, folder, data):
 
 
 def test_results_of_another_plan_are_refused(world, folder, tmp_path):
-    write_plan(world.asked(), tmp_path / "other", world.store)
+    write_plan(world.request(), tmp_path / "other", world.store)
     run_there(tmp_path / "other")
     shutil.copy(tmp_path / "other/results/results.jsonl", folder / "results")
     assert refused(world, folder)[0] == "plan"
@@ -272,7 +270,7 @@ def test_results_that_were_spoiled_are_refused_and_cost_no_certificate(world, fo
     run_there(folder)
     before = judge(world, folder).certificate
     content = before.read_bytes()
-    write_plan(world.asked(), tmp_path / "second", world.store)
+    write_plan(world.request(), tmp_path / "second", world.store)
     run_there(tmp_path / "second")
     spoiled(tmp_path / "second", change)
     with pytest.raises(ResultsRefusedError) as caught:
@@ -305,7 +303,7 @@ def test_nonce_is_certified_once(world, folder):
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"plan": "x"}', '{"plan": 1, "results": 2}', "[" * 99999, None])
 def test_record_of_a_nonce_that_is_damaged_is_told_and_lets_nothing_pass(world, folder, text, sealed):
-    """It was there, so the nonce was used; for what, nobody can say any more."""
+    """It was in the folder, so the nonce was used; for what, nobody can say any more."""
     run_there(folder)
     certificate = judge(world, folder).certificate
     remove_tree(certificate.parent)
@@ -369,29 +367,29 @@ def test_command_without_results_has_a_reason(world, command, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--plan-out", "x", "--judge", "y"], "--judge does nothing with --plan-out"),
-        (["--plan-out", "x", "--gpus", "0"], "--gpus does nothing with --plan-out"),
-        (["--plan-out", "x", "--resume"], "--resume does nothing with --plan-out"),
-        (["--judge", "x", "--isolation", "live"], "--isolation does nothing with --judge"),
-        (["--plan-out", "x", "--key-password", "env:P"], "--key-password does nothing with --plan-out"),
-        (["--calibrate", "2", "--key-password", "env:P"], "--key-password does nothing with --calibrate"),
-        (["--key-password", "env:P"], "--key-password does nothing without a key"),
-        (["--key", "off", "--key-password", "env:P"], "--key-password does nothing without a key"),
-        (["--print-cases", "--plan-out", "x"], "--plan-out does nothing with --print-cases"),
-        (["--print-cases", "--fresh", "--repeat", "3", "--key", "nope"], "--fresh does nothing with --print-cases"),
-        (["--print-cases", "--repeat", "3"], "--repeat does nothing with --print-cases"),
-        (["--print-cases", "--key", "nope"], "--key does nothing with --print-cases"),
-        (["--print-cases", "--judge", "x"], "--judge does nothing with --print-cases"),
-        (["--print-cases", "--calibrate", "3"], "--calibrate does nothing with --print-cases"),
-        (["--calibrate", "3", "--fresh"], "--fresh does nothing with --calibrate"),
-        (["--calibrate", "3", "--plan-out", "x"], "--plan-out does nothing with --calibrate"),
-        (["--venv", "x"], "--venv does nothing with --in sqsh"),
-        (["--in", "oci", "--runtime", "loop"], "--runtime does nothing with --in oci"),
-        (["--gpus", "0"], "--gpus does nothing for target cpu"),
-        (["--gpus", "0,0"], "is no list of GPUs"),
-        (["--gpus", "a"], "is no list of GPUs"),
-        (["--gpus", ""], "is no list of GPUs"),
-        (["--gpus", "-1"], "is no list of GPUs"),
+        (["--plan-out", "x", "--judge", "y"], "--judge has no effect with --plan-out"),
+        (["--plan-out", "x", "--gpus", "0"], "--gpus has no effect with --plan-out"),
+        (["--plan-out", "x", "--resume"], "--resume has no effect with --plan-out"),
+        (["--judge", "x", "--isolation", "live"], "--isolation has no effect with --judge"),
+        (["--plan-out", "x", "--key-password", "env:P"], "--key-password has no effect with --plan-out"),
+        (["--calibrate", "2", "--key-password", "env:P"], "--key-password has no effect with --calibrate"),
+        (["--key-password", "env:P"], "--key-password has no effect without a key"),
+        (["--key", "off", "--key-password", "env:P"], "--key-password has no effect without a key"),
+        (["--print-cases", "--plan-out", "x"], "--plan-out has no effect with --print-cases"),
+        (["--print-cases", "--fresh", "--repeat", "3", "--key", "nope"], "--fresh has no effect with --print-cases"),
+        (["--print-cases", "--repeat", "3"], "--repeat has no effect with --print-cases"),
+        (["--print-cases", "--key", "nope"], "--key has no effect with --print-cases"),
+        (["--print-cases", "--judge", "x"], "--judge has no effect with --print-cases"),
+        (["--print-cases", "--calibrate", "3"], "--calibrate has no effect with --print-cases"),
+        (["--calibrate", "3", "--fresh"], "--fresh has no effect with --calibrate"),
+        (["--calibrate", "3", "--plan-out", "x"], "--plan-out has no effect with --calibrate"),
+        (["--venv", "x"], "--venv has no effect with --in sqsh"),
+        (["--in", "oci", "--runtime", "loop"], "--runtime has no effect with --in oci"),
+        (["--gpus", "0"], "--gpus has no effect with target cpu"),
+        (["--gpus", "0,0"], "is not a list of GPUs"),
+        (["--gpus", "a"], "is not a list of GPUs"),
+        (["--gpus", ""], "is not a list of GPUs"),
+        (["--gpus", "-1"], "is not a list of GPUs"),
     ],
 )
 def test_options_that_do_nothing_are_refused(world, command, capsys, words, said):
@@ -441,12 +439,12 @@ def test_log_that_is_a_pipe_is_no_part_of_a_report(tmp_path):
     os.mkfifo(tmp_path / "rank0.log")
     assert end_of(tmp_path / "rank0.log") == ""
     (tmp_path / "rank1.log").write_text("one\ntwo\n")
-    assert end_of(tmp_path / "rank1.log", lines=1) == "two"
+    assert end_of(tmp_path / "rank1.log") == "one\ntwo"
 
 
 def test_job_of_the_plan_is_another_than_that_of_another_place(world, tmp_path):
     plans = [
-        write_plan(world.asked(place=place, image=image), tmp_path / place, world.store)
+        write_plan(world.request(place=place, image=image), tmp_path / place, world.store)
         for place, image in (("sqsh", world.image), ("oci", world.image), ("venv", None))
     ]
     assert len({job.key for job in plans}) == 3

@@ -9,12 +9,13 @@ from helpers.matrices import six_layouts
 from unit.certify.plans import SUBJECT
 
 from envbuild.catalog.data import data_root
-from envbuild.catalog.matrix import AxisBand
+from envbuild.catalog.matrix import AxisBand, BandwidthSweep
 from envbuild.catalog.models import CaseRow, Device, Driver, Precision
 from envbuild.certify.cases import expand
 from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.selection import DRIVERS
 from envbuild.certify.run import plan as plan_module
-from envbuild.certify.run.plan import Expected, Subject, Sweep, certification_key, make_plan
+from envbuild.certify.run.plan import Environment, Subject, certification_key, make_plan
 from envbuild.core.digests import sha256_bytes
 from envbuild_smoke import drivers
 from envbuild_smoke.plan.reader import parse_plan
@@ -25,16 +26,16 @@ H200 = Capabilities(device=Device.CUDA, sm=("90",))
 CASES = expand(MATRIX, "certify-quick", CPU)
 
 
-def plan(**changes: object) -> dict:
-    arguments: dict = {
-        "subject": SUBJECT,
-        "ground": CPU,
-        "driver": Driver.MCORE,
-        "matrix": MATRIX,
-        "cases": CASES,
-        "expected": Expected(versions={"torch": "2.13.0+cpu"}, modules=("torch",)),
-    }
-    return make_plan(**(arguments | changes))
+def plan(*, matrix=MATRIX, cases=CASES, subject=SUBJECT, repeats=1, estimates=None, **environment: object) -> dict:
+    """A plan; ``environment`` are fields of what it runs in."""
+    usual = {"capabilities": CPU, "driver": Driver.MCORE, "versions": {"torch": "2.13.0+cpu"}, "modules": ("torch",)}
+    return make_plan(subject, Environment(**usual | environment), matrix, cases, repeats, estimates)  # type: ignore[arg-type]
+
+
+def with_sweep(**changes: object):
+    """The matrix with a bandwidth sweep on the CPU."""
+    sweep = BandwidthSweep.model_validate({"devices": ("cpu",), "sizes_bytes": (1024, 2048)} | changes)
+    return MATRIX.model_copy(update={"bandwidth": sweep})
 
 
 def test_plan_fits_the_schema_that_lives_with_smoke():
@@ -43,14 +44,14 @@ def test_plan_fits_the_schema_that_lives_with_smoke():
 
 
 def test_plan_says_what_the_base_brings():
-    brought = plan(expected=Expected(versions={"megatron-core": "0.16.1"}, provided=("torch",)))
+    brought = plan(versions={"megatron-core": "0.16.1"}, provided=("torch",))
     assert parse_plan(json.dumps(brought).encode()).provided_packages == ("torch",)
     assert parse_plan(json.dumps(plan()).encode()).provided_packages == ()
 
 
 def test_drivers_are_those_that_smoke_has():
     schema = json.loads((data_root() / "smoke/envbuild_smoke/schemas/plan.schema.json").read_text())
-    names = [driver.value for driver in plan_module.DRIVERS]
+    names = [driver.value for driver in DRIVERS]
     assert names == schema["$defs"]["case"]["properties"]["driver"]["enum"] == list(drivers.MODULES)
 
 
@@ -100,16 +101,16 @@ def test_nonce_is_fresh():
 
 def test_plan_says_which_gpus():
     assert (plan()["device"], plan()["gpu"]) == ("cpu", None)
-    there = plan(ground=H200)
+    there = plan(capabilities=H200)
     assert (there["device"], there["gpu"]) == ("cuda", {"sm": ["90"]})
     parse_plan(json.dumps(there).encode())
 
 
 def test_plan_with_a_sweep_and_repeats_is_one_of_smoke_s():
-    sweep = Sweep(ranks=2, sizes_bytes=(1024, 2048), floor_gigabytes_per_second=100.0)
-    read = parse_plan(json.dumps(plan(sweep=sweep, repeats=3)).encode())
+    swept = with_sweep(floor_gigabytes_per_second=100.0)
+    read = parse_plan(json.dumps(plan(matrix=swept, repeats=3)).encode())
     assert read.bandwidth is not None
-    assert (read.repeats, read.bandwidth.ranks, read.bandwidth.sizes_bytes) == (3, 2, (1024, 2048))
+    assert (read.repeats, read.bandwidth.ranks, read.bandwidth.sizes_bytes) == (3, 4, (1024, 2048))
     assert read.bandwidth.floor_gigabytes_per_second == 100.0
     assert read.expected_modules == ("torch",)
 
@@ -149,15 +150,13 @@ def matrix(**changes: object):
         *({"subject": subject(**{field: sha256_bytes(b"other")})} for field in sorted(set(SUBJECT.as_json()) - {"in"})),
         {"subject": subject(place="venv")},
         {"subject": subject(sqsh_digest=None)},
-        {"ground": H200},
-        {"ground": Capabilities(device=Device.CUDA, sm=("100",))},
+        {"capabilities": H200},
+        {"capabilities": Capabilities(device=Device.CUDA, sm=("100",))},
         {"repeats": 2},
-        {"sweep": Sweep(ranks=2, sizes_bytes=(1024,))},
-        {"sweep": Sweep(ranks=4, sizes_bytes=(1024,))},
-        {"sweep": Sweep(ranks=2, sizes_bytes=(1024,), floor_gigabytes_per_second=10.0)},
+        {"matrix": with_sweep()},
         {"cases": CASES[:-1]},
-        {"expected": Expected(versions={"torch": "2.13.1+cpu"}, modules=("torch",))},
-        {"expected": Expected(versions={"torch": "2.13.0+cpu"})},
+        {"versions": {"torch": "2.13.1+cpu"}},
+        {"modules": ()},
         {"smoke": "sha256:other"},
         {"matrix": matrix(time_limit_seconds=1)},
         {"matrix": matrix(training=MATRIX.training.model_copy(update={"seed": 1}))},
@@ -210,6 +209,11 @@ def test_plan_of_a_case_says_all_that_its_row_does():
     assert case["training"] == MATRIX.training.model_dump() | {"micro_batch_size": 1, "global_batch_size": 4}
     assert (case["settings"]["distributed_optimizer"], case["settings"]["recompute"]) == (True, "full")
     assert (case["resume_at"], case["compare_weights"]) == (2, True)
+
+
+def test_key_changes_with_the_sweep():
+    sweeps = [with_sweep(), with_sweep(sizes_bytes=(1024,)), with_sweep(floor_gigabytes_per_second=10.0)]
+    assert len({key(matrix=swept) for swept in sweeps}) == 3
 
 
 def test_key_changes_with_the_judge(monkeypatch):

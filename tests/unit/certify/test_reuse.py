@@ -7,11 +7,10 @@ import pytest
 from helpers.certify_world import edit
 from helpers.stand_in import GPU
 
-from envbuild.certify.judge import reuse
-from envbuild.certify.judge.reuse import MachineKey
-from envbuild.certify.run import durations
+from envbuild.certify.run import durations, reuse
 from envbuild.certify.run.job import make_job
 from envbuild.certify.run.plan import JUDGE_VERSION
+from envbuild.certify.run.reuse import MachineKey
 from envbuild.cli.main import run
 from envbuild.core.errors import CertificationFailedError
 from envbuild.core.files import remove_tree
@@ -42,7 +41,7 @@ def test_cases_that_passed_in_a_part_are_not_run_again_in_the_whole(world):
     (case,) = (case for case in done.statement.predicate.cases if case.reused)
     assert case.reused.from_ == "2026-01-01T00:01:00Z"
     assert case.steps[0].loss == 6.375
-    assert f"  reused    {TP2}: passed on 2026-01-01T00:01:00Z" in world.told.notes
+    assert f"  reused    {TP2}: passed on 2026-01-01T00:01:00Z" in world.reporter.notes
     assert done.statement.predicate.nonce == world.calls[1]["plan"]["nonce"]
 
 
@@ -250,7 +249,7 @@ def test_verdict_that_its_numbers_do_not_give_is_not_used_whatever_its_seal(worl
 def test_reused_case_is_compared_with_the_baseline_beside_it(world):
     """Its baseline was measured again, and computes something else now."""
     world.certify(only=(TP2,))
-    world.faults = {"scale": {case.id: 1.001 for case in make_job(world.asked(), world.store).cases}}
+    world.faults = {"scale": {case.id: 1.001 for case in make_job(world.request(), world.store).cases}}
     with pytest.raises(CertificationFailedError) as caught:
         world.certify()
     assert f"{TP2}: parity-loss: step 1: loss expected" in caught.value.why
@@ -264,7 +263,7 @@ HERE = MachineKey(runtime="loop", gpus=("NVIDIA H200",), drivers=("580",), varia
 
 @pytest.fixture
 def job(world):
-    return make_job(world.asked(), world.store)
+    return make_job(world.request(), world.store)
 
 
 @pytest.mark.parametrize(
@@ -359,10 +358,10 @@ def test_environment_that_is_in_no_image_is_run_every_time(world):
 
 
 def test_durations_go_into_the_next_plan_and_into_no_key(world):
-    first = make_job(world.asked(), world.store)
+    first = make_job(world.request(), world.store)
     assert {case["estimated_seconds"] for case in first.plan["cases"]} == {None}
     world.certify()
-    second = make_job(world.asked(), world.store)
+    second = make_job(world.request(), world.store)
     assert {case["estimated_seconds"] for case in second.plan["cases"]} == {1.5}
     assert (second.key, second.folder) == (first.key, first.folder)
     assert world.certify().ran is False
@@ -381,21 +380,21 @@ def test_durations_go_into_the_plan_of_some_of_the_cases_too(world):
 def test_duration_that_was_damaged_in_the_store_is_none(world, text, sealed):
     world.certify()
     damage(world, "durations", text, sealed=sealed)
-    assert {case["estimated_seconds"] for case in make_job(world.asked(), world.store).plan["cases"]} == {None}
+    assert {case["estimated_seconds"] for case in make_job(world.request(), world.store).plan["cases"]} == {None}
     world.certify(fresh=True)
-    assert {case["estimated_seconds"] for case in make_job(world.asked(), world.store).plan["cases"]} == {1.5}
+    assert {case["estimated_seconds"] for case in make_job(world.request(), world.store).plan["cases"]} == {1.5}
 
 
 def test_duration_that_is_news_takes_the_place_of_the_old(world, monkeypatch):
-    job = make_job(world.asked(), world.store)
+    job = make_job(world.request(), world.store)
     world.certify()
     verdicts = []
     record = durations.record
     monkeypatch.setattr(durations, "record", lambda plan, found, store: verdicts.extend(found))
     world.certify(fresh=True)
     for seconds, known in ((1.7, 1.5), (3.0, 3.0)):
-        record(job.plan, [replace(verdict, seconds=seconds) for verdict in verdicts], world.store)
+        record(job.plan, [verdict.model_copy(update={"seconds": seconds}) for verdict in verdicts], world.store)
         assert durations.estimates(job.plan, world.store)[TP2] == known
-    failed = [replace(verdict, passed=False, seconds=90.0) for verdict in verdicts]
+    failed = [verdict.model_copy(update={"passed": False, "seconds": 90.0}) for verdict in verdicts]
     record(job.plan, failed, world.store)
     assert durations.estimates(job.plan, world.store)[TP2] == 3.0

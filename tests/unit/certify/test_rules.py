@@ -1,19 +1,20 @@
-"""Each rule of the layouts: what breaks it, and its message."""
+"""Each rule of the layouts and settings: what breaks it, and how the message names it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from helpers.rows import EXPERTS, GROUNDS, MAMBA
+from helpers.rows import CAPABILITIES, EXPERTS, MAMBA, rows
+from hypothesis import HealthCheck, given, settings
 
 from envbuild.catalog.matrix import Experts, MambaLayers
 from envbuild.catalog.models import CaseSpec, ModelSpec, Training
 from envbuild.certify.cases import ResolvedRow
 from envbuild.certify.cases.capabilities import Capabilities
-from envbuild.certify.cases.rules import broken_rules
+from envbuild.certify.cases.rules import broken_rules, missing_capabilities
 
-CPU, A100, H200, B200 = GROUNDS
+CPU, A100, H200, B200 = CAPABILITIES
 TRAINING = Training(steps=5, micro_batch_size=2, global_batch_size=16, learning_rate=0.001, clip_grad_norm=1.0, seed=1)
 MODEL = {
     "kind": "gpt",
@@ -34,8 +35,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def row(kind: str, ground: Capabilities = CPU, **changes: Any) -> ResolvedRow:
-    """A row that can be run, with changes: fields of CaseSpec, of ModelSpec, or of a table of it."""
+def row(kind: str, capabilities: Capabilities = CPU, **changes: Any) -> ResolvedRow:
+    """A row that breaks no rule, with changes: fields of CaseSpec, of ModelSpec, or of a table of it."""
     model = MODEL | KINDS[kind]
     for name, (table, usual) in TABLES.items():
         if name in model:
@@ -43,10 +44,20 @@ def row(kind: str, ground: Capabilities = CPU, **changes: Any) -> ResolvedRow:
             model[name] = table.model_validate(usual | own)
     model |= {field: changes.pop(field) for field in list(changes) if field in ModelSpec.model_fields}
     spec = CaseSpec.model_validate({"model": "m"} | changes)
-    return ResolvedRow(spec=spec, model=ModelSpec.model_validate(model), training=TRAINING, ground=ground)
+    return ResolvedRow(spec=spec, model=ModelSpec.model_validate(model), training=TRAINING, capabilities=capabilities)
 
 
-@pytest.mark.parametrize("ground", GROUNDS, ids=["cpu", "a100", "h200", "b200"])
+BATCHED = (
+    "virtual_pipeline with pipeline = 2 needs overlap_p2p_comm (with batched sends the next and the previous stage are "
+    "one rank, and activations are taken for gradients: it trains, and it is wrong)"
+)
+
+
+def messages(row: ResolvedRow) -> list[str]:
+    return [*broken_rules(row), *missing_capabilities(row)]
+
+
+@pytest.mark.parametrize("capabilities", CAPABILITIES, ids=["cpu", "a100", "h200", "b200"])
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
@@ -64,17 +75,16 @@ def row(kind: str, ground: Capabilities = CPU, **changes: Any) -> ResolvedRow:
         ("mamba", {"pipeline": 4, "precision": "fp8", "data": 2}),
     ],
 )
-def test_row_that_can_be_run(kind, changes, ground):
-    fitting = row(kind, ground, **changes)
-    device_fits = KINDS[kind].get("layer_spec") is None or ground is not CPU
-    if device_fits and not (changes.get("precision") == "fp8" and ground is A100):
-        assert broken_rules(fitting) == []
-    else:
-        assert [rule.ground for rule in broken_rules(fitting) if rule.ground]
+def test_row_that_breaks_no_rule(kind, changes, capabilities):
+    fitting = row(kind, capabilities, **changes)
+    assert broken_rules(fitting) == []
+    device_fits = KINDS[kind].get("layer_spec") is None or capabilities is not CPU
+    possible = device_fits and not (changes.get("precision") == "fp8" and capabilities is A100)
+    assert bool(missing_capabilities(fitting)) is not possible
 
 
 @pytest.mark.parametrize(
-    ("kind", "ground", "changes", "told"),
+    ("kind", "capabilities", "changes", "text"),
     [
         # -- sizes that must divide
         ("gpt", CPU, {"hidden_size": 130}, "hidden_size 130 must be a multiple of num_attention_heads 4"),
@@ -187,29 +197,63 @@ def test_row_that_can_be_run(kind, changes, ground):
             "te",
             H200,
             {"precision": "fp8", "hidden_size": 96, "tensor": 4},
-            "hidden_size / tensor = 24 must be a multiple of what fp8 takes, 16",
+            "hidden_size / tensor = 24 must be a multiple of 16 for fp8",
         ),
         (
             "te",
             H200,
             {"precision": "fp8", "sequence_length": 36},
-            "tokens of a micro batch on a rank = 72 must be a multiple of what fp8 takes, 16",
+            "tokens of a micro batch on a rank = 72 must be a multiple of 16 for fp8",
         ),
         (
             "mamba",
             H200,
             {"precision": "fp8", "state_dim": 3},
-            "the width of a Mamba layer's input projection / tensor = 552 must be a multiple of what fp8 takes, 16",
+            "the width of a Mamba layer's input projection / tensor = 552 must be a multiple of 16 for fp8",
         ),
         # -- what it runs on
         ("te", CPU, {}, "layer_spec transformer-engine needs device cuda"),
         ("te", A100, {"precision": "fp8"}, "precision = fp8 needs GPUs of SM 89 or newer; the target has SM 80"),
     ],
 )
-def test_broken_rule(kind, ground, changes, told):
-    broken = row(kind, ground, **changes)
-    texts = [rule.text for rule in broken_rules(broken)]
-    assert any(told in text for text in texts), texts
+def test_broken_rule(kind, capabilities, changes, text):
+    texts = messages(row(kind, capabilities, **changes))
+    assert any(text in found for found in texts), texts
+
+
+@pytest.mark.parametrize(
+    ("changes", "rules"),
+    [
+        ({"pipeline": 3}, ["num_layers 8 must be a multiple of pipeline x virtual_pipeline = 3 (allowed: 1, 2, 4, 8)"]),
+        (
+            {"data": 3},
+            ["global_batch_size 16 must be a multiple of micro_batch_size x data = 6 (allowed: 1, 2, 4, 8, 16)"],
+        ),
+        (
+            {"tensor": 32, "num_attention_heads": 32, "hidden_size": 256, "vocabulary_size": 32},
+            ["vocabulary_size 32 must be at least 2 x tensor = 64"],
+        ),
+        (
+            {"pipeline": 2, "virtual_pipeline": 2, "overlap_p2p_comm": False},
+            [BATCHED],
+        ),
+    ],
+)
+def test_message_has_the_rule_and_the_values_that_it_allows(changes, rules):
+    assert broken_rules(row("gpt", **changes)) == rules
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(row=rows())
+def test_every_allowed_value_keeps_its_rule(row):
+    """The values in a message divide the number before them."""
+    for text in broken_rules(row):
+        if "(allowed: " in text:
+            rule, allowed = text.removesuffix(")").split(" (allowed: ")
+            value = int(rule.split(" must be ")[0].rpartition(" ")[2])
+            values = [int(word) for word in allowed.split(", ")]
+            assert all(value % item == 0 for item in values)
+            assert int(rule.rpartition(" ")[2]) not in values
 
 
 @pytest.mark.parametrize(
@@ -222,17 +266,5 @@ def test_broken_rule(kind, ground, changes, told):
 )
 def test_package_that_the_environment_must_have(kind, changes, package):
     without = Capabilities(device=H200.device, sm=H200.sm, packages=H200.packages - {package})
-    (rule,) = broken_rules(row(kind, without, **changes))
-    assert rule.ground
-    assert rule.text == f"it needs the package {package}, which the environment does not have"
-
-
-def test_setting_that_trains_wrongly_is_refused():
-    wrong = row("gpt", pipeline=2, virtual_pipeline=2, overlap_p2p_comm=False)
-    (rule,) = broken_rules(wrong)
-    assert "it trains, and it is wrong" in rule.text
-
-
-def test_vocabulary_with_one_entry_a_rank_is_refused():
-    narrow = row("gpt", tensor=32, num_attention_heads=32, hidden_size=256, vocabulary_size=32)
-    assert [rule.text for rule in broken_rules(narrow)] == ["vocabulary_size 32 must be at least 2 x tensor = 64"]
+    (rule,) = missing_capabilities(row(kind, without, **changes))
+    assert rule == f"it needs the package {package}, which the environment does not have"

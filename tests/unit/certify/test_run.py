@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from envbuild.certify.run import executors
-from envbuild.certify.run.executors import Machinery, open_way
+from envbuild.certify.run.executors import MachineOptions, open_executor
 from envbuild.certify.run.job import CertifyJob, make_job
 from envbuild.cli.main import run
 from envbuild.cli.report import as_json
@@ -61,7 +61,7 @@ def test_certificate_from_before_stays_only_where_the_machine_is_to_blame(world,
 def test_runner_that_was_killed_is_told_by_its_signal_and_may_go_on(world, status):
     error = cannot_run(world, status, '{"event": "step", "case": "c"}', "words")
     assert error.why == "It was ended by SIGKILL (often: the machine ran out of memory).\nwords"
-    assert "--resume goes on" in error.fix
+    assert "--resume" in error.fix
     assert error.reason == "runner-ended"
 
 
@@ -82,7 +82,7 @@ def test_reason_reaches_programs(world, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("place", "told"), [("sqsh", None), ("venv", "Is the lock installed there"), ("here", "`python` on PATH is")]
+    ("place", "told"), [("sqsh", None), ("venv", "Install the lock there"), ("here", "`python` on PATH is")]
 )
 def test_environment_without_the_stack_is_told_with_what_installs_it(world, monkeypatch, place, told):
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -131,7 +131,7 @@ def interrupted(world):
     world.status = 130
     with pytest.raises(InterruptedByUserError) as caught:
         world.certify(only=(TP2,))
-    assert "told to stop" in caught.value.what
+    assert "interrupted" in caught.value.what
     world.status = 0
     return world
 
@@ -147,15 +147,15 @@ def test_interrupted_run_goes_on_with_its_plan(interrupted):
 @pytest.mark.parametrize(
     ("before", "now", "fix"),
     [
-        ("process", None, "Go on with --isolation process; or leave --resume out"),
-        ("live", "process", "Go on with --isolation live, or without --isolation; or leave --resume out"),
+        ("process", None, "Resume with --isolation process; or leave --resume out"),
+        ("live", "process", "Resume with --isolation live, or without --isolation; or leave --resume out"),
     ],
 )
 def test_interrupted_run_of_another_isolation_does_not_go_on(interrupted, before, now, fix):
     (plan,) = (interrupted.project / "out").rglob("plan.json")
     written = f'{{"type": "run", "isolation": "{before}"}}\n{{"type": "case"}}\n'
     (plan.parent / "results/results.jsonl").write_text(written)
-    with pytest.raises(UsageError, match=f"was one with --isolation {before}, not {now or 'live'}") as caught:
+    with pytest.raises(UsageError, match=f"had --isolation {before}, not {now or 'live'}") as caught:
         interrupted.certify(only=(TP2,), resume=True, isolation=now)
     assert fix in caught.value.fix
     assert len(interrupted.calls) == 1
@@ -208,7 +208,7 @@ def test_what_an_interrupted_run_left_is_not_removed_in_silence(interrupted):
     (plan,) = (interrupted.project / "out").rglob("plan.json")
     (plan.parent / "results/results.jsonl").write_text('{"type": "run"}\n{"type": "case"}\n{"ty')
     interrupted.certify(only=(TP2,))
-    assert any("--resume would have gone on with it" in note for note in interrupted.told.notes)
+    assert any("--resume would have continued it" in note for note in interrupted.reporter.notes)
 
 
 def test_interrupted_command_says_the_command_that_goes_on(world, monkeypatch, capsys):
@@ -232,7 +232,7 @@ def test_interrupted_command_says_the_command_that_goes_on(world, monkeypatch, c
 def test_nothing_to_go_on_with_begins_anew_and_says_so(world):
     assert world.certify(resume=True).ran
     assert world.calls[0]["arguments"] == ()
-    assert any("it begins anew" in note for note in world.told.notes)
+    assert any("all cases start again" in note for note in world.reporter.notes)
 
 
 def test_words_for_the_runner(world):
@@ -271,7 +271,9 @@ def test_machine_without_a_driver_is_refused_before_anything_starts(world, tmp_p
     monkeypatch.setattr(CertifyJob, "on_gpus", True)
     for place in ("oci", "sqsh"):
         with pytest.raises(CertificationCannotRunError) as caught:
-            open_way(make_job(world.asked(place=place), world.store), Machinery(runtime="unpack"), world.told)
+            open_executor(
+                make_job(world.request(place=place), world.store), MachineOptions(runtime="unpack"), world.reporter
+            )
         assert caught.value.reason == "no-driver"
 
 
@@ -283,7 +285,7 @@ def test_machine_without_a_runtime_is_refused(world, monkeypatch, place):
     monkeypatch.setattr("envbuild.image.docker.engine.open_engine", missing)
     monkeypatch.setattr("envbuild.certify.run.executors.probe", missing)
     with pytest.raises(CertificationCannotRunError, match="there is none") as caught:
-        open_way(make_job(world.asked(place=place), world.store), Machinery(), world.told)
+        open_executor(make_job(world.request(place=place), world.store), MachineOptions(), world.reporter)
     assert (caught.value.reason, caught.value.fix) == ("no-runtime", "Install it.")
 
 
@@ -291,5 +293,5 @@ def test_machine_without_a_runtime_is_refused(world, monkeypatch, place):
 def test_machine_without_a_daemon_is_told_what_certify_does_without_one(world, tmp_path, monkeypatch, host):
     monkeypatch.setenv("DOCKER_HOST", host.format(tmp_path))
     with pytest.raises(CertificationCannotRunError) as caught:
-        open_way(make_job(world.asked(place="docker"), world.store), Machinery(), world.told)
+        open_executor(make_job(world.request(place="docker"), world.store), MachineOptions(), world.reporter)
     assert caught.value.fix.endswith("Without a daemon: --in sqsh or --in oci.")

@@ -5,6 +5,7 @@ from helpers.stand_in import bandwidth_line
 from unit.certify.plans import lines_of, plan_of, read
 
 from envbuild.certify.judge.judge import run_problems
+from envbuild.certify.models import Finding
 
 SWEEP = {"ranks": 2, "sizes_bytes": [1 << 20, 1 << 30], "floor_gigabytes_per_second": 250.0}
 
@@ -43,9 +44,17 @@ def test_bandwidth_at_the_floor_on_nvlink_passes(problems, floor):
         (None, "bandwidth", "was not measured"),
         ({"points": points(20, 249)}, "bandwidth", "reaches 249 GB/s, the floor is 250"),
         ({"points": points(0, 300)}, "bandwidth", "not positive"),
-        ({"points": points(300)}, "bandwidth", "asked was for 2 ranks and 2 sizes; measured were 2 ranks and 1 sizes"),
+        (
+            {"points": points(300)},
+            "bandwidth",
+            "asks for 2 ranks and 2 sizes; measured were 2 ranks and 1 sizes",
+        ),
         ({"ranks": 1}, "bandwidth", "measured were 1 ranks"),
-        ({"transports": ["P2P/CUMEM", "NET/Socket/0"]}, "transport", "ranks of one node speak by NET/Socket/0; they"),
+        (
+            {"transports": ["P2P/CUMEM", "NET/Socket/0"]},
+            "transport",
+            "one node communicate by NET/Socket/0; they",
+        ),
         ({"transports": []}, "transport", "names no transport"),
         ({"transports": None}, "transport", "names no transport"),
     ],
@@ -110,6 +119,6 @@ def test_what_a_rank_imported_and_nobody_locked_is_a_problem_of_the_run(tmp_path
         if line["type"] == "case":
             line["observed"]["unlisted"] = [stranger]
     results = read(tmp_path / "results.jsonl", plan, lines)
-    assert results.environment_findings == (stranger,)
+    assert results.environment_findings == (Finding(**stranger),)
     said = "imported-unlisted: apex: expected none, found /x/apex.py"
     assert [(item.check, item.text) for item in run_problems(plan, results)] == [("environment", said)]

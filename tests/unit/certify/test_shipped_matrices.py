@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from helpers.rows import GROUNDS
+from helpers.rows import CAPABILITIES
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.matrix import AXES_WITH_BANDS
@@ -16,18 +16,18 @@ from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.run.plan import sweep_of
 
 CATALOG = Catalog.open(Path("/nonexistent"))
-CPU, A100, H200, _ = GROUNDS
+CPU, A100, H200, _ = CAPABILITIES
 NAMES = CATALOG.names("matrices")
 
 
-def cases_of(name: str, ground: Capabilities) -> dict[str, Case]:
-    return {case.id: case for case in expansion(CATALOG.matrix(name), name, ground).cases}
+def cases_of(name: str, capabilities: Capabilities) -> dict[str, Case]:
+    return {case.id: case for case in expansion(CATALOG.matrix(name), name, capabilities).cases}
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("ground", GROUNDS, ids=["cpu", "a100", "h200", "b200"])
-def test_shipped_matrix_expands_and_compares_something(name, ground):
-    cases = cases_of(name, ground)
+@pytest.mark.parametrize("capabilities", CAPABILITIES, ids=["cpu", "a100", "h200", "b200"])
+def test_shipped_matrix_expands_and_compares_something(name, capabilities):
+    cases = cases_of(name, capabilities)
     assert any(not case.is_baseline for case in cases.values())
     assert all(cases[case.baseline_id].is_baseline for case in cases.values())
 
@@ -37,7 +37,7 @@ def test_shipped_matrices():
 
 
 def test_quick_is_the_same_on_every_device():
-    ids = [list(cases_of("certify-quick", ground)) for ground in GROUNDS]
+    ids = [list(cases_of("certify-quick", capabilities)) for capabilities in CAPABILITIES]
     assert ids[0] == [
         *("gpt-fp32-baseline", "gpt-fp32-baseline-gb4", "moe-fp32-baseline"),
         *("gpt-fp32-dp2", "gpt-fp32-tp2", "gpt-fp32-pp2", "gpt-fp32-pp2-vp2", "gpt-fp32-tp2-pp2"),

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from envbuild.catalog.models import (
     AttentionBackend,
+    Band,
     CaseSpec,
     LayerSpec,
     Matrix,
@@ -62,7 +63,7 @@ class Case:
     """One certification run. Its ID is made from its fields: ``gpt-fp32-tp2-pp2-do``.
 
     Attributes:
-        settings: the axes beside the layout in which it differs from what is plain, with the words for them in its ID.
+        settings: the axes other than the layout in which it differs from the default, and their words in its ID.
         separate: the word for a global batch that is not the matrix's; its baseline has it too.
     """
 
@@ -122,6 +123,11 @@ def same_arithmetic(case: Case) -> bool:
     return plain and case.micro_batches == 1 and case.precision is not Precision.FP8
 
 
+def tolerance_of(matrix: Matrix, case: Case) -> Band:
+    """How far a case may be from its baseline: the widest band of the axes in which it differs from it."""
+    return matrix.tolerance[case.precision].of(case.axes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRow:
     """All that decides a case: what the matrix says of it, and what it runs on."""
@@ -129,11 +135,11 @@ class ResolvedRow:
     spec: CaseSpec
     model: ModelSpec
     training: Training
-    ground: Capabilities
+    capabilities: Capabilities
 
     @classmethod
-    def of(cls, spec: CaseSpec, matrix: Matrix, ground: Capabilities) -> ResolvedRow:
-        return cls(spec=spec, model=matrix.models[spec.model], training=matrix.training, ground=ground)
+    def of(cls, spec: CaseSpec, matrix: Matrix, capabilities: Capabilities) -> ResolvedRow:
+        return cls(spec=spec, model=matrix.models[spec.model], training=matrix.training, capabilities=capabilities)
 
     @property
     def micro_batch_size(self) -> int:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from envbuild.catalog.models import Matrix
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.cases.case import Case, ResolvedRow
-from envbuild.certify.cases.nearest import Broken, with_nearest
-from envbuild.certify.cases.rules import broken_rules
+from envbuild.certify.cases.rules import broken_rules, missing_capabilities
 from envbuild.core.errors import ConfigurationError
 
-# A case's ID names a directory; smoke takes no longer one.
+# A case's ID names a directory; the plan's schema allows no longer one.
 CASE_ID_LENGTH = 120
 
 
@@ -31,27 +30,27 @@ class Expansion:
     left_out: tuple[LeftOut, ...]
 
 
-def expand(matrix: Matrix, name: str, ground: Capabilities) -> tuple[Case, ...]:
+def expand(matrix: Matrix, name: str, capabilities: Capabilities) -> tuple[Case, ...]:
     """The cases of :func:`expansion`."""
-    return expansion(matrix, name, ground).cases
+    return expansion(matrix, name, capabilities).cases
 
 
-def expansion(matrix: Matrix, name: str, ground: Capabilities) -> Expansion:
+def expansion(matrix: Matrix, name: str, capabilities: Capabilities) -> Expansion:
     """All cases of a matrix on a device.
 
     Raises:
         ConfigurationError: the matrix is not for the device, a layout is impossible or known to be wrong, a case is
             listed twice, or a case has no baseline or no tolerance.
     """
-    if ground.device not in matrix.devices:
+    if capabilities.device not in matrix.devices:
         raise ConfigurationError(
-            f"matrix {name} is not for device {ground.device.value}",
+            f"matrix {name} is not for device {capabilities.device.value}",
             why=f"It names the devices: {', '.join(item.value for item in matrix.devices)}.",
             fix="Choose another matrix with --matrix (`envbuild list matrices`).",
         )
-    reading = _Reading(matrix, ground)
-    problems = [*reading.problems, *with_nearest(reading.rows, reading.broken)]
-    cases = {row.case.id: row.case for _, row in reading.rows}
+    reading = _Reading(matrix, capabilities)
+    problems = reading.problems
+    cases = {row.case.id: row.case for row in reading.rows}
     problems += [
         f"{case.id}: its baseline {case.baseline_id} is not among the cases"
         for case in cases.values()
@@ -68,48 +67,46 @@ def expansion(matrix: Matrix, name: str, ground: Capabilities) -> Expansion:
 
 
 class _Reading:
-    """The rows of a matrix, looked at one by one.
+    """The rows of a matrix, read one by one.
 
     Attributes:
-        rows: those for this device with their positions in the file, also those that cannot be run.
+        rows: those for this device, also those that break a rule.
     """
 
-    def __init__(self, matrix: Matrix, ground: Capabilities) -> None:
-        self.rows: list[tuple[int, ResolvedRow]] = []
-        self.broken: list[Broken] = []
+    def __init__(self, matrix: Matrix, capabilities: Capabilities) -> None:
+        self.rows: list[ResolvedRow] = []
         self.problems: list[str] = []
         self.left_out: list[LeftOut] = []
-        self._matrix, self._ground = matrix, ground
+        self._matrix, self._capabilities = matrix, capabilities
         for position, written in enumerate(matrix.cases):
             for spec in written.specs():
                 if spec.model not in matrix.models:
                     known = ", ".join(matrix.models)
                     self.problems.append(f"cases[{position}]: no model {spec.model!r} is defined; defined: {known}")
                     continue
-                row = ResolvedRow.of(spec, matrix, ground)
-                if written.devices is not None and ground.device not in written.devices:
+                row = ResolvedRow.of(spec, matrix, capabilities)
+                if written.devices is not None and capabilities.device not in written.devices:
                     devices = " or ".join(device.value for device in written.devices)
                     self.left_out.append(LeftOut(id=row.case.id, why=f"it is for device {devices}"))
                 else:
                     self._take(position, row, where_possible=written.where_possible)
 
     def _take(self, position: int, row: ResolvedRow, *, where_possible: bool) -> None:
-        rules = broken_rules(row)
-        impossible = [rule.text for rule in rules if rule.ground]
-        if where_possible and impossible:
-            self.left_out.append(LeftOut(id=row.case.id, why="; ".join(impossible)))
+        missing = missing_capabilities(row)
+        if where_possible and missing:
+            self.left_out.append(LeftOut(id=row.case.id, why="; ".join(missing)))
             return
-        if rules:
-            self.broken.append(Broken(index=len(self.rows), rules=tuple(rules)))
+        if rules := [*broken_rules(row), *missing]:
+            self.problems.append(f"cases[{position}] ({row.case.id}): {'; '.join(rules)}")
         self.problems += [f"cases[{position}]: {problem}" for problem in self._problems(row)]
-        self.rows.append((position, row))
+        self.rows.append(row)
 
     def _problems(self, row: ResolvedRow) -> list[str]:
         case, found = row.case, []
         if len(case.id) > CASE_ID_LENGTH:
             text = f"{case.id} has {len(case.id)} characters; an ID has at most {CASE_ID_LENGTH}"
             found.append(f"{text}: shorten the model's name")
-        if other := next((other.case for _, other in self.rows if other.case.id == case.id), None):
+        if other := next((other.case for other in self.rows if other.case.id == case.id), None):
             differing = [name for name, value in vars(case).items() if value != getattr(other, name)]
             names = ", ".join(differing)
             found.append(

@@ -8,9 +8,11 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.models import Driver, Matrix
 from envbuild.certify.cases import Case, expand
 from envbuild.certify.cases.capabilities import Capabilities
-from envbuild.certify.run.plan import DRIVERS
 from envbuild.core.errors import CertificationCannotRunError, ConfigurationError, UsageError
 from envbuild.lock.lockfile import Lock
+
+# The drivers that the smoke runner has.
+DRIVERS = (Driver.MCORE,)
 
 
 def chosen_cases(
@@ -61,15 +63,15 @@ def with_baselines(cases: tuple[Case, ...], ids: Collection[str]) -> tuple[Case,
 
 
 def driver_of(selection: Selection, lock: Lock | None = None) -> Driver:
-    """The driver of the cases: what the lock says, and without a lock what the stack's file says.
+    """The driver of the cases: the lock's, or without a lock that of the stack's file.
 
     Raises:
-        CertificationCannotRunError: there are no cases for it, so no image is of use for this.
+        CertificationCannotRunError: there are no cases for it.
     """
     stack = selection.stack
-    possible, says = [stack.driver], f"The file of stack {selection.stack_name}"
+    possible, source = [stack.driver], f"The file of stack {selection.stack_name}"
     if lock is not None and lock.driver is not None:
-        possible, says = [lock.driver], f"The lock of stack {lock.stack} on {lock.base.name}"
+        possible, source = [lock.driver], f"The lock of stack {lock.stack} on {lock.base.name}"
     elif lock is None and stack.takeover is not None:
         possible.append(stack.takeover.driver)
     if not any(driver in DRIVERS for driver in possible):
@@ -77,7 +79,7 @@ def driver_of(selection: Selection, lock: Lock | None = None) -> Driver:
         known = ", ".join(driver.value for driver in DRIVERS)
         raise CertificationCannotRunError(
             f"there are no certification cases for driver {names} yet",
-            why=f"{says} names it as the training code that certifies it; the smoke runner has cases for: {known}.",
+            why=f"{source} names it as the training code that certifies it; the smoke runner has cases for: {known}.",
             fix=f'Nothing was run. Certify a stack with driver = "{DRIVERS[0].value}", such as stack mcore.',
             reason="no-cases",
         )

@@ -31,6 +31,11 @@ class CertificateFile:
     path: Path
     content: SignedBytes
 
+    @property
+    def keyid(self) -> str | None:
+        """The key that it names as its signer's; None without a signature."""
+        return self.content.signed.keyid if self.content.signed else None
+
     def refuse(self, why: str, fix: str = AGAIN) -> CertificateRefusedError:
         """The error that says why this certificate does not count."""
         return refusal(self.path, why, fix)

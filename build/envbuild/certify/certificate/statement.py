@@ -11,15 +11,14 @@ nobody signed; whoever wants to deceive can write a seal too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
-from envbuild import __version__
 from envbuild.catalog.fields import MOMENT_FORMAT, Moment, TomlModel, moment_of
+from envbuild.certify.models import CaseVerdict
 from envbuild.core.digests import Json, digest_of
 from envbuild.launch.executors import WITHOUT_IMAGE, Where
 
@@ -44,56 +43,6 @@ class CertifiedThing(TomlModel):
 
     name: str
     digest: Sha256
-
-
-class Problem(TomlModel):
-    """Why a case did not pass: the check that says so, and its words."""
-
-    check: str
-    text: str
-
-
-class Numbers(TomlModel):
-    """One number for each thing that is compared; None where it was not."""
-
-    loss: float | None = None
-    grad_norm: float | None = None
-    weights: float | None = None
-
-
-class Step(TomlModel):
-    """What one training step measured; None for a number that is not finite."""
-
-    step: int
-    loss: float | None
-    grad_norm: float | None
-    seconds: float | None = None
-
-
-class Reused(TomlModel):
-    """The earlier run that a case's numbers are from."""
-
-    model_config = ConfigDict(populate_by_name=True)
-
-    from_: Moment = Field(alias="from", description="when that run measured them")
-    run: str
-
-
-class CaseVerdict(TomlModel):
-    """A case with its numbers, as it stands in certificates, reports and ``--json``."""
-
-    id: str
-    baseline: str | None
-    repeat: int = Field(default=1, ge=1)
-    passed: bool
-    problems: tuple[Problem, ...]
-    largest_relative_difference: Numbers
-    tolerance: Numbers = Numbers()
-    seconds: float | None
-    devices: tuple[str | int, ...] = ()
-    steps: tuple[Step, ...]
-    observed: dict[str, JsonValue] | None = None
-    reused: Reused | None = None
 
 
 class CertifiedGpu(TomlModel):
@@ -291,68 +240,25 @@ def subject_digests(name: str, subject: Mapping[str, Json]) -> dict[str, str]:
     return {form: digest for form, digest in forms.items() if digest}
 
 
-def make_certificate(
-    *,
-    name: str,
-    subject: Mapping[str, Json],
-    key: str,
-    lock_is_current: bool,
-    matrix_name: str,
-    matrix_digest: str,
-    matrix_is_shipped: bool,
-    tolerance: Mapping[str, Json],
-    whole_matrix: bool,
-    plan_digest: str,
-    nonce: str,
-    judge_version: int,
-    runtime: str | None,
-    measured: Measured,
-    cases: Sequence[CaseVerdict],
-) -> dict[str, Json]:
+def make_certificate(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> dict[str, Any]:
     """The sealed statement as a JSON value.
 
     Args:
-        name: what the image or the environment is called; no part of what is certified.
-        subject: the plan's.
-        cases: all of them, each passed.
+        subjects: the digest of each subject by its name (:func:`subject_digests`).
+        predicate: all of it but the seal.
 
     Raises:
-        pydantic.ValidationError: it would not be a certificate: a case failed, or a digest is none.
+        pydantic.ValidationError: it would not be a certificate: a case failed, or a digest has another form.
     """
-    predicate: dict[str, Any] = {
-        "key": key,
-        "verdict": "passed",
-        "stack": subject["stack"],
-        "base": subject["base"],
-        "target": subject["target"],
-        "in": subject.get("in", "sqsh"),
-        "runtime": runtime,
-        "lock_digest": subject["lock_digest"],
-        "lock_is_current": lock_is_current,
-        "matrix": matrix_name,
-        "matrix_digest": matrix_digest,
-        "matrix_is_shipped": matrix_is_shipped,
-        "whole_matrix": whole_matrix,
-        "tolerance": dict(tolerance),
-        "plan_digest": plan_digest,
-        "nonce": nonce,
-        "envbuild": __version__,
-        "judge": judge_version,
-        "measured": measured.model_dump(mode="json", by_alias=True),
-        "issued_at": datetime.now(timezone.utc).strftime(MOMENT_FORMAT),
-        "cases": [case.model_dump(mode="json", by_alias=True) for case in cases],
-    }
-    subjects: list[Json] = [
-        {"name": thing, "digest": {"sha256": digest.removeprefix("sha256:")}}
-        for thing, digest in subject_digests(name, subject).items()
-    ]
     statement: dict[str, Any] = {
         "_type": STATEMENT_TYPE,
-        "subject": subjects,
+        "subject": [
+            {"name": name, "digest": {"sha256": digest.removeprefix("sha256:")}} for name, digest in subjects.items()
+        ],
         "predicateType": PREDICATE_TYPE,
-        "predicate": predicate,
+        "predicate": dict(predicate),
     }
-    predicate["seal"] = seal_of(statement)
+    statement["predicate"]["seal"] = seal_of(statement)
     Certificate.model_validate(statement)
     return statement
 
@@ -367,8 +273,3 @@ def is_after(moment: str, at: datetime) -> bool:
     """Whether a moment is after another one by more than the clocks of two machines may differ."""
     # Not at + CLOCK_SKEW: that may be after the last moment that there is.
     return moment_of(moment) - at > CLOCK_SKEW
-
-
-def finite(value: float | None) -> float | None:
-    """JSON has no NaN and no infinity."""
-    return value if value is not None and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""What was really there, against what the plan asked for: the objects that were built, the environment, the network."""
+"""Compares what was measured with what the plan asks for: the objects that were built, the environment, the network."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from envbuild.certify.judge.problems import Problem
 from envbuild.certify.judge.results import Results
+from envbuild.certify.models import Finding, Problem
 
 # What parameters are kept in, by the precision of a case.
 PARAMETERS = {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}
@@ -32,7 +32,7 @@ def observed_problems(
         observed: what the driver read from the objects; ``baseline``: the same of the case's baseline, if it has one.
     """
     if not observed:
-        return [Problem(check="observed", text="the driver said nothing of what it built")]
+        return [Problem(check="observed", text="the driver reported nothing of what it built")]
     settings = case["settings"]
     wanted: dict[str, object] = {
         "layer_spec": model.get("layer_spec", "local"),
@@ -53,9 +53,9 @@ def observed_problems(
     ]
     for name, words in (("parameters", "parameters"), ("samples_digest", "samples that it was trained with")):
         if observed.get(name) is None:
-            problems.append(Problem(check="observed", text=f"nothing was observed of its {words}"))
+            problems.append(Problem(check="observed", text=f"the driver reported nothing of its {words}"))
         elif baseline is not None and observed[name] != baseline.get(name):
-            text = f"its {words} are others than its baseline's: {observed[name]}, not {baseline.get(name)}"
+            text = f"its {words} differ from its baseline's: {observed[name]}, not {baseline.get(name)}"
             problems.append(Problem(check="observed", text=text))
     return [*problems, *_attention(case, observed, baseline), *_twice(observed.get("libraries") or {})]
 
@@ -81,12 +81,12 @@ def _main_type(found: str, precision: str) -> str:
 
 
 def _same(found: object, wanted: object) -> bool:
-    """Equal, and a number only to a number: 0 is no answer to a question for False."""
+    """Equal in value and in kind: 0 does not equal False."""
     return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
 
 
 def _twice(libraries: Mapping[str, Iterable[str]]) -> list[Problem]:
-    """Libraries of which a process had several: which of them a call reaches is chance."""
+    """Libraries that a process loaded several times: which of them a call reaches is undefined."""
     return [
         Problem(check="environment", text=f"library-twice: {name} was loaded from {' and '.join(sorted(set(paths)))}")
         for name, paths in libraries.items()
@@ -95,52 +95,47 @@ def _twice(libraries: Mapping[str, Iterable[str]]) -> list[Problem]:
 
 
 def environment_problems(plan: Mapping[str, Any], results: Results) -> list[Problem]:
-    """Where the environment is not what the lock has: what the runner found, and the versions that it put on record."""
+    """Where the environment differs from the lock: what the runner found, and the versions that it recorded."""
     findings = [*results.environment_findings, *_other_versions(plan, results)]
     texts = [
-        f"{finding['code']}: {finding['package'] or 'the environment'}: expected {finding['expected'] or 'none'}, "
-        f"found {finding['found'] or 'none'}"
+        f"{finding.code}: {finding.package or 'the environment'}: expected {finding.expected or 'none'}, "
+        f"found {finding.found or 'none'}"
         for finding in findings
     ]
     return [Problem(check="environment", text=text) for text in dict.fromkeys(texts)]
 
 
-def _other_versions(plan: Mapping[str, Any], results: Results) -> list[dict[str, str | None]]:
-    """Versions on record that are not the plan's, whatever the runner found."""
+def _other_versions(plan: Mapping[str, Any], results: Results) -> list[Finding]:
+    """Recorded versions that are not the plan's, whatever the runner found."""
     seen = results.environment["versions"]
     return [
-        {
-            "code": "version-mismatch" if found else "package-missing",
-            "package": name,
-            "expected": wanted,
-            "found": found,
-        }
+        Finding(code="version-mismatch" if found else "package-missing", package=name, expected=wanted, found=found)
         for name, wanted in plan["expected_versions"].items()
         if (found := seen.get(canonicalize_name(name))) != wanted
     ]
 
 
 def bandwidth_problems(plan: Mapping[str, Any], results: Results) -> list[Problem]:
-    """Where the network between the ranks is slower than the plan's floor, or is not the one that is there."""
-    asked, measured = plan.get("bandwidth"), results.bandwidth
-    if asked is None:
+    """Where the network between the ranks is slower than the plan's floor, or not the fastest that the machine has."""
+    planned, measured = plan.get("bandwidth"), results.bandwidth
+    if planned is None:
         return []
     if measured is None:
         return [Problem(check="bandwidth", text="the plan asks for it, and it was not measured")]
     if measured["failure"] is not None:
         return [Problem(check="bandwidth", text=f"measuring it failed: {measured['failure']['message']}")]
-    return [*_too_slow(asked, measured), *_transport(measured, results)]
+    return [*_too_slow(planned, measured), *_transport(measured, results)]
 
 
-def _too_slow(asked: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Problem]:
+def _too_slow(planned: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Problem]:
     points = {point["bytes"]: point["bus_gigabytes_per_second"] for point in measured["points"]}
     problems = []
-    if measured["ranks"] != asked["ranks"] or sorted(points) != sorted(asked["sizes_bytes"]):
-        text = f"asked was for {asked['ranks']} ranks and {len(asked['sizes_bytes'])} sizes; measured were "
+    if measured["ranks"] != planned["ranks"] or sorted(points) != sorted(planned["sizes_bytes"]):
+        text = f"the plan asks for {planned['ranks']} ranks and {len(planned['sizes_bytes'])} sizes; measured were "
         problems.append(Problem(check="bandwidth", text=f"{text}{measured['ranks']} ranks and {len(points)} sizes"))
     if any(not math.isfinite(value) or value <= 0 for value in points.values()):
         problems.append(Problem(check="bandwidth", text="a measured bandwidth is not positive"))
-    floor = asked["floor_gigabytes_per_second"]
+    floor = planned["floor_gigabytes_per_second"]
     if floor is not None and points and max(points.values()) < floor:
         text = (
             f"all_reduce of {measured['ranks']} ranks reaches {max(points.values()):.3g} GB/s, the floor is {floor:g}"
@@ -155,14 +150,14 @@ def _transport(measured: Mapping[str, Any], results: Results) -> list[Problem]:
         return []
     transports = measured["transports"]
     if not transports:
-        return [Problem(check="transport", text="NCCL's log names no transport, so it cannot be said which one it was")]
+        return [Problem(check="transport", text="NCCL's log names no transport, so the one that was used is unknown")]
     sockets = [name for name in transports if str(name).startswith(SOCKET)]
     if not sockets:
         return []
     variables = (results.machine or {}).get("variables", {})
     off = [f"{name}={value}" for name, value in variables.items() if name.endswith("_DISABLE") and value != "0"]
     why = f" ({', '.join(off)})" if off else ""
-    text = f"ranks of one node speak by {', '.join(sockets)}{why}; they have NVLink, PCIe or shared memory"
+    text = f"ranks of one node communicate by {', '.join(sockets)}{why}; they have NVLink, PCIe or shared memory"
     if "IB" in (variables.get("NCCL_NET", ""), *variables.get("NCCL_NET_PLUGIN", "").split(",")):
         text += ", and the variables ask for InfiniBand"
     return [Problem(check="transport", text=text)]

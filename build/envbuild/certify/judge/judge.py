@@ -1,26 +1,22 @@
-"""The judge: a case passes when everything about it agrees with its baseline's, step by step, and only then.
+"""The judge: a case passes only if everything about it agrees with its baseline's, step by step.
 
-That the job ended, or that the loss fell, is no evidence: a wrong gradient scale and a wrong interleaved pipeline
-both train.
+A job can exit 0 with a falling loss and still be wrong: a wrong gradient scale and a wrong interleaved pipeline both
+train.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-from envbuild.catalog.models import Band, Matrix
-from envbuild.certify.cases import Case, same_arithmetic
+from envbuild.catalog.models import Matrix
+from envbuild.certify.cases import Case, same_arithmetic, tolerance_of
 from envbuild.certify.judge.config_checks import bandwidth_problems, environment_problems, observed_problems
-from envbuild.certify.judge.problems import Check, Problem
-from envbuild.certify.judge.results import CaseResult, Results, Step, Weights
-from envbuild.certify.run.plan import tolerance_of
+from envbuild.certify.judge.results import CaseResult, Results, Weights
+from envbuild.certify.models import CaseVerdict, Check, Numbers, Problem, Step
 
-__all__ = ["CaseResult", "Problem", "Results", "Step", "Verdict", "Weights", "judge", "run_problems"]
-
-# What a failed rank is called, by the kind that the runner states.
+# The check that a failed rank fails, by the kind of failure that the runner reports.
 _FAILURES: Mapping[str, Check] = {
     "exception": "rank-exception",
     "exit": "rank-exit",
@@ -31,41 +27,18 @@ _FAILURES: Mapping[str, Check] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """The judgement of one repeat of a case: it passed, or why not.
-
-    Attributes:
-        largest_weights_difference: None where weights were not to be compared.
-        tolerance: what was allowed; None for a baseline.
-        reused: from when and which run, where it is an earlier run's verdict.
-    """
-
-    case: Case
-    passed: bool
-    repeat: int = 1
-    problems: tuple[Problem, ...] = ()
-    largest_loss_difference: float | None = None
-    largest_grad_norm_difference: float | None = None
-    largest_weights_difference: float | None = None
-    tolerance: Band | None = None
-    seconds: float | None = None
-    devices: tuple[Any, ...] = ()
-    steps: tuple[Step, ...] = field(default=())
-    observed: Mapping[str, Any] | None = None
-    reused: Mapping[str, str] | None = None
-
-
-def judge(cases: tuple[Case, ...], matrix: Matrix, results: Results, plan: Mapping[str, Any]) -> tuple[Verdict, ...]:
+def judge(
+    cases: tuple[Case, ...], matrix: Matrix, results: Results, plan: Mapping[str, Any]
+) -> tuple[CaseVerdict, ...]:
     """The verdict on every repeat of every case of a plan."""
     return _Judge(cases, matrix, results, plan).verdicts()
 
 
 def run_problems(plan: Mapping[str, Any], results: Results) -> tuple[Problem, ...]:
-    """What is wrong with a run as a whole, whatever its cases say."""
+    """The problems of a run as a whole, whatever its cases measured."""
     problems = [*environment_problems(plan, results), *bandwidth_problems(plan, results)]
     if results.finished_at is None:
-        problems.append(Problem(check="not-reported", text="the runner did not come to its end"))
+        problems.append(Problem(check="not-reported", text="the runner did not finish"))
     return tuple(problems)
 
 
@@ -79,50 +52,59 @@ class _Judge:
         self._models = plan["models"]
         self._on_cpu = plan["device"] == "cpu"
 
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[CaseVerdict, ...]:
         """Case by case; of each case, repeat by repeat."""
         return tuple(self._of(case, repeat) for case in self._cases for repeat in range(1, self._repeats + 1))
 
-    def _of(self, case: Case, repeat: int) -> Verdict:
+    def _of(self, case: Case, repeat: int) -> CaseVerdict:
         result = self._results.of(case.id, repeat)
-        verdict = Verdict(case=case, repeat=repeat, passed=False)
+        verdict = CaseVerdict(
+            id=case.id,
+            baseline=None if case.is_baseline else case.baseline_id,
+            repeat=repeat,
+            passed=False,
+            problems=(),
+            largest_relative_difference=Numbers(),
+            seconds=None,
+            steps=(),
+        )
         if result is None:
-            return _failed(verdict, [Problem(check="not-reported", text="the runner reported nothing about it")])
-        verdict = replace(
-            verdict,
-            seconds=result.seconds,
-            devices=result.devices,
-            steps=result.steps,
-            observed=result.observed,
-            tolerance=None if case.is_baseline else tolerance_of(self._matrix, case),
-        )
+            return _judged(verdict, [Problem(check="not-reported", text="the runner reported nothing about it")])
+        measured = {
+            "seconds": result.seconds,
+            "devices": result.devices,
+            "steps": result.steps,
+            "observed": result.observed,
+            "tolerance": tolerance_numbers(case, self._matrix),
+        }
+        verdict = verdict.model_copy(update=measured)
         if problems := self._incomplete(case, result):
-            return _failed(verdict, problems)
-        baseline = None if case.is_baseline else self._results.of(case.baseline_id, repeat)
-        if not case.is_baseline and (baseline is None or self._incomplete(case, baseline)):
+            return _judged(verdict, problems)
+        if case.is_baseline:
+            return _judged(
+                verdict,
+                [*self._configuration(case, result, None), *self._repeated(case, result), *_untrained(result.steps)],
+            )
+        baseline = self._results.of(case.baseline_id, repeat)
+        if baseline is None or self._incomplete(case, baseline):
             text = f"its baseline {case.baseline_id} did not complete, so there is nothing to compare with"
-            return _failed(verdict, [Problem(check="baseline", text=text)])
+            return _judged(verdict, [Problem(check="baseline", text=text)])
+        comparison = _Comparison(case, verdict.tolerance, result.steps, baseline.steps)
+        comparison.compare_weights(result.weights)
+        # What was computed comes first: it is what people look for.
+        problems = [*comparison.problems, *self._configuration(case, result, baseline), *self._repeated(case, result)]
+        return _judged(verdict.model_copy(update={"largest_relative_difference": comparison.largest()}), problems)
+
+    def _configuration(self, case: Case, result: CaseResult, baseline: CaseResult | None) -> list[Problem]:
         planned = self._planned[case.id]
-        problems = observed_problems(
-            planned, self._models[planned["model"]], result.observed, baseline.observed if baseline else None
-        )
-        problems += self._repeated(case, result)
-        if case.is_baseline and len(result.steps) > 1 and len({step.loss for step in result.steps}) == 1:
-            text = f"its loss is {result.steps[0].loss} at every step: nothing was trained"
-            problems.append(Problem(check="baseline", text=text))
-        if baseline is not None:
-            compared = _Compared(case, tolerance_of(self._matrix, case), result.steps, baseline.steps)
-            compared.weights(result.weights)
-            # What was computed comes first: it is what people look for.
-            problems = [*compared.problems, *problems]
-            verdict = compared.on(verdict)
-        return _failed(verdict, problems) if problems else replace(verdict, passed=True)
+        of_baseline = baseline.observed if baseline else None
+        return observed_problems(planned, self._models[planned["model"]], result.observed, of_baseline)
 
     def _incomplete(self, case: Case, result: CaseResult) -> list[Problem]:
         return incomplete(result, self._planned[case.id]["training"]["steps"])
 
     def _repeated(self, case: Case, result: CaseResult) -> list[Problem]:
-        """On the CPU the same processes compute the same digits: what differs was not decided by the plan."""
+        """On the CPU the same processes compute the same digits; a difference is not the plan's."""
         first = self._results.of(case.id, 1)
         if not self._on_cpu or result.repeat == 1 or first is None:
             return []
@@ -136,8 +118,23 @@ class _Judge:
         return []
 
 
-def _failed(verdict: Verdict, problems: list[Problem]) -> Verdict:
-    return replace(verdict, passed=False, problems=tuple(problems))
+def _judged(verdict: CaseVerdict, problems: Sequence[Problem]) -> CaseVerdict:
+    return verdict.model_copy(update={"passed": not problems, "problems": tuple(problems)})
+
+
+def _untrained(steps: Sequence[Step]) -> list[Problem]:
+    """That the loss of a baseline never changed."""
+    if len(steps) < 2 or len({step.loss for step in steps}) > 1:
+        return []
+    return [Problem(check="baseline", text=f"its loss is {steps[0].loss} at every step: nothing was trained")]
+
+
+def tolerance_numbers(case: Case, matrix: Matrix) -> Numbers:
+    """How far a case may be from its baseline; no numbers for a baseline."""
+    if case.is_baseline:
+        return Numbers()
+    band = tolerance_of(matrix, case)
+    return Numbers(loss=band.loss_relative, grad_norm=band.grad_norm_relative, weights=band.weights_relative)
 
 
 def incomplete(result: CaseResult, steps: int) -> list[Problem]:
@@ -147,12 +144,12 @@ def incomplete(result: CaseResult, steps: int) -> list[Problem]:
     found = [step.step for step in result.steps]
     if found != list(range(1, steps + 1)):
         return [Problem(check="steps", text=f"steps 1 to {steps} were expected, found {found}")]
-    # Zeros agree with zeros: where nothing is learned, agreement says nothing.
+    # Zeros agree with zeros: where nothing is learned, agreement proves nothing.
     return [
-        Problem(check="not-finite", text=f"step {step.step}: {name} is {value}")
+        Problem(check="not-finite", text=f"step {step.step}: {name} is {'not finite' if value is None else value}")
         for step in result.steps
         for name, value in (("loss", step.loss), ("grad_norm", step.grad_norm))
-        if not math.isfinite(value) or value <= 0
+        if value is None or value <= 0
     ]
 
 
@@ -172,68 +169,66 @@ def relative_difference(expected: float, found: float) -> float:
     return abs(found - expected) / abs(expected) if expected else math.inf
 
 
-def beside(verdict: Verdict, baseline: Verdict) -> Verdict:
-    """A verdict of an earlier run beside the verdict on its baseline that it stands with now: compared again.
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
-    Final weights are not there any more: of them counts what was measured.
+
+def compare_again(case: Case, verdict: CaseVerdict, baseline: CaseVerdict) -> CaseVerdict:
+    """A verdict of an earlier run, compared with the baseline that it stands with now.
+
+    The final weights are gone: the difference that was measured is used.
     """
-    if verdict.tolerance is None:
+    if verdict.baseline is None:
         return verdict
-    compared = _Compared(verdict.case, verdict.tolerance, verdict.steps, baseline.steps)
-    compared.known_weights(verdict.largest_weights_difference)
-    return replace(compared.on(verdict), passed=not compared.problems, problems=tuple(compared.problems))
+    comparison = _Comparison(case, verdict.tolerance, verdict.steps, baseline.steps)
+    comparison.take_weights(verdict.largest_relative_difference.weights)
+    return _judged(
+        verdict.model_copy(update={"largest_relative_difference": comparison.largest()}), comparison.problems
+    )
 
 
-class _Compared:
-    """A case beside its baseline: how far they are from each other, and where that is too far."""
+class _Comparison:
+    """A case and its baseline, both complete: how far they are from each other, and where that is too far."""
 
-    def __init__(self, case: Case, band: Band, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
+    def __init__(self, case: Case, allowed: Numbers, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
         self.problems: list[Problem] = []
-        self._case, self._band = case, band
+        self._case, self._allowed = case, allowed
         self._largest = {"loss": 0.0, "grad_norm": 0.0}
         self._weights: float | None = None
-        self._steps(steps, baseline)
+        self._compare_steps(steps, baseline)
         if same_arithmetic(case):
-            self._bits(steps, baseline)
+            self._compare_bits(steps, baseline)
 
-    def weights(self, weights: Weights | None) -> None:
-        """Compare the final weights, where the case says so."""
-        if self._case.compare_weights:
-            self._compare_weights(self._case.baseline_id, weights)
+    def largest(self) -> Numbers:
+        """The largest relative differences."""
+        weights = self._weights
+        numbers = {**self._largest, "weights": math.inf if weights is None else weights}
+        return Numbers(**{name: value for name, value in numbers.items() if math.isfinite(value)})
 
-    def known_weights(self, difference: float | None) -> None:
-        """Hold what was measured of the final weights to the band."""
-        self._weights = difference
-        if self._case.compare_weights:
-            self._hold_weights("the worst", math.inf if difference is None else difference)
-
-    def on(self, verdict: Verdict) -> Verdict:
-        """The verdict with what was measured."""
-        return replace(
-            verdict,
-            largest_loss_difference=self._largest["loss"],
-            largest_grad_norm_difference=self._largest["grad_norm"],
-            largest_weights_difference=self._weights,
-        )
-
-    def _steps(self, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
-        band = self._band
+    def _compare_steps(self, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
+        allowed = self._allowed
         for mine, reference in zip(steps, baseline, strict=True):
             numbers: tuple[tuple[str, Check, float, float, float], ...] = (
-                ("loss", "parity-loss", reference.loss, mine.loss, band.loss_relative),
-                ("grad_norm", "parity-grad-norm", reference.grad_norm, mine.grad_norm, band.grad_norm_relative),
+                ("loss", "parity-loss", _number(reference.loss), _number(mine.loss), _number(allowed.loss)),
+                (
+                    "grad_norm",
+                    "parity-grad-norm",
+                    _number(reference.grad_norm),
+                    _number(mine.grad_norm),
+                    _number(allowed.grad_norm),
+                ),
             )
-            for name, check, expected, found, allowed in numbers:
+            for name, check, expected, found, limit in numbers:
                 difference = relative_difference(expected, found)
                 self._largest[name] = max(self._largest[name], difference)
-                if difference > allowed:
+                if not difference <= limit:  # also where it is NaN
                     text = (
                         f"step {mine.step}: {name} expected {expected:.8g}, found {found:.8g}: off by "
-                        f"{difference:.2e} relative, allowed {allowed:g}"
+                        f"{difference:.2e} relative, allowed {limit:g}"
                     )
                     self.problems.append(Problem(check=check, text=text))
 
-    def _bits(self, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
+    def _compare_bits(self, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
         for mine, reference in zip(steps, baseline, strict=True):
             if (mine.loss, mine.grad_norm) != (reference.loss, reference.grad_norm):
                 text = (
@@ -243,7 +238,11 @@ class _Compared:
                 self.problems.append(Problem(check="data-parallel-bits", text=text))
                 return
 
-    def _compare_weights(self, baseline: str, weights: Weights | None) -> None:
+    def compare_weights(self, weights: Weights | None) -> None:
+        """Check the comparison of the final weights, where the case asks for one."""
+        if not self._case.compare_weights:
+            return
+        baseline = self._case.baseline_id
         if weights is None or weights.compared_with != baseline or weights.tensors < 1:
             found = "not compared" if weights is None else f"compared with {weights.compared_with}"
             text = f"its final weights were to be compared with those of {baseline}, and were {found}"
@@ -254,11 +253,17 @@ class _Compared:
                 text = f"its final checkpoint {words} {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
                 self.problems.append(Problem(check="parity-weights", text=text))
         self._weights = weights.largest_relative_difference
-        self._hold_weights(str(weights.worst), self._weights)
+        self._check_weights(str(weights.worst), self._weights)
 
-    def _hold_weights(self, worst: str, difference: float) -> None:
-        allowed = self._band.weights_relative
-        if not difference <= allowed:  # NaN is no agreement
+    def take_weights(self, difference: float | None) -> None:
+        """Check a difference of the final weights that was measured before."""
+        self._weights = difference
+        if self._case.compare_weights:
+            self._check_weights("the worst", math.inf if difference is None else difference)
+
+    def _check_weights(self, worst: str, difference: float) -> None:
+        allowed = _number(self._allowed.weights)
+        if not difference <= allowed:  # also where it is NaN
             text = f"final weights: {worst} is off by {difference:.2e} relative, allowed {allowed:g}"
             self.problems.append(Problem(check="parity-weights", text=text))
         if difference and same_arithmetic(self._case):

@@ -6,7 +6,6 @@ Its schema lives with smoke. What the numbers in it mean is the judge's business
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -16,6 +15,7 @@ from typing import Any
 
 from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import moment_of
+from envbuild.certify.models import Finding, Step
 from envbuild.core import jsonread
 from envbuild.core.digests import Json
 from envbuild.core.errors import ResultsRefusedError
@@ -33,18 +33,8 @@ LARGEST_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """What one training step measured; NaN for a number that was not finite."""
-
-    step: int
-    loss: float
-    grad_norm: float
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Weights:
-    """How a case's final weights compare with its baseline's."""
+    """How a case's final weights compare with its baseline's; NaN for a difference that is not finite."""
 
     compared_with: str
     tensors: int
@@ -56,7 +46,7 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """What the runner says about one repeat of a case."""
+    """What the runner reports of one repeat of a case."""
 
     case: str
     status: str
@@ -85,7 +75,7 @@ class Results:
     """
 
     environment: Mapping[str, Any]
-    environment_findings: tuple[Mapping[str, Any], ...]
+    environment_findings: tuple[Finding, ...]
     smoke_version: str
     started_at: str
     finished_at: str | None
@@ -100,11 +90,11 @@ class Results:
     run: Mapping[str, Any] | None = None
 
     def of(self, case: str, repeat: int = 1) -> CaseResult | None:
-        """One repeat of a case; None where the runner said nothing about it."""
+        """One repeat of a case; None where the runner reported nothing about it."""
         return self.cases.get((case, repeat))
 
 
-class _Refused(Exception):  # noqa: N818 - made into one of ours where the file is known
+class _Refused(Exception):  # noqa: N818 - becomes a ResultsRefusedError where the file is known
     def __init__(self, reason: str, why: str) -> None:
         super().__init__(why)
         self.reason = reason
@@ -138,7 +128,7 @@ _FIXES = {
     PLAN: "Bring back the results of this plan, or run it (again). A plan's results are never judged by another plan.",
     IMAGE: "Run the plan in the image that it is for; its digests are in the plan under `subject`.",
     MOMENT: "Set the clock of the machine where it ran, or of this one, and run the plan again.",
-    SMOKE: "Run the plan with the smoke.pyz that was written beside it.",
+    SMOKE: "Run the plan with the smoke.pyz that was written next to it.",
 }
 
 
@@ -173,13 +163,13 @@ def _read(path: Path, plan: Mapping[str, Any], plan_digest: str, smoke_digest: s
     )
 
 
-def _findings(run: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """What is not as the lock has it: found before the cases, and in the ranks of any of them; each once."""
+def _findings(run: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> tuple[Finding, ...]:
+    """Differences from the lock: found before the cases, and in the ranks of any of them; each once."""
     found = list(run["environment_findings"])
     for record in records:
         if record["type"] == "case":
             found += (record["observed"] or {}).get("unlisted", [])
-    return tuple({json.dumps(item, sort_keys=True): item for item in found}.values())
+    return tuple(dict.fromkeys(Finding.model_validate(item) for item in found))
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
@@ -197,22 +187,22 @@ def _records(path: Path) -> list[dict[str, Any]]:
     try:
         lines = data.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise _Refused(SCHEMA, f"It is no text: {error}") from error
+        raise _Refused(SCHEMA, f"It is not UTF-8: {error}") from error
     if lines[-1]:
-        raise _Refused(TRUNCATED, "Its last line is not whole.")
+        raise _Refused(TRUNCATED, "Its last line is incomplete.")
     records = []
     for number, line in enumerate(lines[:-1], 1):
         try:
             record = _writable(jsonread.loads(line))
         except ValueError as error:
-            raise _Refused(SCHEMA, f"Line {number} is no JSON: {error}") from error
+            raise _Refused(SCHEMA, f"Line {number} is not valid JSON: {error}") from error
         _check_schema(record, number)
         records.append(record)
     return records
 
 
 def _writable(value: Any) -> Any:
-    """A JSON value whose texts can be written as UTF-8: bytes of a name that was none are written out."""
+    """A JSON value whose texts can be written as UTF-8: lone surrogates are escaped."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):
@@ -240,9 +230,9 @@ def _check_schema(record: object, number: int) -> None:
     kind = record.get("type") if isinstance(record, dict) else None
     validator = _validators().get(kind) if isinstance(kind, str) else None
     if not isinstance(record, dict) or validator is None:
-        raise _Refused(SCHEMA, f"Line {number} is of no type that is known: {str(kind)[:40]!r}.")
+        raise _Refused(SCHEMA, f"Line {number} has an unknown type: {str(kind)[:40]!r}.")
     if record.get("schema") != RESULTS_SCHEMA:
-        raise _Refused(SCHEMA, f"Line {number} is of schema {str(record.get('schema'))[:60]!r}, not {RESULTS_SCHEMA}.")
+        raise _Refused(SCHEMA, f"Line {number} has schema {str(record.get('schema'))[:60]!r}, not {RESULTS_SCHEMA}.")
     error = next(iter(sorted(validator.iter_errors(record), key=lambda error: list(map(str, error.path)))), None)
     if error is not None:
         where = ".".join(map(str, error.path)) or "it"
@@ -255,15 +245,15 @@ def _frame(records: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str,
     if kinds[0] != "run" or kinds.count("run") != 1:
         raise _Refused(SCHEMA, f"It begins with {kinds[0]!r} and has {kinds.count('run')} lines of type run, not one.")
     if "end" not in kinds:
-        raise _Refused(TRUNCATED, "The runner did not come to its end: the last line, of type end, is missing.")
+        raise _Refused(TRUNCATED, "The runner did not finish: the last line, of type end, is missing.")
     if kinds[-1] != "end" or kinds.count("end") != 1:
-        raise _Refused(SCHEMA, "It has lines behind its end.")
+        raise _Refused(SCHEMA, "It has lines after the line of type end.")
     run, end = records[0], records[-1]
     started, finished = _moment(run["started_at"]), _moment(end["finished_at"])
     if finished < started:
-        raise _Refused(MOMENT, f"By its own words it began at {run['started_at']} and ended at {end['finished_at']}.")
+        raise _Refused(MOMENT, f"It states that it began at {run['started_at']} and ended at {end['finished_at']}.")
     if finished > datetime.now(timezone.utc) + CLOCKS_APART:
-        raise _Refused(MOMENT, f"By its own words it ended at {end['finished_at']}, which is still to come.")
+        raise _Refused(MOMENT, f"It states that it ended at {end['finished_at']}, which is in the future.")
     return run, end
 
 
@@ -271,7 +261,7 @@ def _moment(text: str) -> datetime:
     try:
         return moment_of(text)
     except ValueError:
-        raise _Refused(SCHEMA, f"It has a moment that is none: {text!r:.60}.") from None
+        raise _Refused(SCHEMA, f"It has a timestamp that does not exist: {text!r:.60}.") from None
 
 
 def _check_plan(run: Mapping[str, Any], plan: Mapping[str, Any], plan_digest: str) -> None:
@@ -293,21 +283,21 @@ def _check_image(image: Mapping[str, Any] | None, subject: Mapping[str, str]) ->
             raise _Refused(IMAGE, f"The plan is about a lock, and it ran in image {image['file_digest']}.")
         return
     if image is None:
-        raise _Refused(IMAGE, f"The plan is about image {expected}; the runner was given none to hash (--image FILE).")
+        raise _Refused(IMAGE, f"The plan is about image {expected}; the runner got no image to hash (--image FILE).")
     if image["file_digest"] != expected:
         raise _Refused(IMAGE, f"The plan is about image {expected}; they are of {image['file_digest']}.")
     _check_fingerprint(image["fingerprint"], subject["lock_digest"])
 
 
 def _check_fingerprint(fingerprint: Mapping[str, Any] | None, lock_digest: str) -> None:
-    """What trained must have been inside an image of the lock: the file that was hashed may lie beside it."""
+    """The cases must have trained inside an image of the lock: the file that was hashed may be another."""
     if fingerprint is None:
         why = "The runner hashed the image's file, and ran outside of it: there was no /etc/envbuild/fingerprint.json."
         raise _Refused(IMAGE, why)
     if fingerprint.get("lock_digest") != lock_digest:
         stated = fingerprint.get("lock_digest")
         raise _Refused(
-            IMAGE, f"The plan is about lock {lock_digest}; what ran says that it was made from lock {stated!r:.100}."
+            IMAGE, f"The plan is about lock {lock_digest}; the image that ran was made from lock {stated!r:.100}."
         )
 
 
@@ -325,31 +315,22 @@ def _check_cases(found: Sequence[CaseResult], plan: Mapping[str, Any], end: Mapp
     if (end["cases"], end["completed"]) != (len(found), completed):
         raise _Refused(
             TRUNCATED,
-            f"By its end {end['completed']} of {end['cases']} cases completed; there are {completed} of {len(found)}.",
+            f"Its end states {end['completed']} of {end['cases']} completed cases; it has {completed} of {len(found)}.",
         )
-
-
-def _number(value: float | None) -> float:
-    """JSON has no NaN and no infinity: the runner writes null for a number that is not finite."""
-    return math.nan if value is None else float(value)
 
 
 def _case_result(record: Mapping[str, Any]) -> CaseResult:
     weights = record["weights"]
+    largest = weights and weights["largest_relative_difference"]
     return CaseResult(
         case=record["case"],
         repeat=record["repeat"],
         status=record["status"],
         steps=tuple(
-            Step(
-                step=step["step"],
-                loss=_number(step["loss"]),
-                grad_norm=_number(step["grad_norm"]),
-                seconds=_number(step["seconds"]),
-            )
+            Step(step=step["step"], loss=step["loss"], grad_norm=step["grad_norm"], seconds=step["seconds"])
             for step in record["steps"]
         ),
-        seconds=_number(record["seconds"]),
+        seconds=float(record["seconds"]),
         failure=record["failure"],
         devices=tuple(record["devices"]),
         started_seconds=record["started_seconds"],
@@ -359,7 +340,8 @@ def _case_result(record: Mapping[str, Any]) -> CaseResult:
         and Weights(
             compared_with=weights["compared_with"],
             tensors=weights["tensors"],
-            largest_relative_difference=_number(weights["largest_relative_difference"]),
+            # JSON has no NaN: the runner writes null for it.
+            largest_relative_difference=float("nan" if largest is None else largest),
             worst=weights["worst"],
             missing=tuple(weights["missing"]),
             unexpected=tuple(weights["unexpected"]),

@@ -15,8 +15,8 @@ TICKS = 4
 LEVEL = 1e-12
 # Below it floats lose their digits, and powers of ten are zero; above the other they are none.
 LEAST, MOST = 1e-300, 1e300
-# On a scale of powers zero has its place below all of them, so far from the next.
-ZERO_ROOM = 22
+# On a logarithmic scale zero has its place below all powers, this far from the next.
+ZERO_GAP = 22
 Point = tuple[float, "float | None"]
 Place = tuple[float, float]
 
@@ -110,39 +110,50 @@ def _log(value: float) -> float:
     return math.log10(value)
 
 
+@dataclass(frozen=True)
+class Scales:
+    """The scales of a chart; ``x_text`` is the text of a number on the x axis."""
+
+    x_label: str = "step"
+    log_x: bool = False
+    log_y: bool = False
+    from_zero: bool = False
+    x_text: Callable[[float], str] | None = None
+
+
+STEPS = Scales()
+
+
 def draw(
     title: str,
     series: Sequence[Series | ShadedBand],
+    scales: Scales = STEPS,
     *,
-    x_label: str,
     describes: str = "",
-    log_x: bool = False,
-    log_y: bool = False,
-    from_zero: bool = False,
     limit: tuple[float, str] | None = None,
-    x_text: Callable[[float], str] | None = None,
 ) -> Chart | None:
     """A chart of these lines; None where there is nothing to draw."""
+    log_y = scales.log_y
     drawn = [(x, y) for item in series for x, y in _numbers(item) if _can_be_drawn(y, log=log_y)]
     values = [y for _, y in drawn if y > LEAST or not log_y]
     if not values:
         return None
     with_zero = log_y and len(values) < len(drawn)
     values += [limit[0]] if limit else []
-    x_axis = _axis([x for x, _ in drawn], LEFT, WIDTH - RIGHT, log=log_x, tight=True)
-    bottom = HEIGHT - BOTTOM - (ZERO_ROOM if with_zero else 0)
-    y_axis = _axis([*values, *([0.0] if from_zero and not log_y else [])], bottom, TOP, log=log_y)
+    x_axis = _axis([x for x, _ in drawn], LEFT, WIDTH - RIGHT, log=scales.log_x, tight=True)
+    bottom = HEIGHT - BOTTOM - (ZERO_GAP if with_zero else 0)
+    y_axis = _axis([*values, *([0.0] if scales.from_zero and not log_y else [])], bottom, TOP, log=log_y)
     y_axis = replace(y_axis, zero=HEIGHT - BOTTOM)
     y_text = _power if log_y else _plain(y_axis.ticks)
     return Chart(
         title=title,
         describes=describes,
-        x_label=x_label,
+        x_label=scales.x_label,
         lines=tuple(
             _area(item, x_axis, y_axis) if isinstance(item, ShadedBand) else _line(item, x_axis, y_axis)
             for item in series
         ),
-        x_ticks=tuple(Tick(x_axis.place(x), (x_text or _plain(x_axis.ticks))(x)) for x in x_axis.ticks),
+        x_ticks=tuple(Tick(x_axis.place(x), (scales.x_text or _plain(x_axis.ticks))(x)) for x in x_axis.ticks),
         y_ticks=(
             *([Tick(y_axis.zero, "0")] if with_zero else []),
             *(Tick(y_axis.place(y), y_text(y)) for y in y_axis.ticks),
@@ -204,9 +215,9 @@ def _axis(values: Sequence[float], start: float, end: float, *, log: bool, tight
         high = high if high > low else low * 10
         return Axis(low, high, start, end, log=True, ticks=_spread(sorted(set(values))))
     if high - low <= max(LEAST, LEVEL * max(abs(low), abs(high))):
-        # A line that is level has room above and below.
-        room = abs(low) / 2 if abs(low) > LEAST else 1.0
-        low, high = low - room, high + room
+        # A level line has space above and below.
+        margin = abs(low) / 2 if abs(low) > LEAST else 1.0
+        low, high = low - margin, high + margin
     ticks = _round_ticks(low, high, whole=tight)
     if tight:
         return Axis(low, high, start, end, ticks=ticks)

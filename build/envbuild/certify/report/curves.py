@@ -1,7 +1,7 @@
 """The curves of a report: a case over its baseline, and all cases of a model at once.
 
-Lines that lie upon each other cannot be told apart, so where there are many the worst are lines with their names, and
-the rest is a band from the least to the largest.
+Lines on top of each other cannot be distinguished: where there are many, the worst are lines with their names, and the
+rest is a band from the least to the largest.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from envbuild.certify.certificate.statement import CaseVerdict, MeasuredBandwidth
-from envbuild.certify.report.charts import Chart, Point, Series, ShadedBand, bytes_text, draw
+from envbuild.certify.certificate.statement import MeasuredBandwidth
+from envbuild.certify.models import CaseVerdict
+from envbuild.certify.report.charts import Chart, Point, Scales, Series, ShadedBand, bytes_text, draw
 
 CURVES = (("loss", "loss"), ("grad_norm", "grad norm"))
 # So many lines have a style each, also for those who see no colours.
@@ -55,7 +56,7 @@ def own_charts(shown: Against) -> tuple[Chart, ...]:
         if baseline is not None:
             series.insert(0, Series("baseline", _points(baseline, key), "line-baseline"))
         described = f"{name} of every step of {case.id}" + (" and of its baseline" if baseline else "")
-        charts.append(draw(name, series, x_label="step", describes=described))
+        charts.append(draw(name, series, describes=described))
     return tuple(chart for chart in charts if chart)
 
 
@@ -107,8 +108,7 @@ def _differences(group: Sequence[Against], key: str, name: str) -> Chart | None:
     return draw(
         f"{name}: relative difference from the baseline",
         [*band, *(Series(text, curve.points, style) for text, curve, style in _styled(texts, named))],
-        x_label="step",
-        log_y=True,
+        Scales(log_y=True),
         limit=(limits[-1], allowed) if limits else None,
         describes=f"how far the {name} of every step of {count} is from the baseline's, relative; "
         + "; ".join([*texts, *(item.name for item in band), *([allowed] if allowed else [])]),
@@ -141,7 +141,6 @@ def _numbers(baseline: Against, group: Sequence[Against], key: str, name: str, o
     return draw(
         f"{name}{of}",
         [Series("baseline", _points(baseline.case, key), "line-baseline"), *others, *series],
-        x_label="step",
         describes=f"{name} of every step of {baseline.case.id}; "
         + "; ".join([*texts, *(item.name for item in others)]),
     )
@@ -170,10 +169,7 @@ def bandwidth_chart(found: MeasuredBandwidth | None) -> Chart | None:
     return draw(
         "all_reduce, bus bandwidth in GB/s",
         [Series("measured", [(float(p.bytes), p.bus_gigabytes_per_second) for p in found.points], "line-0")],
-        x_label="message size",
-        log_x=True,
-        from_zero=True,
+        Scales(x_label="message size", log_x=True, from_zero=True, x_text=bytes_text),
         limit=(floor, f"at least {floor:g}") if floor else None,
-        x_text=bytes_text,
         describes=f"bandwidth by message size, {found.ranks} ranks, {found.backend}",
     )

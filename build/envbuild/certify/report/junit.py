@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
-from envbuild.certify.certificate.describe import difference
-from envbuild.certify.certificate.statement import CaseVerdict, Numbers, Problem
-from envbuild.certify.report.report import Report
+from envbuild.certify.models import CaseVerdict, Numbers, Problem
+from envbuild.certify.report.describe import difference
+from envbuild.certify.report.model import Report
 
 RUN = "the run as a whole"
 # What XML 1.0 allows; logs and messages of tools hold other things.
@@ -34,9 +34,8 @@ def junit_xml(report: Report) -> bytes:
     }
     for name, value in counts.items():
         suite.set(name, value)
-    if report.measured:
-        # The schema's dateTime has no zone.
-        suite.set("timestamp", report.measured.started_at.removesuffix("Z"))
+    # The schema's dateTime has no zone.
+    suite.set("timestamp", report.measured.started_at.removesuffix("Z"))
     root = ET.Element("testsuites", counts)
     root.append(suite)
     ET.indent(root)
@@ -64,10 +63,7 @@ def _properties(suite: ET.Element, report: Report) -> None:
 
 def _run(suite: ET.Element, report: Report) -> None:
     element = ET.SubElement(suite, "testcase", classname="run", name=RUN, time="0.000")
-    problems = report.problems
-    if not problems and not report.passed and not report.failed_cases:
-        problems = (Problem(check="results", text=report.what or "there is no certificate"),)
-    _failure(element, problems)
+    _failure(element, report.problems)
     if report.log:
         ET.SubElement(element, "system-out").text = _text(f"log: {report.log}")
 
@@ -81,18 +77,15 @@ def _case(suite: ET.Element, case: CaseVerdict, report: Report) -> None:
         name=_text(f"{case.id} (repeat {case.repeat})" if repeated else case.id),
         time=_seconds(case.seconds or 0),
     )
-    problems = case.problems
-    if not case.passed and not problems:
-        problems = (Problem(check="judge", text="it did not pass"),)
-    _failure(element, problems)
-    told = [] if case.baseline is None else [f"baseline: {case.baseline}"]
+    _failure(element, case.problems)
+    lines = [] if case.baseline is None else [f"baseline: {case.baseline}"]
     off = {name: difference(case.largest_relative_difference, case.tolerance, name) for name in Numbers.model_fields}
-    told += [f"largest relative difference, {name}: {text}" for name, text in off.items() if text != "-"]
+    lines += [f"largest relative difference, {name}: {text}" for name, text in off.items() if text != "-"]
     if case.reused:
-        told.append(f"reused from {case.reused.from_}, run {case.reused.run}")
-    told += [f"log: {path}" for path in report.logs.get(case.id, ())]
-    if told:
-        ET.SubElement(element, "system-out").text = _text("\n".join(told))
+        lines.append(f"reused from {case.reused.from_}, run {case.reused.run}")
+    lines += [f"log: {path}" for path in report.logs.get(case.id, ())]
+    if lines:
+        ET.SubElement(element, "system-out").text = _text("\n".join(lines))
 
 
 def _failure(element: ET.Element, problems: Sequence[Problem]) -> None:

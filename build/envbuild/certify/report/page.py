@@ -7,16 +7,21 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jinja2
-
-from envbuild.certify.certificate.describe import count, machine_facts
-from envbuild.certify.certificate.statement import CERTIFICATE_FILE, Problem
+from envbuild.certify.certificate.statement import CERTIFICATE_FILE
+from envbuild.certify.models import Problem
 from envbuild.certify.report.charts import bytes_text
 from envbuild.certify.report.curves import bandwidth_chart
-from envbuild.certify.report.report import JUNIT_FILE, Report, environment_of
+from envbuild.certify.report.describe import count, machine_facts
+from envbuild.certify.report.model import Report, environment_of
 from envbuild.certify.report.views import CaseView, groups_of
 
+if TYPE_CHECKING:
+    import jinja2
+
+JUNIT_FILE = "junit.xml"
 PROBLEMS_SHOWN = 3
 
 
@@ -46,12 +51,12 @@ def page_html(report: Report) -> str:
         count=count(report.cases).partition(",")[0],
         groups=groups,
         problems=_problems(report, [view for group in groups for view in group.cases]),
-        facts=machine_facts(report.measured) if report.measured else [],
-        machine=report.measured.machine if report.measured else None,
-        environment=[(name, value) for name, value in _environment(report)],
+        facts=machine_facts(report.measured),
+        machine=report.measured.machine,
+        environment=list(_environment(report)),
         packages=sorted((name, str(version)) for name, version in environment_of(report, "versions").items()),
-        bandwidth=bandwidth_chart(report.measured.bandwidth if report.measured else None),
-        speeds=report.measured.bandwidth.points if report.measured and report.measured.bandwidth else (),
+        bandwidth=bandwidth_chart(report.measured.bandwidth),
+        speeds=report.measured.bandwidth.points if report.measured.bandwidth else (),
         certificate_file=CERTIFICATE_FILE,
         junit_file=JUNIT_FILE,
         bytes_text=bytes_text,
@@ -60,6 +65,8 @@ def page_html(report: Report) -> str:
 
 @cache
 def _template() -> tuple[jinja2.Template, str]:
+    import jinja2  # 0.1 s that a certificate which stands already does not need
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("envbuild.certify.report", "."),
         autoescape=True,
@@ -67,8 +74,7 @@ def _template() -> tuple[jinja2.Template, str]:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    source, _, _ = environment.loader.get_source(environment, "page.css") if environment.loader else ("", None, None)
-    return environment.get_template("page.html.j2"), source
+    return environment.get_template("page.html.j2"), (Path(__file__).parent / "page.css").read_text()
 
 
 def _headline(report: Report) -> str:
@@ -76,12 +82,10 @@ def _headline(report: Report) -> str:
     if report.passed:
         words = "every case computes" if len(compared) != 1 else "the case computes"
         return f"{words} the same training as one process".capitalize()
-    return report.what or "There is no certificate"
+    return report.what
 
 
 def _environment(report: Report) -> Iterable[tuple[str, str]]:
-    if report.measured is None:
-        return
     for name in ("python", "platform", "device"):
         if value := report.measured.environment.get(name):
             yield name, str(value)

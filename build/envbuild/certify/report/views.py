@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from envbuild.certify.certificate.statement import CaseVerdict
+from envbuild.certify.models import CaseVerdict
 from envbuild.certify.report.charts import Chart
 from envbuild.certify.report.curves import CURVES, Against, overview, own_charts, relative
-from envbuild.certify.report.report import Report
+from envbuild.certify.report.model import Report
 
 NUMBERS = (*CURVES, ("weights", "weights"))
 # A case's ID is made from its fields; the precision is the word that no model is called by.
@@ -27,7 +27,7 @@ class Compared:
 
     @property
     def text(self) -> str:
-        """Both, in words."""
+        """Both, as text."""
         return f"{self.found} (band {self.band})" if self.band else self.found
 
 
@@ -81,7 +81,7 @@ class CaseGroup:
     """The cases of one model and precision."""
 
     title: str
-    told: str
+    summary: str
     cases: tuple[CaseView, ...]
     columns: tuple[Column, ...]
     charts: tuple[Chart, ...]
@@ -96,7 +96,7 @@ def groups_of(report: Report) -> list[CaseGroup]:
     return [
         CaseGroup(
             title=title,
-            told=_told(found),
+            summary=_summary(found),
             cases=tuple(found),
             columns=tuple(_columns(found)),
             charts=overview([view.shown for view in found]),
@@ -112,7 +112,7 @@ def _parts(case_id: str) -> tuple[str, str]:
     return (f"{found['model']}, {found['precision']}", found["layout"]) if found else (case_id, case_id)
 
 
-def _told(views: Sequence[CaseView]) -> str:
+def _summary(views: Sequence[CaseView]) -> str:
     failed = sum(not view.verdict.passed for view in views)
     if failed:
         return f"{failed} of {len(views)} failed"

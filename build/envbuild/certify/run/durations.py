@@ -1,4 +1,4 @@
-"""How long cases took: the runner packs them better when it knows. It decides nothing about a certificate."""
+"""How long cases took, for the runner's scheduler. A certificate does not depend on it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from envbuild.certify.judge.judge import Verdict
+from envbuild.certify.models import CaseVerdict
 from envbuild.certify.run.plan import computed
 from envbuild.core.digests import digest_of
 from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
 
 KIND, FILE = "durations", "duration.json"
-# What is nearer to what was known is not written again.
-NEWS = 0.2
+# A duration is written again only if it changed by more than this, relative.
+LEAST_CHANGE = 0.2
 
 
 def estimates(plan: Mapping[str, Any], store: LocalStore) -> dict[str, float]:
@@ -25,20 +25,20 @@ def estimates(plan: Mapping[str, Any], store: LocalStore) -> dict[str, float]:
     return {case_id: seconds for case_id, seconds in known.items() if seconds is not None}
 
 
-def record(plan: Mapping[str, Any], verdicts: Iterable[Verdict], store: LocalStore) -> None:
+def record(plan: Mapping[str, Any], verdicts: Iterable[CaseVerdict], store: LocalStore) -> None:
     """Keep how long the cases took that ended well."""
     if not store.is_writable:
         return
     seconds: dict[str, list[float]] = {}
     for verdict in verdicts:
         if verdict.passed and verdict.seconds and verdict.reused is None:
-            seconds.setdefault(verdict.case.id, []).append(verdict.seconds)
+            seconds.setdefault(verdict.id, []).append(verdict.seconds)
     for case in plan["cases"]:
         if case["id"] not in seconds:
             continue
         key, took = _key(plan, case), round(max(seconds[case["id"]]), 2)
         before = _known(store, key)
-        if before is None or abs(took - before) > NEWS * before:
+        if before is None or abs(took - before) > LEAST_CHANGE * before:
             store.rebuild(KIND, key, partial(_write, took))
 
 

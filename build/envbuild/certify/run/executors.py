@@ -1,4 +1,4 @@
-"""Where the cases of a job are run: the way that was asked for, tried before work starts."""
+"""Opens the executor that runs the cases of a job; it is tried before work starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.certify.run.job import CertifyJob
-from envbuild.certify.run.run import RESULTS_DIR
 from envbuild.core.errors import CertificationCannotRunError, InternalError, MachineError, UsageError
 from envbuild.core.progress import Reporter
 from envbuild.image.output import PlacedImage, image_tag
@@ -17,14 +16,16 @@ from envbuild.launch.gpus import Gpu, NvidiaDriver, find_driver, gpus_here
 from envbuild.launch.open_image import probe
 from envbuild.launch.venv import in_this, in_venv
 
+# Of a run's folder.
+RESULTS_DIR = "results"
 DEFAULT_VENV = Path(".venv")
-# What certifies an image where no daemon answers.
+# How an image is certified without a Docker daemon.
 WITHOUT_DAEMON = "--in sqsh or --in oci"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machinery:
-    """What of a machine was named on the command line.
+class MachineOptions:
+    """The options of the command line about the machine.
 
     Attributes:
         runtime: how the .sqsh is opened; the best that works here when None.
@@ -39,7 +40,7 @@ class Machinery:
     isolation: str | None = None
 
     def arguments(self) -> tuple[str, ...]:
-        """The runner's words for it."""
+        """The options of the runner's command line."""
         words = ("--gpus", ",".join(map(str, self.gpus))) if self.gpus else ()
         return (*words, *(("--isolation", self.isolation) if self.isolation else ()))
 
@@ -54,54 +55,54 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     """``0,1`` as numbers.
 
     Raises:
-        UsageError: it is no list of different numbers.
+        UsageError: it is not a list of different numbers.
     """
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and word.isascii() for word in words) or len({*map(int, words)}) != len(words):
         raise UsageError(
-            f"--gpus {text!r} is no list of GPUs",
-            why="A list is whole numbers with commas between them, and has each of them once.",
+            f"--gpus {text!r} is not a list of GPUs",
+            why="A list is whole numbers with commas between them, each once.",
             fix="Give their indices as nvidia-smi shows them: --gpus 0,1",
         )
     return tuple(int(word) for word in words)
 
 
-def open_way(job: CertifyJob, machinery: Machinery, reporter: Reporter) -> Executor:
-    """The way to run a job.
+def open_executor(job: CertifyJob, machine: MachineOptions, reporter: Reporter) -> Executor:
+    """The executor of a job.
 
     Raises:
-        CertificationCannotRunError: this machine cannot go it: no driver, no runtime, no such environment.
+        CertificationCannotRunError: this machine has no driver, no runtime or no such environment.
     """
-    place = job.asked.place
+    place = job.request.place
     if place == "venv":
-        return in_venv(machinery.venv)
+        return in_venv(machine.venv)
     if place == "here":
         return in_this()
-    image = job.asked.image
+    image = job.request.image
     if image is None:
-        raise InternalError("an image is certified, and there is none")
+        raise InternalError("there is no image to certify")
     try:
-        return _in_image(job, image, machinery, reporter)
+        return _in_image(job, image, machine, reporter)
     except MachineError as error:
         raise CertificationCannotRunError(
             error.what, why=error.why, fix=error.fix, log=error.log, reason="no-runtime"
         ) from error
 
 
-def _in_image(job: CertifyJob, image: PlacedImage, machinery: Machinery, reporter: Reporter) -> Executor:
+def _in_image(job: CertifyJob, image: PlacedImage, machine: MachineOptions, reporter: Reporter) -> Executor:
     given = handed_on(os.environ) if job.on_gpus else {}
-    if job.asked.place == "docker":
+    if job.request.place == "docker":
         from envbuild.image.docker.engine import open_engine
         from envbuild.launch.docker import InDocker
 
         record = image.record
         tag = image_tag(image.lock_name, record.base, record.target)
         engine = open_engine(otherwise=WITHOUT_DAEMON)
-        way = InDocker(image=image, engine=engine, tag=tag, reporter=reporter, gpus=job.on_gpus, given=given)
-        # Whoever certifies holds the job's folder alone: what still writes there is nobody's.
-        way.end_left_over(job.folder / "run" / RESULTS_DIR)
-        return way
+        executor = InDocker(image=image, engine=engine, tag=tag, reporter=reporter, gpus=job.on_gpus, given=given)
+        # This process holds the lock of the job's folder: a container that still writes there is left over.
+        executor.end_left_over(job.folder / "run" / RESULTS_DIR)
+        return executor
     driver: NvidiaDriver | None = find_driver() if job.on_gpus else None
-    if job.asked.place == "oci":
+    if job.request.place == "oci":
         return InLayers(image=image, driver=driver, given=given)
-    return InSqsh(image=image, runtime=probe(machinery.runtime), driver=driver, given=given)
+    return InSqsh(image=image, runtime=probe(machine.runtime), driver=driver, given=given)

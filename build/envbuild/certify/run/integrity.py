@@ -1,6 +1,6 @@
-"""Whether a placed image is still the one that it was, without reading all of it each time.
+"""Checks that a placed image is unchanged, without reading all of it each time.
 
-A file that was read and found right is known again by its inode, size, time and time of change (st_ctime), which no
+A file that was read and found right is recognised by its inode, size, time and time of change (st_ctime), which no
 program can set. Whatever moves these without changing the file (a link, another mode, a copy) costs one more reading.
 """
 
@@ -24,8 +24,8 @@ KIND, FILE = "stamps", "stamps.json"
 Stamps = dict[str, str]
 
 
-def verify_and_note(image: PlacedImage, store: LocalStore) -> None:
-    """Read the whole image (see :func:`verify`), and note how its files look.
+def verify_and_stamp(image: PlacedImage, store: LocalStore) -> None:
+    """Read the whole image (see :func:`verify`), and record the stamps of its files.
 
     Raises:
         CheckRefusedError: a file is not the one that was built.
@@ -37,7 +37,7 @@ def verify_and_note(image: PlacedImage, store: LocalStore) -> None:
         # The record is what the others are compared with.
         return name != RECORD_FILE
 
-    # Before they are read: what is changed meanwhile looks otherwise afterwards.
+    # Before they are read: a file that changes meanwhile has another stamp afterwards.
     problem = entry_index.find_damage(image.path, note)
     verify(image)
     if not problem:
@@ -45,7 +45,7 @@ def verify_and_note(image: PlacedImage, store: LocalStore) -> None:
 
 
 def check_unchanged(image: PlacedImage, store: LocalStore) -> None:
-    """Read the files that do not look as they did when they were found right.
+    """Read the files whose stamps differ from those of the last check.
 
     Raises:
         CheckRefusedError: one was changed since the image was built.
@@ -61,7 +61,7 @@ def check_unchanged(image: PlacedImage, store: LocalStore) -> None:
         raise CheckRefusedError(
             f"the image in {image.path} is not the one that was certified",
             why=f"{problem} since it was built.",
-            fix=f"Put it right: {image.command}",
+            fix=f"Build it again: {image.command}",
         )
     if stamps != known:
         _keep(image, stamps, store)
@@ -82,7 +82,7 @@ def _known(image: PlacedImage, store: LocalStore) -> Stamps:
     try:
         return dict(entry_index.read_json(path, FILE))
     except (ValueError, TypeError):
-        return {}  # everything is read, and noted anew
+        return {}  # every file is read again
 
 
 def _keep(image: PlacedImage, stamps: Stamps, store: LocalStore) -> None:

@@ -12,8 +12,9 @@ from envbuild.catalog.models import Device, Driver, Matrix
 from envbuild.certify.cases import Case
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.cases.selection import chosen_cases, driver_of
+from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.certify.run.durations import estimates
-from envbuild.certify.run.plan import Expected, Subject, certification_key, make_plan, sweep_of
+from envbuild.certify.run.plan import Environment, Subject, certification_key, make_plan
 from envbuild.certify.run.zipapp import smoke_file
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
@@ -28,7 +29,7 @@ MOST_REPEATS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class CertifyRequest:
-    """What somebody asks for.
+    """What a user wants certified.
 
     Attributes:
         only: case IDs to run instead of the whole matrix.
@@ -59,7 +60,7 @@ class CertifyRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CertifyJob:
-    """A certification, made out of what was asked for.
+    """A certification: the plan that a request gives, and what decides its certificate.
 
     Attributes:
         plan: of all its cases.
@@ -68,7 +69,7 @@ class CertifyJob:
         folder: where its certificate goes, and the files of its run.
     """
 
-    asked: CertifyRequest
+    request: CertifyRequest
     plan: dict[str, Json]
     key: str
     cases: tuple[Case, ...]
@@ -83,9 +84,14 @@ class CertifyJob:
     folder: Path
 
     @property
+    def certificate(self) -> Path:
+        """The file of its certificate."""
+        return self.folder / CERTIFICATE_FILE
+
+    @property
     def certifies_image(self) -> bool:
         """Whether it is about an image; else about a lock."""
-        return self.asked.place not in WITHOUT_IMAGE
+        return self.request.place not in WITHOUT_IMAGE
 
     @property
     def matrix_digest(self) -> str:
@@ -94,10 +100,10 @@ class CertifyJob:
 
     @property
     def on_gpus(self) -> bool:
-        return self.asked.selection.target.device is Device.CUDA
+        return self.request.selection.target.device is Device.CUDA
 
     def planned(self, case_id: str) -> Mapping[str, Any]:
-        """A case as it stands in the plan."""
+        """A case in the form of the plan."""
         cases: Any = self.plan["cases"]
         found: Mapping[str, Any] = next(case for case in cases if case["id"] == case_id)
         return found
@@ -110,41 +116,41 @@ class CertifyJob:
         return _plan(self, cases, {name: value for name, value in seconds.items() if value is not None})
 
 
-def make_job(asked: CertifyRequest, store: LocalStore, subject: Subject | None = None) -> CertifyJob:
-    """A job for what was asked for.
+def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None = None) -> CertifyJob:
+    """The job of a request.
 
     Args:
-        subject: what it is about, where a plan says so already.
+        subject: what it is about, where a plan states it already.
 
     Raises:
         ConfigurationError: the image is of another lock, or lacks what is certified.
     """
-    selection, lock = asked.selection, asked.lock.lock
+    selection, lock = request.selection, request.lock.lock
     driver = driver_of(selection, lock)
-    matrix = selection.catalog.matrix(asked.matrix_name)
-    packages = asked.lock.packages()
-    cases = chosen_cases(matrix, asked.matrix_name, selection, asked.only, packages)
-    whole = len(cases) == len(chosen_cases(matrix, asked.matrix_name, selection, (), packages))
+    matrix = selection.catalog.matrix(request.matrix_name)
+    packages = request.lock.packages()
+    cases = chosen_cases(matrix, request.matrix_name, selection, request.only, packages)
+    whole = len(cases) == len(chosen_cases(matrix, request.matrix_name, selection, (), packages))
     smoke, smoke_digest = smoke_file(store)
     draft = CertifyJob(
-        asked=asked,
+        request=request,
         plan={},
         key="",
         cases=cases,
         matrix=matrix,
-        matrix_is_shipped=selection.catalog.ships_matrix(asked.matrix_name),
+        matrix_is_shipped=selection.catalog.ships_matrix(request.matrix_name),
         whole_matrix=whole,
         lock_is_current=not is_older(lock, selection),
-        subject=subject or subject_of(asked),
+        subject=subject or subject_of(request),
         driver=driver,
         smoke=smoke,
         smoke_digest=smoke_digest,
-        folder=asked.out_dir,
+        folder=request.out_dir,
     )
     plan = with_estimates(_plan(draft, cases), store)
-    scope = asked.matrix_name if whole else f"part of {asked.matrix_name}"
+    scope = request.matrix_name if whole else f"part of {request.matrix_name}"
     key = certification_key(plan, matrix, smoke_digest, scope=scope)
-    folder = asked.out_dir / "certificates" / asked.name / key.removeprefix("sha256:")[:12]
+    folder = request.out_dir / "certificates" / request.name / key.removeprefix("sha256:")[:12]
     return replace(draft, plan=plan, key=key, folder=folder)
 
 
@@ -155,20 +161,20 @@ def with_estimates(plan: dict[str, Json], store: LocalStore) -> dict[str, Json]:
     return {**plan, "cases": [{**case, "estimated_seconds": known.get(case["id"])} for case in cases]}
 
 
-def subject_of(asked: CertifyRequest) -> Subject:
+def subject_of(request: CertifyRequest) -> Subject:
     """What a certificate would be about.
 
     Raises:
         ConfigurationError: the image is of another lock, or has no .sqsh where one is needed.
     """
-    selection, image, lock_digest = asked.selection, asked.image, asked.lock.lock.digest
+    selection, image, lock_digest = request.selection, request.image, request.lock.lock.digest
     bare = Subject(
-        name=asked.name,
+        name=request.name,
         stack=selection.stack_name,
         base=selection.base_name,
         target=selection.target_name,
         lock_digest=lock_digest,
-        place=asked.place,
+        place=request.place,
     )
     if image is None:
         return bare
@@ -179,30 +185,22 @@ def subject_of(asked: CertifyRequest) -> Subject:
             why=f"It has lock {record.lock_digest}; the lock now is {lock_digest}.",
             fix=f"Build it again: {image.command}",
         )
-    if asked.place == "sqsh":
+    if request.place == "sqsh":
         if record.sqsh_digest is None:
-            image.sqsh()  # says how to make one
+            image.sqsh()  # its error explains how to make one
         return replace(bare, oci_digest=record.oci_digest, sqsh_digest=record.sqsh_digest)
     return replace(bare, oci_digest=record.oci_digest)
 
 
 def _plan(job: CertifyJob, cases: tuple[Case, ...], seconds: Mapping[str, float] | None = None) -> dict[str, Json]:
-    asked, lock = job.asked, job.asked.lock
+    request, lock = job.request, job.request.lock
     packages = lock.packages()
     components = lock.lock.components
-    ground = Capabilities.of(asked.selection, packages)
-    return make_plan(
-        subject=job.subject,
-        ground=ground,
+    environment = Environment(
+        capabilities=Capabilities.of(request.selection, packages),
         driver=job.driver,
-        matrix=job.matrix,
-        cases=cases,
-        expected=Expected(
-            versions={**packages, **{name: item.version for name, item in components.items()}},
-            modules=[module for item in components.values() for module in item.modules],
-            provided=sorted(lock.lock.base.provides),
-        ),
-        repeats=asked.repeats,
-        sweep=sweep_of(job.matrix, ground, max(case.world_size for case in cases)),
-        estimates=seconds,
+        versions={**packages, **{name: item.version for name, item in components.items()}},
+        modules=[module for item in components.values() for module in item.modules],
+        provided=sorted(lock.lock.base.provides),
     )
+    return make_plan(job.subject, environment, job.matrix, cases, request.repeats, seconds)

@@ -1,4 +1,4 @@
-"""``plan.json``: all that the smoke runner is told. Its schema lives with smoke."""
+"""``plan.json``: all that the smoke runner gets. Its schema lives with smoke."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from envbuild.catalog.models import Band, Driver, Matrix, ModelSpec
+from envbuild.catalog.models import Driver, Matrix, ModelSpec
 from envbuild.certify.cases import Case
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.core.digests import Json, digest_of
@@ -15,8 +15,6 @@ from envbuild.launch.executors import Where
 PLAN_SCHEMA = "envbuild.plan/2"
 # Raised when the judge would come to another verdict about the same results.
 JUDGE_VERSION = 5
-# The drivers that the smoke runner has.
-DRIVERS = (Driver.MCORE,)
 # What says how long a case takes or may take, and not what it computes.
 IDLE = ("estimated_seconds", "time_limit_seconds")
 
@@ -27,7 +25,7 @@ class Subject:
 
     Attributes:
         name: what the image is called where it was put; no part of what is certified.
-        oci_digest: None where no image is certified, as in an environment that is in none.
+        oci_digest: None where no image is certified.
         sqsh_digest: None also where the image has no .sqsh.
     """
 
@@ -69,23 +67,26 @@ class Sweep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
-    """What the environment must have: the versions of the lock, and modules that import; and what its base brings."""
+class Environment:
+    """What the cases run in.
 
+    Attributes:
+        versions: of the lock's packages.
+        modules: that must import.
+        provided: the packages that the base brings.
+    """
+
+    capabilities: Capabilities
+    driver: Driver
     versions: Mapping[str, str] = field(default_factory=dict)
     modules: Sequence[str] = ()
     provided: Sequence[str] = ()
 
 
-def tolerance_of(matrix: Matrix, case: Case) -> Band:
-    """How far a case may be from its baseline: the widest band of the axes in which it differs from it."""
-    return matrix.tolerance[case.precision].of(case.axes)
-
-
-def sweep_of(matrix: Matrix, ground: Capabilities, ranks: int) -> Sweep | None:
+def sweep_of(matrix: Matrix, capabilities: Capabilities, ranks: int) -> Sweep | None:
     """The all_reduce sweep of a matrix over so many GPUs; None where it has none, and for one GPU."""
     wanted = matrix.bandwidth
-    if wanted is None or ground.device not in wanted.devices or ranks == 1:
+    if wanted is None or capabilities.device not in wanted.devices or ranks == 1:
         return None
     return Sweep(
         ranks=ranks,
@@ -95,15 +96,11 @@ def sweep_of(matrix: Matrix, ground: Capabilities, ranks: int) -> Sweep | None:
 
 
 def make_plan(
-    *,
     subject: Subject,
-    ground: Capabilities,
-    driver: Driver,
+    environment: Environment,
     matrix: Matrix,
     cases: tuple[Case, ...],
-    expected: Expected,
     repeats: int = 1,
-    sweep: Sweep | None = None,
     estimates: Mapping[str, float] | None = None,
 ) -> dict[str, Json]:
     """The plan as a JSON value, with a fresh nonce.
@@ -111,21 +108,23 @@ def make_plan(
     Args:
         estimates: how long cases are likely to take, in seconds, by ID.
     """
+    capabilities = environment.capabilities
+    sweep = sweep_of(matrix, capabilities, max(case.world_size for case in cases))
     used = {case.model for case in cases}
     seconds = estimates or {}
     return {
         "schema": PLAN_SCHEMA,
         "nonce": secrets.token_hex(16),
         "subject": subject.as_json(),
-        "device": ground.device.value,
-        "gpu": {"sm": list(ground.sm)} if ground.sm else None,
-        "expected_versions": dict(expected.versions),
-        "expected_modules": list(expected.modules),
-        "provided_packages": list(expected.provided),
+        "device": capabilities.device.value,
+        "gpu": {"sm": list(capabilities.sm)} if capabilities.sm else None,
+        "expected_versions": dict(environment.versions),
+        "expected_modules": list(environment.modules),
+        "provided_packages": list(environment.provided),
         "repeats": repeats,
         "bandwidth": sweep.as_json() if sweep else None,
         "models": {name: _model_json(model) for name, model in matrix.models.items() if name in used},
-        "cases": [_case_json(case, matrix, driver, seconds.get(case.id)) for case in cases],
+        "cases": [_case_json(case, matrix, environment.driver, seconds.get(case.id)) for case in cases],
     }
 
 

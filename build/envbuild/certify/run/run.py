@@ -1,4 +1,4 @@
-"""Runs a plan somewhere, and reads what came of it."""
+"""Runs a plan in an executor, and reads its results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envbuild.catalog.context import Context
+from envbuild.certify.cases import Case
 from envbuild.certify.judge.results import LARGEST_BYTES, Results, read_results
-from envbuild.certify.report.console import Watcher
+from envbuild.certify.run.executors import RESULTS_DIR, MachineOptions
 from envbuild.certify.run.job import CertifyJob, CertifyRequest
 from envbuild.certify.run.plan import deciding
+from envbuild.certify.run.watcher import Watcher
 from envbuild.core import jsonread, locks
 from envbuild.core.digests import Json, sha256_bytes
 from envbuild.core.errors import (
@@ -30,7 +33,7 @@ from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.launch.executors import WITHOUT_IMAGE, Executor, Task
 
-PLAN_FILE, RESULTS_DIR, RESULTS_FILE, LOG_FILE = "plan.json", "results", "results.jsonl", "smoke.log"
+PLAN_FILE, RESULTS_FILE, LOG_FILE = "plan.json", "results.jsonl", "smoke.log"
 ISOLATION, LIVE = "--isolation", "live"
 # The runner's exit statuses; 0 and 1 leave results.
 COMPLETED, CASES_FAILED, BAD_PLAN, UNUSABLE, WRONG_GPUS, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -53,65 +56,71 @@ class FinishedRun:
     results_digest: str
 
 
-def held(job: CertifyJob, reporter: Reporter) -> contextlib.AbstractContextManager[None]:
-    """The folder of a job for this process alone: another that does the same waits, and says so."""
+def hold_folder(job: CertifyJob, reporter: Reporter) -> contextlib.AbstractContextManager[None]:
+    """Take the folder of a job for this process; wait for another that certifies the same."""
     waiting = f"another envbuild certifies the same in {job.folder}: waiting for it"
     return locks.exclusive(job.folder.with_name(f".{job.folder.name}.lock"), on_wait=lambda: reporter.note(waiting))
 
 
-def run_plan(
+def run_cases(
     job: CertifyJob,
-    plan: dict[str, Json],
-    way: Executor,
-    reporter: Reporter,
-    arguments: tuple[str, ...] = (),
+    cases: tuple[Case, ...],
+    executor: Executor,
+    machine: MachineOptions,
+    context: Context,
     *,
-    resume: bool = False,
+    resume: bool,
 ) -> FinishedRun:
-    """Run a plan in the folder of a job.
+    """Run cases of a job in its folder.
 
     Args:
-        arguments: more words of the runner's command line.
-        resume: go on with an interrupted run of such a plan, if there is one.
+        resume: go on with an interrupted run of these cases, if there is one.
 
     Raises:
         UsageError: the interrupted run had another isolation.
         CertificationCannotRunError: the GPUs are not as the plan wants, or the environment cannot run it.
-        ResultsRefusedError: there are no results of this plan, or they are not whole.
+        ResultsRefusedError: there are no results of this plan, or they are incomplete.
         CertificationFailedError: the runner ran past its time limit.
     """
-    folder = job.folder / "run"
+    folder, reporter = job.folder / "run", context.reporter
+    data, arguments = _prepare(folder, job.plan_of(cases), machine.arguments(), reporter, resume=resume)
+    plan = json.loads(data)
+    watcher = Watcher(reporter, cases=len(plan["cases"]), repeats=plan["repeats"])
+    task = Task(
+        plan=folder / PLAN_FILE,
+        runner=job.smoke,
+        results=folder / RESULTS_DIR,
+        arguments=arguments,
+        on_line=watcher,
+        log=folder / LOG_FILE,
+        timeout_seconds=_limit(plan),
+    )
+    where = "inside the image, network off" if job.certifies_image else f"in {executor.python}"
+    with reporter.step(f"train {len(plan['cases'])} cases {where} ({executor.name})"):
+        finished = executor.run(task)
+    _check_status(finished, watcher, folder, job.request)
+    return read_run(folder, data, folder / RESULTS_DIR / RESULTS_FILE, job.smoke_digest)
+
+
+def _prepare(
+    folder: Path, plan: dict[str, Json], arguments: tuple[str, ...], reporter: Reporter, *, resume: bool
+) -> tuple[bytes, tuple[str, ...]]:
+    """Write the plan of a new run, or find that of an interrupted one; with the runner's arguments."""
     data = _interrupted(folder, plan) if resume else None
     if data is None:
         if resume:
-            reporter.note("there is no interrupted run of this to go on with: it begins anew")
+            reporter.note("there is no interrupted run to resume: all cases start again")
         elif _types(folder) and "end" not in _types(folder):
-            reporter.note("note: what an interrupted run left is removed; --resume would have gone on with it")
+            reporter.note("note: the files of an interrupted run are removed; --resume would have continued it")
         remove_tree(folder)
         data = (json.dumps(plan, indent=2) + "\n").encode()
         write_atomic(folder / PLAN_FILE, data)
     else:
         _check_isolation(folder, arguments)
         arguments = (*arguments, "--resume")
-    results_dir = folder / RESULTS_DIR
     with machine_errors(folder):
-        results_dir.mkdir(parents=True, exist_ok=True)
-    seen = json.loads(data)
-    watcher = Watcher(reporter, cases=len(seen["cases"]), repeats=seen["repeats"])
-    task = Task(
-        plan=folder / PLAN_FILE,
-        runner=job.smoke,
-        results=results_dir,
-        arguments=arguments,
-        on_line=watcher,
-        log=folder / LOG_FILE,
-        timeout_seconds=_limit(seen),
-    )
-    where = "inside the image, network off" if job.certifies_image else f"in {way.python}"
-    with reporter.step(f"train {len(seen['cases'])} cases {where} ({way.name})"):
-        finished = way.run(task)
-    _check_status(finished, watcher, folder, job.asked)
-    return read_run(folder, data, results_dir / RESULTS_FILE, job.smoke_digest)
+        (folder / RESULTS_DIR).mkdir(parents=True, exist_ok=True)
+    return data, arguments
 
 
 def remove_working_files(run: FinishedRun) -> None:
@@ -124,7 +133,7 @@ def read_run(folder: Path, plan: bytes, results: Path, smoke_digest: str) -> Fin
     """A run that left its results.
 
     Raises:
-        ResultsRefusedError: they are not whole, or not of this plan.
+        ResultsRefusedError: they are incomplete, or of another plan.
     """
     content, digest = json.loads(plan), sha256_bytes(plan)
     found = read_results(results, content, digest, smoke_digest)
@@ -149,12 +158,12 @@ def logs_of(job: CertifyJob, folder: Path) -> dict[str, tuple[str, ...]]:
 
 
 def _in_order(folder: Path, pattern: str) -> list[Path]:
-    """What fits a pattern: 2 before 10."""
+    """The files that match a pattern: 2 before 10."""
     return sorted(folder.glob(pattern.lstrip("/")), key=lambda path: (len(str(path)), str(path)))
 
 
 def interrupted_cases(folder: Path) -> frozenset[str]:
-    """The cases of the run that was interrupted in the folder of a job; none where none was."""
+    """The cases of an interrupted run in the folder of a job; empty without one."""
     try:
         plan = jsonread.loads((folder / "run" / PLAN_FILE).read_bytes())
         cases = frozenset(str(case["id"]) for case in plan["cases"])
@@ -169,7 +178,7 @@ def _types(folder: Path) -> set[str]:
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:
-    """The lines that a run has written, as far as they are any."""
+    """The lines that a run has written, as far as they are JSON objects."""
     found = []
     with contextlib.suppress(OSError):
         for line in (folder / RESULTS_DIR / RESULTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
@@ -179,17 +188,17 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def _interrupted(folder: Path, plan: dict[str, Json]) -> bytes | None:
-    """The plan of an interrupted run, if it is the same but for its nonce; None where none was interrupted.
+    """The plan of an interrupted run, if it is the same but for its nonce; None without one.
 
     Raises:
-        ResultsRefusedError: it is another one: its results would not be judged by this.
+        ResultsRefusedError: it is another plan.
     """
     try:
         data = (folder / PLAN_FILE).read_bytes()
     except FileNotFoundError:
         return None
     if "end" in _types(folder):
-        return None  # it came to its end, and was judged
+        return None  # it finished, and was judged
     try:
         same = deciding(jsonread.loads(data)) == deciding(plan)
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -197,24 +206,24 @@ def _interrupted(folder: Path, plan: dict[str, Json]) -> bytes | None:
     if not same:
         raise ResultsRefusedError(
             "the interrupted run is of another plan",
-            why=f"{folder / PLAN_FILE} is not what would be run now: other cases were asked for, or some passed since.",
-            fix="Leave --resume out: the cases are run anew.",
+            why=f"{folder / PLAN_FILE} is not what would be run now: other cases were named, or some passed since.",
+            fix="Leave --resume out: the cases start again.",
             reason="plan",
         )
     return data
 
 
 def _check_isolation(folder: Path, arguments: tuple[str, ...]) -> None:
-    """One run has one isolation: that of its first part, as its results have it."""
-    asked = arguments[arguments.index(ISOLATION) + 1] if ISOLATION in arguments else LIVE
+    """A resumed run has the isolation of its first part, which its results state."""
+    wanted = arguments[arguments.index(ISOLATION) + 1] if ISOLATION in arguments else LIVE
     for line in _lines(folder):
         before = line.get("isolation")
-        if isinstance(before, str) and before != asked:
+        if isinstance(before, str) and before != wanted:
             option = f"{ISOLATION} {before}" if before != LIVE else f"{ISOLATION} {LIVE}, or without {ISOLATION}"
             raise UsageError(
-                f"the interrupted run was one with {ISOLATION} {before}, not {asked}",
-                why="What goes on must be what began: its first part and its second would be two kinds of run.",
-                fix=f"Go on with {option}; or leave --resume out: the cases are run anew.",
+                f"the interrupted run had {ISOLATION} {before}, not {wanted}",
+                why="Both parts of a run must have the same isolation.",
+                fix=f"Resume with {option}; or leave --resume out: the cases start again.",
             )
 
 
@@ -223,20 +232,20 @@ def _limit(plan: Mapping[str, Any]) -> float:
     return float(START_SECONDS + seconds * plan["repeats"])
 
 
-def _check_status(finished: Finished, watcher: Watcher, folder: Path, asked: CertifyRequest) -> None:
-    """Raise what the runner's exit status says, unless it is that there are results."""
+def _check_status(finished: Finished, watcher: Watcher, folder: Path, request: CertifyRequest) -> None:
+    """Raise the error of the runner's exit status; 0 and 1 leave results."""
     status, log = finished.status, folder / LOG_FILE
     if status in (COMPLETED, CASES_FAILED):
         return
     if ran_out_of_space(finished.output, folder):
-        # Cases failed for want of space: a verdict on nothing, which --resume must not go on with.
+        # Cases failed because the disk is full: --resume must not go on with them.
         remove_tree(folder)
         raise disk_full(folder)
     if status == INTERRUPTED:
-        raise InterruptedByUserError("the runner was told to stop")
+        raise InterruptedByUserError("the runner was interrupted")
     # Events are for programs.
-    said = "\n".join(line for line in finished.output.splitlines() if not line.startswith("{"))
-    why = tail(said).strip()
+    text = "\n".join(line for line in finished.output.splitlines() if not line.startswith("{"))
+    why = tail(text).strip()
     if status == WRONG_GPUS and watcher.cannot_run:
         reason, why = watcher.cannot_run
         raise CertificationCannotRunError(
@@ -244,36 +253,36 @@ def _check_status(finished: Finished, watcher: Watcher, folder: Path, asked: Cer
         )
     reasons = {BAD_PLAN: "plan-refused", UNUSABLE: "image-lacks-stack", WRONG_GPUS: "gpus"}
     if status not in reasons:
-        # Above 128 a sandbox tells of a signal.
+        # A sandbox reports a signal as 128 + its number.
         ended = describe_status(128 - status if status > 128 else status)
         raise CertificationCannotRunError(
             "the runner ended before the cases did",
             why=f"It {ended}." + (f"\n{why}" if why else ""),
-            fix="Cases that had ended are kept: the same command with --resume goes on. The log has the whole story.",
+            fix="Cases that had ended are kept: run the same command with --resume. The log has all output.",
             log=log,
             reason="runner-ended",
         )
     raise CertificationCannotRunError(
         "the environment cannot run the plan",
         why=why or f"The runner {describe_status(status)}.",
-        fix=(_install_the_lock(asked) if status == UNUSABLE else "")
-        + f"The log has the whole story; try it by hand: the plan is {folder / PLAN_FILE}.",
+        fix=(_install_the_lock(request) if status == UNUSABLE else "")
+        + f"The log has all output. To run it yourself, use the plan {folder / PLAN_FILE}.",
         log=log,
         reason=reasons[status],
     )
 
 
-def _install_the_lock(asked: CertifyRequest) -> str:
+def _install_the_lock(request: CertifyRequest) -> str:
     """How an environment gets the lock; nothing for an image, which was made of it."""
-    selection = asked.selection
+    selection = request.selection
     words = ["--stack", selection.stack_name, "--base", selection.base_name, "--target", selection.target_name]
-    words += ["--name", asked.lock_name] if asked.lock_name else []
+    words += ["--name", request.lock_name] if request.lock_name else []
     sync = f"envbuild sync {shlex.join(words)} --into DIR"
-    if asked.place in WITHOUT_IMAGE and os.environ.get("PYTHONPATH"):
-        return "PYTHONPATH is set, and comes before what is installed: unset it. "
-    if asked.place == "venv":
-        return f"Is the lock installed there? It is by: {sync}. "
-    if asked.place == "here":
+    if request.place in WITHOUT_IMAGE and os.environ.get("PYTHONPATH"):
+        return "PYTHONPATH is set, and comes before the installed packages: unset it. "
+    if request.place == "venv":
+        return f"Install the lock there: {sync}. "
+    if request.place == "here":
         return f"`python` on PATH is what is certified. Install the lock ({sync}), then: --in venv --venv DIR. "
     return ""
 

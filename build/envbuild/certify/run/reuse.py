@@ -1,14 +1,14 @@
 """Verdicts of earlier runs: a case that passed is not run again while nothing that decides it changed.
 
-Only an image is known by its content. Of an environment on this machine nobody can say that it is still the one of the
-last time, so what trains there trains every time.
+Only an image is known by its content. An environment on this machine may have changed since, so its cases train every
+time.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -16,14 +16,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from envbuild.certify.cases import Case
+from envbuild.certify.cases import Case, tolerance_of
 from envbuild.certify.cases.selection import with_baselines
-from envbuild.certify.certificate.statement import CaseVerdict, Measured, is_after
-from envbuild.certify.judge.judge import Verdict, beside
-from envbuild.certify.judge.results import Results, Step
-from envbuild.certify.judge.verdicts import case_verdict
+from envbuild.certify.certificate.statement import Measured, is_after
+from envbuild.certify.judge.judge import compare_again, tolerance_numbers
+from envbuild.certify.judge.results import Results
+from envbuild.certify.models import CaseVerdict, Reused
 from envbuild.certify.run.job import CertifyJob
-from envbuild.certify.run.plan import JUDGE_VERSION, computed, tolerance_of
+from envbuild.certify.run.plan import JUDGE_VERSION, computed
 from envbuild.core.digests import Json, digest_of
 from envbuild.launch.gpus import Gpu
 from envbuild.store import entry_index
@@ -31,13 +31,13 @@ from envbuild.store.local import LocalStore
 
 KIND, FILE = "verdicts", "verdict.json"
 PREFIX = "NCCL_"
-# They change what NCCL says, not what it does.
-TALK = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
+# They change what NCCL logs, not what it does.
+LOGGING = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineKey:
-    """What of a machine decides a verdict: the models of its GPUs, their driver, NCCL's settings, and the runtime."""
+    """The part of a machine that decides a verdict: models of GPUs, drivers, NCCL's settings, and the runtime."""
 
     runtime: str
     gpus: tuple[str, ...]
@@ -46,7 +46,7 @@ class MachineKey:
 
     @classmethod
     def here(cls, runtime: str, gpus: Iterable[Gpu], variables: Mapping[str, str]) -> MachineKey:
-        """The one we are on, as the cases will find it."""
+        """The machine that runs envbuild, as the cases will find it."""
         found = list(gpus)
         return cls(
             runtime=runtime,
@@ -69,71 +69,72 @@ class MachineKey:
 
 
 def _settings(variables: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(item for item in variables.items() if item[0].startswith(PREFIX) and item[0] not in TALK))
+    return tuple(sorted(item for item in variables.items() if item[0].startswith(PREFIX) and item[0] not in LOGGING))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
-    """What a verdict rests on: the plan that was run, and what the run measured beside its cases."""
+class Evidence:
+    """What a verdict rests on: the plan that was run, where, and what the run measured next to its cases."""
 
+    runtime: str
     measured: Measured
     plan_digest: str
     nonce: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class KeptVerdict:
     """A verdict of an earlier run, and what it rests on."""
 
-    verdict: Verdict
+    verdict: CaseVerdict
     finished_at: str
-    proof: Proof
+    evidence: Evidence
 
 
-def find(job: CertifyJob, machine: MachineKey, store: LocalStore) -> dict[str, Kept]:
+def find(job: CertifyJob, machine: MachineKey, store: LocalStore) -> dict[str, KeptVerdict]:
     """The verdicts that need no run, by case; each agrees with that on its baseline.
 
     A baseline is among them only where nothing that needs its weights has to run.
     """
-    if not job.certifies_image or job.asked.repeats > 1:
+    if not job.certifies_image or job.request.repeats > 1:
         return {}
     found = {case.id: kept for case in job.cases if (kept := _read(job, case, machine, store)) is not None}
-    found = {name: kept for name, kept in found.items() if _agrees(kept.verdict, found)}
+    found = {
+        case.id: found[case.id]
+        for case in job.cases
+        if case.id in found and _agrees(case, found[case.id].verdict, found)
+    }
     missing = [case.id for case in job.cases if case.id not in found]
     for case in with_baselines(job.cases, missing):
         found.pop(case.id, None)
     return found
 
 
-def _agrees(verdict: Verdict, found: Mapping[str, Kept]) -> bool:
-    """Whether a verdict is what its numbers give beside its baseline's; True where the baseline will be run."""
-    baseline = None if verdict.case.is_baseline else found.get(verdict.case.baseline_id)
-    if baseline is None:
-        return True
-    again = beside(verdict, baseline.verdict)
-    return again.passed and _differences(again) == _differences(verdict)
+def _agrees(case: Case, verdict: CaseVerdict, found: Mapping[str, KeptVerdict]) -> bool:
+    """Whether a verdict follows from its numbers and its baseline's; True where the baseline will be run."""
+    baseline = None if case.is_baseline else found.get(case.baseline_id)
+    return baseline is None or compare_again(case, verdict, baseline.verdict) == verdict
 
 
-def _differences(verdict: Verdict) -> tuple[float | None, ...]:
-    return verdict.largest_loss_difference, verdict.largest_grad_norm_difference, verdict.largest_weights_difference
-
-
-def keep(job: CertifyJob, verdicts: Sequence[Verdict], machine: MachineKey, proof: Proof, store: LocalStore) -> None:
+def keep(
+    job: CertifyJob, verdicts: Sequence[CaseVerdict], evidence: Evidence, machine: MachineKey, store: LocalStore
+) -> None:
     """Keep the verdicts of a run in which everything passed."""
     if not job.certifies_image or not store.is_writable:
         return
+    cases = {case.id: case for case in job.cases}
     for verdict in verdicts:
         if verdict.reused or not verdict.passed or verdict.repeat > 1:
             continue
         content = {
             "schema": "envbuild.verdict/1",
-            "case": case_verdict(verdict).model_dump(mode="json", by_alias=True),
-            "measured": proof.measured.model_dump(mode="json", by_alias=True),
-            "plan_digest": proof.plan_digest,
-            "nonce": proof.nonce,
+            "case": verdict.model_dump(mode="json", by_alias=True),
+            "measured": evidence.measured.model_dump(mode="json", by_alias=True),
+            "plan_digest": evidence.plan_digest,
+            "nonce": evidence.nonce,
         }
         text = json.dumps(content) + "\n"
-        store.rebuild(KIND, key_of(job, verdict.case, machine), partial(_write, text))
+        store.rebuild(KIND, key_of(job, cases[verdict.id], machine), partial(_write, text))
 
 
 def forget(job: CertifyJob, cases: Iterable[Case], machine: MachineKey, store: LocalStore) -> None:
@@ -170,7 +171,7 @@ def key_of(job: CertifyJob, case: Case, machine: MachineKey) -> str:
     )
 
 
-def _read(job: CertifyJob, case: Case, machine: MachineKey, store: LocalStore) -> Kept | None:
+def _read(job: CertifyJob, case: Case, machine: MachineKey, store: LocalStore) -> KeptVerdict | None:
     path = store.find(KIND, key_of(job, case, machine))
     if path is None:
         return None
@@ -178,40 +179,34 @@ def _read(job: CertifyJob, case: Case, machine: MachineKey, store: LocalStore) -
         content = entry_index.read_json(path, FILE)
         stored = CaseVerdict.model_validate_json(json.dumps(content["case"]), strict=True)
         measured = Measured.model_validate_json(json.dumps(content["measured"]), strict=True)
-        proof = Proof(measured=measured, plan_digest=str(content["plan_digest"]), nonce=str(content["nonce"]))
+        plan_digest, nonce = str(content["plan_digest"]), str(content["nonce"])
     except (ValueError, KeyError, TypeError, ValidationError):
         return None  # damaged, or of another version of envbuild: it is run again
-    if (measured.image.file_digest if measured.image else None) != _hashed(job):
+    if measured.finished_at is None or not _is_of(case, stored) or not _is_of_job(job, measured):
         return None
-    if is_after(measured.finished_at or measured.started_at, datetime.now(timezone.utc)):
-        return None  # a clock was ahead, and nobody would believe a certificate with it
-    if not stored.passed or stored.problems or stored.id != case.id or measured.finished_at is None:
-        return None
-    verdict = _verdict(case, job, stored)
-    reused = {"from": measured.finished_at, "run": proof.plan_digest}
-    return Kept(verdict=replace(verdict, reused=reused), finished_at=measured.finished_at, proof=proof)
+    # The tolerance is that of the matrix as it is now.
+    reused = Reused.model_validate({"from": measured.finished_at, "run": plan_digest})
+    verdict = stored.model_copy(update={"reused": reused, "tolerance": tolerance_numbers(case, job.matrix)})
+    evidence = Evidence(runtime=machine.runtime, measured=measured, plan_digest=plan_digest, nonce=nonce)
+    return KeptVerdict(verdict=verdict, finished_at=measured.finished_at, evidence=evidence)
+
+
+def _is_of(case: Case, stored: CaseVerdict) -> bool:
+    """Whether a stored verdict is that a case passed, with its numbers."""
+    baseline = None if case.is_baseline else case.baseline_id
+    complete = all(step.loss is not None and step.grad_norm is not None for step in stored.steps)
+    passed = stored.passed and not stored.problems and bool(stored.steps) and complete
+    return passed and (stored.id, stored.baseline, stored.repeat) == (case.id, baseline, 1)
+
+
+def _is_of_job(job: CertifyJob, measured: Measured) -> bool:
+    """Whether a run was in the image of a job, and not in the future: a certificate with such a time is refused."""
+    hashed = measured.image.file_digest if measured.image else None
+    finished = measured.finished_at or measured.started_at
+    return hashed == _hashed(job) and not is_after(finished, datetime.now(timezone.utc))
 
 
 def _hashed(job: CertifyJob) -> str | None:
     """The digest of the file that a runner hashes to know the image."""
     subject = job.subject
     return subject.sqsh_digest if subject.place == "sqsh" else subject.oci_digest
-
-
-def _verdict(case: Case, job: CertifyJob, stored: CaseVerdict) -> Verdict:
-    largest = stored.largest_relative_difference
-    return Verdict(
-        case=case,
-        passed=True,
-        largest_loss_difference=largest.loss,
-        largest_grad_norm_difference=largest.grad_norm,
-        largest_weights_difference=largest.weights,
-        tolerance=None if case.is_baseline else tolerance_of(job.matrix, case),
-        seconds=stored.seconds,
-        devices=stored.devices,
-        steps=tuple(
-            Step(step=step.step, loss=step.loss or 0.0, grad_norm=step.grad_norm or 0.0, seconds=step.seconds or 0.0)
-            for step in stored.steps
-        ),
-        observed=stored.observed,
-    )

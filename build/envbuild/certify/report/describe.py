@@ -1,21 +1,22 @@
-"""What people are told of a certificate."""
+"""Describes a certificate in text, for the console and the report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from envbuild.certify.certificate.statement import CaseVerdict, Certificate, Measured, Numbers, Predicate
+from envbuild.certify.certificate.statement import Certificate, Measured, Predicate
+from envbuild.certify.models import CaseVerdict, Numbers
 from envbuild.core.text import printable
 
 COLUMNS = ("case", "repeat", "loss", "grad norm", "weights", "from")
 
 
 def lines(statement: Certificate, keyid: str | None) -> list[str]:
-    """A summary: what, where, when, by whom by its own words, and every case."""
+    """A summary: what, where, when, the signature that it names, and every case."""
     predicate, measured = statement.predicate, statement.predicate.measured
     signed = f"says it is signed by key {keyid}" if keyid else "NOT SIGNED: it proves nothing about who measured it"
     whole = "the whole matrix" if predicate.whole_matrix else "a PART of the matrix"
-    matrix = matrix_in_words(predicate)
+    matrix = describe_matrix(predicate)
     facts = [
         ("signature", f"{signed} (not verified here: envbuild certificate verify)"),
         ("stack", f"{predicate.stack} on {predicate.base}, target {predicate.target}"),
@@ -31,12 +32,12 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
         ("plan", f"{predicate.plan_digest}, nonce {predicate.nonce}"),
     ]
     width = max(len(name) for name, _ in facts)
-    told = [*(f"{name:<{width}}  {text}" for name, text in facts), "", *_table(predicate.cases)]
-    return [printable(line) for line in told]
+    text = [*(f"{name:<{width}}  {text}" for name, text in facts), "", *_table(predicate.cases)]
+    return [printable(line) for line in text]
 
 
-def matrix_in_words(predicate: Predicate) -> str:
-    """The name of its matrix, and that it is none of envbuild's where it is not."""
+def describe_matrix(predicate: Predicate) -> str:
+    """The name of its matrix, and that it is the project's own where envbuild does not ship it."""
     own = "" if predicate.matrix_is_shipped else "a matrix of the project's own under the name "
     return own + predicate.matrix
 
@@ -49,7 +50,7 @@ def count(cases: Iterable[CaseVerdict]) -> str:
 
 
 def machine_facts(measured: Measured) -> list[tuple[str, str]]:
-    """The machine and what it moved, as far as the runner told."""
+    """The machine and what it moved, as far as the runner reported."""
     facts = []
     if machine := measured.machine:
         names = [gpu.name for gpu in machine.gpus]
@@ -57,8 +58,8 @@ def machine_facts(measured: Measured) -> list[tuple[str, str]]:
         facts.append(("machine", f"{machine.cpu_model or 'CPU'}, {machine.cpu_count} CPUs; {gpus}"))
         drivers = sorted({gpu.driver for gpu in machine.gpus})
         versions = (("driver", ", ".join(drivers)), ("CUDA", machine.cuda), ("NCCL", machine.nccl))
-        if told := ", ".join(f"{name} {version}" for name, version in versions if version):
-            facts.append(("software", told))
+        if software := ", ".join(f"{name} {version}" for name, version in versions if version):
+            facts.append(("software", software))
     if measured.bandwidth and measured.bandwidth.points:
         best = max(point.bus_gigabytes_per_second for point in measured.bandwidth.points)
         facts.append(("all_reduce", f"up to {best:.1f} GB/s bus bandwidth, {measured.bandwidth.ranks} ranks"))

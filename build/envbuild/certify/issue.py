@@ -1,0 +1,233 @@
+"""Judges a run and issues its certificate, or raises the error of what failed; both with reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envbuild import __version__
+from envbuild.catalog.context import Context
+from envbuild.catalog.fields import MOMENT_FORMAT
+from envbuild.certify.certificate.file import read_certificate
+from envbuild.certify.certificate.sign import Signer, write_certificate
+from envbuild.certify.certificate.statement import (
+    Certificate,
+    Measured,
+    MeasuredBandwidth,
+    SmokeRunner,
+    make_certificate,
+    subject_digests,
+)
+from envbuild.certify.judge.judge import compare_again, judge, run_problems
+from envbuild.certify.models import CaseVerdict, Problem
+from envbuild.certify.report.console import failure, show
+from envbuild.certify.report.files import ReportFiles, end_of, standing_reports, write_reports
+from envbuild.certify.report.model import Report, report_of
+from envbuild.certify.run.job import CertifyJob
+from envbuild.certify.run.plan import JUDGE_VERSION
+from envbuild.certify.run.reuse import Evidence, KeptVerdict
+from envbuild.certify.run.run import FinishedRun, logs_of, remove_working_files
+from envbuild.core.errors import CertificateRefusedError, CertificationFailedError, ConfigurationError, disk_full
+from envbuild.core.files import space_is_low
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certification:
+    """A passed certification.
+
+    Attributes:
+        certificate: its file.
+        cases_run: how many cases this call ran; 0 where a certificate existed, or all cases had passed before.
+        written: whether this call wrote the certificate, also where all cases had passed before.
+        lock_is_current: whether the lock was made from the stack and the base as they are now.
+        keyid: of the key that signed it; None without a signature.
+        not_counted: why an existing certificate did not count.
+        reports: for people and for CI, next to the certificate.
+    """
+
+    certificate: Path
+    statement: Certificate
+    cases_run: int
+    written: bool
+    lock_is_current: bool
+    reports: ReportFiles
+    keyid: str | None = None
+    not_counted: str = ""
+
+    @property
+    def ran(self) -> bool:
+        """Whether this call ran anything."""
+        return self.cases_run > 0
+
+
+def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
+    """What a certificate states of a run."""
+    results = run.results
+    bandwidth = None
+    # A sweep that failed has no figures; the problem gives the reason.
+    if results.bandwidth is not None and results.bandwidth["failure"] is None:
+        fields = {name: results.bandwidth[name] for name in ("ranks", "backend", "transports", "points")}
+        floor = (run.plan["bandwidth"] or {}).get("floor_gigabytes_per_second")
+        bandwidth = MeasuredBandwidth.model_validate({**fields, "floor_gigabytes_per_second": floor})
+    measured = Measured.model_validate(
+        {
+            "smoke": SmokeRunner(version=results.smoke_version, digest=job.smoke_digest),
+            "environment": dict(results.environment),
+            "machine": results.machine,
+            "image": results.image,
+            "bandwidth": bandwidth,
+            "isolation": results.isolation,
+            "devices": results.devices,
+            "started_at": results.started_at,
+            "finished_at": results.finished_at,
+        }
+    )
+    nonce = str(run.plan["nonce"])
+    return Evidence(runtime=runtime, measured=measured, plan_digest=run.plan_digest, nonce=nonce)
+
+
+def judge_run(
+    job: CertifyJob, run: FinishedRun, evidence: Evidence, kept: Mapping[str, KeptVerdict], context: Context
+) -> tuple[CaseVerdict, ...]:
+    """The verdicts on all cases of a job, in its order, each passed.
+
+    Args:
+        kept: the verdicts of cases that the run did not train.
+
+    Raises:
+        CertificationFailedError: a case failed, or the run as a whole does not count; the reports show why.
+    """
+    results = run.results
+    judged = judge(tuple(case for case in job.cases if case.id not in kept), job.matrix, results, run.plan)
+    problems = run_problems(run.plan, results)
+    verdicts = _in_order(job, judged, kept)
+    show(verdicts, problems, context.reporter)
+    remove_working_files(run)
+    if not problems and all(verdict.passed for verdict in verdicts):
+        return verdicts
+    if space_is_low(run.folder):
+        raise disk_full(run.folder)
+    error = failure(verdicts, problems, results, run.folder)
+    reports = write_reports(job.folder, _failed_report(job, run, evidence, verdicts, problems, error))
+    raise error.with_context(fix=f"{error.fix} {reports.page} shows them.")
+
+
+def _in_order(
+    job: CertifyJob, judged: Sequence[CaseVerdict], kept: Mapping[str, KeptVerdict]
+) -> tuple[CaseVerdict, ...]:
+    """All verdicts; those that were kept are compared with baselines that were measured again."""
+    baselines = {verdict.id: verdict for verdict in judged if verdict.passed and verdict.baseline is None}
+    verdicts: list[CaseVerdict] = []
+    for case in job.cases:
+        if case.id not in kept:
+            verdicts += [verdict for verdict in judged if verdict.id == case.id]
+        elif case.baseline_id in baselines:
+            verdicts.append(compare_again(case, kept[case.id].verdict, baselines[case.baseline_id]))
+        else:
+            verdicts.append(kept[case.id].verdict)
+    return tuple(verdicts)
+
+
+def _facts(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseVerdict]) -> dict[str, Any]:
+    """What certificates and reports share."""
+    subject = job.subject
+    return {
+        "stack": subject.stack,
+        "base": subject.base,
+        "target": subject.target,
+        "in": subject.place,
+        "runtime": evidence.runtime,
+        "lock_digest": subject.lock_digest,
+        "matrix": job.request.matrix_name,
+        "matrix_is_shipped": job.matrix_is_shipped,
+        "whole_matrix": job.whole_matrix,
+        "plan_digest": evidence.plan_digest,
+        "nonce": evidence.nonce,
+        "envbuild": __version__,
+        "judge": JUDGE_VERSION,
+        "measured": evidence.measured.model_dump(mode="json", by_alias=True),
+        "cases": [verdict.model_dump(mode="json", by_alias=True) for verdict in verdicts],
+    }
+
+
+def _failed_report(
+    job: CertifyJob,
+    run: FinishedRun,
+    evidence: Evidence,
+    verdicts: Sequence[CaseVerdict],
+    problems: Sequence[Problem],
+    error: CertificationFailedError,
+) -> Report:
+    return Report.model_validate(
+        {
+            **_facts(job, evidence, verdicts),
+            "passed": False,
+            "name": job.subject.name,
+            "what": error.what,
+            "digests": subject_digests(job.subject.name, job.subject.as_json()),
+            "problems": tuple(problems),
+            "findings": run.results.environment_findings,
+            "logs": logs_of(job, run.folder),
+            "log": str(error.log),
+            "log_end": end_of(error.log) if error.log else "",
+        }
+    )
+
+
+def issue_certificate(
+    job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseVerdict], signer: Signer | None, context: Context
+) -> None:
+    """Write the certificate of what passed; report when an existing signature is lost by it."""
+    if signer is None and (keyid := _signed_by(job.certificate)):
+        context.reporter.note(
+            f"note: {job.certificate} was signed by key {keyid}; the new one is not signed (no --key)"
+        )
+    predicate = {
+        **_facts(job, evidence, verdicts),
+        "key": job.key,
+        "verdict": "passed",
+        "lock_is_current": job.lock_is_current,
+        "matrix_digest": job.matrix_digest,
+        "tolerance": {
+            precision.value: band.model_dump(mode="json", exclude_none=True)
+            for precision, band in job.matrix.tolerance.items()
+        },
+        "issued_at": context.clock().strftime(MOMENT_FORMAT),
+    }
+    statement = make_certificate(subject_digests(job.subject.name, job.subject.as_json()), predicate)
+    write_certificate(job.certificate, statement, signer)
+
+
+def _signed_by(certificate: Path) -> str | None:
+    """The key that an existing certificate names; None without a certificate or a signature."""
+    try:
+        return read_certificate(certificate)[1].keyid
+    except (CertificateRefusedError, ConfigurationError):
+        return None
+
+
+def read_certification(
+    job: CertifyJob, *, cases_run: int = 0, written: bool = True, not_counted: str = "", folder: Path | None = None
+) -> Certification:
+    """The certification of a certificate that counts.
+
+    Args:
+        folder: of the run, if that is not the job's.
+    """
+    statement, file = read_certificate(job.certificate)
+    reports = standing_reports(job.folder, job.certificate)
+    if reports is None:
+        logs = logs_of(job, folder or job.folder / "run")
+        reports = write_reports(job.folder, report_of(statement, name=job.subject.name, keyid=file.keyid, logs=logs))
+    return Certification(
+        certificate=job.certificate,
+        statement=statement,
+        cases_run=cases_run,
+        written=written,
+        lock_is_current=job.lock_is_current,
+        keyid=file.keyid,
+        reports=reports,
+        not_counted=not_counted,
+    )

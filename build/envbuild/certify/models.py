@@ -1,0 +1,98 @@
+"""What a certification finds: verdicts, their numbers and their problems.
+
+They are the form in which the judge, certificates, reports and ``--json`` show them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from pydantic import ConfigDict, Field, JsonValue
+
+from envbuild.catalog.fields import Moment, TomlModel
+
+Check = Literal[
+    "parity-loss",
+    "parity-grad-norm",
+    "parity-weights",
+    "data-parallel-bits",
+    "steps",
+    "not-finite",
+    "timeout",
+    "rank-exception",
+    "rank-signal",
+    "rank-exit",
+    "baseline",
+    "not-reported",
+    "observed",
+    "environment",
+    "bandwidth",
+    "transport",
+    "repeats",
+]
+CHECKS: tuple[str, ...] = get_args(Check)
+
+
+class Problem(TomlModel):
+    """Why a case or a run did not pass: the check that failed, and what it found."""
+
+    check: Check
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.text}"
+
+
+class Finding(TomlModel):
+    """A difference between the lock and the environment in which the cases ran."""
+
+    code: str
+    package: str | None
+    expected: str | None
+    found: str | None
+
+
+class Numbers(TomlModel):
+    """One number for each thing that is compared; None where it was not."""
+
+    loss: float | None = None
+    grad_norm: float | None = None
+    weights: float | None = None
+
+
+class Step(TomlModel):
+    """What one training step measured; None for a number that is not finite."""
+
+    step: int
+    loss: float | None
+    grad_norm: float | None
+    seconds: float | None = None
+
+
+class Reused(TomlModel):
+    """The earlier run that a case's numbers are from."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    from_: Moment = Field(alias="from", description="when that run measured them")
+    run: str
+
+
+class CaseVerdict(TomlModel):
+    """The judgement of one repeat of a case, with its numbers.
+
+    A baseline has no ``baseline``, no differences and no tolerance.
+    """
+
+    id: str
+    baseline: str | None
+    repeat: int = Field(default=1, ge=1)
+    passed: bool
+    problems: tuple[Problem, ...]
+    largest_relative_difference: Numbers
+    tolerance: Numbers = Numbers()
+    seconds: float | None
+    devices: tuple[str | int, ...] = ()
+    steps: tuple[Step, ...]
+    observed: dict[str, JsonValue] | None = None
+    reused: Reused | None = None

@@ -1,0 +1,67 @@
+"""What reports are made from: a certification that ran, whether it passed or not."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, Field, JsonValue
+
+from envbuild.catalog.fields import TomlModel
+from envbuild.certify.certificate.statement import Certificate, Measured
+from envbuild.certify.models import CaseVerdict, Finding, Problem
+
+
+class Report(TomlModel):
+    """A certification that ran.
+
+    The same certification gives the same bytes of JUnit and HTML.
+    """
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    passed: bool
+    name: str = Field(description="what the image or environment is called")
+    what: str = Field(default="", description="why there is no certificate, in one line")
+    stack: str
+    base: str
+    target: str
+    in_: str = Field(alias="in", description="where the cases ran")
+    runtime: str | None = None
+    digests: dict[str, str] = Field(description="of what it is about, by name")
+    lock_digest: str
+    matrix: str
+    matrix_is_shipped: bool
+    whole_matrix: bool
+    cases: tuple[CaseVerdict, ...] = ()
+    problems: tuple[Problem, ...] = Field(default=(), description="of the run as a whole")
+    findings: tuple[Finding, ...] = ()
+    measured: Measured
+    plan_digest: str
+    nonce: str
+    envbuild: str
+    judge: int
+    issued_at: str | None = None
+    keyid: str | None = Field(default=None, description="of the key that signed the certificate")
+    logs: dict[str, tuple[str, ...]] = Field(default={}, description="paths of a case's logs, by its ID")
+    log: str | None = Field(default=None, description="the whole run's log")
+    log_end: str = ""
+
+    @property
+    def failed_cases(self) -> tuple[CaseVerdict, ...]:
+        """Those that did not pass."""
+        return tuple(case for case in self.cases if not case.passed)
+
+
+def report_of(certificate: Certificate, *, name: str, keyid: str | None, logs: dict[str, tuple[str, ...]]) -> Report:
+    """The report of a certification that passed."""
+    predicate = certificate.predicate
+    shared = {
+        field: getattr(predicate, field) for field in type(predicate).model_fields if field in Report.model_fields
+    }
+    return Report.model_validate(
+        {**shared, "passed": True, "name": name, "digests": certificate.digests(), "keyid": keyid, "logs": logs}
+    )
+
+
+def environment_of(report: Report, key: str) -> dict[str, JsonValue]:
+    """An object of the environment that the runner reported; empty where it did not."""
+    found = report.measured.environment.get(key)
+    return found if isinstance(found, dict) else {}
