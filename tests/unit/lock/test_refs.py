@@ -60,11 +60,6 @@ def test_parse_ref_six_hex_digits_are_no_commit():
     assert GitRef("abcdef0").may_be_commit
 
 
-@pytest.mark.parametrize(("text", "full"), [(SHA, True), (SHA.upper(), True), (SHA[:39], False), ("g" * 40, False)])
-def test_git_ref_is_full_commit(text, full):
-    assert GitRef(text).is_full_commit is full
-
-
 @pytest.mark.parametrize("name", ["2.3", "2024", "2.7.3", "main", "=x", "<y"])
 def test_parse_ref_git_prefix_settles(name):
     assert parse_ref(f"git:{name}") == GitRef(name)
