@@ -85,7 +85,9 @@ def test_options_never_replace_a_lock_that_was_made_without_them(stack: Any) -> 
     words = ("--allow", "glibc")
     for other in (("--as-of", "2025-04-01"), ("--torch-build", "cu130"), words):
         refused = error(stack.run(*LOCK, *other, "--upgrade", "--json", status=2))
-        assert refused["what"].startswith(f"{' '.join(other)} would make another lock of s on {BASE} than the one")
+        assert refused["what"].startswith(
+            f"{' '.join(other)} would make another lock of s on {BASE} than the existing one"
+        )
         assert "was made without" in refused["why"]
         assert "--name s." in refused["fix"]
     # To another place they lock; to this one where it is named.

@@ -73,9 +73,7 @@ def command(
         selection = session.select_to_lock(stack, target, base)
         lock = find_lock(session.project, selection, name)
         chosen = parse_phases(phases)
-        result = export_lock(
-            lock, Format(kind), chosen, site=session.site, store=session.store, reporter=session.reporter
-        )
+        result = export_lock(lock, Format(kind), chosen, session.context)
         if output is not None:
             write_atomic(output, result.text)
     for note in result.notes:

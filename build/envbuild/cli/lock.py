@@ -20,7 +20,7 @@ from envbuild.core.text import shown
 from envbuild.lock.checks.findings import CODES
 from envbuild.lock.committed import check_committed
 from envbuild.lock.inputs.names import foreign_pins, variant_name
-from envbuild.lock.inputs.pins import parse_pins as parse_refs
+from envbuild.lock.inputs.pins import parse_pins
 from envbuild.lock.inputs.request import LockRequest
 from envbuild.lock.locate import lock_path
 from envbuild.lock.lock import LockOptions, LockResult, lock_on_fitting_base
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from envbuild.sync.verify import Verifier
 
 
-def parse_pins(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:  # noqa: ARG001
+def pin_texts(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:  # noqa: ARG001
     """``COMPONENT=REF`` words as a dictionary."""
     pins: dict[str, str] = {}
     for value in values:
@@ -53,7 +53,7 @@ def parse_pins(context: click.Context, parameter: click.Parameter, values: tuple
     "--pin",
     "pins",
     multiple=True,
-    callback=parse_pins,
+    callback=pin_texts,
     metavar="COMPONENT=REF",
     help="Take this branch, tag, commit, version or specifier; may be repeated.",
 )
@@ -119,7 +119,7 @@ def command(
         return
     pins = _with_nemo(nemo, pins)
     selection = session.select_to_lock(stack, target, base)
-    parse_refs(selection.stack_name, selection.stack, pins, session.catalog.stack(selection.stack_name))
+    parse_pins(selection.stack_name, selection.stack, pins, session.catalog.stack(selection.stack_name))
     request = LockRequest(pins=foreign_pins(selection.stack, pins), as_of=as_of, torch_build=torch_build, allow=allow)
     kept = variant_name(selection.stack_name, selection.stack, {} if out else request.pins, name)
     if diff:

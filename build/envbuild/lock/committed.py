@@ -69,7 +69,7 @@ def check_committed(
             fix="Make one first: envbuild lock --stack STACK; --diff shows what it would change.",
         )
     repositories = Repositories(context.store, context.reporter)
-    results = [check(path, catalog, repositories, context.reporter) for path in paths]
+    results = [check_one(path, catalog, repositories, context.reporter) for path in paths]
     old = [result for result in results if result.problem]
     if old:
         raise CheckRefusedError(
@@ -90,7 +90,7 @@ def _how_to_correct(locks: list[CommittedLock]) -> Iterator[str]:
         )
 
 
-def check(path: Path, catalog: Catalog, repositories: Repositories, reporter: Reporter) -> CommittedLock:
+def check_one(path: Path, catalog: Catalog, repositories: Repositories, reporter: Reporter) -> CommittedLock:
     """Whether a lock is whole, and made from its stack, base and request as they are now.
 
     Only for a lock that follows a branch is the network asked: where the branch is.

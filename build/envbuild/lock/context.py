@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.catalog.context import Context
+from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
 from envbuild.store.local import LocalStore
 
@@ -41,6 +44,17 @@ class WorkContext(Context):
 
     folder: Path
     log: Path
+
+
+@contextlib.contextmanager
+def work_folder(context: Context, kind: str, label: str) -> Iterator[WorkContext]:
+    """A folder in the store's staging area, which goes at the end, with the empty log ``label``.log."""
+    log = context.store.root / "logs" / f"{label}.log"
+    with context.store.staging(kind) as folder:
+        with machine_errors(log):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text("")
+        yield WorkContext(**vars(context), folder=folder, log=log)
 
 
 @dataclass(frozen=True, kw_only=True)

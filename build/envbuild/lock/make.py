@@ -10,11 +10,10 @@ from pathlib import Path
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.core.errors import CheckRefusedError, ResolutionError
-from envbuild.core.files import machine_errors
 from envbuild.lock.checks.api_drift import reading_ahead
 from envbuild.lock.checks.check import check_lock
 from envbuild.lock.components.decide import decide_components
-from envbuild.lock.context import LockContext, Repositories
+from envbuild.lock.context import LockContext, Repositories, work_folder
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.locate import shipped_lock
@@ -40,20 +39,9 @@ def new_lock(
         existing.lock.inputs.digest == inputs.digest and existing.lock.inputs.as_of_asked != as_of.NOW
     )
     inputs = replace(inputs, previous=existing if keeps else None, like=existing or _shipped(selection))
-    with context.store.staging("lock") as folder:
-        log = context.store.root / "logs" / f"lock-{selection.stack_name}-{selection.base_name}.log"
-        with machine_errors(log):
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text("")
-        work = LockContext(
-            store=context.store,
-            site=context.site,
-            reporter=reporter,
-            clock=context.clock,
-            folder=folder,
-            log=log,
-            repositories=repositories,
-        )
+    label = f"lock-{selection.stack_name}-{selection.base_name}"
+    with work_folder(context, "lock", label) as folder_context:
+        work = LockContext(**vars(folder_context), repositories=repositories)
         try:
             _make(inputs, work)
         except ResolutionError:
@@ -61,7 +49,7 @@ def new_lock(
                 raise
             reporter.note("the versions of the existing lock do not resolve any more: resolving without them")
             _make(replace(inputs, previous=None), work)
-        yield folder
+        yield work.folder
 
 
 def _make(inputs: LockInputs, context: LockContext) -> None:

@@ -14,7 +14,8 @@ from envbuild.core.digests import digest_of
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import Reporter
 from envbuild.lock.components.downloads import FILE, fetch_sdist
-from envbuild.lock.components.sdist_metadata import PYPROJECT, build_requires, kept_declarations
+from envbuild.lock.components.project_metadata import PYPROJECT, build_requires
+from envbuild.lock.components.sdist_metadata import kept_declarations
 from envbuild.lock.context import WorkContext
 from envbuild.lock.uv.lookup import look_up
 from envbuild.store.local import LocalStore

@@ -14,7 +14,7 @@ from envbuild.catalog.data import data_root
 from envbuild.cli.main import run
 from envbuild.core.errors import NetworkError, UsageError
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.committed import check, committed
+from envbuild.lock.committed import check_one, committed
 from envbuild.lock.inputs.names import foreign_pins, variant_name
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
 from envbuild.lock.lock import LockResult
@@ -60,7 +60,7 @@ def _digest(made, base, component) -> dict:
 
 
 def problem(path: Path, project: Path, repositories: object = None) -> str:
-    return check(path, Catalog.open(project), repositories or FakeRepositories(), SilentReporter()).problem
+    return check_one(path, Catalog.open(project), repositories or FakeRepositories(), SilentReporter()).problem
 
 
 def test_a_lock_that_is_what_its_inputs_give(project):

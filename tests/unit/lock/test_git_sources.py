@@ -15,7 +15,7 @@ from envbuild.lock.components.git_source import ALWAYS, ANY, BUILD
 from envbuild.lock.components.git_sources import GitSourceReader, marked
 from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.inputs.refs import VersionRef
-from envbuild.lock.resolve.settle import settled
+from envbuild.lock.resolve.settle import settle
 
 CORE, OPTIM, OTHER = "https://x/core", "https://x/optim", "https://x/other"
 SHA = "b" * 40
@@ -152,9 +152,9 @@ def test_of_two_the_one_that_is_asked_for_counts():
     repositories, chosen = two(extras='dev = ["optim"]\n')
     takings = take(*repositories, chosen=chosen)
     quiet = [table("core", "optim"), table("other"), table("optim")]
-    assert [item.by.name for item in settled(takings, quiet).candidates] == ["core"]
+    assert [item.by.name for item in settle(takings, quiet).candidates] == ["core"]
     with pytest.raises(ResolutionError, match="take optim from two places"):
-        settled(takings, [table("core", "optim"), table("other", dev=["optim"]), table("optim")])
+        settle(takings, [table("core", "optim"), table("other", dev=["optim"]), table("optim")])
 
 
 def test_what_nothing_asks_for_goes_with_what_it_takes():
@@ -163,7 +163,7 @@ def test_what_nothing_asks_for_goes_with_what_it_takes():
     takings = take(core(project(SOURCE, extras='dev = ["optim"]\n')), optim)
     assert [(item.name, item.by.name) for item in takings.candidates] == [("optim", "core"), ("inner", "optim")]
     asked = [table("core", dev=["optim"]), table("optim", "inner"), table("inner")]
-    assert settled(takings, asked) == takings
+    assert settle(takings, asked) == takings
     # It is there, from the index, and so is what it would have taken.
-    assert settled(takings, [table("core"), table("optim", "inner"), table("inner")]).candidates == ()
+    assert settle(takings, [table("core"), table("optim", "inner"), table("inner")]).candidates == ()
     assert takings.without({"core"}).candidates == ()

@@ -11,13 +11,8 @@ from packaging.requirements import Requirement
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionError
 from envbuild.lock.components.downloads import fetch_sdist
-from envbuild.lock.components.sdist_metadata import (
-    DEFAULT_BUILD_REQUIRES,
-    build_requires,
-    compile_metadata,
-    declaring_files,
-    read_metadata,
-)
+from envbuild.lock.components.project_metadata import DEFAULT_BUILD_REQUIRES, build_requires
+from envbuild.lock.components.sdist_metadata import compile_metadata, declaring_files, read_metadata
 from envbuild.lock.context import LockContext
 
 

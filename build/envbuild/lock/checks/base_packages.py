@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Base
@@ -21,6 +21,7 @@ from envbuild.core.files import machine_errors
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.checks.rules import provided_version
 from envbuild.lock.checks.uv_queries import contradiction, declared_range, locked_packages, needs_of
+from envbuild.lock.components.project_metadata import read_requirement
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project
@@ -51,10 +52,8 @@ def against_provided(plan: LockPlan, resolution: Resolution, context: LockContex
 def _of_builds(lines: Iterable[str], base: Base) -> Iterable[CheckFinding]:
     """What the builds of the compile phase ask for, and the base brings in another version."""
     for line in lines:
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            continue  # uv would have said so
+        if (requirement := read_requirement(line)) is None:
+            continue
         name = canonicalize_name(requirement.name)
         version = provided_version(base, name)
         if version is not None and not requirement.specifier.contains(version, prereleases=True):

@@ -24,14 +24,14 @@ from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForCuda:
+class HeldToCuda:
     """Components held to releases for the base's CUDA, and what is exempt from the as-of moment for it, by package."""
 
     chosen: dict[str, Chosen]
     exempt: dict[str, Exemption] = field(default_factory=dict)
 
 
-def for_cuda(chosen: Mapping[str, Chosen], inputs: LockInputs, moment: AsOf, context: LockContext) -> ForCuda:
+def hold_to_cuda(chosen: Mapping[str, Chosen], inputs: LockInputs, moment: AsOf, context: LockContext) -> HeldToCuda:
     """Hold components to their releases for the base's CUDA.
 
     A build of torch that is not the index's is for the CUDA in its name, whatever the release. Where the index had no
@@ -42,7 +42,7 @@ def for_cuda(chosen: Mapping[str, Chosen], inputs: LockInputs, moment: AsOf, con
         ResolutionError: there is none at all.
     """
     base, build = inputs.selection.base, inputs.torch_build
-    found = ForCuda(chosen=dict(chosen))
+    found = HeldToCuda(chosen=dict(chosen))
     for name, item in chosen.items():
         releases = item.spec.releases_for_cuda.get(base.cuda_major or "")
         other_build = name == "torch" and build != PACKAGE_INDEX_BUILD

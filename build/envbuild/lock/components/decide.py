@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.lock.components import anchor_date
 from envbuild.lock.components.companion_ranges import hold_to_declared
-from envbuild.lock.components.cuda_releases import for_cuda
+from envbuild.lock.components.cuda_releases import hold_to_cuda
 from envbuild.lock.components.declarations import Declarations
 from envbuild.lock.components.driver import EffectiveStack, effective_stack
 from envbuild.lock.components.git_source import GitSources
@@ -62,7 +62,7 @@ def decide_components(inputs: LockInputs, context: LockContext) -> Decided:
     )
     effective = effective_stack(stack, anchor, pins, bound, releases)
     chosen = choose(effective.stack, pins, effective.leads, context.repositories, bound, base)
-    held = for_cuda(chosen, inputs, moment, context)
+    held = hold_to_cuda(chosen, inputs, moment, context)
     dates |= {name: item.until for name, item in held.exempt.items()}
     settings = {"exclude-newer": moment.text(), "exclude-newer-package": dates}
     chosen = hold_to_declared(effective.stack, held.chosen, Declarations(base, settings, context))

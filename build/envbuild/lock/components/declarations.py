@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
@@ -21,6 +21,7 @@ from envbuild.core.errors import CheckRefusedError, ResolutionError
 from envbuild.lock.components.downloads import fetch_file
 from envbuild.lock.components.git_metadata import declared_by
 from envbuild.lock.components.models import Chosen
+from envbuild.lock.components.project_metadata import read_requirement
 from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.components.upstream import holds_on
 from envbuild.lock.components.wheel_tags import base_tags, tags_of, wheel_name
@@ -77,7 +78,9 @@ class Declared:
             only: these extras alone; None: all of them.
         """
         lines = [
-            line for line in map(_read, self.lines) if line and canonicalize_name(line.name) == canonicalize_name(name)
+            line
+            for line in map(read_requirement, self.lines)
+            if line and canonicalize_name(line.name) == canonicalize_name(name)
         ]
         every = list(dict.fromkeys(canonicalize_name(extra) for extra in (*first, *self.extras)))
         if only is not None:
@@ -98,13 +101,6 @@ class Declared:
             specifier &= line.specifier
         asks = frozenset(canonicalize_name(item) for line in lines for item in line.extras)
         return Range(by=self.by, extra=extra, specifier=specifier, asks=asks)
-
-
-def _read(line: str) -> Requirement | None:
-    try:
-        return Requirement(line)
-    except InvalidRequirement:
-        return None  # uv will say what is wrong with it
 
 
 def _holds(line: Requirement, base: Base, extra: str) -> bool:

@@ -9,8 +9,7 @@ from typing import Any
 from envbuild.catalog.models import Driver, Stack
 from envbuild.core.errors import UsageError
 from envbuild.lock.components.models import Chosen, Lead
-from envbuild.lock.components.releases import Releases
-from envbuild.lock.components.releases import has_folder as release_has_folder
+from envbuild.lock.components.releases import Releases, release_has_folder
 from envbuild.lock.components.select import lead, own_choice
 from envbuild.lock.components.upstream import LLM_COLLECTION, has_folder, has_llm_collection
 from envbuild.lock.context import LockContext, Repositories

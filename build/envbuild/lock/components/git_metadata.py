@@ -20,19 +20,19 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.components.models import Chosen, CompileMetadata
-from envbuild.lock.components.sdist_metadata import (
+from envbuild.lock.components.project_metadata import (
     PYPROJECT,
     before_build,
     build_requires,
-    for_cuda,
     marked_line,
     read_pyproject,
+    with_cuda_names,
 )
 from envbuild.lock.context import Repositories
 
 SETUP_CFG, SETUP_PY = "setup.cfg", "setup.py"
 _SETUP_CALLS = frozenset({"setup", "setuptools.setup"})
-Declared = tuple[list[str], list[str]]
+LinesAndExtras = tuple[list[str], list[str]]
 
 
 def metadata_of_commit(item: Chosen, repositories: Repositories, cuda_major: str | None) -> CompileMetadata:
@@ -53,7 +53,7 @@ def metadata_of_commit(item: Chosen, repositories: Repositories, cuda_major: str
         )
     if version is None:
         raise _refused(item, "Its version is not written out anywhere (release_file can name a file that holds it).")
-    requires, rewritten = for_cuda(declared[0], cuda_major)
+    requires, rewritten = with_cuda_names(declared[0], cuda_major)
     return CompileMetadata(
         name=canonicalize_name(item.name),
         version=version,
@@ -65,7 +65,7 @@ def metadata_of_commit(item: Chosen, repositories: Repositories, cuda_major: str
     )
 
 
-def declared_by(item: Chosen, repositories: Repositories) -> Declared | None:
+def declared_by(item: Chosen, repositories: Repositories) -> LinesAndExtras | None:
     """What a component requires at its commit, as PEP 508 lines, and its extras; None: only a build would tell."""
     try:
         return _Tree(item, repositories).declared()
@@ -125,7 +125,7 @@ class _Tree:
             return None
         return {str(word.arg): _resolved(word.value, tree) for word in calls[0].keywords}
 
-    def declared(self) -> Declared | None:
+    def declared(self) -> LinesAndExtras | None:
         """The requirements and the extras; None: nothing states them."""
         project = self.pyproject.get("project")
         if project is not None:
@@ -136,14 +136,14 @@ class _Tree:
             return self._of_cfg()
         return self._of_setup()
 
-    def _of_cfg(self) -> Declared | None:
+    def _of_cfg(self) -> LinesAndExtras | None:
         lines = _listed(self.cfg.get("options", "install_requires", fallback=""))
         extras = dict(self.cfg["options.extras_require"]) if "options.extras_require" in self.cfg else {}
         if any(line.startswith("file:") for line in lines) or (self.text(SETUP_PY) and self._of_setup() is None):
             return None
         return _with_extras(lines, {name: _listed(text) for name, text in extras.items()})
 
-    def _of_setup(self) -> Declared | None:
+    def _of_setup(self) -> LinesAndExtras | None:
         if self.text(SETUP_PY) is None or self.setup is None:
             return None
         try:
@@ -230,7 +230,7 @@ def _listed(text: str) -> list[str]:
     return [line for part in re.split(r"\n", text) if (line := part.partition("#")[0].strip())]
 
 
-def _with_extras(main: Sequence[str], extras: dict[str, list[str]]) -> Declared:
+def _with_extras(main: Sequence[str], extras: dict[str, list[str]]) -> LinesAndExtras:
     lines, names = list(main), []
     for key, items in extras.items():
         # "extra:marker", as in an egg-info

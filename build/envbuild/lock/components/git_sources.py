@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Base, Component, Phase
@@ -22,7 +21,7 @@ from envbuild.git.refs import GitRef
 from envbuild.lock.components.git_metadata import declared_by, metadata_of_commit, text_of
 from envbuild.lock.components.git_source import ALWAYS, ANY, BUILD, GitSource, GitSources, refuse_two
 from envbuild.lock.components.models import Chosen, DecidedBy
-from envbuild.lock.components.sdist_metadata import build_requires
+from envbuild.lock.components.project_metadata import build_requires, read_requirement
 from envbuild.lock.components.upstream import SOURCES, holds_on, not_understood
 from envbuild.lock.components.uv_sources import UvSource, built_without_isolation, read_sources, uv_settings
 from envbuild.lock.context import Repositories
@@ -125,12 +124,10 @@ class GitSourceReader:
 
     def _named(self, line: str, extra: str) -> str | None:
         """The package that a requirement names, if it holds on the base with an extra."""
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            return None  # uv will say what is wrong with it
-        marker = str(requirement.marker or "")
-        return canonicalize_name(requirement.name) if holds_on(marker, self.base, extra) else None
+        requirement = read_requirement(line)
+        if requirement is None or not holds_on(str(requirement.marker or ""), self.base, extra):
+            return None
+        return canonicalize_name(requirement.name)
 
     def _taken(self, source: UvSource, by: Chosen, parts: frozenset[str], *, required: bool) -> GitSource | None:
         """A package at the commit that its source means; None: it cannot be had, and may not be needed."""

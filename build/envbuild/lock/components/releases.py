@@ -111,7 +111,7 @@ class Releases:
 
     def has_folder(self, chosen: Chosen, folder: str) -> bool:
         """Whether the release has files below ``folder``."""
-        return has_folder(self._package(chosen), folder, self.context)
+        return release_has_folder(self._package(chosen), folder, self.context)
 
     def lead(self, chosen: Chosen) -> Lead:
         """What a table in envs/ says of the release.
@@ -150,7 +150,7 @@ def uploaded_at(package: Mapping[str, Any]) -> datetime:
     return datetime.fromtimestamp(min(times), timezone.utc)
 
 
-def has_folder(package: Mapping[str, Any], folder: str, context: LockContext) -> bool:
+def release_has_folder(package: Mapping[str, Any], folder: str, context: LockContext) -> bool:
     """Whether a release has files below ``folder`` (``nemo/collections/llm``): its first wheel, else its sdist.
 
     Raises:

@@ -13,14 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, canonicalize_version
 
-from envbuild.core import tomlread
 from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.components.archives import NOT_AN_ARCHIVE, archive_members
 from envbuild.lock.components.downloads import fetch_sdist
 from envbuild.lock.components.models import CompileMetadata
+from envbuild.lock.components.project_metadata import (
+    PYPROJECT,
+    before_build,
+    build_requires,
+    marked_line,
+    with_cuda_names,
+)
 from envbuild.lock.context import WorkContext
 from envbuild.store.local import LocalStore
 
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
     from packaging.metadata import RawMetadata
 
 DOWNLOADS_AT_ONCE = 4
-PKG_INFO, PYPROJECT, REQUIRES = "PKG-INFO", "pyproject.toml", "requires.txt"
+PKG_INFO, REQUIRES = "PKG-INFO", "requires.txt"
 # An empty file among the others: the sdist has an egg-info of its own.
 EGG_INFO = "egg-info"
 METADATA_FILES = (PKG_INFO, PYPROJECT, EGG_INFO, REQUIRES)
@@ -36,11 +41,6 @@ METADATA_FILES = (PKG_INFO, PYPROJECT, EGG_INFO, REQUIRES)
 _KIND = "sdist-declared"
 # Since this version of the metadata a PKG-INFO says which fields it leaves open, and the others hold (PEP 643).
 _OPEN_FIELDS_ARE_STATED = (2, 2)
-_BEFORE_BUILD = ("dependencies", "optional-dependencies")
-# PEP 518: what builds a project that does not say.
-DEFAULT_BUILD_REQUIRES = ("setuptools>=40.8.0",)
-# transformer-engine-torch's sdist names the core of one CUDA major version, whatever it is built against.
-_CUDA_NAME = re.compile(r"^(?P<stem>.+)[-_.]cu(?P<major>\d\d)$")
 
 
 def read_metadata(
@@ -69,7 +69,7 @@ def read_metadata(
         needed = build_requires(_text(files, PYPROJECT))
     except ValueError as error:
         raise _bad(name, version, str(error)) from error
-    requires, rewritten = for_cuda(lines, cuda_major)
+    requires, rewritten = with_cuda_names(lines, cuda_major)
     return CompileMetadata(
         name=canonicalize_name(name),
         version=version,
@@ -138,92 +138,6 @@ def _requires_txt(text: str) -> tuple[list[str], list[str]]:
             extra = re.sub(r"[^A-Za-z0-9._-]+", "_", extra)
             extras.append(extra)
     return lines, list(dict.fromkeys(extras))
-
-
-def before_build(text: str) -> tuple[list[str], list[str]] | None:
-    """The requirements and the extras that [project] states; ``None``: it leaves them to the build.
-
-    Raises:
-        ValueError: the text is not TOML, or not of that form.
-    """
-    project = read_pyproject(text).get("project")
-    if not isinstance(project, dict):
-        return None
-    open_fields = project.get("dynamic", [])
-    main, optional = project.get("dependencies", []), project.get("optional-dependencies", {})
-    if not isinstance(optional, dict) or not all(_are_texts(item) for item in (open_fields, main, *optional.values())):
-        raise ValueError(f"Its {PYPROJECT} states dependencies in [project] in another form than lists of texts.")
-    if any(field in open_fields for field in _BEFORE_BUILD):
-        return None
-    lines = [*main, *(marked_line(line, "", extra) for extra, texts in optional.items() for line in texts)]
-    return lines, list(optional)
-
-
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def marked_line(line: str, marker: str, extra: str) -> str:
-    """A requirement that holds under a marker and an extra, in addition to its own."""
-    markers = [marker, f"extra == '{extra}'" if extra else ""]
-    if not any(markers):
-        return line
-    try:
-        requirement = Requirement(line)
-    except InvalidRequirement:
-        pass  # uv will say what is wrong with it
-    else:
-        if requirement.marker is not None:
-            markers.insert(0, str(requirement.marker))
-            requirement.marker = None
-            line = str(requirement)
-    stated = [item for item in markers if item]
-    return f"{line} ; {stated[0] if len(stated) == 1 else ' and '.join(f'({item})' for item in stated)}"
-
-
-def for_cuda(lines: Sequence[str], cuda_major: str | None) -> tuple[list[str], list[str]]:
-    """Requirements with the names of a base's CUDA in them, and what was rewritten, as ``old -> new``."""
-    requires, rewritten = [], []
-    for line in lines:
-        try:
-            name = Requirement(line).name
-        except InvalidRequirement:
-            requires.append(line)  # uv will say what is wrong with it
-            continue
-        match = _CUDA_NAME.match(name)
-        if cuda_major is None or match is None or match["major"] == cuda_major:
-            requires.append(line)
-            continue
-        new = line.replace(name, f"{match['stem']}-cu{cuda_major}", 1)
-        requires.append(new)
-        rewritten.append(f"{line} -> {new}")
-    return requires, rewritten
-
-
-def build_requires(pyproject: str | None) -> tuple[str, ...]:
-    """What a project must have installed to be built, as PEP 508 lines (PEP 518); ``None``: it has no pyproject.toml.
-
-    Raises:
-        ValueError: the text is not TOML, or not of that form.
-    """
-    lines = read_pyproject(pyproject or "").get("build-system", {})
-    if isinstance(lines, dict):
-        lines = lines.get("requires", list(DEFAULT_BUILD_REQUIRES))
-    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        raise ValueError(f"[build-system] requires is not a list of strings: {lines!r}")
-    return tuple(lines)
-
-
-def read_pyproject(pyproject: str) -> dict[str, Any]:
-    """A pyproject.toml as a dictionary.
-
-    Raises:
-        ValueError: it is not TOML.
-    """
-    try:
-        return tomlread.loads(pyproject)
-    except ValueError as error:
-        raise ValueError(f"Its {PYPROJECT} cannot be read: {error}") from error
 
 
 def declaring_files(name: str, content: bytes) -> dict[str, bytes]:

@@ -18,7 +18,7 @@ from envbuild.lock.record.content import Content, Package
 _SERIAL_NUMBERS = uuid.UUID("5f0f2c3e-6a5c-4f6e-9a3b-6d0d6a1c7b52")
 
 
-def settled(text: str, lock: Lock, phases: Sequence[str], wanted: Content) -> dict[str, Any]:
+def normalized(text: str, lock: Lock, phases: Sequence[str], wanted: Content) -> dict[str, Any]:
     """The document that uv wrote, made a function of the lock.
 
     The serial number and the time follow from the lock. A file is named by its name and hash: the address that uv

@@ -7,18 +7,17 @@ the index of whoever locked.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.context import Context
 from envbuild.catalog.models import MACHINES
-from envbuild.catalog.site import Site
 from envbuild.core.errors import CheckRefusedError, UsageError
-from envbuild.core.files import machine_errors
-from envbuild.core.progress import Reporter
+from envbuild.lock.context import WorkContext, work_folder
 from envbuild.lock.lockfile import PHASE_FILES, PROJECT_FILE, LockDirectory, snapshot
 from envbuild.lock.project.pyproject import with_torch_index
 from envbuild.lock.record import cyclonedx
@@ -26,7 +25,6 @@ from envbuild.lock.record.content import Content, locked_content, of_pylock, of_
 from envbuild.lock.uv.program import run_uv
 from envbuild.lock.uv.resolution import PREVIEW
 from envbuild.lock.uv.torch_builds import TorchSource, locked_torch
-from envbuild.store.local import LocalStore
 
 UV_LOCK = "uv.lock"
 # The glibc versions that uv 0.13 has a platform for.
@@ -55,30 +53,29 @@ class Exported:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Work:
+class _Export:
     """One export: a private copy of the lock, and what uv needs to work on it."""
 
     lock: LockDirectory
     phases: tuple[str, ...]
-    source: Callable[[], TorchSource]
-    log: Path
-    reporter: Reporter
+    context: WorkContext
 
     @property
     def folder(self) -> Path:
         return self.lock.path
+
+    def source(self) -> TorchSource:
+        return locked_torch(self.context.site, self.lock.lock)
 
     @property
     def what(self) -> str:
         return f"export the lock of stack {self.lock.lock.stack} on {self.lock.lock.base.name}"
 
     def uv(self, arguments: Sequence[str | Path]) -> None:
-        run_uv(arguments, what=self.what, log=self.log, cwd=self.folder, on_line=self.reporter.update)
+        run_uv(arguments, what=self.what, log=self.context.log, cwd=self.folder, on_line=self.context.reporter.update)
 
 
-def export_lock(
-    lock: LockDirectory, kind: Format, phases: Collection[str], *, site: Site, store: LocalStore, reporter: Reporter
-) -> Exported:
+def export_lock(lock: LockDirectory, kind: Format, phases: Collection[str], context: Context) -> Exported:
     """Write ``lock``'s ``phases`` as ``kind``.
 
     Raises:
@@ -97,14 +94,11 @@ def export_lock(
         )
     if kind is Format.REQUIREMENTS:
         return _requirements(lock, chosen)
-    log = store.root / "logs" / f"export-{lock.lock.stack}-{lock.lock.base.name}.log"
-    with machine_errors(log):
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text("")
-    with store.staging("export") as folder, reporter.step(f"export as {kind.value}"):
-        copy = snapshot(lock, folder / "lock")
-        work = _Work(lock=copy, phases=chosen, source=lambda: locked_torch(site, copy.lock), log=log, reporter=reporter)
-        return _pylock(work) if kind is Format.PYLOCK else _cyclonedx(work, lock.path / UV_LOCK)
+    label = f"export-{lock.lock.stack}-{lock.lock.base.name}"
+    with work_folder(context, "export", label) as work, context.reporter.step(f"export as {kind.value}"):
+        copy = snapshot(lock, work.folder / "lock")
+        export = _Export(lock=copy, phases=chosen, context=work)
+        return _pylock(export) if kind is Format.PYLOCK else _cyclonedx(export, lock.path / UV_LOCK)
 
 
 def _title(lock: LockDirectory, phases: Sequence[str]) -> str:
@@ -126,66 +120,66 @@ def _requirements(lock: LockDirectory, phases: Sequence[str]) -> Exported:
     return Exported(text="\n".join([*header, *lines, ""]), packages=len(locked_content(lock, phases)))
 
 
-def _pylock(work: _Work) -> Exported:
+def _pylock(export: _Export) -> Exported:
     """PEP 751, from the lock's own hashed requirements: no uv.lock is needed, and nothing is resolved."""
-    source, base, file = work.source(), work.lock.lock.base, work.folder / "pylock.toml"
+    source, base, file = export.source(), export.lock.lock.base, export.folder / "pylock.toml"
     glibc = max(minor for minor in _PLATFORMS_OF_UV if minor <= max(17, int(base.glibc.split(".")[1])))
     arguments: list[str | Path] = ["pip", "compile", "--format", "pylock.toml", "--no-deps", "--generate-hashes"]
     arguments += ["--no-header", "--python-version", base.python]
     arguments += ["--python-platform", f"{MACHINES[base.platform]}-manylinux_2_{glibc}", *source.uv_args()]
-    work.uv([*arguments, "--output-file", file, *[PHASE_FILES[phase] for phase in work.phases]])
-    text = f"# {_title(work.lock, work.phases)}\n{file.read_text()}"
-    wanted = locked_content(work.lock, work.phases)
-    _compare(work, "the pylock.toml that uv wrote", of_pylock(text), wanted)
+    export.uv([*arguments, "--output-file", file, *[PHASE_FILES[phase] for phase in export.phases]])
+    text = f"# {_title(export.lock, export.phases)}\n{file.read_text()}"
+    wanted = locked_content(export.lock, export.phases)
+    _compare(export, "the pylock.toml that uv wrote", of_pylock(text), wanted)
     notes = ["pylock.toml names the package index that it was made with, in the address of every file"]
     if source.kind == "find-links":
-        notes.append(f"torch {work.lock.lock.torch.version} is named by the place where this machine found it")
-    if set(work.phases) != {"main"}:
+        notes.append(f"torch {export.lock.lock.torch.version} is named by the place where this machine found it")
+    if set(export.phases) != {"main"}:
         notes.append("what compiles against torch needs it installed first, and --no-build-isolation: see the docs")
     return Exported(text=text, packages=len(wanted), notes=tuple(notes))
 
 
-def _cyclonedx(work: _Work, existing: Path) -> Exported:
+def _cyclonedx(export: _Export, existing: Path) -> Exported:
     """CycloneDX 1.5 with the dependency graph, which only a uv.lock has: the one that is there, or one made anew."""
-    everything = locked_content(work.lock, PHASE_FILES)
-    wanted = locked_content(work.lock, work.phases)
-    uv_lock = work.folder / UV_LOCK
+    everything = locked_content(export.lock, PHASE_FILES)
+    wanted = locked_content(export.lock, export.phases)
+    uv_lock = export.folder / UV_LOCK
     if existing.is_file() and not _differences(of_uv_lock(existing.read_text()), everything):
         uv_lock.write_bytes(existing.read_bytes())
     else:
-        _lock_again(work)
-        _compare(work, "the uv.lock that was made anew", of_uv_lock(uv_lock.read_text()), everything)
-    file = work.folder / "bom.json"
+        _lock_again(export)
+        _compare(export, "the uv.lock that was made anew", of_uv_lock(uv_lock.read_text()), everything)
+    file = export.folder / "bom.json"
     arguments: list[str | Path] = ["export", PREVIEW[0], f"{PREVIEW[1]},sbom-export", "--frozen", "--quiet"]
     arguments += ["--format", "cyclonedx1.5", "--no-emit-project", "--extra", "compile", "--output-file", file]
     for name in sorted(set(everything) - set(wanted)):
         arguments += ["--no-emit-package", name]
-    work.uv(arguments)
-    document = cyclonedx.settled(file.read_text(), work.lock.lock, work.phases, wanted)
-    _compare(work, "the CycloneDX document that uv wrote", cyclonedx.content(document), wanted)
+    export.uv(arguments)
+    document = cyclonedx.normalized(file.read_text(), export.lock.lock, export.phases, wanted)
+    _compare(export, "the CycloneDX document that uv wrote", cyclonedx.content(document), wanted)
     return Exported(text=cyclonedx.render(document), packages=len(wanted))
 
 
-def _lock_again(work: _Work) -> None:
+def _lock_again(export: _Export) -> None:
     """``uv lock`` of the lock's own project, whose constraints leave nothing to choose."""
-    source = work.source()
+    source = export.source()
     if source.kind == "torch-index":
-        project = work.folder / PROJECT_FILE
+        project = export.folder / PROJECT_FILE
         project.write_text(with_torch_index(project.read_text(), source))
     arguments: list[str | Path] = ["lock", *PREVIEW]
     if source.kind == "find-links":
         arguments += source.uv_args()
-    work.uv(arguments)
+    export.uv(arguments)
 
 
-def _compare(work: _Work, which: str, found: Content, wanted: Content) -> None:
+def _compare(export: _Export, which: str, found: Content, wanted: Content) -> None:
     if problems := _differences(found, wanted):
         raise CheckRefusedError(
-            f"cannot {work.what}: {which} is not what is locked",
+            f"cannot {export.what}: {which} is not what is locked",
             why="\n".join(problems),
             fix="The index serves other files under these names than when the lock was made. Find out who changed "
             "them, or lock again with --upgrade.",
-            log=work.log,
+            log=export.context.log,
         )
 
 

@@ -18,7 +18,8 @@ from envbuild.core.errors import ConfigurationError, NetworkError, ResolutionErr
 from envbuild.core.files import machine_errors
 from envbuild.lock.components.git_metadata import metadata_of_commit
 from envbuild.lock.components.models import Chosen, CompileMetadata
-from envbuild.lock.components.sdist_metadata import build_requires, compile_metadata
+from envbuild.lock.components.project_metadata import build_requires
+from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs import as_of
 from envbuild.lock.lockfile import LockDirectory

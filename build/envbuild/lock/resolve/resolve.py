@@ -19,7 +19,7 @@ from envbuild.lock.project.pyproject import render_project, with_git_sources
 from envbuild.lock.resolve.conflicts import explain_pins
 from envbuild.lock.resolve.declarations import with_declarations
 from envbuild.lock.resolve.prefetch import Guess, begin_guess, filling_uvs_cache
-from envbuild.lock.resolve.settle import settled
+from envbuild.lock.resolve.settle import settle
 from envbuild.lock.uv.resolution import Packages, Resolution, resolve
 
 # uv's words for what only the project itself may take from elsewhere than the index.
@@ -80,7 +80,7 @@ def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) 
         context.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
         plan = replace(plan, torch=replace(plan.torch, not_these=(*plan.torch.not_these, build)))
         found = _once(plan, plan.keep, context)
-    while (sources := settled(plan.project.git_sources, found.uv_lock["package"])) != plan.project.git_sources:
+    while (sources := settle(plan.project.git_sources, found.uv_lock["package"])) != plan.project.git_sources:
         before = plan.project.git_sources.in_force
         plan = replace(plan, project=with_git_sources(plan.project, sources))
         if sources.in_force != before:

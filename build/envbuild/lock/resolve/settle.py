@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from envbuild.lock.components.git_source import ALWAYS, ANY, BUILD, GitSource, GitSources, refuse_two
 
 
-def settled(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> GitSources:
+def settle(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> GitSources:
     """What a resolution really takes, of what might be taken.
 
     Args:
