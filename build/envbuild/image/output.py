@@ -8,22 +8,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.core import jsonread, locks
+from envbuild.core import locks
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree, write_atomic
 from envbuild.image.output_folder import check_writable, make_readable, refuse_extra, refuse_foreign
 from envbuild.image.record import ImageRecord
-from envbuild.oci.files import FolderFiles
+from envbuild.oci.files import FolderFiles, blob_path
 from envbuild.oci.layout import open_layout
-from envbuild.oci.models import INDEX_FILE
+from envbuild.oci.models import INDEX_FILE, Index, Manifest
 from envbuild.oci.write import retagged
 from envbuild.store.entry_index import ALWAYS_READ_BYTES, ENTRY_INDEX_FILE, index_with, mark_changed
 from envbuild.store.record import RECORD_FILE, dump
 
 OCI_DIR = "oci"
 SQSH_FILE = "image.sqsh"
-# Where images and certificates go when the command line says nothing else.
+# Where images and certificates go by default.
 OUT_DIR = Path("out")
 
 
@@ -32,7 +32,7 @@ class PlacedImage:
     """An image in an output directory: ``oci/`` (an OCI layout), ``image.sqsh``, and the record of both.
 
     Attributes:
-        lock_name: of the lock that it was asked for by; that of the stack where it is the stack's own.
+        lock_name: of the lock under which it was placed; that of the stack where it is the stack's own.
     """
 
     path: Path
@@ -88,7 +88,7 @@ def find_image(out_dir: Path, stack: str, base: str, target: str, lock_name: str
         lock_name: of a lock that is not the stack's own (``envbuild lock --name``).
 
     Raises:
-        ConfigurationError: there is none; says how to make it.
+        ConfigurationError: there is none.
     """
     lock_name = lock_name or stack
     path = image_path(out_dir, lock_name, base, target)
@@ -121,7 +121,7 @@ def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None
     own = _own_files(entry, record, path.name)
     if _is_placed(entry, own, path):
         return image, False
-    # One at a time: whoever comes second would sweep away what the first is putting together.
+    # One at a time: a second process would remove what the first one is writing.
     with locks.exclusive(path.with_name(f".{path.name}.lock")):
         if _is_placed(entry, own, path):
             return image, False
@@ -195,22 +195,18 @@ def verify(image: PlacedImage) -> None:
         CheckRefusedError: a file is not the one that was built.
     """
     record = image.record
+    layout = FolderFiles(image.path / OCI_DIR)
     blobs = image.path / OCI_DIR / "blobs/sha256"
-    try:
-        manifests = jsonread.foreign((image.path / OCI_DIR / "index.json").read_bytes())["manifests"]
-        manifest = (blobs / record.oci_digest.removeprefix("sha256:")).read_bytes()
-        config = jsonread.foreign(manifest)["config"]["digest"]
-        layers = [layer["digest"] for layer in jsonread.foreign(manifest)["layers"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _not_built(image, f"{OCI_DIR}: {error}") from error
     named = [record.oci_digest, *(report.manifest_digest for report in record.reports)]
-    if [entry.get("digest") for entry in manifests] != named:
-        raise _not_built(image, f"{OCI_DIR}/index.json does not name the image of the record, {record.oci_digest}")
     stated = [record.oci_digest, record.config_digest, *(layer.digest for layer in record.layers)]
-    if [config, *layers] != stated[1:]:
-        raise _not_built(image, "the manifest has other layers than the record")
     try:
-        open_layout(FolderFiles(image.path / OCI_DIR), "")
+        listed = [entry.digest for entry in layout.parse(INDEX_FILE, Index).manifests]
+        if listed != named:
+            raise _not_built(image, f"{OCI_DIR}/index.json does not name the image of the record, {record.oci_digest}")
+        found = layout.parse(blob_path(record.oci_digest), Manifest)
+        if [found.config.digest, *(layer.digest for layer in found.layers)] != stated[1:]:
+            raise _not_built(image, "the manifest has other layers than the record")
+        open_layout(layout, "")
     except CheckRefusedError as error:
         raise _not_built(image, error.why) from error
     stated += [digest for report in record.reports for digest in (report.manifest_digest, report.digest)]
@@ -219,10 +215,10 @@ def verify(image: PlacedImage) -> None:
     if record.sqsh:
         files[image.sqsh()] = record.sqsh.digest
     for file, digest in files.items():
-        found = sha256_file(file) if file.is_file() else "no file"
-        if found != digest:
+        actual = sha256_file(file) if file.is_file() else "no file"
+        if actual != digest:
             mark_changed(file)
-            raise _not_built(image, f"{file.relative_to(image.path)}: the record states {digest}; there is {found}")
+            raise _not_built(image, f"{file.relative_to(image.path)}: the record states {digest}; there is {actual}")
 
 
 def _not_built(image: PlacedImage, why: str) -> CheckRefusedError:

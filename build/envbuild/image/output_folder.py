@@ -38,21 +38,21 @@ def refuse_foreign(path: Path) -> None:
     """Refuse to put an image where something else is.
 
     Raises:
-        ConfigurationError: ``path`` is no folder, or a folder with something and without an image of envbuild.
+        ConfigurationError: ``path`` is not a folder, or holds something and no image of envbuild.
     """
     if not os.path.lexists(path):
         return
     if path.is_symlink() or not path.is_dir():
-        what = "a link" if path.is_symlink() else "no folder"
+        what = "a link" if path.is_symlink() else "not a folder"
         raise _in_the_way(path, f"It is {what}; envbuild puts a folder there.")
     with machine_errors(path, "read"):
         names = sorted(item.name for item in path.iterdir())
         if names and not _is_image(path):
-            raise _in_the_way(path, f"It is no image that envbuild put there, and holds {_some(names)}.")
+            raise _in_the_way(path, f"It is not an image that envbuild put there, and holds {_some(names)}.")
 
 
 def refuse_extra(path: Path) -> None:
-    """Refuse to replace a placed image as long as there is something beside its own files.
+    """Refuse to replace a placed image as long as it holds other files.
 
     Raises:
         ConfigurationError: there is; or see :func:`refuse_foreign`.
@@ -71,7 +71,7 @@ def refuse_extra(path: Path) -> None:
             extra += found + [f"{inside / name}/" for name in below if str(inside / name) not in folders]
             below[:] = [name for name in below if str(inside / name) in folders]
     if extra:
-        raise _in_the_way(path, f"It is replaced as a whole, and beside the image's files it holds {_some(extra)}.")
+        raise _in_the_way(path, f"It is replaced as a whole, and besides the image's files it holds {_some(extra)}.")
 
 
 def check_writable(path: Path) -> None:
@@ -92,7 +92,7 @@ def check_writable(path: Path) -> None:
         while not os.path.lexists(folder) and folder != folder.parent:
             folder = folder.parent
         Path(tempfile.mkdtemp(dir=folder, prefix=f".{path.name}.try.")).rmdir()
-    except OSError as error:  # told of the place itself, not of what was tried
+    except OSError as error:  # about the place itself, not about the probe
         raise os_error(OSError(error.errno, error.strerror), path) from error
 
 

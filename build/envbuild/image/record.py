@@ -1,4 +1,4 @@
-"""What is known about an image, its layers and its base: the records that lie beside them."""
+"""What is known about an image, its layers and its base: the records that lie next to them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class CheckRecord(TomlModel):
 
 
 class ReferrerRecord(TomlModel):
-    """A report about the image: its file beside it, and the OCI artifact that refers to its manifest."""
+    """A report about the image: its file next to it, and the OCI artifact that refers to its manifest."""
 
     file: str
     artifact_type: str

@@ -22,7 +22,7 @@ def rootfs(file: Path, folder: Path) -> list[Layer]:
     """The one layer of a root file system's tar: the file itself where it is gzip, else gzipped here.
 
     Raises:
-        CheckRefusedError: it is no tar.
+        CheckRefusedError: it is not a tar.
     """
     return [_layer(file, folder / "1", "base", f"the tar {file}")]
 
@@ -36,7 +36,7 @@ def docker_archive(file: Path, tag: str | None, platform: str, folder: Path) -> 
     """The layers and the configuration of an image of ``docker save``.
 
     Raises:
-        CheckRefusedError: it is no such archive, has no such image, or is damaged.
+        CheckRefusedError: it is not such an archive, does not have the image, or is damaged.
     """
     with open_base_archive(file, folder) as archive:
         saved = _choose(archive, tag)

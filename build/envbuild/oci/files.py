@@ -88,7 +88,7 @@ class ImageFiles:
             raise self.refused(f"{path} has the digest {found}.")
 
     def _missing(self, path: str) -> CheckRefusedError:
-        return self.refused(f"{path} is missing, or is no file.")
+        return self.refused(f"{path} is missing, or is not a file.")
 
     def _refuse_larger(self, path: str, size: int) -> None:
         if size > DOCUMENT_BYTES:

@@ -19,7 +19,7 @@ class ImageLayer:
     Attributes:
         digest: of the layer as it is shipped.
         name: what the image's history states about it.
-        blob: its file; None for what is no tar.
+        blob: its file; None where it is not a tar.
         members: reads it, and compares it with its digest.
         check: only the latter; None where the digest was found by hashing it.
     """

@@ -21,7 +21,7 @@ class IndexEntry:
     """An entry of an index.
 
     Attributes:
-        document: its blob; None where it was not read: it is no manifest, or has another tag than the wanted one.
+        document: its blob; None where it was not read: it is not a manifest, or has another tag than the wanted one.
     """
 
     descriptor: Descriptor
@@ -97,7 +97,7 @@ def find_tagged(files: ImageFiles, tag: str) -> FoundManifest:
         _refuse_strays(files, entries, listed, subjects)
     reports = (entry for entry in entries if entry.subject == image.digest and not entry.not_about([image.digest]))
     if image.manifest is None:
-        raise files.refused(f"{image.digest} is no manifest.")
+        raise files.refused(f"{image.digest} is not a manifest.")
     return FoundManifest(image.digest, image.manifest, tuple(reports))
 
 
@@ -149,7 +149,7 @@ def _choose(files: ImageFiles, entries: Sequence[IndexEntry], tag: str) -> Index
         raise files.refused(f"It has {len(different)} images{wanted}; in it are: {', '.join(tags) or 'none'}.")
     if not images[0].may_be_image:
         kind = images[0].artifact_type or f"media type {images[0].descriptor.media_type}"
-        raise _misleading(files, f"Tag {tag!r} is that of {images[0].digest}, which is no image ({kind}).")
+        raise _misleading(files, f"Tag {tag!r} is that of {images[0].digest}, which is not an image ({kind}).")
     return images[0]
 
 

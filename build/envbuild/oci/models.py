@@ -219,7 +219,7 @@ def not_an_image(name: str, why: str, fix: str = "") -> CheckRefusedError:
     )
     # It may name what the image holds; what a tool printed has several lines.
     return CheckRefusedError(
-        f"{name} is no image that can be read", why="\n".join(map(printable, why.split("\n"))), fix=fix
+        f"{name} cannot be read as an image", why="\n".join(map(printable, why.split("\n"))), fix=fix
     )
 
 

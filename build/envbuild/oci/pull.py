@@ -66,7 +66,7 @@ def _is_index(raw: bytes) -> bool:
     try:
         return "manifests" in jsonread.foreign(raw)
     except (ValueError, TypeError):
-        return False  # said better by who reads it as a manifest
+        return False  # reading it as a manifest gives the better error
 
 
 def _document(source: ImageSource, digest: str, *, manifest: bool) -> bytes:
@@ -101,7 +101,7 @@ def check_layers(manifest: Manifest, configuration: Configuration, platform: str
     """Refuse an image for another platform, and layers that cannot be taken.
 
     Raises:
-        CheckRefusedError: says which and why.
+        CheckRefusedError: it is for another platform, or a layer is of a foreign or unknown type.
     """
     if not configuration.platform.is_for(platform):
         raise refused_as_base(

@@ -43,7 +43,7 @@ class RegistrySource:
         if answer.status == 404:
             raise NetworkError(
                 f"{self.name} is not on its registry",
-                why="The registry knows no such repository or tag (some say so also to those who may not see it).",
+                why="The registry knows no such repository or tag (or this account may not see it).",
                 fix="Correct the name, or log in: docker login REGISTRY (or podman, skopeo, oras).",
             )
         stated = answer.headers.get("Docker-Content-Digest", "")

@@ -15,9 +15,9 @@ class Above:
     """The names that are decided, and where lower layers are not seen."""
 
     def __init__(self) -> None:
-        # What is in the image, whatever lower layers say: whether it is a directory, by name.
+        # What is in the image, whatever lower layers have: whether it is a directory, by name.
         self.names: dict[str, bool] = {}
-        # Directories among them of which only children told so far.
+        # Directories among them of which only children were read so far.
         self.implied: set[str] = set()
         # Hard links to files of lower layers, by the file's name.
         self.wanted: dict[str, list[Member]] = {}

@@ -38,7 +38,7 @@ CHUNK_BYTES = 1 << 20
 CHUNKS_AHEAD = 8
 STOP_SECONDS = 0.2
 _DAMAGE = (cast("type[Exception]", igzip_lib.IsalError), zstd.ZstdError)
-# Where nobody says how much a layer unpacks to: more than this many times its size is a bomb, beyond the first GiBs.
+# Where it is not stated how much a layer unpacks to: more than this many times its size is a bomb.
 MAX_RATIO = 200
 FREE_BYTES = 4 << 30
 _AGAIN = "Fetch or build the image again. If it stays, the copy at its source is damaged."
@@ -55,7 +55,7 @@ class LayerBlob:
     diff_id: str | None = None
     media_type: str | None = None
     unpacked_bytes: int | None = None
-    # What errors call it, where neither its digest nor its file says anything to people.
+    # What errors call it, where users know neither its digest nor its file.
     called: str = ""
 
     @property
@@ -72,7 +72,7 @@ class LayerBlob:
 
 
 def most_bytes(packed_bytes: int) -> int:
-    """How much may come out of a file of a size, where nobody states it."""
+    """How much may come out of a file of a size, where that is not stated."""
     return max(FREE_BYTES, MAX_RATIO * packed_bytes)
 
 
@@ -103,7 +103,7 @@ def open_blob(blob: LayerBlob) -> Generator[bytes]:
 
 
 def check_media_type(blob: LayerBlob) -> None:
-    """Compare a blob's first bytes with its media type: the digest says nothing about that.
+    """Compare a blob's first bytes with its media type: the digest does not cover it.
 
     Raises:
         CheckRefusedError: unknown or wrong media type, or wrong size.
@@ -154,16 +154,16 @@ def _check_known(blob: LayerBlob) -> None:
 
 
 def _check_packing(file: Path, media_type: str) -> None:
-    """Whoever goes by the media type must read the same as who goes by the first bytes."""
+    """Programs that go by the media type must read the same as those that go by the first bytes."""
     with machine_errors(file, "read"), file.open("rb") as stream:
         first = stream.read(_BLOCK_BYTES)
     found = _packing(first) if first else "empty"
     stated = next(packing for ending, packing in _ENDINGS.items() if media_type.endswith(ending))
-    # What is none of them is refused when it is read, unless it is another blob, which is said before.
+    # An unknown packing is refused when it is read, after the digest was compared.
     if found not in ("", stated) and (first or stated in _COMPRESSED):
         raise Refusal(
             "",
-            f"Its media type {media_type} says {stated}; by its first bytes it is {found}.",
+            f"Its media type {media_type} states {stated}; by its first bytes it is {found}.",
             "Write the image anew with a tool that labels its layers right, as `skopeo copy` does, or use another one.",
         )
 
@@ -276,7 +276,7 @@ class _Ahead:
         self._thread = threading.Thread(target=self._work, name="read a layer", daemon=True)
 
     def pieces(self) -> Iterator[bytes]:
-        """The pieces; the thread ends with them, or when nobody wants more."""
+        """The pieces; the thread ends with them, or when the caller stops."""
         self._thread.start()
         try:
             while (item := self._ready.get()) is not None:

@@ -25,7 +25,7 @@ class _Is(IntEnum):
 
 
 class LayerView:
-    """Takes the members of a layer one by one, and says of each whether its content is wanted now."""
+    """Takes the members of a layer one by one, and decides whether each one's content is wanted now."""
 
     def __init__(self, index: int, above: Above) -> None:
         self._index = index
@@ -91,7 +91,7 @@ class LayerView:
         """Note a whiteout; False when the name only looks like one."""
         folder, _, last = member.name.rpartition("/")
         if f"/{WHITEOUT}" in f"/{folder}":
-            raise Refusal(member.name, "It lies below a whiteout, which is no directory.")
+            raise Refusal(member.name, "It lies below a whiteout, which is not a directory.")
         if not last.startswith(WHITEOUT):
             return False
         hidden = last.removeprefix(WHITEOUT)
@@ -116,7 +116,7 @@ class LayerView:
             if kind is _Is.FULL_FOLDER:
                 return
             if kind is _Is.FILE or kind is _Is.OTHER:
-                raise Refusal(name, f"It lies below {shown(folder)}, which is no directory in this layer.")
+                raise Refusal(name, f"It lies below {shown(folder)}, which is not a directory in this layer.")
             self._note(folder, _Is.FULL_FOLDER)
             folder = parent_of(folder)
 

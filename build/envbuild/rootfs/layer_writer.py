@@ -19,7 +19,7 @@ from envbuild.rootfs.layer import LayerRecord
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Every file of a layer has this time (2000-01-01). It is no lock's, so that locks share layers.
+# Every file of a layer has this time (2000-01-01). It does not depend on the lock, so that locks share layers.
 EPOCH = 946684800
 COPY_BYTES = 1 << 20
 

@@ -45,7 +45,7 @@ class Member:
     size: int = 0
     # Of a symbolic link its text, of a hard link the name of a file that was yielded before.
     link: str = ""
-    # The index of its layer, 0 the lowest; -1 for directories that only their children tell of.
+    # The index of its layer, 0 the lowest; -1 for directories without an entry of their own.
     layer: int = -1
     # A layer has the name twice, and this one holds instead of the one that was yielded before.
     replaces: bool = False
@@ -53,7 +53,7 @@ class Member:
     xattrs: tuple[str, ...] = ()
 
 
-class Refusal(Exception):  # noqa: N818 - never leaves this package: who knows the layer makes an error of it
+class Refusal(Exception):  # noqa: N818 - never leaves this package: the caller that knows the layer makes an error of it
     """A member (or, with an empty name, a whole layer) that is not accepted, and why."""
 
     def __init__(self, name: str, why: str, fix: str = "", *, layer: int | None = None) -> None:

@@ -38,7 +38,7 @@ class Overlay:
     emptied: Collection[str] = ()
     # Directories to be there in the end, where nothing else is in the way.
     folders: Collection[str] = ()
-    # What directories that only their children tell of have for a time.
+    # The time of directories without an entry of their own.
     mtime: int = 0
 
 
@@ -49,7 +49,7 @@ def merged(layers: Sequence[LayerBlob], overlay: Overlay = NO_OVERLAY, supersede
     """What is visible in the image of ``layers`` (lowest first): members, files with their content.
 
     A name comes once. The one exception: where a layer has a file twice, its last holds (as for tar); it comes again
-    then with ``replaces`` set, and whoever cannot take back what was written gives ``superseded``.
+    then with ``replaces`` set, and a caller that cannot take back what was written gives ``superseded``.
 
     Content must be read before the next member is asked for. Every layer is read whole, so at the end all digests that
     are known were compared: do not use what was made from the members before.
@@ -58,7 +58,7 @@ def merged(layers: Sequence[LayerBlob], overlay: Overlay = NO_OVERLAY, supersede
         superseded: members to pass over, as :func:`superseded_in` found them.
 
     Raises:
-        CheckRefusedError: a layer is damaged, is not the one that was asked for, or holds what no layer may.
+        CheckRefusedError: a layer is damaged, is another one than stated, or holds what no layer may.
         MachineError: a layer cannot be read.
     """
     above = Above()

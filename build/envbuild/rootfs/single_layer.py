@@ -25,7 +25,7 @@ def members_of(blob: LayerBlob) -> Iterator[tuple[Member, Content | None]]:
     """The members of a layer in their order, whiteouts among them; content must be read before the next one.
 
     Raises:
-        CheckRefusedError: it is damaged, is not the one that was asked for, or holds what no layer may.
+        CheckRefusedError: it is damaged, is another one than stated, or holds what no layer may.
         MachineError: it cannot be read.
     """
     with contextlib.closing(open_blob(blob)) as pieces, _refusing(blob):

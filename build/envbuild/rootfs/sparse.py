@@ -51,7 +51,7 @@ def _hole(length: int) -> Iterator[memoryview]:
 
 
 def pax_map(records: Mapping[str, bytes], pairs: Sequence[bytes], stream: Stream, name: str) -> list[Segment]:
-    """The map of a file whose PAX records say that it is sparse."""
+    """The map of a file that is sparse by its PAX records."""
     if (records.get("GNU.sparse.major"), records.get("GNU.sparse.minor")) == (b"1", b"0"):
         return _leading_map(stream, name)
     numbers = pairs

@@ -1,7 +1,7 @@
 """Headers of tars from others: Python's tarfile reads them, within limits and by one meaning.
 
 tarfile alone would take memory and time without end (PAX headers, maps of sparse files, a call within a call for every
-long name), read a number that is none as 0, carry a global header to every member, and end without an error at a
+long name), read a malformed number as 0, carry a global header to every member, and end without an error at a
 damaged header (CPython: ``TarFile.next``). So PAX records are read here, and the rest is bounded.
 """
 

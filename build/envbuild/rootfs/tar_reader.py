@@ -100,7 +100,7 @@ def _member(header: TarHeader) -> Member:
     name = tidy_name(header.name)
     kind = _kind(header, name)
     if not (0 <= header.uid <= MAX_OWNER and 0 <= header.gid <= MAX_OWNER):
-        raise Refusal(name, f"Its owner {header.uid} or group {header.gid} is none: they have 32 bits.")
+        raise Refusal(name, f"Its owner {header.uid} or group {header.gid} is out of range: owners have 32 bits.")
     member = Member(
         name,
         kind,

@@ -55,12 +55,12 @@ def open_archive(file: Path) -> tuple[tarfile.TarFile, dict[str, tarfile.TarInfo
     """A tar of others, plain or compressed, and its members by their names.
 
     Raises:
-        tarfile.TarError: it is none, or has more members than an image's archive has; one of :data:`DAMAGE`.
+        tarfile.TarError: it is not a tar, or has more members than an image's archive has; one of :data:`DAMAGE`.
     """
     try:
         tar = _Archive.open(file, "r:*")
     except tarfile.ReadError as error:
-        raise tarfile.ReadError("It is no tar, plain or compressed with gzip, bzip2 or xz.") from error
+        raise tarfile.ReadError("It is not a tar, plain or compressed with gzip, bzip2 or xz.") from error
     limit = most_bytes(file.stat().st_size)
     members: dict[str, tarfile.TarInfo] = {}
     count = header_bytes = end = 0
@@ -68,7 +68,7 @@ def open_archive(file: Path) -> tuple[tarfile.TarFile, dict[str, tarfile.TarInfo
         while (member := tar.next()) is not None:
             count += 1
             if count > MOST_MEMBERS:
-                raise tarfile.ReadError(f"It has more than {MOST_MEMBERS} members: it is no image's archive.")
+                raise tarfile.ReadError(f"It has more than {MOST_MEMBERS} members, which no image's archive has.")
             header_bytes, end = header_bytes + member.offset_data - end, tar.offset
             if header_bytes > MOST_HEADER_BYTES:
                 raise tarfile.ReadError(f"The headers of its members have more than {MOST_HEADER_BYTES >> 20} MiB.")

@@ -22,7 +22,7 @@ from envbuild.rootfs.stream import Content
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _WORKING_MODE = 0o700
-# Nobody else writes into it, and no program in it has another account's rights.
+# No other account writes into it, and no program in it has another account's rights.
 _MODES = 0o755
 
 
@@ -30,8 +30,8 @@ def unpack(layers: Sequence[LayerBlob], folder: Path, overlay: Overlay = NO_OVER
     """Write the merged layers (lowest first) into ``folder``, which must be empty; returns how many members they have.
 
     Times are those of the layers. Owners are this process's: an ordinary user could not set others. So set-user-ID and
-    set-group-ID bits are left out, which would let whoever finds the directory act for that user, and nobody else may
-    write; devices and extended attributes are left out too.
+    set-group-ID bits are left out, which would let other accounts act for that user, and other accounts may not write.
+    Devices and extended attributes are left out too.
 
     Raises:
         CheckRefusedError: a layer is refused. Remove the folder then; what was written into it means nothing.
@@ -101,7 +101,7 @@ class _Writer:
             self._link(member)
         for member in sorted(self._folders, key=lambda member: member.name.count("/"), reverse=True):
             with self._opened(member.name) as folder:
-                # Whoever unpacks must be able to work in it and to remove it.
+                # The account that unpacks must be able to work in it and to remove it.
                 os.fchmod(folder, member.mode & _MODES | _WORKING_MODE)
                 os.utime(folder, (member.mtime, member.mtime))
 

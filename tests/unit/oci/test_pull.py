@@ -53,4 +53,4 @@ def test_a_media_type_that_is_not_the_layers_is_refused_whether_or_not_it_is_kep
             else:
                 with pytest.raises(CheckRefusedError) as caught:
                     keep(f"{name}-{number}", media_type)
-                assert f"media type {media_type} says" in caught.value.why
+                assert f"media type {media_type} states" in caught.value.why

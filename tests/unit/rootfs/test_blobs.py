@@ -68,14 +68,14 @@ def test_a_media_type_that_the_first_bytes_contradict_is_refused(tmp_path, media
         return
     with pytest.raises(CheckRefusedError, match="is refused") as caught:
         look(blob)
-    assert f"media type {media_type} says" in caught.value.why
+    assert f"media type {media_type} states" in caught.value.why
     assert caught.value.why.endswith(f"it is {'a plain tar' if how == 'plain' else how}.")
 
 
 def test_an_empty_blob_is_no_compressed_layer(tmp_path):
     with pytest.raises(CheckRefusedError) as caught:
         seen(blob_of(tmp_path, b"", media_type="application/vnd.oci.image.layer.v1.tar+zstd"))
-    assert "says zstd; by its first bytes it is empty" in caught.value.why
+    assert "states zstd; by its first bytes it is empty" in caught.value.why
     assert seen(blob_of(tmp_path, b"", media_type="application/vnd.oci.image.layer.v1.tar")) == {}
 
 

@@ -76,7 +76,7 @@ def mirror_lines(base: Base, mirror: str) -> tuple[str, ...]:
         return tuple(line.strip() for line in mirror.splitlines() if line.strip())
     release, updates, security = suites_of(base)
     components = " ".join(base.archive.components)
-    # Ubuntu's mirrors carry the security fixes beside the release; Debian keeps them in an archive of their own.
+    # Ubuntu's mirrors carry the security fixes with the release; Debian keeps them in an archive of their own.
     suites = [release, updates, *([security] if base.distribution == "ubuntu" else [])]
     return tuple(f"deb {mirror} {suite} {components}" for suite in suites)
 
@@ -89,7 +89,7 @@ def lines_for(base: Base, listed: Iterable[str]) -> tuple[str, ...]:
         values = _values(line)
         if values is None:
             continue
-        # A source may name its suite by what it is now ("stable"); the codename then tells.
+        # A source may name its suite by what it is now ("stable"); the codename names the suite then.
         suite = next((name for name in (values["RELEASE"], values["CODENAME"]) if name in suites), None)
         if suite is None or values["COMPONENT"] not in base.archive.components:
             continue
@@ -111,7 +111,7 @@ def lines_for(base: Base, listed: Iterable[str]) -> tuple[str, ...]:
 def signed_by(entry: str) -> str:
     """The keyring file of a source, read from its place ``file:number``; empty when it names none.
 
-    apt tells the keyring among its index targets only since 2.9. The number counts lines in a .list file and
+    apt prints the keyring among its index targets only since 2.9. The number counts lines in a .list file and
     stanzas in a .sources file (sources.list(5)).
     """
     file, _, number = entry.rpartition(":")

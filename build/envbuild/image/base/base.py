@@ -112,7 +112,7 @@ def make_base(selection: Selection, context: Context, *, refresh: bool = False) 
     Raises:
         ConfigurationError: this machine has no apt sources for it, or its file or folder is not there.
         NetworkError: the archive or the registry cannot be reached.
-        CheckRefusedError: it is not what its digest or its file says.
+        CheckRefusedError: it is not what its digest or its file states.
         BuildError: mmdebstrap failed.
     """
     selection.base.refuse_unresolved(selection.base_name)
@@ -181,7 +181,7 @@ def _make_mount_points(rootfs: Path, name: str) -> None:
         folder = rootfs / place
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             raise CheckRefusedError(
-                f"/{place} of base {name} is no directory",
+                f"/{place} of base {name} is not a directory",
                 why="It is a link." if folder.is_symlink() else "It is something else.",
                 fix="Take an image of a distribution as the base.",
             )

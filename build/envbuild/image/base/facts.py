@@ -1,4 +1,4 @@
-"""What a base's file says of it, held against what its root file system has."""
+"""What a base's file states, compared with its root file system."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BANNER = re.compile(rb"GNU C Library [^\n\0]*version (\d+\.\d+)")
 _MACHINE_AT, _MACHINES = 18, {62: "x86_64", 183: "aarch64"}
 _MOST_LINKS = 40
 _PROBE_SECONDS = 120
-# Prints the Python's version, and those of the packages that it is asked for.
+# Prints the Python's version, and those of the packages in its arguments.
 _PROBE = """
 import json, sys
 from importlib import metadata
@@ -62,10 +62,10 @@ def require_machine(base: Base, name: str, binfmt: Path = BINFMT) -> None:
 def _emulates(binfmt: Path, wanted: str) -> bool:
     """Whether programs for another processor run here: an interpreter is registered that works in other roots (F)."""
     try:
-        told = (binfmt / f"qemu-{wanted}").read_text()
+        registered = (binfmt / f"qemu-{wanted}").read_text()
     except OSError:
         return False
-    return told.startswith("enabled") and bool(re.search(r"^flags:.*F", told, re.MULTILINE))
+    return registered.startswith("enabled") and bool(re.search(r"^flags:.*F", registered, re.MULTILINE))
 
 
 def inside(root: Path, name: str) -> Path | None:
@@ -111,7 +111,7 @@ def installed_packages(status: str) -> dict[str, str]:
 
 
 def check(base: Base, name: str, rootfs: Path, variables: Mapping[str, str]) -> None:
-    """Refuse a base that is not what its file says.
+    """Refuse a base that is not what its file states.
 
     Args:
         variables: those that its image sets.
@@ -124,7 +124,7 @@ def check(base: Base, name: str, rootfs: Path, variables: Mapping[str, str]) -> 
         differing = list(_differing_python(base, rootfs, variables))
     if differing:
         raise CheckRefusedError(
-            f"base {name} is not what its file says",
+            f"base {name} is not what its file states",
             why="\n".join(differing),
             fix=f"Correct envs/bases/{name}.toml, lock again on it, or take the image that was meant.",
         )
@@ -179,17 +179,17 @@ def _differing_python(base: Base, rootfs: Path, variables: Mapping[str, str]) ->
     if base.python.source is PythonSource.STANDALONE:
         return
     box = Sandbox(root=rootfs, environment={"PATH": PLAIN_PATH, "HOME": "/tmp", "LANG": LANG, **variables})  # noqa: S108
-    asked = run(
+    finished = run(
         box.command(sandbox.probe(), [base.python.executable, "-c", _PROBE, *base.provides]),
         what="ask the base's Python for its version",
         check=False,
         options=ProcessOptions(env=box.process_environment(), timeout_seconds=_PROBE_SECONDS, error=CheckRefusedError),
     )
     try:
-        found = json.loads(asked.output.strip().splitlines()[-1])
+        found = json.loads(finished.output.strip().splitlines()[-1])
         version, packages = found["version"], found["packages"]
     except (IndexError, ValueError, KeyError, TypeError):
-        yield f"python: {base.python.executable} does not run: {tail(asked.output)}"
+        yield f"python: {base.python.executable} does not run: {tail(finished.output)}"
         return
     if version != base.python.version:
         yield f"python: {base.python.version} in the file, {version} in the base ({base.python.executable})"

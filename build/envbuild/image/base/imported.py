@@ -25,10 +25,10 @@ from envbuild.rootfs.layer import Layer
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedBase:
-    """A base that was taken: its layers, lowest first, and what it says of itself.
+    """A base that was taken: its layers, lowest first, and its configuration.
 
     Attributes:
-        name: the image's name on its registry; empty where it has none that others know.
+        name: the image's name on its registry; empty where it has none.
         digest: of the image's manifest; empty for a root file system without one.
         made_by: where it is from, for the record.
     """
@@ -41,7 +41,7 @@ class ImportedBase:
 
 
 def resolve(base: Base, name: str, root: Path, ca_bundle: Path | None) -> str:
-    """The digest that a base has now, whatever its file says.
+    """The digest that a base has now, whatever its file states.
 
     Args:
         root: what the paths of its file are relative to.
@@ -65,7 +65,7 @@ def resolve(base: Base, name: str, root: Path, ca_bundle: Path | None) -> str:
             raise UsageError(
                 f"base {name} has no digest to resolve",
                 why="mmdebstrap makes it from this machine's apt sources.",
-                fix="Name a base that is an image (`envbuild list bases` says where each is from).",
+                fix="Name a base that is an image (`envbuild list bases` shows where each is from).",
             )
 
 
@@ -76,7 +76,7 @@ def take(folder: Path, base: Base, name: str, root: Path, context: Context) -> I
         root: what the paths of its file are relative to.
 
     Raises:
-        CheckRefusedError: it is not what its digest says, or no base can be made of it.
+        CheckRefusedError: it is not what its digest states, or no base can be made of it.
         ConfigurationError: its file or folder is not there.
         NetworkError: its registry cannot be reached, or refuses.
     """
@@ -144,7 +144,7 @@ def _not_there(path: Path, name: str, what: str) -> ConfigurationError:
 
 @contextlib.contextmanager
 def _checked(obtain: Tar, name: str, root: Path, digest: str) -> Iterator[Path]:
-    """The file of a base, which is what its digest says before it is read and after."""
+    """The file of a base, which has its digest before it is read and after."""
     file = _file(obtain, name, root)
 
     def compare() -> None:

@@ -71,8 +71,8 @@ def build(folder: Path, base: Base, name: str, mirror: str | None, log: Path, re
     sources = apt.sources_for(base, name, mirror)
     archive = folder.parent / "rootfs.tar"
     rootfs, file = folder / ROOTFS, folder / LAYER_FILE
-    # What it works in has programs that run as root for whoever starts them, and devices, where it runs as root: not in
-    # the store, whose disk is any, and where nobody else comes.
+    # As root it works in a folder with set-user-ID programs and devices: outside of the store, whose disk may be of
+    # any kind, and closed to other accounts.
     place = place_with_devices() if os.geteuid() == 0 else None
     with (
         reporter.step(f"make base {name} with {mmdebstrap_version()}"),

@@ -50,7 +50,7 @@ def _ranges(file: Path) -> list[tuple[str, int, int]]:
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return []  # for mmdebstrap there is no entry then
+        return []  # mmdebstrap finds no entry then
     found = []
     for line in lines:
         match line.strip().split(":"):

@@ -65,34 +65,34 @@ class ImageDifference:
 
     def lines(self) -> list[str]:
         """The same for people."""
-        told = []
+        printed = []
         for title, changes in (
             ("Python packages", self.python),
             ("Debian packages", self.debian),
             ("configuration", self.configuration),
         ):
             if changes:
-                told += [f"{title}:", *[f"  {item.line()}" for item in changes]]
+                printed += [f"{title}:", *[f"  {item.line()}" for item in changes]]
         count = len(self.shared) + len(self.new)
         share = self.to_ship_bytes / self.size_bytes if self.size_bytes else 0
-        told.append(
+        printed.append(
             f"layers: {len(self.shared)} of {count} are shared; to ship: {megabytes(self.to_ship_bytes)} "
             f"of {megabytes(self.size_bytes)} ({share:.1%})"
         )
-        return told
+        return printed
 
 
 def compare(old: Inspected, new: Inspected) -> ImageDifference:
     """What is different in ``new``."""
-    there = {layer.digest for layer in old.image.layers}
+    known = {layer.digest for layer in old.image.layers}
     sizes = {layer.digest: layer.size_bytes for layer in new.image.layers}
     return ImageDifference(
         python=_changes(old.python, new.python),
         debian=_changes(old.debian, new.debian),
         configuration=_changes(_flat(configuration(old.image)), _flat(configuration(new.image))),
-        shared=tuple(digest for digest in sizes if digest in there),
-        new=tuple(digest for digest in sizes if digest not in there),
-        to_ship_bytes=sum(size for digest, size in sizes.items() if digest not in there),
+        shared=tuple(digest for digest in sizes if digest in known),
+        new=tuple(digest for digest in sizes if digest not in known),
+        to_ship_bytes=sum(size for digest, size in sizes.items() if digest not in known),
         size_bytes=sum(sizes.values()),
     )
 

@@ -72,7 +72,7 @@ def _fill(base: sqlite3.Connection, table: str, image: Image) -> None:
     batch: list[Row] = []
     for member, content in _members(image):
         if not member.name:
-            continue  # the root itself: many layers do not tell of it
+            continue  # the root itself: many layers have no entry for it
         batch.append(_row(member, content))
         if len(batch) == BATCH:
             _insert(base, table, batch)

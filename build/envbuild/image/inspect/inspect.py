@@ -96,7 +96,7 @@ def as_json(found: Inspected) -> dict[str, Json]:
 
 
 def configuration(image: OpenedImage) -> dict[str, Json]:
-    """How it starts, in our words."""
+    """How its containers start."""
     run = image.config.run
     return {
         "environment": {**image.variables},
@@ -111,7 +111,7 @@ def configuration(image: OpenedImage) -> dict[str, Json]:
 
 
 def decided_by(image: OpenedImage) -> dict[str, Json]:
-    """What the image was made from: envbuild's record, or else what its labels say."""
+    """What the image was made from: envbuild's record, or else its labels."""
     record = image.record
     if record is None:
         return {name: value for name, value in image.labels.items() if name.startswith("envbuild.")}

@@ -45,7 +45,7 @@ def open_image(named: str, scratch: Path) -> OpenedImage:
 
     Raises:
         ConfigurationError: there is nothing under that name.
-        CheckRefusedError: it is no image, or damaged.
+        CheckRefusedError: it is not an image, or is damaged.
     """
     path, tag = place_and_tag(named)
     with machine_errors(path, "read"):
@@ -127,7 +127,7 @@ def _with_record(image: OpenedImage, folder: Path) -> OpenedImage:
 
 
 def _sqsh(path: Path) -> OpenedImage:
-    """A .sqsh, with the record beside it if that is about this file."""
+    """A .sqsh, with the record next to it if that is about this file."""
     image = open_sqsh(path)
     if path.name == SQSH_FILE and (path.parent / RECORD_FILE).is_file():
         record = ImageRecord.load(path.parent / RECORD_FILE)

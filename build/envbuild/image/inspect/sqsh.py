@@ -1,4 +1,4 @@
-"""A .sqsh: one layer, and the configuration that its own files tell. enroot's have root as the owner of everything."""
+"""A .sqsh: one layer, and the configuration that its own files state. enroot's have root as the owner of everything."""
 
 from __future__ import annotations
 
