@@ -40,7 +40,7 @@ from envbuild.image.docker.engine import open_engine
 from envbuild.image.output import PlacedImage, find_image
 from envbuild.launch import open_image
 from envbuild.launch.bwrap import layers_of
-from envbuild.launch.docker import RESULTS_LABEL, InDocker
+from envbuild.launch.docker import RESULTS_LABEL, DockerExecutor
 from envbuild.launch.executors import Task, Where
 from envbuild.launch.open_image import open_layers
 from envbuild.lock.locate import find_lock
@@ -166,7 +166,7 @@ def test_docker_without_gpus_says_what_is_missing(
         path.write_text("{}")
     (tmp_path / "results").mkdir()
     engine = open_engine(otherwise="")
-    executor = InDocker(image=image, engine=engine, tag="mini:cpu", reporter=SilentReporter(), gpus=True)
+    executor = DockerExecutor(image=image, engine=engine, tag="mini:cpu", reporter=SilentReporter(), gpus=True)
     task = Task(plan=files["plan.json"], runner=files["smoke.pyz"], results=tmp_path / "results")
     with pytest.raises(CertificationCannotRunError, match="cannot give GPUs to containers") as caught:
         executor.run(task)
@@ -191,7 +191,7 @@ def test_task_in_docker_that_runs_too_long_is_ended_and_gone(
         timeout_seconds=4,
         log=tmp_path / "log",
     )
-    executor = InDocker(image=image, engine=open_engine(otherwise=""), tag="mini:cpu", reporter=SilentReporter())
+    executor = DockerExecutor(image=image, engine=open_engine(otherwise=""), tag="mini:cpu", reporter=SilentReporter())
     with pytest.raises(CertificationFailedError, match="ran longer than 4 s"):
         executor.run(task)
     assert lines == ["started"]
@@ -211,8 +211,8 @@ def long_task(folder: Path, stopped: str = "stop.is_set()") -> Task:
     return Task(plan=folder / "plan.json", runner=folder / "smoke.pyz", results=folder / "results")
 
 
-def in_docker(image: PlacedImage) -> InDocker:
-    return InDocker(image=image, engine=open_engine(otherwise=""), tag="mini:cpu", reporter=SilentReporter())
+def in_docker(image: PlacedImage) -> DockerExecutor:
+    return DockerExecutor(image=image, engine=open_engine(otherwise=""), tag="mini:cpu", reporter=SilentReporter())
 
 
 @contextlib.contextmanager
@@ -250,7 +250,7 @@ def test_container_ends_when_envbuild_is_killed(
         assert container.attrs["State"]["ExitCode"] == 130
         # Of what is left of it the next one of the same is not disturbed; and nobody else's is touched.
         other = there.create(image.record.config_digest, command=["true"], labels={RESULTS_LABEL: "/elsewhere"})
-        in_docker(image).end_left_over(task.results)
+        in_docker(image).remove_orphans(task.results)
         assert [found.id for found in there.list(all=True)] == [other.id]
 
 
@@ -263,7 +263,7 @@ def test_container_that_goes_on_is_ended_by_the_next_of_the_same(
     task = long_task(tmp_path, "False")
     with containers(dockerd) as there, forked(lambda: in_docker(image).run(task)):
         wait_until((tmp_path / "results/beats").exists, seconds=60)
-        in_docker(image).end_left_over(task.results)
+        in_docker(image).remove_orphans(task.results)
         assert there.list(all=True) == []
         written = (tmp_path / "results/beats").stat().st_size
         time.sleep(0.3)

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from conftest import Tool
 from helpers.attackers import Seen, hostile_sqsh, reachable_folder, watched
+from helpers.inside import run_in_sqsh
 from helpers.processes import wait_until
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.launch.open_image import RUNTIMES, open_image, probe, run_in_image
+from envbuild.launch.open_image import open_image
+from envbuild.launch.runtimes import RUNTIMES, probe
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def test_running_in_it_gives_nothing_away(hostile: Path, reachable: Path, runtim
     scratch = reachable / runtime
     scratch.mkdir()
     with watched(scratch) as seen:
-        assert run_in_image(probe(runtime), hostile, ["/aaa"], scratch_dir=scratch).status != 0
+        assert run_in_sqsh(probe(runtime), hostile, ["/aaa"], scratch).status != 0
     assert (seen.dangerous, seen.taken) == ([], [])
     assert [path for path in scratch.rglob("*") if not path.is_dir()] == []
 

@@ -33,7 +33,7 @@ from envbuild.core.errors import ConfigurationError, InterruptedByUserError, Usa
 from envbuild.core.text import shown
 from envbuild.image.output import PlacedImage, find_image
 from envbuild.launch.executors import WITHOUT_IMAGE, Where
-from envbuild.launch.open_image import RUNTIMES
+from envbuild.launch.runtimes import RUNTIMES
 from envbuild.lock.locate import find_lock
 
 MACHINE = ("gpus", "isolation", "runtime", "venv", "fresh", "resume")

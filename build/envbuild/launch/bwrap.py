@@ -1,4 +1,4 @@
-"""Tasks inside an image under bubblewrap: from its .sqsh, or from the layers of its OCI layout."""
+"""Runs tasks inside an image with bubblewrap: from its .sqsh, or from the layers of its OCI layout."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.core.errors import CertificationFailedError
-from envbuild.core.process import Finished
+from envbuild.core.process import Finished, ProcessOptions, run
+from envbuild.core.sandbox import Bind
 from envbuild.image.output import OCI_DIR, PlacedImage
 from envbuild.launch.executors import IMAGE_DIR, PLAN, RESULTS, RUNNER, UNBUFFERED, Task
 from envbuild.launch.gpus import NvidiaDriver
-from envbuild.launch.open_image import LAYERS, OpenImage, Runtime, open_image, open_layers
+from envbuild.launch.open_image import LAYERS, OpenImage, open_image, open_layers
+from envbuild.launch.runtimes import Runtime
 from envbuild.rootfs.blobs import LayerBlob
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfImage:
-    """What every way into an image shares.
+class ImageExecutor:
+    """What the executors of an image share.
 
     Attributes:
-        given: variables besides the image's own.
+        extra: variables besides the image's own.
     """
 
     image: PlacedImage
-    given: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def python(self) -> str:
@@ -32,11 +34,11 @@ class OfImage:
 
     def variables(self) -> Mapping[str, str]:
         """See :class:`~envbuild.launch.executors.Executor`."""
-        return {**variables_of(self.image), **self.given}
+        return {**variables_of(self.image), **self.extra}
 
 
 @dataclass(frozen=True, kw_only=True)
-class InSqsh(OfImage):
+class SqshExecutor(ImageExecutor):
     """Opens the .sqsh with a runtime; the runner hashes the file before it starts."""
 
     runtime: Runtime
@@ -49,12 +51,12 @@ class InSqsh(OfImage):
     def run(self, task: Task) -> Finished:
         """See :class:`~envbuild.launch.executors.Executor`."""
         with open_image(self.runtime, self.image.sqsh(), driver=self.driver) as opened:
-            return run_task(opened, task, self.python, self.image.sqsh(), self.given)
+            return run_task(opened, task, self.python, self.image.sqsh(), self.extra)
 
 
 @dataclass(frozen=True, kw_only=True)
-class InLayers(OfImage):
-    """From its layers, each held to its digest; the runner hashes the manifest that names them."""
+class LayersExecutor(ImageExecutor):
+    """Unpacks the image's layers, each compared with its digest; the runner hashes the manifest that names them."""
 
     driver: NvidiaDriver | None = None
 
@@ -65,41 +67,44 @@ class InLayers(OfImage):
     def run(self, task: Task) -> Finished:
         """See :class:`~envbuild.launch.executors.Executor`."""
         with open_layers(layers_of(self.image), variables_of(self.image), driver=self.driver) as opened:
-            return run_task(opened, task, self.python, manifest_of(self.image), self.given)
+            return run_task(opened, task, self.python, manifest_of(self.image), self.extra)
 
 
-def run_task(image: OpenImage, task: Task, python: str, hashed: Path, given: Mapping[str, str]) -> Finished:
-    """Run a task in an open image, with the network off.
+def run_task(image: OpenImage, task: Task, python: str, hashed: Path, extra: Mapping[str, str]) -> Finished:
+    """Run a task in an open image, without a network.
 
     Args:
-        hashed: the file by which the image is known.
+        hashed: the file whose digest identifies the image.
     """
-    seen = f"{IMAGE_DIR}/{hashed.name}"
-    return image.run(
-        task.words_inside(python, seen),
+    hashed_inside = f"{IMAGE_DIR}/{hashed.name}"
+    inside = {task.plan: PLAN, task.runner: RUNNER, hashed: hashed_inside}
+    binds = [Bind(source=source.resolve(), target=target) for source, target in inside.items()]
+    binds.append(Bind(source=task.results.resolve(), target=RESULTS, writable=True))
+    sandbox = image.sandbox(binds, {**extra, **UNBUFFERED, **task.variables})
+    return run(
+        image.command(sandbox, task.words_inside(python, hashed_inside)),
         what="train the cases inside the image",
-        read_only={task.plan: PLAN, task.runner: RUNNER, hashed: seen},
-        writable={task.results: RESULTS},
-        env={**given, **UNBUFFERED, **task.variables},
         on_line=task.on_line,
         log=task.log,
-        timeout_seconds=task.timeout_seconds,
-        error=CertificationFailedError,
+        check=False,
+        options=ProcessOptions(
+            env=sandbox.process_environment(), timeout_seconds=task.timeout_seconds, error=CertificationFailedError
+        ),
     )
 
 
 def variables_of(image: PlacedImage) -> dict[str, str]:
-    """The image's own variables, as its record has them."""
+    """The image's own variables, from its record."""
     return dict(item.split("=", 1) for item in image.record.environment)
 
 
 def layers_of(image: PlacedImage) -> list[LayerBlob]:
-    """The layers of an image, with everything that its record says about them."""
+    """The layers of an image, with all that its record has on them."""
     return [layer.blob(_blob(image, layer.digest)) for layer in image.record.layers]
 
 
 def manifest_of(image: PlacedImage) -> Path:
-    """The image's manifest: its digest is the image's."""
+    """The image's manifest, whose digest is the image's."""
     return _blob(image, image.record.oci_digest)
 
 

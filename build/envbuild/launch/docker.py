@@ -1,4 +1,4 @@
-"""Tasks in a container of a docker daemon, or of podman's."""
+"""Runs tasks in a container of docker, or of podman."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.image.docker.engine import Engine
 from envbuild.image.docker.load import load_image
-from envbuild.launch.bwrap import OfImage, manifest_of
+from envbuild.launch.bwrap import ImageExecutor, manifest_of
 from envbuild.launch.executors import IMAGE_DIR, PLAN, RESULTS, RUNNER, UNBUFFERED, Task
 
 # How long the runner may take to end its ranks when it is told to stop.
@@ -30,7 +30,7 @@ RESULTS_LABEL = "org.envbuild.results"
 
 
 @dataclass(frozen=True, kw_only=True)
-class InDocker(OfImage):
+class DockerExecutor(ImageExecutor):
     """A container of the image, without a network, that is gone afterwards; the runner hashes the image's manifest.
 
     Attributes:
@@ -64,7 +64,7 @@ class InDocker(OfImage):
             status, output = self._followed(name, task, keep)
         return Finished(argv=tuple(words), status=status, output=output, seconds=time.monotonic() - started)
 
-    def end_left_over(self, results: Path) -> None:
+    def remove_orphans(self, results: Path) -> None:
         """Remove what an envbuild that was killed left of a task with these results; only whoever holds them may."""
         from docker.errors import NotFound
 
@@ -88,7 +88,7 @@ class InDocker(OfImage):
                     command=words[1:],
                     # Results are files of who runs this, not of root.
                     user="" if rootless else f"{os.getuid()}:{os.getgid()}",
-                    environment={"HOME": "/tmp", **self.given, **UNBUFFERED, **task.variables},  # noqa: S108 - inside
+                    environment={"HOME": "/tmp", **self.extra, **UNBUFFERED, **task.variables},  # noqa: S108 - inside
                     working_dir="/",
                     labels={RESULTS_LABEL: str(task.results.resolve())},
                     # Closed by the daemon when this process is gone, however it went: the runner ends with it.

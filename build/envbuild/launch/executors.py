@@ -1,4 +1,4 @@
-"""What is run, and where it can be run: one class a way, all with the same interface."""
+"""What is run, and the interface of what runs it: an executor for each place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from envbuild.core.process import Finished
 
-# Where the cases train: in an image, in one of its forms, or in an environment that is in none.
+# Where the cases train: in a form of the image, or in an environment without an image.
 Where = Literal["sqsh", "oci", "docker", "venv", "here"]
 WITHOUT_IMAGE = ("venv", "here")
 # Where the files of a task are seen inside an image.
@@ -19,8 +19,8 @@ IMAGE_DIR = "/envbuild/image"
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 # Settings of the communication libraries that decide what is measured.
 COMMUNICATION = ("NCCL_", "TORCH_NCCL_", "NVTE_", "CUDA_")
-# They name interfaces of this machine; inside an image there is loopback alone.
-NOT_HANDED_ON = ("NCCL_SOCKET_IFNAME", "CUDA_HOME", "CUDA_PATH")
+# They name interfaces and folders of this machine; inside an image there is loopback alone.
+LEFT_OUT = ("NCCL_SOCKET_IFNAME", "CUDA_HOME", "CUDA_PATH")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Task:
         runner: the runner's file, a zipapp.
         results: the folder that it writes to.
         arguments: more words of its command line.
-        on_line: is called with each line that it prints.
+        on_line: called with each line that the runner prints.
     """
 
     plan: Path
@@ -55,7 +55,7 @@ class Task:
 
 
 class Executor(Protocol):
-    """A way to run tasks."""
+    """Runs tasks in one place."""
 
     @property
     def name(self) -> str:
@@ -69,16 +69,14 @@ class Executor(Protocol):
         """The variables that a task sees there, as far as they are known before it runs."""
 
     def run(self, task: Task) -> Finished:
-        """Run a task to its end; a status other than 0 is the caller's to judge.
+        """Run a task to its end and return its exit status, whatever that is.
 
         Raises:
-            CertificationFailedError: it ran past its time limit.
-            EnvbuildError: it could not be started.
+            CertificationFailedError: the task ran past its time limit.
+            EnvbuildError: the task could not be started.
         """
 
 
-def handed_on(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of this machine's environment reaches an image on GPUs: settings of the communication libraries."""
-    return {
-        name: value for name, value in environ.items() if name.startswith(COMMUNICATION) and name not in NOT_HANDED_ON
-    }
+def communication_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of this machine that reach an image on GPUs: settings of the communication libraries."""
+    return {name: value for name, value in environ.items() if name.startswith(COMMUNICATION) and name not in LEFT_OUT}

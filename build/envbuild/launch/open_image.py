@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from envbuild.core import sandbox
-from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, InternalError, MachineError
+from envbuild.core.errors import CheckRefusedError, InternalError, MachineError
 from envbuild.core.exit_status import tail
 from envbuild.core.files import machine_errors
-from envbuild.core.process import Finished, ProcessOptions, run
+from envbuild.core.process import ProcessOptions, run
 from envbuild.core.sandbox import Bind, Sandbox
 from envbuild.image.squashfs.read import members_of_sqsh
 from envbuild.launch.gpus import NvidiaDriver
-from envbuild.launch.runtimes import RUNTIMES, Runtime, probe
+from envbuild.launch.runtimes import Runtime
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.unpack import unpack, write_members
 from envbuild.store.temporary import temporary_store
 
-__all__ = ["RUNTIMES", "OpenImage", "Runtime", "open_image", "open_layers", "probe", "run_in_image"]
-
-# What certificates call an image that was put together from its layers.
+# The runtime's name in certificates where the image is put together from its layers.
 LAYERS = "layers"
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 # Directories of an image in which things may be mounted. They are empty and writable while a command runs.
 MOUNTABLE = ("/envbuild", "/mnt", "/run", "/tmp")  # noqa: S108 - inside, and private
 OPEN_SECONDS = 120.0
 MOST_ENVIRONMENT_BYTES = 1 << 20
-# Prints a root's /etc/environment, where it is a file and nothing on the way to it is a link. Of sh, since who runs
-# things may not be allowed to run this Python.
+# Prints a root's /etc/environment if it is a file and no folder above it is a link. In sh, because the account that
+# opens images may not be allowed to run this Python.
 READ_ENVIRONMENT = """
 file=$1/etc/environment
 [ -h "$1/etc" ] || [ -h "$file" ] || [ ! -f "$file" ] || exec head -c "$2" "$file"
@@ -55,52 +55,26 @@ class OpenImage:
     variables: Mapping[str, str]
     driver: NvidiaDriver | None = None
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        what: str = "run a command inside the image",
-        read_only: Mapping[Path, str] | None = None,
-        writable: Mapping[Path, str] | None = None,
-        env: Mapping[str, str] | None = None,
-        on_line: Callable[[str], None] | None = None,
-        log: Path | None = None,
-        timeout_seconds: float | None = None,
-        error: type[EnvbuildError] = BuildError,
-    ) -> Finished:
-        """Run ``argv`` inside; a status other than 0 is the caller's to judge.
+    def sandbox(self, binds: Sequence[Bind] = (), variables: Mapping[str, str] = NO_VARIABLES) -> Sandbox:
+        """Where a command runs in the image.
 
-        The root is read-only; /tmp, /run and /dev/shm are private and empty. Of this machine's environment nothing
-        is seen, only the image's own variables and ``env``. Of the network there is loopback and nothing else.
+        The root is read-only; /tmp, /run and /dev/shm are private and empty. Of this machine's environment nothing is
+        visible, only the image's own variables and ``variables``. The network is loopback alone.
 
         Args:
-            read_only: files and directories of this machine, and where they are seen inside (below ``MOUNTABLE``).
-            writable: the same for what the command may write to.
-            env: variables besides the image's own.
-            error: of a command that ran past its time limit.
+            binds: files and directories of this machine, and their places inside (below ``MOUNTABLE``).
         """
-        binds = [Bind(source=source.resolve(), target=target) for source, target in (read_only or {}).items()]
-        for source, target in (writable or {}).items():
-            binds.append(Bind(source=source.resolve(), target=target, writable=True))
+        environment = {**self.variables, **variables}
         tmpfs = tuple(dict.fromkeys(mountable_above(bind.target) for bind in binds))
-        variables = {**self.variables, **(env or {})}
         if self.driver is not None:
-            binds += self.driver.binds()
-            variables = self.driver.environment(variables)
-        box = Sandbox(root=self.rootfs, binds=tuple(binds), tmpfs=tmpfs, environment=variables)
-        return run(
-            self.command(box, argv),
-            what=what,
-            on_line=on_line,
-            log=log,
-            check=False,
-            options=ProcessOptions(env=box.process_environment(), timeout_seconds=timeout_seconds, error=error),
-        )
+            binds = [*binds, *self.driver.binds()]
+            environment = self.driver.environment(environment)
+        return Sandbox(root=self.rootfs, binds=tuple(binds), tmpfs=tmpfs, environment=environment)
 
-    def command(self, box: Sandbox, argv: Sequence[str]) -> list[str | Path]:
+    def command(self, sandbox: Sandbox, argv: Sequence[str]) -> list[str | Path]:
         """The command line that opens the image and runs ``argv`` in it."""
         opener = self.runtime.opener(self.sqsh, self.rootfs) if self.runtime.opener else []
-        return [*opener, *box.command(self.runtime.bwrap, argv)]
+        return [*opener, *sandbox.command(self.runtime.bwrap, argv)]
 
 
 @contextlib.contextmanager
@@ -125,7 +99,7 @@ def open_image(
         else:
             rootfs.mkdir()
         opener = runtime.opener(sqsh.resolve(), rootfs) if runtime.opener else []
-        # No program of the image, and no link in it, has a say in this.
+        # Neither a program nor a link of the image is used for this.
         reading = [*opener, "/bin/sh", "-c", READ_ENVIRONMENT, "sh", rootfs, str(MOST_ENVIRONMENT_BYTES)]
         finished = run(
             reading,
@@ -144,7 +118,7 @@ def open_image(
             raise CheckRefusedError(
                 f"{sqsh} cannot be opened",
                 why="Its /etc/environment has a NUL byte, which no variable can have.",
-                fix="Use another image; `envbuild image` makes none such.",
+                fix="Use another image; those of `envbuild image` have no NUL byte there.",
             )
         variables = parse_environment(finished.output)
         yield OpenImage(runtime=runtime, sqsh=sqsh.resolve(), rootfs=rootfs, variables=variables, driver=driver)
@@ -169,32 +143,6 @@ def open_layers(
         rootfs.mkdir()
         unpack(layers, rootfs)
         yield OpenImage(runtime=runtime, sqsh=folder, rootfs=rootfs, variables=variables, driver=driver)
-
-
-def run_in_image(
-    runtime: Runtime,
-    sqsh: Path,
-    argv: Sequence[str],
-    *,
-    read_only: Mapping[Path, str] | None = None,
-    writable: Mapping[Path, str] | None = None,
-    env: Mapping[str, str] | None = None,
-    on_line: Callable[[str], None] | None = None,
-    log: Path | None = None,
-    timeout_seconds: float | None = None,
-    scratch_dir: Path | None = None,
-) -> Finished:
-    """Open a .sqsh, run one command in it (see :meth:`OpenImage.run`) and close it."""
-    with open_image(runtime, sqsh, scratch_dir) as image:
-        return image.run(
-            argv,
-            read_only=read_only,
-            writable=writable,
-            env=env,
-            on_line=on_line,
-            log=log,
-            timeout_seconds=timeout_seconds,
-        )
 
 
 def _unpack(sqsh: Path, rootfs: Path) -> None:

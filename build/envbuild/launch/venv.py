@@ -1,4 +1,4 @@
-"""Tasks in an environment of this machine, without an image: a virtual environment, or whatever `python` is here."""
+"""Runs tasks with a Python of this machine, without an image: that of a virtual environment, or the one on PATH."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NO_ENVIRONMENT = "no-environment"
 
 
 @dataclass(frozen=True, kw_only=True)
-class InPython:
+class PythonExecutor:
     """Starts an interpreter of this machine, with the variables of this process and this machine's network.
 
-    What is not as the lock has it there (a package in front of another, say) is the runner's to find.
+    Differences from the lock (another package found first, say) are found by the runner.
     """
 
     where: Where
@@ -55,32 +55,32 @@ class InPython:
         )
 
 
-def in_venv(folder: Path) -> InPython:
+def venv_executor(folder: Path) -> PythonExecutor:
     """The virtual environment in a folder.
 
     Raises:
-        CertificationCannotRunError: there is none; reason ``no-environment``.
+        CertificationCannotRunError: there is no environment; reason ``no-environment``.
     """
     program = folder / "bin/python"
     if not os.access(program, os.X_OK):
         raise CertificationCannotRunError(
             f"there is no virtual environment in {folder}",
-            why=f"{program} is not there, or may not be executed.",
+            why=f"{program} does not exist, or may not be executed.",
             fix="Make it (`envbuild sync --into DIR`), or name another one with --venv DIR.",
             reason=NO_ENVIRONMENT,
         )
-    return InPython(where="venv", program=folder.absolute() / "bin/python")
+    return PythonExecutor(where="venv", program=folder.absolute() / "bin/python")
 
 
-def in_this(environ: Mapping[str, str] = os.environ) -> InPython:
-    """The Python that a person here gets who types ``python``.
+def path_executor(environ: Mapping[str, str] = os.environ) -> PythonExecutor:
+    """The Python that ``python`` means on PATH.
 
     Raises:
-        CertificationCannotRunError: there is none; reason ``no-environment``.
+        CertificationCannotRunError: there is no Python; reason ``no-environment``.
     """
     for name in ("python", "python3"):
         if found := shutil.which(name, path=environ.get("PATH")):
-            return InPython(where="here", program=Path(found).absolute())
+            return PythonExecutor(where="here", program=Path(found).absolute())
     raise CertificationCannotRunError(
         "there is no Python here",
         why="Neither python nor python3 is on PATH.",

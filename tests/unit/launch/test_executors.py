@@ -8,10 +8,11 @@ import pytest
 
 from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError
 from envbuild.core.process import Finished
-from envbuild.launch.bwrap import run_task
+from envbuild.launch import bwrap
 from envbuild.launch.executors import Task
-from envbuild.launch.open_image import OpenImage, Runtime
-from envbuild.launch.venv import in_this, in_venv
+from envbuild.launch.open_image import OpenImage
+from envbuild.launch.runtimes import Runtime
+from envbuild.launch.venv import path_executor, venv_executor
 
 SCRIPT = "import os, sys; print(sys.argv[1:]); print(os.environ['PYTHONUNBUFFERED'], os.getcwd())"
 
@@ -29,31 +30,35 @@ def task(tmp_path):
 def test_image_sees_the_task(task, tmp_path, monkeypatch):
     seen = {}
 
-    def run(self, argv, **options):
+    def run(argv, **options):
         seen.update(options, argv=argv)
         return Finished(argv=(), status=0, output="", seconds=0.0)
 
-    monkeypatch.setattr(OpenImage, "run", run)
-    runtime = Runtime(name="loop", bwrap=Path("/usr/bin/bwrap"), opener=None)
-    image = OpenImage(runtime=runtime, sqsh=tmp_path, rootfs=tmp_path, variables={})
-    run_task(image, task, "/venv/bin/python", Path("/x/image.sqsh"), {"NCCL_DEBUG": "INFO"})
-    assert seen["argv"] == [
+    monkeypatch.setattr(bwrap, "run", run)
+    runtime = Runtime(name="loop", bwrap=Path("/usr/bin/bwrap"), opener=lambda sqsh, place: ["open", sqsh, place])
+    image = OpenImage(runtime=runtime, sqsh=tmp_path / "x", rootfs=tmp_path / "root", variables={"OWN": "1"})
+    bwrap.run_task(image, task, "/venv/bin/python", Path("/x/image.sqsh"), {"NCCL_DEBUG": "INFO"})
+    words = [str(word) for word in seen["argv"]]
+    assert words[:4] == ["open", str(tmp_path / "x"), str(tmp_path / "root"), "/usr/bin/bwrap"]
+    assert words[words.index("/venv/bin/python") :] == [
         "/venv/bin/python", "/envbuild/plan/smoke.pyz", "run", "--plan", "/envbuild/plan/plan.json",
         "--out", "/envbuild/results", "--image", "/envbuild/image/image.sqsh", "--more",
     ]  # fmt: skip
-    assert seen["read_only"] == {
-        task.plan: "/envbuild/plan/plan.json",
-        task.runner: "/envbuild/plan/smoke.pyz",
-        Path("/x/image.sqsh"): "/envbuild/image/image.sqsh",
-    }
-    assert seen["writable"] == {task.results: "/envbuild/results"}
-    assert seen["env"] == {"NCCL_DEBUG": "INFO", "PYTHONUNBUFFERED": "1"}
-    assert seen["error"] is CertificationFailedError
+    bound = {words[index + 2]: (word, words[index + 1]) for index, word in enumerate(words) if word.endswith("bind")}
+    assert bound["/envbuild/plan/plan.json"] == ("--ro-bind", str(task.plan))
+    assert bound["/envbuild/plan/smoke.pyz"] == ("--ro-bind", str(task.runner))
+    assert bound["/envbuild/image/image.sqsh"] == ("--ro-bind", "/x/image.sqsh")
+    assert bound["/envbuild/results"] == ("--bind", str(task.results))
+    variables = seen["options"].env
+    assert {name: variables[name] for name in ("OWN", "NCCL_DEBUG", "PYTHONUNBUFFERED")} == {
+        "OWN": "1", "NCCL_DEBUG": "INFO", "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
+    assert seen["options"].error is CertificationFailedError
 
 
 def test_environment_without_an_image_is_given_none_to_hash(task, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    way = in_venv(tmp_path / "venv")
+    way = venv_executor(tmp_path / "venv")
     done = way.run(task)
     words = ["run", "--plan", str(task.plan), "--out", str(task.results), "--more"]
     assert done.output.splitlines() == [str(words), f"1 {task.results}"]
@@ -64,12 +69,12 @@ def test_task_that_runs_too_long_is_ended(task):
     task.runner.write_text("import time; time.sleep(60)")
     late = Task(plan=task.plan, runner=task.runner, results=task.results, timeout_seconds=0.5)
     with pytest.raises(CertificationFailedError, match="ran longer than"):
-        in_this({"PATH": str(Path(sys.executable).parent)}).run(late)
+        path_executor({"PATH": str(Path(sys.executable).parent)}).run(late)
 
 
 def test_venv_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(CertificationCannotRunError) as caught:
-        in_venv(tmp_path / "none")
+        venv_executor(tmp_path / "none")
     assert caught.value.reason == "no-environment"
     assert "envbuild sync --into" in caught.value.fix
 
@@ -77,10 +82,10 @@ def test_venv_that_is_not_there_is_refused(tmp_path):
 def test_here_is_what_python_is_called_first(tmp_path):
     for name in ("python", "python3"):
         (tmp_path / name).symlink_to(sys.executable)
-        assert in_this({"PATH": str(tmp_path)}).python == str(tmp_path / "python")
+        assert path_executor({"PATH": str(tmp_path)}).python == str(tmp_path / "python")
     (tmp_path / "python").unlink()
-    assert in_this({"PATH": str(tmp_path)}).python == str(tmp_path / "python3")
+    assert path_executor({"PATH": str(tmp_path)}).python == str(tmp_path / "python3")
     (tmp_path / "python3").unlink()
     with pytest.raises(CertificationCannotRunError) as caught:
-        in_this({"PATH": str(tmp_path)})
+        path_executor({"PATH": str(tmp_path)})
     assert caught.value.reason == "no-environment"

@@ -3,7 +3,7 @@
 import pytest
 
 from envbuild.core.errors import CertificationCannotRunError
-from envbuild.launch.executors import handed_on
+from envbuild.launch.executors import communication_variables
 from envbuild.launch.gpus import INSIDE, Gpu, driver_libraries, find_driver, parse_gpus
 
 LISTED = """\
@@ -93,4 +93,5 @@ def test_settings_of_the_communication_libraries_reach_an_image_and_interfaces_d
         "NCCL_P2P_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "1", "TORCH_NCCL_BLOCKING_WAIT": "1", "HF_TOKEN": "secret",
         "NCCL_SOCKET_IFNAME": "eth0", "CUDA_HOME": "/usr/local/cuda", "PATH": "/bin",
     }  # fmt: skip
-    assert sorted(handed_on(given)) == ["CUDA_VISIBLE_DEVICES", "NCCL_P2P_DISABLE", "TORCH_NCCL_BLOCKING_WAIT"]
+    found = sorted(communication_variables(given))
+    assert found == ["CUDA_VISIBLE_DEVICES", "NCCL_P2P_DISABLE", "TORCH_NCCL_BLOCKING_WAIT"]

@@ -10,11 +10,11 @@ from envbuild.certify.run.job import CertifyJob
 from envbuild.core.errors import CertificationCannotRunError, InternalError, MachineError, UsageError
 from envbuild.core.progress import Reporter
 from envbuild.image.output import PlacedImage, image_tag
-from envbuild.launch.bwrap import InLayers, InSqsh
-from envbuild.launch.executors import Executor, handed_on
+from envbuild.launch.bwrap import LayersExecutor, SqshExecutor
+from envbuild.launch.executors import Executor, communication_variables
 from envbuild.launch.gpus import Gpu, NvidiaDriver, find_driver, gpus_here
-from envbuild.launch.open_image import probe
-from envbuild.launch.venv import in_this, in_venv
+from envbuild.launch.runtimes import probe
+from envbuild.launch.venv import path_executor, venv_executor
 
 # Of a run's folder.
 RESULTS_DIR = "results"
@@ -75,9 +75,9 @@ def open_executor(job: CertifyJob, machine: MachineOptions, reporter: Reporter) 
     """
     place = job.request.place
     if place == "venv":
-        return in_venv(machine.venv)
+        return venv_executor(machine.venv)
     if place == "here":
-        return in_this()
+        return path_executor()
     image = job.request.image
     if image is None:
         raise InternalError("there is no image to certify")
@@ -90,19 +90,19 @@ def open_executor(job: CertifyJob, machine: MachineOptions, reporter: Reporter) 
 
 
 def _in_image(job: CertifyJob, image: PlacedImage, machine: MachineOptions, reporter: Reporter) -> Executor:
-    given = handed_on(os.environ) if job.on_gpus else {}
+    extra = communication_variables(os.environ) if job.on_gpus else {}
     if job.request.place == "docker":
         from envbuild.image.docker.engine import open_engine
-        from envbuild.launch.docker import InDocker
+        from envbuild.launch.docker import DockerExecutor
 
         record = image.record
         tag = image_tag(image.lock_name, record.base, record.target)
         engine = open_engine(otherwise=WITHOUT_DAEMON)
-        executor = InDocker(image=image, engine=engine, tag=tag, reporter=reporter, gpus=job.on_gpus, given=given)
+        executor = DockerExecutor(image=image, engine=engine, tag=tag, reporter=reporter, gpus=job.on_gpus, extra=extra)
         # This process holds the lock of the job's folder: a container that still writes there is left over.
-        executor.end_left_over(job.folder / "run" / RESULTS_DIR)
+        executor.remove_orphans(job.folder / "run" / RESULTS_DIR)
         return executor
     driver: NvidiaDriver | None = find_driver() if job.on_gpus else None
     if job.request.place == "oci":
-        return InLayers(image=image, driver=driver, given=given)
-    return InSqsh(image=image, runtime=probe(machine.runtime), driver=driver, given=given)
+        return LayersExecutor(image=image, driver=driver, extra=extra)
+    return SqshExecutor(image=image, runtime=probe(machine.runtime), driver=driver, extra=extra)
