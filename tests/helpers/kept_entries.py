@@ -68,7 +68,7 @@ def _kept_store(packages: tuple[str, ...]) -> Path:
 
 def _base(selection: Selection, store: Path) -> StoredBase:
     context = _context(store)
-    return make_base(selection, context.site, context.store, context.reporter)
+    return make_base(selection, context)
 
 
 def _context(store: Path) -> Context:
