@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+from helpers.build_backend import BACKEND, pyproject
 from helpers.git_repos import History
 from helpers.lock_runs import ANY, OLD
 from helpers.simple_index import SimpleIndex, make_sdist
@@ -28,21 +29,6 @@ from envbuild.lock.uv.program import uv_program
 
 TORCH_TAGS = "cp311-cp311-manylinux_2_28_x86_64"
 REMOTE = "https://git.example.invalid/tools/gitlib"
-# Builds a wheel of one module, and only where `dep` is installed already, as extensions of torch do.
-BACKEND = """\
-import zipfile
-def build_wheel(folder, config_settings=None, metadata_directory=None):
-    import dep
-    name = "kernels-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
-        wheel.writestr("kernels.py", "")
-        wheel.writestr("kernels-1.0.dist-info/METADATA", "Metadata-Version: 2.1\\nName: kernels\\nVersion: 1.0\\n")
-        tag = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
-        wheel.writestr("kernels-1.0.dist-info/WHEEL", tag)
-        wheel.writestr("kernels-1.0.dist-info/RECORD", "")
-    return name
-"""
-PYPROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
 
 
 @pytest.fixture
@@ -64,8 +50,10 @@ def two_phases(own: Any, index: SimpleIndex, wheel: Callable[..., Path], tmp_pat
     write_stack(own.project, "s", components, target="gpu", base=GPU_BASE)
     wheel("lib", "1.0", requires=("dep",))
     wheel("dep", "1.0")
-    files = {"backend.py": BACKEND}
-    index.add(make_sdist(tmp_path, "kernels", "1.0", requires=("dep",), pyproject=PYPROJECT, files=files), OLD)
+    # It builds only where `dep` is installed, as extensions of torch do.
+    files = {"backend.py": f"import dep\n{BACKEND}", "kernels.py": ""}
+    about = pyproject("kernels", "1.0")
+    index.add(make_sdist(tmp_path, "kernels", "1.0", requires=("dep",), pyproject=about, files=files), OLD)
     own.run("lock", "--stack", "s")
     (lock_of(own) / "uv.lock").unlink()
     return own
@@ -114,8 +102,10 @@ def schema_errors(text: str) -> object:
 
 
 def test_requirements_install_with_the_command_at_their_head(two_phases: Any, index: SimpleIndex) -> None:
+    index.requested.clear()
     two_phases.run("export", "--stack", "s", "--format", "requirements", "--output", "all.txt")
     text = (two_phases.project / "all.txt").read_text()
+    assert index.requested == []
     assert index.address not in text
     command = " ".join(line[1:] for line in text.splitlines()[1:] if line.startswith("#"))
     words = shlex.split(command)
@@ -125,22 +115,14 @@ def test_requirements_install_with_the_command_at_their_head(two_phases: Any, in
     place = venv(two_phases)
     uv(two_phases, *words[1:-1], two_phases.project / "all.txt", "--python", place)
     assert installed(two_phases, place) == {"lib": "1.0", "dep": "1.0", "kernels": "1.0"}
-
-
-def test_requirements_of_one_phase(two_phases: Any) -> None:
+    # Of single phases.
     assert "kernels" not in export(two_phases, "requirements", "--phases", "main")
     text = export(two_phases, "requirements", "--phases", "compile")
     assert "\nkernels==1.0" in text
     assert "\nlib" not in text
-    told = refusal(two_phases, "requirements", "--phases", "git", status=2)
-    assert "has packages in main, compile" in told["why"]
+    refused = refusal(two_phases, "requirements", "--phases", "git", status=2)
+    assert "has packages in main, compile" in refused["why"]
     refusal(two_phases, "requirements", "--phases", "main,wheels", status=2)
-
-
-def test_requirements_ask_no_index(two_phases: Any, index: SimpleIndex) -> None:
-    index.requested.clear()
-    export(two_phases, "requirements")
-    assert index.requested == []
 
 
 # ---- pylock.toml
@@ -187,12 +169,6 @@ def test_an_index_that_serves_another_file_is_found_out(
     told = refusal(two_phases, kind, "--output", "pylock.toml", status=5)
     assert "dep 1.0: a file with sha256:" in told["why"]
     assert not (two_phases.project / "pylock.toml").exists()
-
-
-def test_pylock_is_not_written_under_a_name_that_no_tool_knows(two_phases: Any) -> None:
-    for name in ("lock.toml", "pylock.a.b.toml", "pylock.json"):
-        told = refusal(two_phases, "pylock", "--output", name, status=2)
-        assert "pylock.toml" in told["fix"]
 
 
 # ---- CycloneDX
@@ -250,8 +226,7 @@ def test_cyclonedx_takes_no_uv_lock_that_is_not_of_the_lock(two_phases: Any, whe
 def from_git(own: Any, wheel: Callable[..., Path], tmp_path: Path) -> tuple[Any, str]:
     """Locked: `gitlib` at a commit, and `dep`."""
     (tmp_path / "served/tools").mkdir(parents=True)
-    files = {"pyproject.toml": PYPROJECT + '[project]\nname = "gitlib"\nversion = "3.0"\ndependencies = ["dep"]\n'}
-    files["backend.py"] = BACKEND.replace("kernels", "gitlib").replace("1.0", "3.0")
+    files = {"pyproject.toml": pyproject("gitlib", "3.0") + 'dependencies = ["dep"]\n', "backend.py": BACKEND}
     commit = History(tmp_path / "served/tools/gitlib").commit("main", OLD, files)
     wheel("dep", "1.0")
     write_stack(own.project, "s", {"gitlib": {"git": REMOTE, "ref": "main"}})
@@ -331,13 +306,6 @@ def test_torch_from_an_index_of_its_own(own: Any, wheel: Callable[..., Path], tm
 # ---- what is refused
 
 
-def test_a_changed_lock_and_a_missing_one_are_refused(two_phases: Any) -> None:
-    main = lock_of(two_phases) / "main.txt"
-    main.write_text(main.read_text().replace("1.0", "1.1"))
-    refusal(two_phases, "requirements", status=5)
-    assert "there is no lock" in refusal(two_phases, "pylock", "--name", "absent", status=3)["what"]
-
-
 def test_nothing_is_left_behind(two_phases: Any) -> None:
     before = sorted(os.listdir(lock_of(two_phases)))
     for kind in ("requirements", "pylock", "cyclonedx"):
@@ -345,3 +313,10 @@ def test_nothing_is_left_behind(two_phases: Any) -> None:
     assert sorted(os.listdir(lock_of(two_phases))) == before
     assert sorted(os.listdir(two_phases.project / "out")) == ["cyclonedx", "pylock.toml", "requirements"]
     assert list((two_phases.cache / "staging").iterdir()) == []
+    # What is refused writes nothing either.
+    for name in ("lock.toml", "pylock.a.b.toml", "pylock.json"):
+        assert "pylock.toml" in refusal(two_phases, "pylock", "--output", name, status=2)["fix"]
+    assert "there is no lock" in refusal(two_phases, "pylock", "--name", "absent", status=3)["what"]
+    main = lock_of(two_phases) / "main.txt"
+    main.write_text(main.read_text().replace("1.0", "1.1"))
+    refusal(two_phases, "requirements", status=5)

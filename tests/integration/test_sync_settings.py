@@ -1,4 +1,4 @@
-"""What this machine says to uv beside where packages are changes nothing of what is installed from a lock."""
+"""Settings of uv on this machine locate packages, and change nothing of what is installed from a lock."""
 
 from __future__ import annotations
 
@@ -9,29 +9,12 @@ from typing import Any
 
 import pytest
 import tomlkit
+from helpers.build_backend import BACKEND, pyproject
 from helpers.lock_runs import OLD, error, result
 from helpers.simple_index import SimpleIndex, make_sdist
 from helpers.stack_files import write_stack
 
 SYNC = ("sync", "--stack", "s", "--into", "venv", "--json")
-BACKEND = """\
-import zipfile
-
-INFO = "kernels-1.0.dist-info"
-FILES = {
-    "kernels.py": "",
-    f"{INFO}/METADATA": "Metadata-Version: 2.1\\nName: kernels\\nVersion: 1.0\\n",
-    f"{INFO}/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
-    f"{INFO}/RECORD": "",
-}
-
-
-def build_wheel(folder, config_settings=None, metadata_directory=None):
-    with zipfile.ZipFile(f"{folder}/kernels-1.0-py3-none-any.whl", "w") as archive:
-        for name, text in FILES.items():
-            archive.writestr(name, text)
-    return "kernels-1.0-py3-none-any.whl"
-"""
 INSTALL = """\
 import sys
 from pathlib import Path
@@ -52,8 +35,8 @@ def locked(own: Any, wheel: Callable[..., None], index: SimpleIndex, tmp_path: P
     """Stack `s` of a wheel and of an sdist in phase compile, locked; uv's cache has nothing of it."""
     wheel("lib", "1.0", requires=("dep",))
     wheel("dep", "1.0")
-    pyproject = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-    index.add(make_sdist(tmp_path, "kernels", "1.0", pyproject=pyproject, files={"backend.py": BACKEND}), OLD)
+    files = {"backend.py": BACKEND, "kernels.py": ""}
+    index.add(make_sdist(tmp_path, "kernels", "1.0", pyproject=pyproject("kernels", "1.0"), files=files), OLD)
     components = {"lib": {"modules": ["lib"]}, "kernels": {"phase": "compile", "modules": ["kernels"]}}
     write_stack(own.project, "s", components)
     own.run("lock", "--stack", "s")
@@ -80,23 +63,11 @@ def installed(own: Any) -> set[str]:
     return {path.name.removesuffix(".dist-info") for path in listed}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("UV_CONSTRAINT", "{file}"),
-        ("UV_OVERRIDE", "{file}"),
-        ("UV_BUILD_CONSTRAINT", "{file}"),
-        ("UV_EXCLUDE_NEWER", "2000-01-01"),
-        ("UV_NO_BINARY", "1"),
-        ("UV_NO_BUILD", "1"),
-        ("UV_PYTHON", "3.12"),
-    ],
-)
-def test_variables_of_uv_change_nothing_of_what_is_installed(
-    locked: Any, tmp_path: Path, name: str, value: str
-) -> None:
+def test_variables_of_uv_change_nothing_of_what_is_installed(locked: Any, tmp_path: Path) -> None:
     (tmp_path / "others.txt").write_text("dep<1\nlib<1\n")
-    locked.env[name] = value.replace("{file}", str(tmp_path / "others.txt"))
+    for name in ("UV_CONSTRAINT", "UV_OVERRIDE", "UV_BUILD_CONSTRAINT"):
+        locked.env[name] = str(tmp_path / "others.txt")
+    locked.env |= {"UV_EXCLUDE_NEWER": "2000-01-01", "UV_NO_BINARY": "1", "UV_NO_BUILD": "1", "UV_PYTHON": "3.12"}
     assert installed(locked) == EVERYTHING
 
 
@@ -106,12 +77,12 @@ def test_a_pyproject_of_the_current_directory_changes_nothing_of_what_is_install
     assert installed(locked) == EVERYTHING
 
 
-@pytest.mark.parametrize("where", ["user", "system", "both", "named"])
-def test_a_uv_toml_says_where_packages_are_and_no_more(locked: Any, tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize("where", ["both", "named"])
+def test_a_uv_toml_locates_packages_and_no_more(locked: Any, tmp_path: Path, where: str) -> None:
     places = {"index": [{"url": locked.env.pop("UV_DEFAULT_INDEX"), "default": True}]}
     locked.env |= dict.fromkeys(("XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"), str(tmp_path / "none"))
     variables = {"user": "XDG_CONFIG_HOME", "system": "XDG_CONFIG_DIRS", "named": "UV_CONFIG_FILE"}
-    parts = {where: {**SETTINGS, **places}} if where != "both" else {"user": SETTINGS, "system": places}
+    parts = {"named": {**SETTINGS, **places}} if where == "named" else {"user": SETTINGS, "system": SETTINGS | places}
     for part, settings in parts.items():
         file = tmp_path / part / "uv/uv.toml"
         file.parent.mkdir(parents=True)
