@@ -105,6 +105,7 @@ def test_variables_that_no_process_can_have_are_refused(tmp_path: Path, runtime:
         pass
 
 
+@pytest.mark.slow
 def test_probe_is_not_disturbed_by_mounts_that_come_and_go(tmp_path: Path) -> None:
     """dockerd's folder is a shared mount: what is unmounted there goes everywhere, also while bubblewrap works."""
     script = f"""

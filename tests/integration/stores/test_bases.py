@@ -287,30 +287,6 @@ def test_index_gives_the_image_of_the_platform(layout: Path, taker: Taker, push:
             assert "linux/arm64" in caught.value.why
 
 
-def test_image_for_another_platform_is_refused(layout: Path, taker: Taker, push: Any) -> None:
-    base = taker.resolved(named(push(layout))).model_copy(update={"platform": "linux/arm64"})
-    with pytest.raises(CheckRefusedError) as caught:
-        taker(base)
-    assert "for linux/arm64" in caught.value.why
-    assert "for linux/amd64" in caught.value.why
-
-
-def test_foreign_layer_is_refused_with_the_reason(layout: Path, taker: Taker, push: Any, registry_address: str) -> None:
-    image = push(layout)
-    repository = image.partition("/")[2].rpartition(":")[0]
-    _, manifest = manifest_of(layout)
-    manifest["layers"][0] |= {
-        "mediaType": "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
-        "urls": ["https://example.org/layer"],
-    }
-    manifest["mediaType"] = MANIFEST_TYPE
-    digest = put(registry_address, repository, "foreign", manifest, MANIFEST_TYPE)
-    with pytest.raises(CheckRefusedError) as caught:
-        taker(named(image, digest))
-    assert "foreign" in caught.value.why
-    assert "licence" in caught.value.why
-
-
 def data_file(registry_log: Path, digest: str) -> Path:
     hexadecimal = digest.removeprefix("sha256:")
     (found,) = registry_log.rglob(f"{hexadecimal}/data")
@@ -354,14 +330,20 @@ def test_manifest_that_is_not_the_digests_is_refused(
     assert base.pinned in caught.value.why
 
 
-def test_tag_that_is_not_there_is_said(taker: Taker, registry_address: str) -> None:
-    with pytest.raises(NetworkError, match="not on its registry"):
-        taker.resolved(named(f"{registry_address.removeprefix('http://')}/team/nobody:v1"))
-
-
-def test_digest_that_is_gone_is_said(layout: Path, taker: Taker, push: Any) -> None:
-    with pytest.raises(NetworkError, match="not whole"):
-        taker(named(push(layout), "sha256:" + "0" * 64))
+@pytest.mark.parametrize(
+    ("missing", "why"), [("tag", "not on its registry"), ("digest", "not whole"), ("registry", "cannot be reached")]
+)
+def test_what_a_registry_does_not_have_is_a_matter_of_the_network(
+    layout: Path, taker: Taker, push: Any, missing: str, why: str
+) -> None:
+    image = push(layout)
+    calls: dict[str, Callable[[], object]] = {
+        "tag": lambda: taker.resolved(named(image.replace("/team/", "/unknown/"))),
+        "digest": lambda: taker(named(image, "sha256:" + "0" * 64)),
+        "registry": lambda: taker.resolved(named("127.0.0.1:9/team/it:v1")),
+    }
+    with pytest.raises(NetworkError, match=why):
+        calls[missing]()
 
 
 def test_registry_that_wants_a_password_gets_the_one_of_dockers_configuration(
@@ -384,11 +366,6 @@ def test_registry_that_wants_a_password_gets_the_one_of_dockers_configuration(
     for name, value in write_docker_config(tmp_path / "docker", {"auths": {host: {"auth": auth}}}).items():
         monkeypatch.setenv(name, value)
     check_taken(taker(taker.resolved(named(f"{host}/team/it:v1"))), layout)
-
-
-def test_registry_that_is_not_there_is_a_matter_of_the_network(taker: Taker, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NetworkError, match="cannot be reached"):
-        taker.resolved(named("127.0.0.1:9/team/it:v1"))
 
 
 # ---- the whole way
@@ -430,6 +407,7 @@ def project(mini: Tool, tmp_path: Path, push: Any, vendor_image: Path) -> Tool:
     return Tool(tmp_path, tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_image_on_a_registrys_image(project: Tool, vendor_image: Path) -> None:
     where = ("--stack", NAME, "--target", "cpu")
     project.run("lock", *where)

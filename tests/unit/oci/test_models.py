@@ -82,6 +82,18 @@ def test_layers_that_cannot_be_taken(kind, told):
     assert told in caught.value.why
 
 
+def test_image_for_another_platform_is_refused():
+    with pytest.raises(CheckRefusedError) as caught:
+        check_layers(parsed(Manifest, MANIFEST), parsed(Configuration, CONFIGURATION), "linux/arm64", "it")
+    assert "for linux/arm64; the image is for linux/amd64" in caught.value.why
+
+
+def test_document_with_a_key_twice_is_refused():
+    with pytest.raises(CheckRefusedError, match="it is refused as a base") as caught:
+        read(json.dumps(MANIFEST).replace('"layers"', '"layers": [], "layers"').encode(), Manifest, "it")
+    assert "a key twice" in caught.value.why
+
+
 def test_configuration_with_another_number_of_layers_is_refused():
     configuration = parsed(Configuration, {**CONFIGURATION, "rootfs": {"diff_ids": [DIGEST, DIGEST]}})
     with pytest.raises(CheckRefusedError) as caught:
