@@ -53,7 +53,7 @@ class Mmdebstrap(TomlModel):
 
     @property
     def source(self) -> str:
-        """Where it comes from, in words."""
+        """Where it comes from, for people."""
         return f"mmdebstrap {self.suite}"
 
 
@@ -70,7 +70,7 @@ class RegistryImage(TomlModel):
 
     @property
     def source(self) -> str:
-        """Where it comes from, in words."""
+        """Where it comes from, for people."""
         return self.image
 
 
@@ -86,7 +86,7 @@ class OciLayout(TomlModel):
 
     @property
     def source(self) -> str:
-        """Where it comes from, in words."""
+        """Where it comes from, for people."""
         return f"the OCI layout {self.path}" + (f", tag {self.tag}" if self.tag else "")
 
 
@@ -106,7 +106,7 @@ class Tar(TomlModel):
 
     @property
     def source(self) -> str:
-        """Where it comes from, in words."""
+        """Where it comes from, for people."""
         return f"the {self.format} {self.path}" + (f", tag {self.tag}" if self.tag else "")
 
 
@@ -156,7 +156,7 @@ class Base(TomlModel):
         return isinstance(self.obtain, Mmdebstrap) or self.obtain.digest is not None
 
     def refuse_unresolved(self, name: str) -> None:
-        """Refuse to build on a base whose digest nobody asked for.
+        """Refuse to build on a base whose digest was not asked for.
 
         Raises:
             CheckRefusedError: it has none; names the command that finds it.

@@ -350,7 +350,7 @@ def _listed(folder: Path) -> list[str]:
 def _no_file(path: Path) -> ConfigurationError:
     points_to = f"It is a symbolic link to {path.readlink()}, where no file is." if path.is_symlink() else ""
     return ConfigurationError(
-        f"{path} is no file",
+        f"{path} is not a file",
         why=points_to or ("It is a directory." if path.is_dir() else "It is something special."),
         fix="Put the definition there as a file, or remove what is there.",
     )

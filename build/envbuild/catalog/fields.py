@@ -39,7 +39,7 @@ class MisplacedError(ValueError):
 
 
 def _specifier(text: str) -> str:
-    refusal = f"{text!r} is no version specifier (such as '==2.13.0' or '>=1,<2')"
+    refusal = f"{text!r} is not a version specifier (such as '==2.13.0' or '>=1,<2')"
     try:
         clauses = SpecifierSet(text)
     except InvalidSpecifier as error:

@@ -22,7 +22,7 @@ def _value(text: str) -> str:
     for name in _PLACEHOLDER.findall(text):
         if f"{{{name}}}" not in text or name not in PLACEHOLDERS:
             known = ", ".join(f"{{{known}}}" for known in PLACEHOLDERS)
-            raise ValueError(f"{{{name}}} is no placeholder; there are {known}")
+            raise ValueError(f"{{{name}}} is not a placeholder; there are {known}")
     return text
 
 

@@ -50,7 +50,7 @@ class SiteFile(TomlModel):
     apt_mirror: str | None = Field(default=None, description="mirror for mmdebstrap instead of the machine's sources")
     torch_builds: TorchBuilds = TorchBuilds()
     signing: Signing = Signing()
-    stores: dict[Name, StoreSettings] = Field(default={}, description="remote stores beside the local one, by name")
+    stores: dict[Name, StoreSettings] = Field(default={}, description="remote stores, besides the local one, by name")
 
 
 class Site(TomlModel):
@@ -75,7 +75,7 @@ def load_site(environ: Mapping[str, str] = os.environ) -> Site:
     home = _home(environ)
     named = environ.get("ENVBUILD_CONFIG")
     path = Path(named) if named else _xdg("XDG_CONFIG_HOME", home / ".config", environ) / "envbuild/config.toml"
-    # Where nobody names one, there need not be one; a link that leads nowhere was meant to be one.
+    # The default file need not exist; a link that leads nowhere was meant to be one.
     file = toml.load(path, SiteFile, _wanted(named)) if named or os.path.lexists(path) else SiteFile()
     cache = environ.get("ENVBUILD_CACHE_DIR") or file.cache_dir
     return Site(
@@ -148,7 +148,7 @@ def _apt_mirror(file: SiteFile, environ: Mapping[str, str]) -> str | None:
     wrong = [] if _APT_URL.fullmatch(mirror) else [line for line in sources if not _APT_SOURCE.fullmatch(line)]
     if wrong or mirror.startswith("#"):
         raise ConfigurationError(
-            f"{'ENVBUILD_APT_MIRROR' if variable else 'apt_mirror'} is no mirror: {(wrong or [mirror])[0]!r}",
+            f"{'ENVBUILD_APT_MIRROR' if variable else 'apt_mirror'} is not a mirror: {(wrong or [mirror])[0]!r}",
             why="It is a URL (http://HOST/debian, file:/srv/debian), or whole sources, one a line "
             "(deb [signed-by=/KEYRING] URL SUITE COMPONENT ...).",
             fix="Correct it, or unset it to use this machine's own apt sources.",

@@ -78,7 +78,7 @@ class Component(TomlModel):
     releases_for_cuda: dict[CudaMajor, Specifier] = Field(
         default_factory=dict,
         description="which releases on the package index are for which CUDA, by its major version: on a base with that "
-        "CUDA these are taken, where nobody pins the component; the first of them also where it is newer than the "
+        "CUDA these are taken, where the component is not pinned; the first of them also where it is newer than the "
         "as-of moment",
     )
     released_with: tuple[PackageName, ...] = Field(
@@ -136,7 +136,7 @@ class Takeover(TomlModel):
     without: str = Field(min_length=1, description="the folder of the anchor's tree that decides: gone, this holds")
     driver: Driver = Field(description="the training code of the certification cases then")
     lead: PackageName = Field(description="the component whose upstream's pins decide the companions then")
-    reason: str = Field(min_length=1, description="why, in words; the lock's record says so")
+    reason: str = Field(min_length=1, description="why, for people; part of the lock's record")
     components: dict[PackageName, Component] = Field(
         min_length=1, description="added to the stack's, or in the place of the stack's one of that name"
     )
@@ -144,7 +144,7 @@ class Takeover(TomlModel):
     @model_validator(mode="after")
     def _lead_is_a_component(self) -> Takeover:
         if self.lead not in self.components:
-            raise ValueError(f"lead {self.lead!r} is none of its components {sorted(self.components)}")
+            raise ValueError(f"lead {self.lead!r} is not one of its components {sorted(self.components)}")
         return self
 
 
@@ -223,7 +223,7 @@ class Stack(TomlModel):
     @model_validator(mode="after")
     def _anchor_is_a_component(self) -> Stack:
         if self.anchor is not None and self.anchor not in self.components:
-            raise ValueError(f"anchor {self.anchor!r} is none of the components {sorted(self.components)}")
+            raise ValueError(f"anchor {self.anchor!r} is not one of the components {sorted(self.components)}")
         if self.takeover is not None and self.anchor is None:
             raise ValueError("takeover needs an anchor, whose tree decides whether it holds")
         if self.takeover is not None and self.takeover.lead == self.anchor:

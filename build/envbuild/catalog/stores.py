@@ -39,7 +39,7 @@ def _endpoint(text: str) -> str:
 
 
 class StoreSettings(TomlModel):
-    """A remote store beside the local one."""
+    """A remote store, besides the local one."""
 
     url: Annotated[str, AfterValidator(_address)] = Field(
         description="oci://HOST/REPOSITORY, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or file:///DIRECTORY"
@@ -76,11 +76,11 @@ def choose_stores(known: Mapping[str, StoreSettings], text: str, mode: str, said
         said_by: the option or variable, for errors.
 
     Raises:
-        ConfigurationError: it is no name, no address, or no mode.
+        ConfigurationError: it is not a name, an address or a mode.
     """
     if mode and mode not in [item.value for item in StoreMode]:
         raise ConfigurationError(
-            f"{mode!r} is no mode of a store",
+            f"{mode!r} is not a mode of a store",
             why=f"{MODE_VARIABLE} is one of {', '.join(item.value for item in StoreMode)}.",
             fix="Correct it, or unset it.",
         )

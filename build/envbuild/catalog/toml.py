@@ -30,7 +30,7 @@ _PART = re.compile(r""""([^"]*)"|'([^']*)'|([\w-]+)""")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a file is read for, in words for whoever lacks it.
+    """What a file is read for, for the error when it is missing.
 
     Attributes:
         what: what it is called: "the trust file".
@@ -64,7 +64,7 @@ def load(path: Path, model: type[M], wanted: Wanted) -> M:
 
 def _no_utf8(error: UnicodeDecodeError) -> str:
     line = error.object.count(b"\n", 0, error.start) + 1
-    return f"Line {line} has a byte that is no UTF-8 (0x{error.object[error.start]:02x})."
+    return f"Line {line} has a byte that is not UTF-8 (0x{error.object[error.start]:02x})."
 
 
 def _unread(error: OSError, path: Path, wanted: Wanted) -> ConfigurationError:
@@ -73,7 +73,7 @@ def _unread(error: OSError, path: Path, wanted: Wanted) -> ConfigurationError:
         return ConfigurationError(f"{wanted.what} {path} does not exist", why=leads + wanted.why, fix=wanted.fix)
     if isinstance(error, IsADirectoryError):
         return ConfigurationError(
-            f"{wanted.what} {path} is no file", why=f"It is a directory. {wanted.why}", fix=wanted.fix
+            f"{wanted.what} {path} is not a file", why=f"It is a directory. {wanted.why}", fix=wanted.fix
         )
     return ConfigurationError(
         f"cannot read {wanted.what} {path}",

@@ -34,7 +34,7 @@ DEFAULT_STACK = "nemo"
 
 @dataclass
 class Session:
-    """One run of a command: where it works, with what configuration, and who is told."""
+    """One run of a command: its directory, configuration and reporter."""
 
     as_json: bool
     quiet: bool

@@ -1,4 +1,4 @@
-"""Standard output: where a command's result goes. That it cannot be written is told in one way, whoever writes."""
+"""Standard output: where a command's result goes. Reports in one way that it cannot be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a failure is told: what, why and what to do, with what is known about it; as JSON too when asked."""
+"""Prints a failure: error, cause and help, with the known failures it matches; also as JSON."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def usage_error(error: click.ClickException) -> UsageError:
 
 
 def explain(error: Exception) -> EnvbuildError:
-    """The envbuild error for any exception; a traceback is shown only for what nobody foresaw."""
+    """The envbuild error for any exception; a traceback is shown only for faults of envbuild."""
     if isinstance(error, InterruptedByUserError):
         return error
-    # What nobody foresaw, after a signal: something took the KeyboardInterrupt for a failure of its own.
+    # An unexpected error after a signal: something took the KeyboardInterrupt for a failure of its own.
     if is_interruption(error) or (has_come() and not isinstance(error, EnvbuildError)):
         return InterruptedByUserError()
     if isinstance(error, EnvbuildError):

@@ -103,7 +103,7 @@ def _records(remote: Remote, keys: list[str]) -> tuple[dict[str, WheelRecord], d
         if isinstance(document, CheckRefusedError):
             bad[key] = document.why
         elif (record := record_of(document)) is None or record.key != key:
-            bad[key] = "Its record is none of a wheel with this key."
+            bad[key] = "Its record is not that of a wheel with this key."
         else:
             good[key] = record
     return dict(sorted(good.items(), key=lambda item: (item[1].parts.package, item[1].parts.version, item[0]))), bad

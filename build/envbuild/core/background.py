@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from envbuild.core.spawn import here, kill_group, running, started_program
+from envbuild.core.spawn import kill_group, running, started_program, thread_state
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ def run_in_background(action: Callable[[], T]) -> Background[T]:
     future: Background[T] = Background()
 
     def work() -> None:
-        here.work = future
+        thread_state.work = future
         try:
             future.set_result(action())
         except BaseException as failure:  # noqa: BLE001 - result() raises it

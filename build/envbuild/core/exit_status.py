@@ -1,4 +1,4 @@
-"""What programs and their ends are called in words, without the credentials that may be in them."""
+"""Describes programs and their exit statuses, without the credentials that may be in them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def mask(text: str) -> str:
 
 
 def describe_status(status: int) -> str:
-    """An exit status in words: ``exited with status 2``, ``was ended by SIGKILL``."""
+    """An exit status for people: ``exited with status 2``, ``was ended by SIGKILL``."""
     if status >= 0:
         return f"exited with status {status}"
     try:
@@ -37,5 +37,5 @@ def tail(text: str, lines: int = TAIL_LINES) -> str:
 
 
 def ran_out_of_space(output: str, path: Path) -> bool:
-    """Whether a program failed for a full disk: it said so (it may have cleaned up since), or little space is left."""
+    """Whether a program failed for a full disk: it printed so (and may have cleaned up since), or little is left."""
     return os.strerror(errno.ENOSPC) in output or space_is_low(path)

@@ -23,7 +23,7 @@ LOW_FILES = 64
 
 
 def write_atomic(path: Path, data: str | bytes, mode: int = 0o644) -> None:
-    """Write ``data`` to ``path`` through a temporary file beside it and a rename."""
+    """Write ``data`` to ``path`` through a temporary file next to it and a rename."""
     raw = data.encode() if isinstance(data, str) else data
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def _open_up(folder: Path) -> None:
 def replace_tree(staged: Path, final: Path) -> None:
     """Put the directory ``staged`` in the place of ``final`` by renames.
 
-    Between the two renames ``final`` is absent for an instant; a crash there leaves the old tree beside it under
+    Between the two renames ``final`` is absent for an instant; a crash there leaves the old tree next to it under
     a dotted name and never a mixture.
     """
     with machine_errors(final):
@@ -103,7 +103,7 @@ def open_plain(path: Path) -> BinaryIO:
     """Open a file for reading that others may have put there; a pipe or a device is not waited for.
 
     Raises:
-        NotPlainFileError: it is no plain file.
+        NotPlainFileError: it is not a plain file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -115,7 +115,7 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def refuse_no_plain(path: Path, info: os.stat_result) -> None:
-    """Refuse what is no plain file, by what stat says of it; NotPlainFileError."""
+    """Raise NotPlainFileError for what stat does not show as a plain file."""
     if not stat.S_ISREG(info.st_mode):
         what = _KINDS.get(stat.S_IFMT(info.st_mode), "something else")
         raise NotPlainFileError(f"{path.name} is {what} and no plain file")
@@ -125,7 +125,7 @@ def read_plain(path: Path, at_most_bytes: int) -> bytes:
     """The content of a plain file.
 
     Raises:
-        NotPlainFileError: it is none, or is larger than it may be.
+        NotPlainFileError: it is not a plain file, or is larger than allowed.
     """
     with open_plain(path) as stream:
         content = stream.read(at_most_bytes + 1)
@@ -181,7 +181,7 @@ def os_error(error: OSError, path: Path, doing: str = "write") -> EnvbuildError:
     """The envbuild error for an :class:`OSError` met while writing ``path``.
 
     Args:
-        doing: what was tried: ``write``, ``read``, or ``use`` where nobody knows.
+        doing: what was tried: ``write``, ``read``, or ``use`` where that is not known.
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return disk_full(path)

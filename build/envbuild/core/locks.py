@@ -73,7 +73,7 @@ def _held(path: Path, operation: int, on_wait: Callable[[], None] | None) -> Ite
 
 @contextlib.contextmanager
 def exclusive_if_free(path: Path) -> Iterator[bool]:
-    """Hold the existing lock file ``path`` if nobody does; yields whether it is held now."""
+    """Hold the existing lock file ``path`` if no other process does; yields whether it is held now."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

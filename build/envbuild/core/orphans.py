@@ -22,15 +22,15 @@ class Orphans:
 
     Args:
         process: the program, with a pipe for its output.
-        tell: is told what is ended.
+        report: called with what is ended.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], tell: Callable[[str], None]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], report: Callable[[str], None]) -> None:
         self._process = process
         self._own = _pipe(PROC / "self/fd" / str(process.stdout.fileno())) if process.stdout else ""
-        self._tell = tell
+        self._report = report
         self._seen: set[int] = set()
-        self._asked: set[int] = set()
+        self._ended: set[int] = set()
         self._due = time.monotonic() + POLL_SECONDS
 
     def are_all(self, *, anything: bool) -> bool:
@@ -62,11 +62,11 @@ class Orphans:
             if pid not in (program, os.getpid()) and program not in _line(pid, parents) and _pipes(pid) & pipes
         ]
         for pid in self._seen.intersection(left):
-            if pid not in self._asked:
-                self._tell(f"ended what was left running and held the output open: {_name(pid)} (process {pid})")
+            if pid not in self._ended:
+                self._report(f"ended what was left running and held the output open: {_name(pid)} (process {pid})")
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL if pid in self._asked else signal.SIGTERM)
-            self._asked.add(pid)
+                os.kill(pid, signal.SIGKILL if pid in self._ended else signal.SIGTERM)
+            self._ended.add(pid)
         self._seen = set(left)
         return bool(left)
 

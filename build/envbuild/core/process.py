@@ -165,7 +165,7 @@ def stream(
     statuses: Collection[int] = (0,),
     limits: StreamLimits = NO_LIMITS,
 ) -> Generator[bytes]:
-    """A program's standard output in pieces; it is ended when nobody wants more (close the generator).
+    """A program's standard output in pieces; closing the generator ends it.
 
     Messages are read from standard error, and asked for in English whatever the user's locale is.
 
@@ -207,7 +207,7 @@ def stream(
 
 
 def answer(argv: Sequence[str | Path], *, what: str, statuses: Collection[int] = (0,)) -> str:
-    """What a program says on standard output alone: a warning, such as of a missing locale, is no part of it.
+    """What a program prints on standard output alone, without warnings such as of a missing locale.
 
     Raises:
         MachineError: it failed, or cannot be started.

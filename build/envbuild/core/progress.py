@@ -64,7 +64,7 @@ class PlainReporter:
         self._of = f"[{of}] " if of else ""
 
     def note(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads, or nothing can be written; the work goes on
+        with contextlib.suppress(OSError):  # the stream is closed or full; the work goes on
             # One write: lines of threads do not run into each other.
             sys.stderr.write(f"{self._of}{printable_lines(text)}\n")
             sys.stderr.flush()

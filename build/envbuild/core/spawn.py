@@ -22,14 +22,14 @@ DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
 class Work(Protocol):
-    """What a thread is at work on, and wants to know the programs of."""
+    """Background work, which keeps track of its programs."""
 
     def runs(self, process: subprocess.Popen[bytes]) -> contextlib.AbstractContextManager[None]:
         """Note a program of this work while a block runs."""
 
 
-# ``work``: what this thread is at work on, where that is anything.
-here = threading.local()
+# ``work``: the background work that this thread does, if any.
+thread_state = threading.local()
 running: set[subprocess.Popen[bytes]] = set()
 
 
@@ -44,7 +44,7 @@ def started_program(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A running program; when the block is left by an exception, it is ended with all its children."""
     process: subprocess.Popen[bytes] | None = None
-    work: Work | None = getattr(here, "work", None)
+    work: Work | None = getattr(thread_state, "work", None)
     try:
         with signals_wait():
             process = _start(command, what, env, cwd, stdin, stderr)

@@ -84,15 +84,15 @@ def parse_address(text: str) -> Address:
     if scheme == "oci" and not (_HOST.fullmatch(host) and _REPOSITORY.fullmatch(path)):
         raise _wrong(text, "It needs a host and a repository in small letters, digits, '.', '_', '-' and '/'.")
     if scheme == "oci" and (port := re.search(r":(\d+)$", host)) and not 0 < int(port[1]) < 1 << 16:
-        raise _wrong(text, f"{port[1]} is no port: those are 1 to 65535.")
+        raise _wrong(text, f"{port[1]} is not a port: ports are 1 to 65535.")
     if scheme in ("s3", "gs") and not _BUCKET.fullmatch(host):
-        raise _wrong(text, f"{host!r} is no name of a bucket.")
+        raise _wrong(text, f"{host!r} is not a bucket name.")
     return Address(scheme=scheme, host=host, path=path)
 
 
 def _wrong(text: str, why: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{mask(text)!r} is no address of a store",
+        f"{mask(text)!r} is not the address of a store",
         why=f"{why}\nAddresses are: {', '.join(FORMS.values())}.",
         fix="Correct it where it is set: --store, ENVBUILD_STORE, or [stores.NAME] of the configuration file.",
     )

@@ -34,7 +34,7 @@ class Directory:
             except FileNotFoundError:
                 return None
             except NotPlainFileError as error:
-                raise refused(kind, key, self._address, f"Its document is none: {error}.") from error
+                raise refused(kind, key, self._address, f"Its document is not a file: {error}.") from error
 
     def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:  # noqa: ARG002
         self._write_index(kind, key, index_path)
@@ -122,7 +122,7 @@ class Directory:
 
     @contextlib.contextmanager
     def _temporary(self) -> Iterator[Path]:
-        """A file name on the store's disk that is nobody else's, here or on another machine."""
+        """A file name on the store's disk that no other process has, here or on another machine."""
         area = self._root / "incoming"
         area.mkdir(exist_ok=True)
         temporary = area / f"{os.getpid()}-{secrets.token_hex(8)}"
@@ -140,7 +140,7 @@ class Directory:
 
     @contextlib.contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
-        """The directory itself must be there: a share that is not mounted is no empty store."""
+        """The directory itself must be there: a share that is not mounted is not an empty store."""
         with machine_errors(self._root, doing):
             if not self._root.is_dir():
                 raise NetworkError(

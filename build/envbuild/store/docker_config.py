@@ -38,10 +38,10 @@ class Credentials:
 
 
 def credentials_for(host: str, environ: Mapping[str, str]) -> Credentials | None:
-    """The credentials of a registry; None when nobody states them.
+    """The credentials of a registry; None when there are none.
 
     Raises:
-        MachineError: a configuration file is no JSON, or a credential helper fails.
+        MachineError: a configuration file is not JSON, or a credential helper fails.
     """
     names: tuple[str, ...] = (host, f"https://{host}", f"http://{host}", f"https://{host}/v1/", f"https://{host}/v2/")
     if host in DOCKER_HUB:
@@ -73,7 +73,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise MachineError(
             f"the registry credentials in {path} cannot be read",
-            why=error.strerror or "" if isinstance(error, OSError) else "It is no JSON.",
+            why=error.strerror or "" if isinstance(error, OSError) else "It is not JSON.",
             fix="Correct the file, or make it anew with `docker login` or `podman login`.",
         ) from error
     return found if isinstance(found, dict) else {}
@@ -102,7 +102,7 @@ def _decoded(entry: Mapping[str, Any], path: Path) -> Credentials | None:
     except (binascii.Error, UnicodeDecodeError) as error:
         raise MachineError(
             f"the registry credentials in {path} cannot be read",
-            why="An auth in it is no base64.",
+            why="An auth in it is not base64.",
             fix="Make the file anew with `docker login` or `podman login`.",
         ) from error
     user, secret = str(entry.get("username") or user), str(entry.get("password") or secret.rstrip("\0"))
@@ -110,7 +110,7 @@ def _decoded(entry: Mapping[str, Any], path: Path) -> Credentials | None:
 
 
 def _ask(helper: str, name: str, path: Path, environ: Mapping[str, str]) -> Credentials | None:
-    """What a credential helper says; its output is shown to nobody."""
+    """What a credential helper prints, which is never shown."""
     program = shutil.which(f"docker-credential-{helper}", path=environ.get("PATH", os.defpath))
     if program is None:
         raise MachineError(

@@ -1,4 +1,4 @@
-"""The document of an entry in a remote store: which files it has, under which key, and what is said of it."""
+"""The document of an entry in a remote store: which files it has, under which key, and its record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _inside(name: str) -> str:
     """A file name that leads to no place outside its entry."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or str(path) != name or "\0" in name or name in (".", ENTRY_INDEX_FILE):
-        raise ValueError(f"{name!r} is no name of a file inside an entry")
+        raise ValueError(f"{name!r} is not the name of a file inside an entry")
     return name
 
 
@@ -38,7 +38,7 @@ class EntryFile(BaseModel):
 
 
 class Document(BaseModel):
-    """All that a remote store says of an entry."""
+    """What a remote store has of an entry besides its files."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -136,7 +136,7 @@ class LocalStore:
                 lock.unlink(missing_ok=True)
 
     def remove(self, kind: str, key: str) -> None:
-        """Remove an entry: renamed away first, so that nobody sees half of it."""
+        """Remove an entry: renamed away first, so that no reader sees half of it."""
         path = self.path_of(kind, key)
         with self.staging("removed") as folder, contextlib.suppress(FileNotFoundError):
             path.rename(folder / "entry")

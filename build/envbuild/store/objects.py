@@ -248,7 +248,7 @@ def open_objects(address: Address, endpoint: str | None, ca_bundle: Path | None,
 
 
 def aws_settings(environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """What obstore does not find by itself: the keys and the region of AWS's own files; and whose they are, in words.
+    """What obstore does not find by itself: the keys and region of AWS's own files; and a name for the account.
 
     The environment's keys, a web identity or a container's role come first; obstore takes those itself.
     """

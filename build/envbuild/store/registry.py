@@ -409,7 +409,7 @@ def _basic(credentials: Credentials) -> str:
 
 
 def _message(body: bytes) -> str:
-    """What a registry says of an error (OCI distribution-spec, "Error Codes"), on one line."""
+    """What a registry reports of an error (OCI distribution-spec, "Error Codes"), on one line."""
     try:
         errors = jsonread.foreign(body)["errors"]
         text = "; ".join(str(error.get("message") or error.get("code")) for error in errors)

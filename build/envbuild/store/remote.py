@@ -137,7 +137,7 @@ class Remote:
         def read(share: list[str]) -> list[tuple[str, tuple[Document | None, CheckRefusedError | None]]]:
             return [(key, self._present(kind, key)) for key in share]
 
-        # Threads that nobody waits for: Ctrl-C ends the command though a store does not answer.
+        # Daemon threads: Ctrl-C ends the command though a store does not answer.
         shares = [keys[start::REQUESTS_AT_ONCE] for start in range(min(REQUESTS_AT_ONCE, len(keys)))]
         working = [run_in_background(partial(read, share)) for share in shares]
         found = dict(pair for work in working for pair in work.result())

@@ -49,9 +49,9 @@ class OciRepository:
             config = jsonread.foreign(found.body)["config"]
             digest, size = str(config["digest"]), int(config["size"])
         except (ValueError, KeyError, TypeError) as error:
-            raise _no_entry(self._address, kind, key, "Its manifest is none of envbuild's.") from error
+            raise _no_entry(self._address, kind, key, "Its manifest was not written by envbuild.") from error
         if size > MOST_BYTES or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-            raise _no_entry(self._address, kind, key, "Its manifest is none of envbuild's.")
+            raise _no_entry(self._address, kind, key, "Its manifest was not written by envbuild.")
         with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
             document = Path(folder) / "document"
             with machine_errors(document):
@@ -151,7 +151,7 @@ class OciRepository:
             except (ValueError, AttributeError, TypeError) as error:
                 raise NetworkError(
                     f"the store {self._address} lists no tags",
-                    why='What it answers is no list of tags (OCI distribution-spec, "Listing Tags").',
+                    why='Its answer is not a list of tags (OCI distribution-spec, "Listing Tags").',
                     fix="Check the address. ENVBUILD_STORE=off goes on without it.",
                 ) from error
             following = _NEXT.search(answer.headers.get("Link", ""))

@@ -34,7 +34,7 @@ def temporary_store(folder: Path | None = None, *, within: Path | None = None) -
             if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
                 raise MachineError(
                     f"{folder} belongs to somebody else",
-                    why="Images are mounted and unpacked below it, so nobody else may change it.",
+                    why="Images are mounted and unpacked below it, so no other account may change it.",
                     fix="Have it removed, or set TMPDIR to a directory of your own.",
                 )
             make_private(folder)

@@ -200,7 +200,7 @@ def _make_room(into: Path) -> None:
             remove_tree(into)
         elif into.exists() and not (into.is_dir() and not any(into.iterdir())):
             raise UsageError(
-                f"{into} is there and is no environment",
+                f"{into} exists and is not an environment",
                 why="An environment is made anew, and what is in its place would be lost.",
                 fix="Name another folder, or remove this one yourself.",
             )

@@ -34,7 +34,7 @@ def order(sm: str) -> tuple[int, str]:
 def _numbers(sm: str) -> tuple[int, int, str]:
     match = _SM.match(sm)
     if match is None:
-        raise ValueError(f"{sm!r} is no SM version")
+        raise ValueError(f"{sm!r} is not an SM version")
     return int(match["major"]), int(match["minor"]), match["suffix"]
 
 

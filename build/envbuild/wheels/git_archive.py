@@ -90,7 +90,7 @@ class _Checkout:
         if check and done.status != 0:
             raise NetworkError(
                 f"cannot fetch the sources of {self._name} at {self._commit[:12]}",
-                why=mask(f"The repository is {self._url}. git {arguments[0]} said:\n{tail(done.output)}"),
+                why=mask(f"The repository is {self._url}. git {arguments[0]} printed:\n{tail(done.output)}"),
                 fix=mask(
                     f"See whether `git ls-remote {self._url}` works here, and whether that commit is still there; "
                 )
@@ -113,7 +113,7 @@ def only_folder(archive: bytes, folder: str) -> bytes:
 
 
 def _add(tar: tarfile.TarFile, folder: Path, top: str, time: int) -> None:
-    """All files below a folder but git's own, in the order of their names, owned by nobody in particular."""
+    """All files below a folder but git's own, in the order of their names, owned by no particular account."""
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
         if ".git" in relative.parts:

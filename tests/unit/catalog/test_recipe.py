@@ -20,9 +20,9 @@ def test_values_that_a_variable_can_have(value):
     [
         ("a\0b", "control characters"),
         ("a\nb", "control characters"),
-        ("{sms}", "{sms} is no placeholder; there are {sm}, {sm_dotted}, {cuda_major}"),
-        ("{", "is no placeholder"),
-        ("{sm", "is no placeholder"),
+        ("{sms}", "{sms} is not a placeholder; there are {sm}, {sm_dotted}, {cuda_major}"),
+        ("{", "is not a placeholder"),
+        ("{sm", "is not a placeholder"),
     ],
 )
 def test_values_that_would_do_something_else_than_was_meant(value, said):

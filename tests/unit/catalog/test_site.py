@@ -139,7 +139,7 @@ def test_apt_mirror_that_is_none_is_refused(home, mirror, setting):
         configure(home, f"apt_mirror = {json.dumps(mirror)}\n")
     else:
         home = {**home, setting: mirror}
-    with pytest.raises(ConfigurationError, match="is no mirror") as caught:
+    with pytest.raises(ConfigurationError, match="is not a mirror") as caught:
         load_site(home)
     assert caught.value.what.startswith(setting)
 

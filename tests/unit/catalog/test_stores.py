@@ -76,10 +76,10 @@ def test_modes(mode, reads, writes):
     ("variables", "said"),
     [
         ({"ENVBUILD_STORE": "their"}, "there is no store 'their'"),
-        ({"ENVBUILD_STORE": "http://host/x"}, "is no address of a store"),
+        ({"ENVBUILD_STORE": "http://host/x"}, "is not the address of a store"),
         ({"ENVBUILD_STORE": "s3://me:secret@bucket"}, "holds a user name or password"),
         ({"ENVBUILD_STORE": "file:///tmp/a%20b"}, "cannot be the address of a store"),
-        ({"ENVBUILD_STORE_MODE": "rw"}, "'rw' is no mode of a store"),
+        ({"ENVBUILD_STORE_MODE": "rw"}, "'rw' is not a mode of a store"),
     ],
 )
 def test_wrong_variables_are_configuration_errors(environ, variables, said):

@@ -100,8 +100,8 @@ def line_of(text: str, part: str) -> int:
             Matrix, MATRIX, "loss_relative = 1e-5", "loss_relative = 0.5", ["0.01; found 0.5"], id="tolerance-wide"
         ),
         pytest.param(Matrix, MATRIX, "clip_grad_norm = 1.0", "clip_grad_norm = inf", ["finite number"], id="infinity"),
-        pytest.param(Stack, STACK, '"==2.13.0"', '"2.13"', ["'2.13' is no version specifier"], id="specifier"),
-        pytest.param(Stack, STACK, '"==2.13.0"', '"==="', ["'===' is no version specifier"], id="bare-arbitrary"),
+        pytest.param(Stack, STACK, '"==2.13.0"', '"2.13"', ["'2.13' is not a version specifier"], id="specifier"),
+        pytest.param(Stack, STACK, '"==2.13.0"', '"==="', ["'===' is not a version specifier"], id="bare-arbitrary"),
         pytest.param(
             Matrix, ONE_CASE, "[[cases]]", "[cases]", ["cases: input should be a valid array"], id="table-for-list"
         ),
@@ -184,13 +184,13 @@ def test_load_of_a_file_that_is_no_utf8_names_the_line(tmp_path):
     (tmp_path / "file.toml").write_bytes(b'# one\nsummary = "\xff"')
     error = unread(tmp_path / "file.toml")
     assert error.what == f"cannot read the file of stack x {tmp_path}/file.toml"
-    assert error.why.startswith("Line 2 has a byte that is no UTF-8 (0xff).")
+    assert error.why.startswith("Line 2 has a byte that is not UTF-8 (0xff).")
     assert "UTF-8" in error.fix
 
 
 def test_load_of_a_folder(tmp_path):
     error = unread(tmp_path)
-    assert error.what == f"the file of stack x {tmp_path} is no file"
+    assert error.what == f"the file of stack x {tmp_path} is not a file"
     assert error.why.startswith("It is a directory.")
     assert error.fix == "Write it."
 

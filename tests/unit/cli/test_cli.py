@@ -247,7 +247,12 @@ def test_list_shows_the_users_own_first_and_tells_what_is_broken(project, capsys
     result = json.loads(capsys.readouterr().out)
     assert {"cpu", "h200"} <= {row["name"] for row in result["targets"]}
     assert result["error"]["exit_code"] == 3
-    for part in ("mine.toml:1", "folder.toml is no file\nIt is a directory", "link.toml is no file", "to nowhere"):
+    for part in (
+        "mine.toml:1",
+        "folder.toml is not a file\nIt is a directory",
+        "link.toml is not a file",
+        "to nowhere",
+    ):
         assert part in result["error"]["why"]
 
 
@@ -268,7 +273,7 @@ def test_definition_that_is_no_file_is_named(project, kind, capsys):
     path.mkdir() if kind == "directory" else path.symlink_to("nowhere")
     assert run(["lock", "--stack", "x"]) == 3
     told = capsys.readouterr().err
-    assert f"{path} is no file" in told
+    assert f"{path} is not a file" in told
     assert "Did you mean" not in told
 
 

@@ -165,7 +165,7 @@ def test_an_environment_is_made_anew_and_nothing_else_is_touched(lock, tmp_path,
     (tmp_path / "mine/thesis").write_text("years")
     (tmp_path / "file").write_text("")
     for name in ("mine", "file"):
-        with pytest.raises(UsageError, match="is there and is no environment"):
+        with pytest.raises(UsageError, match="exists and is not an environment"):
             run(lock, tmp_path, into=name)
     assert (calls, os.listdir(tmp_path / "mine")) == ({}, ["thesis"])
 

@@ -17,7 +17,7 @@ def test_dotted(sm, text):
 
 @pytest.mark.parametrize("sm", ["", "9", "90b", "sm_90"])
 def test_what_is_no_sm_is_refused(sm):
-    with pytest.raises(ValueError, match="no SM version"):
+    with pytest.raises(ValueError, match="not an SM version"):
         dotted(sm)
 
 

@@ -272,11 +272,11 @@ def bodies_of_another(folder: Path, remote: Remote) -> None:
 FORGERIES = {
     forged_parts: "its parts have another key",
     another_wheel: "is not the wheel that its record is about",
-    another_name: "is no wheel of causal-conv1d 1.7.0",
-    a_path_as_name: "is no wheel of causal-conv1d 1.7.0",
-    a_strange_file: "belong to no wheel: sitecustomize.py",
-    gpu_code_that_is_not_there: "it contains no GPU code, and its record says otherwise",
-    another_record_outside: "Its document says something else than its record",
+    another_name: "is not a wheel of causal-conv1d 1.7.0",
+    a_path_as_name: "is not a wheel of causal-conv1d 1.7.0",
+    a_strange_file: "do not belong to a wheel: sitecustomize.py",
+    gpu_code_that_is_not_there: "it contains no GPU code, which differs from its record",
+    another_record_outside: "Its document differs from its record",
     no_record: "wheel.json",
     bodies_of_another: "it has another key",
 }

@@ -103,7 +103,7 @@ def _wrong_members(wheel: Path) -> Iterable[str]:
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, OSError) as error:
-        yield f"It is no wheel that can be read: {error}"
+        yield f"It is not a readable wheel: {error}"
         return
     for name in names:
         if name.startswith("/") or ".." in name.split("/"):

@@ -50,7 +50,7 @@ def read_binary(name: str, content: bytes) -> Binary:
             symbols=read_symbols(elf),
         )
     except (ELFError, struct.error) as error:
-        raise not_understood(name, f"It is no ELF file that can be read: {error}") from error
+        raise not_understood(name, f"It is not a readable ELF file: {error}") from error
 
 
 def _libraries(elf: ELFFile) -> tuple[str, ...]:
@@ -97,4 +97,4 @@ def read_wheel(wheel: Path) -> tuple[Binary, ...]:
                         found.append(read_binary(name, archive.read(name)))
             return tuple(found)
     except (zipfile.BadZipFile, OSError, EOFError) as error:
-        raise not_understood(wheel.name, f"It is no wheel that can be read: {error}") from error
+        raise not_understood(wheel.name, f"It is not a readable wheel: {error}") from error

@@ -58,7 +58,7 @@ class Loaded:
     """What loading found.
 
     Attributes:
-        problems: what is wrong, in words.
+        problems: what is wrong.
         unknown: modules and libraries of which nothing is known here, and why.
     """
 

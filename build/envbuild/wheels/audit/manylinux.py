@@ -41,7 +41,7 @@ class Tag:
 
 
 def too_new(binary: Binary, glibc: str, machine: str) -> Iterable[str]:
-    """What a file needs that a base with a glibc does not have, in words."""
+    """What a file needs that a base with a glibc does not have, for people."""
     policy = _policies(machine, glibc)[0]
     for library, version in _needed(binary):
         if _GLIBC.match(version):

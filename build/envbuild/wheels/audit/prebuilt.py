@@ -1,4 +1,4 @@
-"""The GPU code of what is installed: whether packages that nobody compiled here run on a target.
+"""The GPU code of what is installed: whether packages that were not compiled here run on a target.
 
 Wheels from an index have code for the SMs that their makers chose: torch, NCCL and the core of Transformer Engine must
 contain the target's. What is read is the fat binaries of every installed ELF file, header by header. Some libraries of
@@ -225,7 +225,7 @@ def read_code(stream: BinaryIO, name: str) -> FileCode | None:
         except CheckRefusedError as error:
             return FileCode(file=name, unknown=error.why)
         except (ELFError, struct.error) as error:
-            return FileCode(file=name, unknown=f"it is no ELF file that can be read: {error}")
+            return FileCode(file=name, unknown=f"it is not a readable ELF file: {error}")
 
 
 def _code_in(elf: ELFFile, data: mmap.mmap, name: str) -> FileCode | None:

@@ -54,7 +54,7 @@ def _info(archive: zipfile.ZipFile, expected: str, wheel: Path) -> str:
     found = [name.partition("/")[0] for name in names if name.endswith(".dist-info/WHEEL")]
     if len(found) != 1 or f"{found[0]}/RECORD" not in names:
         raise CheckRefusedError(
-            f"{wheel.name} is no wheel",
+            f"{wheel.name} is not a wheel",
             why=f"It should have one folder like {expected}, with the files WHEEL and RECORD; it has {len(found)}.",
             fix="It was not kept. The package's build is wrong; choose another version and lock again.",
         )

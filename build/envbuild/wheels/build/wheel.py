@@ -52,7 +52,7 @@ def build_wheel(plan: WheelPlan, archive: bytes, workspace: WheelWorkspace, prog
 
     Args:
         archive: the package's sources, as a tar or zip archive.
-        progress: told how far it is, such as ``3 of 28 files``.
+        progress: called with how far it is, such as ``3 of 28 files``.
 
     Raises:
         BuildError: it does not build, or takes longer than its recipe allows.
@@ -100,7 +100,7 @@ def build_wheel(plan: WheelPlan, archive: bytes, workspace: WheelWorkspace, prog
         raise BuildError(
             f"the build of {plan.name} made no wheel",
             why=f"It ended without an error and left {[path.name for path in wheels] or 'nothing'}.",
-            fix="Look at the log; the package's build says what it did.",
+            fix="See the log for what the package's build did.",
             log=workspace.log,
         )
     return wheels[0]

@@ -187,10 +187,10 @@ def _problem(folder: Path, record: WheelRecord) -> str:
     except (InvalidWheelFilename, InvalidVersion):
         same = False
     if not same:
-        return f"{record.file!r} is no wheel of {parts.package} {parts.version}"
+        return f"{record.file!r} is not a wheel of {parts.package} {parts.version}"
     allowed = {record.file, RECORD_FILE, LOG_FILE, PROVENANCE_FILE, ENTRY_INDEX_FILE}
     if strangers := sorted({path.relative_to(folder).as_posix() for path in folder.rglob("*")} - allowed):
-        return f"it has files that belong to no wheel: {', '.join(strangers)}"
+        return f"it has files that do not belong to a wheel: {', '.join(strangers)}"
     wheel = folder / record.file
     if not wheel.is_file() or wheel.stat().st_size != record.size_bytes or sha256_file(wheel) != record.digest:
         return f"{record.file} is not the wheel that its record is about"
@@ -202,7 +202,7 @@ def _problem(folder: Path, record: WheelRecord) -> str:
         for item in (found, Architectures(sass=record.sm, ptx=record.ptx), wanted(parts))
     )
     if content != said:
-        return f"it contains {found.text()}, and its record says otherwise"
+        return f"it contains {found.text()}, which differs from its record"
     if found != Architectures() and content != asked:
         return f"it contains {found.text()}, and its key is for {wanted(parts).text()}"
     return ""

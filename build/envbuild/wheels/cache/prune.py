@@ -1,4 +1,4 @@
-"""What is not needed any more: wheels that nobody used for a while, abandoned builds, and what is made again."""
+"""What is not needed any more: wheels unused for a while, abandoned builds, and what is made again."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def plan_pruning(
 
 
 def _builds(store: LocalStore, since: float, kept: set[str]) -> Iterator[Old]:
-    """Folders of builds that were stopped: those whose wheel is there, and those that nobody went on with."""
+    """Folders of builds that were stopped: those whose wheel is there, and those that were not continued."""
     for path in _folders(store, BUILDS_KIND):
         if path.name in kept:
             yield _old(BUILDS_KIND, path, path.name[:12], "an abandoned build; its wheel is there")
@@ -108,7 +108,7 @@ def _builds(store: LocalStore, since: float, kept: set[str]) -> Iterator[Old]:
 
 
 def _made_again(store: LocalStore, since: float) -> Iterator[Old]:
-    """What is made or fetched again when it is next needed, and that nobody used: no lock keeps it."""
+    """What is made or fetched again when it is next needed, and was not used: no lock keeps it."""
     for kind, what in MADE_AGAIN.items():
         for path in _folders(store, kind):
             last = _last_use(path, kind)

@@ -19,7 +19,7 @@ from envbuild.wheels.key import KeyParts
 
 
 class RemoteWheels:
-    """The remote stores beside a local one, for wheels."""
+    """The remote stores of a local one, for wheels."""
 
     def __init__(self, store: LocalStore, remotes: Sequence[Remote]) -> None:
         self._store = store
@@ -57,11 +57,11 @@ class RemoteWheels:
             record = check_entry(folder, document.key)
         except CheckRefusedError as error:
             why = error.why.replace(f" ({folder})", "")
-            raise refused(KIND, document.key, remote.address, f"It is not what it says: {why}.") from error
+            raise refused(KIND, document.key, remote.address, f"It does not match its record: {why}.") from error
         if document.record != record.model_dump(mode="json", by_alias=True) or document.index_path != index_path_of(
             record.parts
         ):
-            raise refused(KIND, document.key, remote.address, "Its document says something else than its record.")
+            raise refused(KIND, document.key, remote.address, "Its document differs from its record.")
 
     @property
     def _readers(self) -> Iterator[Remote]:
@@ -103,7 +103,7 @@ class RemoteWheels:
         return [key for _, key in sorted(ranked, reverse=True)]
 
     def push_built(self, item: Built) -> dict[str, str]:
-        """Push what was built here to every store that is written; a failure is told and costs nothing.
+        """Push what was built here to every store that is written; a failure is reported and is not an error.
 
         Where another machine was first, its wheel takes the place of this one: there is one for a key.
         """
@@ -180,7 +180,7 @@ class RemoteWheels:
 
 
 def record_of(document: Document) -> WheelRecord | None:
-    """The record that a document has; None when it is none of a wheel."""
+    """The record that a document has; None when it is not a wheel's."""
     try:
         return WheelRecord.model_validate(document.record)
     except ValidationError:

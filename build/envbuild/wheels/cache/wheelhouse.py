@@ -37,7 +37,7 @@ class Wheelhouse:
     """The wheels of a store. Entries are complete or absent, never changed, and named by their key.
 
     Args:
-        remotes: stores beside it; what is not here is looked for there, and what is built here is pushed there.
+        remotes: remote stores; what is not here is looked for there, and what is built here is pushed there.
         lock: digest of the lock that wheels are built for.
     """
 
@@ -61,7 +61,7 @@ class Wheelhouse:
         return dataclasses.replace(found, fetched=came_from)
 
     def set_aside(self, key: str) -> None:
-        """Remove an entry whose files are whole, and which is none of this key: made so by hand, or by an accident."""
+        """Remove an entry whose files are whole, and whose record has another key."""
         path = self._store.path_of(KIND, key)
         if not path.is_dir() or entry_index.find_damage(path) or not _wrong(path):
             return  # what is broken is told and made anew where it is asked for
@@ -73,7 +73,7 @@ class Wheelhouse:
     def get_or_build(self, key: str, build: Callable[[Path], None]) -> Built:
         """The wheel of a key; when absent ``build`` fills a folder with wheel, record and log.
 
-        What was built is pushed to the remote stores that are written. That this fails is told, and no failure.
+        What was built is pushed to the remote stores that are written. A push that fails is reported, not raised.
         """
 
         def made(folder: Path) -> None:

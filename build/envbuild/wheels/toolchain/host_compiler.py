@@ -65,8 +65,8 @@ def _version(variable: str, compiler: Path) -> str:
         found = error.why
     if not re.fullmatch(r"\d+(\.\d+)*", found):
         raise MachineError(
-            f"{compiler} is no compiler that can be used",
-            why=f"{variable} names it, and asked with -dumpversion it does not say one: {found[:200] or 'nothing'}",
+            f"{compiler} cannot be used as a compiler",
+            why=f"{variable} names it, and -dumpversion prints no version: {found[:200] or 'nothing'}",
             fix=f"Point {variable} at gcc or clang, or unset it.",
         )
     return found
@@ -94,7 +94,7 @@ def refuse_too_new(host: HostCompiler, home: Path, cuda: str) -> None:
     raise MachineError(
         f"the host compiler {host.version} is too new for CUDA {cuda}",
         why=f"The newest {c} that its nvcc takes is {newest} ({rules}).",
-        fix=f"Install an older one beside it, apt-get install {package}-{newest}, and name it: "
+        fix=f"Install an older one next to it, apt-get install {package}-{newest}, and name it: "
         f"CC={c}-{newest} CXX={cpp}-{newest}\nWithout root one of conda-forge does: CC and CXX take paths.",
     )
 

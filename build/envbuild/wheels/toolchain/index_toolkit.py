@@ -123,7 +123,7 @@ def _found(name: str, package: Mapping[str, Any]) -> Pinned:
     if not hashes:
         raise CheckRefusedError(
             f"no hash is known of {name} {package['version']}",
-            why="The place that has it states none, so nobody could tell another file from it.",
+            why="The place that has it states none, so a replaced file could not be noticed.",
             fix="Serve it from an index that states hashes.",
         )
     return Pinned(name=name, version=str(package["version"]), hashes=tuple(hashes))
@@ -209,7 +209,7 @@ def _refuse_broken(home: Path, version: str) -> None:
     if found := cuda_version(home):
         if found.split(".")[:2] == version.split(".")[:2]:
             return
-        why = f"It is {NVCC} {version}, and its nvcc says that it is {found}."
+        why = f"It is {NVCC} {version}, and its nvcc reports {found}."
     else:
         why = f"{home / 'bin/nvcc'} is not there, or does not run."
     raise MachineError(
