@@ -158,7 +158,7 @@ def test_provenance_is_a_slsa_statement(lock, scan):
     assert resolved["megatron-core"]["digest"] == {"gitCommit": COMMIT}
     assert resolved["one"]["digest"] == {"sha256": ONE.removeprefix("sha256:")}
     assert resolved["many"]["annotations"] == {"oneOf": sorted((TWO, THREE))}
-    assert "startedOn" not in details["metadata"]
+    assert details["metadata"] == {"invocationId": RECORD.key}
     assert details["builder"]["id"].startswith("urn:")
     assert documents(lock, scan, sqsh=None)["provenance.json"]["subject"] == statement["subject"][:1]
 
