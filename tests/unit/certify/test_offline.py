@@ -147,8 +147,8 @@ def test_results_that_do_not_agree_fail(world, folder):
         (("repeats",), 10**9, "its repeats, its nonce or its subject is invalid"),
         (("repeats",), True, "its repeats, its nonce or its subject is invalid"),
         (("subject", "target"), "h200", 'subject.target: "h200" in the folder, "cpu" here'),
-        (("cases", 2, "training", "steps"), 1, "cases[2].training.steps: 1 in the folder, 5 here"),
-        (("cases", 2, "settings", "batch_p2p_comm"), 1, "cases[2].settings.batch_p2p_comm: 1 in the folder, true here"),
+        (("cases", 1, "training", "steps"), 1, "cases[1].training.steps: 1 in the folder, 5 here"),
+        (("cases", 1, "settings", "batch_p2p_comm"), 1, "cases[1].settings.batch_p2p_comm: 1 in the folder, true here"),
         (("expected_versions",), {}, "expected_versions."),
         (("device",), "cuda", 'device: "cuda" in the folder, "cpu" here'),
         (("approved",), True, "approved: true in the folder, null here"),
@@ -187,10 +187,9 @@ def test_plan_with_another_nonce_than_its_results_is_refused(world, folder):
     assert "its nonce is" in why
 
 
-@pytest.mark.parametrize("only", [(TP2,)])
-def test_plan_of_other_cases_is_refused(world, folder, only):
+def test_plan_of_other_cases_is_refused(world, folder):
     run_there(folder)
-    reason, why = refused(world, folder, only=only)
+    reason, why = refused(world, folder, only=())
     assert reason == "plan"
     assert "cases: " in why
 
@@ -256,11 +255,11 @@ def spoiled(folder, change):
     ("change", "reason"),
     [
         (lambda lines: lines[:-1], "truncated"),
-        (lambda lines: [*lines[:3], *lines[4:]], "truncated"),
-        (lambda lines: [*lines[:3], lines[3][:-1]], "truncated"),
-        (lambda lines: [*lines[:4], lines[3], *lines[4:]], "repeated-case"),
-        (lambda lines: [*lines[:3], lines[3].replace('"grad_norm"', '"norm"'), *lines[4:]], "schema"),
-        (lambda lines: [*lines[:3], lines[3].replace('"case": "', '"case": "x'), *lines[4:]], "plan"),
+        (lambda lines: [*lines[:2], *lines[3:]], "truncated"),
+        (lambda lines: [*lines[:2], lines[2][:-1]], "truncated"),
+        (lambda lines: [*lines[:3], lines[2], *lines[3:]], "repeated-case"),
+        (lambda lines: [*lines[:2], lines[2].replace('"grad_norm"', '"norm"'), *lines[3:]], "schema"),
+        (lambda lines: [*lines[:2], lines[2].replace('"case": "', '"case": "x'), *lines[3:]], "plan"),
         (lambda lines: lines[1:], "schema"),
         (lambda lines: [], "missing"),
     ],
@@ -300,9 +299,15 @@ def test_nonce_is_certified_once(world, folder):
     assert "other results were certified before" in why
 
 
-@pytest.mark.parametrize("sealed", [False, True])
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"plan": "x"}', '{"plan": 1, "results": 2}', "[" * 99999, None])
-def test_record_of_a_nonce_that_is_damaged_is_told_and_lets_nothing_pass(world, folder, text, sealed):
+@pytest.mark.parametrize(
+    ("text", "sealed"),
+    [
+        ("{}", False),
+        *((text, True) for text in ("", "{", "[]", "{}", '{"plan": "x"}', '{"plan": 1, "results": 2}', "[" * 99999)),
+        (None, True),
+    ],
+)
+def test_record_of_a_nonce_that_is_damaged_is_reported_and_lets_nothing_pass(world, folder, text, sealed):
     """It was in the folder, so the nonce was used; for what, nobody can say any more."""
     run_there(folder)
     certificate = judge(world, folder).certificate
