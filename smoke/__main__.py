@@ -1,12 +1,8 @@
 """Entry of the zipapp (`python -m zipapp smoke`) and of `python smoke`, the two ways smoke is started."""
 
-import sys
-
 # Worker processes that torch or megatron-core start may import this file again: without the guard they
 # would run the plan a second time.
 if __name__ == "__main__":
-    from envbuild_smoke.cli import close_streams, main
+    from envbuild_smoke.cli import run_and_exit
 
-    status = main()
-    close_streams()
-    sys.exit(status)
+    run_and_exit()

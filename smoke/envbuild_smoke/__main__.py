@@ -1,10 +1,6 @@
 """`python -m envbuild_smoke`."""
 
-import sys
-
 if __name__ == "__main__":
-    from envbuild_smoke.cli import close_streams, main
+    from envbuild_smoke.cli import run_and_exit
 
-    status = main()
-    close_streams()
-    sys.exit(status)
+    run_and_exit()

@@ -35,6 +35,13 @@ END_SECONDS = 10.0
 _RESUME = "Resume with the same command and --resume"
 
 
+def run_and_exit() -> None:
+    """Run the command line of this process, and exit with its status."""
+    status = main()
+    close_streams()
+    sys.exit(status)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in `arguments` (default: the process's own) and return the exit status."""
     options = _parser().parse_args(arguments)

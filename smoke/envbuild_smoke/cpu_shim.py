@@ -25,7 +25,7 @@ class Redirect:
 
 
 def _on_cpu(original: Any) -> Any:
-    """Wrap a function that takes `device`: whatever CUDA device is asked for, the CPU is given."""
+    """Wrap a function that takes `device`: the CPU replaces any CUDA device."""
 
     @functools.wraps(original)
     def wrapper(*arguments: Any, **options: Any) -> Any:

@@ -4,7 +4,7 @@ import traceback
 
 
 def error_line(error: BaseException) -> str:
-    """Return what an exception says, "Type: message", in one line: the first, since hints come after the cause."""
+    """Return "Type: message" in one line: the first of the message, since hints come after the cause."""
     text = "".join(traceback.format_exception_only(type(error), error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(error, SyntaxError):

@@ -75,11 +75,11 @@ class RankContext:
         self._report(weights_saved=True)
 
     def report_observed(self, observed: dict[str, Any]) -> None:
-        """Report what was really built (schemas/result.schema.json says what that is); one rank does this."""
+        """Report what was really built (as in schemas/result.schema.json); one rank does this."""
         self._report(observed=observed)
 
     def _report(self, **fields: Any) -> None:
-        """Append a line to metrics.jsonl, told apart by its keys, in one write: several ranks may report."""
+        """Append a line to metrics.jsonl, distinguished by its keys, in one write: several ranks may report."""
         line = {**fields, "monotonic_seconds": time.monotonic()}
         with metrics_path(self.out, self.case.id).open("ab", buffering=0) as file:
             file.write(json.dumps(line).encode() + b"\n")

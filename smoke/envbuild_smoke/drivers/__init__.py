@@ -1,7 +1,7 @@
 """Drivers: each trains one case with one library.
 
 A driver is a module named in `MODULES` with a function `train(context: RankContext) -> None`. It is
-imported in the template process, once, before any rank exists; so importing it must not start CUDA,
+imported in the fork server, once, before any rank exists; so importing it must not start CUDA,
 threads or process groups.
 """
 

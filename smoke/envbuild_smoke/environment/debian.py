@@ -1,4 +1,4 @@
-"""What the packages of a Debian, or of a distribution made of it, list: the files of the base's own Python."""
+"""The files that dpkg lists, on Debian and its derivatives: those of the base's own Python."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 _ROOT = Path("/var/lib/dpkg")
-# Where its packages put modules: nobody but dpkg does.
+# Only dpkg installs modules there.
 MODULES = "/usr/lib/python3/dist-packages/"
 _SETTING = re.compile(r" (/\S+) ([0-9a-f]{32})(?: obsolete)?")
 

@@ -1,4 +1,4 @@
-"""Where the environment differs from what the lock says."""
+"""Differences between the environment and the lock."""
 
 import os
 import sys
@@ -8,9 +8,9 @@ from typing import Any
 
 from envbuild_smoke.environment import installed, libraries
 from envbuild_smoke.environment.bytecode import bytecode_findings
+from envbuild_smoke.environment.distributions import normalize
 from envbuild_smoke.environment.foreign_modules import ListedFiles, startup_findings
-from envbuild_smoke.environment.inventory import MODULES, distributions
-from envbuild_smoke.environment.names import normalize
+from envbuild_smoke.environment.inventory import MODULES, versions
 from envbuild_smoke.plan.models import Plan
 
 
@@ -21,10 +21,10 @@ def all_findings(
     listed: ListedFiles,
     image: Mapping[str, Any] | None = None,
 ) -> list[dict[str, str | None]]:
-    """Return what is not as the lock says.
+    """Return all differences from the lock.
 
-    `ready` is what the template reported, `files` what was found before, `listed` are the files that may be imported,
-    `image` is what is known of the image this is in.
+    `ready` is what the fork server reported, `files` are the findings about files, `listed` the files that may be
+    imported, `image` describes the image this runs in.
     """
     result = version_findings(plan.expected_versions, ready.get("modules", {}))
     result += files
@@ -76,7 +76,7 @@ def version_findings(
     Codes: `package-missing`, `version-mismatch` (metadata against the lock), `package-twice` (two copies of
     a locked package on the path), `imported-version-differs` (the module that was really imported).
     """
-    found = distributions() if present is None else present
+    found = versions() if present is None else present
     result: list[dict[str, str | None]] = []
 
     def add(code: str, package: str, wanted: str | None, seen: str | None) -> None:
@@ -84,14 +84,14 @@ def version_findings(
 
     for package, version in expected.items():
         # Exact, with the local part: 2.13.0+cpu and 2.13.0+cu130 are different builds.
-        versions = found.get(normalize(package), [])
-        if not versions:
+        own = found.get(normalize(package), [])
+        if not own:
             add("package-missing", package, version, None)
             continue
-        if versions[0] != version:
-            add("version-mismatch", package, version, versions[0])
-        if len(versions) > 1:
-            add("package-twice", package, version, ", ".join(versions))
+        if own[0] != version:
+            add("version-mismatch", package, version, own[0])
+        if len(own) > 1:
+            add("package-twice", package, version, ", ".join(own))
     for module, package in MODULES.items():
         seen = imported.get(module, {}).get("version")
         wanted = next((v for name, v in expected.items() if normalize(name) == package), None)

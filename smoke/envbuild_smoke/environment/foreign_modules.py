@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from envbuild_smoke.environment import debian
+from envbuild_smoke.environment.distributions import distributions, normalize
 from envbuild_smoke.environment.installed import Finding, finding, shortened
-from envbuild_smoke.environment.names import normalize
 
 # Modules that Python imports by itself as it starts (docs.python.org, module site).
 STARTUP_MODULES = ("sitecustomize", "usercustomize")
@@ -81,14 +81,12 @@ class ListedFiles:
         self._has_expectations = bool(wanted)
         self._files: set[str] = set()
         self._folders: tuple[str, ...] = ()
-        first: dict[str, importlib.metadata.Distribution] = {}
-        for distribution in importlib.metadata.distributions():
-            # The first on the path is the one in effect.
-            first.setdefault(normalize(distribution.metadata["Name"] or ""), distribution)
+        # The first of each name on the path is the one in effect.
+        first = {name: found[0] for name, found in distributions().items()}
         # A base that brings torch brings what torch needs: all that is installed in the same folder.
         roots = {_root(first[name]) for name in brought & first.keys()}
         for name, distribution in first.items():
-            if name and (name in wanted or _root(distribution) in roots):
+            if name in wanted or _root(distribution) in roots:
                 self._add(name, distribution)
 
     def findings(self, imported: Mapping[str, str]) -> list[Finding]:

@@ -1,6 +1,6 @@
-"""The GPUs of this machine: which there are, which the run may use, and whether they are what the plan wants.
+"""The GPUs of this machine, those that the run may use, and whether they are of the plan's generation.
 
-Asked of nvidia-smi and not of torch: the runner would have to import it, and CUDA would hold memory on
+Read from nvidia-smi and not from torch: the runner would have to import it, and CUDA would hold memory on
 every GPU.
 """
 
@@ -22,7 +22,7 @@ _LIMIT_SECONDS = 60
 
 
 class CannotRunError(Exception):
-    """The GPUs are not as the plan wants them; `reason` is for programs."""
+    """The GPUs do not meet the plan; `reason` is for programs."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class CannotRunError(Exception):
 
 
 class UnknownGpuError(Exception):
-    """`--gpus` names one that is not there."""
+    """`--gpus` names an unknown GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Gpu:
 def select(wanted: WantedGpu | None, count: int, requested: Sequence[str]) -> tuple[Gpu, ...]:
     """Return the GPUs to use: those named, else those that CUDA_VISIBLE_DEVICES leaves, else all.
 
-    Raises UnknownGpuError for a name that is none, and CannotRunError when fewer than `count` are left,
+    Raises UnknownGpuError for an unknown name, and CannotRunError when fewer than `count` are left,
     when they are not of the generation that the plan wants, or when other processes use them.
     """
     present = installed()
@@ -61,7 +61,7 @@ def select(wanted: WantedGpu | None, count: int, requested: Sequence[str]) -> tu
         names = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in chosen) or "none"
         raise CannotRunError(
             "too-few-gpus",
-            f"the largest case needs {count} GPUs; to be used here: {names}. Run on a machine with {count}, name more "
+            f"the largest case needs {count} GPUs; available: {names}. Run on a machine with {count}, name more "
             "with --gpus, or leave large cases out with --only",
         )
     if wanted is not None:
@@ -71,7 +71,7 @@ def select(wanted: WantedGpu | None, count: int, requested: Sequence[str]) -> tu
 
 
 def installed() -> tuple[Gpu, ...]:
-    """Return the GPUs of this machine; raises CannotRunError when nvidia-smi does not tell."""
+    """Return the GPUs of this machine; raises CannotRunError when nvidia-smi does not list them."""
     rows = _query("--query-gpu=" + ",".join(_FIELDS))
     found = []
     for row in rows:
@@ -87,40 +87,38 @@ def installed() -> tuple[Gpu, ...]:
 def topology() -> str | None:
     """Return what `nvidia-smi topo -m` prints, or None."""
     try:
-        answer = subprocess.run(
-            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=True
-        )
+        answer = _nvidia_smi("topo", "-m")
     except (OSError, subprocess.SubprocessError):
         return None
     # It underlines its headings for terminals.
-    return re.sub(r"\x1b\[[0-9;]*m", "", answer.stdout).strip()
+    return re.sub(r"\x1b\[[0-9;]*m", "", answer.stdout).strip() if answer.returncode == 0 else None
+
+
+def _nvidia_smi(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False
+    )
 
 
 def _query(question: str) -> list[list[str]]:
-    """Return the rows that nvidia-smi answers with; raises CannotRunError saying why there are none."""
+    """Return the rows that nvidia-smi prints; raises CannotRunError with the reason when it fails."""
     if shutil.which("nvidia-smi") is None:
         if any(DEVICES.glob("nvidia[0-9]*")):
             message = (
-                "GPUs are there (/dev/nvidia*), but nvidia-smi is not: nothing can be said of them. In a container, "
+                "this machine has GPUs (/dev/nvidia*) but no nvidia-smi, so they cannot be identified. In a container, "
                 "ask for the driver's utilities (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
             )
         else:
             message = (
-                "there is neither nvidia-smi nor a device /dev/nvidia0: no NVIDIA driver, or a container that was "
+                "neither nvidia-smi nor /dev/nvidia0 exists: no NVIDIA driver, or a container that was "
                 "started without its GPUs"
             )
         raise CannotRunError("no-driver", message)
     try:
-        answer = subprocess.run(
-            ["nvidia-smi", question, "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_SECONDS,
-            check=False,
-        )
+        answer = _nvidia_smi(question, "--format=csv,noheader")
     except subprocess.TimeoutExpired:
         raise CannotRunError(
-            "no-driver", f"nvidia-smi gave no answer in {_LIMIT_SECONDS} s: the driver hangs; look at the kernel's log"
+            "no-driver", f"nvidia-smi did not answer within {_LIMIT_SECONDS} s: the driver hangs; see the kernel's log"
         ) from None
     except OSError as error:
         raise CannotRunError("no-driver", f"nvidia-smi cannot be started: {error.strerror or error}") from None
@@ -131,7 +129,7 @@ def _query(question: str) -> list[list[str]]:
 
 
 def _visible(present: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    # A scheduler says so which GPUs are this job's; nvidia-smi lists the others all the same.
+    # A scheduler assigns GPUs to this job through it; nvidia-smi lists the others all the same.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return present

@@ -1,4 +1,4 @@
-"""The files of installed packages against what their wheels listed, and against what would be imported.
+"""The files of installed packages compared with RECORD, and with what would be imported.
 
 A wheel's RECORD has the name, hash and size of each of its files. Compared are: that each file is there; the
 size of each; the hash of Python sources and shared libraries up to `HASHED_BYTES`. Left out: hashes of larger
@@ -10,7 +10,6 @@ import base64
 import csv
 import hashlib
 import importlib.machinery
-import importlib.metadata
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild_smoke.environment.names import normalize
+from envbuild_smoke.environment.distributions import distributions, normalize
 
 Finding = dict[str, "str | None"]
 
@@ -27,7 +26,7 @@ Finding = dict[str, "str | None"]
 HASHED_BYTES = 512 << 20
 _CHUNK_BYTES = 1 << 20
 _HASHED_SUFFIXES = (".py", ".so")
-# One package that is broken is broken in thousands of places: the first few say it.
+# A broken package is broken in thousands of places: the first few are enough.
 _MOST_OF_A_KIND = 5
 
 
@@ -44,14 +43,14 @@ class RecordedFile:
 
 def recorded(packages: Iterable[str]) -> dict[str, list[RecordedFile]]:
     """Return the files of the packages that are installed with a RECORD, by normalized name."""
-    wanted = {normalize(name) for name in packages}
-    found: dict[str, list[RecordedFile]] = {}
-    for distribution in importlib.metadata.distributions():
-        name = normalize(distribution.metadata["Name"] or "")
-        # The first on the path is the one in effect.
-        if name in wanted and name not in found and (text := distribution.read_text("RECORD")):
-            root = str(distribution.locate_file(""))
-            found[name] = list(_rows(name, root, text))
+    installed = distributions()
+    found = {}
+    for name in sorted(map(normalize, packages)):
+        # One without a RECORD may be earlier on the path: then `shadowed` reports its modules.
+        for distribution in installed.get(name, []):
+            if text := distribution.read_text("RECORD"):
+                found[name] = list(_rows(name, str(distribution.locate_file("")), text))
+                break
     return found
 
 

@@ -1,6 +1,5 @@
 """What the environment consists of: Python, packages, files, GPUs."""
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -8,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envbuild_smoke import cpu_shim
+from envbuild_smoke.environment.distributions import distributions
 from envbuild_smoke.environment.gpus import Gpu
-from envbuild_smoke.environment.names import normalize
 from envbuild_smoke.plan.models import Device
 
-# Import names whose files are put on record: they tell an environment from the host's packages behind it.
+# Import names whose files are recorded: they show whether the host's packages were imported instead.
 MODULES = {"torch": "torch", "megatron.core": "megatron-core"}
 
 
 def describe(
     device: Device, imported: Mapping[str, Mapping[str, Any]] | None = None, gpus: Sequence[Gpu] = ()
 ) -> dict[str, Any]:
-    """Return the environment as one JSON object; `imported` is what the template process reported."""
+    """Return the environment as one JSON object; `imported` is what the fork server reported."""
     files = {name: find_file(name) for name in MODULES}
     # What was really imported counts for more than what would be.
     files.update({name: module["file"] for name, module in (imported or {}).items() if module["file"]})
@@ -27,7 +26,7 @@ def describe(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": len(os.sched_getaffinity(0)),
-        "versions": {name: found[0] for name, found in distributions().items()},
+        "versions": {name: present[0] for name, present in versions().items()},
         "files": files,
         "device": device,
         "gpus": [{"name": gpu.name, "memory": gpu.memory, "driver": gpu.driver} for gpu in gpus],
@@ -35,15 +34,10 @@ def describe(
     }
 
 
-def distributions() -> dict[str, list[str]]:
+def versions() -> dict[str, list[str]]:
     """Return each installed distribution's versions by normalized name, the one in effect first."""
-    found: dict[str, list[str]] = {}
-    for distribution in importlib.metadata.distributions():
-        name, version = distribution.metadata["Name"], distribution.metadata["Version"]
-        # A package that was removed halfway leaves a directory without these behind.
-        if name and version:
-            found.setdefault(normalize(name), []).append(version)
-    return dict(sorted(found.items()))
+    found = {name: [each.version for each in installed if each.version] for name, installed in distributions().items()}
+    return {name: present for name, present in found.items() if present}
 
 
 def find_file(module: str) -> str | None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 # Two of these in one process disagree about their own state. CUDA's runtime is not among them: a base may
-# bring its own beside the one of the packages, and each library finds the one that it was linked to.
+# bring its own in addition to that of the packages, and each library finds the one that it was linked to.
 _SINGLE = re.compile(r"lib(?:nccl|cudnn|torch|torch_cpu|torch_cuda|torch_python|c10|c10_cuda)\.so(?:\.\d+)?")
 _VERSIONED = re.compile(r"(lib[\w+-]+\.so(?:\.\d+)?)(?:\.\d+)*")
 

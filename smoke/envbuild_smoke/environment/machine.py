@@ -17,7 +17,7 @@ _CHUNK_BYTES = 1 << 20
 def describe(
     used: Sequence[gpus.Gpu], variables: Mapping[str, str], versions: Mapping[str, str | None]
 ) -> dict[str, Any]:
-    """Return the machine as one JSON object; `variables` are what the ranks get beside the environment."""
+    """Return the machine as one JSON object; `variables` are what the ranks get in addition to the environment."""
     effective = {**os.environ, **variables}
     return {
         "cpu_model": _cpu_model(),
@@ -32,7 +32,7 @@ def describe(
 
 
 def image(file: Path) -> dict[str, Any]:
-    """Return digest and size of the image's file, and what the image that this runs in says of itself.
+    """Return digest and size of the image's file, and the fingerprint of the image that this runs in.
 
     Raises OSError when the file cannot be read.
     """
@@ -53,7 +53,7 @@ def _fingerprint() -> dict[str, Any] | None:
 
 
 def _cpu_model() -> str | None:
-    # x86 says "model name"; Arm has numbers of maker and part alone.
+    # x86 has a "model name"; Arm only numbers of maker and part.
     for line in _lines("/proc/cpuinfo"):
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "CPU part"):

@@ -135,7 +135,7 @@ class Case:
         baseline: None for a baseline, else the case whose initial weights are loaded.
         resume_at: after this step weights and optimizer are saved, all is torn down, built anew and loaded.
         compare_weights: the final weights are compared with the baseline's final weights.
-        estimated_seconds: how long it is likely to take, for packing; None when nobody knows.
+        estimated_seconds: how long it is likely to take, for scheduling; None when unknown.
     """
 
     id: CaseId

@@ -3,6 +3,8 @@
 import json
 from dataclasses import asdict, dataclass
 
+from envbuild_smoke.plan.json_reader import read_object
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgram:
@@ -25,10 +27,7 @@ class RankProgram:
     @classmethod
     def from_argument(cls, text: str) -> "RankProgram":
         """Read what `as_argument` wrote."""
-        values = json.loads(text)
-        for name in ("preload", "modules"):
-            values[name] = tuple(values[name])
-        return cls(**values)
+        return read_object(cls, json.loads(text), "program")
 
     def function(self, task: str) -> str:
         """Return the function for a kind of task: "case", "compare" or "bandwidth"."""

@@ -70,9 +70,10 @@ class CaseRun:
 
     def _read_reports(self) -> None:
         """Read what was reported since the last update, and emit its events."""
-        for report in read_lines(self._reports, self._read):
-            self._read += report.length
-            content = report.content
+        lines = read_lines(self._reports, self._read)
+        self._read += len(lines)
+        for line in lines.splitlines():
+            content = json.loads(line)
             if "weights_saved" in content:
                 self.weights_saved = True
                 self._emit({"event": "weights-saved", "case": self._case.id, "repeat": self._repeat})
@@ -104,20 +105,12 @@ class CaseRun:
         return f"every rank was done, but the steps reported are {numbers}, not 1 to {last}"
 
 
-class RankReport:
-    """A line that a rank wrote, and its length in bytes."""
-
-    def __init__(self, line: bytes) -> None:
-        self.content: dict[str, Any] = json.loads(line)
-        self.length = len(line)
-
-
-def read_lines(path: Path, offset: int) -> list[RankReport]:
+def read_lines(path: Path, offset: int) -> bytes:
     """Return the whole lines of a file from `offset` on; the last one may be incomplete."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
             content = file.read()
     except FileNotFoundError:
-        return []
-    return [RankReport(line) for line in content[: content.rfind(b"\n") + 1].splitlines(keepends=True)]
+        return b""
+    return content[: content.rfind(b"\n") + 1]

@@ -22,7 +22,7 @@ DEATH_SEEN_LATE_SECONDS = 0.5
 class RankEnd:
     """How a rank process ended: exit status (negative: a signal), and when it was seen (monotonic seconds).
 
-    `done` says that its task was done by then.
+    `done` is true when its task was done by then.
     """
 
     rank: int

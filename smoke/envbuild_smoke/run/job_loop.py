@@ -1,4 +1,4 @@
-"""Runs the jobs of a run: starts them as the scheduler says, watches them, and records what became of each."""
+"""Runs the jobs of a run: starts them in the scheduler's order, watches them, and records their results."""
 
 import time
 from collections.abc import Mapping, Sequence

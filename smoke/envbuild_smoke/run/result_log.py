@@ -52,7 +52,7 @@ class ResultLog:
     ) -> None:
         """Finish a trained case with its comparison, or with why that failed; with neither it stays as it is.
 
-        `restarted` says why the comparison was begun a second time.
+        `restarted` is why the comparison was started a second time.
         """
         result = self.trained.pop(run, None)
         if result is None:

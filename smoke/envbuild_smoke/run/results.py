@@ -37,11 +37,11 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """What happened to one case, the `repeat`th time; `devices` and `started_seconds` say where and when.
+    """What happened to one case, the `repeat`th time; on `devices`, `started_seconds` after the run began.
 
     `startup_seconds` passed until its first step began, None if none did. `fresh_processes` counts the rank
     processes that did not live before. `observed` is what the driver read from what it had built, `weights`
-    how the final weights differ from the baseline's. `restarted` says why it was begun a second time, through no
+    how the final weights differ from the baseline's. `restarted` is why it was started a second time, through no
     fault of its ranks; all else is about the second time then.
     """
 

@@ -1,4 +1,4 @@
-"""The first line of the results: what ran, where, and what is not as the lock says."""
+"""The first line of the results: what ran, where, and the differences from the lock."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

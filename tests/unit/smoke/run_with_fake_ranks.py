@@ -1,6 +1,5 @@
 """The real command line with the fake rank program, for tests that send signals to it."""
 
-import sys
 from dataclasses import replace
 
 from envbuild_smoke import cli
@@ -17,6 +16,4 @@ def run_plan(*arguments, options, **more):  # type: ignore[no-untyped-def]
 
 if __name__ == "__main__":
     runner.run_plan = run_plan
-    status = cli.main()
-    cli.close_streams()
-    sys.exit(status)
+    cli.run_and_exit()

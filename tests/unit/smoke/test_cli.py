@@ -144,7 +144,16 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "end of standard input", "SIGKILL", "SIGKILL with its server"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "SIGTERM",
+        pytest.param("SIGINT", marks=pytest.mark.slow),
+        "end of standard input",
+        "SIGKILL",
+        "SIGKILL with its server",
+    ],
+)
 def test_run_that_is_stopped_leaves_no_rank_and_keeps_finished_results(
     started: subprocess.Popen[str], tmp_path: Path, how: str
 ) -> None:

@@ -58,7 +58,7 @@ def test_distributions_see_both_copies_on_the_path(tmp_path: Path, monkeypatch: 
         metadata.parent.mkdir(parents=True)
         metadata.write_text(f"Metadata-Version: 2.1\nName: Some_Package\nVersion: {version}\n")
         monkeypatch.syspath_prepend(str(tmp_path / folder))
-    assert inventory.distributions()["some-package"] == ["2.0", "1.0"]
+    assert inventory.versions()["some-package"] == ["2.0", "1.0"]
 
 
 def test_imported_files_take_precedence_over_found_ones() -> None:

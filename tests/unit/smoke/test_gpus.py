@@ -90,7 +90,7 @@ def test_unknown_gpus_are_refused(nvidia_smi: Setup, names: tuple[str, ...], wor
 def test_scheduler_s_choice_is_kept(nvidia_smi: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     assert indices(gpus.select(HOPPER, 2, ())) == [1, 3]
-    with pytest.raises(gpus.CannotRunError, match=r"needs 4 GPUs; to be used here: 1 \(NVIDIA H200\), 3"):
+    with pytest.raises(gpus.CannotRunError, match=r"needs 4 GPUs; available: 1 \(NVIDIA H200\), 3"):
         gpus.select(HOPPER, 4, ())
 
 

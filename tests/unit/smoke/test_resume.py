@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import threading
 from collections.abc import Callable
@@ -84,8 +83,7 @@ def run(smoke: Smoke, folder: Path, *more: str | Path) -> Command:
     return smoke("run", "--plan", folder / "plan.json", "--out", folder / "out", *more)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_interrupted_run_is_resumed(tmp_path: Path, number: signal.Signals) -> None:
+def test_killed_run_is_resumed(tmp_path: Path) -> None:
     plan = write_plan(tmp_path, BASELINE, *map(two_ranks, ("train-b", "waits-c", "train-d")))
     out = tmp_path / "out"
     command = [*FAKE_COMMAND, "run", "--plan", plan, "--out", out]
@@ -95,9 +93,8 @@ def test_interrupted_run_is_resumed(tmp_path: Path, number: signal.Signals) -> N
         event = json.loads(line)
         if event["event"] == "step" and event["case"] == "waits-c":
             break
-    process.send_signal(number)
+    process.kill()
     process.communicate(timeout=60)
-    assert process.returncode == (-9 if number == signal.SIGKILL else 130)
     assert_gone(out)
     before = lines_of(out)
     assert [line["type"] for line in before] == ["run", "case", "case"]

@@ -132,7 +132,7 @@ class _Run:
         checkpoints.load_training(self._chunks, self._optimizer, directory)
 
     def finish(self) -> None:
-        """Report what was built, and save the weights if somebody compares them."""
+        """Report what was built, and save the weights if they are compared."""
         observed = observe(self._case, self._chunks, self._optimizer, self._samples)
         if _is_reporting_rank():
             self._context.report_observed(observed)

@@ -147,7 +147,7 @@ def _save(state: dict[str, Any], directory: Path) -> None:
         partial_directory.mkdir(parents=True)
     torch.distributed.barrier()
     # The results of writing travel through a queue in a process of its own, unless there is a queue already.
-    # Starting that process takes longer than everything else together, and here nobody writes in the background.
+    # Starting that process takes longer than everything else together, and nothing is written in the background here.
     filesystem_async._results_queue = queue.Queue()
     dist_checkpointing.save(
         state, str(partial_directory), TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)

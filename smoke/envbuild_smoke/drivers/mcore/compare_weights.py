@@ -46,7 +46,7 @@ def read_weights(directory: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     for name, stored in metadata.items():
         if not isinstance(stored, TensorStorageMetadata):
             continue
-        # Loading leaves what no shard covers as it was, without a word.
+        # Loading silently leaves what no shard covers as it was.
         if sum(math.prod(chunk.sizes) for chunk in stored.chunks) == math.prod(stored.size):
             tensors[name] = torch.zeros(stored.size, dtype=stored.properties.dtype)
         else:

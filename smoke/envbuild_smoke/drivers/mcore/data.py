@@ -14,7 +14,7 @@ MicroBatch = tuple[torch.Tensor, torch.Tensor]
 
 
 class SamplesRead:
-    """Keeps a digest of every sample this rank reads, to tell in the end what the whole case has read."""
+    """Keeps a digest of every sample this rank reads, to report in the end what the whole case has read."""
 
     def __init__(self) -> None:
         self._steps: list[list[bytes]] = []

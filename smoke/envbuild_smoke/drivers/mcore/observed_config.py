@@ -1,4 +1,4 @@
-"""What was really built, read from the objects that trained: no plan and no configuration is believed."""
+"""What was really built, read from the objects that trained, not from the plan or the configuration."""
 
 from typing import Any
 
@@ -91,7 +91,7 @@ def _layer_spec(modules: list[torch.nn.Module]) -> str:
 
 
 def _attention_backend(attentions: list[torch.nn.Module]) -> str:
-    """Return the backend that computed attention: Transformer Engine says what it chose, Megatron's has no choice.
+    """Return the backend that computed attention: Transformer Engine records its choice, Megatron's has none.
 
     Any other class goes by its name.
     """

@@ -86,7 +86,7 @@ def joined(context: RankContext) -> Iterator[torch.device]:
 
 
 def _shut_down_at_once() -> None:
-    """Shut all process groups down beside each other; `destroy_process_group` does it one by one.
+    """Shut all process groups down in parallel; `destroy_process_group` does it one by one.
 
     Each takes half a second with NCCL, and Megatron makes about twenty: 0.5 s instead of 9 s on two H200s
     (torch 2.11). Where a torch keeps its groups elsewhere, they are left to `destroy_process_group`.
