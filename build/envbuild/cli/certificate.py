@@ -33,7 +33,7 @@ def parse_moment(context: click.Context, parameter: click.Parameter, value: str 
     try:
         return moment_of(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no moment such as 2026-01-31T23:59:59Z (UTC)") from None
+        raise click.BadParameter(f"{value!r} is not a moment such as 2026-01-31T23:59:59Z (UTC)") from None
 
 
 def parse_age(context: click.Context, parameter: click.Parameter, value: str | None) -> timedelta | None:  # noqa: ARG001
@@ -41,14 +41,14 @@ def parse_age(context: click.Context, parameter: click.Parameter, value: str | N
     if value is None:
         return None
     if not (found := re.fullmatch(r"(\d{1,5})([hdw])", value)):
-        raise click.BadParameter(f"{value!r} is no age such as 12h, 30d or 4w")
+        raise click.BadParameter(f"{value!r} is not an age such as 12h, 30d or 4w")
     return timedelta(hours=int(found[1]) * UNITS[found[2]])
 
 
 def parse_digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001
     """``sha256:`` and 64 hex digits."""
     if value is not None and not re.fullmatch(r"sha256:[0-9a-f]{64}", value):
-        raise click.BadParameter(f"{value!r} is no digest: sha256: and 64 hex digits")
+        raise click.BadParameter(f"{value!r} is not a digest (sha256: and 64 hex digits)")
     return value
 
 
@@ -63,7 +63,7 @@ def parse_name(context: click.Context, parameter: click.Parameter, value: str) -
 @output_options
 @click.pass_context
 def command(context: click.Context, session: Session) -> None:  # noqa: ARG001
-    """Make signing keys; show what a certificate says; verify whose it is and what it is about."""
+    """Make signing keys; show a certificate; verify who signed it and what it is about."""
     if not hands_over(context):
         raise click.UsageError(f"which command? There are: {', '.join(command.commands)}", context)
 
@@ -88,7 +88,7 @@ def keygen_command(session: Session, folder: Path, name: str, password: str | No
 @click.argument("file", type=PathArgument())
 @output_options
 def show_command(session: Session, file: Path) -> None:
-    """Tell what the certificate FILE says. Whether to believe it is the matter of `envbuild certificate verify`."""
+    """Print the certificate FILE. `envbuild certificate verify` checks its signature."""
     statement, opened = read_certificate(file)
     keyid = opened.keyid
     if keyid is None:
@@ -131,8 +131,8 @@ def verify_command(
     configured = session.site.signing.trust
     if trust is None and configured is None:
         raise UsageError(
-            "whose certificates count is not clear",
-            why="There is neither --trust nor signing.trust in the configuration; a certificate's own word is none.",
+            "no trusted keys are named",
+            why="There is neither --trust nor signing.trust in the configuration.",
             fix="Name a file of public keys: --trust trust.toml (docs/certificate.md shows one).",
         )
     found = verify(
@@ -168,7 +168,7 @@ def verify_command(
     session.done(
         result,
         f"verified: signed by {found.key.name} (key {found.key.keyid[:16]}), issued {predicate.issued_at}",
-        f"it says: {predicate.stack} on {predicate.base} for {predicate.target} passed {whole} "
+        f"certified: {predicate.stack} on {predicate.base} for {predicate.target} passed {whole} "
         f"({count(predicate.cases)}), run in {predicate.in_}",
         *(f"about: {name} {value}" for name, value in found.statement.digests().items()),
         *(f"compared here: {text}" for text in found.compared),

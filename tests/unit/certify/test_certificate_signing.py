@@ -85,7 +85,7 @@ def test_no_key_is_overwritten(tmp_path, there):
         (tmp_path / there).write_text("old")
     else:
         (tmp_path / "lab.key").symlink_to(tmp_path / "nothing")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         make_keys(tmp_path, "lab", None)
     assert [path.name for path in tmp_path.iterdir()] in (["lab.key"], ["lab.pub"])
     assert not (tmp_path / "nothing").exists()
@@ -100,7 +100,7 @@ def test_locked_key_needs_its_password_named_by_reference(tmp_path):
     for password, environ, words in (
         (None, {}, "is locked with a password"),
         ("env:WORD", {"WORD": "wrong"}, "cannot be used"),
-        ("env:WORD", {}, "is not there"),
+        ("env:WORD", {}, "does not exist"),
         ("s3cret", {}, "is not named as it should be"),
     ):
         with pytest.raises(ConfigurationError, match=words) as caught:
@@ -112,7 +112,7 @@ def test_locked_key_needs_its_password_named_by_reference(tmp_path):
 
 def test_key_may_be_in_a_variable(keys):
     assert load_signer("env:KEY", None, {"KEY": keys.private.read_text()}).keyid == keys.keyid
-    with pytest.raises(ConfigurationError, match="is not there"):
+    with pytest.raises(ConfigurationError, match="does not exist"):
         load_signer("env:KEY", None, {})
 
 
@@ -126,15 +126,15 @@ def ecdsa_pem():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no PEM file"),
-        ("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "no PEM file"),
+        ("", "not a PEM file"),
+        ("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "not a PEM file"),
         (
             "-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED SIGSTORE PRIVATE KEY-----",
             "cosign",
         ),
         ("-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "is a public key"),
         (ecdsa_pem(), "of another kind"),
-        ("\udcff", "is no text"),
+        ("\udcff", "is not text"),
         ("x" * (65 << 10), "larger than"),
     ],
 )
@@ -167,7 +167,7 @@ def test_password_for_a_key_without_one_is_told(keys):
 
 
 def test_key_that_is_not_there_says_how_to_make_one(tmp_path):
-    with pytest.raises(ConfigurationError, match="is not there") as caught:
+    with pytest.raises(ConfigurationError, match="does not exist") as caught:
         load_private(str(tmp_path / "none"), None)
     assert "envbuild certificate keygen" in caught.value.fix
 
@@ -177,7 +177,7 @@ def test_private_key_among_public_ones_is_refused_without_showing_it(keys):
     with pytest.raises(ConfigurationError, match="is a private key") as caught:
         parse_public(text, "key lab of trust.toml")
     assert text.splitlines()[1] not in f"{caught.value.what}{caught.value.why}{caught.value.fix}"
-    with pytest.raises(ConfigurationError, match="is no public key"):
+    with pytest.raises(ConfigurationError, match="is not a public key"):
         parse_public("lab", "key lab")
 
 
@@ -192,7 +192,7 @@ def test_secret_is_a_file_or_a_variable(tmp_path):
     [
         ("file:{}/none", "none does not exist.", "env:NAME or file:PATH"),
         ("file:{}", "is a folder and no plain file.", "env:NAME or file:PATH"),
-        ("file:{}/bytes", "bytes is no text.", "env:NAME or file:PATH"),
+        ("file:{}/bytes", "bytes is not text.", "env:NAME or file:PATH"),
         ("env:", "Behind env: no variable is named.", "env:NAME or file:PATH"),
         ("file:", "Behind file: no file is named.", "env:NAME or file:PATH"),
         ("env:NONE", "The variable NONE is unset or empty.", "Set NONE"),

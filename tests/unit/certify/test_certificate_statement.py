@@ -134,7 +134,7 @@ def test_lines_say_what_is_not_signed_and_what_is_reused_and_how_far_off_each_ca
 
 
 def test_certificate_of_a_run_that_did_not_end_is_none():
-    with pytest.raises(ValueError, match="did not come to its end"):
+    with pytest.raises(ValueError, match="did not finish"):
         Certificate.model_validate(statement(measured=measured(finished_at=None)))
 
 

@@ -157,22 +157,22 @@ def own_key(envelope):
     [
         (put("payloadType", value="application/json"), "Its payloadType is 'application/json'"),
         (put("signatures", value=[]), "It is not signed"),
-        (put("signatures", value={}), "are no list"),
+        (put("signatures", value={}), "must be a list"),
         (put("signatures", 0, "sig", value="AAAA"), "has 3 bytes"),
-        (put("signatures", 0, "sig", value=None), "is no text"),
-        (put("signatures", 0, "keyid", value=""), "It says that it is of key ''"),
+        (put("signatures", 0, "sig", value=None), "is not text"),
+        (put("signatures", 0, "keyid", value=""), "It names key ''"),
         (put("signatures", 0, "keyid", value=7), "a keyid and a sig"),
-        (put("payload", value="e30"), "no base64"),
-        (put("payload", value="\u00e9"), "no base64"),
+        (put("payload", value="e30"), "not base64"),
+        (put("payload", value="\u00e9"), "not base64"),
         (second_signature, "2 signatures"),
         (two_signatures_one_bad, "2 signatures"),
-        (urlsafe, "no base64"),
-        (spaces_in_base64, "no base64"),
+        (urlsafe, "not base64"),
+        (spaces_in_base64, "not base64"),
         (twice, "has a key twice"),
-        (own_key, "nothing else"),
+        (own_key, "signatures alone"),
         (json.dumps, "not in the form that envbuild writes"),
-        (lambda envelope: "[" * 100000, "no JSON"),
-        (lambda envelope: "null\n", "no DSSE envelope"),
+        (lambda envelope: "[" * 100000, "not valid JSON"),
+        (lambda envelope: "null\n", "not a DSSE envelope"),
     ],
 )
 def test_envelope_of_another_form_is_refused(folder, tmp_path, change, words):
@@ -194,17 +194,17 @@ def test_signature_of_one_key_under_the_id_of_another_is_refused(folder, tmp_pat
     keyid = json.loads(mine)["signatures"][0]["keyid"]
     path = tmp_path / "forged"
     path.write_bytes(theirs.replace(json.loads(theirs)["signatures"][0]["keyid"].encode(), keyid.encode()))
-    refused(path, trust_of(folder, tmp_path), "Its signature is not that of key lab")
+    refused(path, trust_of(folder, tmp_path), "Its signature is not key lab's")
 
 
 @pytest.mark.parametrize(
     ("payload", "words"),
     [
-        (b"{}", "What it says is no certificate"),
-        (b"[]", "What it says is no certificate"),
-        (b"not JSON", "What it says is no certificate"),
+        (b"{}", "Its payload is not a certificate"),
+        (b"[]", "Its payload is not a certificate"),
+        (b"not JSON", "Its payload is not a certificate"),
         (b'{"_type": 1, "_type": 2}', "a key twice"),
-        (b"[" * 100000, "What it says is no certificate"),
+        (b"[" * 100000, "Its payload is not a certificate"),
         (canonical_json({**stated(), "predicateType": "https://slsa.dev/provenance/v1"}), "predicateType"),
         (canonical_json({**stated(), "_type": "https://in-toto.io/Statement/v0.1"}), "_type"),
         (canonical_json(stated()).replace(b"certify-full", b"certify-huge"), "Its seal is"),
@@ -373,7 +373,7 @@ def test_public_key_that_cannot_be_read_is_to_be_got_from_its_owner(tmp_path, sp
         ('[keys.lab]\nfile = "x"\nnot_afer = "2026-01-01T00:00:00Z"\n', "did you mean 'not_after'"),
         ('[keys.lab]\nfile = "x"\nrevoked = false\n', "revoked"),
         ('[keys.lab]\nfile = "x"\nstacks = []\n', "stacks"),
-        ('[keys.lab]\nfile = "none.pub"\n', "is not there"),
+        ('[keys.lab]\nfile = "none.pub"\n', "does not exist"),
         ('[keys.lab]\nfile = "x"\n[keys.lab]\nfile = "y"\n', "lab"),
         ('[keys.lab]\nfile = "x"\nfile = "y"\n', "file"),
         ('[keys.lab]\nfile = "x"\n[keys."lab"]\nrevoked = "stolen"\n', "lab"),

@@ -104,7 +104,7 @@ def test_certificate_of_a_matrix_that_was_defined_otherwise_does_not_count(world
     said("certify")
     matrix.write_text(matrix.read_text() + '\n[[cases]]\nmodel = "gpt"\ndata = 4\ndevices = ["cuda"]\n')
     found = json.loads(said("certify", "--json"))
-    assert "its matrix certify-quick was defined otherwise (sha256:" in found["not_counted"]
+    assert "its matrix certify-quick had another definition (sha256:" in found["not_counted"]
     assert (found["ran"], found["written"], found["matrix_is_shipped"]) == (False, True, False)
     assert len(world.calls) == len(world.certificates()) == 1
     assert json.loads(said("certify", "--json"))["written"] is False

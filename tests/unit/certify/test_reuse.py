@@ -230,7 +230,7 @@ def test_verdict_from_the_future_is_not_used(world):
     [certificate] = world.certificates()
     edit(certificate, lambda made: made["predicate"].update(issued_at="9999-12-31T23:59:59Z"), reseal=True)
     done = world.certify()
-    assert done.not_counted.startswith("it was issued at 9999-12-31T23:59:59Z, after the moment it is looked at")
+    assert done.not_counted.startswith("it was issued at 9999-12-31T23:59:59Z, after the moment of verification")
     assert (len(world.calls), reused(done), done.written) == (2, [], True)
     assert world.certify().written is False
 

@@ -59,7 +59,7 @@ def test_keygen_makes_a_pair_and_overwrites_none(project, said, capsys):
     assert stat.S_IMODE((project / "keys/lab.key").stat().st_mode) == 0o600
     before = (project / "keys/lab.key").read_bytes()
     error = said("keygen", "--out", "keys", "--name", "lab", status=2)["error"]
-    assert "is there already" in error["what"]
+    assert "exists already" in error["what"]
     assert (project / "keys/lab.key").read_bytes() == before
     assert run(["certificate", "keygen", "--out", "keys", "--name", "../lab"]) == 2
     assert run(["certificate", "keygen", "--out", "more", "--password", "word"]) == 3
@@ -137,7 +137,7 @@ def test_trust_file_that_is_not_there_is_told_with_the_lines_that_make_one(signe
 
 
 def test_trust_is_named_on_the_command_line_or_in_the_configuration_and_nowhere_else(signed, said, monkeypatch):
-    assert "whose certificates count" in said("verify", CERTIFICATE_FILE, status=2)["error"]["what"]
+    assert "no trusted keys" in said("verify", CERTIFICATE_FILE, status=2)["error"]["what"]
     monkeypatch.setenv("ENVBUILD_TRUST", str(signed / "trust.toml"))
     assert said("verify", CERTIFICATE_FILE)["verified"]
     monkeypatch.delenv("ENVBUILD_TRUST")

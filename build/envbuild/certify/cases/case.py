@@ -83,7 +83,7 @@ class Case:
 
     @property
     def id(self) -> str:
-        # "baseline" is said of baselines alone, and not of a case of one process that resumes, for example.
+        # Only baselines have "baseline" in their ID, and no other case of one process.
         layout = () if self.layout.world_size == 1 and self.settings else (self.layout.label,)
         words = (self.model, self.precision.value, *layout, self.separate, *(word for _, word in self.settings))
         return "-".join(filter(None, words))
@@ -130,7 +130,7 @@ def tolerance_of(matrix: Matrix, case: Case) -> Band:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRow:
-    """All that decides a case: what the matrix says of it, and what it runs on."""
+    """All that decides a case: its row of the matrix, and what it runs on."""
 
     spec: CaseSpec
     model: ModelSpec

@@ -1,1 +1,1 @@
-"""Certificates: the statement, its signature, whose signature counts, and what a certificate says."""
+"""Certificates: the statement, its signature, and whose signature counts."""

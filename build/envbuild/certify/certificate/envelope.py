@@ -3,7 +3,7 @@
 Format: https://github.com/secure-systems-lab/dsse/blob/master/envelope.md
 
 A file in any other form is refused, also where a lenient reader would find the same statement in it: two forms of one
-certificate serve nobody but somebody who changes one.
+certificate would only help an attacker.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from envbuild.core import jsonread
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
-# A certificate of 60 cases has some 100 kB; what is far larger is none.
+# A certificate of 60 cases has some 100 kB; a far larger file is refused.
 LARGEST_BYTES = 32 << 20
 SIGNATURE_BYTES = 64
 
 
 class NotAnEnvelopeError(ValueError):
-    """What a file is not, in words."""
+    """Why a file is not an envelope."""
 
 
 @dataclass(frozen=True)
 class SignatureOf:
-    """A signature, and the key that it says it is of."""
+    """A signature, and the key that it names."""
 
     keyid: str
     signature: bytes
@@ -35,7 +35,7 @@ class SignatureOf:
 
 @dataclass(frozen=True)
 class SignedBytes:
-    """The content of an envelope: the statement's bytes, and the signature; None where nobody signed."""
+    """The content of an envelope: the statement's bytes, and the signature; None without one."""
 
     payload: bytes
     signed: SignatureOf | None
@@ -59,9 +59,9 @@ def decode(data: bytes) -> SignedBytes:
     try:
         envelope = jsonread.loads(data)
     except ValueError as error:
-        raise NotAnEnvelopeError(f"it is no JSON: {error}") from None
+        raise NotAnEnvelopeError(f"it is not valid JSON: {error}") from None
     if not isinstance(envelope, dict) or set(envelope) != {"payloadType", "payload", "signatures"}:
-        raise NotAnEnvelopeError("it is no DSSE envelope: payloadType, payload and signatures, and nothing else")
+        raise NotAnEnvelopeError("it is not a DSSE envelope, which has payloadType, payload and signatures alone")
     if envelope["payloadType"] != PAYLOAD_TYPE:
         raise NotAnEnvelopeError(f"its payloadType is {envelope['payloadType']!r}; a certificate has {PAYLOAD_TYPE!r}")
     content = SignedBytes(_bytes(envelope["payload"], "payload"), _signature(envelope["signatures"]))
@@ -72,7 +72,7 @@ def decode(data: bytes) -> SignedBytes:
 
 def _signature(found: object) -> SignatureOf | None:
     if not isinstance(found, list):
-        raise NotAnEnvelopeError("its signatures are no list")
+        raise NotAnEnvelopeError("`signatures` must be a list")
     if len(found) > 1:
         raise NotAnEnvelopeError(f"it has {len(found)} signatures; a certificate has one")
     if not found:
@@ -94,8 +94,8 @@ def _bytes(text: object, what: str) -> bytes:
     try:
         return base64.b64decode(text.encode("ascii"), validate=True) if isinstance(text, str) else _no_text(what)
     except (binascii.Error, UnicodeEncodeError) as error:
-        raise NotAnEnvelopeError(f"its {what} is no base64: {error}") from None
+        raise NotAnEnvelopeError(f"its {what} is not base64: {error}") from None
 
 
 def _no_text(what: str) -> bytes:
-    raise NotAnEnvelopeError(f"its {what} is no text")
+    raise NotAnEnvelopeError(f"its {what} is not text")

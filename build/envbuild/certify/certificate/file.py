@@ -1,4 +1,4 @@
-"""Reads the file of a certificate. What it says is then known, and not yet who said it: that is ``verifying``'s."""
+"""Reads the file of a certificate. Its signature is checked by ``verify``."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class CertificateFile:
         return self.content.signed.keyid if self.content.signed else None
 
     def refuse(self, why: str, fix: str = AGAIN) -> CertificateRefusedError:
-        """The error that says why this certificate does not count."""
+        """The error for why this certificate does not count."""
         return refusal(self.path, why, fix)
 
     def statement(self) -> Certificate:
-        """What it says.
+        """Its statement.
 
         Raises:
-            CertificateRefusedError: it is no statement of a certificate, or its seal is broken.
+            CertificateRefusedError: it is not the statement of a certificate, or its seal is broken.
         """
         try:
             raw = jsonread.loads(self.content.payload)
@@ -57,9 +57,9 @@ class CertificateFile:
             found = Certificate.model_validate_json(self.content.payload, strict=True)
             expected = seal_of(raw)
         except ValidationError as error:
-            raise self.refuse(f"What it says is no certificate: {describe_errors(error)}.") from error
+            raise self.refuse(f"Its payload is not a certificate: {describe_errors(error)}.") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self.refuse(f"What it says is no certificate: {error}.") from error
+            raise self.refuse(f"Its payload is not a certificate: {error}.") from error
         if found.predicate.seal != expected:
             raise self.refuse(f"Its seal is {found.predicate.seal}, its content has {expected}.")
         return found
@@ -98,7 +98,7 @@ def open_certificate(path: Path) -> CertificateFile:
 
 
 def read_certificate(path: Path) -> tuple[Certificate, CertificateFile]:
-    """What a certificate says, and its file; no signature is looked at.
+    """The statement of a certificate, and its file; the signature is not checked.
 
     Raises:
         ConfigurationError: there is no such file.

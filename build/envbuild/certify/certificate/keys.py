@@ -28,7 +28,7 @@ from envbuild.core.files import NotPlainFileError, machine_errors, read_plain
 KEYGEN = "envbuild certificate keygen --out DIR"
 MAKE, MAKE_FIT = f"Make one: {KEYGEN}", f"Make one that can: {KEYGEN}"
 BY_REFERENCE = "Name a variable or a file that holds it: env:NAME or file:PATH."
-RIGHT_WORD = (
+WRONG_OR_DAMAGED = (
     "Name the right password (--key-password, or signing.password of the configuration). If the key is damaged, take "
     "your copy of it."
 )
@@ -86,7 +86,7 @@ def make_keys(folder: Path, name: str, password: str | None) -> KeyFiles:
 
 def _is_there(path: Path) -> UsageError:
     return UsageError(
-        f"{path} is there already",
+        f"{path} exists already",
         why="A key that was lost cannot be made again, so none is overwritten.",
         fix="Choose another --name or --out, or move the old key away yourself.",
     )
@@ -124,7 +124,7 @@ def secret_of(reference: str, what: str, environ: Mapping[str, str]) -> str:
         name = reference.removeprefix(VARIABLE_PREFIX)
         if not environ.get(name):
             raise ConfigurationError(
-                f"{what} is not there",
+                f"{what} does not exist",
                 why=f"The variable {name} is unset or empty.",
                 fix=f"Set {name}, or name a file.",
             )
@@ -146,7 +146,7 @@ def load_private(reference: str, password: str | None, environ: Mapping[str, str
         password: a reference (:func:`secret_of`) to the password that it is locked with.
 
     Raises:
-        ConfigurationError: there is none, it cannot be read, others may read it, or it is of another kind.
+        ConfigurationError: it does not exist, cannot be read, can be read by others, or is of another kind.
     """
     what = f"the signing key {reference}"
     if reference.startswith(VARIABLE_PREFIX) or reference == FILE_PREFIX:
@@ -185,8 +185,8 @@ def _private_of(text: str, password: str | None, what: str) -> object:
         ) from error
     except (ValueError, UnsupportedAlgorithm) as error:
         if password is not None:
-            raise _unfit(what, "The password is wrong, or it is damaged.", RIGHT_WORD) from error
-        raise _unfit(what, "It is no PEM file of a key.") from error
+            raise _unfit(what, "The password is wrong, or it is damaged.", WRONG_OR_DAMAGED) from error
+        raise _unfit(what, "It is not a PEM file of a key.") from error
 
 
 def _refuse_open_to_others(path: Path) -> None:
@@ -200,16 +200,16 @@ def _refuse_open_to_others(path: Path) -> None:
 
 
 def _text(path: Path, what: str, *, missing: str, unfit: str) -> str:
-    """The text of a file; ``missing`` and ``unfit`` say what to do where it is not there, or is no text."""
+    """The text of a file; ``missing`` and ``unfit`` say what to do where it does not exist, or is not text."""
     with machine_errors(path, "read"):
         try:
             return read_plain(path, LARGEST_BYTES).decode()
         except FileNotFoundError:
-            raise ConfigurationError(f"{what} is not there", why=f"{path} does not exist.", fix=missing) from None
+            raise ConfigurationError(f"{what} does not exist", why=f"{path} does not exist.", fix=missing) from None
         except NotPlainFileError as error:
             raise _unfit(what, f"{error}.", unfit) from error
         except UnicodeDecodeError as error:
-            raise _unfit(what, f"{path} is no text.", unfit) from error
+            raise _unfit(what, f"{path} is not text.", unfit) from error
 
 
 def _unfit(what: str, why: str, fix: str = MAKE_FIT) -> ConfigurationError:
@@ -220,7 +220,7 @@ def parse_public(text: str, what: str) -> Ed25519PublicKey:
     """A public key from PEM text.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it is not one.
     """
     if "PRIVATE KEY" in text:
         raise ConfigurationError(
@@ -237,7 +237,9 @@ def parse_public(text: str, what: str) -> Ed25519PublicKey:
     try:
         key = load_pem_public_key(text.strip().encode())
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigurationError(f"{what} is no public key", why="It is no PEM text of one.", fix=FROM_OWNER) from error
+        raise ConfigurationError(
+            f"{what} is not a public key", why="It is not PEM text of one.", fix=FROM_OWNER
+        ) from error
     if not isinstance(key, Ed25519PublicKey):
         raise ConfigurationError(
             f"{what} is a key of another kind",

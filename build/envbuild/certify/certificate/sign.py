@@ -17,7 +17,7 @@ from envbuild.certify.certificate.keys import keyid_of, load_private
 from envbuild.core.digests import canonical_json
 from envbuild.core.files import write_atomic
 
-UNSIGNED = "This certificate is not signed: it says what was measured, and proves nothing about who measured it."
+UNSIGNED = "This certificate is not signed: it proves nothing about who measured it."
 
 
 class Signer:

@@ -1,4 +1,4 @@
-"""What a certificate says: an in-toto Statement, as strict models.
+"""The content of a certificate: an in-toto Statement, as strict models.
 
 Format: https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 
@@ -6,7 +6,7 @@ The subjects come from ``subject``: an image's digests where one was certified, 
 form that ``--json`` shows (:class:`CaseVerdict`), and so are those of reports, where they may have failed.
 
 The seal is the digest of the statement but itself. It finds a statement that was edited by accident, also where
-nobody signed; whoever wants to deceive can write a seal too.
+there is no signature; an attacker can write a seal too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from envbuild.launch.executors import WITHOUT_IMAGE, Where
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Literal["urn:envbuild:certificate:3"] = "urn:envbuild:certificate:3"
-# Clocks of two machines.
+# How far the clocks of two machines may differ.
 CLOCK_SKEW = timedelta(minutes=5)
 CERTIFICATE_FILE = "certificate.intoto.jsonl"
 
@@ -104,7 +104,7 @@ class SmokeRunner(TomlModel):
 
 
 class Measured(TomlModel):
-    """What a run tells beside its cases."""
+    """What a run measured next to its cases."""
 
     smoke: SmokeRunner
     environment: dict[str, JsonValue]
@@ -118,7 +118,7 @@ class Measured(TomlModel):
 
 
 class Predicate(TomlModel):
-    """What is said of the subjects."""
+    """The claims about the subjects."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -148,10 +148,10 @@ class Predicate(TomlModel):
     @model_validator(mode="after")
     def _every_case_passed(self) -> Predicate:
         if self.measured.finished_at is None:
-            raise ValueError("the run that it tells of did not come to its end")
+            raise ValueError("its run did not finish")
         for case in self.cases:
             if not case.passed or case.problems:
-                raise ValueError(f"by its own words {case.id} did not pass")
+                raise ValueError(f"{case.id} did not pass")
             if not case.steps or any(step.loss is None or step.grad_norm is None for step in case.steps):
                 raise ValueError(f"{case.id} has no numbers, or some that are not finite")
         return self
@@ -178,7 +178,7 @@ class Certificate(TomlModel):
         elif not set(kinds) <= {"oci", "sqsh"}:
             raise ValueError(f"a run in an image certifies that image; it names {kinds}")
         if kinds == ["lock"] and f"sha256:{self.subject[0].digest.sha256}" != self.predicate.lock_digest:
-            raise ValueError("its subject is another lock than the one it says was installed")
+            raise ValueError("its subject is another lock than its lock_digest")
         return self
 
     def cases_json(self) -> list[Json]:
@@ -196,10 +196,10 @@ class Certificate(TomlModel):
         return [measured.started_at, *([measured.finished_at] if measured.finished_at else []), *reused]
 
     def future(self, at: datetime) -> str:
-        """What in it is from after a moment, or was measured after it was issued, in words; empty where nothing is."""
+        """Why it is from after a moment, or measured after it was issued; empty when it is not."""
         issued, newest = self.predicate.issued_at, max(self.measurements())
         if is_after(issued, at):
-            return f"it was issued at {issued}, after the moment it is looked at, {at.strftime(MOMENT_FORMAT)}"
+            return f"it was issued at {issued}, after the moment of verification, {at.strftime(MOMENT_FORMAT)}"
         if is_after(newest, moment_of(issued)):
             return f"its newest numbers are from {newest}, after it was issued ({issued})"
         return ""
@@ -214,7 +214,7 @@ class Certificate(TomlModel):
         matrix_digest: str,
         matrix_is_shipped: bool,
     ) -> str:
-        """Why it is not the certificate of a subject, key, cases and matrix, in words; empty when it is."""
+        """Why it is not the certificate of a subject, key, cases and matrix; empty when it is."""
         found = list(dict.fromkeys(case.id for case in self.predicate.cases))
         if self.predicate.key != key:
             return f"it is of key {self.predicate.key}"
@@ -223,7 +223,7 @@ class Certificate(TomlModel):
         if found != list(case_ids):
             return f"its cases are {', '.join(found)}"
         if self.predicate.matrix_digest != matrix_digest:
-            return f"its matrix {self.predicate.matrix} was defined otherwise ({self.predicate.matrix_digest})"
+            return f"its matrix {self.predicate.matrix} had another definition ({self.predicate.matrix_digest})"
         if self.predicate.matrix_is_shipped != matrix_is_shipped:
             return f"envbuild shipped another matrix {self.predicate.matrix} when it was made"
         return ""
@@ -232,7 +232,7 @@ class Certificate(TomlModel):
 def subject_digests(name: str, subject: Mapping[str, Json]) -> dict[str, str]:
     """The digest of each subject by its name; ``subject`` is the plan's.
 
-    A run in an environment that is no image certifies the lock, whatever else is named.
+    A run outside of an image certifies the lock, whatever else is named.
     """
     if subject.get("in", "sqsh") in WITHOUT_IMAGE:
         return {f"{name}.lock": str(subject["lock_digest"])}

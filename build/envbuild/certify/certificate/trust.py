@@ -32,7 +32,7 @@ class TrustedKey:
     settings: TrustedKeySettings
 
     def outside(self, moment: datetime) -> str:
-        """Why it does not count at a moment, in words; empty when it does."""
+        """Why it does not count at a moment; empty when it does."""
         if self.settings.not_before and moment < moment_of(self.settings.not_before):
             return f"key {self.name} counts from {self.settings.not_before} on"
         if self.settings.not_after and moment > moment_of(self.settings.not_after):

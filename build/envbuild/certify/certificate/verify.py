@@ -6,9 +6,9 @@ The rules, in this order; each refuses with words of its own:
 2. its key is in the trust file, and is not revoked;
 3. the signature is that key's, of just these bytes; nothing in the file is believed before;
 4. the moment of verification and the moment of issue both lie within the key's time. Either alone would not do: the
-   signer writes the moment of issue, so that a stolen key would write an old one, and a new trust file says nothing
-   of a certificate from before it;
-5. the certificate is not from the future, and not older than asked;
+   signer writes the moment of issue, so that a stolen key would write an old one, and a new trust file proves
+   nothing about an older certificate;
+5. the certificate is not from the future, and not older than allowed;
 6. its stack and target are those that the key is trusted for;
 7. it is about the image, digest or lock that was named, which is hashed here and now.
 """
@@ -41,7 +41,7 @@ class Verified:
 
     Attributes:
         key: whose signature it has.
-        compared: what was hashed here and is what the certificate is about; in words.
+        compared: descriptions of what was hashed here and is what the certificate is about.
     """
 
     statement: Certificate
@@ -51,7 +51,7 @@ class Verified:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What the certificate must be about; None where it was not asked. An image may be named ``FOLDER:TAG``."""
+    """What the certificate must be about; None where anything is allowed. An image may be ``FOLDER:TAG``."""
 
     image: Path | None = None
     digest: str | None = None
@@ -63,7 +63,7 @@ def verify(path: Path, trust: Trust, about: About, *, at: datetime, max_age: tim
 
     Args:
         at: the moment of verification: now, or an earlier one at which the verifier knows that it was there.
-        max_age: how old what it says may be, reused numbers included.
+        max_age: how old its numbers may be, reused ones included.
 
     Raises:
         CertificateRefusedError: it does not count.
@@ -81,14 +81,14 @@ def _signed_by(file: CertificateFile, trust: Trust) -> TrustedKey:
     signed = file.content.signed
     if signed is None:
         raise file.refuse(
-            "It is not signed: it proves nothing about who measured what it says.",
-            "Certify with a key (envbuild certify --key FILE). `envbuild certificate show` tells what it says.",
+            "It is not signed: it proves nothing about who measured its numbers.",
+            "Certify with a key (envbuild certify --key FILE). `envbuild certificate show` prints it.",
         )
     key = trust.keys.get(signed.keyid)
     if key is None:
         raise file.refuse(
-            f"It says that it is of key {signed.keyid!r:.80}; {trust.path} has other keys: {trust.names()}.",
-            "If you trust the signer, get the public key from them (not from beside the certificate) and add it.",
+            f"It names key {signed.keyid!r:.80}; {trust.path} has other keys: {trust.names()}.",
+            "If you trust the signer, get the public key from them (not from next to the certificate) and add it.",
         )
     if key.settings.revoked is not None:
         raise file.refuse(
@@ -96,7 +96,7 @@ def _signed_by(file: CertificateFile, trust: Trust) -> TrustedKey:
             "Get a certificate that another key signed.",
         )
     if not verifies(file.content, key.key):
-        raise file.refuse(f"Its signature is not that of key {key.name} for what it says: it was changed, or forged.")
+        raise file.refuse(f"Its signature is not key {key.name}'s for this content: it was changed, or forged.")
     return key
 
 
@@ -119,7 +119,7 @@ def _check_times(
     oldest = oldest_measurement(statement)
     if max_age is not None and at - moment_of(oldest) > max_age:
         raise file.refuse(
-            f"Its oldest numbers are from {oldest}; at most {max_age} was asked for.", "Certify again, with --fresh."
+            f"Its oldest numbers are from {oldest}; at most {max_age} is allowed.", "Certify again, with --fresh."
         )
 
 
@@ -192,7 +192,7 @@ def _image_digests(named: Path) -> dict[str, str]:
             f"there is no image {named}",
             why=f"{path} is a file, and has no tags."
             if path.is_file()
-            else f"{path} is no OCI layout, and has neither {OCI_DIR}/ nor {SQSH_FILE}.",
+            else f"{path} is not an OCI layout, and has neither {OCI_DIR}/ nor {SQSH_FILE}.",
             fix="Name a .sqsh file, an OCI layout (FOLDER or FOLDER:TAG), or a folder of out/images.",
         )
     return found

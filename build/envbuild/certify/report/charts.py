@@ -13,7 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 34
 TICKS = 4
 # What differs by less than this, relative, is level: floats have no round numbers in between.
 LEVEL = 1e-12
-# Below it floats lose their digits, and powers of ten are zero; above the other they are none.
+# Below it floats lose their digits, and powers of ten are zero; above the other they overflow.
 LEAST, MOST = 1e-300, 1e300
 # On a logarithmic scale zero has its place below all powers, this far from the next.
 ZERO_GAP = 22
@@ -32,7 +32,7 @@ class Series:
 
 @dataclass(frozen=True)
 class ShadedBand:
-    """Many lines as one: by x the least and the largest of their numbers, None where there is none."""
+    """Many lines as one: by x the least and the largest of their numbers, None where there is no number."""
 
     name: str
     edges: Sequence[tuple[float, float | None, float | None]]

@@ -39,7 +39,7 @@ class _Curve:
 
 
 def relative(found: float | None, expected: float | None) -> float | None:
-    """How far a number is from the one that is expected; None where that cannot be said."""
+    """How far a number is from the one that is expected; None where that is unknown."""
     if found is None or expected is None:
         return None
     if found == expected:
@@ -83,7 +83,7 @@ def _off(shown: Against, key: str) -> list[Point]:
 
 
 def _curves(group: Iterable[Against], key: str) -> list[_Curve]:
-    """How far each case is off, the failed first and then the worst; without those of which it cannot be said."""
+    """How far each case is off, the failed first and then the worst; without those where it is unknown."""
     found = []
     for item in group:
         points = _off(item, key)

@@ -14,7 +14,7 @@ COLUMNS = ("case", "repeat", "loss", "grad norm", "weights", "from")
 def lines(statement: Certificate, keyid: str | None) -> list[str]:
     """A summary: what, where, when, the signature that it names, and every case."""
     predicate, measured = statement.predicate, statement.predicate.measured
-    signed = f"says it is signed by key {keyid}" if keyid else "NOT SIGNED: it proves nothing about who measured it"
+    signed = f"names key {keyid}" if keyid else "NOT SIGNED: it proves nothing about who measured it"
     whole = "the whole matrix" if predicate.whole_matrix else "a PART of the matrix"
     matrix = describe_matrix(predicate)
     facts = [

@@ -33,7 +33,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class StepRow:
-    """A step of a case beside its baseline's."""
+    """A step of a case next to its baseline's."""
 
     step: int
     cells: tuple[str, ...]

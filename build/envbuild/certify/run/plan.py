@@ -15,8 +15,8 @@ from envbuild.launch.executors import Where
 PLAN_SCHEMA = "envbuild.plan/2"
 # Raised when the judge would come to another verdict about the same results.
 JUDGE_VERSION = 5
-# What says how long a case takes or may take, and not what it computes.
-IDLE = ("estimated_seconds", "time_limit_seconds")
+# How long a case takes or may take; they do not change what it computes.
+TIMES = ("estimated_seconds", "time_limit_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +173,8 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver, estimated_seconds: fl
 
 
 def computed(case: Mapping[str, Json]) -> dict[str, Json]:
-    """The part of a planned case that says what it computes."""
-    return {name: value for name, value in case.items() if name not in IDLE}
+    """The part of a planned case that decides what it computes."""
+    return {name: value for name, value in case.items() if name not in TIMES}
 
 
 def certification_key(plan: dict[str, Json], matrix: Matrix, smoke_digest: str, *, scope: str) -> str:
