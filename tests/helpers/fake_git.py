@@ -48,8 +48,6 @@ class FakeRepository:
 class FakeRepositories:
     """Repositories by address; an address that is not there has no files."""
 
-    offline = False
-
     def __init__(self, *repositories: FakeRepository) -> None:
         self.all = {repository.url: repository for repository in repositories}
 

@@ -158,7 +158,7 @@ def test_a_package_present_twice_is_refused(own: Any, wheel: Callable[..., None]
     for version in ("1.0", "2.0"):
         wheel("dep", version)
     why = refused(own, check_stack(own), "forks")
-    assert "dep is there 2 times, 1.0, 2.0" in why
+    assert "dep is locked 2 times, 1.0, 2.0" in why
     assert "needed by lib" in why
     text = files_of(own, "s", GPU_BASE)["main.txt"]
     assert "\ndep==1.0 ; python_full_version < '3.11.5'" in text

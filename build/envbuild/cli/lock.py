@@ -61,7 +61,7 @@ def pin_texts(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.option(
     "--name",
     metavar="NAME",
-    help="Write to lockfiles/NAME/BASE: no word of a command line replaces a lock that was made without it.",
+    help="Write to lockfiles/NAME/BASE; pins never overwrite the default lock.",
 )
 @click.option("--out", type=PathArgument(file_okay=False), help="Write the lock to this directory.")
 @click.option(
@@ -69,10 +69,12 @@ def pin_texts(context: click.Context, parameter: click.Parameter, values: tuple[
     metavar="BUILD",
     help="Take this build of torch instead of the base's; 'index' is the package index's own (CUDA, 10x the size).",
 )
-@click.option("--allow", metavar="CODE", multiple=True, help="Let this check's findings pass; the record says so.")
+@click.option(
+    "--allow", metavar="CODE", multiple=True, help="Let the findings of this check pass; the record lists them."
+)
 @click.option("--upgrade", is_flag=True, help="Resolve anew as of now, even if nothing changed.")
-@click.option("--check", is_flag=True, help="Write nothing; fail if a lock is not what its inputs give (for CI).")
-@click.option("--diff", is_flag=True, help="Write nothing; resolve anew and say what would change.")
+@click.option("--check", is_flag=True, help="Write nothing; fail if a lock is out of date.")
+@click.option("--diff", is_flag=True, help="Write nothing; resolve anew and print what would change.")
 @click.option(
     "--verify", is_flag=True, help="Install phase main for a moment and import its modules; refuse if one fails."
 )
@@ -100,8 +102,7 @@ def command(
 ) -> None:
     """Resolve a stack on a base into lockfiles/STACK/BASE/: every package pinned, with hashes.
 
-    Does nothing when the lock is there, neither the stack, the base, the targets nor the known conflicts changed, and
-    no branch that it follows moved.
+    An existing lock is reused unless one of its inputs changed or a branch it follows moved.
     """
     _consistent(torch_build, check=check, diff=diff, verify=verify, everything=everything)
     given = _given(context)
@@ -156,7 +157,7 @@ def _consistent(torch_build: str | None, *, check: bool, diff: bool, verify: boo
     if check + diff + everything > 1:
         raise UsageError(
             "--check, --diff and --all exclude each other",
-            why="Each says what the command does: look at what is there, compare, or lock everything.",
+            why="--check looks at existing locks, --diff compares, and --all locks everything.",
             fix="Name one of them.",
         )
     if verify and (check or diff or everything):
@@ -179,7 +180,7 @@ def _only(given: set[str], word: str, allowed: set[str]) -> None:
     if idle := sorted(words.get(name, f"--{name}") for name in given - allowed - {own}):
         raise UsageError(
             f"{word} does not go with {', '.join(idle)}",
-            why="They have no effect here.",
+            why=f"They have no effect with {word}.",
             fix=f"Leave them out; {word} goes with: {', '.join(sorted(allowed))}.",
         )
 

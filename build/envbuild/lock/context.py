@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 class Repositories:
     """The git repositories of one run: the refs of each are listed once."""
 
-    def __init__(self, store: LocalStore, reporter: Reporter, *, offline: bool = False) -> None:
+    def __init__(self, store: LocalStore, reporter: Reporter) -> None:
         self._store = store
         self._reporter = reporter
-        self.offline = offline
         self._open: dict[str, GitRepository] = {}
 
     def at(self, url: str) -> GitRepository:
@@ -33,7 +32,7 @@ class Repositories:
         from envbuild.git.repository import GitRepository
 
         if url not in self._open:
-            settings = GitSettings(offline=self.offline, log=self._store.root / "logs" / "git.log")
+            settings = GitSettings(log=self._store.root / "logs" / "git.log")
             self._open[url] = GitRepository(url, self._store, self._reporter, settings)
         return self._open[url]
 

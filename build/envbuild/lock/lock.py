@@ -34,7 +34,6 @@ class LockOptions:
     Attributes:
         path: the lock directory.
         upgrade: resolve anew, as of now, even if nothing changed.
-        offline: ask no git server; a branch is where it was when the lock was made.
         accept: tries a lock before it is published, and also an existing one; what it finds refuses the lock unless
             the request lets it pass.
         named: the user named the path; otherwise no lock is replaced by one that is made in another way than the
@@ -43,7 +42,6 @@ class LockOptions:
 
     path: Path
     upgrade: bool = False
-    offline: bool = False
     accept: Accept | None = None
     named: bool = True
 
@@ -66,7 +64,7 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
         NetworkError: an index, a repository, or the place of torch's build cannot be reached.
     """
     path, inputs = options.path, LockInputs.of(selection, request)
-    repositories = Repositories(context.store, context.reporter, offline=options.offline)
+    repositories = Repositories(context.store, context.reporter)
     refuse_what_is_no_lock(path)
     if not options.named:
         refuse_to_replace(path, selection, request)
@@ -82,13 +80,10 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
             return LockResult(found, built=False)
         tidy(path)
         existing = _existing(path, upgrade=options.upgrade)
-        if (
-            existing is not None
-            and not options.upgrade
-            and _is_up_to_date(existing, inputs, repositories, context.reporter)
-        ):
-            _accept(existing, inputs, options)
-            return LockResult(existing, built=False)
+        reused = None if options.upgrade else existing
+        if reused is not None and _is_up_to_date(reused, inputs, repositories, context.reporter):
+            _accept(reused, inputs, options)
+            return LockResult(reused, built=False)
         from envbuild.lock.make import new_lock  # slow to import, and mostly there is nothing to do
 
         with new_lock(inputs, existing, repositories, context) as folder:
@@ -147,10 +142,10 @@ def _existing(path: Path, *, upgrade: bool) -> LockDirectory | None:
 
 
 def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -> list[str]:
-    """A line for each branch that the lock follows and that is at another commit now; none without the network."""
+    """A line for each branch that the lock follows and that is at another commit now."""
     moved = []
     for name, item in lock.components.items():
-        if repositories.offline or item.git is None or item.commit is None or not item.follows:
+        if item.git is None or item.commit is None or not item.follows:
             continue
         with reporter.step(f"ask where branch {item.asked} of {name} is"):
             now = repositories.at(item.git).resolve(GitRef(item.asked.removeprefix(GIT_PREFIX)))

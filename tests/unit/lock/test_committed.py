@@ -105,8 +105,6 @@ def test_the_branch_is_asked_for_by_its_name(project):
 
 def test_a_repository_that_cannot_be_reached_is_no_verdict(project):
     class Unreachable:
-        offline = False
-
         def at(self, url):
             raise NetworkError(f"cannot reach {url}")
 

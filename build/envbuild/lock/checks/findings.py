@@ -47,7 +47,7 @@ def refuse(findings: Iterable[CheckFinding], allowed: Iterable[str], title: str)
         raise CheckRefusedError(
             f"the lock of {title} is refused by {len(refused)} finding{'s' if len(refused) > 1 else ''}",
             why="\n".join(f"[{finding.code}] {finding.what}\n  {finding.fix}" for finding in refused),
-            fix="Correct the stack. To take it nevertheless, and have the record say so: "
+            fix="Correct the stack. To take it nevertheless, noted in the record: "
             + " ".join(f"--allow {code}" for code in sorted({finding.code for finding in refused})),
             codes=[finding.code for finding in refused],
         )

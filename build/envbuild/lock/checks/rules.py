@@ -231,7 +231,7 @@ def check_forks(lock: CheckInput) -> Iterable[CheckFinding]:
         who = f" (needed by {', '.join(needing)})" if needing else ""
         yield CheckFinding(
             code="forks",
-            what=f"{name} is there {len(found)} times, {', '.join(found)}, each under a marker{who}: which one is "
+            what=f"{name} is locked {len(found)} times, {', '.join(found)}, each under a marker{who}: which one is "
             "installed is decided by the machine and not by the lock",
             fix=f"Hold {name} to one version under [requirements] of the stack, or choose another version of what "
             "needs both.",

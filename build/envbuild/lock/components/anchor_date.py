@@ -44,7 +44,7 @@ def _as_of_commit(text: str, selection: Selection, repositories: Repositories) -
     if commit.kind is CommitKind.BRANCH:
         raise UsageError(
             f"--as-of {text} is a branch, which moves",
-            why=f"It is at {commit.sha[:12]} now, and a lock as of it would say something else tomorrow.",
+            why=f"It is at {commit.sha[:12]} now, and a lock as of it would be another one tomorrow.",
             fix=f"Name the commit: --as-of {commit.sha[:12]}, a date, 'release' or 'now'.",
         )
     return commit

@@ -4,7 +4,7 @@ uv follows such a source only as far as it sees it from the project that it lock
 dependencies". So the lock's own project names them, at the commits that their refs mean here: each as a constraint,
 which asks for nothing, and under ``no-sources-package``, so that no other declaration of it counts. Which of them are
 really asked for only a resolution tells (a release may ask for an extra of a component from git):
-:func:`settled` looks, and leaves out the others.
+:func:`envbuild.lock.resolve.settle.settle` looks, and leaves out the others.
 """
 
 from __future__ import annotations
