@@ -16,40 +16,32 @@ def codes(found: list[dict[str, str | None]]) -> list[tuple[str | None, str | No
     return [(finding["code"], finding["package"], finding["found"]) for finding in found]
 
 
-def test_no_findings_when_all_is_as_locked() -> None:
-    installed = {"torch": ["2.13.0+cpu"], "megatron-core": ["0.16.1"], "numpy": ["2.0"]}
-    assert findings.version_findings(LOCKED, IMPORTED, installed) == []
+CORE = {"megatron-core": ["0.16.1"]}
+OTHER = {"torch": {"file": "/host/torch/__init__.py", "version": "2.11.0+cu130"}}
+WITHOUT_LOCAL = {"torch": {"file": "/t", "version": "2.13.0"}}
+
+
+@pytest.mark.parametrize(
+    ("imported", "installed", "expected"),
+    [
+        (IMPORTED, {"torch": ["2.13.0+cpu"], "numpy": ["2.0"]}, []),
+        (WITHOUT_LOCAL, {"torch": ["2.13.0+cpu"]}, []),
+        *(
+            ({}, {"torch": [other]}, [("version-mismatch", "torch", other)])
+            for other in ("2.13.0", "2.12.0+cpu", "2.13.0+cu130")
+        ),
+        ({}, {}, [("package-missing", "torch", None)]),
+        ({}, {"torch": ["2.13.0+cpu", "2.11.0"]}, [("package-twice", "torch", "2.13.0+cpu, 2.11.0")]),
+        # The module that was imported is of another version than its metadata.
+        (OTHER, {"torch": ["2.13.0+cpu"]}, [("imported-version-differs", "torch", "2.11.0+cu130")]),
+    ],
+)
+def test_versions_are_compared_with_the_lock(imported, installed, expected) -> None:
+    assert codes(findings.version_findings(LOCKED, imported, CORE | installed)) == expected
 
 
 def test_names_are_compared_as_indexes_do() -> None:
-    assert findings.version_findings({"Megatron_Core": "0.16.1"}, {}, {"megatron-core": ["0.16.1"]}) == []
-
-
-@pytest.mark.parametrize("version", ["2.13.0", "2.12.0+cpu", "2.13.0+cu130"])
-def test_other_version_is_a_finding(version: str) -> None:
-    found = findings.version_findings(LOCKED, {}, {"torch": [version], "megatron-core": ["0.16.1"]})
-    assert codes(found) == [("version-mismatch", "torch", version)]
-
-
-def test_absent_package_is_a_finding() -> None:
-    found = findings.version_findings(LOCKED, {}, {"torch": ["2.13.0+cpu"]})
-    assert codes(found) == [("package-missing", "megatron-core", None)]
-
-
-def test_second_copy_is_a_finding() -> None:
-    installed = {"torch": ["2.13.0+cpu", "2.11.0"], "megatron-core": ["0.16.1"]}
-    assert codes(findings.version_findings(LOCKED, {}, installed)) == [("package-twice", "torch", "2.13.0+cpu, 2.11.0")]
-
-
-def test_module_of_another_version_than_its_metadata_is_a_finding() -> None:
-    imported = {**IMPORTED, "torch": {"file": "/host/torch/__init__.py", "version": "2.11.0+cu130"}}
-    found = findings.version_findings(LOCKED, imported, {"torch": ["2.13.0+cpu"], "megatron-core": ["0.16.1"]})
-    assert codes(found) == [("imported-version-differs", "torch", "2.11.0+cu130")]
-
-
-def test_module_without_the_local_part_is_none() -> None:
-    imported = {"torch": {"file": "/t", "version": "2.13.0"}}
-    assert findings.version_findings({"torch": "2.13.0+cpu"}, imported, {"torch": ["2.13.0+cpu"]}) == []
+    assert findings.version_findings({"Megatron_Core": "0.16.1"}, {}, CORE) == []
 
 
 def test_distributions_see_both_copies_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

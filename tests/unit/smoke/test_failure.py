@@ -20,61 +20,48 @@ def log_name(rank: int) -> str:
     return f"cases/c/rank{rank}.log"
 
 
-def test_no_failure_when_all_end_well() -> None:
-    assert earliest([end(0, 0, 1.0, done=True), end(1, -9, 2.0, done=True)], {}, log_name) is None
+BROKEN = {"monotonic_seconds": 1.0, "kind": "not-finite", "message": "FloatingPointError: step 2: loss is nan"}
 
 
-def test_end_before_the_task_is_done_is_a_failure_whatever_the_status() -> None:
-    found = earliest([end(0, 0, 1.0, done=True), end(1, 0, 2.0)], {}, log_name)
+@pytest.mark.parametrize(
+    ("ends", "records", "expected"),
+    [
+        ([end(0, 0, 1.0, done=True), end(1, -9, 2.0, done=True)], {}, None),
+        # The runner killed it: no cause.
+        ([end(0, -9, 1.0, killed=True)], {}, None),
+        (
+            [end(0, -9, 1.0, killed=True), end(1, 1, 2.0)],
+            {},
+            (1, "exit", 1, "exited with status 1 without an exception"),
+        ),
+        # An end before the task is done is a failure whatever the status.
+        ([end(0, 0, 1.0, done=True), end(1, 0, 2.0)], {}, (1, "exit", 0, "exited with status 0 without an exception")),
+        ([end(0, 1, 2.0)], {0: BROKEN}, (0, "not-finite", 1, "FloatingPointError: step 2: loss is nan")),
+        # The records decide, not the order of exits.
+        ([end(0, 1, 1.0), end(1, 1, 3.0)], {0: record(0.9), 1: record(0.5, "cause")}, (1, "exception", 1, "cause")),
+        # A death is seen later than it happened, but one long after an exception is no cause.
+        ([end(0, 1, 1.0), end(1, -11, 1.2)], {0: record(0.9)}, (1, "signal", -11, "killed by SIGSEGV")),
+        ([end(0, 1, 1.0), end(1, -6, 9.0)], {0: record(0.9)}, (0, "exception", 1, "ValueError: x")),
+        # It raised before it was killed.
+        (
+            [end(0, -9, 5.0, killed=True), end(1, 1, 4.0)],
+            {0: record(1.0, "cause"), 1: record(2.0)},
+            (0, "exception", -9, "cause"),
+        ),
+        ([end(0, -63, 1.0)], {}, (0, "signal", -63, "killed by signal 63")),
+    ],
+)
+def test_rank_that_failed_first(
+    ends: list[RankEnd], records: dict[int, dict[str, object]], expected: tuple[int, str, int, str] | None
+) -> None:
+    found = earliest(ends, records, log_name)
+    if expected is None:
+        assert found is None
+        return
     assert found is not None
-    assert (found.rank, found.kind, found.exit_status) == (1, "exit", 0)
-    assert found.message == "exited with status 0 without an exception, before it was done"
-
-
-def test_kind_of_the_record_is_the_failure_s() -> None:
-    not_finite = {**record(1.0, "FloatingPointError: step 2: loss is nan"), "kind": "not-finite"}
-    found = earliest([end(0, 1, 2.0)], {0: not_finite}, log_name)
-    assert found is not None
-    assert found.kind == "not-finite"
-
-
-def test_record_decides_not_the_order_of_exits() -> None:
-    found = earliest([end(0, 1, 1.0), end(1, 1, 3.0)], {0: record(0.9), 1: record(0.5, "cause")}, log_name)
-    assert found is not None
-    assert (found.rank, found.message, found.log) == (1, "cause", "cases/c/rank1.log")
-
-
-def test_death_is_seen_later_than_it_happened() -> None:
-    found = earliest([end(0, 1, 1.0), end(1, -11, 1.2)], {0: record(0.9)}, log_name)
-    assert found is not None
-    assert (found.rank, found.kind, found.message) == (1, "signal", "killed by SIGSEGV")
-
-
-def test_death_long_after_an_exception_is_no_cause() -> None:
-    found = earliest([end(0, 1, 1.0), end(1, -6, 9.0)], {0: record(0.9)}, log_name)
-    assert found is not None
-    assert found.rank == 0
-
-
-def test_ranks_the_runner_killed_are_no_cause() -> None:
-    found = earliest([end(0, -9, 1.0, killed=True), end(1, 1, 2.0)], {}, log_name)
-    assert found is not None
-    assert found.rank == 1
-    assert earliest([end(0, -9, 1.0, killed=True)], {}, log_name) is None
-
-
-def test_rank_that_raised_before_it_was_killed_is_the_cause() -> None:
-    found = earliest(
-        [end(0, -9, 5.0, killed=True), end(1, 1, 4.0)], {0: record(1.0, "cause"), 1: record(2.0)}, log_name
-    )
-    assert found is not None
-    assert (found.rank, found.kind, found.message) == (0, "exception", "cause")
-
-
-def test_signal_without_a_name_is_given_by_number() -> None:
-    found = earliest([end(0, -63, 1.0)], {}, log_name)
-    assert found is not None
-    assert found.message == "killed by signal 63"
+    rank, kind, status, message = expected
+    assert (found.rank, found.kind, found.exit_status, found.log) == (rank, kind, status, log_name(rank))
+    assert found.message.startswith(message)
 
 
 def syntax_error() -> SyntaxError:
