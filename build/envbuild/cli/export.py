@@ -113,11 +113,7 @@ def _check_options(kind: str, output: Path | None, *, phases_given: bool) -> Non
                 fix="Leave --phases out.",
             )
     elif output is not None and output.is_dir():
-        raise UsageError(
-            f"--output {output} is a folder",
-            why=f"--format {kind} writes one file.",
-            fix="Name a file.",
-        )
+        raise UsageError(f"--output {output} is a folder", why=f"--format {kind} writes one file.", fix="Name a file.")
     if kind == Format.PYLOCK.value and output is not None and PYLOCK_NAME.match(output.name) is None:
         raise UsageError(
             f"--output {output.name} is not a name of a pylock.toml",

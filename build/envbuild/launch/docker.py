@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError, EnvbuildError, MachineError
 from envbuild.core.exit_status import mask
@@ -31,11 +31,11 @@ RESULTS_LABEL = "org.envbuild.results"
 
 @dataclass(frozen=True, kw_only=True)
 class DockerExecutor(ImageExecutor):
-    """A container of the image, without a network, that is gone afterwards; the runner hashes the image's manifest.
+    """Runs a task in a container without a network, and removes it; the runner hashes the image's manifest.
 
     Attributes:
-        tag: what the image will be called in the daemon, if that does not have it.
-        gpus: whether it has the machine's GPUs.
+        tag: the image's name, where it has to be loaded into the daemon.
+        gpus: whether containers have the machine's GPUs.
     """
 
     engine: Engine
@@ -52,7 +52,7 @@ class DockerExecutor(ImageExecutor):
         if not self.engine.address.startswith("unix:"):
             raise CertificationCannotRunError(
                 f"the docker daemon at {mask(self.engine.address)} may be on another machine",
-                why="It is asked over a network, and would not see the plan and the runner, which are files here.",
+                why="A daemon reached over a network does not see the plan and the runner, files of this machine.",
                 fix="Use the daemon of this machine (its socket), or --plan-out DIR there and --judge DIR here.",
                 reason="no-runtime",
             )
@@ -60,19 +60,19 @@ class DockerExecutor(ImageExecutor):
             load_image(self.engine, self.image.path, self.image.record, self.tag, self.reporter)
         words = [*task.words_inside(self.python, MOUNTED), "--end-with-stdin"]
         started = time.monotonic()
-        with _log(task.log) as keep, self._container(task, words) as name:
-            status, output = self._followed(name, task, keep)
+        with _log(task.log) as log, self._container(task, words) as name:
+            status, output = self._follow(name, task, log)
         return Finished(argv=tuple(words), status=status, output=output, seconds=time.monotonic() - started)
 
     def remove_orphans(self, results: Path) -> None:
-        """Remove what an envbuild that was killed left of a task with these results; only whoever holds them may."""
+        """Remove the containers of a killed envbuild that write to these results; the caller has locked the folder."""
         from docker.errors import NotFound
 
         api = self.engine.api
         label = f"{RESULTS_LABEL}={results.resolve()}"
         with self.engine.errors("remove a container"):
             for left in api.containers(all=True, filters={"label": label}):
-                self.reporter.note(f"note: a container of an envbuild that was killed is removed: {left['Id'][:12]}")
+                self.reporter.note(f"note: removing a container of a killed envbuild: {left['Id'][:12]}")
                 with contextlib.suppress(NotFound):
                     api.remove_container(left["Id"], force=True)
 
@@ -86,19 +86,19 @@ class DockerExecutor(ImageExecutor):
                     self.image.record.config_digest,
                     entrypoint=words[:1],
                     command=words[1:],
-                    # Results are files of who runs this, not of root.
+                    # Results belong to the account that runs this, not to root.
                     user="" if rootless else f"{os.getuid()}:{os.getgid()}",
                     environment={"HOME": "/tmp", **self.extra, **UNBUFFERED, **task.variables},  # noqa: S108 - inside
                     working_dir="/",
                     labels={RESULTS_LABEL: str(task.results.resolve())},
-                    # Closed by the daemon when this process is gone, however it went: the runner ends with it.
+                    # The daemon closes it when this process ends, however it ends; the runner then ends itself.
                     stdin_open=True,
                     network_disabled=True,
                     host_config=api.create_host_config(**self._host_config(task)),
                 )
                 name = str(made["Id"])
                 try:
-                    held = api.attach_socket(name, params={"stdin": 1, "stream": 1})
+                    stdin = api.attach_socket(name, params={"stdin": 1, "stream": 1})
                     api.start(name)
                 except BaseException:
                     api.remove_container(name, force=True)
@@ -114,13 +114,13 @@ class DockerExecutor(ImageExecutor):
                 api.stop(name, timeout=STOP_SECONDS)
                 api.remove_container(name, force=True)
             with contextlib.suppress(OSError):
-                held.close()
+                stdin.close()
 
     def _host_config(self, task: Task) -> dict[str, Any]:
         from docker.types import DeviceRequest, Ulimit
 
-        seen = {task.plan: PLAN, task.runner: RUNNER, manifest_of(self.image): MOUNTED}
-        binds = {str(path.resolve()): {"bind": target, "mode": "ro"} for path, target in seen.items()}
+        inside = {task.plan: PLAN, task.runner: RUNNER, manifest_of(self.image): MOUNTED}
+        binds = {str(path.resolve()): {"bind": target, "mode": "ro"} for path, target in inside.items()}
         binds[str(task.results.resolve())] = {"bind": RESULTS, "mode": "rw"}
         request = DeviceRequest(count=-1, capabilities=[["gpu"]]) if self.gpus else None
         return {
@@ -129,15 +129,15 @@ class DockerExecutor(ImageExecutor):
             "binds": binds,
             "tmpfs": {"/tmp": "mode=1777,exec", "/run": "mode=755"},  # noqa: S108 - inside, and private
             "init": False,
-            # Half of the memory, as Linux gives itself; docker's 64 MiB are too few for NCCL.
+            # Half of the memory, Linux's own default; docker's 64 MiB are too few for NCCL.
             "shm_size": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2,
             **({"device_requests": [request]} if request else {}),
             # NCCL pins memory, as do GPUs.
             **({"ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)]} if request else {}),
         }
 
-    def _followed(self, name: str, task: Task, keep: Any) -> tuple[int, str]:
-        """Wait for a container: its status and output."""
+    def _follow(self, name: str, task: Task, log: TextIO) -> tuple[int, str]:
+        """Wait for a container; return its exit status and output."""
         api, late = self.engine.api, threading.Event()
 
         def end() -> None:
@@ -152,7 +152,7 @@ class DockerExecutor(ImageExecutor):
                 timer.start()
             try:
                 for line in in_lines(api.logs(name, stream=True, follow=True)):
-                    keep(line)
+                    log.write(f"{mask(line)}\n")
                     lines.append(line)
                     if task.on_line:
                         task.on_line(line)
@@ -180,15 +180,13 @@ def in_lines(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _log(path: Path | None) -> Iterator[Any]:
-    """Writes lines to a file, if there is one."""
-    if path is None:
-        yield lambda _: None
-        return
+def _log(path: Path | None) -> Iterator[TextIO]:
+    """The log of a task, written line by line."""
+    path = path or Path(os.devnull)
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8", buffering=1) as stream:
-            yield lambda line: stream.write(f"{mask(line)}\n")
+            yield stream
 
 
 def _no_gpu_support(error: MachineError) -> CertificationCannotRunError:

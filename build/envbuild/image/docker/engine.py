@@ -95,15 +95,9 @@ def open_engine(environ: Mapping[str, str] = os.environ, *, otherwise: str) -> E
     Raises:
         MachineError: no daemon answers, or this account may not use it.
     """
-    try:
-        from docker import APIClient
-        from docker.errors import DockerException
-    except ImportError as error:
-        raise MachineError(
-            "the Python package docker cannot be imported",
-            why=str(error),
-            fix=f"Install envbuild with its dependencies again, or use {otherwise}.",
-        ) from error
+    from docker import APIClient
+    from docker.errors import DockerException
+
     try:
         settings = _settings(environ)
     except DockerException as error:
