@@ -101,7 +101,7 @@ class FunctionDefinition:
 
     @cached_property
     def signature(self) -> Signature:
-        """How it is called; of most functions nobody asks."""
+        """How it is called; of most functions this is never needed."""
         return signature_of(self.arguments)
 
     @cached_property

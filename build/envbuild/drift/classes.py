@@ -206,7 +206,7 @@ class Classes:
     # Dataclasses
 
     def _dataclass_options(self, definition: ClassDefinition) -> dict[str, bool]:
-        """The options of ``@dataclass``, with ``init``; empty when the class is none."""
+        """The options of ``@dataclass``, with ``init``; empty when the class is not a dataclass."""
         for decorator in definition.decorators:
             function = decorator.func if isinstance(decorator, ast.Call) else decorator
             if self.reader.is_one_of(_DATACLASSES, function, definition.scope):

@@ -35,7 +35,7 @@ _TERMINATORS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
 class BranchOutcome(Enum):
-    """What a condition says about the code below it."""
+    """Whether the code below a condition runs."""
 
     TRUE = "runs"
     FALSE = "never runs"
@@ -76,7 +76,7 @@ class Conditions:
         return self._flag(test) or self._version(test) or self._feature(test, scope)
 
     def _flag(self, test: ast.expr) -> BranchOutcome | None:
-        """The verdict of ``HAVE_X``, ``x is None`` or ``TYPE_CHECKING``; None when the test is none of these."""
+        """The verdict of ``HAVE_X``, ``x is None`` or ``TYPE_CHECKING``; None for other tests."""
         match test:
             case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
                 return BranchOutcome.FALSE
@@ -88,7 +88,7 @@ class Conditions:
         return None
 
     def _version(self, test: ast.expr) -> BranchOutcome | None:
-        """The verdict of a comparison of versions; None when the test is none."""
+        """The verdict of a comparison of versions; None for other tests."""
         found: bool | None = None
         match test:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(least)), *_]):

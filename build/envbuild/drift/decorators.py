@@ -50,7 +50,7 @@ class Decorating(Enum):
 
 
 def returns_name(node: FunctionNode) -> bool:
-    """Whether it ends with ``return name``; nearly every function does not, and is no decorator to be searched."""
+    """Whether it ends with ``return name``; nearly every function does not, and cannot be such a decorator."""
     last = node.body[-1]
     return isinstance(last, ast.Return) and isinstance(last.value, ast.Name)
 

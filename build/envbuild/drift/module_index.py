@@ -110,7 +110,7 @@ class Tables:
         return self._modules.get(module)
 
     def provided(self, module: str) -> bool:
-        """Whether a module of this name would belong to the provider, and to nobody else."""
+        """Whether a module of this name would belong to the provider, and to no other distribution."""
         return any(name in self.provider.roots for name in (module, *parents(module)))
 
     def table(self, module: str) -> ModuleTable | None:

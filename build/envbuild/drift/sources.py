@@ -68,7 +68,7 @@ class SourceTree:
     def roots(self) -> frozenset[str]:
         """The outermost regular packages and modules: what is missing below these is missing.
 
-        A namespace package such as ``megatron`` is no root: other distributions add to it.
+        A namespace package such as ``megatron`` is not a root: other distributions add to it.
         """
         packages = {_dotted(file) for file in self.files if PurePosixPath(file).name == "__init__.py"}
         regular = {*packages, *(module for module in self.modules if "." not in module)} - {"setup"}

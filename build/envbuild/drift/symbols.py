@@ -96,7 +96,7 @@ class Reader:
         self._locals: dict[tuple[Scope, str], Symbols] = {}
 
     def evaluate(self, node: ast.expr, scope: Scope) -> Symbols:
-        """What an expression may be; ``None`` is left out, since nobody calls it and gets away with it."""
+        """What an expression may be; ``None`` is left out, since a call of it fails anyway."""
         match node:
             case ast.Name(id=name):
                 return self.lookup(name, scope)
