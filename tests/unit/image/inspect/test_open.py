@@ -370,11 +370,15 @@ def test_archive_with_a_header_that_fills_the_memory_is_refused(tmp_path, scratc
         open_image(str(path), scratch)
 
 
-def test_archive_with_too_many_members_is_refused(made, tmp_path, scratch, monkeypatch):
-    monkeypatch.setattr(tars, "MOST_MEMBERS", 3)
+@pytest.mark.parametrize(
+    ("limit", "most", "why"),
+    [("MOST_MEMBERS", 3, "more than 3 members"), ("MOST_HEADER_BYTES", 1 << 10, "headers of its members")],
+)
+def test_archive_with_too_many_members_is_refused(made, tmp_path, scratch, monkeypatch, limit, most, why):
+    monkeypatch.setattr(tars, limit, most)
     with pytest.raises(CheckRefusedError) as caught:
         open_image(str(archive(made, tmp_path, mode="w")), scratch)
-    assert "more than 3 members" in caught.value.why
+    assert why in caught.value.why
 
 
 def test_document_of_an_archive_that_is_no_document_is_not_copied(tmp_path, scratch):
