@@ -8,8 +8,9 @@ from helpers.processes import wait_until
 from unit.certify.plans import CASES
 
 from envbuild.catalog.models import Tolerance
-from envbuild.certify.calibrate import band_of, bound_of, calibrate, propose
+from envbuild.certify.calibrate import band_of, bound_of, calibrate, propose, spreads_of
 from envbuild.certify.certify import CertifyOptions
+from envbuild.certify.models import CaseVerdict, Numbers, Problem
 from envbuild.core import locks, tomlread
 from envbuild.core.errors import CertificationFailedError
 
@@ -66,6 +67,24 @@ def test_nothing_is_proposed_beyond_what_a_matrix_may_have():
     assert bands["fp32.data"]["loss_relative"] == 1e-6
     assert [text.split(" would")[0] for text in refused] == ["fp32: loss_relative", "fp32.tensor: loss_relative"]
     assert all("0.02, above the widest that a matrix may have, 0.01" in text for text in refused)
+
+
+def test_difference_that_is_not_finite_is_proposed_by_nothing():
+    """The judge has no number for it, and a problem."""
+    verdict = CaseVerdict(
+        id=TP2,
+        baseline="gpt-fp32-baseline",
+        passed=False,
+        problems=(Problem(check="parity-weights", text="off by nan"),),
+        largest_relative_difference=Numbers(loss=1e-7, grad_norm=0.0),
+        seconds=1.0,
+        steps=(),
+    )
+    spreads = spreads_of([verdict])
+    assert spreads[TP2] == {"loss_relative": 1e-7, "grad_norm_relative": 0.0, "weights_relative": math.inf}
+    bands, refused = propose(CASES, spreads)
+    assert "weights_relative" not in bands["fp32.tensor"]
+    assert "fp32: weights_relative would be inf" in refused[0]
 
 
 def test_bounds_are_the_schemas():
