@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers.stand_in import results_of, write
+from helpers.fake_runner import results_of, write
 from unit.image.test_record import RECORD
 
 from envbuild.catalog.catalog import Selection
@@ -47,7 +47,7 @@ class Notes(SilentReporter):
 
 @dataclass
 class World:
-    """A project with a lock and an image, where `certify` can be called; ``faults`` go to the stand-in runner."""
+    """A project with a lock and an image, where `certify` can be called; ``faults`` go to the fake runner."""
 
     project: Path
     selection: Selection

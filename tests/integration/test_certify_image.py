@@ -1,4 +1,4 @@
-"""`certify` in a real image that has no torch: a stand-in for the smoke runner says what it saw inside."""
+"""`certify` in a real image that has no torch: a fake runner reports what it saw inside."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from envbuild.lock.locate import find_lock
 from envbuild.store.local import LocalStore
 
 ROOT = Path(__file__).parents[2]
-STAND_IN = ROOT / "tests" / "helpers" / "stand_in.py"
+FAKE_RUNNER = ROOT / "tests" / "helpers" / "fake_runner.py"
 # The real runner, with ranks that need no torch: they train nothing, and for long.
 LONG_RUNNER = """\
 import os, sys, threading
@@ -67,11 +67,11 @@ sys.exit(cli.main())
 """
 
 
-def stand_in(folder: Path, port: int) -> tuple[Path, str]:
-    """The stand-in as a zipapp, and its digest."""
+def fake_runner(folder: Path, port: int) -> tuple[Path, str]:
+    """The fake runner as a zipapp, and its digest."""
     file = folder / "smoke.pyz"
     with zipfile.ZipFile(file, "w") as archive:
-        source = STAND_IN.read_text()
+        source = FAKE_RUNNER.read_text()
         assert "\nPORT = 0\n" in source
         archive.writestr("__main__.py", source.replace("\nPORT = 0\n", f"\nPORT = {port}\n"))
     return file, sha256_file(file)
@@ -93,9 +93,9 @@ def certified(mini: Tool, tmp_path: Path, place: Where) -> Certification:
 
 
 def seen_inside(mini: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Where = "sqsh") -> Certification:
-    """The same with the stand-in, and with somebody outside who listens on loopback."""
+    """The same with the fake runner, and with somebody outside who listens on loopback."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        monkeypatch.setattr(job, "smoke_file", lambda store: stand_in(tmp_path, listening.getsockname()[1]))
+        monkeypatch.setattr(job, "smoke_file", lambda store: fake_runner(tmp_path, listening.getsockname()[1]))
         done = certified(mini, tmp_path, place)
     assert done.ran
     return done
@@ -107,7 +107,7 @@ def variables(done: Certification) -> dict[str, str]:
     return machine.variables
 
 
-def test_stand_in_would_reach_the_machine_outside_if_it_had_its_network(
+def test_fake_runner_would_reach_the_machine_outside_if_it_had_its_network(
     mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the tests of REACHED can fail."""

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from helpers.fake_runner import results_of, write
 from helpers.matrices import six_layouts
-from helpers.stand_in import results_of, write
 
 from envbuild.catalog.models import Device, Driver
 from envbuild.certify.cases import Case, expand

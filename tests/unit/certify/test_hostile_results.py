@@ -7,8 +7,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from helpers.certificates import SHA, statement
+from helpers.fake_runner import write
 from helpers.reports import failed
-from helpers.stand_in import write
 from unit.certify.plans import BASELINE, MATRIX, TP2, bytes_of, line, lines_of, plan_of, with_case
 
 from envbuild.certify.certificate.file import read_certificate

@@ -4,7 +4,7 @@ import math
 from typing import get_args
 
 import pytest
-from helpers.stand_in import observed_of
+from helpers.fake_runner import observed_of
 from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read, with_case
 
 from envbuild.certify.cases import tolerance_of

@@ -6,7 +6,7 @@ import re
 import shutil
 
 import pytest
-from helpers.stand_in import results_of, write
+from helpers.fake_runner import results_of, write
 
 from envbuild.certify.offline import ExplicitOptions, judge_folder, write_plan
 from envbuild.certify.report.files import end_of

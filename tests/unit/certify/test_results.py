@@ -42,7 +42,7 @@ def text_of(lines):
     return "".join(json.dumps(item) + "\n" for item in lines)
 
 
-def test_stand_in_writes_what_the_schema_asks_for():
+def test_fake_runner_writes_what_the_schema_asks_for():
     validator = jsonschema.Draft202012Validator(json.loads((data_root() / SCHEMA_FILE).read_text()))
     for item in lines_of(plan_of(bandwidth={"ranks": 2, "sizes_bytes": [8], "floor_gigabytes_per_second": None})):
         validator.validate(item)

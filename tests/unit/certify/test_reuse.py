@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.certify_world import edit
-from helpers.stand_in import GPU
+from helpers.fake_runner import GPU
 
 from envbuild.certify.run import durations, reuse
 from envbuild.certify.run.job import make_job

@@ -1,7 +1,7 @@
 """What is wrong with a run as a whole: the network between its ranks, and an environment that is not the lock's."""
 
 import pytest
-from helpers.stand_in import bandwidth_line
+from helpers.fake_runner import bandwidth_line
 from unit.certify.plans import lines_of, plan_of, read
 
 from envbuild.certify.judge.judge import run_problems

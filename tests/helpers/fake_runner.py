@@ -1,4 +1,4 @@
-"""A stand-in for the smoke runner: numbers that agree, with faults put in. Needs only the standard library.
+"""A fake of the smoke runner: numbers that agree, with faults put in. Needs only the standard library.
 
 Zipped as it is, it runs inside an image that has no torch; the variables that it reports then say what it saw there.
 """
