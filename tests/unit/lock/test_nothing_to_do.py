@@ -1,5 +1,6 @@
 """A lock that is there and up to date is found without the right to write anything."""
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from helpers.stack_files import BASE, write_base, write_stack
 from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.context import Context
 from envbuild.catalog.site import load_site
-from envbuild.core.errors import CheckRefusedError, MachineError
+from envbuild.core.errors import CheckRefusedError, MachineError, NetworkError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock import lock as locking
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
@@ -61,6 +62,17 @@ def test_up_to_date_lock_needs_no_right_to_write(project):
 
     assert unprivileged(look) == 0
     assert list((project / "store").iterdir()) == []
+
+
+def test_upgrade_makes_an_up_to_date_lock_anew(project, monkeypatch):
+    def new_lock(*arguments):
+        raise NetworkError("made anew")
+
+    monkeypatch.setattr("envbuild.lock.make.new_lock", new_lock)
+    monkeypatch.setattr(locking, "_exclusive", lambda *_: contextlib.nullcontext())
+    assert lock(project).built is False
+    with pytest.raises(NetworkError, match="made anew"):
+        lock(project, upgrade=True)
 
 
 def test_nothing_to_do_imports_nothing_that_only_a_new_lock_needs():

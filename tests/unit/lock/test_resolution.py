@@ -4,7 +4,7 @@ import pytest
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import InternalError
-from envbuild.lock.uv.resolution import Resolution, seconds_of, with_local_hashes
+from envbuild.lock.uv.resolution import Resolution, seconds_of, upload_seconds, with_local_hashes
 from envbuild.lock.uv.torch_builds import TorchSource
 
 WHEEL = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
@@ -54,3 +54,9 @@ def test_package_without_any_hash_is_refused(source, place):
     }
     with pytest.raises(InternalError, match=r"no hash is known for torch==2\.13\.0"):
         with_local_hashes([BLOCK], resolution([]), places[place])
+
+
+def test_upload_times_are_those_of_every_file():
+    files = [{"upload-time": "2026-01-02T03:04:05Z"}, {"upload-time": "2026-01-02T03:04:07Z"}, {}]
+    package = {"name": "lib", "wheels": files, "sdist": {"upload-time": "2026-01-02T03:04:06Z"}}
+    assert upload_seconds(package) == [1767323045, 1767323047, 1767323046]
