@@ -24,7 +24,7 @@ from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
 from envbuild.image.layers.sandbox import VENV
 from envbuild.lock.lockfile import LockDirectory, read_lock
-from envbuild.sync.imports import PROBE, modules_of, try_imports
+from envbuild.sync.imports import PROBE, ImportProbe, modules_of, try_imports
 
 PYTHON = f"{VENV}/bin/python"
 INSIDE_PROBE = "/tmp/probe.py"
@@ -94,7 +94,9 @@ class InImage:
 def check_imports(image: Image, lock: LockDirectory, logs: Path) -> tuple[str, ...]:
     """The import check of `envbuild image`, in containers of the image; the modules that it imported."""
     modules = modules_of(lock.lock)
-    found = try_imports(modules, PYTHON, InImage(image), logs, SilentReporter(), probe=INSIDE_PROBE)
+    found = try_imports(
+        modules, ImportProbe(python=PYTHON, run=InImage(image), logs=logs, program=INSIDE_PROBE), SilentReporter()
+    )
     return found.refuse_failed().imported
 
 
