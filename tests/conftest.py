@@ -20,7 +20,7 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.site import load_site
 from envbuild.core import locks
 from envbuild.core.errors import EnvbuildError
-from envbuild.lock.locate import find_lock
+from envbuild.lock.lockdir import find_lock
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.uv.program import uv_program
 from envbuild.lock.uv.torch_builds import torch_source

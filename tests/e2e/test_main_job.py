@@ -23,7 +23,7 @@ from envbuild.catalog.data import data_root
 from envbuild.certify.certificate.envelope import decode
 from envbuild.core.digests import short
 from envbuild.image.base import base_key
-from envbuild.lock.locate import find_lock
+from envbuild.lock.lockdir import find_lock
 
 STACK = ("--stack", "mcore", "--target", "cpu")
 LOCK = ("lock", *STACK)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 
-from envbuild.git.commit import Commit, CommitKind
-from envbuild.git.refs import GitRef
+from envbuild.git.refs import Commit, CommitKind, GitRef
 
 TIP = "a" * 40
 

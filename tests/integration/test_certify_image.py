@@ -43,7 +43,7 @@ from envbuild.launch.bwrap import layers_of
 from envbuild.launch.docker import RESULTS_LABEL, DockerExecutor
 from envbuild.launch.executors import Task, Where
 from envbuild.launch.open_image import open_layers
-from envbuild.lock.locate import find_lock
+from envbuild.lock.lockdir import find_lock
 from envbuild.store.local import LocalStore
 
 ROOT = Path(__file__).parents[2]

@@ -23,8 +23,7 @@ import envbuild
 from envbuild.core.errors import ConfigurationError, MachineError, NetworkError
 from envbuild.core.locks import exclusive
 from envbuild.git.client import GitSettings
-from envbuild.git.commit import Commit, CommitKind
-from envbuild.git.refs import GitRef
+from envbuild.git.refs import Commit, CommitKind, GitRef
 from envbuild.git.repository import GitRepository
 from envbuild.store.local import LocalStore
 
@@ -100,9 +99,9 @@ def opened(url: str, store: LocalStore, reporter: Notes, **settings: Any) -> Git
     return GitRepository(url, store, reporter, GitSettings(pause_seconds=0.0, **settings))
 
 
-def again(repository: GitRepository, reporter: Notes | None = None, *, offline: bool = False) -> GitRepository:
+def again(repository: GitRepository, reporter: Notes | None = None) -> GitRepository:
     """The same repository as another run sees it."""
-    return opened(repository.url, repository._store, reporter or Notes(), offline=offline)
+    return opened(repository.url, repository._store, reporter or Notes())
 
 
 def utc(text: str) -> datetime:
@@ -428,36 +427,6 @@ def test_the_server_is_asked_once(history, server, store, reporter):
     assert server.connections == 3, "a full commit that is here needs no server"
     again(repository).resolve(GitRef("main"))
     assert server.connections == 4, "a branch that has not moved is listed, not fetched"
-
-
-def test_offline_gives_what_was_seen_last(history, server, store, reporter):
-    history.commit("main", "2025-07-01T00:00:00Z", {"file": "x", "other": "y"})
-    repository = opened(server.url("nemo"), store, reporter)
-    seen = repository.resolve(GitRef("main"))
-    repository.read_file(seen, "file")
-    history.commit("main", "2025-07-02T00:00:00Z")
-    side = history.commit("side", "2025-07-02T00:00:00Z")
-    before = server.connections
-    offline = again(repository, reporter, offline=True)
-    assert offline.resolve(GitRef("main")) == seen
-    assert offline.resolve(GitRef(seen.sha[:9])).sha == seen.sha
-    assert offline.read_file(seen, "file") == "x"
-    assert reporter.notes[-1].startswith("offline: branches and tags of ")
-    for ask in (lambda: offline.resolve(GitRef(side)), lambda: offline.read_file(seen, "other")):
-        with pytest.raises(NetworkError, match="working offline"):
-            ask()
-    assert server.connections == before
-
-
-def test_offline_without_an_earlier_run_or_the_whole_history(history, repository):
-    wanted = history.commit("main", "2025-07-01T00:00:00Z")
-    history.commit("side", "2025-07-02T00:00:00Z")
-    with pytest.raises(NetworkError, match="working offline") as caught:
-        again(repository, offline=True).resolve(GitRef("main"))
-    assert PUBLIC in caught.value.why
-    repository.resolve(GitRef("main"))
-    with pytest.raises(NetworkError, match="working offline"):
-        again(repository, offline=True).resolve(GitRef(wanted[:9]))
 
 
 @pytest.mark.parametrize("refuses", [False, True])

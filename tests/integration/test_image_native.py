@@ -29,7 +29,7 @@ from envbuild.core.errors import BuildError
 from envbuild.core.progress import SilentReporter
 from envbuild.image.build import BuiltImage, build_image
 from envbuild.image.inputs import ImageInputs
-from envbuild.lock.locate import find_lock
+from envbuild.lock.lockdir import find_lock
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.store.local import LocalStore
 

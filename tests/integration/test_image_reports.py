@@ -30,7 +30,7 @@ from envbuild.image.build import build_image
 from envbuild.image.checks.rules import RULES
 from envbuild.image.inputs import ImageInputs
 from envbuild.image.record import ImageRecord
-from envbuild.lock.locate import find_lock
+from envbuild.lock.lockdir import find_lock
 from envbuild.oci.models import RunConfig
 from envbuild.oci.write import make_oci, write_layout
 from envbuild.rootfs.layer import Layer

@@ -34,7 +34,7 @@ from envbuild.core.text import shown
 from envbuild.image.output import PlacedImage, find_image
 from envbuild.launch.executors import WITHOUT_IMAGE, Where
 from envbuild.launch.runtimes import RUNTIMES
-from envbuild.lock.locate import find_lock
+from envbuild.lock.lockdir import find_lock
 
 MACHINE = ("gpus", "isolation", "runtime", "venv", "fresh", "resume")
 KEY = ("key", "key_password")

@@ -22,7 +22,7 @@ from envbuild.cli.output import put
 from envbuild.core.errors import UsageError
 from envbuild.core.files import write_atomic
 from envbuild.core.text import shown
-from envbuild.lock.locate import find_lock
+from envbuild.lock.lockdir import find_lock
 from envbuild.lock.record.export import Exported, Format, export_lock
 
 DOCKERFILE = "dockerfile"

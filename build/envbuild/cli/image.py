@@ -21,8 +21,7 @@ from envbuild.image.output import OCI_DIR, SQSH_FILE, check_place
 from envbuild.image.squashfs.compression import DEFAULT, NAMES, Compression, check_readable
 from envbuild.image.squashfs.pack import Packing
 from envbuild.lock.inputs.request import is_older
-from envbuild.lock.locate import find_lock
-from envbuild.lock.lockdir import lock_command
+from envbuild.lock.lockdir import find_lock, lock_command
 
 FORMATS = ("docker", "oci", "sqsh")
 # auto is native, for scripts that name it; docker is refused with what replaces it.

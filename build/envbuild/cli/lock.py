@@ -19,12 +19,11 @@ from envbuild.core.progress import PlainReporter, Reporter, SilentReporter
 from envbuild.core.text import shown
 from envbuild.lock.checks.findings import CODES
 from envbuild.lock.committed import check_committed
-from envbuild.lock.inputs.names import foreign_pins, variant_name
-from envbuild.lock.inputs.pins import parse_pins
+from envbuild.lock.inputs.pins import foreign_pins, parse_pins, variant_name
 from envbuild.lock.inputs.request import LockRequest
-from envbuild.lock.locate import lock_path
 from envbuild.lock.lock import LockOptions, LockResult, lock_on_fitting_base
 from envbuild.lock.lock_all import lock_all
+from envbuild.lock.lockdir import lock_path
 
 if TYPE_CHECKING:
     from envbuild.sync.imports import Imports

@@ -9,7 +9,7 @@ from envbuild.certify.cases.selection import chosen_cases, driver_of
 from envbuild.cli.common import Session
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
-from envbuild.lock.locate import find_lock
+from envbuild.lock.lockdir import find_lock
 from envbuild.lock.lockfile import LockDirectory
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from envbuild.catalog.models import Stack
 from envbuild.core import tomlread
 from envbuild.image.output import OUT_DIR, image_path
-from envbuild.lock.locate import lock_path, shipped_lock
+from envbuild.lock.lockdir import lock_path, shipped_lock
 from envbuild.lock.lockfile import RECORD_FILE as LOCK_FILE
 from envbuild.store.record import RECORD_FILE
 

@@ -20,7 +20,7 @@ from envbuild.cli.common import (
 )
 from envbuild.core.digests import Json, sha256_bytes, short
 from envbuild.core.text import shown
-from envbuild.lock.locate import find_lock
+from envbuild.lock.lockdir import find_lock
 from envbuild.sync.install import WHEELS_PHASE, InstallScope
 from envbuild.sync.local import sync
 from envbuild.wheels.audit.prebuilt import PackageCode

@@ -13,7 +13,7 @@ from envbuild.cli.common import Session, name_option, output_options, selection_
 from envbuild.cli.stores import store_options
 from envbuild.cli.wheelhouse import COMMANDS, as_json, line
 from envbuild.core.digests import Json, short
-from envbuild.lock.locate import find_lock
+from envbuild.lock.lockdir import find_lock
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.store.remote import Remote
 from envbuild.sync.build_environment import build_environment

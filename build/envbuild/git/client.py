@@ -50,14 +50,12 @@ class GitSettings:
     """How a repository is reached.
 
     Attributes:
-        offline: never talk to the server; what the mirror does not hold is then a NetworkError.
         log: receives the output of fetches.
         answer_seconds: how long the server may take to list its refs.
         fetch_seconds: how long one fetch may take.
         pause_seconds: time between two attempts.
     """
 
-    offline: bool = False
     log: Path | None = None
     answer_seconds: float = 120.0
     fetch_seconds: float = 3600.0

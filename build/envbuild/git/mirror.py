@@ -7,12 +7,11 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 
 from envbuild.core import locks
 from envbuild.core.digests import sha256_bytes
-from envbuild.core.errors import ConfigurationError, NetworkError
+from envbuild.core.errors import ConfigurationError
 from envbuild.core.exit_status import mask
 from envbuild.core.files import machine_errors, write_atomic
 from envbuild.core.progress import Reporter
@@ -53,7 +52,6 @@ class Mirror:
 
     def __init__(self, url: str, store: LocalStore, reporter: Reporter, settings: GitSettings) -> None:
         self.url = _checked(url)
-        self.offline = settings.offline
         self._git = GitClient(url, settings, reporter)
         self._store = store
         self._reporter = reporter
@@ -93,30 +91,24 @@ class Mirror:
         return found
 
     def refs(self) -> RemoteRefs:
-        """The repository's branches and tags, listed once, so that one run sees one state; offline the last listing.
+        """The repository's branches and tags, listed once, so that one run sees one state.
 
         Raises:
-            NetworkError: the server cannot be reached; or offline, and no run has ever reached it.
+            NetworkError: the server cannot be reached.
         """
         if self._refs is None:
-            if self.offline:
-                self._refs = self._kept_refs()
-            else:
-                output = self._git.list_refs(self.path, ["--heads", "--tags", REMOTE], f"list the refs of {self.url}")
-                self._refs = RemoteRefs.listed(output)
-                listing = {"branches": self._refs.branches, "tags": self._refs.tags}
-                write_atomic(self.path / LISTING, json.dumps(listing))
+            output = self._git.list_refs(self.path, ["--heads", "--tags", REMOTE], f"list the refs of {self.url}")
+            self._refs = RemoteRefs.listed(output)
+            write_atomic(self.path / LISTING, json.dumps(vars(self._refs)))
         return self._refs
 
     def default_branch(self) -> str | None:
         """The branch that HEAD of the repository names; None without one.
 
         Raises:
-            NetworkError: the server cannot be reached; or offline.
+            NetworkError: the server cannot be reached.
         """
         what = f"find the default branch of {self.url}"
-        if self.offline:
-            raise self._offline(what, "The mirror does not keep it.")
         found = _DEFAULT_BRANCH.search(self._git.list_refs(self.path, ["--symref", REMOTE, "HEAD"], what))
         return found[1] if found else None
 
@@ -127,19 +119,11 @@ class Mirror:
         except FileNotFoundError:
             return None
 
-    def _kept_refs(self) -> RemoteRefs:
-        refs = self.last_refs()
-        if refs is None:
-            raise self._offline(f"list the refs of {self.url}", "No earlier run has kept the list.")
-        seen = datetime.fromtimestamp((self.path / LISTING).stat().st_mtime, timezone.utc)
-        self._reporter.note(f"offline: branches and tags of {self.url} as seen at {seen:%Y-%m-%d %H:%M} UTC")
-        return refs
-
     def fetch_commits(self, commits: Iterable[str], what: str) -> None:
         """Fetch missing commits with their history and directories, without the contents of files.
 
         Raises:
-            NetworkError: the server cannot be reached or does not have them; or offline, and one is missing.
+            NetworkError: the server cannot be reached or does not have them.
         """
 
         def fetch(missing: set[str]) -> None:
@@ -163,8 +147,6 @@ class Mirror:
     def _fetch_missing(self, wanted: set[str], what: str, fetch: Callable[[set[str]], object]) -> None:
         if not wanted - self.matching(wanted):
             return
-        if self.offline:
-            raise self._offline(what, "The mirror in the cache does not hold it.")
         lock = self._store.root / "locks" / f"{KIND}-{self.path.name}.lock"
         waiting = f"another envbuild is fetching from {self.url}: waiting for it"
         with locks.exclusive(lock, on_wait=lambda: self._reporter.note(waiting)):
@@ -197,13 +179,6 @@ class Mirror:
             for pattern in LEFTOVERS:
                 for path in self.path.glob(pattern):
                     path.unlink(missing_ok=True)
-
-    def _offline(self, what: str, why: str) -> NetworkError:
-        return NetworkError(
-            f"cannot {what}: working offline",
-            why=f"{why} The repository is {self.url}",
-            fix="Run once without --offline; then the same commits are found without a network.",
-        )
 
 
 def _checked(url: str) -> str:

@@ -1,10 +1,12 @@
-"""Names of branches, tags and commits, and the listing of those that a repository has."""
+"""Names of branches, tags and commits, the listing of those that a repository has, and a commit that was found."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
 
 # git refuses shorter ones on large repositories, and words such as `add` or `face` are hex too.
 SHORTEST_COMMIT_DIGITS = 7
@@ -52,3 +54,39 @@ class RemoteRefs:
     def tips(self) -> set[str]:
         """The commits that branches and tags point at."""
         return {*self.branches.values(), *self.tags.values()}
+
+
+class CommitKind(str, Enum):
+    """What the user named to get a commit."""
+
+    BRANCH = "branch"
+    TAG = "tag"
+    COMMIT = "commit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """A commit, and how it was found.
+
+    Attributes:
+        sha: 40 hex digits.
+        committed_at: the committer's date, UTC, whole seconds.
+        name: the branch or tag, or the digits that were asked for.
+        nearest_tag: the tag in its history that the fewest steps lead to; None without one. Tags come and go: this
+            is for people, and no input of a digest.
+        commits_since_tag: how many commits it has that the tag has not.
+    """
+
+    sha: str
+    committed_at: datetime
+    kind: CommitKind
+    name: str
+    nearest_tag: str | None = None
+    commits_since_tag: int = 0
+
+    @property
+    def describe(self) -> str | None:
+        """As ``git describe`` writes it: ``v2.3.0``, or ``v2.3.0-17-g0123456789``; None without a tag."""
+        if self.nearest_tag is None or not self.commits_since_tag:
+            return self.nearest_tag
+        return f"{self.nearest_tag}-{self.commits_since_tag}-g{self.sha[:10]}"

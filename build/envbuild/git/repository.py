@@ -10,9 +10,8 @@ from datetime import date, datetime, time, timedelta, timezone
 from envbuild.core.errors import ConfigurationError, InternalError, NetworkError
 from envbuild.core.progress import Reporter
 from envbuild.git.client import GitSettings
-from envbuild.git.commit import Commit, CommitKind
 from envbuild.git.mirror import Mirror
-from envbuild.git.refs import SHORTEST_COMMIT_DIGITS, GitRef, RemoteRefs
+from envbuild.git.refs import SHORTEST_COMMIT_DIGITS, Commit, CommitKind, GitRef, RemoteRefs
 from envbuild.git.tree import TreeReader
 from envbuild.store.local import LocalStore
 
@@ -52,7 +51,7 @@ class GitRepository(TreeReader):
 
         Raises:
             ConfigurationError: there is no such ref, it is ambiguous, or the branch is younger than ``as_of``.
-            NetworkError: the server cannot be reached; or offline, and the mirror does not hold what is needed.
+            NetworkError: the server cannot be reached.
         """
         if ref.is_full_commit:
             return self._commit(self._full_commit(ref), CommitKind.COMMIT, ref.name)
@@ -110,7 +109,7 @@ class GitRepository(TreeReader):
     def _full_commit(self, ref: GitRef) -> str:
         sha, mirror = ref.name.lower(), self._mirror
         what = f"fetch commit {sha} of {self.url}"
-        if not mirror.matching([sha]) and not mirror.offline:
+        if not mirror.matching([sha]):
             refs = mirror.refs()
             try:
                 mirror.fetch_commits([sha], what)

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from envbuild.git.commit import Commit
 from envbuild.git.mirror import Mirror
+from envbuild.git.refs import Commit
 from envbuild.store.local import LocalStore
 
 SYMLINK_ROUNDS = 8

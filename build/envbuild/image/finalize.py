@@ -20,7 +20,7 @@ from envbuild.image.sbom.referrers import attach
 from envbuild.image.sbom.write import reports_of
 from envbuild.image.scan.cache import CachedScan
 from envbuild.image.squashfs.pack import SqshSource, write_sqsh
-from envbuild.lock.record.cyclonedx import timestamp
+from envbuild.lock.record.content import timestamp
 from envbuild.lock.uv.program import uv_version
 from envbuild.oci.models import RunConfig
 from envbuild.oci.write import OciImage, make_oci, write_layout

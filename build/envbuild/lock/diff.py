@@ -2,21 +2,138 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, select_to_lock
 from envbuild.catalog.context import Context
-from envbuild.core.digests import Json
+from envbuild.core.digests import Json, short
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.text import shown
 from envbuild.lock.committed import committed
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.request import LockInputs, LockRequest, request_of
-from envbuild.lock.locate import shipped_lock
-from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, LockDirectory, read_lock
+from envbuild.lock.lockdir import shipped_lock
+from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, LockDirectory, LockedComponent, read_lock
 from envbuild.lock.make import new_lock
-from envbuild.lock.record.difference import LockChange, compare, summary
+
+_REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockChange:
+    """A package that another lock has in another version, or only one of the two has.
+
+    Attributes:
+        old: the version before; None: it was not there.
+        new: the version after; None: it is not there any more.
+        why: what led to it, for people.
+    """
+
+    name: str
+    old: str | None
+    new: str | None
+    why: str
+    component: bool
+
+    def text(self) -> str:
+        """One line for people."""
+        match self.old, self.new:
+            case None, new:
+                return f"+ {self.name} {new}  ({self.why})"
+            case old, None:
+                return f"- {self.name} {old}  ({self.why})"
+            case old, new:
+                return f"~ {self.name} {old} -> {new}  ({self.why})"
+
+
+def compare(old: LockDirectory, new: LockDirectory) -> tuple[LockChange, ...]:
+    """Every change from ``old`` to ``new``: components first, then the packages that they bring."""
+    changes = []
+    names = dict.fromkeys([*old.lock.components, *new.lock.components])
+    for name in names:
+        before, after = old.lock.components.get(name), new.lock.components.get(name)
+        if _shown(before) != _shown(after):
+            why = _why(before, after)
+            changes.append(LockChange(name=name, old=_shown(before), new=_shown(after), why=why, component=True))
+    components = {canonicalize_name(name) for name in names}
+    pins_before, pins_after = old.packages(), new.packages()
+    needed_before, needed_after = needed_by(old), needed_by(new)
+    for name in sorted({*pins_before, *pins_after} - components):
+        before_version, after_version = pins_before.get(name), pins_after.get(name)
+        if before_version == after_version:
+            continue
+        needed = (needed_after if after_version else needed_before).get(name, ())
+        why = f"needed by {', '.join(needed[:3])}" + (" and others" if len(needed) > 3 else "") if needed else "needed"
+        if after_version is None:
+            why = f"was {why}"
+        changes.append(LockChange(name=name, old=before_version, new=after_version, why=why, component=False))
+    return tuple(changes)
+
+
+def _shown(item: LockedComponent | None) -> str | None:
+    if item is None:
+        return None
+    return f"{item.version} at {item.commit[:12]}" if item.commit else item.version
+
+
+def _why(before: LockedComponent | None, after: LockedComponent | None) -> str:
+    if before is None or after is None:
+        return _come_or_gone(before, after)
+    if before.asked != after.asked or before.because != after.because:
+        return f"asked for {after.asked} instead of {before.asked}: {after.because}"
+    if after.ref_kind == "branch":
+        return f"branch {after.asked} moved"
+    if after.commit:
+        return f"{after.ref_kind} {after.asked} is another commit now"
+    return f"{after.asked} allows a release that the as-of moment lets in"
+
+
+def _come_or_gone(before: LockedComponent | None, after: LockedComponent | None) -> str:
+    if after is not None:
+        return f"taken from there: {after.because}" if after.transitive else f"new component: {after.because}"
+    if before is not None and before.transitive:
+        return f"was taken from there: {before.because}"
+    return "no component of the stack any more"
+
+
+def needed_by(lock: LockDirectory) -> dict[str, tuple[str, ...]]:
+    """Which packages need a package, from the ``# via`` comments that uv writes."""
+    found: dict[str, tuple[str, ...]] = {}
+    for phase in lock.lock.phases.values():
+        found.update(_via(lock.path / phase.file))
+    return found
+
+
+def _via(file: Path) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    name, via = "", False
+    for line in file.read_text().splitlines():
+        if match := _REQUIREMENT.match(line):
+            name, via = canonicalize_name(match[1]), False
+        elif line.strip() == "# via":
+            via = True
+        elif line.strip().startswith("# via "):
+            found[name] = (*found.get(name, ()), line.strip().removeprefix("# via "))
+        elif via and line.strip().startswith("#"):
+            found[name] = (*found.get(name, ()), line.strip().lstrip("# "))
+    return found
+
+
+def summary(old: LockDirectory, new: LockDirectory, changes: tuple[LockChange, ...]) -> str:
+    """One line: how much changed."""
+    if old.lock.digest == new.lock.digest:
+        return f"no change: lock {short(old.lock.digest)}"
+    added = sum(change.old is None for change in changes)
+    removed = sum(change.new is None for change in changes)
+    moved = len(changes) - added - removed
+    what = f"{moved} changed, {added} added, {removed} removed"
+    if not changes:
+        what = "the same versions; hashes, phases or the base's definition differ"
+    return f"lock {short(old.lock.digest)} -> {short(new.lock.digest)}: {what}"
 
 
 @dataclass(frozen=True, kw_only=True)

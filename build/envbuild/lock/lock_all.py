@@ -12,8 +12,8 @@ from envbuild.catalog.context import Context
 from envbuild.core.errors import EnvbuildError
 from envbuild.core.progress import Reporter
 from envbuild.lock.inputs.request import LockRequest
-from envbuild.lock.locate import lock_path
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
+from envbuild.lock.lockdir import lock_path
 
 # uv resolves on one thread for most of the time and waits for the index for the rest.
 LOCKS_AT_ONCE = 2

@@ -16,10 +16,10 @@ from envbuild.lock.components.decide import decide_components
 from envbuild.lock.context import LockContext, Repositories, work_folder
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.request import LockInputs
-from envbuild.lock.locate import shipped_lock
+from envbuild.lock.lockdir import shipped_lock
 from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.lock.project.plan import make_plan
-from envbuild.lock.record.write import write_lock
+from envbuild.lock.record.record import write_lock
 from envbuild.lock.resolve.declarations import finding_files
 from envbuild.lock.resolve.resolve import resolve_plan
 

@@ -17,7 +17,7 @@ from envbuild.lock.components.downloads import FILE, fetch_sdist
 from envbuild.lock.components.project_metadata import PYPROJECT, build_requires
 from envbuild.lock.components.sdist_metadata import kept_declarations
 from envbuild.lock.context import WorkContext
-from envbuild.lock.uv.lookup import look_up
+from envbuild.lock.uv.resolution import look_up
 from envbuild.store.local import LocalStore
 from envbuild.wheels.git_archive import archive_of_commit, only_folder
 from envbuild.wheels.key import KeyParts

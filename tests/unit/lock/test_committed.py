@@ -15,7 +15,7 @@ from envbuild.cli.main import run
 from envbuild.core.errors import NetworkError, UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.committed import check_one, committed
-from envbuild.lock.inputs.names import foreign_pins, variant_name
+from envbuild.lock.inputs.pins import foreign_pins, variant_name
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
 from envbuild.lock.lock import LockResult
 from envbuild.lock.lock_all import every_selection, lock_all

@@ -5,8 +5,8 @@ from pathlib import Path
 from helpers.locks import make_lock
 
 from envbuild.catalog.models import Phase
+from envbuild.lock.diff import compare, needed_by, summary
 from envbuild.lock.lockfile import LockedComponent, read_lock
-from envbuild.lock.record.difference import compare, needed_by, summary
 
 MAIN = """\
 # Written by `envbuild lock`.

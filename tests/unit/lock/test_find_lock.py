@@ -10,10 +10,9 @@ from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, selec
 from envbuild.catalog.data import data_root
 from envbuild.cli.main import run
 from envbuild.core.errors import ConfigurationError
-from envbuild.lock import locate
+from envbuild.lock import lockdir
 from envbuild.lock.inputs.request import is_older
-from envbuild.lock.locate import find_lock
-from envbuild.lock.lockdir import lock_command
+from envbuild.lock.lockdir import find_lock, lock_command
 from envbuild.lock.lockfile import read_lock
 
 ARGUMENTS = ("--stack", "mcore", "--target", "cpu", "--base", "debian12")
@@ -33,7 +32,7 @@ def shipped(tmp_path, project, monkeypatch):
     """An envbuild that comes with a lock of mcore, made from the stack and base that come with it."""
     path = tmp_path / "shipped" / "lockfiles" / "mcore" / "debian12"
     make_lock(path, inputs=inputs_of(selected(project)))
-    monkeypatch.setattr(locate, "data_root", lambda: tmp_path / "shipped")
+    monkeypatch.setattr(lockdir, "data_root", lambda: tmp_path / "shipped")
     return path
 
 

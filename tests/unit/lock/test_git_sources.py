@@ -11,11 +11,10 @@ from envbuild.catalog.models import Component
 from envbuild.core.errors import ConfigurationError, ResolutionError
 from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef
-from envbuild.lock.components.git_source import ALWAYS, ANY, BUILD
+from envbuild.lock.components.git_source import ALWAYS, ANY, BUILD, settle
 from envbuild.lock.components.git_sources import GitSourceReader, marked
 from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.inputs.refs import VersionRef
-from envbuild.lock.resolve.settle import settle
 
 CORE, OPTIM, OTHER = "https://x/core", "https://x/optim", "https://x/other"
 SHA = "b" * 40

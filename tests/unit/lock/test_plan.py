@@ -12,9 +12,8 @@ from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.context import utc_now
 from envbuild.catalog.models import Stack
 from envbuild.core.errors import ConfigurationError, UsageError
-from envbuild.git.commit import CommitKind
-from envbuild.lock.components import anchor_date
-from envbuild.lock.components.decide import decide_components
+from envbuild.git.refs import CommitKind
+from envbuild.lock.components.decide import as_of_moment, branch_bound, decide_components
 from envbuild.lock.components.select import choose_anchor
 from envbuild.lock.inputs.pins import parse_pins
 from envbuild.lock.inputs.request import LockInputs, LockRequest
@@ -37,9 +36,9 @@ def moments(chosen, as_of=None, kind=CommitKind.BRANCH, **pins):
     repositories = FakeRepositories(FakeRepository(NEMO, kind=kind))
     refs = parse_pins("s", chosen.stack, pins)
     context = SimpleNamespace(repositories=repositories, clock=utc_now)
-    bound = anchor_date.bound(chosen, as_of, refs, repositories)
+    bound = branch_bound(chosen, as_of, refs, repositories)
     anchor = choose_anchor(chosen.stack, refs, repositories, bound)
-    found = anchor_date.as_of(chosen, as_of, refs, anchor, context)
+    found = as_of_moment(chosen, as_of, refs, anchor, context)
     return bound, found
 
 

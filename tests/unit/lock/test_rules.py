@@ -10,7 +10,7 @@ from envbuild.catalog.models import Base, Conflict, Target
 from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.checks.findings import CheckFinding, refuse
 from envbuild.lock.checks.rules import CheckInput, run_checks
-from envbuild.lock.components.wheel_tags import base_tags
+from envbuild.lock.components.downloads import base_tags
 
 CATALOG = Catalog.open(Path("/nonexistent"))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from envbuild.git.refs import GitRef
-from envbuild.lock.components.uv_sources import UvSource, built_without_isolation, read_sources, uv_settings
+from envbuild.lock.components.project_metadata import UvSource, built_without_isolation, read_sources, uv_settings
 
 
 def read(text):

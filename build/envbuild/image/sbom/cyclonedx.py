@@ -8,7 +8,7 @@ from typing import Any
 from envbuild import __version__
 from envbuild.image.record import ImageRecord
 from envbuild.image.sbom.inventory import ListedPackage
-from envbuild.lock.record.cyclonedx import distribution, serial_number, timestamp
+from envbuild.lock.record.content import distribution, serial_number, timestamp
 
 MEDIA_TYPE = "application/vnd.cyclonedx+json"
 

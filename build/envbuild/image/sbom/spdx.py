@@ -9,7 +9,7 @@ from typing import Any
 from envbuild import __version__
 from envbuild.image.record import ImageRecord
 from envbuild.image.sbom.inventory import ListedPackage
-from envbuild.lock.record.cyclonedx import serial_number, timestamp
+from envbuild.lock.record.content import serial_number, timestamp
 
 MEDIA_TYPE = "application/spdx+json"
 DOCUMENT = "SPDXRef-DOCUMENT"

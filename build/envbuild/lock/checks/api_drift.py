@@ -25,9 +25,8 @@ from envbuild.core.progress import SilentReporter
 from envbuild.drift import Finding, Pair, find_drift_apart, read_finding, write_wheel
 from envbuild.drift.sources import extensions_of
 from envbuild.lock.checks.findings import CheckFinding
-from envbuild.lock.components.downloads import fetch_file
+from envbuild.lock.components.downloads import base_tags, fetch_file, tags_of, wheel_name
 from envbuild.lock.components.models import Chosen
-from envbuild.lock.components.wheel_tags import base_tags, tags_of, wheel_name
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.pyproject import Project
 from envbuild.lock.uv.resolution import Packages

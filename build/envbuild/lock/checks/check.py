@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from envbuild.lock.checks.api_drift import check_api
-from envbuild.lock.checks.base_packages import against_provided
+from envbuild.lock.checks.declared_ranges import Overridden, against_declarations, against_provided, against_ranges
 from envbuild.lock.checks.findings import CheckFinding, refuse
-from envbuild.lock.checks.overridden import Overridden, against_declarations, against_ranges
 from envbuild.lock.checks.rules import CheckInput, run_checks
 from envbuild.lock.checks.uv_queries import locked_packages
 from envbuild.lock.components.driver import release_without_llm

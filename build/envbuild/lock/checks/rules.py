@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from envbuild.catalog.models import Base, Conflict, Target
 from envbuild.lock.checks.findings import CheckFinding
-from envbuild.lock.components.wheel_tags import base_tags, tags_of, wheel_name
+from envbuild.lock.components.downloads import base_tags, tags_of, wheel_name
 from envbuild.lock.uv.program import KNOW_THE_KEYS
 
 # The first CUDA whose compiler and libraries know an SM (CUDA toolkit release notes, "new features").

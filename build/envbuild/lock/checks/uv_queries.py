@@ -62,25 +62,38 @@ def _extras_that_need(package: Mapping[str, Any], name: str) -> tuple[str, ...] 
     return tuple(extras) or None
 
 
-def contradiction(
+def contradicted(
     plan: LockPlan,
     resolution: Resolution,
     needs: Sequence[Need],
     context: LockContext,
     what: str,
     instead: Mapping[str, str] | None = None,
-) -> str:
-    """Uv's explanation why the needing packages do not accept the versions of what they need; empty: they do.
+) -> list[tuple[Need, str]]:
+    """The needs that are not met by the versions of what is needed, each with uv's explanation.
+
+    All of them are one question first, which mostly is the only one.
 
     Args:
         what: is asked, for messages.
         instead: requirements of what is needed, by name, in the place of the locked versions.
     """
+
+    def explanation(asked: Sequence[Need]) -> str:
+        return _contradiction(plan, _question(plan, resolution, asked, instead or {}), context, what)
+
+    if not needs or not explanation(needs):
+        return []
+    return [(need, why) for need in needs if (why := explanation([need]))]
+
+
+def _contradiction(plan: LockPlan, question: str, context: LockContext, what: str) -> str:
+    """Uv's explanation why a project does not resolve; empty: it does."""
     folder = context.folder / "question"
     with machine_errors(folder):
         folder.mkdir(exist_ok=True)
         (folder / "uv.lock").unlink(missing_ok=True)
-        (folder / "pyproject.toml").write_text(_question(plan, resolution, needs, instead or {}))
+        (folder / "pyproject.toml").write_text(question)
     try:
         resolve(folder, plan.torch, what, context)
     except ResolutionError as error:
@@ -98,11 +111,7 @@ def _question(plan: LockPlan, resolution: Resolution, needs: Sequence[Need], ins
 
     def line(name: str, version: str, extras: tuple[str, ...] = ()) -> str:
         item = chosen.get(name)
-        return requirement_of(
-            name,
-            f"=={version}" if item is None else item.wanted,
-            extras,
-        )
+        return requirement_of(name, f"=={version}" if item is None else item.wanted, extras)
 
     wanted = {need.name: instead.get(need.name) or line(need.name, resolution.pins[need.name]) for need in needs}
     for need in needs:
@@ -111,7 +120,7 @@ def _question(plan: LockPlan, resolution: Resolution, needs: Sequence[Need], ins
         wanted[name] = line(name, str(need.package.get("version", "")), tuple(sorted(extras)))
     settings = document["tool"]["uv"]
     # Without the project itself: excluded, it would need nothing at all.
-    every = {str(package["name"]) for package in resolution.uv_lock["package"] if "virtual" not in package["source"]}
+    every = {str(package["name"]) for package in locked_packages(resolution.uv_lock)}
     left_out = every | set(plan.project.overrides) | set(settings.get("exclude-dependencies", ()))
     settings.pop("override-dependencies", None)
     settings["exclude-dependencies"] = sorted(left_out - set(wanted))

@@ -18,15 +18,14 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.models import Base
 from envbuild.core.errors import CheckRefusedError, ResolutionError
-from envbuild.lock.components.downloads import fetch_file
+from envbuild.lock.components.downloads import base_tags, fetch_file, tags_of, wheel_name
 from envbuild.lock.components.git_metadata import declared_by
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.project_metadata import read_requirement
 from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.components.upstream import holds_on
-from envbuild.lock.components.wheel_tags import base_tags, tags_of, wheel_name
 from envbuild.lock.context import LockContext, Repositories
-from envbuild.lock.uv.lookup import look_up
+from envbuild.lock.uv.resolution import look_up
 
 
 @dataclass(frozen=True, kw_only=True)

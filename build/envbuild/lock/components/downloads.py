@@ -1,19 +1,79 @@
-"""The files that a uv.lock names: downloaded with the credentials that uv would send, verified, kept in the store."""
+"""The files that a uv.lock names: which a base can install, downloaded, verified and kept in the store, and read.
+
+Downloads carry the credentials that uv would send.
+"""
 
 from __future__ import annotations
 
+import io
 import ssl
+import tarfile
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from envbuild.catalog.models import MACHINES, Base
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionError
 from envbuild.core.exit_status import mask
 from envbuild.lock.context import WorkContext
 from envbuild.lock.uv.credentials import request_for
+
+
+def base_tags(base: Base) -> frozenset[Tag]:
+    """The wheel tags that a base can install (PEP 425, PEP 600)."""
+    major, minor = (int(part) for part in base.python.version.split("."))
+    glibc = int(base.glibc.split(".")[1])
+    machine = MACHINES[base.platform]
+    platforms = [f"manylinux_2_{number}_{machine}" for number in range(glibc, 4, -1)]
+    platforms += [f"manylinux2014_{machine}", f"manylinux2010_{machine}", f"manylinux1_{machine}", f"linux_{machine}"]
+    interpreter = f"cp{major}{minor}"
+    return frozenset(
+        [
+            *cpython_tags((major, minor), platforms=platforms),
+            *compatible_tags((major, minor), interpreter, platforms),
+        ]
+    )
+
+
+def wheel_name(file: Mapping[str, Any]) -> str:
+    """The file name of an entry under ``wheels`` of a uv.lock."""
+    return str(file.get("filename") or file.get("path") or file.get("url", "")).rsplit("/", 1)[-1].replace("%2B", "+")
+
+
+def tags_of(wheel: str) -> frozenset[Tag]:
+    """The tags in the file name of a wheel; empty for other names."""
+    try:
+        return parse_wheel_filename(wheel)[3]
+    except InvalidWheelFilename:
+        return frozenset()
+
+
+# What the readers raise for bytes that are not an archive.
+NOT_AN_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError)
+
+
+def archive_members(content: bytes) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """The files of a .zip or .tar.gz, each with what reads it for as long as it is the last one."""
+    if content[:2] == b"PK":
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            yield from ((member, partial(archive.read, member)) for member in archive.namelist())
+        return
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:*") as tar:
+        yield from ((entry.name, partial(_extracted, tar, entry)) for entry in tar if entry.isfile())
+
+
+def _extracted(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+    stream = tar.extractfile(entry)
+    return stream.read() if stream else b""
+
 
 DOWNLOAD_SECONDS = 300
 FILE = "file"

@@ -4,7 +4,7 @@ uv follows such a source only as far as it sees it from the project that it lock
 dependencies". So the lock's own project names them, at the commits that their refs mean here: each as a constraint,
 which asks for nothing, and under ``no-sources-package``, so that no other declaration of it counts. Which of them are
 really asked for only a resolution tells (a release may ask for an extra of a component from git):
-:func:`envbuild.lock.resolve.settle.settle` looks, and leaves out the others.
+:func:`envbuild.lock.components.git_source.settle` looks, and leaves out the others.
 """
 
 from __future__ import annotations
@@ -21,9 +21,15 @@ from envbuild.git.refs import GitRef
 from envbuild.lock.components.git_metadata import declared_by, metadata_of_commit, text_of
 from envbuild.lock.components.git_source import ALWAYS, ANY, BUILD, GitSource, GitSources, refuse_two
 from envbuild.lock.components.models import Chosen, DecidedBy
-from envbuild.lock.components.project_metadata import build_requires, read_requirement
+from envbuild.lock.components.project_metadata import (
+    UvSource,
+    build_requires,
+    built_without_isolation,
+    read_requirement,
+    read_sources,
+    uv_settings,
+)
 from envbuild.lock.components.upstream import SOURCES, holds_on, not_understood
-from envbuild.lock.components.uv_sources import UvSource, built_without_isolation, read_sources, uv_settings
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.refs import Ref, ref_text

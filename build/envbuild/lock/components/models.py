@@ -8,7 +8,7 @@ from enum import Enum
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.models import Component, Phase
-from envbuild.git.commit import Commit
+from envbuild.git.refs import Commit
 
 
 class DecidedBy(str, Enum):

@@ -1,14 +1,18 @@
-"""What a pyproject.toml declares before a build, and the requirement lines of packages (PEP 508, 518, 621)."""
+"""What a pyproject.toml declares before a build (PEP 508, 518, 621), and the places in its ``[tool.uv.sources]``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
+from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from envbuild.core import tomlread
+from envbuild.git.refs import GitRef
 
 PYPROJECT = "pyproject.toml"
 _BEFORE_BUILD = ("dependencies", "optional-dependencies")
@@ -101,3 +105,121 @@ def with_cuda_names(lines: Sequence[str], cuda_major: str | None) -> tuple[list[
         requires.append(new)
         rewritten.append(f"{line} -> {new}")
     return requires, rewritten
+
+
+RefKind: TypeAlias = Literal["", "rev", "tag", "branch"]
+
+# The keys that name a commit, as uv knows them, and what git calls such a name.
+_REFS: dict[RefKind, str] = {"rev": "", "tag": "refs/tags/", "branch": "refs/heads/"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UvSource:
+    """One place that a package is taken from: a git repository, or the address of a file.
+
+    Attributes:
+        ref: what of the repository, in upstream's words; empty for its default branch.
+        ref_kind: the key that says so.
+        subdirectory: the folder of the repository that holds the package; empty for its top.
+        marker: on which platforms and Pythons it holds, as a PEP 508 marker; empty for all.
+        extra: the one extra of the component that it holds for; empty for all.
+        group: the one dependency group that it holds for; no group is ever installed with a component.
+    """
+
+    package: str
+    git: str = ""
+    ref: str = ""
+    ref_kind: RefKind = ""
+    url: str = ""
+    subdirectory: str = ""
+    marker: str = ""
+    extra: str = ""
+    group: str = ""
+
+    @property
+    def git_ref(self) -> GitRef | None:
+        """What to ask the repository for; None: its default branch."""
+        return GitRef(f"{_REFS[self.ref_kind]}{self.ref}") if self.ref_kind else None
+
+    @property
+    def text(self) -> str:
+        """What is taken, for people."""
+        return self.url or f"{self.ref or 'the default branch'} of {self.git}"
+
+
+def uv_settings(pyproject: str | None) -> dict[str, Any]:
+    """``[tool.uv]`` of a pyproject.toml; empty where there is none.
+
+    Raises:
+        ValueError: the text is not TOML, or not of that form.
+    """
+    tool = tomlread.loads(pyproject or "").get("tool", {})
+    settings = tool.get("uv", {}) if isinstance(tool, dict) else tool
+    if not isinstance(settings, dict):
+        raise _malformed(f"[tool.uv] is not a table: {settings!r}")
+    return settings
+
+
+def read_sources(settings: dict[str, Any]) -> tuple[UvSource, ...]:
+    """The repositories and addresses that ``[tool.uv.sources]`` names, in its order.
+
+    An index, a path and a member of the workspace are left to uv: they are no place outside of the component's tree
+    that its authors chose a commit of.
+
+    Raises:
+        ValueError: an entry has another form than uv takes.
+    """
+    tables = settings.get("sources", {})
+    if not isinstance(tables, dict):
+        raise _malformed(f"[tool.uv.sources] is not a table: {tables!r}")
+    found = []
+    for name, entries in tables.items():
+        for entry in entries if isinstance(entries, list) else [entries]:
+            if not isinstance(entry, dict):
+                raise _malformed(f"[tool.uv.sources] {name} is neither a table nor a list of tables: {entry!r}")
+            if "git" in entry or "url" in entry:
+                found.append(_source(name, entry))
+    return tuple(found)
+
+
+def built_without_isolation(settings: dict[str, Any]) -> frozenset[str]:
+    """The packages that upstream builds in the environment itself (``no-build-isolation-package``), by name.
+
+    Raises:
+        ValueError: the list has another form.
+    """
+    names = settings.get("no-build-isolation-package", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _malformed(f"[tool.uv] no-build-isolation-package is not a list of strings: {names!r}")
+    return frozenset(canonicalize_name(name) for name in names)
+
+
+def _malformed(why: str) -> ValueError:
+    return ValueError(why)
+
+
+def _source(name: str, entry: dict[str, Any]) -> UvSource:
+    keys = ("git", "url", "subdirectory", "marker", "extra", "group", *_REFS)
+    texts = {key: entry[key] for key in keys if key in entry}
+    if wrong := [key for key, text in texts.items() if not isinstance(text, str) or not text]:
+        raise _malformed(
+            f"[tool.uv.sources] {name}: {wrong[0]} must be a string that is not empty: {texts[wrong[0]]!r}"
+        )
+    named = [key for key in _REFS if key in texts]
+    if len(named) > 1:
+        raise _malformed(f"[tool.uv.sources] {name} has both {named[0]} and {named[1]}")
+    try:
+        marker = str(Marker(texts["marker"])) if "marker" in texts else ""
+    except InvalidMarker as error:
+        raise _malformed(f"[tool.uv.sources] {name}: {texts['marker']!r} is not a marker: {error}") from error
+    return UvSource(
+        package=canonicalize_name(name),
+        git=texts.get("git", "").removeprefix("git+"),
+        ref=texts[named[0]] if named else "",
+        ref_kind=named[0] if named else "",
+        url=texts.get("url", ""),
+        subdirectory=texts.get("subdirectory", ""),
+        marker=marker,
+        extra=canonicalize_name(texts.get("extra", "")),
+        group=texts.get("group", ""),
+    )

@@ -15,13 +15,11 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Base
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError, ResolutionError
 from envbuild.git.refs import GitRef
-from envbuild.lock.components.archives import NOT_AN_ARCHIVE, archive_members
-from envbuild.lock.components.downloads import fetch_file
+from envbuild.lock.components.downloads import NOT_AN_ARCHIVE, archive_members, fetch_file
 from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Lead
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.refs import GIT_PREFIX, parse_ref
-from envbuild.lock.uv.lookup import look_up
-from envbuild.lock.uv.resolution import package_files, upload_seconds
+from envbuild.lock.uv.resolution import look_up, package_files, upload_seconds
 
 # One release, and which.
 EXACT = re.compile(r"^==\s*([^*,\s]+)$")

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import canonicalize_name, canonicalize_version
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.lock.components.archives import NOT_AN_ARCHIVE, archive_members
-from envbuild.lock.components.downloads import fetch_sdist
+from envbuild.lock.components.downloads import NOT_AN_ARCHIVE, archive_members, fetch_sdist
 from envbuild.lock.components.models import CompileMetadata
 from envbuild.lock.components.project_metadata import (
     PYPROJECT,

@@ -12,8 +12,7 @@ from packaging.version import InvalidVersion, Version
 from envbuild.catalog.models import Base, Component, Stack
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.progress import Reporter
-from envbuild.git.commit import Commit
-from envbuild.git.refs import GitRef
+from envbuild.git.refs import Commit, GitRef
 from envbuild.git.repository import GitRepository
 from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Forced, Lead
 from envbuild.lock.components.upstream import companions, holds_on, overrides, sources

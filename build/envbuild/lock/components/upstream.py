@@ -20,10 +20,10 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.models import MACHINES, Base
 from envbuild.core import jsonread
 from envbuild.core.errors import ConfigurationError
-from envbuild.git.commit import Commit
+from envbuild.git.refs import Commit
 from envbuild.git.repository import GitRepository
 from envbuild.lock.components.models import Companion
-from envbuild.lock.components.uv_sources import read_sources, uv_settings
+from envbuild.lock.components.project_metadata import read_sources, uv_settings
 
 MANIFEST = "requirements/manifest.json"
 SUBMODULE = "3rdparty/Megatron-LM"

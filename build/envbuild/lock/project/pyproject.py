@@ -14,7 +14,7 @@ from envbuild.core.errors import ConfigurationError
 from envbuild.lock.components.git_source import GitSources
 from envbuild.lock.components.models import Chosen, CompileMetadata
 from envbuild.lock.inputs.as_of import end_of, parse_date, timestamp
-from envbuild.lock.uv.lookup import limits
+from envbuild.lock.uv.resolution import limits
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD, TorchSource
 
 _EXACT = re.compile(r"^==\s*[0-9][0-9a-z.]*$")

@@ -20,8 +20,15 @@ from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.lock.context import WorkContext, work_folder
 from envbuild.lock.lockfile import PHASE_FILES, PROJECT_FILE, LockDirectory, snapshot
 from envbuild.lock.project.pyproject import with_torch_index
-from envbuild.lock.record import cyclonedx
-from envbuild.lock.record.content import Content, locked_content, of_pylock, of_uv_lock
+from envbuild.lock.record.content import (
+    Content,
+    locked_content,
+    normalized,
+    of_cyclonedx,
+    of_pylock,
+    of_uv_lock,
+    render,
+)
 from envbuild.lock.uv.program import run_uv
 from envbuild.lock.uv.resolution import PREVIEW
 from envbuild.lock.uv.torch_builds import TorchSource, locked_torch
@@ -155,9 +162,9 @@ def _cyclonedx(export: _Export, existing: Path) -> Exported:
     for name in sorted(set(everything) - set(wanted)):
         arguments += ["--no-emit-package", name]
     export.uv(arguments)
-    document = cyclonedx.normalized(file.read_text(), export.lock.lock, export.phases, wanted)
-    _compare(export, "the CycloneDX document that uv wrote", cyclonedx.content(document), wanted)
-    return Exported(text=cyclonedx.render(document), packages=len(wanted))
+    document = normalized(file.read_text(), export.lock.lock, export.phases, wanted)
+    _compare(export, "the CycloneDX document that uv wrote", of_cyclonedx(document), wanted)
+    return Exported(text=render(document), packages=len(wanted))
 
 
 def _lock_again(export: _Export) -> None:

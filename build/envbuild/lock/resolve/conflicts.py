@@ -24,14 +24,13 @@ from envbuild.core.errors import (
     ResolutionError,
 )
 from envbuild.core.files import machine_errors
-from envbuild.lock.components.anchor_date import own_dates
+from envbuild.lock.components.decide import own_dates
 from envbuild.lock.components.models import Chosen, CompileMetadata, DecidedBy
 from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project, render_project
-from envbuild.lock.uv.lookup import look_up
-from envbuild.lock.uv.resolution import NO_SOLUTION, resolve
+from envbuild.lock.uv.resolution import NO_SOLUTION, look_up, resolve
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 
 MOST_ATTEMPTS = 20

@@ -26,8 +26,7 @@ from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project
 from envbuild.lock.resolve.prefetch import RESOLVED
-from envbuild.lock.uv.lookup import look_up
-from envbuild.lock.uv.resolution import Packages, package_files
+from envbuild.lock.uv.resolution import Packages, look_up, package_files
 
 # Build requirements that the environment has anyway, at the version that the stack says.
 _ALREADY_THERE = frozenset({"torch"})

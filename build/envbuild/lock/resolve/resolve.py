@@ -13,13 +13,13 @@ from packaging.utils import canonicalize_name
 from envbuild.core.errors import ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.lock import lockfile
+from envbuild.lock.components.git_source import settle
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project, with_git_sources
 from envbuild.lock.resolve.conflicts import explain_pins
 from envbuild.lock.resolve.declarations import with_declarations
 from envbuild.lock.resolve.prefetch import Guess, begin_guess, filling_uvs_cache
-from envbuild.lock.resolve.settle import settle
 from envbuild.lock.uv.resolution import Packages, Resolution, resolve
 
 # uv's words for what only the project itself may take from elsewhere than the index.

@@ -1,15 +1,18 @@
-"""One resolution: uv locks the generated project, and its result becomes pins, hashes and dates."""
+"""Resolutions: uv locks a generated project, and its result becomes pins, hashes and dates."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import tomlkit
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+from envbuild.catalog.models import MACHINES, Base
 from envbuild.core import tomlread
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import InternalError, NetworkError, ResolutionError
@@ -171,3 +174,51 @@ def _local_wheels(name: str, resolution: Resolution, source: TorchSource) -> lis
         for path in sorted(folder.glob("*.whl"))
         if path.name in listed and canonicalize_name(parse_wheel_filename(path.name)[0]) == name
     ]
+
+
+def limits(base: Base) -> dict[str, object]:
+    """The keys of ``[tool.uv]`` that keep a resolution to what a base can install."""
+    marker = (
+        f"sys_platform == 'linux' and platform_machine == '{MACHINES[base.platform]}' "
+        "and implementation_name == 'cpython'"
+    )
+    return {"environments": [marker], "minimum-libc-version": {"glibc": base.glibc}}
+
+
+def look_up(
+    packages: Mapping[str, str],
+    base: Base,
+    settings: Mapping[str, object],
+    what: str,
+    context: WorkContext,
+    *,
+    alone: bool = True,
+) -> dict[str, Mapping[str, Any]]:
+    """Lock packages by themselves: finds versions, files, dates. By package name.
+
+    Args:
+        packages: specifiers by name.
+        settings: keys of ``[tool.uv]`` besides the base's limits.
+        alone: as if they needed nothing.
+    """
+    with machine_errors(context.folder):
+        folder = Path(tempfile.mkdtemp(dir=context.folder, prefix="throw-away."))
+    tables = tomlkit.aot()
+    for name in packages if alone else ():
+        table = tomlkit.table()
+        table["name"], table["requires-dist"] = name, []
+        tables.append(table)
+    document = tomlkit.document()
+    document["project"] = {
+        "name": "envbuild-throw-away",
+        "version": "0",
+        "requires-python": f"=={base.python.version}.*",
+        "dependencies": [f"{name}{specifier}" for name, specifier in packages.items()],
+    }
+    document["tool"] = {"uv": {"package": False, **limits(base), **settings}}
+    if alone:
+        document["tool"]["uv"]["dependency-metadata"] = tables
+    with machine_errors(folder):
+        (folder / "pyproject.toml").write_text(tomlkit.dumps(document))
+    resolution = resolve(folder, TorchSource("package-index", None), what, context)
+    return {canonicalize_name(package["name"]): package for package in resolution.uv_lock["package"]}

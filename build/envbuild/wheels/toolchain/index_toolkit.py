@@ -18,8 +18,8 @@ from envbuild.core.errors import BuildError, CheckRefusedError, MachineError, Ne
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.record.content import Content, locked_content
-from envbuild.lock.uv.lookup import look_up
 from envbuild.lock.uv.program import run_uv
+from envbuild.lock.uv.resolution import look_up
 from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.wheels.sources import WheelSources
 from envbuild.wheels.toolchain.toolchain import cuda_version
