@@ -18,16 +18,6 @@ def shared(out: Path, source: str, *flags: str | Path) -> Path:
     return out
 
 
-def needs_version(out: Path, library: str, version: str) -> Path:
-    """A library that needs a version of symbols that no system has yet: linked against one made with such a version."""
-    script = out.with_suffix(".map")
-    script.parent.mkdir(parents=True, exist_ok=True)
-    script.write_text(f"{version} {{ global: *; }};\n")
-    future = out.parent / "future" / library
-    shared(future, 'extern "C" int of_the_future() { return 1; }', f"-Wl,--version-script={script}", "-nostdlib")
-    return shared(out, 'extern "C" int of_the_future(); int use() { return of_the_future(); }', future)
-
-
 def gpu_library(out: Path, nvcc: Path, sm: Sequence[str], ptx: Sequence[str] = (), *, source: str = KERNEL) -> Path:
     """A shared library with GPU code for these SMs."""
     out.parent.mkdir(parents=True, exist_ok=True)

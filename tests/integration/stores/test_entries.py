@@ -42,14 +42,6 @@ def test_what_was_pushed_is_fetched(place: Place, tmp_path: Path) -> None:
     assert set(remote.documents("things", [KEY, OTHER_KEY, sha256_bytes(b"none")])) == {KEY, OTHER_KEY}
 
 
-def test_the_first_writer_wins(place: Place, tmp_path: Path) -> None:
-    first, second = entry(tmp_path / "first", "first"), entry(tmp_path / "second", "second")
-    assert push(place.open(), first) is Pushed.NEW
-    assert push(place.open(), second) is Pushed.OTHER
-    fetched(place.open(), tmp_path / "got")
-    assert (tmp_path / "got/small.txt").read_text() == "first"
-
-
 WRITER = """
 import sys
 from pathlib import Path
@@ -123,20 +115,6 @@ def test_a_file_that_is_another_is_refused(served: Place, tmp_path: Path, spoil:
         fetched(served.open(), tmp_path / "got")
     assert said in refused.value.why
     assert "--replace" in refused.value.fix
-
-
-def test_a_damaged_file_of_a_directory_is_refused_and_replaced(tmp_path: Path) -> None:
-    (tmp_path / "share").mkdir()
-    remote = open_remote(f"file://{tmp_path}/share")
-    made = entry(tmp_path / "made")
-    push(remote, made)
-    blob = tmp_path / "share/blobs/sha256" / sha256_bytes(BIG).removeprefix("sha256:")
-    blob.write_bytes(BIG[:-1] + b"?")
-    with pytest.raises(CheckRefusedError, match="is refused"):
-        fetched(remote, tmp_path / "got")
-    assert push(remote, made) is Pushed.SAME
-    assert push(remote, made, replace=lambda document: document is not None) is Pushed.REPLACED
-    fetched(remote, tmp_path / "again")
 
 
 def test_the_document_of_another_entry_is_refused(place: Place, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,18 +136,6 @@ def test_wheels_go_there_and_come_back(place: Place) -> None:
     assert here[OTHER.key]["provenance"] == json.loads(provenance.model_dump_json(by_alias=True))
 
 
-def test_another_wheel_of_the_key_stays_out(bucket: Place) -> None:
-    one, two = bucket.machine("one"), bucket.machine("two")
-    kept(one, module="one = 1\n")
-    kept(two, module="two = 2\n")
-    asked(one, "push", KEY)
-    assert asked(two, "push", KEY)["pushed"] == {KEY: "another one is there"}
-    assert asked(two, "push", KEY, "--replace")["pushed"] == {KEY: "another one is there"}, "it is a good one"
-    three = bucket.machine("three")
-    asked(three, "pull", KEY)
-    assert asked(three, "list")["wheels"][0]["record"]["digest"] == kept(one).record.digest
-
-
 def test_a_swapped_entry_is_found_refused_and_replaced(bucket: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Key A's content under key B, by hand."""
     one, two = bucket.machine("one"), bucket.machine("two")
@@ -187,17 +175,6 @@ def test_which_store_is_said_where_it_is_not_clear(tmp_path: Path, bucket: Place
     assert asked(one, "push", KEY, "--store", "third", status=3)["error"]["kind"] == "ConfigurationError"
     assert asked(one, "push", KEY, "--store", "ours")["pushed"] == {KEY: "pushed"}
     assert "no wheel has" in asked(one, "pull", "zz", "--store", "ours", status=3)["error"]["what"]
-
-
-@pytest.mark.parametrize("status", [403, 503])
-def test_a_server_that_refuses_is_exit_code_10(bucket: Place, status: int) -> None:
-    one = bucket.machine("one")
-    kept(one)
-    bucket.proxy.add(status=status)
-    for arguments in (("push", KEY), ("pull", KEY), ("list", "--store", "ours")):
-        error = asked(one, *arguments, status=10)["error"]
-        assert str(status) in error["why"]
-        assert "AKIDTEST" not in str(error)
 
 
 @pytest.mark.parametrize("arguments", [("push", KEY), ("pull", "--all")])
@@ -279,78 +256,6 @@ def test_a_second_machine_compiles_nothing(place: Place, own: Tool, index: Simpl
     assert told["wheels"] == {"kernels": built["record"]["key"]}
     assert compiled(tmp_path) == 1
     assert one.is_dir()
-
-
-@pytest.mark.slow
-def test_two_machines_that_build_at_once_end_with_one_entry(
-    bucket: Place, own: Tool, index: SimpleIndex, tmp_path: Path
-) -> None:
-    own.env |= bucket.variables()
-    locked(own, index, tmp_path)
-    caches = [tmp_path / "cache-one", tmp_path / "cache-two"]
-    # Both have looked before one of them pushes.
-    both = _both_have_looked(bucket)
-    bucket.proxy.add(method="PUT", path="entries", hold=both)
-    running = []
-    for cache in caches:
-        own.cache = cache
-        running.append(own.start("wheels", *SELECT, "--json"))
-    told = []
-    for process in running:
-        out, noise = process.communicate()
-        assert process.returncode == 0, noise
-        told.append(json.loads(out)["wheels"][0])
-    assert compiled(tmp_path) == 2
-    assert sorted(item["pushed"][bucket.url] for item in told) == ["another one is there", "pushed"]
-    assert told[0]["record"] == told[1]["record"]
-    for cache in caches:
-        own.cache = cache
-        own.run("wheels", "verify")
-    assert asked(own, "verify", "--store", "ours") == {"verified": 1}
-
-
-def _both_have_looked(bucket: Place) -> Callable[[], None]:
-    barrier = threading.Barrier(2, timeout=300)
-
-    def wait() -> None:
-        barrier.wait()
-
-    return wait
-
-
-@pytest.mark.slow
-def test_a_push_that_fails_loses_no_build(bucket: Place, own: Tool, index: SimpleIndex, tmp_path: Path) -> None:
-    own.env |= bucket.variables()
-    locked(own, index, tmp_path)
-    fault = bucket.proxy.add(method="PUT", status=403)
-    done = own.run("wheels", *SELECT, "--json")
-    (built,) = json.loads(done.stdout)["wheels"]
-    key = built["record"]["key"]
-    assert built["built"] is True
-    assert built["pushed"][bucket.url].startswith("failed: ")
-    assert "warning: " in done.stderr
-    command = f"envbuild wheels push {key.removeprefix('sha256:')[:12]} --store ours"
-    assert command in done.stderr
-    bucket.proxy.faults.remove(fault)
-    own.run(*command.split()[1:])
-    assert asked(own, "verify", "--store", "ours") == {"verified": 1}
-    assert compiled(tmp_path) == 1
-
-
-@pytest.mark.slow
-def test_a_store_that_refuses_stops_before_the_build(
-    bucket: Place, own: Tool, index: SimpleIndex, tmp_path: Path
-) -> None:
-    own.env |= bucket.variables("read")
-    locked(own, index, tmp_path)
-    bucket.proxy.add(status=403)
-    error = wheels(own, status=10)["error"]
-    assert "ENVBUILD_STORE=off goes on without it" in error["fix"]
-    assert compiled(tmp_path) == 0
-    assert wheels(own, "--store", "off")["wheels"][0]["built"] is True
-    json.loads(own.run("sync", *SELECT, "--into", "venv", "--json", status=10).stdout)
-    own.env |= {"ENVBUILD_STORE": "off"}
-    own.run("sync", *SELECT, "--into", "venv")
 
 
 @pytest.mark.slow
