@@ -7,8 +7,6 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from envbuild.catalog import toml
@@ -68,12 +66,7 @@ def test_toml_blocks_in_the_docs_name_their_file(page):
 def test_shipped_definitions_name_only_what_exists():
     catalog = Catalog.open(Path("/nonexistent"))
     for name in catalog.names("stacks"):
-        stack = catalog.stack(name)
-        catalog.matrix(stack.matrix)
-        for builds in stack.builds:
-            catalog.target(builds.target)
-            for base in builds.bases:
-                catalog.base(base)
+        catalog.stack(name)  # looks for the names in it
 
 
 @pytest.mark.parametrize("kind", list(ALL))
@@ -91,30 +84,21 @@ def test_schema_refuses_what_is_no_specifier(text):
         assert SPECIFIER_PATTERN in {node.get("pattern") for node in nodes(schema_of(kind))}
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["", " ,", "1.0", "==1.0+cu130.x-y", " >= 1!2.0.post1, <3.dev0", "~=2.1rc1,!=2.1.*", "===any-thing.at+all", "==v1"],
+)
+def test_schema_allows_what_packaging_does(text):
+    try:
+        SpecifierSet(text)
+        allowed = True
+    except InvalidSpecifier:
+        allowed = False
+    assert bool(re.search(SPECIFIER_PATTERN, text)) is allowed
+
+
 def nodes(schema: object) -> Iterator[dict]:
     if isinstance(schema, dict):
         yield schema
         for value in schema.values():
             yield from nodes(value)
-
-
-VERSION = st.from_regex(
-    r"v?([0-9]!)?[0-9]{1,3}(\.[0-9]{1,3}){0,3}((a|b|rc|-beta.|_c)[0-9])?(\.post[0-9])?(\.dev[0-9])?", fullmatch=True
-)
-CLAUSE = st.builds(
-    "{}{}{}{}".format, st.sampled_from(["", " "]), st.sampled_from(["~=", "==", "!=", "<=", ">=", "<", ">", "==="]),
-    st.sampled_from(["", " "]),
-    st.one_of(VERSION, VERSION.map("{}.*".format), VERSION.map("{}+cu130.x-y".format), st.text(max_size=4)),
-)  # fmt: skip
-
-
-# Most texts are not specifiers.
-@settings(max_examples=25, suppress_health_check=[HealthCheck.filter_too_much])
-@given(st.lists(CLAUSE, max_size=3).map(",".join))
-def test_schema_allows_every_specifier(text):
-    try:
-        clauses = SpecifierSet(text)
-    except InvalidSpecifier:
-        assume(False)
-    assume(all(clause.version for clause in clauses))
-    assert re.search(SPECIFIER_PATTERN, text)

@@ -199,14 +199,6 @@ def test_configuration_that_is_no_file_is_not_passed_over(home, kind):
     assert caught.value.fix == "Put the settings there as a file, or remove it."
 
 
-def test_wrong_configuration_file_names_the_key(home):
-    path = configure(home, "cache-dir = 1\n")
-    with pytest.raises(ConfigurationError) as caught:
-        load_site(home)
-    assert caught.value.what.startswith(f"{path}:1:")
-    assert "did you mean 'cache_dir'" in caught.value.why
-
-
 @pytest.mark.parametrize("setting", ["file", "SSL_CERT_FILE", "PIP_CERT"])
 @pytest.mark.parametrize("exists", [True, False])
 def test_ca_bundle(home, tmp_path, setting, exists):

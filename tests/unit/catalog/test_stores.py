@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.site import load_site
-from envbuild.catalog.stores import Store, StoreMode, choose_stores
+from envbuild.catalog.stores import Store, choose_stores
 from envbuild.core.errors import ConfigurationError
 
 FILE = """\
@@ -62,14 +62,6 @@ def test_variables_win_over_the_file(environ, variables, expected):
 
 def test_an_endpoint_goes_with_its_store(environ):
     assert [item.endpoint for item in load_site(environ).stores] == [None, "http://127.0.0.1:9000"]
-
-
-@pytest.mark.parametrize(
-    ("mode", "reads", "writes"), [("read", True, False), ("write", False, True), ("read-write", True, True)]
-)
-def test_modes(mode, reads, writes):
-    store = Store(name="a", url="file:///a", mode=StoreMode(mode))
-    assert (store.reads, store.writes) == (reads, writes)
 
 
 @pytest.mark.parametrize(

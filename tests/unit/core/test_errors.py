@@ -49,10 +49,6 @@ def test_every_error_class_is_listed():
     assert defined == set(ERROR_CLASSES)
 
 
-def test_meanings_differ():
-    assert len({cls.meaning for cls in ERROR_CLASSES}) == len(ERROR_CLASSES)
-
-
 def test_docs_table_lists_exactly_the_error_classes():
     rows = re.findall(
         r"^\| (\d+) \| (.+) \|$", (data_root() / "docs" / "reference" / "exit-codes.md").read_text(), re.MULTILINE

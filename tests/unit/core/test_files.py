@@ -29,24 +29,17 @@ def test_write_atomic_makes_folders_and_sets_the_mode(tmp_path, data, expected):
     assert entries(path.parent) == ["file"]
 
 
-def test_write_atomic_keeps_the_old_file_when_killed_in_the_middle(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    write_atomic(path, "old")
-    monkeypatch.setattr(files.os, "fsync", lambda _: os.kill(os.getpid(), signal.SIGKILL))
-    assert in_child(lambda: write_atomic(path, "new")) == -signal.SIGKILL
-    assert path.read_text() == "old"
-
-
-def test_write_atomic_writes_beside_its_target(tmp_path, monkeypatch):
+def test_write_atomic_that_is_killed_keeps_the_old_file_and_wrote_next_to_it(tmp_path, monkeypatch):
     """A file in another folder may be on another disk, from where no rename leads here."""
-    elsewhere = tmp_path / "elsewhere"
+    elsewhere, path = tmp_path / "elsewhere", tmp_path / "place" / "file"
     elsewhere.mkdir()
+    write_atomic(path, "old")
     monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
     monkeypatch.chdir(elsewhere)
     monkeypatch.setattr(files.os, "fsync", lambda _: os.kill(os.getpid(), signal.SIGKILL))
-    assert in_child(lambda: write_atomic(tmp_path / "place" / "file", "new")) == -signal.SIGKILL
-    (left,) = entries(tmp_path / "place")
-    assert left.startswith(".file.")
+    assert in_child(lambda: write_atomic(path, "new")) == -signal.SIGKILL
+    assert path.read_text() == "old"
+    assert [name.startswith(".file.") for name in entries(path.parent)] == [True, False]
     assert entries(elsewhere) == []
 
 
@@ -63,30 +56,6 @@ def test_write_atomic_keeps_the_old_file_when_the_file_system_refuses(tmp_path):
     assert in_child(write_too_much) == 0
     assert path.read_text() == "old"
     assert entries(tmp_path) == ["file"]
-
-
-def test_write_atomic_explains_a_folder_without_permission(open_dir):
-    (open_dir / "closed").mkdir(mode=0o555)
-
-    def write() -> None:
-        with pytest.raises(MachineError, match="no permission to write") as caught:
-            write_atomic(open_dir / "closed" / "file", "x")
-        assert "ENVBUILD_CACHE_DIR" in caught.value.fix
-
-    assert unprivileged(write) == 0
-
-
-def test_machine_errors_explains_a_full_disk(tmp_path):
-    with pytest.raises(MachineError, match="is full") as caught, machine_errors(tmp_path):
-        Path("/dev/full").write_bytes(b"x")
-    assert str(tmp_path) in caught.value.what
-    assert "ENVBUILD_CACHE_DIR" in caught.value.fix
-
-
-def test_machine_errors_explains_a_file_in_the_way(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(MachineError, match="cannot write"):
-        write_atomic(tmp_path / "file" / "below", "x")
 
 
 def test_machine_errors_lets_our_own_errors_pass(tmp_path):
@@ -185,12 +154,6 @@ def test_link_or_copy_copies_where_links_are_refused(tmp_path, monkeypatch, numb
     assert (tmp_path / "copy").read_text() == "content"
     assert not (tmp_path / "copy").samefile(tmp_path / "source")
     assert entries(tmp_path) == ["copy", "source"]
-
-
-def test_link_or_copy_across_disks(tmp_path):
-    other = Path("/proc/self/status")  # on a file system of its own, wherever the tests run
-    link_or_copy(other, tmp_path / "copy")
-    assert (tmp_path / "copy").read_text().startswith("Name:")
 
 
 def test_link_or_copy_without_its_source_leaves_nothing(tmp_path):

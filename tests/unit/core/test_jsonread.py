@@ -1,22 +1,13 @@
 """JSON of our own programs has one meaning, whoever reads it."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from envbuild.core.digests import canonical_json
 from envbuild.core.jsonread import loads
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=("Cs",))),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=("Cs",))), inner),
-    max_leaves=10,
-)  # fmt: skip
 
-
-@given(VALUES)
-def test_what_we_write_is_read_as_it_was(value):
+def test_what_we_write_is_read_as_it_was():
+    value = {"a": [None, True, 2**63 - 1, -1.5e-300, "\u20ac\0"], "": {}}
     assert loads(canonical_json(value)) == value
 
 

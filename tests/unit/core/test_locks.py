@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from helpers.processes import forked, in_child, wait_until
 
-from envbuild.core.errors import MachineError
 from envbuild.core.locks import exclusive, exclusive_if_free, shared
 
 
@@ -37,35 +36,6 @@ def test_exclusive_keeps_a_second_process_out_until_the_first_is_killed(tmp_path
         with exclusive(lock, on_wait=on_wait):
             assert waits == [1]
             assert in_child(lambda: is_free(lock) and os._exit(3)) == 0
-
-
-def test_exclusive_does_not_wait_for_a_free_lock(tmp_path):
-    with exclusive(tmp_path / "lock", on_wait=lambda: pytest.fail("waited")):
-        pass
-    with exclusive(tmp_path / "lock", on_wait=lambda: pytest.fail("waited")):
-        pass
-
-
-def test_exclusive_is_released_by_an_exception(tmp_path):
-    with pytest.raises(ZeroDivisionError), exclusive(tmp_path / "lock"):
-        raise ZeroDivisionError
-    assert is_free(tmp_path / "lock")
-
-
-def test_exclusive_two_processes_never_inside_at_once(tmp_path):
-    lock, log = tmp_path / "lock", tmp_path / "log"
-
-    def work() -> None:
-        for _ in range(20):
-            with exclusive(lock), log.open("a") as stream:
-                print("in", file=stream, flush=True)
-                time.sleep(0.001)
-                print("out", file=stream, flush=True)
-
-    with forked(work) as other:
-        work()
-        assert os.waitpid(other, 0)[1] == 0
-    assert log.read_text() == "in\nout\n" * 40
 
 
 def test_exclusive_makes_a_new_file_when_the_holder_removed_it(tmp_path):
@@ -110,12 +80,6 @@ def test_shared_waits_for_exclusive_and_exclusive_for_shared(tmp_path):
 def test_exclusive_if_free_without_a_file_makes_none(tmp_path):
     assert not is_free(tmp_path / "lock")
     assert not (tmp_path / "lock").exists()
-
-
-def test_exclusive_explains_a_place_it_cannot_write(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(MachineError), exclusive(tmp_path / "file" / "lock"):
-        pass
 
 
 @pytest.mark.parametrize("take", [exclusive, shared])

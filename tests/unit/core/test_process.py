@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 from helpers.processes import alive, forked, in_child, wait_until
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from envbuild.core import exit_status, orphans, process, spawn
 from envbuild.core.background import run_in_background
 from envbuild.core.errors import BuildError, MachineError, NetworkError
-from envbuild.core.exit_status import describe_status, mask, tail
+from envbuild.core.exit_status import describe_status, mask
 from envbuild.core.process import ProcessOptions, StreamLimits, answer, find_tool, run, stream
 
 # A parent that starts a child of its own, writes both pids into the folder given, and waits.
@@ -45,15 +43,9 @@ def family(folder: Path) -> list[int]:
     return [int(file.read_text()) for file in files]
 
 
-@pytest.mark.parametrize("status", [0, 1, 3, 255])
-def test_run_returns_the_exit_status(status):
-    finished = run(sh(f"exit {status}"), what="try", check=False)
-    assert finished.status == status
-    assert finished.argv[0] == "sh"
-
-
-def test_run_returns_the_signal_that_ended_a_program():
-    assert run(sh("kill -KILL $$"), what="try", check=False).status == -signal.SIGKILL
+@pytest.mark.parametrize(("code", "status"), [("exit 0", 0), ("exit 255", 255), ("kill -KILL $$", -signal.SIGKILL)])
+def test_run_returns_the_exit_status_or_the_signal(code, status):
+    assert run(sh(code), what="try", check=False).status == status
 
 
 def test_run_raises_the_error_asked_for_with_the_last_lines(tmp_path):
@@ -76,7 +68,8 @@ def test_run_names_the_command_when_it_printed_nothing():
 
 
 def test_run_joins_stdout_and_stderr_in_order():
-    assert run(sh("echo a; echo b >&2; echo c"), what="try").output == "a\nb\nc\n"
+    finished = run(sh(r"echo a; echo b >&2; printf 'c\377'"), what="try")
+    assert finished.output == "a\nb\nc\N{REPLACEMENT CHARACTER}"
 
 
 def test_run_hands_on_lines_as_they_come(tmp_path):
@@ -88,22 +81,15 @@ def test_run_hands_on_lines_as_they_come(tmp_path):
         (tmp_path / "seen").touch()
 
     run(
-        sh('echo first; until [ -e "$1" ]; do sleep 0.01; done; printf "50%%\\rlast"', str(tmp_path / "seen")),
+        sh(
+            'printf fir; sleep 0.05; echo st; until [ -e "$1" ]; do sleep 0.01; done; printf "50%%\\rlast"',
+            str(tmp_path / "seen"),
+        ),
         what="try",
         on_line=on_line,
         options=ProcessOptions(timeout_seconds=20),
     )
     assert lines == ["first", "50%", "last"]
-
-
-def test_run_line_split_over_two_writes_is_one_line():
-    lines: list[str] = []
-    run(sh("printf one; sleep 0.05; echo ' line'"), what="try", on_line=lines.append)
-    assert lines == ["one line"]
-
-
-def test_run_output_that_is_no_utf8():
-    assert run(sh(r"printf '\377'"), what="try").output == "\N{REPLACEMENT CHARACTER}"
 
 
 def test_run_log_holds_command_and_output_and_is_appended_to(tmp_path):
@@ -184,13 +170,6 @@ def test_run_arguments_arrive_unharmed():
     assert json.loads(finished.output) == EVIL
 
 
-@settings(max_examples=25)
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=10), max_size=4))
-def test_run_any_arguments_arrive_unharmed(arguments):
-    finished = run(["/usr/bin/printf", r"%s\0", *arguments], what="try")
-    assert finished.output == "".join(f"{word}\0" for word in arguments or [""])
-
-
 def test_run_feeds_stdin_and_else_gives_none():
     assert run(["cat"], what="try", options=ProcessOptions(stdin=b"fed")).output == "fed"
     assert run(["cat"], what="try", options=ProcessOptions(stdin=b"")).output == ""
@@ -202,12 +181,6 @@ def test_run_large_input_and_output_do_not_deadlock(tmp_path):
     finished = run(["cat"], what="try", log=tmp_path / "log", options=ProcessOptions(stdin=data, timeout_seconds=30))
     assert finished.output.encode() == data
     assert (tmp_path / "log").read_bytes() == b"$ cat\n" + data
-
-
-def test_run_program_that_prints_more_than_it_reads():
-    code = "import os\nwhile os.read(0, 8192): os.write(1, b'x' * 200_000)"
-    finished = run(python(code), what="try", options=ProcessOptions(stdin=b"y" * 8192 * 20, timeout_seconds=30))
-    assert len(finished.output) == 20 * 200_000
 
 
 def test_run_program_that_does_not_read_its_input():
@@ -260,19 +233,6 @@ def test_run_timeout_lets_grandchildren_clean_up(tmp_path):
     with pytest.raises(BuildError):
         run(python(PEACE, tmp_path), what="try", options=ProcessOptions(timeout_seconds=0.3))
     assert (tmp_path / "cleaned").exists()
-
-
-def test_run_timeout_kills_what_ignores_sigterm(monkeypatch):
-    monkeypatch.setattr(spawn, "KILL_GRACE_SECONDS", 0.1)
-    pids: list[int] = []
-    with pytest.raises(BuildError):
-        run(
-            sh("trap '' TERM; echo $$; while :; do sleep 0.1; done"),
-            what="try",
-            on_line=lambda line: pids.append(int(line)),
-            options=ProcessOptions(timeout_seconds=0.3),
-        )
-    assert not alive(pids[0])
 
 
 def test_run_timeout_holds_for_a_program_that_closes_its_output():
@@ -329,16 +289,6 @@ def test_run_interrupted_while_the_program_starts_ends_it(tmp_path, monkeypatch)
         run(["sleep", "60"], what="try")
     assert not alive(*pids)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_run_program_that_is_ended_may_print_and_clean_up(tmp_path):
-    with pytest.raises(BuildError):
-        run(
-            sh("trap 'echo cleaning; touch \"$1/cleaned\"; exit 1' TERM; while :; do sleep 0.05; done", str(tmp_path)),
-            what="try",
-            options=ProcessOptions(timeout_seconds=0.3),
-        )
-    assert (tmp_path / "cleaned").exists()
 
 
 def test_run_program_dies_with_a_killed_parent(tmp_path):
@@ -433,12 +383,9 @@ def test_run_leaves_no_open_files():
     assert in_child(work) == 0
 
 
-def test_find_tool_looks_in_sbin_too(monkeypatch):
+def test_find_tool_looks_in_sbin_too_and_names_the_package_of_a_missing_program(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert find_tool("ldconfig", "libc-bin") in (Path("/usr/sbin/ldconfig"), Path("/sbin/ldconfig"))
-
-
-def test_find_tool_names_the_package_of_a_missing_program():
     with pytest.raises(MachineError, match="no-such-tool is not installed") as caught:
         find_tool("no-such-tool", "some-package")
     assert "apt-get install some-package" in caught.value.fix
@@ -455,10 +402,6 @@ def test_find_tool_names_the_package_of_a_missing_program():
 )
 def test_describe_status(status, words):
     assert describe_status(status) == words
-
-
-def test_tail_keeps_the_last_lines():
-    assert tail("a\nb\nc\n\n", lines=2) == "b\nc"
 
 
 def test_background_hands_on_what_comes_of_it():

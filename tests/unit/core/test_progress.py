@@ -6,8 +6,6 @@ import re
 
 import pytest
 from helpers.processes import forked
-from hypothesis import given
-from hypothesis import strategies as st
 
 from envbuild.core import progress
 from envbuild.core.progress import PlainReporter, RichReporter, SilentReporter, choose_reporter
@@ -105,11 +103,6 @@ def test_notes_and_titles_hold_nothing_that_a_terminal_acts_on(clock, capsys):
     assert "\x1b]0" not in shown
 
 
-@given(st.text())
-def test_plain_updates_are_one_printable_line(text):
-    assert not re.search(r"[\x00-\x1f\x7f-\x9f]", progress._shown(text))
-
-
 def test_plain_reporter_goes_on_when_its_reader_left(monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)
@@ -118,14 +111,6 @@ def test_plain_reporter_goes_on_when_its_reader_left(monkeypatch):
         with PlainReporter().step("resolve"):
             pass
         os.dup2(os.open("/dev/null", os.O_WRONLY), writer)
-
-
-def test_silent_reporter_prints_nothing(capsys):
-    reporter = SilentReporter()
-    with reporter.step("resolve"):
-        reporter.note("note")
-        reporter.update("update")
-    assert capsys.readouterr() == ("", "")
 
 
 def test_choose_reporter_by_the_kind_of_stderr(capsys):

@@ -11,57 +11,29 @@ from envbuild.core.sandbox import Bind, Sandbox, why_blocked
 BWRAP = Path("/usr/bin/bwrap")
 
 
-def words_of(**attributes) -> list[str]:
-    return Sandbox(root=Path("/images/root"), **attributes).command(BWRAP, ["prog", "--flag"])
-
-
-def pairs(words: list[str], option: str) -> list[tuple[str, str]]:
-    return [(words[i + 1], words[i + 2]) for i, word in enumerate(words) if word == option]
-
-
-def test_command_runs_the_program_last_and_untouched():
-    words = words_of()
-    assert words[0] == str(BWRAP)
-    assert words[words.index("--") + 1 :] == ["prog", "--flag"]
-
-
-def test_command_shuts_everything_out_by_default():
-    words = words_of()
-    assert "--unshare-all" in words
-    assert "--die-with-parent" in words
-    assert "--share-net" not in words
-    assert pairs(words, "--ro-bind") == [("/images/root", "/")]
-    assert "--bind" not in words
-
-
-def test_command_shares_the_network_only_when_asked():
-    assert "--share-net" in words_of(network=True)
-
-
-def test_command_binds_read_only_unless_writable():
-    binds = (Bind(source=Path("/a"), target="/run/a"), Bind(source=Path("/b"), target="/run/b", writable=True))
-    words = words_of(binds=binds)
-    assert ("/a", "/run/a") in pairs(words, "--ro-bind")
-    assert pairs(words, "--bind") == [("/b", "/run/b")]
-
-
-def test_command_mounts_in_an_order_that_hides_nothing():
-    words = words_of(
-        tmpfs=("/opt",), binds=(Bind(source=Path("/a"), target="/opt/a"),), links=(("/opt/link", "/opt/a/x"),)
+def test_command_lets_in_what_it_is_told_and_nothing_else():
+    """In an order in which no mount hides another; values of the environment are not on the command line."""
+    bare = Sandbox(root=Path("/images/root")).command(BWRAP, ["prog", "--flag"])
+    alone = [str(BWRAP), "--unshare-all", "--die-with-parent", "--new-session", "--uid", "0", "--gid", "0"]
+    root = ["--ro-bind", "/images/root", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--tmpfs", "/run"]
+    assert bare == [*alone, *root, "--chdir", "/", "--", "prog", "--flag"]
+    box = Sandbox(
+        root=Path("/images/root"),
+        binds=(
+            Bind(source=Path("/a"), target="/opt/a"),
+            Bind(source=Path("/b"), target="/run/b", writable=True),
+            Bind(source=Path("/dev/gpu"), target="/dev/gpu", device=True),
+        ),
+        tmpfs=("/opt",),
+        links=(("/opt/link", "/opt/a/x"),),
+        environment={"TOKEN": "s3cret", "LD_LIBRARY_PATH": "/usr/local/cuda/lib64"},
+        network=True,
     )
-    assert words.index("/images/root") < words.index("/opt") < words.index("/opt/a") < words.index("/opt/link")
-
-
-def test_environment_values_are_not_on_the_command_line():
-    box = Sandbox(root=Path("/"), environment={"TOKEN": "s3cret", "PATH": "/bin"})
-    assert not any("s3cret" in word for word in box.command(BWRAP, ["prog"]))
-    assert box.process_environment() == {"TOKEN": "s3cret", "PATH": "/bin"}
-
-
-def test_loader_variables_reach_the_program_and_not_bwrap():
-    box = Sandbox(root=Path("/"), environment={"LD_LIBRARY_PATH": "/usr/local/cuda/lib64"})
-    assert pairs(box.command(BWRAP, ["prog"]), "--setenv") == [("LD_LIBRARY_PATH", "/usr/local/cuda/lib64")]
-    assert box.process_environment() == {}
+    more = ["--tmpfs", "/opt", "--ro-bind", "/a", "/opt/a", "--bind", "/b", "/run/b", "--dev-bind", "/dev/gpu"]
+    more += ["/dev/gpu", "--symlink", "/opt/a/x", "/opt/link"]
+    more += ["--setenv", "LD_LIBRARY_PATH", "/usr/local/cuda/lib64"]
+    assert box.command(BWRAP, ["prog"]) == [*alone, "--share-net", *root, *more, "--chdir", "/", "--", "prog"]
+    assert box.process_environment() == {"TOKEN": "s3cret"}
 
 
 def settings(folder: Path, **values: str) -> Path:

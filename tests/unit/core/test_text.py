@@ -1,8 +1,6 @@
 """What somebody else wrote reaches a terminal as text: no colour, no title, no line that overwrites another."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from envbuild.core.text import printable, printable_lines
 
@@ -19,11 +17,3 @@ from envbuild.core.text import printable, printable_lines
 )
 def test_what_a_terminal_acts_on_is_written_out(text, one_line, lines):
     assert (printable(text), printable_lines(text)) == (one_line, lines)
-
-
-@given(st.text(st.characters(exclude_categories=())))
-def test_any_text_can_be_shown_and_written(text):
-    assert printable(text).isprintable()
-    assert printable_lines(text).replace("\n", "").replace("\t", "").isprintable()
-    assert printable_lines(text).count("\n") == text.count("\n")
-    printable_lines(text).encode()

@@ -11,7 +11,6 @@ from helpers.store_entries import KEY, Place, entry, push
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
-from envbuild.store import document
 from envbuild.store.local import LocalStore
 from envbuild.store.remote import Pushed
 
@@ -79,15 +78,6 @@ def test_of_a_file_that_is_too_long_no_more_is_read_than_tells(place, tmp_path):
     with pytest.raises(CheckRefusedError, match="is refused") as caught:
         remote.fetch(found, tmp_path / "got")
     assert "has 4 bytes instead of 3" in caught.value.why
-
-
-def test_what_is_as_large_as_it_may_be_is_read(place, tmp_path, monkeypatch):
-    remote = place.open()
-    push(remote, entry(tmp_path / "made", big=b"big"))
-    (path,) = (tmp_path / "share/entries/things").iterdir()
-    monkeypatch.setattr("envbuild.store.directory.MOST_BYTES", path.stat().st_size)
-    assert remote.find("things", KEY) is not None
-    assert path.stat().st_size < document.MOST_BYTES
 
 
 @pytest.mark.parametrize("name", ["file", ".sealed.json"])

@@ -27,10 +27,6 @@ def found(environ, host=HOST) -> tuple[str, str] | None:
     return None if credentials is None else (credentials.user, credentials.secret)
 
 
-def test_nobody_is_logged_in(environ):
-    assert found(environ) is None
-
-
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [

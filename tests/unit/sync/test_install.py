@@ -84,8 +84,8 @@ def test_install_asks_no_index_for_what_the_cache_has(tmp_path):
 def test_install_leaves_out_empty_phases(tmp_path):
     recorder = Recorder(cached=True)
     phases = run_install(lock_with(tmp_path, main=14, compile=0, git=0), tmp_path, recorder)
-    assert [phase.phase for phase in phases] == ["main"]
-    assert len(recorder.commands) == 2
+    assert [(phase.phase, phase.log.name) for phase in phases] == [("main", "install-main.log")]
+    assert recorder.logs == ["venv.log", "install-main.log"]
 
 
 @pytest.mark.parametrize(("version", "again"), [("4.5.0", True), ("4.6.0", False)])
@@ -113,13 +113,6 @@ def test_install_takes_built_wheels_before_the_rest_of_their_phase(tmp_path):
     assert recorder.commands == [VENV, main, taken, compiled, git]
 
 
-def test_install_has_a_log_for_each_phase(tmp_path):
-    recorder = Recorder(cached=True)
-    phases = run_install(lock_with(tmp_path, main=1, compile=1, git=0), tmp_path, recorder)
-    assert recorder.logs == ["venv.log", "install-main.log", "install-compile.log"]
-    assert [phase.log.name for phase in phases] == ["install-main.log", "install-compile.log"]
-
-
 @pytest.mark.parametrize(
     ("output", "kind"),
     [
@@ -134,6 +127,7 @@ def test_install_failure_is_named_by_its_cause(tmp_path, output, kind):
         run_install(lock_with(tmp_path, main=1, compile=1, git=0), tmp_path, recorder)
     assert type(caught.value) is kind
     assert caught.value.fix
+    assert kind is not BuildError or ("Hash" in caught.value.why, caught.value.log.name) == (True, "install-main.log")
     assert "compile.txt" not in str(recorder.commands)
 
 
@@ -141,14 +135,6 @@ def test_a_python_that_is_not_there_is_the_machines_lack(tmp_path):
     recorder = Recorder(failing=" venv ", output="error: No interpreter found for Python 3.99 in virtual environments")
     with pytest.raises(MachineError, match="no Python of the base's version"):
         run_install(lock_with(tmp_path, main=1, compile=0, git=0), tmp_path, recorder)
-
-
-def test_install_failure_keeps_what_uv_said(tmp_path):
-    recorder = Recorder(failing="main.txt", output="error: Hash mismatch for `torch==2.13.0`")
-    with pytest.raises(BuildError) as caught:
-        run_install(lock_with(tmp_path, main=1, compile=0, git=0), tmp_path, recorder)
-    assert "Hash mismatch" in caught.value.why
-    assert caught.value.log == tmp_path / "logs/install-main.log"
 
 
 def test_packages_that_are_left_out_take_their_hashes_with_them(tmp_path):

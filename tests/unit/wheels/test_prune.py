@@ -8,7 +8,7 @@ import pytest
 from helpers.processes import forked, wait_until
 from helpers.stores import keep_wheel
 from unit.wheels.plans import compile_lock
-from unit.wheels.test_wheelhouse import Notes, swapped, wanted
+from unit.wheels.test_wheelhouse import Notes, wanted
 
 from envbuild.core import locks
 from envbuild.store.local import LocalStore
@@ -89,14 +89,6 @@ def test_a_damaged_wheel_goes_whenever_it_was_used(store, tmp_path):
     plan = plan_pruning(store, [lock], unused_days=30, force=False)
     assert keys(plan) == {("wheels", item.record.key) for item in (changed, unreadable, pipe)}
     assert all(item.why.startswith("damaged: ") for item in plan.old)
-
-
-def test_swapped_entries_go(store, tmp_path):
-    swapped(store, tmp_path)
-    plan = plan_pruning(store, [compile_lock(tmp_path / "lock")], unused_days=30, force=False)
-    assert ["damaged: it is the entry of another key" in item.why for item in plan.old] == [True, True]
-    remove(store, plan.old)
-    assert [*(store.root / "wheels").iterdir()] == []
 
 
 def test_abandoned_builds_go_and_those_to_be_resumed_stay(store, tmp_path):
@@ -193,7 +185,3 @@ def test_a_mirror_that_was_just_used_stays(store):
     listed = made(store, "git", "2", 100)
     (listed / "envbuild-refs.json").touch()
     assert plan_pruning(store, [], unused_days=0, force=True).old == ()
-
-
-def test_nothing_is_there(store):
-    assert plan_pruning(store, [], unused_days=0, force=True) == Pruning(old=(), needed=())

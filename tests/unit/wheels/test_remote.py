@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.stores import keep_wheel, record_of
+from helpers.stores import keep_wheel
 from unit.wheels.plans import compile_lock
 from unit.wheels.test_key import PARTS
 from unit.wheels.test_plan import GPU
@@ -23,7 +23,7 @@ from envbuild.store.connect import open_remote
 from envbuild.store.document import Document, describe
 from envbuild.store.local import LocalStore
 from envbuild.store.remote import Pushed, Remote
-from envbuild.wheels.cache.entry import KIND, PROVENANCE_FILE, RECORD_FILE, Built, index_path_of, read_record
+from envbuild.wheels.cache.entry import KIND, RECORD_FILE, Built, index_path_of, read_record
 from envbuild.wheels.cache.wheelhouse import Wheelhouse
 from envbuild.wheels.key import KeyParts
 
@@ -329,13 +329,6 @@ def test_a_record_that_has_no_place_of_this_machine_in_errors(machine, tmp_path)
         one.wheelhouse.remote.take(one.remote, document, tmp_path / "into")
     assert str(tmp_path / "into") not in refused.value.why
     assert one.remote.address in refused.value.what
-
-
-def test_record_of_makes_what_check_entry_takes(tmp_path):
-    """The helper's own records are whole, so that what is refused above is refused for what was changed."""
-    kept = keep_wheel(LocalStore(tmp_path / "good", SilentReporter()), PARTS, tmp_path)
-    assert record_of(PARTS, kept.wheel) == kept.record
-    assert (kept.path / PROVENANCE_FILE).is_file()
 
 
 def test_a_lock_takes_wheels_that_only_a_remote_store_has(machine, tmp_path, monkeypatch):
