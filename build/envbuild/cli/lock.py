@@ -18,12 +18,11 @@ from envbuild.core.errors import UsageError
 from envbuild.core.progress import PlainReporter, Reporter, SilentReporter
 from envbuild.core.text import shown
 from envbuild.lock.checks.findings import CODES
-from envbuild.lock.committed import check_committed
 from envbuild.lock.inputs.pins import foreign_pins, parse_pins, variant_name
 from envbuild.lock.inputs.request import LockRequest
 from envbuild.lock.lock import LockOptions, LockResult, lock_on_fitting_base
-from envbuild.lock.lock_all import lock_all
 from envbuild.lock.lockdir import lock_path
+from envbuild.lock.project_locks import check_committed, lock_all
 
 if TYPE_CHECKING:
     from envbuild.sync.imports import Imports

@@ -281,8 +281,8 @@ def prune_command(session: Session, dry_run: bool, unused_days: float, force: bo
     project's locks and those that come with envbuild. Remote stores are not touched.
     """
     from envbuild.catalog.data import data_root
-    from envbuild.lock.committed import committed
     from envbuild.lock.lockfile import read_lock
+    from envbuild.lock.project_locks import committed
     from envbuild.wheels.cache.prune import plan_pruning, remove
 
     folders = dict.fromkeys(path.resolve() for root in (session.project, data_root()) for path in committed(root))

@@ -13,12 +13,12 @@ from envbuild.catalog.context import Context
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.text import shown
-from envbuild.lock.committed import committed
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.request import LockInputs, LockRequest, request_of
 from envbuild.lock.lockdir import shipped_lock
 from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, LockDirectory, LockedComponent, read_lock
 from envbuild.lock.make import new_lock
+from envbuild.lock.project_locks import committed
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)")
 

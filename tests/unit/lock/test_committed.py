@@ -14,12 +14,11 @@ from envbuild.catalog.data import data_root
 from envbuild.cli.main import run
 from envbuild.core.errors import NetworkError, UsageError
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.committed import check_one, committed
 from envbuild.lock.inputs.pins import foreign_pins, variant_name
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
 from envbuild.lock.lock import LockResult
-from envbuild.lock.lock_all import every_selection, lock_all
 from envbuild.lock.lockfile import Inputs, LockedBase, LockedComponent
+from envbuild.lock.project_locks import check_one, committed, every_selection, lock_all
 
 URL = "https://x/lib"
 
@@ -130,7 +129,7 @@ def test_one_lock_that_fails_does_not_keep_the_others(project, monkeypatch):
             raise NetworkError("no network", why="w")
         return LockResult(None, built=True)
 
-    monkeypatch.setattr("envbuild.lock.lock_all.lock_stack", lock_stack)
+    monkeypatch.setattr("envbuild.lock.project_locks.lock_stack", lock_stack)
     for kind in ("targets", "matrices"):
         shutil.copytree(data_root() / "envs" / kind, project / "envs" / kind)
     catalog, context = Catalog((project / "envs",)), lock_context(project)

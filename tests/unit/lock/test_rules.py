@@ -36,7 +36,7 @@ def codes(*packages: dict, on: Base | None = None, **changes: object) -> list[st
 
 
 def findings(*packages: dict, on: Base | None = None, **changes: object) -> tuple[CheckFinding, ...]:
-    fields: dict = {"compiled": frozenset(), "targets": {}, "conflicts": {}, "torch_build": "index"}
+    fields: dict = {"targets": {}, "conflicts": {}, "torch_build": "index"}
     return run_checks(CheckInput(packages=packages, base=on or base(), **(fields | changes)))
 
 

@@ -10,7 +10,7 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.core.errors import ConfigurationError
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.models import Companion
-from envbuild.lock.components.upstream import companions, has_llm_collection
+from envbuild.lock.components.upstream import LLM_COLLECTION, companions, has_folder
 
 SHA = "3cdfd613e68e0000000000000000000000000000"
 
@@ -140,4 +140,4 @@ def test_pyproject_of_another_form_is_refused(text):
 def test_llm_collection():
     for files, has in (({"nemo/collections/llm/__init__.py": ""}, True), ({"nemo/collections/asr/a.py": ""}, False)):
         repository = FakeRepository("https://x/r", files)
-        assert has_llm_collection(repository, repository.resolve(GitRef(TIP))) is has
+        assert has_folder(repository, repository.resolve(GitRef(TIP)), LLM_COLLECTION) is has

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from envbuild.lock.checks.api_drift import check_api
 from envbuild.lock.checks.declared_ranges import Overridden, against_declarations, against_provided, against_ranges
 from envbuild.lock.checks.findings import CheckFinding, refuse
 from envbuild.lock.checks.rules import CheckInput, run_checks
-from envbuild.lock.checks.uv_queries import locked_packages
 from envbuild.lock.components.driver import release_without_llm
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
@@ -44,15 +41,10 @@ def check_lock(resolved: ResolvedPlan, context: LockContext) -> CheckResult:
             *run_checks(_check_input(plan, resolution, context)),
             *against_provided(plan, resolution, context),
             *(item.finding() for item in overridden if not item.meant),
-            *check_api(plan.project, locked_tables(resolution), context),
+            *check_api(plan.project, resolution.tables, context),
         ]
         allowed = refuse(findings, plan.inputs.request.allow, plan.inputs.title)
         return CheckResult(allowed=allowed, overridden=overridden)
-
-
-def locked_tables(resolution: Resolution) -> dict[str, Mapping[str, Any]]:
-    """The ``[[package]]`` tables of uv.lock by name."""
-    return {str(package["name"]): package for package in resolution.uv_lock["package"]}
 
 
 def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -> CheckInput:
@@ -60,8 +52,7 @@ def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -
     stack, catalog = selection.stack, selection.catalog
     driver = plan.effective.driver
     return CheckInput(
-        packages=tuple(locked_packages(resolution.uv_lock)),
-        compiled=frozenset(plan.project.compiled()),
+        packages=tuple(resolution.packages),
         base=selection.base,
         targets={entry.target: catalog.target(entry.target) for entry in stack.builds},
         conflicts=catalog.conflicts(),
@@ -71,7 +62,7 @@ def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -
             **plan.project.requirements,
         },
         bases={base: catalog.base(base) for entry in stack.builds for base in entry.bases},
-        driver_problem=plan.driver_problem or release_without_llm(locked_tables(resolution), driver, context),
+        driver_problem=plan.driver_problem or release_without_llm(resolution.tables, driver, context),
         ignored_settings=resolution.ignored_settings or _other_moment(plan, resolution),
     )
 

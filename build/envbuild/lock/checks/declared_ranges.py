@@ -26,7 +26,7 @@ from envbuild.catalog.models import Base
 from envbuild.core.files import machine_errors
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.checks.rules import provided_version
-from envbuild.lock.checks.uv_queries import contradicted, declared_range, locked_packages, needs_of
+from envbuild.lock.checks.uv_queries import contradicted, declared_range, needs_of
 from envbuild.lock.components.declarations import Declared, declared_at_commit, declared_by_release
 from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.components.project_metadata import read_requirement
@@ -83,7 +83,6 @@ def against_declarations(plan: LockPlan, resolution: Resolution, context: LockCo
 
     What a component's upstream overrides of its own declarations is left out: both are its authors' words.
     """
-    packages = locked_packages(resolution.uv_lock)
     # One that is for the declarations of a single package has no name of its own there.
     stated = resolution.uv_lock.get("manifest", {}).get("overrides", [])
     everywhere = {str(entry["name"]) for entry in stated if "name" in entry}
@@ -95,7 +94,7 @@ def against_declarations(plan: LockPlan, resolution: Resolution, context: LockCo
     found = _against_the_stack(plan, {name: version for name, version in locked.items() if name in everywhere})
     needed = [
         need
-        for need in needs_of(packages, list(locked))
+        for need in needs_of(resolution.packages, list(locked))
         if need.name in scoped.get(str(need.package["name"]), ())
         or (need.name in everywhere and not _own_override(plan, need.name, need.package))
     ]
@@ -137,7 +136,7 @@ def against_ranges(plan: LockPlan, resolution: Resolution, context: LockContext)
     uv holds a lock to the extras that the stack asks for, and to no others. A pin may be outside of such a range; and
     what is held to a range, where uv did not take the release of which that range was read.
     """
-    packages = {str(package["name"]): package for package in locked_packages(resolution.uv_lock)}
+    packages = resolution.tables
     found: list[Overridden] = []
     for name, item in plan.project.chosen.items():
         moved = [used for used in item.spec.uses if _is_moved(plan, name, used)]
@@ -244,7 +243,7 @@ def _with_stand_ins(
         folder.mkdir(exist_ok=True)
         (folder / "pyproject.toml").write_text(tomlkit.dumps(document))
     found = resolve(folder, plan.torch, _BASE, context, settings_may_be_ignored=True)
-    return [package for package in locked_packages(found.uv_lock) if package["name"] not in wheels]
+    return [package for package in found.packages if package["name"] not in wheels]
 
 
 def _name(line: str) -> str:

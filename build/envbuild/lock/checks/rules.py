@@ -66,7 +66,6 @@ class CheckInput:
 
     Attributes:
         packages: the ``[[package]]`` tables of uv.lock, without the project itself.
-        compiled: names of the packages that are built from their sources.
         conflicts: known conflicts, by code.
         torch_build: the build of torch that was asked for.
         asked: the specifiers of the stack, by package.
@@ -76,7 +75,6 @@ class CheckInput:
     """
 
     packages: tuple[Mapping[str, Any], ...]
-    compiled: frozenset[str]
     base: Base
     targets: Mapping[str, Target]
     conflicts: Mapping[str, Conflict]

@@ -35,11 +35,6 @@ class Need:
         return f"{self.package['name']} {self.package.get('version', '')}".strip()
 
 
-def locked_packages(uv_lock: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The ``[[package]]`` tables of a uv.lock, without the project itself."""
-    return [package for package in uv_lock["package"] if "virtual" not in package["source"]]
-
-
 def needs_of(packages: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Need]:
     """Who needs any of these packages."""
     return [
@@ -120,7 +115,7 @@ def _question(plan: LockPlan, resolution: Resolution, needs: Sequence[Need], ins
         wanted[name] = line(name, str(need.package.get("version", "")), tuple(sorted(extras)))
     settings = document["tool"]["uv"]
     # Without the project itself: excluded, it would need nothing at all.
-    every = {str(package["name"]) for package in locked_packages(resolution.uv_lock)}
+    every = {str(package["name"]) for package in resolution.packages}
     left_out = every | set(plan.project.overrides) | set(settings.get("exclude-dependencies", ()))
     settings.pop("override-dependencies", None)
     settings["exclude-dependencies"] = sorted(left_out - set(wanted))

@@ -11,7 +11,7 @@ from envbuild.core.errors import UsageError
 from envbuild.lock.components.models import Chosen, Lead
 from envbuild.lock.components.releases import Releases, release_has_folder
 from envbuild.lock.components.select import lead, own_choice
-from envbuild.lock.components.upstream import LLM_COLLECTION, has_folder, has_llm_collection
+from envbuild.lock.components.upstream import LLM_COLLECTION, has_folder
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.refs import Ref
@@ -82,7 +82,7 @@ def commit_without_llm(chosen: Mapping[str, Chosen], driver: Driver, repositorie
     item = chosen.get(NEMO_TOOLKIT)
     if driver is not Driver.NEMO or item is None or item.commit is None or item.git is None:
         return ""
-    if has_llm_collection(repositories.at(item.git), item.commit):
+    if has_folder(repositories.at(item.git), item.commit, LLM_COLLECTION):
         return ""
     return f"{item.at()} has no {LLM_COLLECTION}"
 

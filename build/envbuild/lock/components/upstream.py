@@ -29,6 +29,7 @@ MANIFEST = "requirements/manifest.json"
 SUBMODULE = "3rdparty/Megatron-LM"
 PYPROJECT = "pyproject.toml"
 SOURCES = f"{PYPROJECT} [tool.uv.sources]"
+# What the driver ``nemo`` needs of NeMo, and 3.0 has no more.
 LLM_COLLECTION = "nemo/collections/llm"
 # Upstream's names for repositories where they are others than those of the packages in them.
 PACKAGES = {
@@ -80,11 +81,6 @@ def holds_on(marker: str, base: Base, extra: str = "") -> bool:
         "sys_platform": "linux",
     }
     return Marker(marker).evaluate(environment)
-
-
-def has_llm_collection(repository: GitRepository, commit: Commit) -> bool:
-    """Whether the tree has NeMo's LLM collection, which the driver ``nemo`` needs (gone in 3.0)."""
-    return has_folder(repository, commit, LLM_COLLECTION)
 
 
 def has_folder(repository: GitRepository, commit: Commit, folder: str) -> bool:

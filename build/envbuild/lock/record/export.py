@@ -30,7 +30,7 @@ from envbuild.lock.record.content import (
     render,
 )
 from envbuild.lock.uv.program import run_uv
-from envbuild.lock.uv.resolution import PREVIEW
+from envbuild.lock.uv.resolution import PREVIEW, lock_arguments
 from envbuild.lock.uv.torch_builds import TorchSource, locked_torch
 
 UV_LOCK = "uv.lock"
@@ -173,10 +173,7 @@ def _lock_again(export: _Export) -> None:
     if source.kind == "torch-index":
         project = export.folder / PROJECT_FILE
         project.write_text(with_torch_index(project.read_text(), source))
-    arguments: list[str | Path] = ["lock", *PREVIEW]
-    if source.kind == "find-links":
-        arguments += source.uv_args()
-    export.uv(arguments)
+    export.uv(lock_arguments(source))
 
 
 def _compare(export: _Export, which: str, found: Content, wanted: Content) -> None:

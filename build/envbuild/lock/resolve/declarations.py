@@ -16,12 +16,12 @@ from envbuild.core import tomlread
 from envbuild.core.background import run_in_background
 from envbuild.core.errors import ConfigurationError, NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
+from envbuild.lock.components.decide import own_dates
 from envbuild.lock.components.git_metadata import metadata_of_commit
 from envbuild.lock.components.models import Chosen, CompileMetadata
 from envbuild.lock.components.project_metadata import build_requires
 from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.context import LockContext, Repositories
-from envbuild.lock.inputs import as_of
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project
@@ -97,11 +97,7 @@ def _likely(plan: LockPlan, names: Sequence[str], what: str, context: LockContex
     """
     project, keep = plan.project, plan.keep
     wanted = {name: f"=={keep[name]}" if name in keep else project.chosen[name].specifier for name in names}
-    dates = {
-        name: as_of.timestamp(as_of.end_of(day))
-        for name in names
-        if (own := project.chosen[name].spec.as_of) and (day := as_of.parse_date(own))
-    }
+    dates = {name: day for name, day in own_dates(plan.effective.stack).items() if name in names}
     settings = {"exclude-newer": project.as_of, "exclude-newer-package": dates}
     return look_up(wanted, project.base, settings, what, context)
 

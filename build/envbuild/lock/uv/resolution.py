@@ -22,11 +22,11 @@ from envbuild.lock.context import WorkContext
 from envbuild.lock.uv.program import ignored_settings, run_uv
 from envbuild.lock.uv.torch_builds import TorchSource
 
-# A glibc floor is still a preview of uv 0.13; naming it keeps uv from warning on every run.
 # uv's word for a contradiction; other failures are failures.
 NO_SOLUTION = "No solution found"
 # The ``[[package]]`` tables of a uv.lock by name.
 Packages: TypeAlias = Mapping[str, Mapping[str, Any]]
+# A glibc floor is still a preview of uv 0.13; naming it keeps uv from warning on every run.
 PREVIEW = ("--preview-features", "minimum-libc-version")
 
 
@@ -44,6 +44,20 @@ class Resolution:
     newest_upload: int
     uv_lock: Mapping[str, Any]
     ignored_settings: str = ""
+
+    @property
+    def packages(self) -> list[Mapping[str, Any]]:
+        """The ``[[package]]`` tables of uv.lock, without the project itself."""
+        return _packages(self.uv_lock)
+
+    @property
+    def tables(self) -> dict[str, Mapping[str, Any]]:
+        """The same by name."""
+        return {str(package["name"]): package for package in self.packages}
+
+
+def _packages(uv_lock: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [package for package in uv_lock["package"] if "virtual" not in package["source"]]
 
 
 def lock_arguments(source: TorchSource) -> list[str]:
@@ -92,7 +106,7 @@ def resolve(
 
 def _read(project: Path, finished: Finished) -> Resolution:
     content = tomlread.loads((project / "uv.lock").read_text())
-    packages = [package for package in content["package"] if "virtual" not in package["source"]]
+    packages = _packages(content)
     names = [package["name"] for package in packages]
     times = [seconds for package in packages for seconds in upload_seconds(package)]
     return Resolution(

@@ -62,17 +62,17 @@ def torch_source(site: Site, version: str, build: str, python: str) -> TorchSour
     """
     if build == PACKAGE_INDEX_BUILD:
         return TorchSource("package-index", None)
-    tried: list[str] = []
-    for place in map(_absolute, site.find_links):
-        names, problem = _wheels_at(place)
-        if any(_fits(name, version, build, python) for name in names):
-            return TorchSource("find-links", place)
-        tried.append(f"find-links {mask(place)}: {problem or f'no torch {version} +{build} for Python {python}'}")
     url = site.torch_index.replace("{build}", build)
-    names, problem = _wheels_at(_absolute(url.rstrip("/") + "/torch/"))
-    if any(_fits(name, version, build, python) for name in names):
-        return TorchSource("torch-index", url)
-    tried.append(f"index {mask(url)}: {problem or f'no torch {version} +{build} for Python {python}'}")
+    places = [(TorchSource("find-links", place), "find-links", place) for place in map(_absolute, site.find_links)]
+    places.append((TorchSource("torch-index", url), "index", _absolute(url.rstrip("/") + "/torch/")))
+    tried: list[str] = []
+    for source, kind, page in places:
+        names, problem = _wheels_at(page)
+        if any(_fits(name, version, build, python) for name in names):
+            return source
+        tried.append(
+            f"{kind} {mask(source.location or '')}: {problem or f'no torch {version} +{build} for Python {python}'}"
+        )
     raise NetworkError(
         f"no place has torch {version} as its +{build} build for Python {python}",
         why="Tried:\n" + "\n".join(f"  {line}" for line in tried),
