@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from helpers.certify_world import World, place_image
@@ -10,12 +13,11 @@ from helpers.locks import inputs_of, make_lock
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
 from envbuild.certify import calibrate, certify
+from envbuild.cli.main import run
 from envbuild.lock.lockfile import read_lock
 
 
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    project = tmp_path / "project"
+def make_world(project: Path, patch: pytest.MonkeyPatch) -> World:
     selection = select(
         Catalog.open(project), "mcore", "cpu", "debian12", HostDistribution(distribution="debian", release="12")
     )
@@ -23,5 +25,45 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     lock = read_lock(project / "lockfiles" / "mcore" / "debian12")
     made = World(project, selection, lock, place_image(project / "out", lock))
     for module in (certify, calibrate):
-        monkeypatch.setattr(module, "open_executor", made.open_executor)
+        patch.setattr(module, "open_executor", made.open_executor)
     return made
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return make_world(tmp_path / "project", monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def shared_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """One for all tests of a module that leave it as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield make_world(tmp_path_factory.mktemp("shared") / "project", patch)
+
+
+@pytest.fixture
+def command(world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """`envbuild certify` in the project of the world, with more words."""
+    monkeypatch.chdir(world.project)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
+    return lambda *words: run(
+        ["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", *map(str, words)]
+    )
+
+
+def refuse(word: str) -> NoReturn:
+    raise AssertionError(word)
+
+
+@pytest.fixture
+def answer(
+    command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """The exit code of the command with ``--json`` and its object, or its error; JSON has no NaN."""
+
+    def answer(*words: object) -> tuple[int, dict[str, Any]]:
+        status = command("--json", *words)
+        found = json.loads(capsys.readouterr().out, parse_constant=refuse)
+        return status, found.get("error", found)
+
+    return answer

@@ -93,15 +93,16 @@ def report_from(path, folder):
     return report_of(certificate, name="n", keyid=None, logs={})
 
 
-@pytest.mark.parametrize("lines", [healthy, broken])
-@pytest.mark.parametrize("kind", ["run", BASELINE, TP2, "bandwidth", "end"])
+@pytest.mark.parametrize(
+    ("kind", "lines"), [("run", broken), (BASELINE, healthy), (TP2, broken), ("bandwidth", healthy), ("end", healthy)]
+)
 def test_any_value_in_any_place_is_judged_or_refused(tmp_path, lines, kind):
     written = lines()
     number = [item.get("case", item["type"]) for item in written].index(kind)
     path, ends = tmp_path / "results.jsonl", {"refused": 0, "judged": 0}
     for index, place in enumerate(places(written[number])):
-        # Of the others each place has two, in turn.
-        for raw in (*HOSTILE[:2], *(HOSTILE[2:] * 2)[index % 10 :][:2]):
+        # Each place has a text, and one of the others in turn.
+        for raw in (HOSTILE[0], HOSTILE[1 + index % (len(HOSTILE) - 1)]):
             path.write_text(with_raw(written, number, place, raw))
             try:
                 report = report_from(path, tmp_path)
@@ -114,9 +115,9 @@ def test_any_value_in_any_place_is_judged_or_refused(tmp_path, lines, kind):
             page.encode()
             assert "<script" not in page
             ends["judged"] += 1
-    assert ends["refused"] > 10
+    assert ends["refused"] > 5
     # In the last line no value can be another.
-    assert ends["judged"] > 3 or kind == "end"
+    assert ends["judged"] or kind == "end"
 
 
 def test_what_is_written_is_read_with_odd_bytes_written_out(tmp_path):
@@ -133,17 +134,18 @@ EVIL = "boom\x1b[2J\x1b]0;owned\x07\r\n  agrees    all of it: \u202eyek\x9b1m \u
 
 
 @pytest.fixture
-def told(world, monkeypatch, capsys):
-    """What the command says to people, on both streams, and its exit code."""
-    monkeypatch.chdir(world.project)
-    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
+def printed(command, capsys):
+    """The exit code of the command, and what it prints on both streams, which no terminal takes for a command."""
 
-    def command(*words):
-        status = run(["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--only", TP2, *words])
-        shown, said = capsys.readouterr()
-        return status, shown + said
+    def printed(*words):
+        status = command("--only", TP2, *words)
+        text = "".join(capsys.readouterr())
+        assert all(char.isprintable() or char in "\n\t" for char in text)
+        assert len(text) < 20_000
+        assert not [line for line in text.splitlines() if line.strip().startswith("agrees    all of it")]
+        return status, text
 
-    return command
+    return printed
 
 
 def raises_evil(path):
@@ -153,56 +155,37 @@ def raises_evil(path):
     write(path, lines)
 
 
-def check_shown(text):
-    assert all(char.isprintable() or char in "\n\t" for char in text)
-    assert len(text) < 20_000
-    assert not [line for line in text.splitlines() if line.strip().startswith("agrees    all of it")]
-
-
-def test_failure_of_a_rank_reaches_a_terminal_as_one_short_line_of_text(world, told):
+def test_failure_of_a_rank_reaches_a_terminal_as_one_short_line_of_text(world, printed):
     world.spoil = raises_evil
-    status, text = told()
+    status, text = printed()
     assert status == 7
-    check_shown(text)
     assert r"rank-exception: failed: boom\x1b[2J\x1b]0;owned\x07\r\n" in text
     (page,) = (world.project / "out").rglob("report.html")
     assert "boom" in page.read_text()
     ET.parse(page.with_name("junit.xml"))
 
 
-def test_finding_of_the_environment_and_of_another_plan_reach_a_terminal_as_text(world, told):
+def test_findings_plans_and_events_reach_a_terminal_as_text(world, printed):
     world.faults = {"findings": [{**FINDING, "found": EVIL}]}
-    status, text = told()
-    assert status == 7
-    check_shown(text)
+    assert printed()[0] == 7
     world.faults = {"nonce": EVIL}
-    status, text = told()
-    assert status == 13
-    check_shown(text)
-
-
-def test_events_of_the_runner_reach_a_terminal_as_text(world, told):
+    assert printed()[0] == 13
+    world.faults = {}
     world.says = [json.dumps({"event": "case-finished", "case": EVIL, "status": "failed\x1b[5m", "seconds": 1.0})]
-    status, text = told()
-    assert status == 0
-    check_shown(text)
+    assert printed()[0] == 0
     world.says, world.status = [json.dumps({"event": "cannot-run", "reason": EVIL, "message": EVIL})], 4
-    status, text = told("--fresh")
-    assert status == 8
-    check_shown(text)
+    assert printed("--fresh")[0] == 8
 
 
-def test_machine_with_odd_names_is_certified_and_shown_as_text(world, told, capsys):
+def test_machine_with_odd_names_is_certified_and_shown_as_text(world, printed, capsys):
     def spoil(path):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         lines[0]["machine"]["cpu_model"] = EVIL
-        lines[0]["environment"]["versions"]["beside-the-lock"] = EVIL
+        lines[0]["environment"]["versions"]["not-in-the-lock"] = EVIL
         write(path, lines)
 
     world.spoil = spoil
-    status, text = told()
-    assert status == 0
-    check_shown(text)
+    assert printed()[0] == 0
     (certificate,) = world.certificates()
     assert run(["certificate", "show", str(certificate)]) == 0
     shown = capsys.readouterr().out

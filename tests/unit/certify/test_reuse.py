@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from helpers.certify_world import edit
@@ -11,7 +12,6 @@ from envbuild.certify.run import durations, reuse
 from envbuild.certify.run.job import make_job
 from envbuild.certify.run.plan import JUDGE_VERSION
 from envbuild.certify.run.reuse import MachineKey
-from envbuild.cli.main import run
 from envbuild.core.errors import CertificationFailedError
 from envbuild.core.files import remove_tree
 from envbuild.launch.gpus import Gpu
@@ -53,74 +53,48 @@ def test_baseline_is_not_run_where_nothing_needs_it(world):
     assert world.certify(only=(PP2,)).certificate == done.certificate
 
 
-def test_command_says_whether_it_wrote_a_certificate(world, monkeypatch, capsys):
-    monkeypatch.chdir(world.project)
-    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
-
-    def command(*words):
-        assert run(["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", *words]) == 0
-        return capsys.readouterr().out
-
+def test_command_says_whether_it_wrote_a_certificate(world, command, answer, capsys):
     words = ("--only", PP2)
     world.certify(only=(TP2, PP2))
-    text = command(*words)
+    assert command(*words) == 0
+    text = capsys.readouterr().out
     assert text.startswith("certified: 2 cases agree with their baseline")
     assert "all of them passed in an earlier run" in text
     assert len(world.calls) == 1
-    assert command(*words).startswith("nothing to do: already certified: 2 cases")
-    found = json.loads(command(*words, "--json"))
+    assert command(*words) == 0
+    assert capsys.readouterr().out.startswith("nothing to do: already certified: 2 cases")
+    _, found = answer(*words)
     assert (found["ran"], found["written"]) == (False, False)
-    (certificate,) = (path for path in world.certificates() if path.parent.name == found["key"][7:19])
-    certificate.unlink()
-    found = json.loads(command(*words, "--json"))
+    Path(found["certificate"]).unlink()
+    _, found = answer(*words)
     assert (found["ran"], found["written"]) == (False, True)
-    text = command()
+    assert command() == 0
+    text = capsys.readouterr().out
     assert text.startswith("certified: 12 cases")
     assert "2 of them passed in an earlier run" in text
 
 
-def test_fresh_reuses_nothing(world):
-    world.certify(only=(TP2,))
-    done = world.certify(fresh=True)
-    assert reused(done) == []
-    assert TP2 in ran(world.calls[1])
-
-
-def test_repeats_reuse_nothing(world):
+def test_fresh_repeated_and_other_runs_reuse_nothing(world):
     world.certify()
-    done = world.certify(repeats=2)
-    assert (done.cases_run, reused(done)) == (len(ran(world.calls[0])), [])
-    assert [(case.id, case.repeat) for case in done.statement.predicate.cases][:3] == [
-        (BASELINE, 1),
-        (BASELINE, 2),
-        (TP2, 1),
-    ]
+    for options in ({"fresh": True}, {"repeats": 2}, {"runtime": "unpack"}):
+        done = world.certify(**options)
+        assert (done.cases_run, reused(done)) == (2, [])
+        if "repeats" in options:
+            found = [(case.id, case.repeat) for case in done.statement.predicate.cases]
+            assert found == [(BASELINE, 1), (BASELINE, 2), (TP2, 1), (TP2, 2)]
 
 
-def test_verdict_of_another_runtime_is_not_that_of_the_one_that_is_named(world):
-    world.certify()
-    done = world.certify(runtime="unpack", only=(TP2,))
-    assert (done.ran, reused(done)) == (True, [])
-
-
-def test_case_that_failed_last_is_run_again_although_it_passed_before(world):
-    done = world.certify()
-    world.faults = {"scale": {TP2: 1.1}}
-    with pytest.raises(CertificationFailedError):
-        world.certify(fresh=True)
-    world.faults = {}
-    remove_tree(done.certificate.parent)
-    assert ran(world.calls[-1]) == ran(world.calls[0])
-    assert reused(world.certify()) == []
-
-
-def test_case_that_failed_is_run_again_and_those_that_passed_too(world):
+@pytest.mark.parametrize("passed_before", [True, False])
+def test_case_that_failed_last_is_run_again_and_those_that_passed_too(world, passed_before):
     """Where one rank was wrong, the machine may have been."""
+    if passed_before:
+        world.certify()
     world.faults = {"scale": {TP2: 1.1}}
     with pytest.raises(CertificationFailedError):
-        world.certify()
+        world.certify(fresh=passed_before)
     world.faults = {}
-    assert world.certify().cases_run == len(ran(world.calls[0]))
+    done = world.certify()
+    assert (done.cases_run, reused(done)) == (2, [])
 
 
 def test_verdict_that_was_measured_elsewhere_than_it_seemed_is_not_kept(world):
@@ -131,118 +105,79 @@ def test_verdict_that_was_measured_elsewhere_than_it_seemed_is_not_kept(world):
     assert reused(world.certify()) == []
 
 
-def test_verdict_that_was_damaged_in_the_store_is_not_used(world):
-    done = world.certify()
-    remove_tree(done.certificate.parent)
-    for file in (world.project / "cache" / "verdicts").rglob(reuse.FILE):
-        text = json.loads(file.read_text())
-        text["case"]["steps"][0]["loss"] = 1.0
-        file.chmod(0o644)
-        file.write_text(json.dumps(text))
-    assert world.certify().cases_run == len(ran(world.calls[0]))
-
-
 # What may stand where a record was.
 DAMAGED = ["", "{", "[]", "{}", "7", "[" * 99999, "\x80", None]
 HUGE = f'{{"seconds": 1{"0" * 400}}}'
 
 
-def damage(world, kind, text, *, sealed):
+def damage(world, kind, name, text, *, sealed):
     """Put a text, or nothing, where the records of a kind were; ``sealed``: as if it had been written so."""
     for entry in (world.project / "cache" / kind).iterdir():
-        (file,) = (path for path in entry.iterdir() if path.name != entry_index.ENTRY_INDEX_FILE)
-        file.unlink()
+        (entry / name).unlink(missing_ok=True)
         if text is not None:
-            file.write_text(text, encoding="latin-1")
+            (entry / name).write_text(text, encoding="latin-1")
         if sealed:
             entry_index.write_index(entry)
 
 
-@pytest.mark.parametrize(("text", "sealed"), [("{", False), (None, False), *((text, True) for text in DAMAGED)])
-def test_damaged_verdict_is_not_used(world, text, sealed):
+def test_damaged_verdict_is_not_used(world):
     done = world.certify()
-    remove_tree(done.certificate.parent)
-    damage(world, "verdicts", text, sealed=sealed)
-    done = world.certify()
-    assert done.cases_run == len(ran(world.calls[0]))
-    assert reused(done) == []
+    for name, text, sealed in (
+        *((reuse.FILE, text, True) for text in DAMAGED),
+        (reuse.FILE, "{", False),
+        (reuse.FILE, None, False),
+        *((entry_index.ENTRY_INDEX_FILE, text, False) for text in ("", "[]", None)),
+    ):
+        remove_tree(done.certificate.parent)
+        damage(world, "verdicts", name, text, sealed=sealed)
+        done = world.certify()
+        assert (done.cases_run, reused(done)) == (2, []), text
 
 
-@pytest.mark.parametrize("text", ["", "[]", None])
-def test_damaged_seal_of_a_verdict_lets_nothing_pass(world, text):
-    done = world.certify()
-    remove_tree(done.certificate.parent)
-    for entry in (world.project / "cache" / "verdicts").iterdir():
-        file = entry / entry_index.ENTRY_INDEX_FILE
-        file.unlink()
-        if text is not None:
-            file.write_text(text, encoding="latin-1")
-    assert reused(world.certify()) == []
-
-
-def reseal(world, change):
-    """Change what was kept of cases as somebody does who knows of seals."""
+def change_verdicts(world, *place, value, sealed=True):
+    """Change what was kept of TP2; ``sealed``: as somebody does who knows of seals."""
     for file in (world.project / "cache" / "verdicts").rglob(reuse.FILE):
         content = json.loads(file.read_text())
-        if change(content["case"]):
-            file.chmod(0o644)
-            file.write_text(json.dumps(content))
+        if content["case"]["id"] != TP2:
+            continue
+        target = content
+        for key in place[:-1]:
+            target = target[key]
+        target[place[-1]] = value
+        file.chmod(0o644)
+        file.write_text(json.dumps(content))
+        if sealed:
             entry_index.write_index(file.parent)
 
 
-def other_losses(case):
-    for step in case["steps"]:
-        step["loss"] *= 1.5
-    return case["id"] == TP2
-
-
-def other_difference(case):
-    case["largest_relative_difference"]["loss"] = 0.5
-    return case["id"] == TP2
-
-
-def other_weights(case):
-    case["largest_relative_difference"]["weights"] = 0.5
-    return case["id"] == TP2
-
-
-def test_verdict_that_was_measured_in_another_image_is_not_used(world):
+def test_verdict_that_was_changed_is_not_used_whatever_its_seal(world):
     done = world.certify()
+    for *place, value in (
+        ("case", "steps", 0, "loss", 1.0),
+        ("case", "largest_relative_difference", "loss", 0.5),
+        ("case", "largest_relative_difference", "weights", 0.5),
+        ("measured", "image", "file_digest", f"sha256:{'0' * 64}"),
+    ):
+        for sealed in (True, False):
+            remove_tree(done.certificate.parent)
+            change_verdicts(world, *place, value=value, sealed=sealed)
+            done = world.certify()
+            assert ran(world.calls[-1]) == [BASELINE, TP2]
+            assert TP2 not in reused(done), place
     remove_tree(done.certificate.parent)
-    for file in (world.project / "cache" / "verdicts").rglob(reuse.FILE):
-        content = json.loads(file.read_text())
-        content["measured"]["image"]["file_digest"] = f"sha256:{'0' * 64}"
-        file.chmod(0o644)
-        file.write_text(json.dumps(content))
-        entry_index.write_index(file.parent)
-    assert reused(world.certify()) == []
+    assert reused(world.certify()) == [BASELINE, TP2]
 
 
 def test_verdict_from_the_future_is_not_used(world):
     """A clock was ahead; neither the certificate nor the verdicts that it was made of count."""
     world.certify()
-    for file in (world.project / "cache" / "verdicts").rglob(reuse.FILE):
-        content = json.loads(file.read_text())
-        content["measured"]["finished_at"] = "9999-12-31T23:59:59Z"
-        file.chmod(0o644)
-        file.write_text(json.dumps(content))
-        entry_index.write_index(file.parent)
+    change_verdicts(world, "measured", "finished_at", value="9999-12-31T23:59:59Z")
     [certificate] = world.certificates()
     edit(certificate, lambda made: made["predicate"].update(issued_at="9999-12-31T23:59:59Z"), reseal=True)
     done = world.certify()
     assert done.not_counted.startswith("it was issued at 9999-12-31T23:59:59Z, after the moment of verification")
-    assert (len(world.calls), reused(done), done.written) == (2, [], True)
+    assert (len(world.calls), TP2 in reused(done), done.written) == (2, False, True)
     assert world.certify().written is False
-
-
-@pytest.mark.parametrize("change", [other_losses, other_difference, other_weights])
-def test_verdict_that_its_numbers_do_not_give_is_not_used_whatever_its_seal(world, change):
-    done = world.certify()
-    remove_tree(done.certificate.parent)
-    reseal(world, change)
-    done = world.certify()
-    assert ran(world.calls[1]) == [BASELINE, TP2]
-    assert TP2 not in reused(done)
 
 
 def test_reused_case_is_compared_with_the_baseline_beside_it(world):
@@ -260,9 +195,9 @@ def test_reused_case_is_compared_with_the_baseline_beside_it(world):
 HERE = MachineKey(runtime="loop", gpus=("NVIDIA H200",), drivers=("580",), variables=(("NCCL_ALGO", "Ring"),))
 
 
-@pytest.fixture
-def job(world):
-    return make_job(world.request(only=()), world.store)
+@pytest.fixture(scope="module")
+def job(shared_world):
+    return make_job(shared_world.request(only=()), shared_world.store)
 
 
 @pytest.mark.parametrize(
@@ -356,42 +291,28 @@ def test_environment_that_is_in_no_image_is_run_every_time(world):
 # ---- durations
 
 
+def estimates(world):
+    return {case["estimated_seconds"] for case in make_job(world.request(), world.store).plan["cases"]}
+
+
 def test_durations_go_into_the_next_plan_and_into_no_key(world):
     first = make_job(world.request(), world.store)
-    assert {case["estimated_seconds"] for case in first.plan["cases"]} == {None}
+    assert estimates(world) == {None}
     world.certify()
     second = make_job(world.request(), world.store)
     assert {case["estimated_seconds"] for case in second.plan["cases"]} == {1.5}
     assert (second.key, second.folder) == (first.key, first.folder)
-    assert world.certify().ran is False
-
-
-def test_durations_go_into_the_plan_of_some_of_the_cases_too(world):
-    """Where others are reused; else the runner would pack what is left as if it knew nothing."""
-    world.certify(only=(TP2,))
+    # Also into the plan of some cases, where others are reused.
     world.certify(only=())
     known = {case["id"]: case["estimated_seconds"] for case in world.calls[1]["plan"]["cases"]}
     assert (known[BASELINE], known[PP2], TP2 in known) == (1.5, None, False)
-
-
-@pytest.mark.parametrize(
-    ("text", "sealed"),
-    [
-        ("{", False),
-        *((text, True) for text in (*DAMAGED, '{"seconds": "x"}', '{"seconds": NaN}', '{"seconds": -1}', HUGE)),
-    ],
-)
-def test_damaged_duration_is_ignored(world, text, sealed):
-    world.certify()
-    damage(world, "durations", text, sealed=sealed)
-    assert {case["estimated_seconds"] for case in make_job(world.request(), world.store).plan["cases"]} == {None}
-
-
-def test_damaged_duration_is_written_again(world):
-    world.certify()
-    damage(world, "durations", "{", sealed=True)
+    for text in (*DAMAGED, '{"seconds": "x"}', '{"seconds": NaN}', '{"seconds": -1}', HUGE):
+        damage(world, "durations", durations.FILE, text, sealed=True)
+        assert estimates(world) == {None}, text
     world.certify(fresh=True)
-    assert {case["estimated_seconds"] for case in make_job(world.request(), world.store).plan["cases"]} == {1.5}
+    assert estimates(world) == {1.5}
+    damage(world, "durations", durations.FILE, "{", sealed=False)
+    assert estimates(world) == {None}
 
 
 def test_duration_that_is_news_takes_the_place_of_the_old(world, monkeypatch):

@@ -37,55 +37,47 @@ def cannot_run(world, status, *says):
 @pytest.mark.parametrize(
     ("status", "reason"), [(2, "plan-refused"), (3, "image-lacks-stack"), (4, "gpus"), (1 << 7, "runner-ended")]
 )
-def test_runner_that_cannot_begin_says_why(world, status, reason):
-    error = cannot_run(world, status, "words", "envbuild-smoke: no module named torch")
+def test_runner_that_cannot_begin_says_why(shared_world, status, reason):
+    error = cannot_run(shared_world, status, "words", "envbuild-smoke: no module named torch")
     assert error.reason == reason
     assert "no module named torch" in error.why
     assert error.log.name == "smoke.log"
 
 
-@pytest.mark.parametrize(
-    ("status", "stays"), [(3, False), (-9, False), (4, True)], ids=["unusable", "killed", "other-gpus"]
-)
-def test_certificate_from_before_stays_only_where_the_machine_is_to_blame(world, status, stays):
-    before = world.certify().certificate
-    world.status = status
-    with pytest.raises(CertificationCannotRunError):
-        world.certify(fresh=True)
-    assert before.exists() == stays
+def test_certificate_from_before_stays_only_where_the_machine_is_to_blame(world):
+    for status, stays in ((4, True), (3, False), (-9, False)):
+        world.status = 0
+        before = world.certify().certificate
+        world.status = status
+        with pytest.raises(CertificationCannotRunError):
+            world.certify(fresh=True)
+        assert before.exists() == stays
     world.status = 0
-    assert world.certify().ran != stays
+    assert world.certify().ran
 
 
 @pytest.mark.parametrize("status", [-9, 137])
-def test_runner_that_was_killed_is_told_by_its_signal_and_may_go_on(world, status):
-    error = cannot_run(world, status, '{"event": "step", "case": "c"}', "words")
+def test_runner_that_was_killed_is_told_by_its_signal_and_may_go_on(shared_world, status):
+    error = cannot_run(shared_world, status, '{"event": "step", "case": "c"}', "words")
     assert error.why == "It was ended by SIGKILL (often: the machine ran out of memory).\nwords"
     assert "--resume" in error.fix
     assert error.reason == "runner-ended"
 
 
 @pytest.mark.parametrize("reason", ["too-few-gpus", "gpus-in-use", "wrong-gpu", "no-driver"])
-def test_gpus_that_are_not_as_the_plan_wants_have_a_reason(world, reason):
+def test_gpus_that_are_not_as_the_plan_wants_have_a_reason(shared_world, reason):
     event = {"event": "cannot-run", "reason": reason, "message": "it needs others"}
-    error = cannot_run(world, 4, json.dumps(event))
-    assert (error.reason, error.why) == (reason, "it needs others")
+    error = cannot_run(shared_world, 4, json.dumps(event))
+    assert (error.reason, error.why, error.as_json()["reason"]) == (reason, "it needs others", reason)
     assert error.fix
-
-
-def test_reason_reaches_programs(world, monkeypatch, capsys):
-    monkeypatch.chdir(world.project)
-    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
-    world.status = 3
-    assert run(["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--json"]) == 8
-    assert json.loads(capsys.readouterr().out)["error"]["reason"] == "image-lacks-stack"
 
 
 @pytest.mark.parametrize(
     ("place", "told"), [("sqsh", None), ("venv", "Install the lock there"), ("here", "`python` on PATH is")]
 )
-def test_environment_without_the_stack_is_told_with_what_installs_it(world, monkeypatch, place, told):
+def test_environment_without_the_stack_is_told_with_what_installs_it(shared_world, monkeypatch, place, told):
     monkeypatch.delenv("PYTHONPATH", raising=False)
+    world = shared_world
     world.status, world.says = 3, ["ModuleNotFoundError: No module named 'torch'"]
     with pytest.raises(CertificationCannotRunError) as caught:
         world.certify(place=place, **({} if place == "sqsh" else {"image": None}))
@@ -116,11 +108,10 @@ def test_runner_without_results_is_no_success(world):
         world.certify()
     assert caught.value.reason == "missing"
     assert world.certificates() == []
-
-
-def test_results_of_cases_that_failed_are_judged(world):
-    world.status = 1
-    assert world.certify().ran
+    # Of cases that failed there are results.
+    world.spoil, world.status = lambda results: None, 1
+    assert world.certify(gpus=(1, 3), isolation="process").ran
+    assert world.calls[-1]["arguments"] == ("--gpus", "1,3", "--isolation", "process")
 
 
 # ---- an interrupted run
@@ -164,13 +155,6 @@ def test_interrupted_run_of_another_isolation_does_not_go_on(interrupted, before
     assert interrupted.calls[-1]["arguments"][-1] == "--resume"
 
 
-def test_without_resume_it_begins_anew(interrupted):
-    interrupted.certify(only=(TP2,))
-    first, second = interrupted.calls
-    assert second["arguments"] == ()
-    assert second["plan"]["nonce"] != first["plan"]["nonce"]
-
-
 def test_run_of_another_plan_does_not_go_on(interrupted):
     (plan,) = (interrupted.project / "out").rglob("plan.json")
     text = plan.read_text()
@@ -186,11 +170,12 @@ def test_run_of_another_plan_does_not_go_on(interrupted):
             interrupted.certify(only=(TP2,), resume=True)
 
 
-def test_run_that_came_to_its_end_is_no_interrupted_one(world):
-    world.certify(only=(TP2,))
-    world.certify(only=(TP2,), fresh=True, resume=True)
+def test_without_an_interrupted_run_all_cases_start(world):
+    for options in ({"resume": True}, {"fresh": True, "resume": True}):
+        assert world.certify(**options).ran
+        assert world.calls[-1]["arguments"] == ()
+    assert any("all cases start again" in note for note in world.reporter.notes)
     first, second = world.calls
-    assert second["arguments"] == ()
     assert second["plan"]["nonce"] != first["plan"]["nonce"]
 
 
@@ -209,35 +194,24 @@ def test_what_an_interrupted_run_left_is_not_removed_in_silence(interrupted):
     (plan.parent / "results/results.jsonl").write_text('{"type": "run"}\n{"type": "case"}\n{"ty')
     interrupted.certify(only=(TP2,))
     assert any("--resume would have continued it" in note for note in interrupted.reporter.notes)
+    first, second = interrupted.calls
+    assert second["arguments"] == ()
+    assert second["plan"]["nonce"] != first["plan"]["nonce"]
 
 
-def test_interrupted_command_says_the_command_that_goes_on(world, monkeypatch, capsys):
-    monkeypatch.chdir(world.project)
-    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
+def test_interrupted_command_says_the_command_that_goes_on(world, answer):
     world.status = 130
-    words = ["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--only", TP2, "--repeat", "2"]
-    words += ["--only", "gpt-fp32-dp2", "--fresh", "--json", "--out-dir", "out"]
-    assert run(words) == 130
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert error["kind"] == "InterruptedByUserError"
+    words = ["--only", TP2, "--repeat", "2", "--only", "gpt-fp32-dp2", "--fresh", "--out-dir", "out"]
+    status, error = answer(*words)
+    assert (status, error["kind"]) == (130, "InterruptedByUserError")
     again = shlex.split(error["fix"].partition("envbuild ")[2])
-    assert set(again) == {*words, "--resume"}
+    target = ["--stack", "mcore", "--target", "cpu", "--base", "debian12"]
+    assert set(again) == {"certify", *target, *words, "--json", "--resume"}
     assert again.count("--only") == 2
     world.status = 0
     assert run(again) == 0
     assert world.calls[1]["arguments"] == ("--resume",)
     assert world.calls[1]["plan"] == world.calls[0]["plan"]
-
-
-def test_nothing_to_go_on_with_begins_anew_and_says_so(world):
-    assert world.certify(resume=True).ran
-    assert world.calls[0]["arguments"] == ()
-    assert any("all cases start again" in note for note in world.reporter.notes)
-
-
-def test_words_for_the_runner(world):
-    world.certify(gpus=(1, 3), isolation="process")
-    assert world.calls[0]["arguments"] == ("--gpus", "1,3", "--isolation", "process")
 
 
 # ---- logs
@@ -263,35 +237,34 @@ def test_reports_name_the_logs_of_each_case(world, scale):
     assert str(run_dir / "repeat-2/cases/gpt-fp32-tp2/rank1.log") in report.with_name("report.html").read_text()
 
 
-# ---- the way
+# ---- the machine
 
 
-def test_machine_without_a_driver_is_refused_before_anything_starts(world, tmp_path, monkeypatch):
+def cannot_open(world, place, **machine):
+    with pytest.raises(CertificationCannotRunError) as caught:
+        open_executor(make_job(world.request(place=place), world.store), MachineOptions(**machine), world.reporter)
+    return caught.value
+
+
+@pytest.mark.parametrize("place", ["oci", "sqsh"])
+def test_machine_without_a_driver_is_refused_before_anything_starts(shared_world, tmp_path, monkeypatch, place):
     monkeypatch.setattr(executors, "find_driver", lambda: find_driver("", tmp_path))
     monkeypatch.setattr(CertifyJob, "on_gpus", True)
-    for place in ("oci", "sqsh"):
-        with pytest.raises(CertificationCannotRunError) as caught:
-            open_executor(
-                make_job(world.request(place=place), world.store), MachineOptions(runtime="unpack"), world.reporter
-            )
-        assert caught.value.reason == "no-driver"
+    assert cannot_open(shared_world, place, runtime="unpack").reason == "no-driver"
 
 
 @pytest.mark.parametrize("place", ["docker", "sqsh"])
-def test_machine_without_a_runtime_is_refused(world, monkeypatch, place):
+def test_machine_without_a_runtime_is_refused(shared_world, monkeypatch, place):
     def missing(*arguments, **options):
         raise MachineError("there is none", fix="Install it.")
 
     monkeypatch.setattr("envbuild.image.docker.engine.open_engine", missing)
     monkeypatch.setattr("envbuild.certify.run.executors.probe", missing)
-    with pytest.raises(CertificationCannotRunError, match="there is none") as caught:
-        open_executor(make_job(world.request(place=place), world.store), MachineOptions(), world.reporter)
-    assert (caught.value.reason, caught.value.fix) == ("no-runtime", "Install it.")
+    error = cannot_open(shared_world, place)
+    assert (error.what, error.reason, error.fix) == ("there is none", "no-runtime", "Install it.")
 
 
 @pytest.mark.parametrize("host", ["unix://{}/none", "ftp://x"])
-def test_machine_without_a_daemon_is_told_what_certify_does_without_one(world, tmp_path, monkeypatch, host):
+def test_machine_without_a_daemon_is_told_what_certify_does_without_one(shared_world, tmp_path, monkeypatch, host):
     monkeypatch.setenv("DOCKER_HOST", host.format(tmp_path))
-    with pytest.raises(CertificationCannotRunError) as caught:
-        open_executor(make_job(world.request(place="docker"), world.store), MachineOptions(), world.reporter)
-    assert caught.value.fix.endswith("Without a daemon: --in sqsh or --in oci.")
+    assert cannot_open(shared_world, "docker").fix.endswith("Without a daemon: --in sqsh or --in oci.")
