@@ -15,7 +15,7 @@ from envbuild.core.digests import short
 from envbuild.core.errors import UsageError
 from envbuild.core.text import shown
 from envbuild.image.checks.rules import RULES
-from envbuild.image.image import ImageRequest, ImageResult, make_image
+from envbuild.image.image import ImageResult, make_image
 from envbuild.image.inputs import ImageInputs
 from envbuild.image.output import OCI_DIR, SQSH_FILE, check_place
 from envbuild.image.squashfs.compression import DEFAULT, NAMES, Compression, check_readable
@@ -129,8 +129,7 @@ def command(
         packing=packing,
         with_sqsh="sqsh" in formats,
     )
-    request = ImageRequest(inputs=inputs, formats=formats, out_dir=out_dir, lock_name=name, refresh_base=refresh_base)
-    made = make_image(request, session.context)
+    made = make_image(inputs, formats, out_dir, session.context, lock_name=name, refresh_base=refresh_base)
     record = made.image.record
     session.done(
         {

@@ -95,7 +95,6 @@ def make_record(
     inputs, base, environment = parts.inputs, parts.base, parts.environment.record
     lock = inputs.lock.lock
     return ImageRecord(
-        schema="envbuild.image/1",
         key=key,
         stack=lock.stack,
         base=inputs.selection.base_name,

@@ -14,23 +14,6 @@ from envbuild.image.output import PlacedImage, image_tag, place
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageRequest:
-    """An image that is wanted, and where.
-
-    Attributes:
-        formats: ``oci`` (always made), ``sqsh`` and ``docker`` (in a daemon).
-        lock_name: of a lock that is not the stack's own.
-        refresh_base: make the base anew from the distribution's current packages.
-    """
-
-    inputs: ImageInputs
-    formats: Collection[str]
-    out_dir: Path
-    lock_name: str | None = None
-    refresh_base: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class ImageResult:
     """A placed image, and what this call did.
 
@@ -47,23 +30,30 @@ class ImageResult:
     tag: str
 
 
-def make_image(request: ImageRequest, context: Context) -> ImageResult:
+def make_image(
+    inputs: ImageInputs,
+    formats: Collection[str],
+    out_dir: Path,
+    context: Context,
+    *,
+    lock_name: str | None = None,
+    refresh_base: bool = False,
+) -> ImageResult:
     """Build an image where the store does not have it, load it into a daemon if asked for, and place it.
+
+    Args:
+        formats: ``oci`` (always made), ``sqsh`` and ``docker`` (in a daemon).
+        lock_name: of a lock that is not the stack's own.
+        refresh_base: make the base anew from the distribution's current packages.
 
     Raises:
         EnvbuildError: see :func:`build_image`, :func:`load_image` and :func:`place`.
     """
-    selection = request.inputs.selection
-    tag = image_tag(request.lock_name or selection.stack_name, selection.base_name, selection.target_name)
-    engine = engine_for(request.formats)
-    built = build_image(request.inputs, context, refresh_base=request.refresh_base)
+    selection = inputs.selection
+    tag = image_tag(lock_name or selection.stack_name, selection.base_name, selection.target_name)
+    engine = engine_for(formats)
+    built = build_image(inputs, context, refresh_base=refresh_base)
     loaded = engine is not None and load_image(engine, built.path, built.record, tag, context.reporter)
-    image, placed = place(built.path, request.out_dir, built.record, request.lock_name)
-    return ImageResult(
-        image=image,
-        built=built.built,
-        placed=placed,
-        loaded=loaded,
-        engine=engine.version if engine else None,
-        tag=tag,
-    )
+    image, placed = place(built.path, out_dir, built.record, lock_name)
+    version = engine.version if engine else None
+    return ImageResult(image=image, built=built.built, placed=placed, loaded=loaded, engine=version, tag=tag)

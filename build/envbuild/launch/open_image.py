@@ -128,7 +128,6 @@ def open_image(
 def open_layers(
     layers: Sequence[LayerBlob],
     variables: Mapping[str, str],
-    scratch_dir: Path | None = None,
     driver: NvidiaDriver | None = None,
 ) -> Iterator[OpenImage]:
     """Put an image together from its layers (lowest first) for running commands in it; gone with the block.
@@ -138,7 +137,7 @@ def open_layers(
         MachineError: there is no space, or no namespace for bubblewrap.
     """
     runtime = Runtime(name=LAYERS, bwrap=sandbox.probe(), opener=None)
-    with temporary_store(scratch_dir).staging("image") as folder:
+    with temporary_store().staging("image") as folder:
         rootfs = folder / "rootfs"
         rootfs.mkdir()
         unpack(layers, rootfs)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from envbuild.core import jsonread
 from envbuild.core.digests import sha256_bytes, short
+from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import link_or_copy, write_atomic
 from envbuild.oci.files import ImageSource
 from envbuild.oci.models import (
@@ -90,11 +91,12 @@ def choose(index: Index, platform: str, name: str) -> Descriptor:
         if entry.platform is not None and entry.platform.is_for(platform):
             return entry
     known = sorted({str(entry.platform) for entry in index.manifests if entry.platform and entry.platform.os})
-    raise refused_as_base(
-        name,
-        f"The base is for {platform}; the image is for {', '.join(known) or 'no platform that it names'}.",
-        "Correct the base's platform, or choose an image that is made for it.",
-    )
+    raise _other_platform(name, platform, ", ".join(known) or "no platform that it names")
+
+
+def _other_platform(name: str, platform: str, found: str) -> CheckRefusedError:
+    fix = "Correct the base's platform, or choose an image that is made for it."
+    return refused_as_base(name, f"The base is for {platform}; the image is for {found}.", fix)
 
 
 def check_layers(manifest: Manifest, configuration: Configuration, platform: str, name: str) -> None:
@@ -104,11 +106,7 @@ def check_layers(manifest: Manifest, configuration: Configuration, platform: str
         CheckRefusedError: it is for another platform, or a layer is of a foreign or unknown type.
     """
     if not configuration.platform.is_for(platform):
-        raise refused_as_base(
-            name,
-            f"The base is for {platform}; the image is for {configuration.platform}.",
-            "Correct the base's platform, or choose an image that is made for it.",
-        )
+        raise _other_platform(name, platform, str(configuration.platform))
     for layer in manifest.layers:
         if any(f".{word}." in layer.media_type for word in ("foreign", "nondistributable")):
             raise refused_as_base(

@@ -13,8 +13,9 @@ from typing import Protocol, cast
 
 from isal import igzip_lib
 
+from envbuild.core.digests import sha256_file
 from envbuild.core.files import machine_errors
-from envbuild.rootfs.members import Refusal, refused
+from envbuild.rootfs.members import Refusal, refusals
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -95,11 +96,9 @@ def open_blob(blob: LayerBlob) -> Generator[bytes]:
         CheckRefusedError: unknown or wrong media type, wrong size or digest, damage, or a bomb.
         MachineError: the file cannot be read.
     """
-    try:
+    with refusals(blob.title):
         _check_known(blob)
         yield from _Ahead(lambda: _checked(blob)).pieces()
-    except Refusal as refusal:
-        raise refused(blob.title, refusal) from refusal
 
 
 def check_media_type(blob: LayerBlob) -> None:
@@ -109,10 +108,8 @@ def check_media_type(blob: LayerBlob) -> None:
         CheckRefusedError: unknown or wrong media type, or wrong size.
         MachineError: the file cannot be read.
     """
-    try:
+    with refusals(blob.title):
         _check_known(blob)
-    except Refusal as refusal:
-        raise refused(blob.title, refusal) from refusal
 
 
 def check_blob(blob: LayerBlob) -> None:
@@ -122,19 +119,14 @@ def check_blob(blob: LayerBlob) -> None:
         CheckRefusedError: unknown or wrong media type, wrong size or digest.
         MachineError: the file cannot be read.
     """
-    try:
+    with refusals(blob.title):
         _check_known(blob)
         if blob.digest is not None:
-            found = hashlib.sha256()
-            for _ in _raw(blob.file, found.update):
-                pass
-            _compare(found.hexdigest(), blob.digest, "blob")
-    except Refusal as refusal:
-        raise refused(blob.title, refusal) from refusal
+            _compare(sha256_file(blob.file), blob.digest, "blob")
 
 
-def _compare(hexdigest: str, stated: str, name: str) -> None:
-    if (found := f"sha256:{hexdigest}") != stated:
+def _compare(found: str, stated: str, name: str) -> None:
+    if found != stated:
         raise Refusal("", f"The digest of the {name} should be {stated} and is {found}.", _AGAIN)
 
 
@@ -189,7 +181,7 @@ def _checked(blob: LayerBlob) -> Iterator[bytes]:
         yield chunk
     for hashed, stated, name in ((packed, blob.digest, "blob"), (plain, blob.diff_id, "tar in it")):
         if hashed and stated:
-            _compare(hashed.hexdigest(), stated, name)
+            _compare(f"sha256:{hashed.hexdigest()}", stated, name)
 
 
 def limited(chunks: Iterator[bytes], limit_bytes: int, why: str = f"{MAX_RATIO}:1") -> Iterator[bytes]:

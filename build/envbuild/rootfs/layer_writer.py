@@ -8,7 +8,6 @@ import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from envbuild.core.errors import CheckRefusedError
@@ -62,12 +61,10 @@ class LayerWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._tar.close()
-        self._gzip.__exit__(kind, error, traceback)
+        self._gzip.__exit__(kind)
 
     def record(self, name: str) -> LayerRecord:
         """What the finished layer is, under the name ``name``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -70,10 +72,25 @@ REBUILD = (
 )
 
 
-def refused(layer: str, refusal: Refusal) -> CheckRefusedError:
-    """The error for a refusal in ``layer``."""
-    what = f"{layer} is refused" if not refusal.name else f"{layer} is refused: its member {shown(refusal.name)}"
-    return CheckRefusedError(what, why=refusal.why, fix=refusal.fix or REBUILD)
+@contextlib.contextmanager
+def refusals(
+    title: str, pieces: Iterable[bytes] = (), titles: Sequence[str] = (), fix: str = REBUILD
+) -> Iterator[None]:
+    """Make errors of refusals in a layer.
+
+    Args:
+        pieces: the rest of the layer, read first: that a blob is damaged or another one comes before what it holds.
+        titles: of all layers, where a refusal may be about another one.
+    """
+    try:
+        yield
+    except Refusal as refusal:
+        for _ in pieces:
+            pass
+        what = f"{title if refusal.layer is None else titles[refusal.layer]} is refused"
+        if refusal.name:
+            what += f": its member {shown(refusal.name)}"
+        raise CheckRefusedError(what, why=refusal.why, fix=refusal.fix or fix) from refusal
 
 
 def shown(name: str) -> str:

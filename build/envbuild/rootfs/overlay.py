@@ -19,7 +19,8 @@ from typing import TypeAlias
 from envbuild.rootfs.above import Above
 from envbuild.rootfs.blobs import LayerBlob, open_blob
 from envbuild.rootfs.layer_view import LayerView
-from envbuild.rootfs.members import Kind, Member, Refusal, parent_of, refused
+from envbuild.rootfs.members import Kind, Member, parent_of, refusals
+from envbuild.rootfs.single_layer import members_of
 from envbuild.rootfs.stream import Content
 from envbuild.rootfs.tar_reader import read_tar
 
@@ -68,7 +69,7 @@ def merged(layers: Sequence[LayerBlob], overlay: Overlay = NO_OVERLAY, supersede
     for index in reversed(range(len(layers))):
         yield from _one_layer(layers, index, above, superseded)
     if layers:
-        with _refusing(layers, 0):
+        with _refusals(layers, 0):
             above.check_links_found()
     for folder in overlay.folders:
         _imply_below(folder, above)
@@ -81,41 +82,35 @@ def superseded_in(layers: Sequence[LayerBlob]) -> set[tuple[int, int]]:
     found = set()
     for index, blob in enumerate(layers):
         last: dict[str, int] = {}
-        with contextlib.closing(open_blob(blob)) as pieces, _refusing(layers, index, pieces):
-            for place, (member, _) in enumerate(read_tar(pieces, blob.limit_bytes)):
-                if member.kind is Kind.DIRECTORY:
-                    continue
-                if member.name in last:
-                    found.add((index, last[member.name]))
-                last[member.name] = place
+        for place, (member, _) in enumerate(members_of(blob)):
+            if member.kind is Kind.DIRECTORY:
+                continue
+            if member.name in last:
+                found.add((index, last[member.name]))
+            last[member.name] = place
     return found
 
 
-@contextlib.contextmanager
-def _refusing(layers: Sequence[LayerBlob], index: int, pieces: Iterable[bytes] = ()) -> Iterator[None]:
-    """Make errors of refusals: that a blob is damaged or another one, before what it seems to hold."""
-    try:
-        yield
-    except Refusal as refusal:
-        for _ in pieces:
-            pass
-        raise refused(layers[index if refusal.layer is None else refusal.layer].title, refusal) from refusal
+def _refusals(
+    layers: Sequence[LayerBlob], index: int, pieces: Iterable[bytes] = ()
+) -> contextlib.AbstractContextManager[None]:
+    return refusals(layers[index].title, pieces, [layer.title for layer in layers])
 
 
 def _one_layer(layers: Sequence[LayerBlob], index: int, above: Above, superseded: Places) -> Iterator[Entry]:
     blob, view = layers[index], LayerView(index, above)
-    with contextlib.closing(open_blob(blob)) as pieces, _refusing(layers, index, pieces):
+    with contextlib.closing(open_blob(blob)) as pieces, _refusals(layers, index, pieces):
         for place, (member, content) in enumerate(read_tar(pieces, blob.limit_bytes)):
             if superseded and (index, place) in superseded:
                 continue
             if view.take(member) and content is not None:
-                yield member, content.guarded(_refusing(layers, index, pieces))
-    with _refusing(layers, index):
+                yield member, content.guarded(_refusals(layers, index, pieces))
+    with _refusals(layers, index):
         for member in view.without_content():
             yield member, None
     if wanted := view.hidden_files():
         yield from _as_links(layers, index, wanted, superseded)
-    with _refusing(layers, index):
+    with _refusals(layers, index):
         view.close()
 
 
@@ -123,16 +118,14 @@ def _as_links(
     layers: Sequence[LayerBlob], index: int, wanted: dict[str, list[Member]], superseded: Places
 ) -> Iterator[Entry]:
     """Files whose own names are hidden, under the names of their hard links: read once more for them."""
-    blob = layers[index]
-    with contextlib.closing(open_blob(blob)) as pieces, _refusing(layers, index, pieces):
-        for place, (member, content) in enumerate(read_tar(pieces, blob.limit_bytes)):
-            if content is None or member.name not in wanted or (index, place) in superseded:
-                continue
-            first, *others = wanted[member.name]
-            yield replace(member, name=first.name, layer=index), content.guarded(_refusing(layers, index, pieces))
-            for link in others:
-                link.link = first.name
-                yield link, None
+    for place, (member, content) in enumerate(members_of(layers[index])):
+        if content is None or member.name not in wanted or (index, place) in superseded:
+            continue
+        first, *others = wanted[member.name]
+        yield replace(member, name=first.name, layer=index), content
+        for link in others:
+            link.link = first.name
+            yield link, None
 
 
 def _imply_below(folder: str, above: Above) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from envbuild.catalog.fields import TomlModel
 from envbuild.rootfs.blobs import LayerBlob, open_blob
-from envbuild.rootfs.members import Member, Refusal, refused
+from envbuild.rootfs.members import Member, refusals
 from envbuild.rootfs.stream import Content
 from envbuild.rootfs.tar_reader import read_tar
 
@@ -28,9 +28,9 @@ def members_of(blob: LayerBlob) -> Iterator[tuple[Member, Content | None]]:
         CheckRefusedError: it is damaged, is another one than stated, or holds what no layer may.
         MachineError: it cannot be read.
     """
-    with contextlib.closing(open_blob(blob)) as pieces, _refusing(blob):
+    with contextlib.closing(open_blob(blob)) as pieces, refusals(blob.title, pieces):
         for member, content in read_tar(pieces, blob.limit_bytes):
-            yield member, content and content.guarded(_refusing(blob))
+            yield member, content and content.guarded(refusals(blob.title, pieces))
 
 
 def content_of(blob: LayerBlob) -> LayerContent:
@@ -48,18 +48,7 @@ def content_of(blob: LayerBlob) -> LayerContent:
             count += len(piece)
             yield piece
 
-    with contextlib.closing(open_blob(blob)) as pieces, _refusing(blob, pieces):
+    with contextlib.closing(open_blob(blob)) as pieces, refusals(blob.title, pieces):
         for _ in read_tar(counted(pieces), blob.limit_bytes):
             entries += 1
     return LayerContent(diff_id=f"sha256:{plain.hexdigest()}", unpacked_bytes=count, entries=entries)
-
-
-@contextlib.contextmanager
-def _refusing(blob: LayerBlob, pieces: Iterable[bytes] = ()) -> Iterator[None]:
-    """Make errors of refusals: that a blob is damaged or another one, before what it seems to hold."""
-    try:
-        yield
-    except Refusal as refusal:
-        for _ in pieces:
-            pass
-        raise refused(blob.title, refusal) from refusal

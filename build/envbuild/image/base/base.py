@@ -16,6 +16,7 @@ from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, write_atomic
 from envbuild.image.base import facts, imported, mmdebstrap, subids
+from envbuild.image.base.imported import ImportedBase
 from envbuild.image.record import BaseRecord
 from envbuild.oci.models import BaseConfig
 from envbuild.rootfs import gzip_writer
@@ -133,34 +134,31 @@ def _read(path: Path, *, built: bool) -> StoredBase:
 def _build(folder: Path, selection: Selection, context: Context) -> None:
     base, name = selection.base, selection.base_name
     rootfs = folder / ROOTFS
-    config, image, digest = BaseConfig(), "", ""
     if isinstance(base.obtain, Mmdebstrap):
         log = context.store.root / "logs" / f"base-{name}-{short(base_key(base))}.log"
         log.unlink(missing_ok=True)
-        layers = [mmdebstrap.build(folder, base, name, context.site.apt_mirror, log, context.reporter)]
-        made_by = mmdebstrap.mmdebstrap_version()
+        layer = mmdebstrap.build(folder, base, name, context.site.apt_mirror, log, context.reporter)
+        found = ImportedBase(layers=[layer], config=BaseConfig(), made_by=mmdebstrap.mmdebstrap_version())
     else:
         root = selection.catalog.path("bases", name).parents[2]
-        taken = imported.take(folder, base, name, root, context)
-        layers, config, image, digest, made_by = taken.layers, taken.config, taken.name, taken.digest, taken.made_by
+        found = imported.take(folder, base, name, root, context)
         rootfs.mkdir()
         with context.reporter.step(f"unpack base {name}"):
-            unpack([layer.blob for layer in layers], rootfs)
-    for layer in layers:
+            unpack([layer.blob for layer in found.layers], rootfs)
+    for layer in found.layers:
         place = layer_file(folder, layer.record)
         place.parent.mkdir(exist_ok=True)
         layer.file.replace(place)
     _refuse_environment(rootfs, name)
     _make_mount_points(rootfs, name)
     with context.reporter.step(f"compare base {name} with its file"):
-        facts.check(base, name, rootfs, config.environment)
+        facts.check(base, name, rootfs, found.config.environment)
     record = BaseRecord(
-        schema="envbuild.base/2",
-        layers=tuple(layer.record for layer in layers),
-        made_by=made_by,
-        name=image,
-        digest=digest,
-        config=config,
+        layers=tuple(layer.record for layer in found.layers),
+        made_by=found.made_by,
+        name=found.name,
+        digest=found.digest,
+        config=found.config,
         packages=facts.packages_of(rootfs),
     )
     write_atomic(folder / RECORD_FILE, dump(record))

@@ -17,9 +17,9 @@ from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.core.exit_status import tail
 from envbuild.core.process import ProcessOptions, run
 from envbuild.core.sandbox import Sandbox
+from envbuild.image.scan.packages import DPKG_STATUS, debian_packages
 from envbuild.image.variables import LANG, PLAIN_PATH
 
-DPKG_STATUS = "var/lib/dpkg/status"
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 _LIBC = "libc.so.6"
 _BANNER = re.compile(rb"GNU C Library [^\n\0]*version (\d+\.\d+)")
@@ -97,17 +97,8 @@ def packages_of(rootfs: Path) -> dict[str, str]:
     status = inside(rootfs, DPKG_STATUS)
     if status is None or not status.is_file():
         return {}
-    return installed_packages(status.read_text(encoding="utf-8", errors="replace"))
-
-
-def installed_packages(status: str) -> dict[str, str]:
-    """Version by package name from dpkg's status file."""
-    found = {}
-    for paragraph in status.split("\n\n"):
-        fields = dict(re.findall(r"^(Package|Version|Status): (.*)$", paragraph, re.MULTILINE))
-        if fields.get("Status") == "install ok installed":
-            found[fields["Package"]] = fields["Version"]
-    return dict(sorted(found.items()))
+    packages = debian_packages(status.read_bytes(), {})
+    return {package.name: package.version for package in packages}
 
 
 def check(base: Base, name: str, rootfs: Path, variables: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.catalog.base import Mmdebstrap, OciLayout, RegistryImage, Tar
@@ -18,7 +18,7 @@ from envbuild.oci.archive import docker_archive, open_base_archive, rootfs
 from envbuild.oci.files import FolderFiles, ImageSource
 from envbuild.oci.index import only_digest
 from envbuild.oci.models import BaseConfig, refused_as_base
-from envbuild.oci.pull import FoundImage, find_image, keep_layers
+from envbuild.oci.pull import find_image, keep_layers
 from envbuild.oci.registry import RegistrySource
 from envbuild.rootfs.layer import Layer
 
@@ -35,9 +35,9 @@ class ImportedBase:
 
     layers: list[Layer]
     config: BaseConfig
-    name: str
-    digest: str
     made_by: str
+    name: str = ""
+    digest: str = ""
 
 
 def resolve(base: Base, name: str, root: Path, ca_bundle: Path | None) -> str:
@@ -86,38 +86,33 @@ def take(folder: Path, base: Base, name: str, root: Path, context: Context) -> I
     match base.obtain:
         case RegistryImage(image=image):
             source = RegistrySource(image, context.site.ca_bundle, os.environ)
-            found, layers = _from(source, digest, base.platform, folder, context)
-            made_by = f"{image}@{digest}"
-            return ImportedBase(layers=layers, config=found.config, name=image, digest=found.digest, made_by=made_by)
+            return replace(_from(source, digest, base, folder, context), name=image, made_by=f"{image}@{digest}")
         case OciLayout():
-            layout = _layout(base.obtain, name, root)
-            found, layers = _from(layout, digest, base.platform, folder, context)
-            config, inner = found.config, found.digest
+            return _from(_layout(base.obtain, name, root), digest, base, folder, context)
+        case Tar(format="oci-archive", tag=tag):
+            with _checked(base.obtain, name, root, digest) as file, open_base_archive(file, folder) as archive:
+                return _from(archive, only_digest(archive, tag), base, folder, context)
         case Tar(format=form, tag=tag):
-            config, inner = BaseConfig(), ""
-            with _checked(base.obtain, name, root, digest) as file:
-                if form == "oci-archive":
-                    with open_base_archive(file, folder) as archive:
-                        wanted = only_digest(archive, tag)
-                        found, layers = _from(archive, wanted, base.platform, folder, context)
-                    config, inner = found.config, found.digest
+            config = BaseConfig()
+            with (
+                _checked(base.obtain, name, root, digest) as file,
+                context.reporter.step(f"read {base.obtain.source}"),
+            ):
+                if form == "docker-archive":
+                    layers, config = docker_archive(file, tag, base.platform, folder)
                 else:
-                    with context.reporter.step(f"read {base.obtain.source}"):
-                        if form == "docker-archive":
-                            layers, config = docker_archive(file, tag, base.platform, folder)
-                        else:
-                            layers = rootfs(file, folder)
+                    layers = rootfs(file, folder)
+            return ImportedBase(layers=layers, config=config, made_by=f"{base.obtain.source}, {digest}")
         case Mmdebstrap():
             raise InternalError(f"base {name} is made by mmdebstrap")
-    return ImportedBase(layers=layers, config=config, name="", digest=inner, made_by=f"{base.obtain.source}, {digest}")
 
 
-def _from(
-    source: ImageSource, digest: str, platform: str, folder: Path, context: Context
-) -> tuple[FoundImage, list[Layer]]:
+def _from(source: ImageSource, digest: str, base: Base, folder: Path, context: Context) -> ImportedBase:
     with context.reporter.step(f"find {source.name}"):
-        found = find_image(source, digest, platform)
-    return found, keep_layers(source, found, context.store, folder)
+        found = find_image(source, digest, base.platform)
+    layers = keep_layers(source, found, context.store, folder)
+    made_by = f"{base.obtain.source}, {base.pinned}"
+    return ImportedBase(layers=layers, config=found.config, digest=found.digest, made_by=made_by)
 
 
 def _layout(obtain: OciLayout, name: str, root: Path) -> FolderFiles:

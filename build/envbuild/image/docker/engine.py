@@ -31,11 +31,12 @@ class Engine:
     """A daemon that answered.
 
     Attributes:
+        api: the SDK's client; wrap its calls in :meth:`errors`.
         otherwise: the options with which the command needs no daemon; the help of errors names them.
     """
 
     def __init__(self, api: APIClient, address: str, otherwise: str) -> None:
-        self._api = api
+        self.api = api
         self.address = address
         self.otherwise = otherwise
         with self.errors(VERSION):
@@ -45,38 +46,33 @@ class Engine:
         self.version = f"{'podman' if self.is_podman else 'docker'} {version.get('Version', 'of unknown version')}"
 
     @property
-    def api(self) -> APIClient:
-        """The SDK's client; wrap its calls in :meth:`errors`."""
-        return self._api
-
-    @property
     def is_rootless(self) -> bool:
         """Whether root in its containers is the account that runs it."""
         with self.errors("report how it runs"):
-            return any("rootless" in str(item) for item in self._api.info().get("SecurityOptions") or ())
+            return any("rootless" in str(item) for item in self.api.info().get("SecurityOptions") or ())
 
     def find(self, name: str) -> str | None:
         """The ID of an image (the digest of its configuration), by its tag or ID."""
         from docker.errors import ImageNotFound
 
         with self.errors(f"look for image {name}"), contextlib.suppress(ImageNotFound):
-            return str(self._api.inspect_image(name)["Id"])
+            return str(self.api.inspect_image(name)["Id"])
         return None
 
     def tag(self, image_id: str, name: str) -> None:
         """Give an image a name."""
         repository, _, tag = name.rpartition(":")
         with self.errors(f"tag image {name}"):
-            self._api.tag(image_id, repository, tag)
+            self.api.tag(image_id, repository, tag)
 
     def load(self, archive: Iterable[bytes]) -> str:
         """Load a docker archive while it is generated; return the daemon's error message, empty on success."""
         with self.errors("load the image"):
-            self._api.timeout = None
+            self.api.timeout = None
             try:
-                found = [str(message["error"]) for message in self._api.load_image(archive) if message.get("error")]
+                found = [str(message["error"]) for message in self.api.load_image(archive) if message.get("error")]
             finally:
-                self._api.timeout = TIMEOUT_SECONDS
+                self.api.timeout = TIMEOUT_SECONDS
         return found[-1] if found else ""
 
     @contextlib.contextmanager

@@ -155,7 +155,7 @@ class _Export:
     def parts(self) -> ImageParts:
         """What the image is put together from."""
         packages = dict(sorted(self.inputs.lock.packages().items()))
-        record = EnvironmentRecord(schema="envbuild.environment/2", layers=(), packages=packages)
+        record = EnvironmentRecord(layers=(), packages=packages)
         environment = StoredEnvironment(record=record, layers=(), built=True)
         return ImageParts(inputs=self.inputs, base=self.base, environment=environment)
 

@@ -92,21 +92,13 @@ def _open(path: Path, tag: str, scratch: Path) -> OpenedImage:
     files = ArchiveFiles(path, scratch)
     if files.has(INDEX_FILE):
         return _layout(files, tag, "archive")
-    saved = open_docker_archive(files)
-    return OpenedImage(source=files.name, kind="archive", digest="", config=saved.config, layers=saved.layers)
+    return OpenedImage(**vars(open_docker_archive(files)), source=files.name, kind="archive")
 
 
 def _layout(files: ImageFiles, tag: str, kind: str) -> OpenedImage:
     image = open_layout(files, tag)
-    return OpenedImage(
-        source=files.name,
-        kind=kind,
-        digest=image.digest,
-        config=image.config,
-        layers=image.layers,
-        reports=image.reports,
-        components=_components(files, image.reports),
-    )
+    components = _components(files, image.reports)
+    return OpenedImage(**vars(image), source=files.name, kind=kind, components=components)
 
 
 def _components(files: ImageFiles, reports: Iterable[Report]) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from envbuild.core.files import write_atomic
-from envbuild.image.scan.packages import recorded
+from envbuild.core.errors import CheckRefusedError, InternalError
+from envbuild.core.files import machine_errors, write_atomic
+from envbuild.image.scan.packages import python_package, recorded
 
 # For uv's and backup programs' own use; the lock file's mode shows the builder's umask.
 VENV_LEFTOVERS = (".lock", ".gitignore", "CACHEDIR.TAG")
@@ -48,14 +49,15 @@ def conflicts(listed: Mapping[str, list[tuple[str, str]]]) -> Iterator[tuple[str
 
 def remove_leftovers(venv: Path, site_packages: Path) -> None:
     """Remove what uv leaves that depends on the building machine, also from the lists of installed files."""
-    for name in VENV_LEFTOVERS:
-        (venv / name).unlink(missing_ok=True)
-    for file in site_packages.glob(f"*.dist-info/{UV_CACHE}"):
-        _remove(file)
-    for file in site_packages.glob(f"*.dist-info/{DIRECT_URL}"):
-        # A wheel of the wheelhouse: its path inside the sandbox is not its origin.
-        if str(json.loads(file.read_text(encoding="utf-8")).get("url", "")).startswith("file:"):
+    with machine_errors(venv):
+        for name in VENV_LEFTOVERS:
+            (venv / name).unlink(missing_ok=True)
+        for file in site_packages.glob(f"*.dist-info/{UV_CACHE}"):
             _remove(file)
+        for file in site_packages.glob(f"*.dist-info/{DIRECT_URL}"):
+            # A wheel of the wheelhouse: its path inside the sandbox is not its origin.
+            if str(json.loads(file.read_text(encoding="utf-8")).get("url", "")).startswith("file:"):
+                _remove(file)
 
 
 def _remove(file: Path) -> None:
@@ -87,3 +89,32 @@ def _rewrite(file: Path, values: list[str] | None) -> None:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(row for row in changed if row)
     write_atomic(record, text.getvalue())
+
+
+def distributions(site_packages: Path) -> dict[str, str]:
+    """Version by canonical name of every installed distribution."""
+    files = ((folder.name, folder / "METADATA") for folder in site_packages.glob("*.dist-info"))
+    packages = (python_package(name, {"METADATA": file.read_bytes()}) for name, file in files)
+    return dict(sorted((item.name, item.version) for item in packages if item))
+
+
+def check_against(locked: Mapping[str, str], installed: Mapping[str, str]) -> None:
+    """Compare what is installed with what is locked.
+
+    Raises:
+        CheckRefusedError: they differ.
+    """
+    wanted = {str(canonicalize_name(name)): version for name, version in locked.items()}
+    if not wanted:
+        raise InternalError("the lock has no packages", why="Its requirement files are empty.", fix="Lock again.")
+    differing = [
+        f"{name}: locked {wanted.get(name, 'not')}, installed {installed.get(name, 'not')}"
+        for name in sorted({*wanted, *installed})
+        if wanted.get(name) != installed.get(name)
+    ]
+    if differing:
+        raise CheckRefusedError(
+            "the environment is not what was locked",
+            why="\n".join(differing),
+            fix="Lock again with --upgrade; if it stays, report it with the lock.",
+        )

@@ -15,10 +15,10 @@ from envbuild.core.files import machine_errors, make_private, remove_tree, write
 from envbuild.image.base import StoredBase
 from envbuild.image.checks.loaded_libraries import PROBE as LOADED_PROBE
 from envbuild.image.checks.loaded_libraries import loaded_libraries
+from envbuild.image.layers.dist_info import check_against, distributions
 from envbuild.image.layers.groups import LayerPlan, plan_layers
 from envbuild.image.layers.install import LAYER_FILE, TREE, LayerMaker
 from envbuild.image.layers.sandbox import INSIDE_LOADED, INSIDE_PROBE, VENV, InstallSandbox
-from envbuild.image.layers.strip import check_against, distributions
 from envbuild.image.record import EnvironmentLayerRecord, EnvironmentRecord
 from envbuild.lock.lockfile import LockDirectory, snapshot
 from envbuild.rootfs.layer import Layer
@@ -164,7 +164,6 @@ def _tried(maker: LayerMaker, plans: Sequence[LayerPlan], variables: Mapping[str
     probe = ImportProbe(python=python, program=INSIDE_PROBE, run=checker, logs=box.logs)
     imports = try_imports(modules_of(lock.lock), probe, reporter).refuse_failed()
     return EnvironmentRecord(
-        schema="envbuild.environment/2",
         layers=tuple(plan.key for plan in plans),
         packages=packages,
         not_checked={item.module: item.reason for item in imports.not_checked},

@@ -14,11 +14,10 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, write_atomic
 from envbuild.image.layers import network
 from envbuild.image.layers.assembly import Assembly, link
-from envbuild.image.layers.dist_info import conflicts, from_commit, infos, rows
+from envbuild.image.layers.dist_info import conflicts, from_commit, infos, remove_leftovers, rows
 from envbuild.image.layers.groups import LayerPlan
 from envbuild.image.layers.policy import layer_policy
 from envbuild.image.layers.sandbox import BUILT, INSIDE, LOGS, PREFIX, VENV, InstallSandbox
-from envbuild.image.layers.strip import strip
 from envbuild.image.record import EnvironmentLayerRecord
 from envbuild.lock.lockfile import LockDirectory, LockedComponent
 from envbuild.lock.uv.torch_builds import locked_torch
@@ -92,7 +91,6 @@ class LayerMaker:
             writer.add_directory(prefix)
             writer.add_tree(tree, prefix, rights=plain_rights)
         record = EnvironmentLayerRecord(
-            schema="envbuild.environment-layer/1",
             key=plan.key,
             layer=writer.record(plan.name),
             packages=dict(plan.packages),
@@ -141,7 +139,7 @@ class LayerMaker:
             item = trees[name][0]
             with machine_errors(info):
                 from_commit(info, item.git or "", item.commit or "", item.subdirectory)
-        strip(self.sandbox.tree / "venv", self.site_packages)
+        remove_leftovers(self.sandbox.tree / "venv", self.site_packages)
 
     def _install_packages(self, plan: LayerPlan, target: InstallTarget, ready: Mapping[str, str]) -> None:
         others = {name for name in self.lock.packages() if name not in plan.packages}

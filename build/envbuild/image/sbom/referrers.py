@@ -14,6 +14,7 @@ from pathlib import Path
 from envbuild.core.digests import Json, canonical_json, sha256_bytes
 from envbuild.core.files import link_or_copy, write_atomic
 from envbuild.image.record import ReferrerRecord
+from envbuild.oci.files import blob_path
 from envbuild.oci.models import MANIFEST_TYPE
 
 EMPTY = b"{}"
@@ -45,7 +46,7 @@ def attach(layout: Path, folder: Path, reports: Sequence[Attachment], created: s
     for report in reports:
         write_atomic(folder / report.file, report.content)
         digest = sha256_bytes(report.content)
-        link_or_copy(folder / report.file, _place(layout, digest))
+        link_or_copy(folder / report.file, layout / blob_path(digest))
         manifest = _manifest(report, digest, subject, created)
         index["manifests"].append(
             {
@@ -90,11 +91,7 @@ def _manifest(report: Attachment, digest: str, subject: dict[str, Json], created
     )
 
 
-def _place(layout: Path, digest: str) -> Path:
-    return layout / "blobs/sha256" / digest.removeprefix("sha256:")
-
-
 def _blob(layout: Path, content: bytes) -> str:
     digest = sha256_bytes(content)
-    write_atomic(_place(layout, digest), content)
+    write_atomic(layout / blob_path(digest), content)
     return digest

@@ -6,8 +6,8 @@ import contextlib
 import fcntl
 import functools
 import os
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -165,44 +165,31 @@ def _pack(
     def write(pipe: BinaryIO) -> str:
         return write_stream(pipe, source.layers, extra, source.config.workdir, source.epoch, superseded)
 
-    feeder = _Feeder(writing, write)
-    feeder.start()
-    try:
-        finished = run(
-            command,
-            what="pack the .sqsh",
-            log=log,
-            check=False,
-            options=ProcessOptions(
-                # Without it the time of the file system and of its root is now. With -mkfs-time as well, it gives up.
-                env={"PATH": os.environ.get("PATH", os.defpath), "SOURCE_DATE_EPOCH": str(source.epoch)},
-                stdin=reading,
-            ),
-        )
-    finally:
-        # Ends the feeder if mksquashfs ended first: it writes into a pipe without a reader.
-        os.close(reading)
-        feeder.join()
-    if feeder.problem is not None:
-        raise feeder.problem
-    return finished, feeder.shell
-
-
-class _Feeder(threading.Thread):
-    """Writes the merged image as a tar into a pipe while mksquashfs reads it."""
-
-    def __init__(self, descriptor: int, write: Callable[[BinaryIO], str]) -> None:
-        super().__init__(name="feed mksquashfs", daemon=True)
-        self._descriptor = descriptor
-        self._write = write
-        self.problem: BaseException | None = None
-        self.shell = ""
-
-    def run(self) -> None:
+    with ThreadPoolExecutor(1, "feed mksquashfs") as pool:
+        shell = pool.submit(_feed, writing, write)
         try:
-            with os.fdopen(self._descriptor, "wb", buffering=PIPE_BYTES) as pipe:
-                self.shell = self._write(pipe)
-        except BrokenPipeError:
-            return  # mksquashfs ended early, and its own status says why
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            self.problem = error
+            finished = run(
+                command,
+                what="pack the .sqsh",
+                log=log,
+                check=False,
+                options=ProcessOptions(
+                    # Without it the time of the file system and of its root is now. With -mkfs-time as well, it gives
+                    # up.
+                    env={"PATH": os.environ.get("PATH", os.defpath), "SOURCE_DATE_EPOCH": str(source.epoch)},
+                    stdin=reading,
+                ),
+            )
+        finally:
+            # Ends the feeder if mksquashfs ended first: it writes into a pipe without a reader.
+            os.close(reading)
+        return finished, shell.result()
+
+
+def _feed(descriptor: int, write: Callable[[BinaryIO], str]) -> str:
+    """Write the merged image as a tar into a pipe while mksquashfs reads it; returns the image's shell."""
+    try:
+        with os.fdopen(descriptor, "wb", buffering=PIPE_BYTES) as pipe:
+            return write(pipe)
+    except BrokenPipeError:
+        return ""  # mksquashfs ended early, and its own status says why

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import StreamLimits, find_tool, stream
 from envbuild.rootfs.blobs import limited, most_bytes
-from envbuild.rootfs.members import Kind, Member, Refusal, refused, tidy_name
+from envbuild.rootfs.members import Kind, Member, refusals, tidy_name
 from envbuild.rootfs.stream import Content
 from envbuild.rootfs.tar_reader import read_tar
 
@@ -61,25 +61,14 @@ def members_of_sqsh(file: Path, below: str = "") -> Generator[tuple[Member, Cont
         limits=StreamLimits(memory_bytes=MOST_MEMORY_BYTES, idle_seconds=IDLE_SECONDS),
     )
     with contextlib.closing(reading) as output:
-        pieces = limited(output, limit)
+        # If the program failed, its own error comes first: its tar is cut short.
+        title, pieces = f"the .sqsh {file}", limited(output, limit)
         try:
-            with _refusing(file, pieces):
+            with refusals(title, pieces, fix=FIX):
                 for member, content in read_tar(pieces, limit):
                     if member.kind is Kind.HARD_LINK:
                         member.link = tidy_name(member.link)
-                    yield member, content and content.guarded(_refusing(file, pieces))
+                    yield member, content and content.guarded(refusals(title, pieces, fix=FIX))
         except CheckRefusedError as error:
             if not (below and _NO_SUCH_NAME.search(error.why)):
                 raise
-
-
-@contextlib.contextmanager
-def _refusing(file: Path, pieces: Iterable[bytes]) -> Iterator[None]:
-    """Turn a refusal into an error; if the program failed, its own error comes first: its tar is cut short."""
-    try:
-        yield
-    except Refusal as refusal:
-        for _ in pieces:
-            pass
-        fix = refusal.fix or FIX
-        raise refused(f"the .sqsh {file}", Refusal(refusal.name, refusal.why, fix)) from refusal

@@ -10,7 +10,6 @@ from envbuild.catalog.data import data_root
 from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.process import Finished
 from envbuild.image.base import base_key, mmdebstrap
-from envbuild.image.base.facts import installed_packages
 from envbuild.image.base.mmdebstrap import Making, failure, mmdebstrap_version, read_rights, scrub, scrub_patterns
 
 BASE = Catalog.open(data_root()).base("debian12")
@@ -77,12 +76,6 @@ def test_scrub_never_follows_a_link_out_of_the_root(tmp_path):
     assert not (root / "tmp/link").is_symlink()
 
 
-def test_scrub_of_a_root_without_these_files_does_nothing(tmp_path):
-    put(tmp_path, "usr/bin/true")
-    scrub(tmp_path, scrub_patterns())
-    assert left(tmp_path) == ["usr/bin/true"]
-
-
 def test_version_is_the_same_where_the_locale_is_not_installed(monkeypatch):
     """As over ssh, which hands the variables on: perl warns of it, and that is no part of what makes a base."""
     monkeypatch.setenv("LC_ALL", "xx_XX.UTF-8")
@@ -98,29 +91,6 @@ def test_rights_are_those_of_the_archive(tmp_path):
             member.mode, member.uid, member.gid = mode, uid, gid
             tar.addfile(member)
     assert read_rights(tmp_path / "x.tar") == rights
-
-
-STATUS = """Package: libc6
-Status: install ok installed
-Architecture: amd64
-Version: 2.36-9+deb12u10
-Description: library
- Version: not this one
-Conffiles:
- /etc/ld.so.conf.d/x.conf 123
-
-Package: gone
-Status: deinstall ok config-files
-Version: 1.0
-
-Package: adduser
-Status: install ok installed
-Version: 3.134
-"""
-
-
-def test_packages_are_those_installed():
-    assert installed_packages(STATUS) == {"adduser": "3.134", "libc6": "2.36-9+deb12u10"}
 
 
 def test_key_changes_with_definition_tool_and_scrubbing(monkeypatch):

@@ -4,9 +4,10 @@ import json
 import os
 
 import pytest
+from helpers.errors import error_of
 
 from envbuild.core.errors import CheckRefusedError, InternalError
-from envbuild.image.layers.strip import check_against, distributions, strip
+from envbuild.image.layers.dist_info import check_against, distributions, remove_leftovers
 
 
 @pytest.fixture
@@ -28,22 +29,13 @@ def packages_of(venv):
     return venv / "lib/python3.11/site-packages"
 
 
-def test_tidy_removes_what_uv_keeps_for_itself(venv):
-    strip(venv, packages_of(venv))
-    assert sorted(path.name for path in venv.iterdir()) == ["lib", "pyvenv.cfg"]
-    assert not list(packages_of(venv).rglob("uv_cache.json"))
-
-
-def test_tidy_takes_it_out_of_the_list_of_files(venv):
-    strip(venv, packages_of(venv))
-    record = packages_of(venv) / "Some_Package-1.0.dist-info/RECORD"
-    assert record.read_text() == 'Some_Package-1.0.dist-info/RECORD,,\n"odd,name.py",sha256=x,3\n'
-
-
-def test_tidy_leaves_the_cache_that_a_list_is_linked_from(venv, tmp_path):
+def test_tidy_removes_what_uv_keeps_for_itself_and_leaves_its_cache(venv, tmp_path):
     record = packages_of(venv) / "Some_Package-1.0.dist-info/RECORD"
     os.link(record, tmp_path / "cached")
-    strip(venv, packages_of(venv))
+    remove_leftovers(venv, packages_of(venv))
+    assert sorted(path.name for path in venv.iterdir()) == ["lib", "pyvenv.cfg"]
+    assert not list(packages_of(venv).rglob("uv_cache.json"))
+    assert record.read_text() == 'Some_Package-1.0.dist-info/RECORD,,\n"odd,name.py",sha256=x,3\n'
     assert "uv_cache.json" in (tmp_path / "cached").read_text()
 
 
@@ -64,9 +56,7 @@ def test_check_against_accepts_other_spellings_of_a_name():
     ],
 )
 def test_check_against_tells_each_difference(installed, told):
-    with pytest.raises(CheckRefusedError) as caught:
-        check_against({"a": "1", "b": "2"}, installed)
-    assert caught.value.why == told
+    assert error_of(CheckRefusedError, check_against, {"a": "1", "b": "2"}, installed).why == told
 
 
 def test_check_against_an_empty_lock_is_a_fault():
@@ -86,6 +76,6 @@ def test_tidy_forgets_where_the_builder_saw_a_wheel_and_keeps_a_real_origin(venv
     (info / "direct_url.json").write_text(json.dumps({"url": url, "archive_info": {}}))
     with (info / "RECORD").open("a") as stream:
         stream.write("Some_Package-1.0.dist-info/direct_url.json,sha256=x,9\n")
-    strip(venv, packages_of(venv))
+    remove_leftovers(venv, packages_of(venv))
     assert (info / "direct_url.json").exists() == stays
     assert ("direct_url.json" in (info / "RECORD").read_text()) == stays
