@@ -188,19 +188,6 @@ def test_the_stack_and_the_user_win_and_say_so(nemo: Any, upstream: Upstream, op
     assert not component.transitive
 
 
-def test_two_components_that_take_two_commits_are_refused(nemo: Any, upstream: Upstream, optim: dict[str, str]) -> None:
-    source = f'envbuild-optim = {{ git = "{OPTIM_URL}", %s }}\n'
-    core = megatron(upstream, source % 'tag = "v1"', dev=["envbuild-optim"])
-    here = asking(nemo, upstream, "megatron-core[dev]", "envbuild-optim", sources=source % 'branch = "main"')
-    told = error(nemo.run("lock", "--json", status=4))
-    assert f"nemo-toolkit {here[:12]} and megatron-core {core[:12]} take envbuild-optim from two places" in told["what"]
-    assert optim["v1"][:12] in told["why"]
-    assert optim["main"][:12] in told["why"]
-    assert f"--pin envbuild-optim={optim['main'][:12]}" in told["fix"]
-    nemo.run("lock", "--pin", f"envbuild-optim={optim['main'][:12]}", "--name", "said")
-    assert lock_of(nemo, "said").components["envbuild-optim"].commit == optim["main"]
-
-
 def test_what_is_taken_takes_something_itself(nemo: Any, upstream: Upstream, optim: dict[str, str]) -> None:
     # In a folder of its repository, with a word of its own.
     history = History(made(upstream.folder / "x/mono"))
@@ -248,15 +235,6 @@ def test_what_upstream_builds_in_the_environment_is_not_built_to_lock(
     assert "iniconfig==1" in text_of(nemo, "main.txt")
     # What builds it is there before it is built.
     assert "packaging==" in text_of(nemo, "main.txt")
-
-
-def test_a_source_that_is_no_source_is_explained(nemo: Any, upstream: Upstream) -> None:
-    megatron(upstream, "envbuild-optim = { git = 5 }\n", needs=("envbuild-optim",))
-    asking(nemo, upstream, "megatron-core")
-    told = error(nemo.run("lock", "--json", status=3))
-    assert "[tool.uv.sources]" in told["what"]
-    assert "git must be a string" in told["why"]
-    assert "--pin megatron-core=REF" in told["fix"]
 
 
 def test_the_address_of_a_file_is_locked_with_its_hash(nemo: Any, upstream: Upstream, tmp_path: Path) -> None:

@@ -64,37 +64,6 @@ def test_lock_nemo_main_pins_the_branch_and_its_companion_by_commit(nemo: Any, u
     assert "apex" not in "".join(text_of(nemo, file) for file in FILES if file != "stack.lock.toml")
 
 
-def test_of_a_commit_that_upstream_pins_the_release_is_taken(
-    nemo: Any, upstream: Upstream, wheel: Callable[..., Path]
-) -> None:
-    history = History(made(upstream.folder / "NVIDIA/TransformerEngine"))
-    commit = history.commit("main", "2025-02-01T00:00:00Z", {"VERSION": "23.1.0\n", "setup.py": "raise SystemExit"})
-    kernels = f"{PUBLIC}/NVIDIA/TransformerEngine"
-    core = project_files("megatron-core", "0.14.0", "megatron.core")
-    core["pyproject.toml"] += f'[tool.uv.sources]\npackaging = {{ git = "{kernels}", rev = "{commit}" }}\n'
-    here = upstream.megatron.commit("main", "2025-04-01T00:00:00Z", core)
-    files = project_files("nemo-toolkit", "2.3.0", "nemo")
-    files["requirements/manifest.json"] = manifest(here)
-    upstream.nemo.commit("main", "2025-04-01T00:00:00Z", files)
-    components: dict[str, Any] = {
-        "nemo-toolkit": {"git": NEMO_URL, "ref": "main"},
-        "megatron-core": {"git": MCORE_URL, "uses": ["packaging"]},
-        "packaging": {"git": kernels, "release_file": "VERSION"},
-    }
-    write_stack(
-        nemo.project, "nemo", components, anchor="nemo-toolkit", as_of="now", requirements={"setuptools": SETUPTOOLS}
-    )
-    wheel("packaging", "23.1")
-    nemo.run("lock")
-    component = lock_of(nemo).components["packaging"]
-    assert (component.asked, component.version, component.commit) == (commit, "23.1", None)
-    assert component.because == (
-        f"pyproject.toml [tool.uv.sources] of megatron-core {here[:12]}; VERSION at that commit says 23.1.0, "
-        "so a release of that"
-    )
-    assert "packaging==23.1" in text_of(nemo, "main.txt")
-
-
 def test_lock_follows_the_branch(nemo: Any, upstream: Upstream) -> None:
     first = result(nemo.run("lock", "--json"))
     assert result(nemo.run("lock", "--json"))["built"] is False
@@ -142,18 +111,6 @@ def test_as_of_a_day_takes_the_branch_as_it_was(nemo: Any, upstream: Upstream) -
     nemo.run("lock", "--check")
 
 
-def test_as_of_a_commit_and_of_the_stacks_own_date(nemo: Any, upstream: Upstream) -> None:
-    nemo.run("lock", "--as-of", upstream.commits["n1"][:12], "--name", "then")
-    lock = lock_of(nemo, "then")
-    assert lock.inputs.as_of == "2025-02-10T12:00:00Z"
-    assert lock.components["nemo-toolkit"].commit == upstream.commits["n1"]
-    assert not lock.components["nemo-toolkit"].follows
-    stack = nemo.project / "envs/stacks/nemo.toml"
-    stack.write_text(stack.read_text().replace('as_of = "now"', 'as_of = "2025-02-20"'))
-    nemo.run("lock")
-    assert lock_of(nemo).components["nemo-toolkit"].commit == upstream.commits["n1"]
-
-
 def test_drift_between_two_commits_is_found(nemo: Any, upstream: Upstream) -> None:
     core = project_files("megatron-core", "0.14.0", "megatron.core")
     core["megatron/core/optimizer.py"] = "def get_optimizer(model):\n    return model\n"
@@ -198,37 +155,6 @@ def test_tag_and_short_commit_of_the_anchor_name_their_variant(nemo: Any, upstre
         assert (lock.inputs.as_of, lock.inputs.as_of_asked) == ("2025-02-24T12:00:00Z", "release")
         reason = "nemo-toolkit v2.1.0 is of 2025-02-10T12:00:00Z, and 14 days of margin"
         assert lock.inputs.as_of_reason == reason
-
-
-def test_a_branch_that_is_a_version_too_is_followed(nemo: Any, upstream: Upstream) -> None:
-    upstream.nemo.branch("2.2", upstream.commits["n1"])
-    nemo.run("lock", "--nemo", "git:2.2", "--name", "branch")
-    assert lock_of(nemo, "branch").components["nemo-toolkit"].follows
-    nemo.run("lock", "--check")
-    upstream.nemo.branch("2.2", upstream.commits["n2"])
-    assert "moved" in error(nemo.run("lock", "--check", "--json", status=5))["why"]
-
-
-@pytest.mark.parametrize(
-    ("pin", "version", "commit"), [("Megatron_Core=main", "0.13.0", "m3"), ("packaging=>=24.1,<26", "24.2", None)]
-)
-def test_pin_wins_over_upstream_and_the_stack(
-    nemo: Any, upstream: Upstream, pin: str, version: str, commit: str | None
-) -> None:
-    nemo.run("lock", "--pin", pin, "--name", "try1")
-    component = "packaging" if pin.startswith("packaging") else "megatron-core"
-    locked = lock_of(nemo, "try1").components[component]
-    assert (locked.version, locked.because) == (version, "pinned by the user")
-    assert locked.commit == (upstream.commits[commit] if commit else None)
-    assert not (nemo.project / "lockfiles" / "nemo").exists()
-    nemo.run("lock", "--check")
-
-
-def test_unknown_ref_lists_near_ones(nemo: Any) -> None:
-    refused = error(nemo.run("lock", "--nemo", "v2.1.1", "--json", status=3))
-    assert "v2.1.1" in refused["what"]
-    assert "v2.1.0" in refused["fix"]
-    assert not (nemo.project / "lockfiles").exists()
 
 
 def test_a_release_that_is_not_there_names_near_ones_and_the_tag(

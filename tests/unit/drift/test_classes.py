@@ -219,24 +219,19 @@ def test_dataclasses(call: str, expected: list[str]):
     assert sorted(calls(call, DATACLASSES, base=base)) == sorted(expected)
 
 
-def test_dataclasses_with_an_unknown_base_are_unknown():
-    module = "from dataclasses import dataclass\nfrom elsewhere import B\n@dataclass\nclass A(B):\n    a: int"
-    assert calls("A(x=1)", module) == []
-
-
-@pytest.mark.parametrize("base", ["abc.ABC", "object"])
-def test_dataclasses_with_a_plain_base(base: str):
-    module = f"import abc\nfrom dataclasses import dataclass\n@dataclass\nclass A({base}):\n    a: int"
-    assert calls("A(a=1, x=1)", module) == WRONG
-
-
-def test_pydantics_dataclasses_ignore_what_they_do_not_know():
-    module = "from pydantic.dataclasses import dataclass\n@dataclass\nclass A:\n    a: int"
-    assert calls("A(a=1, x=1)", module) == []
-
-
-def test_other_dataclass_decorators_are_unknown():
-    assert calls("A(x=1)", "from elsewhere import dataclass\n@dataclass\nclass A:\n    a: int") == []
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        ("import abc\nfrom dataclasses import dataclass\n@dataclass\nclass A(abc.ABC):\n    a: int", WRONG),
+        ("from dataclasses import dataclass\n@dataclass\nclass A(object):\n    a: int", WRONG),
+        ("from dataclasses import dataclass\nfrom elsewhere import B\n@dataclass\nclass A(B):\n    a: int", []),
+        # Pydantic's ignore what they do not know.
+        ("from pydantic.dataclasses import dataclass\n@dataclass\nclass A:\n    a: int", []),
+        ("from elsewhere import dataclass\n@dataclass\nclass A:\n    a: int", []),
+    ],
+)
+def test_dataclasses_by_their_base_and_decorator(module: str, expected: list[str]):
+    assert calls("A(a=1, x=1)", module) == expected
 
 
 CONSUMER_CONFIG = """

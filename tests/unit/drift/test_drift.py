@@ -54,10 +54,6 @@ def test_nested_places_are_named():
     assert drift(code, {})[0].within == "go.A.m"
 
 
-def test_imports_in_a_case_of_match():
-    assert kinds(drift("match a:\n    case 1:\n        from lib.core import gone", {})) == [("missing-name", "breaks")]
-
-
 def test_a_condition_does_not_change_the_moment():
     findings = drift("import lib.core\nif other == 1:\n    lib.core.gone\nif other:\n    lib.core.gone", {})
     assert {finding.at for finding in findings} == {Moment.IMPORT}
@@ -79,27 +75,62 @@ def test_missing_module(code: str):
     assert finding.severity is Severity.BREAKS
 
 
-def test_missing_submodule_through_its_package():
-    findings = drift("from lib.core.strategies import tensorstore", {"lib/core/strategies/__init__.py": ""})
-    assert kinds(findings) == [("missing-name", "breaks")]
+OPS = {"lib/core/ops.py": ""}
+NOT_JUDGED: dict[str, tuple[str | dict[str, str], dict[str, str]]] = {
+    "relative imports": (
+        {"app/sub/main.py": "from ..core import gone\nfrom . import lib", "app/core.py": "", "app/__init__.py": ""},
+        OPS,
+    ),
+    "other parts of a namespace": ("import lib.other\nfrom lib import other\nfrom lib.other import x", OPS),
+    "names of the consumer": (
+        {"app/__init__.py": "import lib.core", "app/main.py": "import lib.core\nfrom app import nothing"},
+        {},
+    ),
+    "functions of the consumer": ("import lib.core\ndef f(): ...\nf(x=1)", {}),
+    "enumerations of the consumer": ("import enum, lib.core\nclass Kind(enum.Enum): ...\nKind.B", {}),
+    "folders without init": ("from lib.core.plain import ops", {"lib/core/plain/ops.py": ""}),
+    "packages that change their path": (
+        "import lib.core.grown.x\nfrom lib.core.grown import y",
+        {"lib/core/grown/__init__.py": "__path__.append('elsewhere')"},
+    ),
+    "special names": ("from lib.core.ops import __file__, __version__", OPS),
+    "members that the consumer adds": (
+        "from lib.core.ops import Kind\nKind.B = 1\nKind.B",
+        {"lib/core/ops.py": "import enum\nclass Kind(enum.Enum): ..."},
+    ),
+    "names that the consumer sets": (
+        "import lib.core.ops as o\no.added = 1\nsetattr(o, 'x', 2)\no.added, o.x\nfrom lib.core.ops import added",
+        OPS,
+    ),
+    "modules that the consumer replaces": (
+        {
+            "app/patch.py": "import sys, lib\n"
+            "sys.modules['lib.core.ops'] = object()\n"
+            "sys.modules['lib.core.new'] = object()",
+            "app/main.py": "from lib.core.ops import gone\nimport lib.core.new\nimport lib.core.new.sub\n"
+            "import lib.core.ops as ops\nops.gone\nops.here(x=1)",
+        },
+        {"lib/core/ops.py": "def here(): ..."},
+    ),
+    "a patch through a relative import": (
+        {
+            "app/__init__.py": "",
+            "app/names.py": "import lib.core.ops as ops",
+            "app/patch.py": "# lib\ndef patch():\n    from .names import ops as o\n    o.f = other",
+            "app/main.py": "from lib.core.ops import f\nf(x=1)",
+        },
+        {"lib/core/ops.py": "def f(): ..."},
+    ),
+    "tests, examples and scripts": (
+        {f"app/{folder}/main.py": "from lib.core import gone" for folder in ("tests", "test", "examples", "scripts")},
+        {},
+    ),
+}
 
 
-def test_relative_imports_of_the_consumer_are_its_own():
-    consumer = {
-        "app/sub/main.py": "from ..core import gone\nfrom . import lib",
-        "app/core.py": "",
-        "app/__init__.py": "",
-    }
-    assert drift(consumer, {"lib/core/ops.py": ""}) == []
-
-
-def test_other_parts_of_a_namespace_are_not_the_providers():
-    assert drift("import lib.other\nfrom lib import other\nfrom lib.other import x", {"lib/core/ops.py": ""}) == []
-
-
-def test_names_of_the_consumer_itself_are_not_judged():
-    consumer = {"app/__init__.py": "import lib.core", "app/main.py": "import lib.core\nfrom app import nothing"}
-    assert drift(consumer, {}) == []
+@pytest.mark.parametrize(("consumer", "files"), NOT_JUDGED.values(), ids=NOT_JUDGED)
+def test_what_is_not_judged(consumer: str | dict[str, str], files: dict[str, str]):
+    assert drift(consumer, files) == []
 
 
 @pytest.mark.parametrize(
@@ -138,38 +169,25 @@ def test_every_way_to_define_a_name(module: str):
     assert drift("from lib.core.ops import x", files) == []
 
 
-def test_all_restricts_a_star_import():
-    files = {"lib/core/ops.py": "from .inner import *", "lib/core/inner.py": "__all__ = ['y']\nx = y = 1"}
-    assert kinds(drift("from lib.core.ops import x", files)) == [("missing-name", "breaks")]
-
-
-def test_private_names_do_not_come_through_a_star_import():
-    files = {"lib/core/ops.py": "from .inner import *", "lib/core/inner.py": "_x = 1"}
-    assert kinds(drift("from lib.core.ops import _x", files)) == [("missing-name", "breaks")]
-
-
-def test_star_imports_in_a_circle_end():
-    files = {"lib/core/a.py": "from .b import *", "lib/core/b.py": "from .a import *"}
-    assert kinds(drift("from lib.core.a import x", files)) == [("missing-name", "breaks")]
+@pytest.mark.parametrize(
+    ("code", "files"),
+    [
+        ("match a:\n    case 1:\n        from lib.core import gone", {}),
+        ("from lib.core.strategies import gone", {"lib/core/strategies/__init__.py": ""}),
+        ("from lib.core.ops import x", {"lib/core/ops.py": "from .y import *", "lib/core/y.py": "__all__ = []\nx = 1"}),
+        ("from lib.core.ops import _x", {"lib/core/ops.py": "from .y import *", "lib/core/y.py": "_x = 1"}),
+        # A circle ends.
+        ("from lib.core.a import x", {"lib/core/a.py": "from .b import *", "lib/core/b.py": "from .a import *"}),
+    ],
+)  # fmt: skip
+def test_names_that_are_not_there(code: str, files: dict[str, str]):
+    assert kinds(drift(code, files)) == [("missing-name", "breaks")]
 
 
 def test_compiled_extensions_exist_and_are_unknown():
     code = "from lib.core.fast import x\nfrom lib.core import fast\nfast.y()\nimport lib.core.fast.inner"
     consumer = tree("app", "1.0", {"app/main.py": code})
     assert find_drift(consumer, provider({}, compiled=frozenset({"lib.core.fast"}))) == []
-
-
-def test_folders_without_init_are_packages():
-    assert drift("from lib.core.plain import ops", {"lib/core/plain/ops.py": ""}) == []
-
-
-def test_packages_that_change_their_path_are_unknown():
-    files = {"lib/core/grown/__init__.py": "__path__.append('elsewhere')"}
-    assert drift("import lib.core.grown.x\nfrom lib.core.grown import y", files) == []
-
-
-def test_special_names_are_always_there():
-    assert drift("from lib.core.ops import __file__, __version__", {"lib/core/ops.py": ""}) == []
 
 
 def test_attributes_of_modules():
@@ -222,44 +240,6 @@ def test_members_of_an_enumeration(base: str):
 def test_members_that_cannot_be_known(kind: str):
     files = {"lib/core/ops.py": f"import enum, elsewhere\n{kind}"}
     assert drift("from lib.core.ops import Kind\nKind.B", files) == []
-
-
-def test_members_that_the_consumer_adds_are_there():
-    files = {"lib/core/ops.py": "import enum\nclass Kind(enum.Enum): ..."}
-    assert drift("from lib.core.ops import Kind\nKind.B = 1\nKind.B", files) == []
-
-
-def test_enumerations_of_the_consumer_are_not_judged():
-    assert drift("import enum, lib.core\nclass Kind(enum.Enum): ...\nKind.B", {}) == []
-
-
-def test_names_that_the_consumer_sets_are_there():
-    code = """
-        import lib.core.ops as ops
-        from lib.core.ops import Kind
-        ops.added = 1
-        setattr(ops, "more", 2)
-        ops.added, ops.more
-        from lib.core.ops import added
-    """
-    assert drift(code, {"lib/core/ops.py": "class Kind: ..."}) == []
-
-
-def test_modules_that_the_consumer_replaces_are_unknown():
-    consumer = {
-        "app/patch.py": "import sys, lib\n"
-        "sys.modules['lib.core.ops'] = object()\n"
-        "sys.modules['lib.core.new'] = object()",
-        "app/main.py": "from lib.core.ops import gone\nimport lib.core.new\nimport lib.core.new.sub\n"
-        "import lib.core.ops as ops\nops.gone\nops.here(x=1)",
-    }
-    assert drift(consumer, {"lib/core/ops.py": "def here(): ..."}) == []
-
-
-def test_tests_examples_and_scripts_are_left_out():
-    code = "from lib.core import gone"
-    folders = ("app/tests", "app/test", "app/examples", "app/scripts")
-    assert drift({f"{folder}/main.py": code for folder in folders}, {}) == []
 
 
 def test_what_cannot_be_parsed_is_said_and_unknown():

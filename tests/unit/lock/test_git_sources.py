@@ -123,6 +123,13 @@ def test_pins_of_what_is_taken():
         take(core(filed), pins={"optim": GitRef(SHA)})
 
 
+def test_a_source_that_is_no_source_is_explained():
+    with pytest.raises(ConfigurationError, match=r"\[tool\.uv\.sources\] of https://x/core at") as caught:
+        take(core(project("optim = { git = 5 }\n", needs=["optim"])))
+    assert "git must be a string" in caught.value.why
+    assert "--pin core=REF" in caught.value.fix
+
+
 def two(extras=""):
     """Two components that take different commits of a package; the second for an extra, if there is one."""
     needs = ["optim"]

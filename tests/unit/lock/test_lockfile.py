@@ -17,22 +17,13 @@ def path(tmp_path) -> Path:
     return tmp_path / "lockfiles" / "mcore" / "debian12"
 
 
-def test_record_round_trip(path):
+def test_a_lock_is_read_as_it_was_written(path):
     lock = make_lock(path)
     directory = read_lock(path)
-    assert directory.lock == lock
-    assert directory.path == path
-
-
-def test_packages_are_those_of_all_phases_by_name(path):
-    make_lock(path)
-    assert read_lock(path).packages() == {"megatron-core": "0.16.1", "torch": "2.13.0+cpu", "uvicorn": "0.30"}
-
-
-def test_phase_without_packages_has_no_file_to_install(path):
-    make_lock(path)
-    directory = read_lock(path)
+    assert (directory.lock, directory.path) == (lock, path)
+    assert directory.packages() == {"megatron-core": "0.16.1", "torch": "2.13.0+cpu", "uvicorn": "0.30"}
     assert directory.file("main") == path / "main.txt"
+    # Without packages there is no file to install.
     assert directory.file("compile") is None
     assert directory.file("no-such-phase") is None
 
@@ -89,33 +80,27 @@ def test_missing_record_says_how_to_make_one(path):
     assert "envbuild lock --stack mcore --base debian12" in caught.value.fix
 
 
-def damage(path: Path, kind: str) -> None:
-    record = path / "stack.lock.toml"
-    match kind:
-        case "empty":
-            record.write_text("")
-        case "cut":
-            record.write_bytes(record.read_bytes()[:300])
-        case "more":
-            record.write_text(record.read_text() + "[[[")
-        case "bytes":
-            record.write_bytes(b"\xff\xfe")
-        case "key":
-            tamper(path, "stack.lock.toml", "stack =", "stak =")
-        case "schema":
-            tamper(path, "stack.lock.toml", "envbuild.lock/1", "other.lock/9")
-
-
-@pytest.mark.parametrize("kind", ["empty", "cut", "more", "bytes", "key", "schema"])
-def test_damaged_record_is_refused_with_the_way_out(path, kind):
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda text: b"",
+        lambda text: text[:300],
+        lambda text: text + b"[[[",
+        lambda text: b"\xff\xfe",
+        lambda text: text.replace(b"stack =", b"stak ="),
+        lambda text: text.replace(b"envbuild.lock/1", b"other.lock/9"),
+    ],
+    ids=["empty", "cut", "more", "bytes", "key", "schema"],
+)
+def test_damaged_record_is_refused_with_the_way_out(path, damaged):
     make_lock(path)
-    damage(path, kind)
+    record = path / "stack.lock.toml"
+    record.write_bytes(damaged(record.read_bytes()))
     with pytest.raises(CheckRefusedError, match="is damaged") as caught:
         read_lock(path)
     assert caught.value.why
     assert "version control" in caught.value.fix
     assert "--upgrade" in caught.value.fix
-    assert "schema`" not in caught.value.fix
 
 
 def test_record_of_a_newer_envbuild_says_so(path):
@@ -147,7 +132,7 @@ def test_content_digest_names_what_is_installed_where(path):
         return content_digest(**{**values, "phases": lock.phases, **changes})  # type: ignore[arg-type]
 
     component = LockedComponent(asked="==1", version="1", phase=Phase.MAIN)
-    assert digest() == lock.digest
+    assert digest() == digest(torch=lock.torch.model_copy(update={"found_in": "torch-index"})) == lock.digest
     different = [
         digest(base_digest="sha256:00"),
         digest(torch=LockedTorch(version="2.13.0+cpu", build="other", found_in="find-links")),
@@ -177,12 +162,6 @@ def test_variables_are_those_of_the_place_where_the_environment_is(path):
         ("B", "/opt/venv/b:/opt/venv"),
         ("CUDA_HOME", "/opt/venv/lib/python3.11/site-packages/nvidia/cu13"),
     ]
-
-
-def test_content_digest_does_not_depend_on_where_torch_was_found(path):
-    lock = make_lock(path)
-    elsewhere = lock.torch.model_copy(update={"found_in": "torch-index"})
-    assert content_digest(lock.base.definition_digest, elsewhere, lock.components, lock.phases) == lock.digest
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def resolving(tmp_path, monkeypatch):
 
 def begun_with(folder: Path, text: str, action=lambda: RESOLUTION) -> Guess:
     own = folder / "begun"
-    own.mkdir()
+    own.mkdir(parents=True)
     (own / "uv.lock").write_text("the one begun")
     return Guess(text=text, folder=own, answer=run_in_background(action))
 
@@ -118,16 +118,10 @@ def test_a_wrong_guess_is_resolved_anew(resolving, tmp_path):
     assert not (tmp_path / "uv.lock").exists()
 
 
-def test_what_fails_with_a_right_guess_is_the_failure(resolving, tmp_path):
+def test_what_fails_is_the_failure_of_a_right_guess_alone(resolving, tmp_path):
     def unreachable():
         raise NetworkError("no index", why="w", fix="f")
 
     with pytest.raises(NetworkError, match="no index"):
-        resolving(begun_with(tmp_path, "true", unreachable))
-
-
-def test_what_fails_with_a_wrong_guess_does_not_matter(resolving, tmp_path):
-    def unreachable():
-        raise NetworkError("no index", why="w", fix="f")
-
-    assert resolving(begun_with(tmp_path, "guessed", unreachable))[0] == ["true"]
+        resolving(begun_with(tmp_path / "right", "true", unreachable))
+    assert resolving(begun_with(tmp_path / "wrong", "guessed", unreachable))[0] == ["true"]

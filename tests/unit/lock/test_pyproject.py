@@ -10,7 +10,7 @@ from envbuild.catalog.models import Component, Stack
 from envbuild.core import tomlread
 from envbuild.core.errors import ConfigurationError
 from envbuild.lock.components.models import Chosen, CompileMetadata, DecidedBy
-from envbuild.lock.project.pyproject import Project, render_project, requirement_of, torch_specifier
+from envbuild.lock.project.pyproject import Project, render_project, torch_specifier
 from envbuild.lock.uv.torch_builds import TorchSource
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -86,16 +86,9 @@ def test_metadata_of_the_compile_phase_is_of_one_version():
     ]
 
 
-def test_find_links_place_is_not_written():
+def test_no_place_is_written_and_pins_are_sorted():
     assert render(source=FOLDER) == render()
-    assert "/some/wheels" not in render(source=FOLDER)
-
-
-def test_locked_project_names_no_place():
     assert "://" not in render(pins=PINS)
-
-
-def test_pins_are_sorted():
     assert render(pins=PINS) == render(pins=dict(reversed(PINS.items())))
 
 
@@ -103,26 +96,6 @@ def test_platform_of_the_base_decides_the_marker():
     base = Catalog.open(Path("/nonexistent")).base("debian12")
     arm = base.model_copy(update={"platform": "linux/arm64"})
     assert "platform_machine == 'aarch64'" in tomlread.loads(render(base=arm))["tool"]["uv"]["environments"][0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("numpy", "<3"), "numpy<3"),
-        (("psutil", ""), "psutil"),
-        (("megatron-core", "==1", ("dev", "mlm")), "megatron-core[dev,mlm]==1"),
-    ],
-)
-def test_requirement_of(arguments, expected):
-    assert requirement_of(*arguments) == expected
-
-
-@pytest.mark.parametrize(
-    ("version", "build", "expected"),
-    [("==2.13.0", "cpu", "==2.13.0+cpu"), ("==2.13.0", "cu130", "==2.13.0+cu130"), ("==2.13.0", "index", "==2.13.0")],
-)
-def test_torch_specifier(version, build, expected):
-    assert torch_specifier(version, build) == expected
 
 
 @pytest.mark.parametrize("version", ["", ">=2.13", "==2.13.*", ">=2.12,<3", "==2.13.0,!=2", "==2.13.0+cu130", "~=2.13"])

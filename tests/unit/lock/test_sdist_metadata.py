@@ -15,6 +15,8 @@ from envbuild.lock.components.project_metadata import DEFAULT_BUILD_REQUIRES, bu
 from envbuild.lock.components.sdist_metadata import compile_metadata, declaring_files, read_metadata
 from envbuild.lock.context import LockContext
 
+EGG = "kernels.egg-info"
+
 
 def read(tmp_path, cuda="13", version="1.0", **sdist):
     return read_sdist("kernels", version, make_sdist(tmp_path, "kernels", version, **sdist).read_bytes(), cuda)
@@ -72,17 +74,14 @@ def test_what_is_no_archive_is_refused(content):
         read_sdist("kernels", "1.0", content, "13")
 
 
-def test_zip_sdists_are_read(tmp_path):
+def test_zip_sdists_are_read_and_only_the_top_pkg_info_counts(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("kernels-1.0/PKG-INFO", "Metadata-Version: 2.1\nName: kernels\nVersion: 1.0\n")
-        archive.writestr("kernels-1.0/kernels.egg-info/PKG-INFO", "Name: wrong\nVersion: 9\n")
+        archive.writestr(f"kernels-1.0/{EGG}/", "")
+        archive.writestr(f"kernels-1.0/{EGG}/PKG-INFO", "Name: wrong\nVersion: 9\n")
+        archive.writestr(f"kernels-1.0/{EGG}/requires.txt", "a\n")
     found = read_sdist("kernels", "1.0", (tmp_path / "a.zip").read_bytes(), "13")
-    assert found.build_requires == DEFAULT_BUILD_REQUIRES
-
-
-def test_only_the_top_pkg_info_counts(tmp_path):
-    found = read(tmp_path, files={"kernels.egg-info/PKG-INFO": "Name: wrong\nVersion: 9\n"}, requires=("a",))
-    assert found.requires_dist == ("a",)
+    assert (found.requires_dist, found.build_requires) == (("a",), DEFAULT_BUILD_REQUIRES)
 
 
 REQUIRES = """\
@@ -103,8 +102,8 @@ black[jupyter]>=2
 causal-conv1d
 [empty]
 """
-EGG = "kernels.egg-info"
 STATIC = "[project]\nname = 'kernels'\ndependencies = ['a>=1']\n"
+FOR_MORE = "c ; (os_name == \"posix\") and (extra == 'more')"
 OPTIONAL = STATIC + "[project.optional-dependencies]\nmore = ['b', \"c ; os_name == 'posix'\"]\n"
 
 
@@ -130,47 +129,38 @@ def test_old_metadata_without_requirements_has_them_in_its_egg_info(tmp_path, fo
     assert found.provides_extra == ("dev", "stated", "Causal_conv", "empty")
 
 
-def test_requirements_of_an_egg_info_may_name_another_cuda(tmp_path):
-    found = read(tmp_path, metadata="2.1", files={f"{EGG}/requires.txt": "[core]\nte-cu12==2\n"})
-    assert found.requires_dist == ("te-cu13==2 ; extra == 'core'",)
-
-
-def test_requirements_that_pkg_info_states_win_whatever_the_metadata(tmp_path):
-    files = {f"{EGG}/requires.txt": "other\n[wrong]\n"}
-    for metadata in ("1.2", "2.1", "2.2", "2.4"):
-        found = read(tmp_path, metadata=metadata, files=files, requires=("a",), extras=("more",), pyproject=STATIC)
-        assert (found.requires_dist, found.provides_extra) == (("a",), ("more",))
-
-
-@pytest.mark.parametrize("metadata", ["2.2", "2.4", "3.0"])
-def test_new_metadata_without_requirements_has_none(tmp_path, metadata):
-    found = read(tmp_path, metadata=metadata, files={f"{EGG}/requires.txt": "other\n"}, pyproject=STATIC)
-    assert found.requires_dist == ()
-
-
-def test_new_metadata_that_leaves_its_requirements_open_is_like_old(tmp_path):
-    found = read(tmp_path, metadata="2.2\nDynamic: Requires-Dist", files={f"{EGG}/requires.txt": "other\n"})
-    assert found.requires_dist == ("other",)
-    assert read(tmp_path, metadata="2.2\nDynamic: License", pyproject=STATIC).requires_dist == ()
-
-
-def test_an_egg_info_without_requirements_means_none(tmp_path):
-    found = read(tmp_path, metadata="2.1", files={f"{EGG}/SOURCES.txt": "setup.py\n"}, pyproject=STATIC)
-    assert (found.requires_dist, found.provides_extra) == ((), ())
+OTHER = {f"{EGG}/requires.txt": "other\n[wrong]\n"}
+# Without an egg-info of its own.
+NO_EGG = {"setup.py": "", "other.egg-info/requires.txt": "wrong\n"}
 
 
 @pytest.mark.parametrize(
-    ("pyproject", "requires", "extras"),
+    ("metadata", "files", "pyproject", "requires", "extras"),
     [
-        (STATIC, ("a>=1",), ()),
-        (OPTIONAL, ("a>=1", "b ; extra == 'more'", "c ; (os_name == \"posix\") and (extra == 'more')"), ("more",)),
-        ("[project]\nname = 'kernels'\ndynamic = ['version']\n", (), ()),
+        ("2.1", {f"{EGG}/requires.txt": "[core]\nte-cu12==2\n"}, None, ("te-cu13==2 ; extra == 'core'",), ("core",)),
+        # New metadata without requirements has none, but where it leaves them open.
+        ("2.2", OTHER, STATIC, (), ()),
+        ("2.4", OTHER, STATIC, (), ()),
+        ("3.0", OTHER, STATIC, (), ()),
+        ("2.2\nDynamic: License", {}, STATIC, (), ()),
+        ("2.2\nDynamic: Requires-Dist", OTHER, None, ("other",), ("wrong",)),
+        # An egg-info without requirements means none.
+        ("2.1", {f"{EGG}/SOURCES.txt": "setup.py\n"}, STATIC, (), ()),
+        # Old metadata without an egg-info has them in pyproject.toml.
+        ("2.1", NO_EGG, STATIC, ("a>=1",), ()),
+        ("2.1", NO_EGG, "[project]\nname = 'kernels'\ndynamic = ['version']\n", (), ()),
+        ("2.1", NO_EGG, OPTIONAL, ("a>=1", "b ; extra == 'more'", FOR_MORE), ("more",)),
     ],
 )
-def test_old_metadata_without_an_egg_info_has_them_in_pyproject(tmp_path, pyproject, requires, extras):
-    files = {"setup.py": "", "other.egg-info/requires.txt": "wrong\n"}
-    found = read(tmp_path, metadata="2.1", files=files, pyproject=pyproject)
+def test_where_requirements_are_stated(tmp_path, metadata, files, pyproject, requires, extras):
+    found = read(tmp_path, metadata=metadata, files=files, pyproject=pyproject)
     assert (found.requires_dist, found.provides_extra) == (requires, extras)
+
+
+@pytest.mark.parametrize("metadata", ["1.2", "2.1", "2.2", "2.4"])
+def test_requirements_that_pkg_info_states_win_whatever_the_metadata(tmp_path, metadata):
+    found = read(tmp_path, metadata=metadata, files=OTHER, requires=("a",), extras=("more",), pyproject=STATIC)
+    assert (found.requires_dist, found.provides_extra) == (("a",), ("more",))
 
 
 @pytest.mark.parametrize("metadata", ["1.0", "2.1", "", "new", "2.2\nDynamic: requires-dist"])
@@ -209,20 +199,9 @@ def test_statements_that_cannot_be_read_are_refused(tmp_path, files, pyproject, 
     assert why in caught.value.why
 
 
-def test_an_egg_info_of_a_zip_counts(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("kernels-1.0/PKG-INFO", "Metadata-Version: 2.1\nName: kernels\nVersion: 1.0\n")
-        archive.writestr(f"kernels-1.0/{EGG}/", "")
-        archive.writestr(f"kernels-1.0/{EGG}/requires.txt", "a\n")
-    assert read_sdist("kernels", "1.0", (tmp_path / "a.zip").read_bytes(), "13").requires_dist == ("a",)
-
-
 @pytest.mark.parametrize("text", [None, "", "[project]\nname = 'x'\n", "[build-system]\nbuild-backend = 'x'\n"])
 def test_default_build_requirements(text):
     assert build_requires(text) == DEFAULT_BUILD_REQUIRES
-
-
-def test_no_build_requirements_at_all():
     assert build_requires("[build-system]\nrequires = []\n") == ()
 
 

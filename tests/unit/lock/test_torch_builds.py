@@ -79,20 +79,12 @@ def test_local_folder(wheels):
     assert source.uv_args() == ["--find-links", str(wheels)]
 
 
-def test_local_folder_as_url(wheels):
-    assert find(wheels.as_uri()) == TorchSource("find-links", str(wheels))
-    assert "%20" in wheels.as_uri()
-
-
-def test_relative_folder_is_made_absolute(wheels, monkeypatch):
+@pytest.mark.parametrize("place", ["{url}", "some wheels", "~/some wheels"])
+def test_local_folder_is_made_absolute(wheels, monkeypatch, place):
     """uv runs in another directory."""
     monkeypatch.chdir(wheels.parent)
-    assert find("some wheels") == TorchSource("find-links", str(wheels))
-
-
-def test_folder_in_the_home_directory(wheels, monkeypatch):
     monkeypatch.setenv("HOME", str(wheels.parent))
-    assert find("~/some wheels") == TorchSource("find-links", str(wheels))
+    assert find(place.format(url=wheels.as_uri())) == TorchSource("find-links", str(wheels))
 
 
 def test_first_place_that_has_it_wins(wheels, tmp_path):

@@ -17,7 +17,7 @@ from envbuild.core.errors import (
     ResolutionError,
 )
 from envbuild.core.process import Finished
-from envbuild.lock.uv.program import failure, run_uv, uv_program, uv_version
+from envbuild.lock.uv.program import failure, run_uv, uv_version
 
 
 @pytest.fixture
@@ -53,14 +53,10 @@ def closed_port():
         yield holder.getsockname()[1]
 
 
-def test_version_is_that_of_the_binary():
-    assert uv_program().name == "uv"
-    assert all(part.isdigit() for part in uv_version().split("."))
-
-
 def test_lock_without_dependencies_succeeds(uv, tmp_path):
     uv()
     assert (tmp_path / "uv.lock").exists()
+    assert all(part.isdigit() for part in uv_version().split("."))
 
 
 def test_contradiction_is_a_resolution_error_with_uvs_explanation(uv, tmp_path):
@@ -71,11 +67,6 @@ def test_contradiction_is_a_resolution_error_with_uvs_explanation(uv, tmp_path):
     assert caught.value.log == tmp_path / "log"
     assert "some-package==1" in (tmp_path / "log").read_text()
     assert "Relax" in caught.value.fix
-
-
-def test_package_that_nobody_has_is_a_resolution_error(uv):
-    with pytest.raises(ResolutionError):
-        uv('"some-package"', arguments=("--no-index",))
 
 
 def test_unreachable_index_is_a_network_error(uv):
@@ -93,27 +84,9 @@ def test_repository_that_cannot_be_fetched_is_a_network_error_about_git(uv, tmp_
     assert "UV_DEFAULT_INDEX" not in caught.value.fix
 
 
-def test_offline_with_an_empty_cache_is_a_network_error(uv):
-    with pytest.raises(NetworkError):
-        uv('"some-package"', arguments=("--offline",))
-
-
 def test_missing_interpreter_is_an_error_of_the_machine(uv):
     with pytest.raises(MachineError, match="no Python"):
         uv(python="==3.99.*")
-
-
-def test_python_that_cannot_be_downloaded_is_an_error_of_the_machine_and_not_of_the_index():
-    """uv 0.13.8's words where nothing leads to GitHub."""
-    said = """error: Request failed after 3 retries in 5.1s
-  cause: Failed to download `https://github.com/a/b/download/20261110/cpython-3.12.16%2B20261110-x86_64-linux.tar.gz`
-  cause: error sending request for url (https://github.com/a/b/download/20261110/cpython-3.12.16.tar.gz)
-  cause: dns error"""
-    error = failure(Finished(argv=("uv",), status=2, output=said, seconds=1.0), "export it", Path("log"))
-    assert isinstance(error, MachineError)
-    assert "no Python of the base's version" in error.what
-    assert "UV_PYTHON_INSTALL_MIRROR" in error.fix
-    assert "index" not in error.fix
 
 
 def test_broken_interpreter_is_an_error_of_the_machine(uv, tmp_path, monkeypatch):
@@ -174,6 +147,11 @@ def test_credentials_do_not_reach_the_log(uv, tmp_path):
     ("output", "error"),
     [
         ("error: Failed to fetch: `https://host/simple/torch/`\n  cause: HTTP status server error (503)", NetworkError),
+        # uv downloads a Python before it looks at the index.
+        (
+            "cause: Failed to download `https://host/x/cpython-3.12.16-x86_64.tar.gz`\n  cause: error sending request",
+            MachineError,
+        ),
         ("  Caused by: invalid peer certificate: UnknownIssuer", NetworkError),
         ("hint: Packages were unavailable because the network was disabled.", NetworkError),
         ("error: No interpreter found for Python 3.10 in managed installations or search path", MachineError),
@@ -185,5 +163,4 @@ def test_credentials_do_not_reach_the_log(uv, tmp_path):
 def test_failure_by_uvs_words(output, error):
     found = failure(Finished(argv=("uv",), status=2, output=output, seconds=0), "try", Path("log"))
     assert type(found) is error
-    assert isinstance(found, EnvbuildError)
     assert found.fix
