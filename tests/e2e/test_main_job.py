@@ -72,23 +72,17 @@ def test_main_job_certifies_all_cases(main_job: list[dict]) -> None:
     assert all(len(case["steps"]) == 5 for case in certified["cases"])
 
 
-def test_main_job_certificate_is_about_this_image_and_lock(main_job: list[dict], tool: Tool) -> None:
-    statement = statement_of(Path(main_job[2]["certificate"]))
+def test_main_job_certificate_is_about_this_image_and_lock_and_is_not_signed(main_job: list[dict], tool: Tool) -> None:
+    path = Path(main_job[2]["certificate"])
+    statement = statement_of(path)
     oci, sqsh = digests(tool)
     subjects = {subject["name"].rsplit(".", 1)[1]: subject["digest"]["sha256"] for subject in statement["subject"]}
     assert subjects == {"oci": oci.removeprefix("sha256:"), "sqsh": sqsh.removeprefix("sha256:")}
     assert statement["predicate"]["lock_digest"] == main_job[0]["digest"]
-
-
-def test_main_job_certificate_says_that_it_is_not_signed(main_job: list[dict]) -> None:
-    assert main_job[2]["signed"] is False
-    assert decode(Path(main_job[2]["certificate"]).read_bytes()).signed is None
-
-
-def test_main_job_certificate_names_versions_inside_the_image(main_job: list[dict]) -> None:
-    environment = statement_of(Path(main_job[2]["certificate"]))["predicate"]["measured"]["environment"]
-    assert environment["versions"]["megatron-core"] == main_job[0]["components"]["megatron-core"]
-    assert environment["versions"]["torch"] == main_job[0]["torch"]["version"]
+    assert (main_job[2]["signed"], decode(path.read_bytes()).signed) == (False, None)
+    versions = statement["predicate"]["measured"]["environment"]["versions"]
+    assert versions["megatron-core"] == main_job[0]["components"]["megatron-core"]
+    assert versions["torch"] == main_job[0]["torch"]["version"]
 
 
 @pytest.mark.parametrize("command", [LOCK, IMAGE], ids=["lock", "image"])
@@ -122,11 +116,6 @@ def test_certify_one_case_runs_it_and_its_baseline(main_job: list[dict], tool: T
     assert statement_of(Path(done["certificate"]))["predicate"]["whole_matrix"] is False
 
 
-def test_certify_unknown_case_is_a_usage_error(main_job: list[dict], tool: Tool) -> None:
-    done = tool.run(*CERTIFY, "--only", "gpt-fp32-tp3", status=2)
-    assert "gpt-fp32-tp2" in done.stderr
-
-
 def test_certify_refuses_an_sqsh_that_was_changed(main_job: list[dict], tool: Tool, tmp_path: Path) -> None:
     other = Tool(tmp_path, tool.cache)
     shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
@@ -134,17 +123,6 @@ def test_certify_refuses_an_sqsh_that_was_changed(main_job: list[dict], tool: To
     (sqsh,) = (other.project / "out" / "images").glob("*/image.sqsh")
     flip_a_byte(sqsh)
     assert "is not the one that was built" in other.run(*CERTIFY, status=5).stderr
-
-
-def test_certify_refuses_an_oci_layout_that_is_not_the_records(
-    main_job: list[dict], tool: Tool, tmp_path: Path
-) -> None:
-    other = Tool(tmp_path, tool.cache)
-    shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
-    shutil.copytree(tool.project / "out" / "images", other.project / "out" / "images")
-    (index,) = (other.project / "out" / "images").glob("*/oci/index.json")
-    index.write_text(index.read_text().replace(digests(tool)[0], "sha256:" + "0" * 64))
-    assert "index.json does not name the image of the record" in other.run(*CERTIFY, status=5).stderr
 
 
 def test_image_without_a_place_for_torchs_build_says_so_before_the_base_is_made(

@@ -88,11 +88,14 @@ def source(files: list[Path]) -> SqshSource:
 
 
 @pytest.fixture(scope="module")
-def unpacked_sqsh(layers: list, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sqsh")
-    sqsh = pack(folder / "image.sqsh", layers)
-    subprocess.run(["unsquashfs", "-q", "-n", "-d", folder / "root", sqsh], check=True)
-    return folder / "root"
+def sqsh(layers: list, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack(tmp_path_factory.mktemp("sqsh") / "image.sqsh", layers)
+
+
+def unsquashfs(*words: str | Path) -> str:
+    """What the program prints; names are not all UTF-8."""
+    done = subprocess.run(["unsquashfs", *words], capture_output=True, text=True, errors="replace", check=True)
+    return done.stdout
 
 
 def described(root: Path) -> dict[str, tuple[str, str, bytes | str]]:
@@ -108,19 +111,13 @@ def described(root: Path) -> dict[str, tuple[str, str, bytes | str]]:
     return found
 
 
-def test_skopeo_reads_the_layout(layout: Path) -> None:
+def test_skopeo_reads_the_layout_and_verifies_every_blob(layout: Path, tmp_path: Path) -> None:
     seen = subprocess.run(["skopeo", "inspect", f"oci:{layout}:test"], capture_output=True, text=True, check=True)
     value = json.loads(seen.stdout)
-    assert value["Architecture"] == "amd64"
-    assert value["Created"] == "2023-11-14T22:13:20Z"
-    assert value["Labels"] == {"a.label": "one\ntwo"}
-    assert value["Env"] == list(CONFIG.environment)
+    assert (value["Architecture"], value["Created"]) == ("amd64", "2023-11-14T22:13:20Z")
+    assert (value["Labels"], value["Env"]) == ({"a.label": "one\ntwo"}, list(CONFIG.environment))
     assert value["Digest"] == json.loads((layout / "index.json").read_text())["manifests"][0]["digest"]
-
-
-def test_skopeo_verifies_every_blob_while_copying(layout: Path, tmp_path: Path) -> None:
     subprocess.run(["skopeo", "copy", "-q", f"oci:{layout}:test", f"docker-archive:{tmp_path}/d.tar:x:y"], check=True)
-    assert (tmp_path / "d.tar").stat().st_size > 3_000_000
 
 
 def test_umoci_unpacks_the_very_tree(layout: Path, tree: Path, tmp_path: Path) -> None:
@@ -131,7 +128,8 @@ def test_umoci_unpacks_the_very_tree(layout: Path, tree: Path, tmp_path: Path) -
     assert described(tmp_path / "bundle/rootfs") == expected
 
 
-def test_sqsh_is_the_tree_as_enroot_lays_it_out(unpacked_sqsh: Path, tree: Path) -> None:
+def test_sqsh_is_the_tree_as_enroot_lays_it_out(sqsh: Path, tree: Path, tmp_path: Path) -> None:
+    unsquashfs("-q", "-n", "-d", tmp_path / "root", sqsh)
     expected = described(tree)
     expected["odd/plain"] = ("-", "755", b"replaced")
     del expected["dev/console"]
@@ -139,7 +137,7 @@ def test_sqsh_is_the_tree_as_enroot_lays_it_out(unpacked_sqsh: Path, tree: Path)
     expected["odd/secret"] = ("-", "400", b"x")
     for folder in ("srv", "srv/work", "srv/work/dir"):
         expected[folder] = ("d", "755", "")
-    found = described(unpacked_sqsh)
+    found = described(tmp_path / "root")
     for name in ("etc/rc", "etc/rc.local", "etc/environment", "etc/fstab"):
         expected[name] = ("-", "644", found[name][2])
     assert found == expected
@@ -147,27 +145,21 @@ def test_sqsh_is_the_tree_as_enroot_lays_it_out(unpacked_sqsh: Path, tree: Path)
     assert found["etc/rc"][2].splitlines()[:2] == [b"# enroot-provenance: oci:sha256:0", b"# a.label one two"]
 
 
-def test_sqsh_belongs_to_root_and_its_times_are_those_of_the_layers(layers: list, tmp_path: Path) -> None:
-    sqsh = pack(tmp_path / "image.sqsh", layers)
-    listing = subprocess.run(["unsquashfs", "-UTC", "-lln", sqsh], capture_output=True, check=True).stdout
-    lines = [line.split() for line in listing.splitlines() if line[:1] in b"-dl" and b"squashfs-root" in line]
+def test_sqsh_belongs_to_root_and_its_times_are_those_of_the_layers(sqsh: Path) -> None:
+    lines = [line.split() for line in unsquashfs("-UTC", "-lln", sqsh).splitlines() if "squashfs-root" in line]
+    lines = [line for line in lines if line[0][0] in "-dl"]
     assert len(lines) > 30
-    assert {line[1] for line in lines} == {b"0/0"}
-    assert {(line[3], line[4]) for line in lines} <= {(b"2023-11-14", b"22:13")}
-
-
-def test_sqsh_says_that_it_is_zstd_and_when_it_was_made(layers: list, tmp_path: Path) -> None:
-    sqsh = pack(tmp_path / "image.sqsh", layers)
-    said = subprocess.run(["unsquashfs", "-UTC", "-s", sqsh], capture_output=True, text=True, check=True).stdout
-    assert "Compression zstd" in said
-    assert "Tue Nov 14 22:13:20 2023" in said
-    assert "Xattrs are not stored" in said
+    assert {line[1] for line in lines} == {"0/0"}
+    assert {(line[3], line[4]) for line in lines} <= {("2023-11-14", "22:13")}
+    printed = unsquashfs("-UTC", "-s", sqsh)
+    assert [
+        word for word in ("Compression zstd", "Tue Nov 14 22:13:20 2023", "Xattrs are not") if word not in printed
+    ] == []
 
 
 def test_sqsh_is_the_same_every_time_and_on_one_processor(
-    layers: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layers: list, sqsh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pack(tmp_path / "a.sqsh", layers)
     real = shutil.which("mksquashfs")
     wrapper = tmp_path / "bin/mksquashfs"
     wrapper.parent.mkdir()
@@ -175,22 +167,14 @@ def test_sqsh_is_the_same_every_time_and_on_one_processor(
     wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
     pack(tmp_path / "b.sqsh", layers)
-    assert "-processors 1" not in (tmp_path / "a.log").read_text()
+    assert "-processors 1" not in sqsh.with_suffix(".log").read_text()
     assert str(wrapper) in (tmp_path / "b.log").read_text()
-    assert sha256_file(tmp_path / "a.sqsh") == sha256_file(tmp_path / "b.sqsh")
+    assert sha256_file(sqsh) == sha256_file(tmp_path / "b.sqsh")
 
 
-@pytest.mark.parametrize("damage", ["truncated", "one bit", "checksum"])
-def test_sqsh_of_a_damaged_layer_is_refused(layers: list, tmp_path: Path, damage: str) -> None:
-    data = bytearray(layers[0][1].read_bytes())
-    if damage == "truncated":
-        del data[-2000:]
-    elif damage == "one bit":
-        data[300] ^= 4
-    else:
-        data[-7] ^= 1
+def test_sqsh_of_a_damaged_layer_is_refused(layers: list, tmp_path: Path) -> None:
     broken = tmp_path / "broken.tar.gz"
-    broken.write_bytes(data)
+    broken.write_bytes(layers[0][1].read_bytes()[:-2000])
     with pytest.raises(CheckRefusedError, match=r"broken.tar.gz is refused"):
         write_sqsh(tmp_path / "x.sqsh", source([broken]), tmp_path / "log")
 

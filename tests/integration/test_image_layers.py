@@ -122,17 +122,6 @@ def test_a_commit_that_moves_makes_the_last_layers_anew_and_no_other(
     assert again["oci_digest"] == second["oci_digest"]
 
 
-def test_layers_are_shared_between_stacks(layered: Tool, tmp_path: Path) -> None:
-    first = image(layered, "first")
-    components = {"iniconfig": {"version": "==2.0.0", "modules": ["iniconfig"]}}
-    write_stack(tmp_path / "p", "other", components, base="debian12", requirements={"setuptools": SETUPTOOLS})
-    layered.run("lock", "--stack", "other", "--target", "cpu")
-    done = layered.run("image", "--stack", "other", "--target", "cpu", "--format", "oci", "--json", "--quiet")
-    other = json.loads(done.stdout)["record"]
-    assert digests(other)["python"] == digests(first)["python"]
-    assert digests(other)["components"] != digests(first)["components"]
-
-
 def test_a_build_that_writes_into_another_layer_is_refused(layered: Tool, history: History) -> None:
     image(layered, "first")
     project = {**moving_files("2.0"), "setup.py": RUDE}

@@ -133,18 +133,6 @@ def test_image_changed_in_place_is_noticed_and_made_anew(mini: Tool, image: Any)
     assert sha256_file(sqsh) == digests(image)[1]
 
 
-def test_image_says_whether_its_lock_is_current(mini: Tool, image: Any, tmp_path: Path) -> None:
-    other = Tool(tmp_path / "p", mini.cache)
-    for folder in ("envs", "lockfiles"):
-        shutil.copytree(mini.project / folder, other.project / folder)
-    assert image_of(other, "--quiet")["lock_is_current"] is True
-    stack = other.project / "envs/stacks" / f"{NAME}.toml"
-    stack.write_text(stack.read_text().replace("==25.0", "==24.2"))
-    after = image_of(other, "--quiet")
-    assert after["lock_is_current"] is False
-    assert digests(after) == digests(image)
-
-
 def test_lock_of_a_name_has_an_image_of_its_own(mini: Tool, image: Any, tmp_path: Path) -> None:
     other = Tool(tmp_path / "p", mini.cache)
     for folder in ("envs", "lockfiles"):
@@ -216,18 +204,6 @@ def test_kill_at_every_step_loses_nothing(image: Any, warm: Path, selection: Sel
     assert kills >= 5
 
 
-def test_interrupt_while_the_base_is_made(mini: Tool, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    process = Tool(mini.project, cache, {"TMPDIR": str(tmp_path)}).start("image", "--stack", NAME, "--target", "cpu")
-    wait_until(lambda: list(tmp_path.glob("envbuild-*/staging/*/mmdebstrap.*/usr")), seconds=60)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == INTERRUPTED, errors
-    assert files_in(cache, "staging", "bases") == []
-    assert list(tmp_path.glob("envbuild-*/staging/*")) == []
-    assert running_in(tmp_path) == []
-
-
 def test_kill_while_the_base_is_made(mini: Tool, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     process = Tool(mini.project, cache, {"TMPDIR": str(tmp_path)}).start("image", "--stack", NAME, "--target", "cpu")
@@ -280,16 +256,6 @@ def test_image_records_what_is_in_it(image: Any) -> None:
     assert record["base_digest"] == record["layers"][0]["diff_id"]
 
 
-def test_environment_is_compiled_for_good(image: Any) -> None:
-    layer = next(layer for layer in image["record"]["layers"] if layer["name"] == "components")
-    file = Path(image["path"]) / "oci/blobs/sha256" / layer["digest"].removeprefix("sha256:")
-    headers = {member.name: content.read(8) for member, content in read_members(file) if content}
-    sources = [name for name in headers if name.endswith(".py") and "/site-packages/" in name]
-    compiled = {name: data for name, data in headers.items() if name.endswith(".pyc")}
-    assert len(compiled) >= len(sources) > 20
-    assert {data[4:8] for data in compiled.values()} == {b"\x01\0\0\0"}
-
-
 def test_stack_whose_module_does_not_import_is_refused(mini: Tool, warm: Path, tmp_path: Path) -> None:
     write_stack(tmp_path / "p", module="psutil.no_such_part")
     tool = Tool(tmp_path / "p", warm)
@@ -334,14 +300,6 @@ def test_without_network_the_base_names_the_network(mini: Tool, tmp_path: Path) 
     assert done.returncode == NETWORK, done.stderr
     assert "the package archive cannot be reached" in done.stderr
     assert files_in(tmp_path / "cache", "bases", "staging") == []
-
-
-def test_without_network_the_environment_names_the_network(mini: Tool, warm: Path) -> None:
-    shutil.rmtree(warm / "uv/cache")
-    done = without_network(Tool(mini.project, warm))
-    assert done.returncode == NETWORK, done.stderr
-    assert "install phase main" in done.stderr
-    assert files_in(warm, "environments", "images", "staging", "uv/staging") == []
 
 
 def test_without_network_a_warm_cache_is_enough_and_gives_the_same_digests(

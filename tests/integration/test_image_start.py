@@ -8,7 +8,6 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -86,39 +85,6 @@ def start(layer: Path, tmp_path: Path, config: RunConfig, *arguments: str) -> su
         return subprocess.run(words, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize(
-    ("config", "arguments", "printed"),
-    [
-        (
-            {
-                "command": ("sh", "-c", 'pwd; printf "%s|" "$@"', "sh", "two words", "it's", "$HOME"),
-                "workdir": "/srv/x",
-            },
-            (),
-            "/srv/x\ntwo words|it's|$HOME|",
-        ),
-        (
-            {"entrypoint": ("printf", "<%s>"), "command": ("unused",)},
-            ("a b", "$(touch /tmp/x)", "it's"),
-            "<a b><$(touch /tmp/x)><it's>",
-        ),
-        ({"entrypoint": ("printf", "<%s>"), "command": ("c d",)}, (), "<c d>"),
-        ({"command": ("printf", "no")}, ("printf", "%s", "yes"), "yes"),
-    ],
-    ids=["command in the working directory", "entrypoint with arguments", "entrypoint with command", "arguments"],
-)
-def test_starts_what_docker_would_start(
-    layer: Path, tmp_path: Path, config: dict[str, Any], arguments: tuple[str, ...], printed: str
-) -> None:
-    done = start(layer, tmp_path, RunConfig(**config), *arguments)
-    assert (done.stdout, done.stderr) == (printed, "")
-    assert os.listdir(tmp_path / "seen") == []
-
-
-def test_passes_the_commands_status_on(layer: Path, tmp_path: Path) -> None:
-    assert start(layer, tmp_path, RunConfig(command=("sh", "-c", "exit 7"))).returncode == 7
-
-
 HOSTILE = [
     "$(touch /tmp/x)",
     "`touch /tmp/x`",
@@ -138,19 +104,6 @@ def test_nothing_of_labels_and_words_is_run(layer: Path, tmp_path: Path) -> None
     assert done.stdout == "".join(f"<{word}>" for word in words)
     assert done.stderr == ""
     assert os.listdir(tmp_path / "seen") == []
-
-
-def test_the_image_is_as_enroot_leaves_it(layer: Path, tmp_path: Path) -> None:
-    sqsh = tmp_path / "image.sqsh"
-    config = RunConfig(volumes=("/data",), environment=("A=1",), workdir="/srv/x")
-    write_sqsh(sqsh, source([layer], config), tmp_path / "log")
-    with mounted(sqsh, tmp_path / "root") as root:
-        assert (
-            root / "etc/fstab"
-        ).read_text() == "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
-        assert (root / "etc/environment").read_text() == "A=1\n"
-        assert os.listdir(root / "dev") == []
-        assert (root / "srv/x").is_dir()
 
 
 def test_what_dash_would_run_is_refused_and_nothing_is_left(layer: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,39 +102,3 @@ def test_variables_that_no_process_can_have_are_refused(tmp_path: Path, runtime:
     subprocess.run(["mksquashfs", tmp_path / "tree", file, "-quiet", "-no-progress"], check=True, capture_output=True)
     with pytest.raises(CheckRefusedError, match="cannot be opened"), open_image(probe(runtime), file, tmp_path / "s"):
         pass
-
-
-@pytest.mark.slow
-def test_probe_is_not_disturbed_by_mounts_that_come_and_go(tmp_path: Path) -> None:
-    """dockerd's folder is a shared mount: what is unmounted there goes everywhere, also while bubblewrap works."""
-    script = f"""
-import os, subprocess, sys, threading
-sys.path[:0] = {[str(Path(__file__).parents[2] / "build")]!r}
-from envbuild.core import sandbox
-sandbox.TRIES = 1
-place = {str(tmp_path / "shared")!r}
-os.mkdir(place)
-for words in (["--bind", place, place], ["--make-shared", place]):
-    subprocess.run(["mount", *words], check=True)
-over = threading.Event()
-def churn():
-    folders = [os.path.join(place, str(number)) for number in range(8)]
-    for folder in folders:
-        os.mkdir(folder)
-    while not over.is_set():
-        for folder in folders:
-            subprocess.run(["mount", "-t", "tmpfs", "x", folder], check=True)
-        for folder in folders:
-            subprocess.run(["umount", folder], check=True)
-busy = threading.Thread(target=churn)
-busy.start()
-try:
-    for _ in range(150):
-        sandbox.probe()
-finally:
-    over.set()
-    busy.join()
-"""
-    words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", script]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

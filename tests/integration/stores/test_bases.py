@@ -172,13 +172,6 @@ def test_archive_that_was_changed_is_refused(layout: Path, taker: Taker) -> None
     assert "image resolve" in caught.value.fix
 
 
-@pytest.mark.parametrize("form", ["docker-archive", "oci-archive"])
-def test_tar_of_another_kind_is_refused(layout: Path, taker: Taker, form: Any) -> None:
-    shutil.copyfile(blob_of(layout, manifest_of(layout)[1]["layers"][0]["digest"]), taker.root / "a.tar")
-    with pytest.raises(CheckRefusedError, match="refused as a base"):
-        taker(taker.resolved(base_of(Tar(method="tar", path="a.tar", format=form))))
-
-
 @pytest.mark.parametrize("packed", [True, False])
 def test_root_file_system_in_a_tar_is_one_layer(layout: Path, taker: Taker, packed: bool) -> None:
     blob = blob_of(layout, manifest_of(layout)[1]["layers"][0]["digest"])

@@ -1,6 +1,7 @@
 """What makes an image another one, and when there is nothing to do."""
 
 import pytest
+from helpers.errors import error_of
 from helpers.image_inputs import BASE_DIGEST, SELECTION, base_record, changed, inputs_of, small_lock
 from unit.image.test_record import RECORD
 
@@ -145,9 +146,7 @@ def test_image_without_sqsh_serves_on_a_machine_without_mksquashfs(lock, context
 def test_missing_tool_is_named_before_work_starts(lock, context, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("shutil.which", lambda name, path=None: None)
-    with pytest.raises(MachineError) as caught:
-        build_image(inputs_of(lock), context)
-    assert "apt-get install mmdebstrap" in caught.value.fix
+    assert "apt-get install mmdebstrap" in error_of(MachineError, build_image, inputs_of(lock), context).fix
     assert not (context.store.root / "staging").exists()
 
 
@@ -180,6 +179,4 @@ def test_base_that_no_sqsh_can_have_is_refused_before_the_environment_is_made(lo
 def test_lock_for_another_definition_of_the_base_is_refused_with_the_command_that_renews_it(lock, path, command):
     other = lock.lock.base.model_copy(update={"definition_digest": "sha256:older"})
     stale = LockDirectory(lock.path.parent / path, changed(lock, base=other).lock)
-    with pytest.raises(ConfigurationError) as caught:
-        check_inputs(inputs_of(stale))
-    assert command in caught.value.fix
+    assert command in error_of(ConfigurationError, check_inputs, inputs_of(stale)).fix

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from envbuild.catalog.models import Device, Target
-from envbuild.image.node_requirements import hardware_of, labels, target_key, variables
+from envbuild.image.node_requirements import hardware_of, target_key, variables
 
 
 def target(*sm, **fields):
@@ -105,15 +105,6 @@ def test_devices_are_seen_as_the_base_says():
 def test_a_base_that_knows_older_drivers_is_heard(base, kept):
     found = variables(target("90"), "13.0", {"NVIDIA_REQUIRE_CUDA": base})["NVIDIA_REQUIRE_CUDA"]
     assert found == (base if kept else "cuda>=13.0")
-
-
-def test_labels_say_the_same():
-    required = variables(target("90", driver="580"), "13.0")
-    assert labels(required) == {
-        "envbuild.require.cuda": "cuda>=13.0",
-        "envbuild.require.arch": "arch>=9.0,arch<10.0",
-        "envbuild.require.driver": "driver>=580",
-    }
 
 
 def test_names_and_summaries_decide_nothing_and_all_else_does():

@@ -1,7 +1,5 @@
 """The variables and labels of a base and of an environment become those of an image."""
 
-import subprocess
-
 from envbuild.image.variables import base_labels, image_variables, path_front
 from envbuild.oci.models import BaseConfig
 
@@ -53,15 +51,3 @@ def test_labels_of_the_base_are_kept_but_for_those_about_the_image_itself():
         "org.opencontainers.image.base.digest": "sha256:1",
     }
     assert base_labels(BaseConfig(), "", "") == {}
-
-
-def test_profile_puts_the_front_before_what_the_login_shell_set(tmp_path):
-    from envbuild.catalog.data import data_root
-
-    front = path_front(image_variables(VENV, {"PATH": "/usr/local/cuda/bin:/usr/bin"}, {}, {})["PATH"])
-    script = (data_root() / "containers/native/profile.sh").read_text()
-    script = script.replace("@FRONT@", front).replace("@VENV@", VENV)
-    shown = subprocess.run(
-        ["sh", "-c", f'PATH=/usr/bin:/bin; {script}\necho "$PATH"'], capture_output=True, text=True, check=True
-    )
-    assert shown.stdout == f"{VENV}/bin:/usr/local/cuda/bin:/usr/bin:/bin\n"

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.errors import error_of
 
 from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError
 from envbuild.core.process import Finished
@@ -73,10 +74,9 @@ def test_task_that_runs_too_long_is_ended(task):
 
 
 def test_venv_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(CertificationCannotRunError) as caught:
-        venv_executor(tmp_path / "none")
-    assert caught.value.reason == "no-environment"
-    assert "envbuild sync --into" in caught.value.fix
+    error = error_of(CertificationCannotRunError, venv_executor, tmp_path / "none")
+    assert error.reason == "no-environment"
+    assert "envbuild sync --into" in error.fix
 
 
 def test_here_is_what_python_is_called_first(tmp_path):
@@ -86,6 +86,4 @@ def test_here_is_what_python_is_called_first(tmp_path):
     (tmp_path / "python").unlink()
     assert path_executor({"PATH": str(tmp_path)}).python == str(tmp_path / "python3")
     (tmp_path / "python3").unlink()
-    with pytest.raises(CertificationCannotRunError) as caught:
-        path_executor({"PATH": str(tmp_path)})
-    assert caught.value.reason == "no-environment"
+    assert error_of(CertificationCannotRunError, path_executor, {"PATH": str(tmp_path)}).reason == "no-environment"

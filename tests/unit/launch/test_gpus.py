@@ -1,6 +1,7 @@
 """What of NVIDIA's driver an image is shown: its devices and libraries, and nothing that is not there."""
 
 import pytest
+from helpers.errors import error_of
 
 from envbuild.core.errors import CertificationCannotRunError
 from envbuild.launch.executors import communication_variables
@@ -73,11 +74,10 @@ def test_machine_without_a_whole_driver_is_refused(listed, devices, monkeypatch,
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     for path in devices.glob(gone):
         path.unlink()
-    with pytest.raises(CertificationCannotRunError) as caught:
-        find_driver(listed.replace(f"{gone} ", "other "), devices)
-    assert caught.value.reason == "no-driver"
-    assert caught.value.why.startswith(why)
-    assert "--plan-out" in caught.value.fix
+    error = error_of(CertificationCannotRunError, find_driver, listed.replace(f"{gone} ", "other "), devices)
+    assert error.reason == "no-driver"
+    assert error.why.startswith(why)
+    assert "--plan-out" in error.fix
 
 
 def test_gpus_as_nvidia_smi_prints_them():

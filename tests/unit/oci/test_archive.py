@@ -4,6 +4,7 @@ import gzip
 import json
 
 import pytest
+from helpers.errors import error_of
 from helpers.layer_tars import file, tar_of
 
 from envbuild.core.errors import CheckRefusedError
@@ -39,10 +40,9 @@ def staging(tmp_path):
 def test_a_root_file_system_is_called_by_its_tar(tmp_path, staging, content):
     path = tmp_path / "rootfs.tar"
     path.write_bytes(content)
-    with pytest.raises(CheckRefusedError) as caught:
-        rootfs(path, staging)
-    assert caught.value.what.startswith(f"the tar {path} is refused")
-    assert str(staging) not in f"{caught.value.what}{caught.value.why}{caught.value.fix}"
+    error = error_of(CheckRefusedError, rootfs, path, staging)
+    assert error.what.startswith(f"the tar {path} is refused")
+    assert str(staging) not in f"{error.what}{error.why}{error.fix}"
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,8 @@ def test_a_layer_of_docker_save_is_called_by_its_archive(tmp_path, staging, laye
 
 @pytest.mark.parametrize("tag", [None, "x:1"])
 def test_an_archive_without_images_says_so(tmp_path, staging, tag):
-    with pytest.raises(CheckRefusedError) as caught:
-        docker_archive(saved(tmp_path, []), tag, PLATFORM, staging)
-    assert caught.value.why == "Its manifest.json lists no image."
+    error = error_of(CheckRefusedError, docker_archive, saved(tmp_path, []), tag, PLATFORM, staging)
+    assert error.why == "Its manifest.json lists no image."
     (tmp_path / "index.json").write_text('{"manifests": []}')
-    with pytest.raises(CheckRefusedError) as caught:
-        only_digest(FolderFiles(tmp_path), tag)
-    assert caught.value.why == "Its index.json lists no image."
+    error = error_of(CheckRefusedError, only_digest, FolderFiles(tmp_path), tag)
+    assert error.why == "Its index.json lists no image."

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.errors import error_of
 from helpers.layer_tars import file, layer
 
 from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
@@ -158,31 +159,24 @@ def chosen_by_its_platform(layout):
 )
 def test_entry_that_could_be_taken_for_the_image(opened, layout, spoil, why):
     spoil(layout)
-    with pytest.raises(CheckRefusedError) as caught:
-        opened()
-    assert why in caught.value.why
-    assert "by its tag" in caught.value.fix
+    error = error_of(CheckRefusedError, opened)
+    assert why in error.why
+    assert "by its tag" in error.fix
 
 
 @pytest.mark.parametrize("spoil", [as_a_report, as_an_attestation, as_nothing_known, at_the_sbom])
 def test_tag_that_is_asked_for_and_is_no_images(opened, layout, spoil):
     spoil(layout)
-    with pytest.raises(CheckRefusedError) as caught:
-        opened(":mcore")
-    assert caught.value.why.startswith("Tag 'mcore' is that of sha256:")
+    assert error_of(CheckRefusedError, opened, ":mcore").why.startswith("Tag 'mcore' is that of sha256:")
 
 
 def test_one_of_two_images_is_opened_by_its_tag(opened, layout):
     layout.write([*layout.entries, layout.another(annotations={REF_NAME: "other"})])
-    with pytest.raises(CheckRefusedError) as caught:
-        opened()
-    assert "It has 2 images" in caught.value.why
+    assert "It has 2 images" in error_of(CheckRefusedError, opened).why
     assert (opened(":mcore").digest, len(opened(":mcore").reports)) == (layout.digest, 2)
     assert (opened(":other").digest, opened(":other").reports) == (layout.other.digest, ())
     layout.write([*layout.entries, layout.another(annotations={REF_NAME: "mcore"})])
-    with pytest.raises(CheckRefusedError) as caught:
-        opened(":mcore")
-    assert "It has 2 images with tag 'mcore'" in caught.value.why
+    assert "It has 2 images with tag 'mcore'" in error_of(CheckRefusedError, opened, ":mcore").why
 
 
 def test_one_image_may_have_two_tags(opened, layout):
@@ -194,34 +188,26 @@ def test_one_image_may_have_two_tags(opened, layout):
 @pytest.mark.parametrize("key", ["Manifests", "manife\u017fts"])
 def test_index_that_says_something_else_to_other_programs(opened, layout, key):
     layout.write(layout.entries, **{key: [layout.another(annotations={REF_NAME: "mcore"})]})
-    with pytest.raises(CheckRefusedError) as caught:
-        opened()
-    assert "which other programs read as 'manifests'" in caught.value.why
+    assert "which other programs read as 'manifests'" in error_of(CheckRefusedError, opened).why
 
 
 def test_entry_that_says_something_else_to_other_programs(opened, layout):
     image, *reports = layout.entries
     hidden = {**layout.another(artifactType=SBOM, subject=layout.about()), "Annotations": {REF_NAME: "mcore"}}
     layout.write([untagged(image), {**hidden, "artifactType": SBOM}, *reports])
-    with pytest.raises(CheckRefusedError) as caught:
-        opened()
-    assert "'Annotations', which other programs read as 'annotations'" in caught.value.why
+    assert "'Annotations', which other programs read as 'annotations'" in error_of(CheckRefusedError, opened).why
 
 
 def test_index_with_a_key_twice(opened, layout):
     text = (layout.path / "index.json").read_text()
     (layout.path / "index.json").write_text(text.replace('"schemaVersion"', '"manifests": [], "schemaVersion"'))
-    with pytest.raises(CheckRefusedError) as caught:
-        opened()
-    assert "a key twice" in caught.value.why
+    assert "a key twice" in error_of(CheckRefusedError, opened).why
 
 
 @pytest.mark.parametrize("entry", ["text", {"annotations": "text"}, {"platform": ["linux"]}])
 def test_entry_of_another_form_is_told(opened, layout, entry):
     layout.write([*layout.entries, entry])
-    with pytest.raises(CheckRefusedError) as caught:
-        opened()
-    assert "Its index cannot be read: manifests.3" in caught.value.why
+    assert "Its index cannot be read: manifests.3" in error_of(CheckRefusedError, opened).why
 
 
 def test_every_blob_of_a_report_is_read(opened, layout):
@@ -232,8 +218,6 @@ def test_every_blob_of_a_report_is_read(opened, layout):
     for digest in digests:
         kept = layout.blob(digest).read_bytes()
         layout.blob(digest).write_bytes(kept + b" ")
-        with pytest.raises(CheckRefusedError) as caught:
-            opened()
-        assert f"{digest.removeprefix('sha256:')} has the digest" in caught.value.why
+        assert f"{digest.removeprefix('sha256:')} has the digest" in error_of(CheckRefusedError, opened).why
         layout.blob(digest).write_bytes(kept)
     opened()

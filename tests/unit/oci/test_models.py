@@ -3,13 +3,15 @@
 import json
 
 import pytest
+from helpers.errors import error_of
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.oci.models import Configuration, Index, Manifest, Platform, read
 from envbuild.oci.pull import base_config, check_layers, choose
 
 DIGEST = "sha256:" + "a" * 64
-LAYER = {"mediaType": "application/vnd.oci.image.layer.v1.tar+gzip", "digest": DIGEST, "size": 1}
+GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
+LAYER = {"mediaType": GZIP, "digest": DIGEST, "size": 1}
 MANIFEST = {"schemaVersion": 2, "config": {**LAYER, "mediaType": "x"}, "layers": [LAYER]}
 CONFIGURATION = {"os": "linux", "architecture": "amd64", "rootfs": {"type": "layers", "diff_ids": [DIGEST]}}
 
@@ -36,9 +38,7 @@ def test_platform(platform, base, fits):
 
 def test_index_without_the_platform_names_those_it_has():
     index = parsed(Index, {"manifests": [{**LAYER, "platform": {"os": "linux", "architecture": "s390x"}}]})
-    with pytest.raises(CheckRefusedError) as caught:
-        choose(index, "linux/amd64", "it")
-    assert "linux/s390x" in caught.value.why
+    assert "linux/s390x" in error_of(CheckRefusedError, choose, index, "linux/amd64", "it").why
     with pytest.raises(CheckRefusedError, match="it is refused"):
         choose(parsed(Index, {"manifests": [LAYER]}), "linux/amd64", "it")
 
@@ -67,38 +67,28 @@ def test_text_that_is_no_json_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "diff_ids", "platform", "words"),
     [
-        ("application/vnd.oci.image.layer.nondistributable.v1.tar+gzip", "foreign"),
-        ("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", "foreign"),
-        ("application/vnd.oci.image.layer.v1.tar+squashfs", "unknown type"),
-        ("", "unknown type"),
+        ("application/vnd.oci.image.layer.nondistributable.v1.tar+gzip", [DIGEST], "linux/amd64", "foreign"),
+        ("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", [DIGEST], "linux/amd64", "foreign"),
+        ("application/vnd.oci.image.layer.v1.tar+squashfs", [DIGEST], "linux/amd64", "unknown type"),
+        ("", [DIGEST], "linux/amd64", "unknown type"),
+        (GZIP, [DIGEST], "linux/arm64", "for linux/arm64; the image is for linux/amd64"),
+        (GZIP, [DIGEST, DIGEST], "linux/amd64", "1 layers, and its configuration 2"),
+        (GZIP, [], "linux/amd64", "It has no layers"),
     ],
 )
-def test_layers_that_cannot_be_taken(kind, told):
+def test_layers_that_cannot_be_taken(kind, diff_ids, platform, words):
     manifest = parsed(Manifest, {**MANIFEST, "layers": [{**LAYER, "mediaType": kind}]})
-    with pytest.raises(CheckRefusedError) as caught:
-        check_layers(manifest, parsed(Configuration, CONFIGURATION), "linux/amd64", "it")
-    assert told in caught.value.why
+    configuration = parsed(Configuration, {**CONFIGURATION, "rootfs": {"diff_ids": diff_ids}})
+    assert words in error_of(CheckRefusedError, check_layers, manifest, configuration, platform, "it").why
 
 
-def test_image_for_another_platform_is_refused():
-    with pytest.raises(CheckRefusedError) as caught:
-        check_layers(parsed(Manifest, MANIFEST), parsed(Configuration, CONFIGURATION), "linux/arm64", "it")
-    assert "for linux/arm64; the image is for linux/amd64" in caught.value.why
-
-
-def test_document_with_a_key_twice_is_refused():
-    with pytest.raises(CheckRefusedError, match="it is refused as a base") as caught:
-        read(json.dumps(MANIFEST).replace('"layers"', '"layers": [], "layers"').encode(), Manifest, "it")
-    assert "a key twice" in caught.value.why
-
-
-def test_configuration_with_another_number_of_layers_is_refused():
-    configuration = parsed(Configuration, {**CONFIGURATION, "rootfs": {"diff_ids": [DIGEST, DIGEST]}})
-    with pytest.raises(CheckRefusedError) as caught:
-        check_layers(parsed(Manifest, MANIFEST), configuration, "linux/amd64", "it")
-    assert "1 layers, and its configuration 2" in caught.value.why
+@pytest.mark.parametrize(
+    "raw", [b"<html>", json.dumps(MANIFEST).replace('"layers"', '"layers": [], "layers"').encode()]
+)
+def test_text_that_is_not_one_document_is_refused(raw):
+    assert error_of(CheckRefusedError, read, raw, Manifest, "it").what == "it is refused as a base"
 
 
 def test_what_an_image_says_of_its_containers():

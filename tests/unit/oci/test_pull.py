@@ -1,6 +1,7 @@
 """Layers of bases are kept once, and each is held to what the image at hand says of it."""
 
 import pytest
+from helpers.errors import error_of
 from helpers.layer_tars import file, layer
 
 from envbuild.core.digests import sha256_bytes, sha256_file
@@ -51,6 +52,5 @@ def test_a_media_type_that_is_not_the_layers_is_refused_whether_or_not_it_is_kep
                 (kept,) = keep(f"{name}-{number}", media_type)
                 assert kept.record.media_type == shipped
             else:
-                with pytest.raises(CheckRefusedError) as caught:
-                    keep(f"{name}-{number}", media_type)
-                assert f"media type {media_type} states" in caught.value.why
+                error = error_of(CheckRefusedError, keep, f"{name}-{number}", media_type)
+                assert f"media type {media_type} states" in error.why

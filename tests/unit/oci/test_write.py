@@ -44,13 +44,6 @@ def test_layout_has_a_blob_for_every_digest_it_names(tmp_path):
     assert len(list((tmp_path / "oci/blobs/sha256").iterdir())) == 4
 
 
-def test_layout_shares_layers_with_the_store(tmp_path):
-    record, file = layer(tmp_path, "base")
-    image = make_oci(CONFIG, "linux/amd64", [record], epoch=0)
-    write_layout(tmp_path / "oci", image, [Layer(record, file)], tag="x")
-    assert (tmp_path / "oci/blobs/sha256" / record.digest.removeprefix("sha256:")).samefile(file)
-
-
 def test_config_says_how_to_start_and_when_it_was_made(tmp_path):
     record, _ = layer(tmp_path, "base")
     config = json.loads(make_oci(CONFIG, "linux/arm64", [record], epoch=1_700_000_000).config)

@@ -6,6 +6,7 @@ import random
 import threading
 
 import pytest
+from helpers.errors import error_of
 from helpers.layer_tars import device, file, seen, tar_of
 
 from envbuild.core.errors import CheckRefusedError, MachineError
@@ -51,13 +52,6 @@ def test_blobs_are_unpacked(tmp_path, monkeypatch, how, portion):
     assert read(blob) == TAR
 
 
-def test_every_known_media_type_is_read(tmp_path):
-    assert len(MEDIA_TYPES) == 12
-    for media_type in MEDIA_TYPES:
-        how = "gzip" if media_type.endswith("gzip") else "zstd" if media_type.endswith("zstd") else "plain"
-        assert read(blob_of(tmp_path, PACKED[how], media_type=media_type)) == TAR
-
-
 @pytest.mark.parametrize("media_type", sorted(MEDIA_TYPES))
 @pytest.mark.parametrize("how", ["plain", "gzip", "zstd"])
 @pytest.mark.parametrize("look", [read, check_blob, check_media_type])
@@ -73,17 +67,19 @@ def test_a_media_type_that_the_first_bytes_contradict_is_refused(tmp_path, media
 
 
 def test_an_empty_blob_is_no_compressed_layer(tmp_path):
-    with pytest.raises(CheckRefusedError) as caught:
-        seen(blob_of(tmp_path, b"", media_type="application/vnd.oci.image.layer.v1.tar+zstd"))
-    assert "states zstd; by its first bytes it is empty" in caught.value.why
+    error = error_of(
+        CheckRefusedError, seen, blob_of(tmp_path, b"", media_type="application/vnd.oci.image.layer.v1.tar+zstd")
+    )
+    assert "states zstd; by its first bytes it is empty" in error.why
     assert seen(blob_of(tmp_path, b"", media_type="application/vnd.oci.image.layer.v1.tar")) == {}
 
 
 @pytest.mark.parametrize("data", [b"<html>not found</html>", b"<html>not found</html>" * 100])
 def test_what_is_nothing_known_is_not_said_to_be_something(tmp_path, data):
-    with pytest.raises(CheckRefusedError) as caught:
-        seen(blob_of(tmp_path, data, media_type="application/vnd.oci.image.layer.v1.tar+gzip"))
-    assert "media type" not in caught.value.why
+    error = error_of(
+        CheckRefusedError, seen, blob_of(tmp_path, data, media_type="application/vnd.oci.image.layer.v1.tar+gzip")
+    )
+    assert "media type" not in error.why
 
 
 @pytest.mark.parametrize(
@@ -96,9 +92,8 @@ def test_what_is_nothing_known_is_not_said_to_be_something(tmp_path, data):
     ],
 )
 def test_unknown_media_types_are_refused(tmp_path, media_type):
-    with pytest.raises(CheckRefusedError) as caught:
-        read(blob_of(tmp_path, gzip.compress(TAR), media_type=media_type))
-    assert f"media type is {media_type!r}" in caught.value.why
+    error = error_of(CheckRefusedError, read, blob_of(tmp_path, gzip.compress(TAR), media_type=media_type))
+    assert f"media type is {media_type!r}" in error.why
 
 
 @pytest.mark.parametrize("how", ["plain", "gzip", "zstd"])
@@ -112,9 +107,8 @@ def test_a_truncated_blob_is_refused(tmp_path, how):
 
 def test_what_is_known_of_a_truncated_blob_says_so_first(tmp_path):
     data = PACKED["gzip"]
-    with pytest.raises(CheckRefusedError) as caught:
-        read(blob_of(tmp_path, data[:-10], size_bytes=len(data)))
-    assert caught.value.why == f"The manifest states {len(data)} bytes; the blob has {len(data) - 10}."
+    error = error_of(CheckRefusedError, read, blob_of(tmp_path, data[:-10], size_bytes=len(data)))
+    assert error.why == f"The manifest states {len(data)} bytes; the blob has {len(data) - 10}."
 
 
 @pytest.mark.parametrize("how", ["gzip", "zstd"])
@@ -141,38 +135,27 @@ def test_something_else_behind_gzip_is_refused(tmp_path):
 @pytest.mark.parametrize(("field", "name"), [("digest", "blob"), ("diff_id", "tar in it")])
 def test_a_wrong_digest_is_refused(tmp_path, field, name):
     wrong = "sha256:" + "0" * 64
-    with pytest.raises(CheckRefusedError) as caught:
-        seen(blob_of(tmp_path, PACKED["gzip"], **{field: wrong}))
-    assert f"digest of the {name} should be {wrong} and is sha256:" in caught.value.why
+    error = error_of(CheckRefusedError, seen, blob_of(tmp_path, PACKED["gzip"], **{field: wrong}))
+    assert f"digest of the {name} should be {wrong} and is sha256:" in error.why
 
 
 def test_that_it_is_another_blob_is_said_before_what_it_holds(tmp_path):
     data = gzip.compress(tar_of([device("etc/null"), file("b", bytes(3_000_000))]))
-    with pytest.raises(CheckRefusedError) as caught:
-        seen(blob_of(tmp_path, data, digest="sha256:" + "0" * 64))
-    assert "digest of the blob" in caught.value.why
+    error = error_of(CheckRefusedError, seen, blob_of(tmp_path, data, digest="sha256:" + "0" * 64))
+    assert "digest of the blob" in error.why
 
 
 def test_a_bomb_is_refused_without_being_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(blobs, "FREE_BYTES", 1 << 20)
     bomb = gzip.compress(tar_of([file("zeros", bytes(40 << 20))]))
     assert len(bomb) * blobs.MAX_RATIO < 40 << 20
-    with pytest.raises(CheckRefusedError) as caught:
-        seen(blob_of(tmp_path, bomb))
-    assert "200:1" in caught.value.why
+    assert "200:1" in error_of(CheckRefusedError, seen, blob_of(tmp_path, bomb)).why
 
 
 def test_more_than_the_record_states_is_refused(tmp_path):
     assert read(blob_of(tmp_path, PACKED["gzip"], unpacked_bytes=len(TAR))) == TAR
-    with pytest.raises(CheckRefusedError) as caught:
-        read(blob_of(tmp_path, PACKED["gzip"], unpacked_bytes=len(TAR) - 1))
-    assert "what its record states" in caught.value.why
-
-
-def test_no_tar_is_refused(tmp_path):
-    with pytest.raises(CheckRefusedError) as caught:
-        seen(blob_of(tmp_path, b"<html>not found</html>" * 100))
-    assert "neither a tar nor" in caught.value.why
+    error = error_of(CheckRefusedError, read, blob_of(tmp_path, PACKED["gzip"], unpacked_bytes=len(TAR) - 1))
+    assert "what its record states" in error.why
 
 
 def test_a_missing_file_is_the_machines_fault(tmp_path):

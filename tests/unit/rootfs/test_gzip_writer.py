@@ -1,12 +1,12 @@
 """The parallel gzip: readable by everyone, and the same bytes whatever the machine."""
 
 import gzip
-import hashlib
 import os
 import random
 
 import pytest
 
+from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import MachineError
 from envbuild.rootfs import gzip_writer
 from envbuild.rootfs.gzip_writer import BLOCK_BYTES, GzipWriter
@@ -31,16 +31,10 @@ def compress(path, pieces) -> GzipWriter:
 def test_gzip_gives_back_what_went_in(tmp_path, size):
     data = content(size)[:size]
     writer = compress(tmp_path / "x.gz", [data])
-    assert gzip.decompress((tmp_path / "x.gz").read_bytes()) == data
-    assert writer.plain_bytes == len(data)
-    assert writer.bytes == (tmp_path / "x.gz").stat().st_size
-
-
-def test_gzip_knows_both_digests(tmp_path):
-    data = content(BLOCK_BYTES * 2)
-    writer = compress(tmp_path / "x.gz", [data])
-    assert writer.plain_digest == "sha256:" + hashlib.sha256(data).hexdigest()
-    assert writer.digest == "sha256:" + hashlib.sha256((tmp_path / "x.gz").read_bytes()).hexdigest()
+    packed = (tmp_path / "x.gz").read_bytes()
+    assert gzip.decompress(packed) == data
+    assert (writer.plain_bytes, writer.bytes) == (len(data), len(packed))
+    assert (writer.plain_digest, writer.digest) == (sha256_bytes(data), sha256_bytes(packed))
 
 
 @pytest.mark.parametrize("processors", [1, 3, 16])
@@ -59,11 +53,6 @@ def test_gzip_does_not_depend_on_how_the_data_comes(tmp_path):
     assert (tmp_path / "whole.gz").read_bytes() == (tmp_path / "pieces.gz").read_bytes()
 
 
-def test_gzip_header_names_no_file_and_no_time(tmp_path):
-    compress(tmp_path / "x.gz", [b"data"])
-    assert (tmp_path / "x.gz").read_bytes()[:10] == bytes.fromhex("1f8b08000000000000ff")
-
-
 def test_gzip_blocks_use_what_came_before(tmp_path):
     """Without the window of the block before, repeated noise would not shrink at block borders."""
     noise = random.Random(1).randbytes(gzip_writer.WINDOW_BYTES // 2)
@@ -76,11 +65,6 @@ def test_gzip_full_disk_is_named(tmp_path):
     (tmp_path / "x.gz").symlink_to("/dev/full")
     with pytest.raises(MachineError, match=r"is full$"), GzipWriter(tmp_path / "x.gz") as writer:
         writer.write(random.Random(2).randbytes(40 * BLOCK_BYTES))
-
-
-def test_encoder_names_the_library_and_the_level():
-    assert gzip_writer.ENCODER.startswith("zlib-ng ")
-    assert gzip_writer.ENCODER.endswith(f"level {gzip_writer.LEVEL}")
 
 
 def test_gzip_has_the_bytes_that_other_machines_write(tmp_path):

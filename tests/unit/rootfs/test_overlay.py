@@ -1,6 +1,7 @@
 """Layers merged as overlayfs would show them."""
 
 import pytest
+from helpers.errors import error_of
 from helpers.layer_tars import device, entry, fifo, file, folder, hard_link, layer, seen, symlink
 
 from envbuild.core.errors import CheckRefusedError
@@ -164,11 +165,10 @@ def test_hard_links_to_links_and_fifos_are_made_anew(tmp_path):
     ],
 )
 def test_refused(tmp_path, items, why):
-    with pytest.raises(CheckRefusedError) as caught:
-        seen(layer(tmp_path, file("fine")), layer(tmp_path, *items), layer(tmp_path))
-    assert why in caught.value.why
-    assert caught.value.what.startswith(f"layer {tmp_path}/layer1.tar.gz is refused: its member ")
-    assert caught.value.fix
+    error = error_of(CheckRefusedError, seen, layer(tmp_path, file("fine")), layer(tmp_path, *items), layer(tmp_path))
+    assert why in error.why
+    assert error.what.startswith(f"layer {tmp_path}/layer1.tar.gz is refused: its member ")
+    assert error.fix
 
 
 def test_a_hard_link_to_what_a_layer_between_took_away_is_refused(tmp_path):

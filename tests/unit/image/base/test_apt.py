@@ -15,60 +15,63 @@ def target(uri, release, component, codename="$(CODENAME)", signed_by="$(SIGNED_
     return f"{uri}\t{release}\t{codename}\t{component}\t{signed_by}\t{entry}"
 
 
-def test_lines_take_release_updates_and_security_in_that_order():
-    listed = [
-        target("http://s/debian-security/", "bookworm-security", "main"),
-        target("http://m/debian/", "bookworm-updates", "main"),
-        target("http://m/debian/", "bookworm", "main"),
-    ]
-    assert apt.lines_for(DEBIAN, listed) == (
-        "deb http://m/debian/ bookworm main",
-        "deb http://m/debian/ bookworm-updates main",
-        "deb http://s/debian-security/ bookworm-security main",
-    )
+OWN = target("http://m/debian/", "bookworm", "main")
+OWN_LINE = "deb http://m/debian/ bookworm main"
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("base", "listed", "lines"),
     [
-        target("http://m/debian/", "bookworm-backports", "main"),
-        target("http://m/debian/", "trixie", "main"),
-        target("http://m/debian/", "bookworm", "non-free"),
-        target("https://vendor/apt", "cloud-sdk-bookworm", "main"),
-        target("cdrom:[Debian]/", "bookworm", "main"),
-        "W: some warning of apt",
-        "",
+        pytest.param(
+            DEBIAN,
+            [
+                target("http://s/debian-security/", "bookworm-security", "main"),
+                target("http://m/debian/", "bookworm-updates", "main"),
+                OWN,
+            ],
+            (
+                OWN_LINE,
+                "deb http://m/debian/ bookworm-updates main",
+                "deb http://s/debian-security/ bookworm-security main",
+            ),
+            id="release, updates, security",
+        ),
+        pytest.param(DEBIAN, [target("http://m/debian/", "bookworm-security", "main")], (), id="no release"),
+        pytest.param(
+            UBUNTU,
+            [target("http://m/u/", "noble", "universe"), target("http://m/u/", "noble", "main")] * 2,
+            ("deb http://m/u/ noble main universe",),
+            id="components in the order of the base",
+        ),
+        pytest.param(
+            DEBIAN, [target("http://m/debian/", "stable", "main", codename="bookworm")], (OWN_LINE,), id="codename"
+        ),
+        pytest.param(
+            DEBIAN,
+            [target("http://m/debian/", "bookworm", "main", signed_by="/usr/share/keyrings/k.gpg")],
+            ("deb [signed-by=/usr/share/keyrings/k.gpg] http://m/debian/ bookworm main",),
+            id="keyring",
+        ),
+        pytest.param(
+            DEBIAN,
+            [target("http://m/debian/", "bookworm", "main", signed_by="ABCDEF01")],
+            (OWN_LINE,),
+            id="fingerprint",
+        ),
+        *(
+            (DEBIAN, [other, OWN], (OWN_LINE,))
+            for other in (
+                target("http://m/debian/", "bookworm-backports", "main"),
+                target("http://m/debian/", "trixie", "main"),
+                target("http://m/debian/", "bookworm", "non-free"),
+                target("cdrom:[Debian]/", "bookworm", "main"),
+                "W: some warning of apt",
+            )
+        ),
     ],
 )
-def test_lines_leave_out_what_does_not_belong_to_the_base(other):
-    own = target("http://m/debian/", "bookworm", "main")
-    assert apt.lines_for(DEBIAN, [other, own]) == ("deb http://m/debian/ bookworm main",)
-
-
-def test_lines_need_the_release_itself():
-    assert apt.lines_for(DEBIAN, [target("http://m/debian/", "bookworm-security", "main")]) == ()
-
-
-def test_lines_keep_the_components_of_a_source_in_the_order_of_the_base():
-    listed = [target("http://m/u/", "noble", "universe"), target("http://m/u/", "noble", "main")] * 2
-    assert apt.lines_for(UBUNTU, listed) == ("deb http://m/u/ noble main universe",)
-
-
-def test_lines_know_a_release_by_its_codename():
-    listed = [target("http://m/debian/", "stable", "main", codename="bookworm")]
-    assert apt.lines_for(DEBIAN, listed) == ("deb http://m/debian/ bookworm main",)
-
-
-def test_lines_name_the_keyring_that_apt_tells():
-    listed = [target("http://m/debian/", "bookworm", "main", signed_by="/usr/share/keyrings/k.gpg")]
-    assert apt.lines_for(DEBIAN, listed) == (
-        "deb [signed-by=/usr/share/keyrings/k.gpg] http://m/debian/ bookworm main",
-    )
-
-
-def test_lines_do_not_take_a_fingerprint_for_a_file():
-    listed = [target("http://m/debian/", "bookworm", "main", signed_by="ABCDEF0123456789")]
-    assert apt.lines_for(DEBIAN, listed) == ("deb http://m/debian/ bookworm main",)
+def test_sources_of_the_machine_that_belong_to_a_base(base, listed, lines):
+    assert apt.lines_for(base, listed) == lines
 
 
 SOURCES = """# a comment
@@ -117,54 +120,36 @@ def test_signed_by_of_a_source_that_cannot_be_read_is_empty():
     assert apt.signed_by("/nonexistent/x.list:1") == ""
 
 
-def test_mirror_of_debian_has_no_security_archive():
-    assert apt.mirror_lines(DEBIAN, "http://m/debian") == (
-        "deb http://m/debian bookworm main",
-        "deb http://m/debian bookworm-updates main",
-    )
-
-
-def test_mirror_of_ubuntu_has_the_security_suite():
-    assert apt.mirror_lines(UBUNTU, "http://m/ubuntu") == (
-        "deb http://m/ubuntu noble main universe",
-        "deb http://m/ubuntu noble-updates main universe",
-        "deb http://m/ubuntu noble-security main universe",
-    )
-
-
-def test_mirror_may_be_whole_sources():
-    text = "deb [trusted=yes] file:/srv/debs ./\ndeb http://m/debian bookworm main\n"
-    assert apt.mirror_lines(DEBIAN, text) == (
-        "deb [trusted=yes] file:/srv/debs ./",
-        "deb http://m/debian bookworm main",
-    )
+@pytest.mark.parametrize(
+    ("base", "mirror", "lines"),
+    [
+        (DEBIAN, "http://m/d", ("deb http://m/d bookworm main", "deb http://m/d bookworm-updates main")),
+        (
+            UBUNTU,
+            "http://m/u",
+            tuple(f"deb http://m/u noble{suite} main universe" for suite in ("", "-updates", "-security")),
+        ),
+        (DEBIAN, "deb file:/srv ./\ndeb http://m/d x main\n", ("deb file:/srv ./", "deb http://m/d x main")),
+    ],
+)
+def test_mirror_has_the_suites_that_its_distribution_keeps_there(base, mirror, lines):
+    assert apt.mirror_lines(base, mirror) == lines
 
 
 def test_access_keeps_how_repositories_are_reached_and_nothing_else():
+    """A proxy with its password goes to the environment, not to a command line."""
     options, proxies = apt.access(
         'APT::Install-Recommends "1";\n'
         'Acquire::Check-Valid-Until "false";\n'
-        'Acquire::https::CaInfo "/etc/ssl/site.pem";\n'
         'Acquire::http::Proxy::internal.example "DIRECT";\n'
+        'Acquire::http::Proxy "http://user:pw@proxy:3128";\nAcquire::https::Proxy "DIRECT";\n'
         'DPkg::Pre-Install-Pkgs:: "/usr/sbin/hook";\n'
-        'Acquire::Languages "de";\n'
+        'Dir::Etc::netrc "auth.conf";\nDir::Etc::netrcparts "/srv/auth.d";\n'
     )
     assert options == (
         'Acquire::Check-Valid-Until "false"',
-        'Acquire::https::CaInfo "/etc/ssl/site.pem"',
         'Acquire::http::Proxy::internal.example "DIRECT"',
+        'Dir::Etc::netrc "/etc/apt/auth.conf"',
+        'Dir::Etc::netrcparts "/srv/auth.d"',
     )
-    assert proxies == {}
-
-
-def test_access_hands_a_proxy_with_its_password_to_the_environment():
-    options, proxies = apt.access(
-        'Acquire::http::Proxy "http://user:pw@proxy:3128";\nAcquire::https::Proxy "DIRECT";\n'
-    )
-    assert options == ()
     assert proxies == {"http_proxy": "http://user:pw@proxy:3128"}
-
-
-def test_access_names_credentials_by_absolute_path():
-    options, _ = apt.access('Dir::Etc::netrc "auth.conf";\nDir::Etc::netrcparts "/srv/auth.d";\n')
-    assert options == ('Dir::Etc::netrc "/etc/apt/auth.conf"', 'Dir::Etc::netrcparts "/srv/auth.d"')

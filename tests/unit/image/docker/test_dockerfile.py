@@ -54,12 +54,6 @@ def test_dockerfile(name, recipe):
     assert render(recipe) == (GOLDEN / f"{name}.Dockerfile").read_text()
 
 
-@pytest.mark.parametrize("recipe", [CPU, CUDA])
-def test_dockerfile_needs_no_buildkit(recipe):
-    text = render(recipe)
-    assert not [word for word in ("syntax=", "<<", "--mount", "--chmod", "--link") if word in text]
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

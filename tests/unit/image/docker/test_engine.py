@@ -7,6 +7,7 @@ import socket
 
 import pytest
 from docker.errors import APIError, ImageNotFound
+from helpers.errors import error_of
 from helpers.processes import NOBODY, in_child
 from requests.exceptions import ConnectionError as LostConnectionError
 
@@ -38,9 +39,7 @@ class Api:
 
 
 def refused(environ):
-    with pytest.raises(MachineError) as caught:
-        open_engine(environ, otherwise=OTHERWISE)
-    return caught.value
+    return error_of(MachineError, open_engine, environ, otherwise=OTHERWISE)
 
 
 def test_socket_that_is_missing_and_one_without_a_listener(tmp_path):

@@ -5,6 +5,7 @@ import json
 import tarfile
 
 import pytest
+from helpers.errors import error_of
 from unit.image.test_record import RECORD
 
 from envbuild.core.digests import sha256_bytes
@@ -115,10 +116,9 @@ def test_daemon_that_refuses_the_image(image, problem, kind, words):
 )
 def test_format_docker_needs_a_daemon(tmp_path, monkeypatch, formats, instead):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
-    with pytest.raises(MachineError) as caught:
-        engine_for(formats)
-    assert "--format docker loads the image into a daemon" in caught.value.why
-    assert "there is no socket" in caught.value.why
-    assert "systemctl start docker" in caught.value.fix
-    assert caught.value.fix.endswith(f"Without a daemon: --format {instead}.")
+    error = error_of(MachineError, engine_for, formats)
+    assert "--format docker loads the image into a daemon" in error.why
+    assert "there is no socket" in error.why
+    assert "systemctl start docker" in error.fix
+    assert error.fix.endswith(f"Without a daemon: --format {instead}.")
     assert engine_for(formats[1:]) is None

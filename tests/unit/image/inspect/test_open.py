@@ -6,11 +6,11 @@ import io
 import json
 import lzma
 import os
-import shutil
 import subprocess
 import tarfile
 
 import pytest
+from helpers.errors import error_of
 from helpers.layer_tars import file, folder, layer, tar_of
 from unit.image.test_record import RECORD
 
@@ -91,7 +91,7 @@ def test_every_kind_shows_the_same(made, tmp_path, scratch):
         (str(made), "folder"),
         (str(made / "oci"), "layout"),
         (str(made / "oci") + ":mcore", "layout"),
-        (str(archive(made, tmp_path, mode="w")), "archive"),
+        (str(archive(made, tmp_path, mode="w:gz")), "archive"),
         (str(docker_archive(made, tmp_path)), "archive"),
     ):
         image = open_image(name, scratch)
@@ -99,10 +99,6 @@ def test_every_kind_shows_the_same(made, tmp_path, scratch):
         assert image.variables["PATH"] == "/bin"
         shown[name] = names(image)
     assert set(map(tuple, shown.values())) == {("etc/x=content",)}
-
-
-def test_gzipped_archive_is_read_too(made, tmp_path, scratch):
-    assert names(open_image(str(archive(made, tmp_path, mode="w:gz")), scratch)) == ["etc/x=content"]
 
 
 def test_record_beside_an_image_counts_if_it_is_about_it(made, scratch):
@@ -116,17 +112,13 @@ def test_record_beside_an_image_counts_if_it_is_about_it(made, scratch):
 @pytest.mark.parametrize("name", ["nothing", "nothing:tag", "nothing/at/all"])
 def test_nothing_there(name, scratch, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError) as caught:
-        open_image(name, scratch)
-    assert "does not exist" in caught.value.why
+    assert "does not exist" in error_of(ConfigurationError, open_image, name, scratch).why
 
 
 @pytest.mark.parametrize("name", ["", ":tag"])
 def test_an_empty_name_is_not_the_current_folder(name, made, scratch, monkeypatch):
     monkeypatch.chdir(made)
-    with pytest.raises(ConfigurationError) as caught:
-        open_image(name, scratch)
-    assert caught.value.why == "The name is empty."
+    assert error_of(ConfigurationError, open_image, name, scratch).why == "The name is empty."
 
 
 def test_a_name_that_no_file_can_have(scratch):
@@ -139,9 +131,8 @@ def test_what_could_be_read_for_ever_is_not_opened(tag, tmp_path, scratch):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to("/dev/zero")
     for name in (str(tmp_path / "fifo"), str(tmp_path / "link"), "/dev/null"):
-        with pytest.raises(CheckRefusedError) as caught:
-            open_image(name + tag, scratch)
-        assert "neither a directory nor a regular file" in caught.value.why
+        error = error_of(CheckRefusedError, open_image, name + tag, scratch)
+        assert "neither a directory nor a regular file" in error.why
 
 
 def change_index(made, **fields):
@@ -173,15 +164,7 @@ def big(made):
 def test_damaged_layout_says_what_is_wrong(made, scratch, damage, why):
     (made / "record.json").unlink()
     damage(made)
-    with pytest.raises(CheckRefusedError) as caught:
-        open_image(str(made / "oci"), scratch)
-    assert why in caught.value.why
-
-
-def test_wrong_tag_names_those_that_are_there(made, scratch):
-    with pytest.raises(CheckRefusedError) as caught:
-        open_image(str(made / "oci") + ":other", scratch)
-    assert "0 images with tag 'other'; in it are: mcore" in caught.value.why
+    assert why in error_of(CheckRefusedError, open_image, str(made / "oci"), scratch).why
 
 
 def manifest_of(made):
@@ -192,9 +175,7 @@ def manifest_of(made):
 def test_blob_that_is_not_what_its_name_says(made, scratch):
     path = manifest_of(made)
     path.write_bytes(path.read_bytes() + b" ")
-    with pytest.raises(CheckRefusedError) as caught:
-        open_image(str(made), scratch)
-    assert "has the digest" in caught.value.why
+    assert "has the digest" in error_of(CheckRefusedError, open_image, str(made), scratch).why
 
 
 def test_missing_and_damaged_layers(made, scratch):
@@ -205,24 +186,19 @@ def test_missing_and_damaged_layers(made, scratch):
     with pytest.raises(CheckRefusedError):
         names(open_image(str(made), scratch))
     path.unlink()
-    with pytest.raises(CheckRefusedError) as caught:
-        open_image(str(made), scratch)
-    assert "is missing" in caught.value.why
+    assert "is missing" in error_of(CheckRefusedError, open_image, str(made), scratch).why
 
 
 def test_folder_or_file_that_is_no_image(tmp_path, scratch):
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("hello")
     for name in ("empty", "text"):
-        with pytest.raises(CheckRefusedError) as caught:
-            open_image(str(tmp_path / name), scratch)
-        assert "OCI layout" in caught.value.fix
+        assert "OCI layout" in error_of(CheckRefusedError, open_image, str(tmp_path / name), scratch).fix
 
 
 def test_archive_of_several_images(made, tmp_path, scratch):
-    with pytest.raises(CheckRefusedError) as caught:
-        open_image(str(docker_archive(made, tmp_path, images=2)), scratch)
-    assert "lists 2 images" in caught.value.why
+    error = error_of(CheckRefusedError, open_image, str(docker_archive(made, tmp_path, images=2)), scratch)
+    assert "lists 2 images" in error.why
 
 
 def test_layers_of_docker_save_are_held_to_the_configuration(made, tmp_path, scratch):
@@ -230,9 +206,7 @@ def test_layers_of_docker_save_are_held_to_the_configuration(made, tmp_path, scr
         path = docker_archive(made, tmp_path, rootfs={"diff_ids": [diff_id] if diff_id else []})
         image = open_image(str(path), scratch)
         if refused:
-            with pytest.raises(CheckRefusedError) as caught:
-                names(image)
-            assert "digest of the tar in it" in caught.value.why
+            assert "digest of the tar in it" in error_of(CheckRefusedError, names, image).why
         else:
             assert names(image) == ["etc/x=content"]
 
@@ -245,13 +219,6 @@ def test_index_in_an_index_is_followed_and_attestations_are_passed_over(made, sc
     outer = {"mediaType": "application/vnd.oci.image.index.v1+json", "digest": sha256_bytes(inner), "size": len(inner)}
     change_index(made, manifests=[outer])
     assert names(open_image(str(made / "oci"), scratch)) == ["etc/x=content"]
-
-
-def test_sqsh_magic_without_a_file_system(tmp_path, scratch):
-    assert shutil.which("sqfs2tar")
-    (tmp_path / "bad.sqsh").write_bytes(b"hsqs" + bytes(4096))
-    with pytest.raises(CheckRefusedError):
-        open_image(str(tmp_path / "bad.sqsh"), scratch)
 
 
 @pytest.fixture
@@ -376,9 +343,7 @@ def test_archive_with_a_header_that_fills_the_memory_is_refused(tmp_path, scratc
 )
 def test_archive_with_too_many_members_is_refused(made, tmp_path, scratch, monkeypatch, limit, most, why):
     monkeypatch.setattr(tars, limit, most)
-    with pytest.raises(CheckRefusedError) as caught:
-        open_image(str(archive(made, tmp_path, mode="w")), scratch)
-    assert why in caught.value.why
+    assert why in error_of(CheckRefusedError, open_image, str(archive(made, tmp_path, mode="w")), scratch).why
 
 
 def test_document_of_an_archive_that_is_no_document_is_not_copied(tmp_path, scratch):
@@ -387,16 +352,8 @@ def test_document_of_an_archive_that_is_no_document_is_not_copied(tmp_path, scra
         member = tarfile.TarInfo("index.json")
         member.size = DOCUMENT_BYTES + 1
         tar.addfile(member, io.BytesIO(bytes(member.size)))
-    with pytest.raises(CheckRefusedError) as caught:
-        open_image(str(path), scratch)
-    assert "index.json has more than 16 MiB" in caught.value.why
+    assert "index.json has more than 16 MiB" in error_of(CheckRefusedError, open_image, str(path), scratch).why
     assert list(scratch.iterdir()) == []
-
-
-@pytest.mark.parametrize("start", [{"Labels": [1]}, {"Labels": "x"}, {"Env": 5}])
-def test_configuration_of_another_form_is_refused(made, tmp_path, scratch, start):
-    with pytest.raises(CheckRefusedError, match="cannot be read as an image"):
-        open_image(str(docker_archive(made, tmp_path, config=start)), scratch)
 
 
 def test_sqsh_with_a_socket_is_refused(tmp_path, scratch, pack):
@@ -405,9 +362,7 @@ def test_sqsh_with_a_socket_is_refused(tmp_path, scratch, pack):
     place.mkdir(parents=True)
     put(tmp_path / "tree/etc/environment", "A=b\n")
     packed = pack(f"etc/{'d' * 120}/sock i 600 0 0 s")
-    with pytest.raises(CheckRefusedError) as caught:
-        contents_of(open_image(str(packed), scratch))
-    assert "socket" in caught.value.why
+    assert "socket" in error_of(CheckRefusedError, open_image, str(packed), scratch).why
 
 
 def header(kind, size, data=b""):

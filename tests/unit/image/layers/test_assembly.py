@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers.errors import error_of
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.layers import assembly
@@ -73,18 +74,16 @@ def test_where_the_disk_has_no_links_files_are_copied(low, tmp_path, monkeypatch
 def test_writing_into_a_file_of_a_layer_is_refused(joined):
     with (joined.tree / "a/one").open("a") as stream:
         stream.write("more")
-    with pytest.raises(CheckRefusedError) as caught:
-        joined.added()
-    assert "changed layer low" in caught.value.what
-    assert caught.value.why.startswith("a/one was written into")
+    error = error_of(CheckRefusedError, joined.added)
+    assert "changed layer low" in error.what
+    assert error.why.startswith("a/one was written into")
 
 
 def test_the_entry_to_remove_is_named(joined, tmp_path):
     (joined.tree / "a/one").unlink()
-    with pytest.raises(CheckRefusedError) as caught:
-        joined.added()
-    assert caught.value.why.startswith("a/one was removed")
-    assert f"remove {tmp_path}/store/low and {tmp_path}/uv," in caught.value.fix
+    error = error_of(CheckRefusedError, joined.added)
+    assert error.why.startswith("a/one was removed")
+    assert f"remove {tmp_path}/store/low and {tmp_path}/uv," in error.fix
 
 
 def test_the_same_file_in_two_layers_is_no_conflict(joined, tmp_path):
@@ -102,10 +101,9 @@ def test_another_file_of_the_same_name_is_refused(joined, tmp_path, change):
     else:
         (high / "a/one").unlink()
         (high / "a/one").symlink_to("two")
-    with pytest.raises(CheckRefusedError) as caught:
-        joined.add("high", high)
-    assert "a/one" in caught.value.what
-    assert "Layer low has one and layer high another" in caught.value.why
+    error = error_of(CheckRefusedError, joined.add, "high", high)
+    assert "a/one" in error.what
+    assert "Layer low has one and layer high another" in error.why
 
 
 def test_other_bytecode_and_files_that_may_differ_are_the_uppermost(joined, tmp_path):

@@ -57,13 +57,9 @@ def test_bytecode_of_a_folder_does_not_depend_on_other_folders(tree):
     assert compiled(tree / "email") == before
 
 
-def test_bytecode_is_not_checked_against_times(tree):
+def test_bytecode_is_not_checked_against_times_and_names_its_source(tree):
     compile_tree(tree, 2)
     assert {data[4:8] for data in compiled(tree).values()} == {UNCHECKED}
-
-
-def test_bytecode_names_its_source(tree):
-    compile_tree(tree, 2)
     assert str(tree / "json/decoder.py").encode() in next((tree / "json/__pycache__").glob("decoder.*")).read_bytes()
 
 

@@ -54,12 +54,22 @@ def test_access_passes_nothing_else(name):
     assert name not in of({name: "value"}).environment
 
 
-def test_access_binds_the_certificates(tmp_path):
-    bundle = tmp_path / "ca.pem"
-    bundle.write_text("x")
-    found = of(ca_bundle=bundle)
-    assert found.environment["SSL_CERT_FILE"] == "/run/x/ca.pem"
-    assert places(found)["/run/x/ca.pem"] == bundle
+@pytest.mark.parametrize(
+    ("file", "environ", "more", "variable", "target"),
+    [
+        ("ca.pem", {}, {"ca_bundle": "ca.pem"}, "SSL_CERT_FILE", "/run/x/ca.pem"),
+        (".netrc", {}, {}, "NETRC", "/run/x/netrc"),
+        (".config/uv/uv.toml", {}, {}, "XDG_CONFIG_HOME", "/run/x/user/uv/uv.toml"),
+        ("mine.toml", {"UV_CONFIG_FILE": "mine.toml"}, {}, "UV_CONFIG_FILE", "/run/x/uv.toml"),
+    ],
+)
+def test_access_binds_files_and_names_their_places(tmp_path, file, environ, more, variable, target):
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("x")
+    variables = {"HOME": str(tmp_path), **{name: str(tmp_path / value) for name, value in environ.items()}}
+    found = of(variables, **{name: tmp_path / value for name, value in more.items()})
+    assert target.startswith(found.environment[variable])
+    assert places(found)[target] == tmp_path / file
 
 
 def test_access_binds_a_local_folder_of_wheels(tmp_path):
@@ -79,21 +89,6 @@ def test_access_binds_local_indexes_and_says_where_they_are(tmp_path):
     _, local = found.environment["UV_INDEX"].split(" ")
     assert places(found)[local.removeprefix("file://")] == tmp_path / "simple"
     assert local.startswith("file:///run/x/local/")
-
-
-def test_access_binds_a_netrc(tmp_path):
-    (tmp_path / ".netrc").write_text("machine h login l password p")
-    found = of({"HOME": str(tmp_path)})
-    assert found.environment["NETRC"] == "/run/x/netrc"
-    assert places(found)["/run/x/netrc"] == tmp_path / ".netrc"
-
-
-def test_access_binds_uvs_configuration_where_uv_looks(tmp_path):
-    (tmp_path / ".config/uv").mkdir(parents=True)
-    (tmp_path / ".config/uv/uv.toml").write_text("")
-    found = of({"HOME": str(tmp_path)})
-    assert found.environment["XDG_CONFIG_HOME"] == "/run/x/user"
-    assert places(found)["/run/x/user/uv/uv.toml"] == tmp_path / ".config/uv/uv.toml"
 
 
 def test_access_binds_the_configuration_that_was_named_instead(tmp_path):

@@ -1,6 +1,7 @@
 """The policy that cuts environments into layers: by names and phases, every package into one."""
 
 import pytest
+from helpers.errors import error_of
 from helpers.locks import make_lock
 
 from envbuild.catalog import toml
@@ -84,9 +85,8 @@ RULE = 'order = ["python", "a", "b"]\n[[rules]]\nlayer = "a"\nnames = ["x"]\n[[r
 )
 def test_invalid_policy_is_refused(old, new, told):
     assert toml.parse(RULE, LayerPolicy, "layers.toml").layer_of("y", Phase.MAIN, component=False) == "b"
-    with pytest.raises(ConfigurationError) as caught:
-        toml.parse(RULE.replace(old, new, 1), LayerPolicy, "layers.toml")
-    assert told in f"{caught.value.what} {caught.value.why}"
+    error = error_of(ConfigurationError, toml.parse, RULE.replace(old, new, 1), LayerPolicy, "layers.toml")
+    assert told in f"{error.what} {error.why}"
 
 
 def test_files_that_may_differ_are_those_that_no_program_needs():

@@ -1,6 +1,7 @@
 """Compressions of a .sqsh, and clusters whose nodes do not know them."""
 
 import pytest
+from helpers.errors import error_of
 
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.image.squashfs.compression import DEFAULT, NAMES, Compression, check_readable
@@ -27,10 +28,9 @@ def test_compression_in_words_of_mksquashfs(text, words):
     "text", ["", "xz", "zstd:", "zstd:0", "zstd:23", "gzip:10", "lz4:1", "zstd:3:3", "zstd:٣", "gzip:-1"]
 )
 def test_compression_that_there_is_not(text):
-    with pytest.raises(UsageError) as caught:
-        Compression.parse(text)
-    assert caught.value.why
-    assert caught.value.fix
+    error = error_of(UsageError, Compression.parse, text)
+    assert error.why
+    assert error.fix
 
 
 def test_what_nodes_cannot_read_is_refused_with_what_they_can():
