@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from envbuild.catalog.catalog import Selection
@@ -25,9 +26,10 @@ from envbuild.image.inputs import ImageInputs, ImageParts, check_inputs, image_k
 from envbuild.image.layers.environment import make_environment
 from envbuild.image.layers.sandbox import builder_paths
 from envbuild.image.record import ImageRecord
-from envbuild.image.scan.cache import scan_built_layer
+from envbuild.image.scan.cache import scan_layer
 from envbuild.image.squashfs.pack import check_base, find_mksquashfs
 from envbuild.lock.uv.torch_builds import locked_torch
+from envbuild.rootfs.single_layer import members_of
 from envbuild.store.local import LocalStore
 from envbuild.store.record import RECORD_FILE, dump
 
@@ -76,7 +78,10 @@ def _make(folder: Path, key: str, parts: ImageParts, context: Context) -> None:
     log.unlink(missing_ok=True)
     image = write_oci(folder, parts, context)
     paths = builder_paths(context.store)
-    scans = tuple(scan_built_layer(layer, paths, context.store) for layer in image.layers)
+    scans = tuple(
+        scan_layer(record.name, record.digest, partial(members_of, record.blob(file)), paths, context.store)
+        for record, file in image.layers
+    )
     checks = check_image(image_contents(parts, image.config, scans), parts.inputs.allow, context.reporter)
     sqsh = pack_sqsh(folder, parts, image, context, log)
     record = make_record(key, parts, image, sqsh, checks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import Reporter
@@ -27,19 +27,18 @@ def check_image(contents: ImageContents, allow: Collection[str], reporter: Repor
         CheckRefusedError: a check found something, and its code is not allowed.
     """
     found = {code: list(rule(contents)) for code, rule in RULES.items()}
-    refused = [item for items in found.values() for item in items if not item.of_base and item.code not in allow]
-    if refused:
-        codes = sorted({item.code for item in refused})
+    own = {code: [item for item in items if not item.of_base] for code, items in found.items() if code not in allow}
+    if codes := sorted(code for code, items in own.items() if items):
         error = CheckRefusedError(
             f"the image is refused: {', '.join(codes)}",
-            why="\n".join(_lines(refused)),
+            why="\n".join(_lines(own)),
             fix="Find the package or base that brings it, and leave it out. To accept it, add "
             f"{' '.join(f'--allow {code}' for code in codes)}; the image's record lists what was allowed.",
         )
         error.codes = frozenset(codes)
         raise error
-    for items in found.values():
-        for line in _lines(items):
+    for code, items in found.items():
+        for line in _lines({code: items}):
             reporter.note(f"note: {line}")
     return {
         code: CheckRecord(findings=tuple(str(item) for item in items), allowed=code in allow)
@@ -47,7 +46,7 @@ def check_image(contents: ImageContents, allow: Collection[str], reporter: Repor
     }
 
 
-def _lines(items: list[ImageFinding]) -> list[str]:
+def _lines(found: Mapping[str, list[ImageFinding]]) -> list[str]:
     # Names in layers are foreign text.
-    lines = [f"{item.code}: {printable(str(item))}" for item in items]
+    lines = [f"{code}: {printable(str(item))}" for code, items in found.items() for item in items]
     return lines if len(lines) <= PRINTED else [*lines[:PRINTED], f"and {len(lines) - PRINTED} more"]

@@ -43,11 +43,9 @@ class ImageFinding:
     """A fault of an image.
 
     Attributes:
-        code: of the check.
         of_base: it is in a layer of a base that is an image: reported, and not refused.
     """
 
-    code: str
     text: str
     of_base: bool = False
 

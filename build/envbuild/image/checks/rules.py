@@ -36,9 +36,7 @@ def setuid(image: ImageContents) -> Iterator[ImageFinding]:
         for item in scan.special:
             if item.capabilities or (item.kind == "f" and item.mode & bits and not item.owned):
                 why = "file capabilities" if item.capabilities else f"mode {item.mode:o}"
-                yield ImageFinding(
-                    code="setuid", text=f"/{item.path} has {why}, and no Debian package brings it", of_base=of_base
-                )
+                yield ImageFinding(text=f"/{item.path} has {why}, and no Debian package brings it", of_base=of_base)
 
 
 def world_writable(image: ImageContents) -> Iterator[ImageFinding]:
@@ -46,7 +44,7 @@ def world_writable(image: ImageContents) -> Iterator[ImageFinding]:
     for scan, of_base in image.scans():
         for item in scan.special:
             if item.mode & stat.S_IWOTH and not (item.kind == "d" and item.mode & stat.S_ISVTX):
-                yield ImageFinding(code="world-writable", text=f"/{item.path} has mode {item.mode:o}", of_base=of_base)
+                yield ImageFinding(text=f"/{item.path} has mode {item.mode:o}", of_base=of_base)
 
 
 def secrets(image: ImageContents) -> Iterator[ImageFinding]:
@@ -54,10 +52,10 @@ def secrets(image: ImageContents) -> Iterator[ImageFinding]:
     for scan, of_base in image.scans():
         for item in scan.secrets:
             if not item.vouched:
-                yield ImageFinding(code="secrets", text=f"/{item.path} holds {item.what}", of_base=of_base)
+                yield ImageFinding(text=f"/{item.path} holds {item.what}", of_base=of_base)
     for kind, values in (("variable", image.variables), ("label", image.labels)):
         for name in secret_variables(values):
-            yield ImageFinding(code="secrets", text=f"the {kind} {name} holds a credential")
+            yield ImageFinding(text=f"the {kind} {name} holds a credential")
 
 
 def caches(image: ImageContents) -> Iterator[ImageFinding]:
@@ -71,7 +69,7 @@ def caches(image: ImageContents) -> Iterator[ImageFinding]:
         if found:
             of_base = kept.digest in image.of_base
             text = f"layer {kept.name} has {_some(found)}"
-            yield ImageFinding(code="caches", text=text, of_base=of_base)
+            yield ImageFinding(text=text, of_base=of_base)
 
 
 def builder_paths(image: ImageContents) -> Iterator[ImageFinding]:
@@ -81,7 +79,7 @@ def builder_paths(image: ImageContents) -> Iterator[ImageFinding]:
         for item in scan.places:
             by_folder.setdefault(item.what, []).append(f"/{item.path}")
         for folder, found in sorted(by_folder.items()):
-            yield ImageFinding(code="builder-paths", text=f"{folder} is named in {_some(found)}", of_base=of_base)
+            yield ImageFinding(text=f"{folder} is named in {_some(found)}", of_base=of_base)
 
 
 def duplicates(image: ImageContents) -> Iterator[ImageFinding]:
@@ -90,9 +88,7 @@ def duplicates(image: ImageContents) -> Iterator[ImageFinding]:
         paths = sorted({path for scan, _ in image.scans() for path in scan.libraries.get(family, ())})
         folders = sorted({posixpath.dirname(path) for path in paths})
         if len(folders) > 1:
-            yield ImageFinding(
-                code="duplicates", text=f"{family} is there more than once: {', '.join(f'/{one}' for one in folders)}"
-            )
+            yield ImageFinding(text=f"{family} is there more than once: {', '.join(f'/{one}' for one in folders)}")
 
 
 def loaded(image: ImageContents) -> Iterator[ImageFinding]:
@@ -104,12 +100,10 @@ def loaded(image: ImageContents) -> Iterator[ImageFinding]:
             if pattern.match(name):
                 by_name.setdefault(name.partition(".so")[0], set()).add(path)
                 if not path.startswith(f"{image.environment}/") and "torch" not in image.provided:
-                    yield ImageFinding(
-                        code="loaded", text=f"torch loads {family} from {path}, which is not the environment's"
-                    )
+                    yield ImageFinding(text=f"torch loads {family} from {path}, which is not the environment's")
     for name, paths in sorted(by_name.items()):
         if len(paths) > 1:
-            yield ImageFinding(code="loaded", text=f"torch loads {name} more than once: {', '.join(sorted(paths))}")
+            yield ImageFinding(text=f"torch loads {name} more than once: {', '.join(sorted(paths))}")
 
 
 def architectures(image: ImageContents) -> Iterator[ImageFinding]:
@@ -120,14 +114,12 @@ def architectures(image: ImageContents) -> Iterator[ImageFinding]:
     for name, wanted in sorted(image.compiled.items()):
         found = packages[name].architectures if name in packages else Architectures()
         if found not in (wanted, Architectures()):
-            yield ImageFinding(
-                code="architectures", text=f"{name} contains {found.text()}; compiled for the target is {wanted.text()}"
-            )
+            yield ImageFinding(text=f"{name} contains {found.text()}; compiled for the target is {wanted.text()}")
     for name, item in sorted(packages.items()):
         if REQUIRED.match(name) and not item.unknown and (lacking := lacks(item, image.sm)):
             has = item.main_file.architectures.text()
             text = f"{name} {item.version} has nothing for {', '.join(f'sm_{one}' for one in lacking)}, but {has}"
-            yield ImageFinding(code="architectures", text=text)
+            yield ImageFinding(text=text)
 
 
 def gpu_packages(image: ImageContents) -> dict[str, PackageCode]:

@@ -43,16 +43,13 @@ def cuda_headers(image: ImageContents) -> Iterator[ImageFinding]:
     named = {posixpath.normpath(f"{folder}/{CUDA_HEADER}").lstrip("/") for folder in folders if folder}
     if not any(path in named or TOOLKIT_HEADER.match(path) for path in _paths(image)):
         yield ImageFinding(
-            code="cuda-headers",
             text=f"Transformer Engine finds no {CUDA_HEADER} by {', '.join([HEADERS_VARIABLE, *TOOLKIT_VARIABLES])} or "
             "below /usr/local/cuda; kernels that it compiles where it runs fail",
         )
 
 
 def _lacking(what: str) -> ImageFinding:
-    return ImageFinding(
-        code="compiler", text=f"Triton finds no {what.removeprefix('a ')}; torch.compile fails where it runs"
-    )
+    return ImageFinding(text=f"Triton finds no {what.removeprefix('a ')}; torch.compile fails where it runs")
 
 
 def _packages(image: ImageContents) -> set[str]:

@@ -12,9 +12,7 @@ from envbuild.core.files import write_atomic
 from envbuild.core.text import printable
 from envbuild.image.scan.models import FORMAT, LayerScan
 from envbuild.image.scan.scan import read_layer
-from envbuild.rootfs.layer import Layer
 from envbuild.rootfs.members import Member
-from envbuild.rootfs.single_layer import members_of
 from envbuild.rootfs.stream import Content
 from envbuild.store.local import LocalStore
 
@@ -36,16 +34,6 @@ class CachedScan:
     digest: str
     scan: LayerScan
     listing: Path
-
-
-def scan_built_layer(layer: Layer, builder_paths: Sequence[str], store: LocalStore) -> CachedScan:
-    """The scan of a layer that was built here.
-
-    Raises:
-        CheckRefusedError: the layer is damaged.
-    """
-    record = layer.record
-    return scan_layer(record.name, record.digest, lambda: members_of(layer.blob), builder_paths, store)
 
 
 def scan_layer(
