@@ -9,7 +9,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from envbuild.core.digests import sha256_file
+from envbuild.oci.models import RunConfig
+from envbuild.oci.write import OciImage, make_oci, write_layout
 from envbuild.rootfs.blobs import LayerBlob
+from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.rootfs.overlay import merged
 
 EPOCH = 1_600_000_000
@@ -63,6 +67,20 @@ def layer(folder: Path, *items: Item, **known) -> LayerBlob:
     path = folder / f"layer{len(list(folder.iterdir()))}.tar.gz"
     path.write_bytes(gzip.compress(tar_of(items), 1, mtime=0))
     return LayerBlob(file=path, **known)
+
+
+def layout_of(
+    folder: Path, *items: Item, config: RunConfig | None = None, tag: str = "mcore", name: str = "base"
+) -> tuple[OciImage, LayerRecord]:
+    """Write an OCI layout of an image with one layer to ``folder/oci``."""
+    blob = layer(folder, *items)
+    digest, size = sha256_file(blob.file), blob.file.stat().st_size
+    record = LayerRecord(name="base", digest=digest, diff_id="sha256:d", size_bytes=size, unpacked_bytes=1, entries=1)
+    record = record.model_copy(update={"name": name})  # a record of others may have any name
+    image = make_oci(config or RunConfig(), "linux/amd64", [record], 0)
+    write_layout(folder / "oci", image, [Layer(record, blob.file)], tag=tag)
+    blob.file.unlink()
+    return image, record
 
 
 def seen(*layers: LayerBlob, **options) -> dict[str, str]:

@@ -3,13 +3,10 @@
 import json
 
 import pytest
-from helpers.layer_tars import file, layer
+from helpers.layer_tars import file, layout_of
 
 from envbuild.cli.main import run
-from envbuild.core.digests import sha256_file
 from envbuild.oci.models import RunConfig
-from envbuild.oci.write import make_oci, write_layout
-from envbuild.rootfs.layer import Layer, LayerRecord
 
 
 @pytest.fixture(autouse=True)
@@ -20,14 +17,8 @@ def cache(tmp_path, monkeypatch):
 
 def layout(folder, content, name="base", **labels):
     folder.mkdir()
-    blob = layer(folder, file("etc/x", content))
-    record = LayerRecord(
-        name="base", digest=sha256_file(blob.file), diff_id="sha256:d", size_bytes=blob.file.stat().st_size,
-        unpacked_bytes=1, entries=1,
-    )  # fmt: skip
-    record = record.model_copy(update={"name": name})
-    image = make_oci(RunConfig(labels=tuple(labels.items())), "linux/amd64", [record], 0)
-    write_layout(folder / "oci", image, [Layer(record, blob.file)], tag="t")
+    config = RunConfig(labels=tuple(labels.items()))
+    layout_of(folder, file("etc/x", content), config=config, tag="t", name=name)
     return str(folder / "oci")
 
 

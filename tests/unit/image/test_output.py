@@ -6,14 +6,12 @@ import stat
 from pathlib import Path
 
 import pytest
+from helpers.layer_tars import file, layout_of
 from unit.image.test_record import RECORD
 
-from envbuild.core.digests import sha256_bytes, sha256_file
+from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
 from envbuild.image.output import check_place, find_image, place, verify
-from envbuild.oci.models import RunConfig
-from envbuild.oci.write import make_oci, write_layout
-from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.store import entry_index
 from envbuild.store.record import RECORD_FILE, dump
 
@@ -31,13 +29,7 @@ def entry(tmp_path):
     """A store entry with an image of a few bytes; its record names the target it was first built for."""
     folder = tmp_path / "store" / "entry"
     folder.mkdir(parents=True)
-    file = tmp_path / "layer"
-    file.write_bytes(b"a layer")
-    layer = LayerRecord(
-        name="base", digest=sha256_file(file), diff_id="sha256:2", size_bytes=7, unpacked_bytes=7, entries=1
-    )
-    image = make_oci(RunConfig(), "linux/amd64", [layer], 1)
-    write_layout(folder / "oci", image, [Layer(layer, file)], tag="mcore")
+    image, layer = layout_of(folder, file("a"))
     (folder / "image.sqsh").write_bytes(b"a squashfs")
     record = RECORD.model_copy(
         update={

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 from helpers.errors import error_of
-from helpers.layer_tars import file, layer
+from helpers.layer_tars import file, layout_of
 
-from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
+from envbuild.core.digests import canonical_json, sha256_bytes
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.inspect.open import open_image
 from envbuild.image.sbom.referrers import Attachment, attach
 from envbuild.oci.models import MANIFEST_TYPE, REF_NAME, RunConfig
-from envbuild.oci.write import make_oci, write_layout
-from envbuild.rootfs.layer import Layer, LayerRecord
+from envbuild.oci.write import make_oci
 
 SBOM = "application/vnd.cyclonedx+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -26,13 +25,7 @@ class Layout:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "oci"
         folder.mkdir()
-        blob = layer(folder, file("etc/x", b"content"))
-        record = LayerRecord(
-            name="base", digest=sha256_file(blob.file), diff_id="sha256:d", size_bytes=blob.file.stat().st_size,
-            unpacked_bytes=1, entries=1,
-        )  # fmt: skip
-        image = make_oci(RunConfig(), "linux/amd64", [record], 0)
-        write_layout(self.path, image, [Layer(record, blob.file)], tag="mcore")
+        image, record = layout_of(folder, file("etc/x", b"content"))
         attach(
             self.path,
             folder,

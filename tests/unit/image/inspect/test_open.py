@@ -11,17 +11,15 @@ import tarfile
 
 import pytest
 from helpers.errors import error_of
-from helpers.layer_tars import file, folder, layer, tar_of
+from helpers.layer_tars import file, folder, layout_of, tar_of
 from unit.image.test_record import RECORD
 
-from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
+from envbuild.core.digests import canonical_json, sha256_bytes
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
 from envbuild.image.inspect.open import open_image
 from envbuild.image.squashfs import read
 from envbuild.oci.models import DOCUMENT_BYTES, RunConfig
-from envbuild.oci.write import make_oci, write_layout
 from envbuild.rootfs import blobs, tars
-from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.rootfs.members import Kind, Member
 from envbuild.store.record import dump
 
@@ -33,14 +31,7 @@ def made(tmp_path):
     """A folder as `envbuild image` leaves it, with one layer."""
     folder = tmp_path / "image"
     folder.mkdir()
-    blob = layer(folder, file("etc/x", b"content"))
-    record = LayerRecord(
-        name="base", digest=sha256_file(blob.file), diff_id="sha256:d", size_bytes=blob.file.stat().st_size,
-        unpacked_bytes=1, entries=1,
-    )  # fmt: skip
-    image = make_oci(CONFIG, "linux/amd64", [record], 0)
-    write_layout(folder / "oci", image, [Layer(record, blob.file)], tag="mcore")
-    blob.file.unlink()
+    image, record = layout_of(folder, file("etc/x", b"content"), config=CONFIG)
     found = RECORD.model_copy(update={"oci_digest": image.digest, "layers": (record,), "components": ("torch",)})
     (folder / "record.json").write_bytes(dump(found))
     return folder

@@ -6,7 +6,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from helpers.errors import error_of
-from helpers.layer_tars import file, layer
+from helpers.layer_tars import file, layout_of
 from helpers.locks import make_lock
 from helpers.scans import SITE, package, scanned
 from spdx_tools.spdx.parser.parse_anything import parse_file
@@ -22,9 +22,8 @@ from envbuild.image.sbom.inventory import inventory
 from envbuild.image.sbom.referrers import attach
 from envbuild.image.sbom.write import reports_of
 from envbuild.lock.lockfile import LockedComponent, read_lock
-from envbuild.oci.models import REF_NAME, RunConfig
-from envbuild.oci.write import make_oci, retagged, write_layout
-from envbuild.rootfs.layer import Layer, LayerRecord
+from envbuild.oci.models import REF_NAME
+from envbuild.oci.write import retagged
 from envbuild.store.record import dump
 
 VENV = "opt/envbuild/venv"
@@ -178,14 +177,7 @@ def placed(tmp_path, lock, scan):
     """An image with its reports, as the builder leaves it."""
     folder = tmp_path / "image"
     folder.mkdir()
-    blob = layer(folder, file("etc/x", b"x"))
-    record = LayerRecord(
-        name="base", digest=sha256_file(blob.file), diff_id=ONE, size_bytes=blob.file.stat().st_size,
-        unpacked_bytes=1, entries=1,
-    )  # fmt: skip
-    image = make_oci(RunConfig(), "linux/amd64", [record], 0)
-    write_layout(folder / "oci", image, [Layer(record, blob.file)], tag="mcore")
-    blob.file.unlink()
+    image, record = layout_of(folder, file("etc/x", b"x"))
     before = (folder / "oci/blobs/sha256" / image.digest.removeprefix("sha256:")).read_bytes()
     made = reports_of(record_of(lock, oci_digest=image.digest), inventory(lock, [scan], VENV, {}))
     reports = attach(folder / "oci", folder, made, "1970-01-01T00:00:00Z")
