@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.drift import Finding, Moment, SourceTree, find_drift, write_wheel
+from envbuild.drift import Finding, Moment, SourceTree, write_wheel
+from envbuild.drift.check import find_drift
 from envbuild.lock.uv.program import uv_program
 
 # Its diffusion models and the collections before NeMo 2.0 ask for a megatron-core of another time.

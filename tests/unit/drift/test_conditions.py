@@ -7,7 +7,8 @@ import textwrap
 import pytest
 from unit.drift.test_drift import drift
 
-from envbuild.drift import Severity, SourceTree, find_drift
+from envbuild.drift import Severity, SourceTree
+from envbuild.drift.check import find_drift
 
 OPS = "lib/core/ops.py"
 F = {OPS: "class A:\n    def f(self): ...\ndef f(): ..."}

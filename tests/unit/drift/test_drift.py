@@ -6,7 +6,8 @@ import textwrap
 
 import pytest
 
-from envbuild.drift import Finding, FindingKind, Moment, Severity, SourceTree, find_drift
+from envbuild.drift import Finding, FindingKind, Moment, Severity, SourceTree
+from envbuild.drift.check import find_drift
 
 PROVIDER = "lib-core"
 

@@ -10,7 +10,8 @@ import pytest
 from unit.drift.test_drift import drift, kinds, provider, tree
 
 from envbuild.core.errors import CheckRefusedError, MachineError
-from envbuild.drift import SourceTree, find_drift, find_drift_apart, worker, write_wheel
+from envbuild.drift import SourceTree, find_drift_apart, worker, write_wheel
+from envbuild.drift.check import find_drift
 from envbuild.drift.syntax import children, walk
 from envbuild.drift.walker import Walker
 

@@ -2,16 +2,20 @@
 
 import json
 from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.fake_git import TIP, FakeRepositories, FakeRepository
 from packaging.version import Version
 
+from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Component, Stack
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.models import Companion, DecidedBy, Lead
+from envbuild.lock.components.releases import Releases
 from envbuild.lock.components.select import choose, choose_anchor, lead, left_out, releases_like, upstream_overrides
 from envbuild.lock.inputs.pins import parse_pins
 from envbuild.lock.inputs.refs import SpecifierRef, VersionRef
@@ -19,6 +23,8 @@ from envbuild.lock.inputs.refs import SpecifierRef, VersionRef
 NEMO, MCORE = "https://x/nemo", "https://x/mcore"
 SHA = "b" * 40
 DAY = date(2025, 1, 2)
+CATALOG = Catalog.open(Path("/nonexistent"))
+BASE = CATALOG.base("debian12")
 
 
 def stack_of(**components):
@@ -43,11 +49,17 @@ STACK = stack_of(
 )
 
 
+def lead_of(item, repositories):
+    """What belongs to a component, where no table says anything of releases."""
+    context = SimpleNamespace(repositories=repositories, reporter=SilentReporter())
+    return lead(item, Releases(catalog=CATALOG, base=BASE, settings={}, undecided=frozenset(), context=context))
+
+
 def chosen(stack=STACK, pins=None, repositories=None, as_of=None):
     repositories = repositories or upstream()
     refs = parse_pins("s", stack, pins or {})
     anchor = choose_anchor(stack, refs, repositories, as_of)
-    return choose(stack, refs, [lead(anchor, repositories, SilentReporter())], repositories, as_of)
+    return choose(stack, refs, [lead_of(anchor, repositories)], repositories, as_of, BASE)
 
 
 def test_the_stack_then_upstream():
@@ -127,7 +139,7 @@ def test_versions_that_upstream_forces_on_others():
     text = "[tool.uv]\noverride-dependencies = ['dep==9', 'other>=2', 'from-git @ git+https://x/g@v1']\n"
     repositories = upstream(**{"pyproject.toml": text})
     found = chosen(repositories=repositories)
-    leads = [lead(found["nemo-toolkit"], repositories, SilentReporter())]
+    leads = [lead_of(found["nemo-toolkit"], repositories)]
     forced = upstream_overrides(leads, found, repositories)
     assert {name: item.texts for name, item in forced.items()} == {"other": (">=2",)}
     assert forced["other"].by == "nemo-toolkit"
@@ -227,12 +239,12 @@ def test_what_upstream_names_and_the_stack_lacks_is_told():
     repositories = upstream()
     stack = stack_of(**{"nemo-toolkit": {"git": NEMO, "ref": "main"}, "megatron-core": {"git": MCORE}})
     refs = parse_pins("s", stack, {})
-    leads = [lead(choose_anchor(stack, refs, repositories, None), repositories, SilentReporter())]
-    found = choose(stack, refs, leads, repositories, None)
+    leads = [lead_of(choose_anchor(stack, refs, repositories, None), repositories)]
+    found = choose(stack, refs, leads, repositories, None, BASE)
     where = f"(requirements/manifest.json of nemo-toolkit {TIP[:12]})"
     assert left_out(leads, found) == (f"transformer-engine v2 {where}", f"transformer-engine-torch v2 {where}")
     # Where one package of a repository is a component, the others are its affair.
-    whole = choose(STACK, parse_pins("s", STACK, {}), leads, repositories, None)
+    whole = choose(STACK, parse_pins("s", STACK, {}), leads, repositories, None, BASE)
     assert left_out(leads, whole) == ()
 
 
@@ -240,7 +252,7 @@ def test_versions_that_are_forced_are_not_left_out_and_a_tables_are():
     text = "[tool.uv]\noverride-dependencies = ['other>=2', 'from-git @ git+https://x/g@v1']\n"
     repositories = FakeRepositories(FakeRepository(NEMO, {"pyproject.toml": text}))
     found = chosen(repositories=repositories)
-    own = lead(found["nemo-toolkit"], repositories, SilentReporter())
+    own = lead_of(found["nemo-toolkit"], repositories)
     assert [line.split(" (")[0] for line in left_out([own], found)] == ["from-git v1"]
     table = Lead(
         chosen=found["dep"],

@@ -12,12 +12,13 @@ from envbuild.git.refs import GitRef
 from envbuild.lock.components.models import Companion
 from envbuild.lock.components.upstream import LLM_COLLECTION, companions, has_folder
 
+BASE = Catalog.open(Path("/nonexistent")).base("debian12")
 SHA = "3cdfd613e68e0000000000000000000000000000"
 
 
 def found(files=None, **more):
     repository = FakeRepository("https://x/r", files or {}, **more)
-    return companions(repository, repository.resolve(GitRef("main")))
+    return companions(repository, repository.resolve(GitRef("main")), BASE)
 
 
 def manifest(**entries):
@@ -63,9 +64,7 @@ moving = {{ git = "https://x/m", branch = "main" }}
 elsewhere = {{ git = "https://x/e", rev = "v1", marker = "sys_platform == 'win32'" }}
 megatron-core = {{ path = "3rdparty/Megatron-LM" }}
 '''
-    repository = FakeRepository("https://x/r", {"pyproject.toml": text})
-    base = Catalog.open(Path("/nonexistent")).base("debian12")
-    pins = companions(repository, repository.resolve(GitRef("main")), base)
+    pins = found({"pyproject.toml": text})
     assert {name: (pin.git, pin.ref, pin.where) for name, pin in pins.items()} == {
         "transformer-engine": ("https://x/te.git", SHA, "pyproject.toml [tool.uv.sources]"),
         "transformer-engine-torch": ("https://x/te.git", SHA, "pyproject.toml [tool.uv.sources]"),

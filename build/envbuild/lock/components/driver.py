@@ -52,8 +52,8 @@ def effective_stack(
     """
     if anchor is None:
         return EffectiveStack(stack=stack, leads=(), because=STACKS_FILE)
-    repositories, reporter = releases.context.repositories, releases.context.reporter
-    own = lead(anchor, repositories, reporter, releases.base, releases.lead)
+    repositories = releases.context.repositories
+    own = lead(anchor, releases)
     takeover = stack.takeover
     if takeover is None:
         return EffectiveStack(stack=stack, leads=(own,), because=STACKS_FILE)
@@ -72,7 +72,7 @@ def effective_stack(
     taken = stack.taken_over()
     spec = taken.components[takeover.lead]
     choice = own_choice(takeover.lead, spec, pins.get(takeover.lead), repositories, as_of)
-    other = lead(choice, repositories, reporter, releases.base, releases.lead)
+    other = lead(choice, releases)
     because = f"{anchor.at()} has no {takeover.without}: {takeover.reason}"
     return EffectiveStack(stack=taken, leads=(other, own), because=because)
 

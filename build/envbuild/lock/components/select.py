@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from packaging.utils import canonicalize_name
@@ -11,10 +11,10 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.catalog.models import Base, Component, Stack
 from envbuild.core.errors import ConfigurationError
-from envbuild.core.progress import Reporter
 from envbuild.git.refs import Commit, GitRef
 from envbuild.git.repository import GitRepository
 from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Forced, Lead
+from envbuild.lock.components.releases import Releases
 from envbuild.lock.components.upstream import companions, holds_on, overrides, sources
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
@@ -28,23 +28,14 @@ def choose_anchor(stack: Stack, pins: Mapping[str, Ref], repositories: Repositor
     return own_choice(stack.anchor, stack.components[stack.anchor], pins.get(stack.anchor), repositories, as_of)
 
 
-def lead(
-    chosen: Chosen,
-    repositories: Repositories,
-    reporter: Reporter,
-    base: Base | None = None,
-    of_release: Callable[[Chosen], Lead] | None = None,
-) -> Lead:
-    """Read upstream's own pins at the commit of a component.
-
-    Args:
-        base: for whose platform and Python the pins must be meant; None: all count.
-        of_release: what says the same of a release; None: nothing does.
-    """
+def lead(chosen: Chosen, releases: Releases) -> Lead:
+    """What belongs to a component: upstream's own pins at its commit, or what is known of its release."""
     if chosen.commit is None or chosen.git is None:
-        return of_release(chosen) if of_release is not None else Lead(chosen=chosen, companions={})
-    with reporter.step(f"read upstream's pins at {chosen.at()}"):
-        return Lead(chosen=chosen, companions=companions(repositories.at(chosen.git), chosen.commit, base))
+        return releases.lead(chosen)
+    context = releases.context
+    with context.reporter.step(f"read upstream's pins at {chosen.at()}"):
+        found = companions(context.repositories.at(chosen.git), chosen.commit, releases.base)
+        return Lead(chosen=chosen, companions=found)
 
 
 def choose(
@@ -53,7 +44,7 @@ def choose(
     leads: Sequence[Lead],
     repositories: Repositories,
     as_of: Bound,
-    base: Base | None = None,
+    base: Base,
 ) -> dict[str, Chosen]:
     """Every component, decided: a pin wins; then what the stack says; then what belongs to the leads.
 
@@ -62,7 +53,7 @@ def choose(
 
     Args:
         leads: components that are decided already; of two that name a companion, the first wins.
-        base: for whose platform and Python pins must be meant; None: all count.
+        base: for whose platform and Python pins must be meant.
     """
     decided = {item.chosen.name: item.chosen for item in leads}
     chosen: dict[str, Chosen] = {}
@@ -83,7 +74,7 @@ def choose(
     return chosen
 
 
-def _sources(chosen: Chosen, repositories: Repositories, base: Base | None) -> Lead:
+def _sources(chosen: Chosen, repositories: Repositories, base: Base) -> Lead:
     """A decided component, and the commits that its own pyproject.toml takes those from whose API it calls.
 
     What else it takes from git belongs to its authors' own builds.
@@ -95,7 +86,7 @@ def _sources(chosen: Chosen, repositories: Repositories, base: Base | None) -> L
     # A repository may hold several packages: with the one, its others.
     places = {(item.git, item.ref) for item in found if item.package in used}
     found = [item for item in found if (item.git, item.ref) in places]
-    named = {item.package: item for item in reversed(found) if base is None or holds_on(item.marker, base)}
+    named = {item.package: item for item in reversed(found) if holds_on(item.marker, base)}
     return Lead(chosen=chosen, companions=named)
 
 

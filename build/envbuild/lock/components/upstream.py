@@ -40,11 +40,11 @@ PACKAGES = {
 _GIT_URL = re.compile(r"^git\+(?P<url>\w+://(?:[^@/]+@)?[^@/#]*/[^@#]*)@(?P<ref>[^@#]+)(?:#.*)?$")
 
 
-def companions(repository: GitRepository, commit: Commit, base: Base | None = None) -> dict[str, Companion]:
+def companions(repository: GitRepository, commit: Commit, base: Base) -> dict[str, Companion]:
     """Upstream's pins at a commit, by package; the first place that names a package wins.
 
     Args:
-        base: pins that upstream states for other platforms or Pythons are left out; None: all count.
+        base: pins that upstream states for other platforms or Pythons are left out.
 
     Raises:
         ConfigurationError: a file is there and cannot be understood.
@@ -56,7 +56,7 @@ def companions(repository: GitRepository, commit: Commit, base: Base | None = No
         *overrides(repository, commit),
         *sources(repository, commit),
     ):
-        if base is None or holds_on(companion.marker, base):
+        if holds_on(companion.marker, base):
             found.setdefault(companion.package, companion)
     return found
 
