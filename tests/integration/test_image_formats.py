@@ -177,6 +177,7 @@ def test_sqsh_of_a_damaged_layer_is_refused(layers: list, tmp_path: Path) -> Non
     broken.write_bytes(layers[0][1].read_bytes()[:-2000])
     with pytest.raises(CheckRefusedError, match=r"broken.tar.gz is refused"):
         write_sqsh(tmp_path / "x.sqsh", source([broken]), tmp_path / "log")
+    assert not (tmp_path / "x.sqsh").exists()
 
 
 def test_failing_mksquashfs_is_told_with_what_it_said(layers: list, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.core.errors import CheckRefusedError
 from envbuild.image.squashfs.pack import SqshSource, write_sqsh
 from envbuild.oci.models import RunConfig
 from envbuild.rootfs.blobs import LayerBlob
@@ -104,16 +103,3 @@ def test_nothing_of_labels_and_words_is_run(layer: Path, tmp_path: Path) -> None
     assert done.stdout == "".join(f"<{word}>" for word in words)
     assert done.stderr == ""
     assert os.listdir(tmp_path / "seen") == []
-
-
-def test_what_dash_would_run_is_refused_and_nothing_is_left(layer: Path, tmp_path: Path) -> None:
-    upper = tmp_path / "upper.tar.gz"
-    (tmp_path / "tree/bin").mkdir(parents=True)
-    (tmp_path / "tree/bin/sh").symlink_to("dash")
-    with LayerWriter(upper, EPOCH) as writer:
-        writer.add_tree(tmp_path / "tree")
-    sqsh = tmp_path / "image.sqsh"
-    config = RunConfig(command=("printf", "\t'; touch /tmp/x; '"))
-    with pytest.raises(CheckRefusedError, match="entrypoint or command"):
-        write_sqsh(sqsh, source([layer, upper], config), tmp_path / "log")
-    assert not sqsh.exists()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from conftest import Tool
 from helpers.mini import NAME
-from helpers.stores import PASSWORD, USER, docker_registry, write_docker_config
+from helpers.stores import PASSWORD, USER, write_docker_config
 
 from envbuild.catalog.base import OciLayout, RegistryImage, Tar
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
@@ -278,36 +278,6 @@ def test_index_gives_the_image_of_the_platform(layout: Path, taker: Taker, push:
                 taker(base)
             assert "linux/amd64" in caught.value.why
             assert "linux/arm64" in caught.value.why
-
-
-def data_file(registry_log: Path, digest: str) -> Path:
-    hexadecimal = digest.removeprefix("sha256:")
-    (found,) = registry_log.rglob(f"{hexadecimal}/data")
-    return found
-
-
-@pytest.mark.parametrize("damage", ["other", "short", "long", "packed by another system"])
-def test_layer_that_is_not_what_is_stated_is_refused_and_not_kept(
-    layout: Path, taker: Taker, push: Any, registry_binary: Path, tmp_path: Path, damage: str
-) -> None:
-    with docker_registry(registry_binary, tmp_path / "registry") as address:
-        image = f"{address.removeprefix('http://')}/team/it:v1"
-        skopeo("--dest-tls-verify=false", f"oci:{layout}:v1", f"docker://{image}")
-        base = taker.resolved(named(image))
-        file = data_file(tmp_path / "registry", manifest_of(layout)[1]["layers"][1]["digest"])
-        good = file.read_bytes()
-        damaged = {
-            "other": bytes(len(good)),
-            "short": good[:-20],
-            "long": good + b"x" * 20,
-            "packed by another system": good[:9] + b"\x03" + good[10:],  # of gzip's header: the tar in it is the same
-        }
-        file.write_bytes(damaged[damage])
-        with pytest.raises((CheckRefusedError, NetworkError)):
-            taker(base)
-        assert len(list((taker.store.root / "base-layers").iterdir())) == 1
-        file.write_bytes(good)
-        check_taken(taker(base), layout)
 
 
 def test_manifest_that_is_not_the_digests_is_refused(

@@ -10,6 +10,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.oci.files import FolderFiles
 from envbuild.oci.models import LAYER_TYPES, BaseConfig, Descriptor
 from envbuild.oci.pull import FoundImage, find_image, keep_layers
+from envbuild.rootfs.layer import LAYER_TYPE
 from envbuild.rootfs.single_layer import content_of
 from envbuild.store.local import LocalStore
 
@@ -54,3 +55,24 @@ def test_a_media_type_that_is_not_the_layers_is_refused_whether_or_not_it_is_kep
             else:
                 error = error_of(CheckRefusedError, keep, f"{name}-{number}", media_type)
                 assert f"media type {media_type} states" in error.why
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda good: bytes(len(good)),
+        lambda good: good[:-20],
+        lambda good: good + b"x" * 20,
+        lambda good: good[:9] + bytes([good[9] ^ 1]) + good[10:],
+    ],
+    ids=["other", "short", "long", "packed by another system"],
+)
+def test_a_layer_that_is_not_what_is_stated_is_refused_and_not_kept(keep, tmp_path, damage):
+    (file,) = (tmp_path / "layout/blobs/sha256").iterdir()
+    good = file.read_bytes()
+    file.write_bytes(damage(good))
+    with pytest.raises(CheckRefusedError):
+        keep("bad", LAYER_TYPE)
+    assert list((tmp_path / "store").glob("base-layers/*")) == []
+    file.write_bytes(good)
+    assert len(keep("good", LAYER_TYPE)) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name
@@ -105,17 +105,15 @@ def _locked(
     plain = _python(item)
     wheel = built.get(item.name)
     hashes = (wheel.record.digest,) if wheel else tuple(sorted(locked.hashes))
-    return ListedPackage(
-        **{
-            **vars(plain),
-            "purl": _git_purl(item, component) if component and component.git and component.commit else plain.purl,
-            "hashes": hashes,
-            "repository": component.git or "" if component else "",
-            "commit": component.commit or "" if component else "",
-            "component": component is not None and not component.transitive,
-            "wheel": wheel.record.file if wheel else "",
-            "sdist": (component.sdist or "" if component else "") if wheel else "",
-        }
+    return replace(
+        plain,
+        purl=_git_purl(item, component) if component and component.git and component.commit else plain.purl,
+        hashes=hashes,
+        repository=component.git or "" if component else "",
+        commit=component.commit or "" if component else "",
+        component=component is not None and not component.transitive,
+        wheel=wheel.record.file if wheel else "",
+        sdist=component.sdist or "" if component and wheel else "",
     )
 
 
