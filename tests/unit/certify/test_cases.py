@@ -71,19 +71,6 @@ def test_expand_puts_baselines_first():
     assert [case.id for case in cases] == ["gpt-fp32-baseline", "gpt-fp32-dp2"]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "label", "world_size"),
-    [
-        ((1, 1, 1, 1), "baseline", 1),
-        ((2, 1, 1, 1), "dp2", 2),
-        ((2, 4, 2, 3), "dp2-tp4-pp2-vp3", 16),
-    ],
-)
-def test_layout(sizes, label, world_size):
-    layout = Layout(**dict(zip(("data", "tensor", "pipeline", "virtual_pipeline"), sizes, strict=True)))
-    assert (layout.label, layout.world_size) == (label, world_size)
-
-
 @given(st.lists(st.tuples(*[st.integers(1, 12)] * 4), unique=True, min_size=2, max_size=2))
 def test_layouts_that_differ_have_labels_that_differ(pair):
     one, other = (Layout(data=d, tensor=t, pipeline=p, virtual_pipeline=v) for d, t, p, v in pair)
@@ -221,10 +208,6 @@ def test_number_out_of_bounds_is_refused(part, name, value):
         type(old).model_validate(kept | {name: value})
 
 
-def test_case_listed_twice():
-    assert refused(matrix(spec(data=2), spec(data=2))) == "cases[2]: gpt-fp32-dp2 is listed twice"
-
-
 def test_cases_that_differ_only_in_overlap_have_one_id():
     """With four stages both settings run; the ID has no word for them."""
     rows = [spec(pipeline=4, virtual_pipeline=2, overlap_p2p_comm=overlap) for overlap in (None, True, False)]
@@ -262,17 +245,12 @@ def test_case_without_its_baseline():
     assert refused(wrong) == "gpt-fp32-dp2: its baseline gpt-fp32-baseline is not among the cases"
 
 
-def test_case_of_an_unknown_model():
-    assert refused(matrix(CaseRow(model="bert", data=(1, 2)))) == refused(matrix(CaseRow(model="bert")))
-    assert refused(matrix(CaseRow(model="bert"))) == "cases[1]: no model 'bert' is defined; defined: gpt"
-
-
-def test_case_without_a_tolerance():
-    assert refused(matrix(tolerance={})) == "cases[0]: there is no [tolerance.fp32]"
-
-
 def test_all_problems_are_told_at_once():
-    assert len(refused(matrix(spec(data=2), spec(data=2), spec(pipeline=3), CaseRow(model="bert"))).splitlines()) == 3
+    rows = (spec(data=2), spec(data=2), spec(pipeline=3), CaseRow(model="bert", data=(1, 2)))
+    unknown = "cases[1]: no model 'bert' is defined; defined: gpt"
+    assert refused(matrix(CaseRow(model="bert", data=(1, 2)))) == unknown
+    assert refused(matrix(tolerance={})) == "cases[0]: there is no [tolerance.fp32]"
+    assert len(refused(matrix(*rows)).splitlines()) == 3
 
 
 def test_matrix_for_another_device():
@@ -280,7 +258,3 @@ def test_matrix_for_another_device():
         expand(QUICK.model_copy(update={"devices": (Device.CUDA,)}), "m", CPU)
     assert "cuda" in caught.value.why
     assert "--matrix" in caught.value.fix
-
-
-def test_id_is_made_from_all_fields():
-    assert case_of(spec(precision=Precision.FP32, tensor=2)).id == "gpt-fp32-tp2"

@@ -4,7 +4,7 @@ import json
 from datetime import datetime, timezone
 
 import pytest
-from helpers.certificates import SHA, SUBJECT, case_of, statement
+from helpers.certificates import SUBJECT, case_of, statement
 from helpers.certify_world import World
 from helpers.locks import MAIN, make_lock
 
@@ -43,15 +43,16 @@ def test_image_in_every_form_and_the_lock_are_compared(world, check):
     assert len(check(image=folder, lock=world.lock.path, digest=record.oci_digest)) == 4
 
 
-@pytest.mark.parametrize(("name", "named"), [("image.sqsh", "image.sqsh"), ("image.sqsh", "."), ("image.sqsh", "link")])
-def test_image_with_one_byte_changed_is_another_one(world, check, name, named, tmp_path):
-    file = world.image.path / name
+@pytest.mark.parametrize("named", ["image.sqsh", ".", "link"])
+def test_image_with_one_byte_changed_is_another_one(world, check, named):
+    file = world.image.path / "image.sqsh"
     data = file.read_bytes()
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     (world.image.path / "link").symlink_to(file)
     with pytest.raises(CertificateRefusedError) as caught:
         check(image=world.image.path / named)
-    assert f"another one: {world.image.path / ('link' if named == 'link' else name)}, sha256:" in caught.value.why
+    shown = world.image.path / ("link" if named == "link" else "image.sqsh")
+    assert f"another one: {shown}, sha256:" in caught.value.why
 
 
 def test_layout_with_one_byte_changed_in_any_blob_is_refused(world, check):
@@ -135,8 +136,3 @@ def test_named_things_that_are_not_there_are_told(check, tmp_path):
     for about in ({"image": tmp_path / "none"}, {"image": tmp_path}, {"lock": tmp_path}):
         with pytest.raises(ConfigurationError):
             check(**about)
-
-
-def test_certificate_of_a_venv_is_about_no_image(world, tmp_path):
-    made = statement(subject={"in": "venv", "oci_digest": SHA["oci"]})
-    assert [item["name"].rpartition(".")[2] for item in made["subject"]] == ["lock"]

@@ -27,10 +27,6 @@ def chosen(*only: str) -> list[str]:
     return [case.id for case in chosen_cases(MATRIX, "certify-quick", SELECTION, only)]
 
 
-def test_all_cases_without_only():
-    assert chosen() == [case.id for case in expand(MATRIX, "certify-quick", Capabilities(device=Device.CPU))]
-
-
 @pytest.mark.parametrize(
     ("only", "ids"),
     [
@@ -40,6 +36,7 @@ def test_all_cases_without_only():
 )
 def test_only_brings_the_baseline_along(only, ids):
     assert chosen(*only) == ids
+    assert set(ids) < set(chosen())
 
 
 def test_only_an_unknown_case_lists_the_known():
@@ -97,7 +94,6 @@ def shown(*events) -> list[str]:
             ],
             "1 done; d starts",
         ),
-        ([{"event": "case-restarted", "case": "c", "repeat": 1, "message": "it died"}], "0 done; c starts"),
         ([{"event": "bandwidth"}], "  bandwidth measured"),
     ],
 )
@@ -107,7 +103,7 @@ def test_progress_of_events(events, last):
 
 def test_case_that_is_begun_once_more_is_noted():
     event = {"event": "case-restarted", "case": "c", "repeat": 1, "message": "it died\x1b[2J"}
-    assert shown(event)[0] == "  c: started again: it died\\x1b[2J"
+    assert shown(event) == ["  c: started again: it died\\x1b[2J", "0 done; c starts"]
 
 
 @pytest.mark.parametrize(("more", "name"), [({}, "c"), ({"repeat": 1}, "c"), ({"repeat": 2}, "c (repeat 2)")])
@@ -243,19 +239,6 @@ def test_one_line_a_case():
         "  FAILED    gpt-fp32-dp2 (repeat 2): parity-loss: step 1: loss ... (and 1 more)",
         "  reused    gpt-fp32-tp2: passed on 2026-01-01T00:00:00Z",
         "  FAILED    steps: x",
-    ]
-
-
-def test_repeats_of_a_case_share_a_line_and_failed_ones_have_their_own():
-    reporter = Shown()
-    repeats = [
-        changed(PASSED[1], repeat=number, largest_relative_difference=Numbers(loss=number * 1e-8, grad_norm=0.0))
-        for number in range(1, 30)
-    ]
-    show((*repeats, changed(FAILED, repeat=30)), (), reporter)
-    assert reporter.texts == [
-        "  agrees    gpt-fp32-dp2 (29 of 30 repeats): loss within 2.9e-07, grad norm within 0.0e+00",
-        "  FAILED    gpt-fp32-dp2 (repeat 30): parity-loss: step 1: loss ... (and 1 more)",
     ]
 
 

@@ -1,7 +1,6 @@
 """The judge passes agreement, step by step, and nothing else; each problem has the code of its check."""
 
 import math
-from typing import get_args
 
 import pytest
 from helpers.fake_runner import observed_of
@@ -10,7 +9,7 @@ from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, pla
 from envbuild.certify.cases import tolerance_of
 from envbuild.certify.judge.config_checks import observed_problems
 from envbuild.certify.judge.judge import judge, relative_difference
-from envbuild.certify.models import CHECKS, Check, Numbers
+from envbuild.certify.models import Numbers
 
 BAND = tolerance_of(MATRIX, next(case for case in CASES if case.id == TP2))
 DP2 = "gpt-fp32-dp2"
@@ -46,11 +45,6 @@ def failed(judged):
     return problems
 
 
-def test_codes_are_those_that_problems_may_have():
-    assert get_args(Check) == CHECKS
-    assert len(set(CHECKS)) == len(CHECKS)
-
-
 def test_agreement_passes(judged):
     plan = plan_of()
     found = judged(plan, lines_of(plan))
@@ -72,8 +66,7 @@ def test_agreement_passes(judged):
     ("number", "check", "band"),
     [("loss", "parity-loss", BAND.loss_relative), ("grad_norm", "parity-grad-norm", BAND.grad_norm_relative)],
 )
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("step", [1, 3, 5])
+@pytest.mark.parametrize(("sign", "step"), [(1, 1), (-1, 3), (1, 5)])
 def test_one_number_at_the_tolerance(judged, failed, number, check, band, sign, step):
     plan = plan_of()
     lines = lines_of(plan)
@@ -91,15 +84,6 @@ def test_one_number_at_the_tolerance(judged, failed, number, check, band, sign, 
     assert text.endswith(f"allowed {band:g}")
 
 
-def test_grad_norm_alone_fails_a_case(failed):
-    """A wrong gradient scale: the losses of the first step agree, and Adam hides it in the others."""
-    plan = plan_of()
-    lines = lines_of(plan)
-    for entry in line(lines, TP2)["steps"]:
-        entry["grad_norm"] *= 2
-    assert [check for check, _ in failed(plan, lines)[TP2]] == ["parity-grad-norm"] * STEPS
-
-
 def test_difference_is_visible_in_the_words_also_for_small_numbers(failed):
     plan = plan_of()
     lines = lines_of(plan)
@@ -112,14 +96,6 @@ def test_difference_is_visible_in_the_words_also_for_small_numbers(failed):
     assert words[words.index("expected") + 1] != words[words.index("found") + 1]
 
 
-@pytest.mark.parametrize("number", ["loss", "grad_norm"])
-def test_null_is_how_the_runner_writes_a_number_that_is_none(failed, number):
-    plan = plan_of()
-    lines = lines_of(plan)
-    line(lines, TP2)["steps"][2][number] = None
-    assert failed(plan, lines) == {TP2: [("not-finite", f"step 3: {number} is not finite")]}
-
-
 def test_the_same_nan_everywhere_is_no_agreement(failed):
     plan = plan_of()
     lines = lines_of(plan, scale={case.id: math.nan for case in CASES})
@@ -128,8 +104,7 @@ def test_the_same_nan_everywhere_is_no_agreement(failed):
     assert {check for problems in found.values() for check, _ in problems} == {"not-finite"}
 
 
-@pytest.mark.parametrize("value", [0.0, -0.0, -1.5])
-@pytest.mark.parametrize("number", ["loss", "grad_norm"])
+@pytest.mark.parametrize(("number", "value"), [("loss", 0.0), ("loss", -1.5), ("grad_norm", -0.0), ("grad_norm", None)])
 def test_zeros_and_negative_numbers_are_no_agreement(failed, number, value):
     """Where nothing is learned, every layout has the same numbers."""
     plan = plan_of()
@@ -138,7 +113,8 @@ def test_zeros_and_negative_numbers_are_no_agreement(failed, number, value):
         line(lines, case.id)["steps"][1][number] = value
     found = failed(plan, lines)
     assert set(found) == {case.id for case in CASES}
-    assert found[BASELINE] == found[TP2] == [("not-finite", f"step 2: {number} is {value}")]
+    shown = "not finite" if value is None else value
+    assert found[BASELINE] == found[TP2] == [("not-finite", f"step 2: {number} is {shown}")]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +221,7 @@ def test_weights_that_are_not_the_baselines_fail_a_case(failed, weights, said):
         ("not-finite", "not-finite"),
     ],
 )
-@pytest.mark.parametrize("status", ["failed", "timed-out", "not-run"])
+@pytest.mark.parametrize("status", ["failed", "not-run"])
 def test_other_status_fails_a_case_whatever_its_numbers(failed, status, kind, check):
     plan = plan_of()
     lines = lines_of(plan)
