@@ -130,7 +130,7 @@ def _certify_kept(job: CertifyJob, kept: Mapping[str, KeptVerdict], context: Con
     """Write the certificate of cases that all passed before."""
     verdicts = [kept[case.id].verdict for case in job.cases]
     show(verdicts, (), context.reporter)
-    newest = max(kept.values(), key=lambda item: item.finished_at)
+    newest = max(kept.values(), key=lambda item: item.evidence.measured.finished_at or "")
     issue_certificate(job, newest.evidence, verdicts, options.signer, context)
 
 

@@ -54,8 +54,7 @@ def write_plan(request: CertifyRequest, folder: Path, store: LocalStore) -> Cert
             )
         shutil.copyfile(job.smoke, folder / FILE_NAME)
         (folder / RESULTS_DIR).mkdir()
-    if request.place in ("oci", "docker") and request.image is not None:
-        with machine_errors(folder):
+        if request.place in ("oci", "docker") and request.image is not None:
             shutil.copyfile(manifest_of(request.image), folder / MANIFEST)
     write_atomic(folder / README, readme(job))
     # Last: a folder without it is not that of a plan.
@@ -105,7 +104,7 @@ def judge_folder(
         except CertificationFailedError:
             job.certificate.unlink(missing_ok=True)
             raise
-        _use_nonce(run, context.store)
+        context.store.get_or_build(NONCES, _nonce_key(run), entry_index.json_writer(NONCE_FILE, _use(run)))
         issue_certificate(job, evidence, verdicts, signer, context)
         return read_certification(job, folder=folder)
 
@@ -212,7 +211,7 @@ def _shown(value: object) -> str:
 def _check_nonce(run: FinishedRun, store: LocalStore) -> None:
     """Reject results whose plan nonce was already used for other results."""
     nonce = str(run.plan["nonce"])
-    path = store.path_of(NONCES, digest_of({"nonce": nonce}))
+    path = store.path_of(NONCES, _nonce_key(run))
     if not path.exists():
         return
     try:
@@ -251,8 +250,5 @@ def _use(run: FinishedRun) -> dict[str, str]:
     return {"plan": run.plan_digest, "results": run.results_digest}
 
 
-def _use_nonce(run: FinishedRun, store: LocalStore) -> None:
-    def write(entry: Path) -> None:
-        (entry / NONCE_FILE).write_text(json.dumps(_use(run)) + "\n")
-
-    store.get_or_build(NONCES, digest_of({"nonce": str(run.plan["nonce"])}), write)
+def _nonce_key(run: FinishedRun) -> str:
+    return digest_of({"nonce": str(run.plan["nonce"])})

@@ -63,6 +63,6 @@ def _case_json(case: Case) -> Json:
     return {
         "id": case.id,
         "processes": case.world_size,
-        "baseline": None if case.is_baseline else case.baseline_id,
+        "baseline": case.compared_with,
         "compares_weights": case.compare_weights,
     }

@@ -76,6 +76,15 @@ def find_damage(entry: Path, is_known: IsKnown | None = None) -> str:
     return ""
 
 
+def json_writer(name: str, value: object) -> Callable[[Path], None]:
+    """Fills an entry with one JSON file."""
+
+    def write(entry: Path) -> None:
+        (entry / name).write_text(json.dumps(value) + "\n", encoding="utf-8")
+
+    return write
+
+
 def read_json(entry: Path, name: str) -> Any:
     """A small JSON file of an entry, as it was indexed.
 

@@ -159,7 +159,6 @@ PROBLEMS = (Problem(check="parity-loss", text="step 1: loss ..."), Problem(check
 FAILED = verdict(CASES[1], passed=False, problems=PROBLEMS)
 ELSEWHERE = Problem(check="environment", text="shadowed: torch: expected a, found b")
 SLOW = Problem(check="bandwidth", text="all_reduce of 2 ranks reaches 1 GB/s, the floor is 2")
-END = Problem(check="not-reported", text="the runner did not finish")
 
 
 def results(*cases):
@@ -184,7 +183,6 @@ def results(*cases):
         ),
         (PASSED, (ELSEWHERE,), "the environment is not what was locked", [str(ELSEWHERE)]),
         (PASSED, (SLOW,), "the network between the GPUs is slower than it has to be", [str(SLOW)]),
-        (PASSED, (END,), "the run does not count", [str(END)]),
     ],
 )
 def test_failure_names_cases_checks_and_where_the_logs_are(verdicts, problems, what, why):

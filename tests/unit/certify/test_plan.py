@@ -26,10 +26,10 @@ H200 = Capabilities(device=Device.CUDA, sm=("90",))
 CASES = expand(MATRIX, "certify-quick", CPU)
 
 
-def plan(*, matrix=MATRIX, cases=CASES, subject=SUBJECT, repeats=1, estimates=None, **environment: object) -> dict:
+def plan(*, matrix=MATRIX, cases=CASES, subject=SUBJECT, repeats=1, **environment: object) -> dict:
     """A plan; ``environment`` are fields of what it runs in."""
     usual = {"capabilities": CPU, "driver": Driver.MCORE, "versions": {"torch": "2.13.0+cpu"}, "modules": ("torch",)}
-    return make_plan(subject, Environment(**usual | environment), matrix, cases, repeats, estimates)  # type: ignore[arg-type]
+    return make_plan(subject, Environment(**usual | environment), matrix, cases, repeats)  # type: ignore[arg-type]
 
 
 def with_sweep(**changes: object):
@@ -116,12 +116,6 @@ def test_plan_names_only_the_digests_that_are_certified():
     assert plan()["subject"]["in"] == "sqsh"
     alone = Subject(name="n", stack="s", base="b", target="t", lock_digest="l", place="venv")
     assert alone.as_json() == {"stack": "s", "base": "b", "target": "t", "in": "venv", "lock_digest": "l"}
-
-
-def test_estimates_are_in_the_plan_and_not_in_the_key():
-    cases = {case["id"]: case["estimated_seconds"] for case in plan(estimates={"gpt-fp32-tp2": 6.5})["cases"]}
-    assert (cases["gpt-fp32-tp2"], cases["gpt-fp32-dp2"]) == (6.5, None)
-    assert key(estimates={"gpt-fp32-tp2": 6.5}) == key()
 
 
 def key(matrix=MATRIX, smoke: str = "sha256:smoke", scope: str = "quick", **changes: object) -> str:

@@ -98,6 +98,11 @@ class Case:
         return "-".join(filter(None, (self.model, self.precision.value, "baseline", self.separate)))
 
     @property
+    def compared_with(self) -> str | None:
+        """The ID of its baseline; None for a baseline."""
+        return None if self.is_baseline else self.baseline_id
+
+    @property
     def world_size(self) -> int:
         """Number of processes, each with a GPU of its own where there are any."""
         return self.layout.world_size

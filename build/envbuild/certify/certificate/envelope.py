@@ -9,7 +9,6 @@ certificate would only help an attacker.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from dataclasses import dataclass
 
@@ -91,11 +90,9 @@ def _base64(data: bytes) -> str:
 
 
 def _bytes(text: object, what: str) -> bytes:
+    if not isinstance(text, str):
+        raise NotAnEnvelopeError(f"its {what} is not text")
     try:
-        return base64.b64decode(text.encode("ascii"), validate=True) if isinstance(text, str) else _no_text(what)
-    except (binascii.Error, UnicodeEncodeError) as error:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
         raise NotAnEnvelopeError(f"its {what} is not base64: {error}") from None
-
-
-def _no_text(what: str) -> bytes:
-    raise NotAnEnvelopeError(f"its {what} is not text")

@@ -25,6 +25,8 @@ _FAILURES: Mapping[str, Check] = {
     "baseline-missing": "baseline",
     "not-finite": "not-finite",
 }
+# The check of each number of a step.
+_PARITY: Mapping[str, Check] = {"loss": "parity-loss", "grad_norm": "parity-grad-norm"}
 
 
 def judge(
@@ -36,10 +38,7 @@ def judge(
 
 def run_problems(plan: Mapping[str, Any], results: Results) -> tuple[Problem, ...]:
     """The problems of a run as a whole, whatever its cases measured."""
-    problems = [*environment_problems(plan, results), *bandwidth_problems(plan, results)]
-    if results.finished_at is None:
-        problems.append(Problem(check="not-reported", text="the runner did not finish"))
-    return tuple(problems)
+    return (*environment_problems(plan, results), *bandwidth_problems(plan, results))
 
 
 class _Judge:
@@ -60,7 +59,7 @@ class _Judge:
         result = self._results.of(case.id, repeat)
         verdict = CaseVerdict(
             id=case.id,
-            baseline=None if case.is_baseline else case.baseline_id,
+            baseline=case.compared_with,
             repeat=repeat,
             passed=False,
             problems=(),
@@ -208,17 +207,8 @@ class _Comparison:
     def _compare_steps(self, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
         allowed = self._allowed
         for mine, reference in zip(steps, baseline, strict=True):
-            numbers: tuple[tuple[str, Check, float, float, float], ...] = (
-                ("loss", "parity-loss", _number(reference.loss), _number(mine.loss), _number(allowed.loss)),
-                (
-                    "grad_norm",
-                    "parity-grad-norm",
-                    _number(reference.grad_norm),
-                    _number(mine.grad_norm),
-                    _number(allowed.grad_norm),
-                ),
-            )
-            for name, check, expected, found, limit in numbers:
+            for name, check in _PARITY.items():
+                expected, found, limit = (_number(getattr(item, name)) for item in (reference, mine, allowed))
                 difference = relative_difference(expected, found)
                 self._largest[name] = max(self._largest[name], difference)
                 if not difference <= limit:  # also where it is NaN
@@ -252,7 +242,7 @@ class _Comparison:
             if names:
                 text = f"its final checkpoint {words} {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
                 self.problems.append(Problem(check="parity-weights", text=text))
-        self._weights = weights.largest_relative_difference
+        self._weights = _number(weights.largest_relative_difference)
         self._check_weights(str(weights.worst), self._weights)
 
     def take_weights(self, difference: float | None) -> None:

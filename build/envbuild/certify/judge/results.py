@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.data import data_root
-from envbuild.catalog.fields import moment_of
+from envbuild.catalog.fields import TomlModel, moment_of
 from envbuild.certify.models import Finding, Step
 from envbuild.core import jsonread
 from envbuild.core.digests import Json
@@ -32,20 +32,18 @@ CLOCKS_APART = timedelta(minutes=5)
 LARGEST_BYTES = 2 << 30
 
 
-@dataclass(frozen=True, kw_only=True)
-class Weights:
-    """How a case's final weights compare with its baseline's; NaN for a difference that is not finite."""
+class Weights(TomlModel):
+    """How a case's final weights compare with its baseline's; None for a difference that is not finite."""
 
     compared_with: str
     tensors: int
-    largest_relative_difference: float
+    largest_relative_difference: float | None
     worst: str | None = None
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class CaseResult:
+class CaseResult(TomlModel):
     """What the runner reports of one repeat of a case."""
 
     case: str
@@ -54,10 +52,7 @@ class CaseResult:
     seconds: float
     failure: Mapping[str, Any] | None
     repeat: int = 1
-    devices: tuple[Json, ...] = ()
-    started_seconds: float | None = None
-    startup_seconds: float | None = None
-    fresh_processes: int = 0
+    devices: tuple[str | int, ...] = ()
     weights: Weights | None = None
     observed: Mapping[str, Any] | None = None
 
@@ -71,14 +66,13 @@ class Results:
         machine: where it ran: GPUs, driver, CUDA, NCCL, variables.
         image: what the runner hashed before it started; None outside of an image.
         bandwidth: the line of the all_reduce sweep.
-        run: the whole first line.
     """
 
     environment: Mapping[str, Any]
     environment_findings: tuple[Finding, ...]
     smoke_version: str
     started_at: str
-    finished_at: str | None
+    finished_at: str
     cases: Mapping[tuple[str, int], CaseResult]
     smoke_digest: str | None = None
     machine: Mapping[str, Any] | None = None
@@ -86,8 +80,6 @@ class Results:
     isolation: str = "live"
     devices: tuple[Json, ...] = ()
     bandwidth: Mapping[str, Any] | None = None
-    resumed: tuple[str, ...] = ()
-    run: Mapping[str, Any] | None = None
 
     def of(self, case: str, repeat: int = 1) -> CaseResult | None:
         """One repeat of a case; None where the runner reported nothing about it."""
@@ -140,7 +132,11 @@ def _read(path: Path, plan: Mapping[str, Any], plan_digest: str, smoke_digest: s
         used = run["smoke_digest"] or "one from its sources"
         raise _Refused(SMOKE, f"The plan is for runner {smoke_digest}; it ran with {used}.")
     _check_image(run["image"], plan["subject"])
-    found = [_case_result(record) for record in records if record["type"] == "case"]
+    found = [
+        CaseResult.model_validate({name: record[name] for name in CaseResult.model_fields})
+        for record in records
+        if record["type"] == "case"
+    ]
     _check_cases(found, plan, end)
     bandwidths = [record for record in records if record["type"] == "bandwidth"]
     if len(bandwidths) > 1:
@@ -158,8 +154,6 @@ def _read(path: Path, plan: Mapping[str, Any], plan_digest: str, smoke_digest: s
         isolation=run["isolation"],
         devices=tuple(run["devices"]),
         bandwidth=bandwidths[0] if bandwidths else None,
-        resumed=tuple(record["at"] for record in records if record["type"] == "resumed"),
-        run=run,
     )
 
 
@@ -317,34 +311,3 @@ def _check_cases(found: Sequence[CaseResult], plan: Mapping[str, Any], end: Mapp
             TRUNCATED,
             f"Its end states {end['completed']} of {end['cases']} completed cases; it has {completed} of {len(found)}.",
         )
-
-
-def _case_result(record: Mapping[str, Any]) -> CaseResult:
-    weights = record["weights"]
-    largest = weights and weights["largest_relative_difference"]
-    return CaseResult(
-        case=record["case"],
-        repeat=record["repeat"],
-        status=record["status"],
-        steps=tuple(
-            Step(step=step["step"], loss=step["loss"], grad_norm=step["grad_norm"], seconds=step["seconds"])
-            for step in record["steps"]
-        ),
-        seconds=float(record["seconds"]),
-        failure=record["failure"],
-        devices=tuple(record["devices"]),
-        started_seconds=record["started_seconds"],
-        startup_seconds=record["startup_seconds"],
-        fresh_processes=record["fresh_processes"],
-        weights=weights
-        and Weights(
-            compared_with=weights["compared_with"],
-            tensors=weights["tensors"],
-            # JSON has no NaN: the runner writes null for it.
-            largest_relative_difference=float("nan" if largest is None else largest),
-            worst=weights["worst"],
-            missing=tuple(weights["missing"]),
-            unexpected=tuple(weights["unexpected"]),
-        ),
-        observed=record["observed"],
-    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from math import log10
 from typing import TypeGuard
 
 # Small enough that text stays readable where a phone shows a chart over its whole width.
@@ -95,19 +96,17 @@ class Axis:
     start: float
     end: float
     log: bool = False
-    ticks: tuple[float, ...] = field(default=())
+    ticks: tuple[float, ...] = ()
     zero: float = 0.0
 
     def place(self, value: float) -> float:
         if self.log and value <= LEAST:
             return self.zero
-        low, high, value = (_log(self.low), _log(self.high), _log(value)) if self.log else (self.low, self.high, value)
+        low, high, value = (
+            (log10(self.low), log10(self.high), log10(value)) if self.log else (self.low, self.high, value)
+        )
         share = (value - low) / (high - low)
         return round(self.start + min(1.0, max(0.0, share)) * (self.end - self.start), 1)
-
-
-def _log(value: float) -> float:
-    return math.log10(value)
 
 
 @dataclass(frozen=True)
@@ -225,7 +224,7 @@ def _axis(values: Sequence[float], start: float, end: float, *, log: bool, tight
 
 
 def _decades(low: float, high: float, start: float, end: float) -> Axis:
-    first, last = math.floor(_log(low)), math.ceil(_log(high))
+    first, last = math.floor(log10(low)), math.ceil(log10(high))
     last = max(last, first + 1)
     step = max(1, math.ceil((last - first) / TICKS))
     ticks = tuple(10.0**power for power in range(first, last + 1, step))
@@ -234,10 +233,10 @@ def _decades(low: float, high: float, start: float, end: float) -> Axis:
 
 def _spread(values: Sequence[float]) -> tuple[float, ...]:
     """Some of the values, the first and the last among them, far enough from each other for their text."""
-    apart = (_log(values[-1]) - _log(values[0])) / TICKS
+    apart = (log10(values[-1]) - log10(values[0])) / TICKS
     found = list(values[:1])
     for value in values[1:-1]:
-        if min(_log(value) - _log(found[-1]), _log(values[-1]) - _log(value)) >= apart:
+        if min(log10(value) - log10(found[-1]), log10(values[-1]) - log10(value)) >= apart:
             found.append(value)
     return (*found, *values[-1:]) if len(values) > 1 else tuple(found)
 
@@ -245,7 +244,7 @@ def _spread(values: Sequence[float]) -> tuple[float, ...]:
 def _round_ticks(low: float, high: float, *, whole: bool) -> tuple[float, ...]:
     """Round numbers that span the values; within them where the axis ends with the data."""
     raw = (high - low) / TICKS
-    power = 10.0 ** math.floor(math.log10(raw))
+    power = 10.0 ** math.floor(log10(raw))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
     if whole:
         step = max(1.0, float(math.ceil(step)))
@@ -263,13 +262,10 @@ def _plain(ticks: Sequence[float]) -> Callable[[float], str]:
 
 def _power(value: float) -> str:
     """1e-05 as ``1e-5``."""
-    return f"1e{round(_log(value))}"
+    return f"1e{round(log10(value))}"
 
 
 def bytes_text(value: float) -> str:
     """A message size: ``64 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:g} {unit}"
-        value /= 1024
-    raise AssertionError("unreachable")
+    power = next((power for power in range(3) if value < 1024 ** (power + 1)), 3)
+    return f"{value / 1024**power:g} {('B', 'KiB', 'MiB', 'GiB')[power]}"

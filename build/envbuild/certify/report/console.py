@@ -82,10 +82,8 @@ def failure(
         what = f"{len(failed)} of {len(verdicts)} {'runs of cases' if repeated else 'cases'} failed"
     elif "environment" in checks:
         what = "the environment is not what was locked"
-    elif checks & {"bandwidth", "transport"}:
-        what = "the network between the GPUs is slower than it has to be"
     else:
-        what = "the run does not count"
+        what = "the network between the GPUs is slower than it has to be"
     return CertificationFailedError(
         what,
         why="\n".join(lines),

@@ -32,14 +32,6 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class StepRow:
-    """A step of a case next to its baseline's."""
-
-    step: int
-    cells: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class CaseView:
     """A case, ready to be shown."""
 
@@ -48,7 +40,7 @@ class CaseView:
     compared: Mapping[str, Compared]
     charts: tuple[Chart, ...]
     columns: tuple[str, ...]
-    rows: tuple[StepRow, ...]
+    rows: tuple[tuple[str, ...], ...]
     logs: tuple[str, ...]
 
     @property
@@ -172,20 +164,21 @@ def _compared(case: CaseVerdict) -> Iterable[tuple[str, Compared]]:
         )
 
 
-def _steps(case: CaseVerdict, baseline: CaseVerdict | None) -> tuple[tuple[str, ...], tuple[StepRow, ...]]:
+def _steps(case: CaseVerdict, baseline: CaseVerdict | None) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """The columns and the rows of a case's steps, next to its baseline's."""
     if baseline is None:
-        rows = [StepRow(step.step, (_number(step.loss), _number(step.grad_norm))) for step in case.steps]
+        rows = [(str(step.step), _number(step.loss), _number(step.grad_norm)) for step in case.steps]
         return ("step", "loss", "grad norm"), tuple(rows)
     reference = {step.step: step for step in baseline.steps}
-    rows = []
+    compared: list[tuple[str, ...]] = []
     for step in case.steps:
         other = reference.get(step.step)
-        cells: list[str] = []
+        cells = [str(step.step)]
         expected = (other.loss, other.grad_norm) if other else (None, None)
         for mine, its in zip((step.loss, step.grad_norm), expected, strict=True):
             cells += [_number(mine), _number(its) if other else "no step", _difference(relative(mine, its))]
-        rows.append(StepRow(step.step, tuple(cells)))
-    return ("step", "loss", "baseline", "off by", "grad norm", "baseline", "off by"), tuple(rows)
+        compared.append(tuple(cells))
+    return ("step", "loss", "baseline", "off by", "grad norm", "baseline", "off by"), tuple(compared)
 
 
 def _number(value: float | None) -> str:

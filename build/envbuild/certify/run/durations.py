@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from envbuild.certify.models import CaseVerdict
@@ -39,7 +36,7 @@ def record(plan: Mapping[str, Any], verdicts: Iterable[CaseVerdict], store: Loca
         key, took = _key(plan, case), round(max(seconds[case["id"]]), 2)
         before = _known(store, key)
         if before is None or abs(took - before) > LEAST_CHANGE * before:
-            store.rebuild(KIND, key, partial(_write, took))
+            store.rebuild(KIND, key, entry_index.json_writer(FILE, {"seconds": took}))
 
 
 def _key(plan: Mapping[str, Any], case: Mapping[str, Any]) -> str:
@@ -50,10 +47,6 @@ def _key(plan: Mapping[str, Any], case: Mapping[str, Any]) -> str:
             "target": plan["subject"]["target"],
         }
     )
-
-
-def _write(seconds: float, folder: Path) -> None:
-    (folder / FILE).write_text(json.dumps({"seconds": seconds}) + "\n")
 
 
 def _known(store: LocalStore, key: str) -> float | None:

@@ -6,10 +6,7 @@ program can set. Whatever moves these without changing the file (a link, another
 
 from __future__ import annotations
 
-import json
 import os
-from functools import partial
-from pathlib import Path
 
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import CheckRefusedError
@@ -87,8 +84,4 @@ def _known(image: PlacedImage, store: LocalStore) -> Stamps:
 
 def _keep(image: PlacedImage, stamps: Stamps, store: LocalStore) -> None:
     if store.is_writable:
-        store.rebuild(KIND, _key(image), partial(_write, json.dumps(stamps) + "\n"))
-
-
-def _write(text: str, folder: Path) -> None:
-    (folder / FILE).write_text(text, encoding="utf-8")
+        store.rebuild(KIND, _key(image), entry_index.json_writer(FILE, stamps))

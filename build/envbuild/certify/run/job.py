@@ -112,8 +112,7 @@ class CertifyJob:
         """The plan, or one of some of its cases; with a nonce of its own."""
         if cases == self.cases:
             return self.plan
-        seconds = {case.id: self.planned(case.id)["estimated_seconds"] for case in cases}
-        return _plan(self, cases, {name: value for name, value in seconds.items() if value is not None})
+        return {**_plan(self, cases), "cases": [dict(self.planned(case.id)) for case in cases]}
 
 
 def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None = None) -> CertifyJob:
@@ -147,14 +146,14 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
         smoke_digest=smoke_digest,
         folder=request.out_dir,
     )
-    plan = with_estimates(_plan(draft, cases), store)
+    plan = _with_estimates(_plan(draft, cases), store)
     scope = request.matrix_name if whole else f"part of {request.matrix_name}"
     key = certification_key(plan, matrix, smoke_digest, scope=scope)
     folder = request.out_dir / "certificates" / request.name / key.removeprefix("sha256:")[:12]
     return replace(draft, plan=plan, key=key, folder=folder)
 
 
-def with_estimates(plan: dict[str, Json], store: LocalStore) -> dict[str, Json]:
+def _with_estimates(plan: dict[str, Json], store: LocalStore) -> dict[str, Json]:
     """The plan with how long its cases took before, where that is known."""
     known = estimates(plan, store)
     cases: Any = plan["cases"]
@@ -192,7 +191,7 @@ def subject_of(request: CertifyRequest) -> Subject:
     return replace(bare, oci_digest=record.oci_digest)
 
 
-def _plan(job: CertifyJob, cases: tuple[Case, ...], seconds: Mapping[str, float] | None = None) -> dict[str, Json]:
+def _plan(job: CertifyJob, cases: tuple[Case, ...]) -> dict[str, Json]:
     request, lock = job.request, job.request.lock
     packages = lock.packages()
     components = lock.lock.components
@@ -203,4 +202,4 @@ def _plan(job: CertifyJob, cases: tuple[Case, ...], seconds: Mapping[str, float]
         modules=[module for item in components.values() for module in item.modules],
         provided=sorted(lock.lock.base.provides),
     )
-    return make_plan(job.subject, environment, job.matrix, cases, request.repeats, seconds)
+    return make_plan(job.subject, environment, job.matrix, cases, request.repeats)

@@ -51,22 +51,6 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
-    """An all_reduce sweep over ``ranks`` GPUs after the cases; a floor is in GB/s of bus bandwidth."""
-
-    ranks: int
-    sizes_bytes: tuple[int, ...]
-    floor_gigabytes_per_second: float | None = None
-
-    def as_json(self) -> Json:
-        return {
-            "ranks": self.ranks,
-            "sizes_bytes": list(self.sizes_bytes),
-            "floor_gigabytes_per_second": self.floor_gigabytes_per_second,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
 class Environment:
     """What the cases run in.
 
@@ -83,35 +67,24 @@ class Environment:
     provided: Sequence[str] = ()
 
 
-def sweep_of(matrix: Matrix, capabilities: Capabilities, ranks: int) -> Sweep | None:
-    """The all_reduce sweep of a matrix over so many GPUs; None where it has none, and for one GPU."""
+def sweep_of(matrix: Matrix, capabilities: Capabilities, ranks: int) -> Json:
+    """The all_reduce sweep of a matrix over so many GPUs, after the cases; None where it has none, and for one GPU."""
     wanted = matrix.bandwidth
     if wanted is None or capabilities.device not in wanted.devices or ranks == 1:
         return None
-    return Sweep(
-        ranks=ranks,
-        sizes_bytes=wanted.sizes_bytes,
-        floor_gigabytes_per_second=wanted.floor_gigabytes_per_second,
-    )
+    return {
+        "ranks": ranks,
+        "sizes_bytes": list(wanted.sizes_bytes),
+        "floor_gigabytes_per_second": wanted.floor_gigabytes_per_second,
+    }
 
 
 def make_plan(
-    subject: Subject,
-    environment: Environment,
-    matrix: Matrix,
-    cases: tuple[Case, ...],
-    repeats: int = 1,
-    estimates: Mapping[str, float] | None = None,
+    subject: Subject, environment: Environment, matrix: Matrix, cases: tuple[Case, ...], repeats: int = 1
 ) -> dict[str, Json]:
-    """The plan as a JSON value, with a fresh nonce.
-
-    Args:
-        estimates: how long cases are likely to take, in seconds, by ID.
-    """
+    """The plan as a JSON value, with a fresh nonce."""
     capabilities = environment.capabilities
-    sweep = sweep_of(matrix, capabilities, max(case.world_size for case in cases))
     used = {case.model for case in cases}
-    seconds = estimates or {}
     return {
         "schema": PLAN_SCHEMA,
         "nonce": secrets.token_hex(16),
@@ -122,9 +95,9 @@ def make_plan(
         "expected_modules": list(environment.modules),
         "provided_packages": list(environment.provided),
         "repeats": repeats,
-        "bandwidth": sweep.as_json() if sweep else None,
+        "bandwidth": sweep_of(matrix, capabilities, max(case.world_size for case in cases)),
         "models": {name: _model_json(model) for name, model in matrix.models.items() if name in used},
-        "cases": [_case_json(case, matrix, environment.driver, seconds.get(case.id)) for case in cases],
+        "cases": [_case_json(case, matrix, environment.driver) for case in cases],
     }
 
 
@@ -144,10 +117,10 @@ def _model_json(model: ModelSpec) -> Json:
     }
 
 
-def _case_json(case: Case, matrix: Matrix, driver: Driver, estimated_seconds: float | None) -> Json:
+def _case_json(case: Case, matrix: Matrix, driver: Driver) -> Json:
     return {
         "id": case.id,
-        "baseline": None if case.is_baseline else case.baseline_id,
+        "baseline": case.compared_with,
         "driver": driver.value,
         "model": case.model,
         "precision": case.precision.value,
@@ -167,7 +140,7 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver, estimated_seconds: fl
         },
         "resume_at": case.resume_at,
         "compare_weights": case.compare_weights,
-        "estimated_seconds": estimated_seconds,
+        "estimated_seconds": None,
         "time_limit_seconds": matrix.time_limit_seconds,
     }
 

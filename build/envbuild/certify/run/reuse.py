@@ -10,8 +10,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -47,29 +45,25 @@ class MachineKey:
     @classmethod
     def here(cls, runtime: str, gpus: Iterable[Gpu], variables: Mapping[str, str]) -> MachineKey:
         """The machine that runs envbuild, as the cases will find it."""
-        found = list(gpus)
-        return cls(
-            runtime=runtime,
-            gpus=tuple(sorted({gpu.name for gpu in found})),
-            drivers=tuple(sorted({gpu.driver for gpu in found})),
-            variables=_settings(variables),
-        )
+        return cls._made(runtime, [(gpu.name, gpu.driver) for gpu in gpus], variables)
 
     @classmethod
     def of(cls, runtime: str, results: Results) -> MachineKey:
         """The machine that results are from."""
         machine = results.machine or {}
-        gpus = machine.get("gpus", ())
+        gpus = [(gpu["name"], gpu["driver"]) for gpu in machine.get("gpus", ())]
+        return cls._made(runtime, gpus, machine.get("variables", {}))
+
+    @classmethod
+    def _made(cls, runtime: str, gpus: Sequence[tuple[str, str]], variables: Mapping[str, str]) -> MachineKey:
+        """The key of GPUs, each with its driver, and of the variables that NCCL reads."""
+        settings = (item for item in variables.items() if item[0].startswith(PREFIX) and item[0] not in LOGGING)
         return cls(
             runtime=runtime,
-            gpus=tuple(sorted({gpu["name"] for gpu in gpus})),
-            drivers=tuple(sorted({gpu["driver"] for gpu in gpus})),
-            variables=_settings(machine.get("variables", {})),
+            gpus=tuple(sorted({name for name, _ in gpus})),
+            drivers=tuple(sorted({driver for _, driver in gpus})),
+            variables=tuple(sorted(settings)),
         )
-
-
-def _settings(variables: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(item for item in variables.items() if item[0].startswith(PREFIX) and item[0] not in LOGGING))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +81,6 @@ class KeptVerdict:
     """A verdict of an earlier run, and what it rests on."""
 
     verdict: CaseVerdict
-    finished_at: str
     evidence: Evidence
 
 
@@ -133,8 +126,7 @@ def keep(
             "plan_digest": evidence.plan_digest,
             "nonce": evidence.nonce,
         }
-        text = json.dumps(content) + "\n"
-        store.rebuild(KIND, key_of(job, cases[verdict.id], machine), partial(_write, text))
+        store.rebuild(KIND, key_of(job, cases[verdict.id], machine), entry_index.json_writer(FILE, content))
 
 
 def forget(job: CertifyJob, cases: Iterable[Case], machine: MachineKey, store: LocalStore) -> None:
@@ -142,10 +134,6 @@ def forget(job: CertifyJob, cases: Iterable[Case], machine: MachineKey, store: L
     if job.certifies_image and store.is_writable:
         for case in cases:
             store.remove(KIND, key_of(job, case, machine))
-
-
-def _write(text: str, folder: Path) -> None:
-    (folder / FILE).write_text(text, encoding="utf-8")
 
 
 def key_of(job: CertifyJob, case: Case, machine: MachineKey) -> str:
@@ -182,31 +170,26 @@ def _read(job: CertifyJob, case: Case, machine: MachineKey, store: LocalStore) -
         plan_digest, nonce = str(content["plan_digest"]), str(content["nonce"])
     except (ValueError, KeyError, TypeError, ValidationError):
         return None  # damaged, or of another version of envbuild: it is run again
-    if measured.finished_at is None or not _is_of(case, stored) or not _is_of_job(job, measured):
+    if not _is_of(case, stored) or not _is_of_job(job, measured):
         return None
     # The tolerance is that of the matrix as it is now.
     reused = Reused.model_validate({"from": measured.finished_at, "run": plan_digest})
     verdict = stored.model_copy(update={"reused": reused, "tolerance": tolerance_numbers(case, job.matrix)})
     evidence = Evidence(runtime=machine.runtime, measured=measured, plan_digest=plan_digest, nonce=nonce)
-    return KeptVerdict(verdict=verdict, finished_at=measured.finished_at, evidence=evidence)
+    return KeptVerdict(verdict=verdict, evidence=evidence)
 
 
 def _is_of(case: Case, stored: CaseVerdict) -> bool:
     """Whether a stored verdict is that a case passed, with its numbers."""
-    baseline = None if case.is_baseline else case.baseline_id
     complete = all(step.loss is not None and step.grad_norm is not None for step in stored.steps)
     passed = stored.passed and not stored.problems and bool(stored.steps) and complete
-    return passed and (stored.id, stored.baseline, stored.repeat) == (case.id, baseline, 1)
+    return passed and (stored.id, stored.baseline, stored.repeat) == (case.id, case.compared_with, 1)
 
 
 def _is_of_job(job: CertifyJob, measured: Measured) -> bool:
     """Whether a run was in the image of a job, and not in the future: a certificate with such a time is refused."""
-    hashed = measured.image.file_digest if measured.image else None
-    finished = measured.finished_at or measured.started_at
-    return hashed == _hashed(job) and not is_after(finished, datetime.now(timezone.utc))
-
-
-def _hashed(job: CertifyJob) -> str | None:
-    """The digest of the file that a runner hashes to know the image."""
+    if measured.finished_at is None or measured.image is None:
+        return False
     subject = job.subject
-    return subject.sqsh_digest if subject.place == "sqsh" else subject.oci_digest
+    hashed = subject.sqsh_digest if subject.place == "sqsh" else subject.oci_digest
+    return measured.image.file_digest == hashed and not is_after(measured.finished_at, datetime.now(timezone.utc))
