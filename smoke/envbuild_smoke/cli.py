@@ -19,7 +19,7 @@ from envbuild_smoke import __version__
 
 if TYPE_CHECKING:
     from envbuild_smoke.environment.gpus import CannotRunError
-    from envbuild_smoke.plan.models import Case, Plan
+    from envbuild_smoke.plan.models import Case, Device, Plan
     from envbuild_smoke.run.options import Options
 
 OK = 0
@@ -68,7 +68,7 @@ def _serve(options: argparse.Namespace) -> int:
     return forkserver_main.run_executed_rank(program, plan, options.channel)
 
 
-def _info(device: str) -> int:
+def _info(device: "Device") -> int:
     from envbuild_smoke.environment import gpus
     from envbuild_smoke.environment.inventory import describe
 
@@ -78,7 +78,7 @@ def _info(device: str) -> int:
             found = gpus.installed()
         except gpus.CannotRunError as error:
             return _cannot_run(error)
-    print(json.dumps(describe("cuda" if device == "cuda" else "cpu", gpus=found), indent=2))
+    print(json.dumps(describe(device, gpus=found), indent=2))
     return OK
 
 
@@ -152,7 +152,8 @@ def _run(arguments: argparse.Namespace) -> int:
         options = _options(arguments, plan, cases)
         results = run_plan(plan, cases, out, emit=_Progress(), stop=stop, options=options)
     except (PlanError, UnknownGpuError, ResumeError, _RefusedError) as error:
-        return _refuse(str(error))
+        _print(str(error))
+        return BAD_PLAN
     except CannotRunError as error:
         return _cannot_run(error)
     except RunInterruptedError:
@@ -238,11 +239,6 @@ class _Progress:
             print(json.dumps(event), flush=True)
         except BrokenPipeError:
             self._broken = True
-
-
-def _refuse(message: str) -> int:
-    _print(message)
-    return BAD_PLAN
 
 
 def _print(message: str) -> None:

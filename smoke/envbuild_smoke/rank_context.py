@@ -42,25 +42,22 @@ class RankContext:
     @property
     def checkpoint(self) -> Path:
         """Directory of the checkpoint that the baseline of this case saves and the others load."""
-        return self._checkpoint(self.case.baseline or self.case.id, INITIAL)
+        return checkpoint_path(self.out, self.case.baseline or self.case.id, INITIAL)
 
     @property
     def final_checkpoint(self) -> Path:
         """Directory of the weights this case ends with, where they are to be compared."""
-        return self._checkpoint(self.case.id, FINAL)
+        return checkpoint_path(self.out, self.case.id, FINAL)
 
     @property
     def baseline_final_checkpoint(self) -> Path:
         """Directory of the weights that the baseline of this case ends with."""
-        return self._checkpoint(self.case.baseline or self.case.id, FINAL)
+        return checkpoint_path(self.out, self.case.baseline or self.case.id, FINAL)
 
     @property
     def resume_checkpoint(self) -> Path:
         """Directory that a case which is torn down and resumed saves to in between."""
-        return self._checkpoint(self.case.id, "resume")
-
-    def _checkpoint(self, case_id: str, name: str) -> Path:
-        return checkpoint_path(self.out, case_id, name)
+        return checkpoint_path(self.out, self.case.id, "resume")
 
     def report_step(self, step: int, *, loss: float, grad_norm: float, seconds: float) -> None:
         """Report a finished step (counted from 1); one rank of a case does this."""

@@ -10,6 +10,7 @@ from envbuild_smoke.environment import installed, libraries
 from envbuild_smoke.environment.bytecode import bytecode_findings
 from envbuild_smoke.environment.distributions import normalize
 from envbuild_smoke.environment.foreign_modules import ListedFiles, startup_findings
+from envbuild_smoke.environment.installed import Finding, finding
 from envbuild_smoke.environment.inventory import MODULES, versions
 from envbuild_smoke.plan.models import Plan
 
@@ -17,10 +18,10 @@ from envbuild_smoke.plan.models import Plan
 def all_findings(
     plan: Plan,
     ready: Mapping[str, Any],
-    files: Sequence[installed.Finding],
+    files: Sequence[Finding],
     listed: ListedFiles,
     image: Mapping[str, Any] | None = None,
-) -> list[dict[str, str | None]]:
+) -> list[Finding]:
     """Return all differences from the lock.
 
     `ready` is what the fork server reported, `files` are the findings about files, `listed` the files that may be
@@ -35,31 +36,31 @@ def all_findings(
     folders = [folder for folder in sys.path if Path(folder).is_dir() and folder.endswith("-packages")]
     known = libraries.reachable(folders)
     for name, paths in libraries.twice(known, ready.get("libraries", {})).items():
-        result.append({"code": "library-twice", "package": name, "expected": None, "found": ", ".join(paths)})
+        result.append(finding("library-twice", name, None, ", ".join(paths)))
     result += startup_findings(ready.get("started", {}))
     if image is not None:
         result += _other_python(image)
     for module, error in ready.get("missing", {}).items():
-        result.append({"code": "module-missing", "package": module, "expected": None, "found": error})
+        result.append(finding("module-missing", module, None, error))
     return result
 
 
-def _imported_elsewhere(plan: Plan, modules: Mapping[str, Mapping[str, Any]]) -> list[installed.Finding]:
+def _imported_elsewhere(plan: Plan, modules: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     """Return `shadowed` for what was really imported, and does not come from the package that the lock has."""
     locked = {normalize(name) for name in plan.expected_versions}
     files = {package: modules.get(name, {}).get("file") for name, package in MODULES.items() if package in locked}
     return installed.shadowed(installed.recorded(files), path=(), imported=files)
 
 
-def _other_python(image: Mapping[str, Any]) -> list[dict[str, str | None]]:
+def _other_python(image: Mapping[str, Any]) -> list[Finding]:
     """Return `other-python` when this is not the Python that the image has the lock's packages for."""
     own = (image["fingerprint"] or {}).get("python")
     if not isinstance(own, str) or os.path.realpath(Path(own).parents[1]) == os.path.realpath(sys.prefix):
         return []
-    return [installed.finding("other-python", None, own, sys.executable)]
+    return [finding("other-python", None, own, sys.executable)]
 
 
-def file_findings(plan: Plan) -> list[installed.Finding]:
+def file_findings(plan: Plan) -> list[Finding]:
     """Return the findings about the files of the lock's packages."""
     files = installed.recorded(plan.expected_versions)
     bytecode = bytecode_findings(files, plan.expected_modules)
@@ -70,34 +71,30 @@ def version_findings(
     expected: Mapping[str, str],
     imported: Mapping[str, Mapping[str, Any]],
     present: Mapping[str, list[str]] | None = None,
-) -> list[dict[str, str | None]]:
+) -> list[Finding]:
     """Compare the environment with the lock's versions.
 
     Codes: `package-missing`, `version-mismatch` (metadata against the lock), `package-twice` (two copies of
     a locked package on the path), `imported-version-differs` (the module that was really imported).
     """
     found = versions() if present is None else present
-    result: list[dict[str, str | None]] = []
-
-    def add(code: str, package: str, wanted: str | None, seen: str | None) -> None:
-        result.append({"code": code, "package": package, "expected": wanted, "found": seen})
-
+    result = []
     for package, version in expected.items():
         # Exact, with the local part: 2.13.0+cpu and 2.13.0+cu130 are different builds.
         own = found.get(normalize(package), [])
         if not own:
-            add("package-missing", package, version, None)
+            result.append(finding("package-missing", package, version, None))
             continue
         if own[0] != version:
-            add("version-mismatch", package, version, own[0])
+            result.append(finding("version-mismatch", package, version, own[0]))
         if len(own) > 1:
-            add("package-twice", package, version, ", ".join(own))
+            result.append(finding("package-twice", package, version, ", ".join(own)))
     for module, package in MODULES.items():
         seen = imported.get(module, {}).get("version")
         wanted = next((v for name, v in expected.items() if normalize(name) == package), None)
         # Modules often leave out the local part ("+cpu"), or carry one that the metadata lacks.
         if seen and wanted and _public(seen) != _public(wanted):
-            add("imported-version-differs", package, wanted, seen)
+            result.append(finding("imported-version-differs", package, wanted, seen))
     return result
 
 

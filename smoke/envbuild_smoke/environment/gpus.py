@@ -9,9 +9,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from envbuild_smoke.plan.models import WantedGpu
 
@@ -33,9 +33,9 @@ class UnknownGpuError(Exception):
     """`--gpus` names an unknown GPU."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Gpu:
-    """A GPU as nvidia-smi prints it."""
+    """A GPU as nvidia-smi prints it, in the order of `_FIELDS`."""
 
     index: int
     uuid: str
@@ -43,10 +43,6 @@ class Gpu:
     memory: str
     driver: str
     compute_capability: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as results have it."""
-        return asdict(self)
 
 
 def select(wanted: WantedGpu | None, count: int, requested: Sequence[str]) -> tuple[Gpu, ...]:
@@ -77,10 +73,8 @@ def installed() -> tuple[Gpu, ...]:
     for row in rows:
         if len(row) != len(_FIELDS) or not row[0].isdigit():
             raise CannotRunError("no-driver", f"nvidia-smi printed {', '.join(row)!r} where a GPU was expected")
-        index, uuid, name, memory, driver, capability = row
-        found.append(
-            Gpu(index=int(index), uuid=uuid, name=name, memory=memory, driver=driver, compute_capability=capability)
-        )
+        index, *values = row
+        found.append(Gpu(int(index), *values))
     return tuple(found)
 
 
@@ -140,7 +134,8 @@ def _named(present: tuple[Gpu, ...], names: Sequence[str], source: str) -> tuple
     chosen: list[Gpu] = []
     for name in names:
         # As CUDA does, the beginning of a UUID is enough where one GPU alone has it.
-        found = [gpu for gpu in present if name == str(gpu.index) or (name.startswith("GPU-") and _begins(gpu, name))]
+        is_uuid = name.startswith("GPU-")
+        found = [gpu for gpu in present if name == str(gpu.index) or (is_uuid and gpu.uuid.startswith(name))]
         if len(found) != 1:
             known = ", ".join(f"{gpu.index} = {gpu.uuid}" for gpu in present) or "none"
             raise UnknownGpuError(f"{source} names {name!r}; the GPUs here are: {known}")
@@ -148,10 +143,6 @@ def _named(present: tuple[Gpu, ...], names: Sequence[str], source: str) -> tuple
             raise UnknownGpuError(f"{source} names GPU {found[0].index} twice")
         chosen.append(found[0])
     return tuple(sorted(chosen, key=lambda gpu: gpu.index))
-
-
-def _begins(gpu: Gpu, name: str) -> bool:
-    return gpu.uuid.startswith(name)
 
 
 def _demand_generation(chosen: Sequence[Gpu], wanted: WantedGpu) -> None:

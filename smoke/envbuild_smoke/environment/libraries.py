@@ -19,10 +19,10 @@ def soname(file: str) -> str | None:
     return match[1] if match and _SINGLE.fullmatch(match[1]) else None
 
 
-def mapped(pid: int | str = "self") -> dict[str, list[str]]:
-    """Return the files of these libraries that a process has mapped, by name."""
+def mapped() -> dict[str, list[str]]:
+    """Return the files of these libraries that this process has mapped, by name."""
     found: dict[str, set[str]] = {}
-    for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         path = line.split(maxsplit=5)[5:]
         if path and (name := soname(path[0])):
             found.setdefault(name, set()).add(path[0])

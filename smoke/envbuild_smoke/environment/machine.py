@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def describe(
         "cpu_model": _cpu_model(),
         "cpu_count": os.cpu_count() or 1,
         "memory_bytes": _memory_bytes(),
-        "gpus": [gpu.as_json() for gpu in used],
+        "gpus": [asdict(gpu) for gpu in used],
         "cuda": versions.get("cuda"),
         "nccl": versions.get("nccl"),
         "topology": gpus.topology() if used else None,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envbuild_smoke.run.results import Failure
+from envbuild_smoke.run.results import Failure, FailureKind
 
 # A rank that dies without raising (a signal, os._exit) is seen only after its peers noticed their broken
 # connections: the kernel closes its sockets first. Such a death counts as this much earlier than seen.
@@ -51,17 +51,15 @@ def earliest(
 
     # Equal moments happen only in tests; the lower rank makes the answer the same every time.
     first = min(failed, key=lambda end: (moment(end), end.rank))
-    log = log_name(first.rank)
     status = first.exit_status
+    kind: FailureKind
     if first.rank in records:
-        record = records[first.rank]
-        message = str(record["message"])
-        return Failure(rank=first.rank, exit_status=status, kind=record["kind"], message=message, log=log)
-    if status < 0:
-        message = f"killed by {signal_name(-status)}"
-        return Failure(rank=first.rank, exit_status=status, kind="signal", message=message, log=log)
-    message = f"exited with status {status} without an exception, before it was done"
-    return Failure(rank=first.rank, exit_status=status, kind="exit", message=message, log=log)
+        kind, message = records[first.rank]["kind"], str(records[first.rank]["message"])
+    elif status < 0:
+        kind, message = "signal", f"killed by {signal_name(-status)}"
+    else:
+        kind, message = "exit", f"exited with status {status} without an exception, before it was done"
+    return Failure(rank=first.rank, exit_status=status, kind=kind, message=message, log=log_name(first.rank))
 
 
 def read_record(path: Path) -> Mapping[str, Any] | None:

@@ -139,12 +139,5 @@ def zipapp_path() -> Path | None:
 def _interpreter_options() -> list[str]:
     """Return the options that decide which packages are found, as this interpreter was started with."""
     flags = sys.flags
-    return [
-        option
-        for option, given in (
-            ("-I", flags.isolated),
-            ("-E", flags.ignore_environment),
-            ("-s", flags.no_user_site),
-        )
-        if given
-    ]
+    given = {"-I": flags.isolated, "-E": flags.ignore_environment, "-s": flags.no_user_site}
+    return [option for option, is_set in given.items() if is_set]

@@ -8,7 +8,7 @@ from envbuild_smoke import __version__
 from envbuild_smoke.environment import machine
 from envbuild_smoke.environment.findings import all_findings
 from envbuild_smoke.environment.foreign_modules import ListedFiles
-from envbuild_smoke.environment.installed import Finding
+from envbuild_smoke.environment.installed import Finding, finding
 from envbuild_smoke.environment.inventory import describe
 from envbuild_smoke.run.context import RunContext
 from envbuild_smoke.run.forkserver import rank_variables, zipapp_path
@@ -27,7 +27,7 @@ def run_line(
     plan, options = context.plan, context.options
     findings = all_findings(plan, ready, files, listed, options.image)
     if unusable is not None:
-        findings.append({"code": "unusable", "package": None, "expected": None, "found": unusable})
+        findings.append(finding("unusable", None, None, unusable))
     variables = {**rank_variables(plan.device), **options.variables}
     return {
         "schema": SCHEMA,

@@ -61,14 +61,7 @@ class Scheduler:
         self._ended: set[str] = set()
         known = [job.seconds for job in jobs if job.seconds is not None]
         self._unknown_seconds = median(known) if known else UNKNOWN_SECONDS
-        keys = {job.key for job in jobs}
-        for job in jobs:
-            if job.world_size > len(self._free):
-                raise ValueError(f"{job.key} needs {job.world_size} devices; there are {len(self._free)}")
-            missing = {job.weights_of, *job.after} - keys - {None}
-            if missing:
-                raise ValueError(f"{job.key} waits for {', '.join(map(str, missing))}, which is not among the jobs")
-        self._device_count = len(self._free)
+        self._device_count = len(devices)
         self._followers: dict[str, list[Job]] = {job.key: [] for job in jobs}
         for job in jobs:
             for key in {job.weights_of, *job.after} - {None}:
@@ -92,16 +85,14 @@ class Scheduler:
 
     def ended(self, key: str) -> None:
         """Job `key` ended; its devices are free."""
-        running = self._running.pop(key)
-        self._free = sorted([*self._free, *running.devices])
+        self._take_off(key)
         self._ended.add(key)
 
     def again(self, key: str) -> None:
         """Job `key`, which ran, waits once more; what it had saved by then does not count."""
-        running = self._running.pop(key)
-        self._free = sorted([*self._free, *running.devices])
+        job = self._take_off(key)
         self._saved.discard(key)
-        self._waiting = sorted([*self._waiting, running.job], key=self._size, reverse=True)
+        self._waiting = sorted([*self._waiting, job], key=self._size, reverse=True)
 
     def dropped(self, key: str) -> None:
         """Job `key`, which waits, will not run; those that wait for it do not wait on."""
@@ -162,6 +153,12 @@ class Scheduler:
             if count >= job.world_size:
                 return running.until, count - job.world_size
         raise AssertionError("the devices of all jobs together are all devices")
+
+    def _take_off(self, key: str) -> Job:
+        """Free the devices of a job that ran, and return it."""
+        running = self._running.pop(key)
+        self._free = sorted([*self._free, *running.devices])
+        return running.job
 
     def _place(self, job: Job, now: float) -> Start:
         devices = _near(self._free, job.world_size)

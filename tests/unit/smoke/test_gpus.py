@@ -56,14 +56,7 @@ def indices(chosen: tuple[gpus.Gpu, ...]) -> list[int]:
 def test_all_gpus_are_used_unless_some_are_named(nvidia_smi: Setup) -> None:
     chosen = gpus.select(HOPPER, 2, ())
     assert indices(chosen) == [0, 1, 2, 3]
-    assert chosen[1] == gpus.Gpu(
-        index=1,
-        uuid="GPU-1111-abcd",
-        name="NVIDIA H200",
-        memory="143771 MiB",
-        driver="570.86.10",
-        compute_capability="9.0",
-    )
+    assert chosen[1] == gpus.Gpu(1, "GPU-1111-abcd", "NVIDIA H200", "143771 MiB", "570.86.10", "9.0")
     assert gpus.topology() == "GPU0 GPU1"
 
 

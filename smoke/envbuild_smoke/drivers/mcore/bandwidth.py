@@ -77,16 +77,9 @@ def _nccl_log(context: RankContext) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, f"nccl{context.rank}.log")
         wanted = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,P2P,NET,SHM", "NCCL_DEBUG_FILE": str(log)}
-        before = {name: os.environ.get(name) for name in wanted}
+        # They stay set: the sweep is the last task of its processes.
         os.environ.update(wanted)
-        try:
-            yield log
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+        yield log
 
 
 def _transports(log: Path) -> list[str]:

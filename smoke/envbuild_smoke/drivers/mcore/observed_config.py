@@ -1,5 +1,6 @@
 """What was really built, read from the objects that trained, not from the plan or the configuration."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -40,14 +41,16 @@ def _joined(values: list[Any]) -> Any:
 
 def _own(case: Case, chunks: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> dict[str, Any]:
     modules = [module for chunk in chunks for module in chunk.modules()]
-    attentions = [module for name, module in _named(chunks) if name.endswith("core_attention")]
-    inner = _inner_optimizers(optimizer)
+    attentions = [
+        module for chunk in chunks for name, module in chunk.named_modules() if name.endswith("core_attention")
+    ]
+    inner = list(getattr(optimizer, "chained_optimizers", [optimizer]))
     return {
         "layer_spec": _layer_spec(modules),
         "attention": _classes(attentions),
         "attention_backend": _attention_backend(attentions),
         "normalization": _normalization(modules),
-        "optimizer": ",".join(sorted({_class_name(getattr(one, "optimizer", one)) for one in inner})),
+        "optimizer": _classes(getattr(one, "optimizer", one) for one in inner),
         "distributed_optimizer": any(type(one).__name__ == "DistributedOptimizer" for one in inner),
         "hidden_dropout": _largest(modules, ("hidden_dropout", "embedding_dropout")),
         "attention_dropout": _largest(
@@ -64,16 +67,8 @@ def _own(case: Case, chunks: list[torch.nn.Module], optimizer: Any, samples: Sam
     }
 
 
-def _named(chunks: list[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
-    return [pair for chunk in chunks for pair in chunk.named_modules()]
-
-
-def _class_name(thing: object) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
-
-
-def _classes(modules: list[torch.nn.Module]) -> str:
-    return ",".join(sorted({_class_name(module) for module in modules}))
+def _classes(things: Iterable[object]) -> str:
+    return ",".join(sorted({f"{type(thing).__module__}.{type(thing).__qualname__}" for thing in things}))
 
 
 def _layer_spec(modules: list[torch.nn.Module]) -> str:
@@ -116,10 +111,6 @@ def _normalization(modules: list[torch.nn.Module]) -> str:
             if type(module).__name__ == kind or fused == kind:
                 kinds.add(kind)
     return ",".join(sorted(kinds))
-
-
-def _inner_optimizers(optimizer: Any) -> list[Any]:
-    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
 def _largest(modules: list[torch.nn.Module], names: tuple[str, ...]) -> float:
