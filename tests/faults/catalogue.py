@@ -2,119 +2,79 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from faults.cases import DATA, PIPELINE
-from faults.kinds import Corruption, Fault, Scenario, Switch
+from faults.kinds import Corruption, Fault, Switch
 from faults.library import LIBRARY
 from faults.processes import PROCESS
 
+# What an installed environment has that its lock has not shows in every case.
+wheel_fault = partial(Fault, where="wheel", case=DATA, check="environment", at="run")
 WHEELS = (
-    Fault(
+    wheel_fault(
         id="extension-missing",
         broken="an extension is missing, and its package takes a fallback without a word",
-        where="wheel",
         plant=Corruption(name="extension_removed"),
-        case=DATA,
-        check="environment",
         says="file-missing",
-        at="run",
-        asked="extension missing and silently replaced by a fallback",
         quick=True,
     ),
-    Fault(
+    wheel_fault(
         id="bytecode-changed",
         broken="the bytecode of a module is not its source's: the source is the wheel's, and what runs is not",
-        where="wheel",
         plant=Corruption(name="bytecode_changed"),
-        case=DATA,
-        check="environment",
         says="bytecode-differs",
-        at="run",
         quick=True,
     ),
-    Fault(
+    wheel_fault(
         id="code-at-start",
         broken="every interpreter runs code as it starts that no package brought",
-        where="wheel",
         plant=Corruption(name="code_at_start"),
-        case=DATA,
-        check="environment",
         says="startup-code",
-        at="run",
     ),
-    Fault(
+    wheel_fault(
         id="unlisted-optimizer",
         broken="an optimizer that no package of the lock brought lies in the environment, and megatron-core takes it",
-        where="wheel",
         plant=Corruption(name="stub_optimizer"),
-        case=DATA,
-        check="environment",
         says="imported-unlisted: apex",
-        at="run",
         quick=True,
     ),
-    Fault(
+    wheel_fault(
         id="megatron-shadowed",
         broken="megatron.core is imported from a checkout on PYTHONPATH, in the same namespace as the lock's",
-        where="wheel",
         plant=Corruption(name="megatron_on_the_path"),
-        case=DATA,
-        check="environment",
         says="shadowed",
-        at="run",
     ),
-    Fault(
+    wheel_fault(
         id="extension-changed",
         broken="an extension is not the one that was locked: another byte",
-        where="wheel",
         plant=Corruption(name="extension_changed"),
-        case=DATA,
-        check="environment",
         says="file-differs",
-        at="run",
     ),
-    Fault(
+    wheel_fault(
         id="torch-shadowed",
         broken="another torch stands before the environment's on the path",
-        where="wheel",
         plant=Corruption(name="torch_shadowed"),
-        case=DATA,
-        check="environment",
         says="shadowed",
-        at="run",
-        asked="torch shadowed by another on the path",
         quick=True,
     ),
-    Fault(
+    wheel_fault(
         id="version-differs",
         broken="a package is of another version than the lock's",
-        where="wheel",
         plant=Corruption(name="other_version"),
-        case=DATA,
-        check="environment",
         says="version-mismatch",
-        at="run",
-        asked="a component's version differing from the lock",
     ),
-    Fault(
+    wheel_fault(
         id="package-removed",
         broken="a package of the lock is not installed",
-        where="wheel",
         plant=Corruption(name="package_removed"),
-        case=DATA,
-        check="environment",
         says="package-missing",
-        at="run",
     ),
-    Fault(
+    wheel_fault(
         id="two-nccls",
         broken="a machine's own NCCL is found before the one of the environment",
-        where="wheel",
         plant=Corruption(name="second_nccl"),
-        case=DATA,
-        check="environment",
         says="library-twice",
-        at="run",
-        asked="two NCCLs",
     ),
 )
 
@@ -124,19 +84,16 @@ RUNS = (
         id="results-of-another-image",
         broken="the results are of the image that was there before",
         where="run",
-        plant=Scenario(),
         case=DATA,
         check="ResultsRefusedError",
         says="image",
         at="run",
-        asked="stale results of another image",
         quick=True,
     ),
     Fault(
         id="another-python-in-the-image",
         broken="inside the image the plan is run by another Python than the one that the image has its packages for",
         where="run",
-        plant=Scenario(),
         case=DATA,
         check="environment",
         says="other-python",
@@ -147,7 +104,6 @@ RUNS = (
         id="results-of-another-plan",
         broken="the results are of another plan with the same cases",
         where="run",
-        plant=Scenario(),
         case=DATA,
         check="ResultsRefusedError",
         says="plan",
@@ -173,13 +129,11 @@ RUNS = (
         case=DATA,
         says="missing",
         at="run",
-        asked="exit 0 with no results",
     ),
     Fault(
         id="slow-network",
         broken="ranks of one node speak through something slow",
         where="network",
-        plant=Scenario(),
         case=DATA,
         check="bandwidth",
         says="the floor is",
@@ -189,18 +143,15 @@ RUNS = (
         id="transport-by-sockets",
         broken="NCCL's own log says that ranks of one node speak through sockets",
         where="network",
-        plant=Scenario(),
         case=DATA,
         check="transport",
         says="NET/Socket",
         at="run",
-        asked="transport fallen back to sockets",
     ),
     Fault(
         id="results-of-a-part",
         broken="the results are whole and of the plan, and one of its cases was never run",
         where="run",
-        plant=Scenario(),
         case=DATA,
         check="not-reported",
     ),
@@ -208,7 +159,6 @@ RUNS = (
         id="noise",
         broken="two runs of the same case do not give the same digits",
         where="process",
-        plant=Scenario(),
         case=PIPELINE,
         check="repeats",
         at="case",
@@ -216,9 +166,8 @@ RUNS = (
 )
 
 FAULTS = (*LIBRARY, *PROCESS, *WHEELS, *RUNS)
-BY_ID = {fault.id: fault for fault in FAULTS}
 
 
 def fault_named(name: str) -> Fault:
     """The entry with this ID."""
-    return BY_ID[name]
+    return next(fault for fault in FAULTS if fault.id == name)

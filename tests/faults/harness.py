@@ -90,23 +90,11 @@ class Harness:
         self, *arguments: str | Path, variables: Mapping[str, str] | None = None, before: Sequence[str] = ()
     ) -> Outcome:
         """``envbuild certify`` with these words."""
-        command = [
-            *before,
-            sys.executable,
-            "-m",
-            "envbuild",
-            "certify",
-            "--stack",
-            "mcore",
-            "--target",
-            "cpu",
-            "--json",
-        ]
+        words = ["certify", "--stack", "mcore", "--target", "cpu", "--json", *arguments]
         own = {"ENVBUILD_CACHE_DIR": str(self.cache), "NO_COLOR": "1", "ENVBUILD_FAULT": "", **(variables or {})}
         began = time.monotonic()
-        done = subprocess.run(
-            [*command, *arguments], cwd=self.project, env={**os.environ, **own}, capture_output=True, text=True
-        )
+        command = [*before, sys.executable, "-m", "envbuild", *words]
+        done = subprocess.run(command, cwd=self.project, env={**os.environ, **own}, capture_output=True, text=True)
         seconds = time.monotonic() - began
         document = json.loads(done.stdout) if done.stdout.strip() else {}
         return Outcome(status=done.returncode, document=document, words=done.stderr, seconds=seconds)

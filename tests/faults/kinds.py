@@ -68,19 +68,17 @@ class Fault:
         check: the code of the check that must find it, or the name of the error that refuses the results.
         says: what the problem's text, or the reason of the refusal, must have in it.
         at: whose problem it is: of the case, of its baseline, or of the run as a whole.
-        asked: what of the issue's list this is, in its words; empty for more than it asks for.
         quick: in ``./dev test --all``; the others run in ``./dev soak`` alone.
     """
 
     id: str
     broken: str
     where: Where
-    plant: Plant
+    plant: Plant = Scenario()
     check: str
     case: Case = field(default_factory=Case)
     says: str = ""
     at: Literal["case", "baseline", "run"] = "case"
-    asked: str = ""
     quick: bool = False
 
     @property

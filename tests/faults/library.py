@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from faults.cases import (
     CONTEXT,
     DATA,
@@ -22,12 +24,12 @@ BUFFERS = f"{CORE}/distributed/param_and_grad_buffer.py"
 DATA_PARALLEL = f"{CORE}/distributed/distributed_data_parallel.py"
 FINALIZE = f"{CORE}/distributed/finalize_model_grads.py"
 OPTIMIZER = f"{CORE}/optimizer/optimizer.py"
+library_fault = partial(Fault, where="library")
 
 LIBRARY = (
-    Fault(
+    library_fault(
         id="interleaved-pipeline-with-batched-sends",
         broken="two interleaved stages take activations for gradients: the library takes its defaults instead",
-        where="library",
         plant=Edit(
             file=SCHEDULES,
             changes=(
@@ -39,13 +41,11 @@ LIBRARY = (
         ),
         case=INTERLEAVED,
         check="parity-loss",
-        asked="two-stage interleaved pipeline with batched p2p",
         quick=True,
     ),
-    Fault(
+    library_fault(
         id="gradient-scale-left-out",
         broken="gradients are summed over the data-parallel ranks and not averaged",
-        where="library",
         plant=Edit(
             file=BUFFERS,
             changes=(
@@ -55,10 +55,9 @@ LIBRARY = (
         case=DATA,
         check="parity-grad-norm",
     ),
-    Fault(
+    library_fault(
         id="all-reduce-left-out-in-data-parallel",
         broken="each data-parallel rank keeps its own gradients",
-        where="library",
         plant=Edit(
             file=BUFFERS,
             changes=(
@@ -70,13 +69,11 @@ LIBRARY = (
         ),
         case=DATA,
         check="parity-grad-norm",
-        asked="one all-reduce left out in DP",
         quick=True,
     ),
-    Fault(
+    library_fault(
         id="all-reduce-left-out-in-tensor-parallel",
         broken="each tensor-parallel rank goes on with its own part of a sum",
-        where="library",
         plant=Edit(
             file=f"{CORE}/tensor_parallel/mappings.py",
             changes=(
@@ -88,26 +85,22 @@ LIBRARY = (
         ),
         case=TENSOR,
         check="parity-loss",
-        asked="one all-reduce left out in TP",
         quick=True,
     ),
-    Fault(
+    library_fault(
         id="all-reduce-left-out-in-the-embedding-tie",
         broken="first and last pipeline stage share an embedding and do not add up its gradients",
-        where="library",
         plant=Edit(
             file=FINALIZE,
             changes=(("        torch.distributed.all_reduce(grad, group=embd_group)\n", ""),),
         ),
         case=PIPELINE,
         check="parity-grad-norm",
-        asked="one all-reduce left out in the embedding tie between pipeline stages",
         quick=True,
     ),
-    Fault(
+    library_fault(
         id="loss-over-too-few-micro-batches",
         broken="a pipeline divides the loss by one micro batch less than there are",
-        where="library",
         plant=Edit(
             file=SCHEDULES,
             changes=(
@@ -120,10 +113,9 @@ LIBRARY = (
         case=PIPELINE,
         check="parity-grad-norm",
     ),
-    Fault(
+    library_fault(
         id="gradient-scaled-by-the-context-parallel-size",
         broken="the loss is multiplied by the context-parallel size once too often",
-        where="library",
         plant=Edit(
             file=SCHEDULES,
             changes=(
@@ -135,12 +127,10 @@ LIBRARY = (
         ),
         case=CONTEXT,
         check="parity-grad-norm",
-        asked="gradient scaled by the context-parallel size",
     ),
-    Fault(
+    library_fault(
         id="norm-gradients-not-reduced-in-sequence-parallel",
         broken="each tensor-parallel rank has the norms' gradients of its own part of the sequence alone",
-        where="library",
         plant=Edit(
             file=FINALIZE,
             changes=(("            torch.distributed.all_reduce(coalesced, op=all_reduce_op, group=tp_group)\n", ""),),
@@ -148,10 +138,9 @@ LIBRARY = (
         case=SEQUENCE,
         check="parity-grad-norm",
     ),
-    Fault(
+    library_fault(
         id="expert-gradients-scaled-wrongly",
         broken="experts divide their gradients by the number of their own copies, not of all data-parallel ranks",
-        where="library",
         plant=Edit(
             file=DATA_PARALLEL,
             changes=(
@@ -168,10 +157,9 @@ LIBRARY = (
         case=EXPERTS,
         check="parity-grad-norm",
     ),
-    Fault(
+    library_fault(
         id="experts-not-synchronised",
         broken="the copies of an expert keep their own gradients",
-        where="library",
         plant=Edit(
             file=DATA_PARALLEL,
             changes=(
@@ -184,10 +172,9 @@ LIBRARY = (
         case=EXPERTS_TWICE,
         check="parity-grad-norm",
     ),
-    Fault(
+    library_fault(
         id="parameters-not-gathered",
         broken="the distributed optimizer updates its part of the parameters, and nobody gets the others'",
-        where="library",
         plant=Edit(
             file=f"{CORE}/optimizer/distrib_optimizer.py",
             changes=(
@@ -201,10 +188,9 @@ LIBRARY = (
         check="parity-loss",
         quick=True,
     ),
-    Fault(
+    library_fault(
         id="clipping-left-out",
         broken="gradients are clipped, but for those of the distributed optimizer",
-        where="library",
         plant=Edit(
             file=OPTIMIZER,
             changes=(
@@ -217,10 +203,9 @@ LIBRARY = (
         case=SHARDED,
         check="parity-loss",
     ),
-    Fault(
+    library_fault(
         id="optimizer-state-forgotten",
         broken="a resumed training has its weights, and an optimizer that begins anew",
-        where="library",
         plant=Edit(
             file=OPTIMIZER,
             changes=(("        self.optimizer.load_state_dict(state_dict)\n", "        pass\n"),),
@@ -228,10 +213,9 @@ LIBRARY = (
         case=RESUMED,
         check="parity-loss",
     ),
-    Fault(
+    library_fault(
         id="dropout-left-on",
         broken="layers drop a tenth of their activations, whatever the configuration says",
-        where="library",
         plant=Edit(
             file=f"{CORE}/transformer/transformer_layer.py",
             changes=(
@@ -244,12 +228,10 @@ LIBRARY = (
         case=DATA,
         check="observed",
         says="hidden_dropout",
-        asked="dropout left on",
     ),
-    Fault(
+    library_fault(
         id="dropout-where-nobody-looks",
         broken="a function drops activations although it is told not to",
-        where="library",
         plant=Edit(
             file=f"{CORE}/fusions/fused_bias_dropout.py",
             changes=(
@@ -262,10 +244,9 @@ LIBRARY = (
         case=DATA,
         check="parity-loss",
     ),
-    Fault(
+    library_fault(
         id="other-attention",
         broken="the layers are built with another attention than was asked for",
-        where="library",
         plant=Edit(
             file=f"{CORE}/models/backends.py",
             changes=(
@@ -278,12 +259,10 @@ LIBRARY = (
         case=DATA,
         check="observed",
         says="attention",
-        asked="wrong attention backend",
     ),
-    Fault(
+    library_fault(
         id="checkpoint-without-a-layer",
         broken="the last layer of each stage is neither saved nor loaded, and nobody says so",
-        where="library",
         plant=Edit(
             file=f"{CORE}/transformer/transformer_block.py",
             changes=(
@@ -295,6 +274,5 @@ LIBRARY = (
         ),
         case=PIPELINE,
         check="rank-exception",
-        asked="checkpoint missing a layer",
     ),
 )

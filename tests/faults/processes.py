@@ -2,136 +2,100 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from faults.cases import DATA, PIPELINE, TENSOR, WEIGHTS
 from faults.kinds import Fault, Switch
 
+
+def process_fault(**fields: Any) -> Fault:
+    """A fault that the switch of the same name plants; in a process and the case of two data-parallel ranks."""
+    defaults = {"where": "process", "case": DATA, "plant": Switch(name=fields["id"])}
+    return Fault(**{**defaults, **fields})
+
+
 PROCESS = (
-    Fault(
+    process_fault(
         id="other-samples-on-one-rank",
         broken="one data-parallel rank reads other samples",
-        where="process",
-        plant=Switch(name="other-samples-on-one-rank"),
-        case=DATA,
         check="parity-loss",
-        asked="one rank reading other samples",
         quick=True,
     ),
-    Fault(
+    process_fault(
         id="other-weights-on-one-rank",
         broken="one data-parallel rank starts from other weights",
-        where="process",
-        plant=Switch(name="other-weights-on-one-rank"),
-        case=DATA,
         check="parity-grad-norm",
-        asked="other initial weights on one rank",
     ),
-    Fault(
+    process_fault(
         id="nan-at-step-3",
         broken="a gradient is no number at step 3",
-        where="process",
-        plant=Switch(name="nan-at-step-3"),
-        case=DATA,
         check="not-finite",
-        asked="NaN at step 3",
         quick=True,
     ),
-    Fault(
+    process_fault(
         id="killed-rank",
         broken="a rank is killed, as the kernel does when memory runs out",
-        where="process",
-        plant=Switch(name="killed-rank"),
-        case=DATA,
         check="rank-signal",
         says="rank 1",
-        asked="a rank killed for memory",
         quick=True,
     ),
-    Fault(
+    process_fault(
         id="out-of-memory",
         broken="a rank allocates more memory than it may have",
-        where="process",
-        plant=Switch(name="out-of-memory"),
-        case=DATA,
         check="rank-exception",
         says="rank 1",
     ),
-    Fault(
+    process_fault(
         id="rank-that-exits",
         broken="a library ends a rank without an exception",
-        where="process",
-        plant=Switch(name="rank-that-exits"),
-        case=DATA,
         check="rank-exit",
         says="rank 1",
     ),
-    Fault(
+    process_fault(
         id="exit-0-without-results",
         broken="every rank ends with success and has trained nothing",
-        where="process",
-        plant=Switch(name="exit-0-without-results"),
-        case=DATA,
         check="rank-exit",
         says="exited with status 0",
-        asked="exit 0 with no results",
         quick=True,
     ),
-    Fault(
+    process_fault(
         id="step-not-reported",
         broken="the numbers of a step are lost",
-        where="process",
-        plant=Switch(name="step-not-reported"),
         case=PIPELINE,
         check="steps",
-        asked="results with a step missing",
         quick=True,
     ),
-    Fault(
+    process_fault(
         id="killed-baseline",
         broken="the baseline is killed after it has saved its weights",
-        where="process",
-        plant=Switch(name="killed-baseline"),
-        case=DATA,
         check="baseline",
     ),
-    Fault(
+    process_fault(
         id="rounding",
         broken="gradients are rounded otherwise: too little for any band, but data parallelism must give all digits",
-        where="process",
-        plant=Switch(name="rounding"),
-        case=DATA,
         check="data-parallel-bits",
     ),
-    Fault(
+    process_fault(
         id="damaged-checkpoint",
         broken="a disk gives back other bytes of the checkpoint than were written",
         where="file",
-        plant=Switch(name="damaged-checkpoint"),
         case=TENSOR,
         check="parity-loss",
     ),
-    Fault(
+    process_fault(
         id="hung-rank",
         broken="a rank waits for ever",
-        where="process",
-        plant=Switch(name="hung-rank"),
-        case=DATA,
         check="timeout",
-        asked="a hung rank",
         quick=True,
     ),
-    Fault(
+    process_fault(
         id="stopped-rank",
         broken="a rank is stopped (SIGSTOP) and never goes on",
-        where="process",
-        plant=Switch(name="stopped-rank"),
-        case=DATA,
         check="timeout",
     ),
-    Fault(
+    process_fault(
         id="last-update-lost",
         broken="the weights that a case ends with lack the last step's update; every loss was right",
-        where="process",
-        plant=Switch(name="last-update-lost"),
         case=WEIGHTS,
         check="parity-weights",
         quick=True,

@@ -45,17 +45,9 @@ def in_an_image(lock_digest: str, folder: Path, python: Path) -> list[str | Path
 
 def run_by_hand(harness: Harness, folder: Path, *more: str | Path, before: Sequence[str | Path] = ()) -> None:
     """Run a plan as its README says."""
-    words = [
-        *before,
-        harness.stack.python,
-        folder / "smoke.pyz",
-        "run",
-        "--plan",
-        folder / "plan.json",
-        "--out",
-        folder / "results",
-    ]
-    done = subprocess.run([*words, *more], capture_output=True, text=True)
+    words = ["run", "--plan", folder / "plan.json", "--out", folder / "results", *more]
+    command = [*before, harness.stack.python, folder / "smoke.pyz", *words]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
