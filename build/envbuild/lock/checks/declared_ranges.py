@@ -236,7 +236,8 @@ def _with_stand_ins(
     document = tomlkit.parse(render_project(plan.project, pins=resolution.pins, source=plan.torch)).unwrap()
     settings = document["tool"]["uv"]
     settings["exclude-dependencies"] = []
-    others = [line for line in settings.get("override-dependencies", ()) if _name(line) not in wheels]
+    overrides = settings.get("override-dependencies", ())
+    others = [line for line in overrides if canonicalize_name(Requirement(line).name) not in wheels]
     settings["override-dependencies"] = [*others, *wheels.values()]
     folder = context.folder / "needs"
     with machine_errors(folder):
@@ -244,7 +245,3 @@ def _with_stand_ins(
         (folder / "pyproject.toml").write_text(tomlkit.dumps(document))
     found = resolve(folder, plan.torch, _BASE, context, settings_may_be_ignored=True)
     return [package for package in found.packages if package["name"] not in wheels]
-
-
-def _name(line: str) -> str:
-    return canonicalize_name(Requirement(line).name)

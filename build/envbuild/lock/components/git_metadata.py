@@ -22,6 +22,7 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.components.models import Chosen, CompileMetadata
 from envbuild.lock.components.project_metadata import (
     PYPROJECT,
+    are_texts,
     before_build,
     build_requires,
     marked_line,
@@ -151,7 +152,7 @@ class _Tree:
             extras = ast.literal_eval(self.setup.get("extras_require", ast.Dict(keys=[], values=[])))
         except ValueError:
             return None
-        if not _are_texts(main) or not isinstance(extras, dict) or not all(map(_are_texts, extras.values())):
+        if not are_texts(main) or not isinstance(extras, dict) or not all(map(are_texts, extras.values())):
             return None
         return _with_extras(list(main), {str(name): list(lines) for name, lines in extras.items()})
 
@@ -219,10 +220,6 @@ def _resolved(value: ast.expr, tree: ast.Module) -> ast.expr:
 
 def _constant(value: ast.expr | None) -> str | None:
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
-
-
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
 
 
 def _listed(text: str) -> list[str]:

@@ -53,7 +53,7 @@ def before_build(text: str) -> tuple[list[str], list[str]] | None:
         return None
     open_fields = project.get("dynamic", [])
     main, optional = project.get("dependencies", []), project.get("optional-dependencies", {})
-    if not isinstance(optional, dict) or not all(_are_texts(item) for item in (open_fields, main, *optional.values())):
+    if not isinstance(optional, dict) or not all(are_texts(item) for item in (open_fields, main, *optional.values())):
         raise ValueError(f"Its {PYPROJECT} states dependencies in [project] in another form than lists of texts.")
     if any(field in open_fields for field in _BEFORE_BUILD):
         return None
@@ -61,8 +61,9 @@ def before_build(text: str) -> tuple[list[str], list[str]] | None:
     return lines, list(optional)
 
 
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+def are_texts(value: object) -> bool:
+    """Whether a value is a list of strings."""
+    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
 
 
 def build_requires(pyproject: str | None) -> tuple[str, ...]:
@@ -74,7 +75,7 @@ def build_requires(pyproject: str | None) -> tuple[str, ...]:
     lines = read_pyproject(pyproject or "").get("build-system", {})
     if isinstance(lines, dict):
         lines = lines.get("requires", list(DEFAULT_BUILD_REQUIRES))
-    if not _are_texts(lines):
+    if not are_texts(lines):
         raise ValueError(f"[build-system] requires is not a list of strings: {lines!r}")
     return tuple(lines)
 

@@ -71,7 +71,7 @@ def _no_release(
     )
     if tags:
         why += f"\n{chosen.spec.git} has the tag{'s' if len(tags) > 1 else ''} {', '.join(tags)}."
-        tag = f"{GIT_PREFIX}{tags[0]}" if _is_version(tags[0]) else tags[0]
+        tag = tags[0] if isinstance(parse_ref(tags[0]), GitRef) else f"{GIT_PREFIX}{tags[0]}"
         fix = f"Take the tag: --pin {chosen.name}={tag}. Or a release: {fix}"
     return ResolutionError(
         f"there is no release {version} of {chosen.name}" + (f" as of {newest}" if newest else ""),
@@ -79,10 +79,6 @@ def _no_release(
         fix=fix,
         log=error.log,
     )
-
-
-def _is_version(tag: str) -> bool:
-    return not isinstance(parse_ref(tag), GitRef)
 
 
 @dataclass(frozen=True, kw_only=True)
