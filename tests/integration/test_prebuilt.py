@@ -142,7 +142,7 @@ def test_a_file_that_is_not_understood_is_told(place: Place, compiled: Callable[
     place.install("other", "1.0", {"other/cut.so": b"\x7fELF" + bytes(20), "other/text.so": b"INPUT(x)"})
     found = place.check("90")
     assert "of an unknown form at byte 0" in found["torch"]["unknown"]
-    assert "no ELF file that can be read" in found["other"]["unknown"]
+    assert "not a readable ELF file" in found["other"]["unknown"]
     assert len(place.notes.lines) == 2
 
 
