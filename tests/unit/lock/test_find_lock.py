@@ -1,5 +1,6 @@
 """Which lock a command takes: the project's own; the shipped one only for the definitions that it was made from."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -177,17 +178,12 @@ def test_diff_without_a_lock_of_the_projects_own_compares_with_the_shipped_one(p
     make_lock(new, main=(shipped / "main.txt").read_text() + "psutil==7.0.0 \\\n    --hash=sha256:dd\n")
     seen = []
 
-    class Resolved:
-        def __init__(self, inputs, existing, repositories, context):
-            seen.append(existing)
+    @contextlib.contextmanager
+    def resolved(inputs, existing, repositories, context):
+        seen.append(existing)
+        yield new
 
-        def __enter__(self):
-            return new
-
-        def __exit__(self, *error):
-            return None
-
-    monkeypatch.setattr("envbuild.lock.diff.new_lock", Resolved)
+    monkeypatch.setattr("envbuild.lock.diff.new_lock", resolved)
     assert run(["lock", "--diff", *ARGUMENTS, "--json"]) == 0
     shown, told = capsys.readouterr()
     result = json.loads(shown)
