@@ -20,10 +20,11 @@ from helpers.stack_files import GPU_BASE, write_base, write_stack, write_target
 from helpers.wheels import make_wheel
 
 from envbuild.core.errors import BuildError, EnvbuildError, MachineError, NetworkError
+from envbuild.store.local import COMPLETE
 from envbuild.wheels.audit.elf import read_binary
 from envbuild.wheels.toolchain import toolchain as machine
 from envbuild.wheels.toolchain.host_compiler import HostCompiler, refuse_too_new
-from envbuild.wheels.toolchain.index_toolkit import COMPILER, COMPLETE, KIND, RUNTIME
+from envbuild.wheels.toolchain.index_toolkit import COMPILER, KIND, RUNTIME
 from envbuild.wheels.toolchain.toolchain import Toolchain
 from envbuild.wheels.toolchain.toolkit import Toolkit, ToolkitRequest, choose_toolkit
 

@@ -24,16 +24,10 @@ class Command(click.Command):
         return option
 
 
-class CommandGroup(click.Group):
+class CommandGroup(Command, click.Group):
     """A command with commands of its own, all of which write their help so."""
 
     command_class = Command
-
-    def get_help_option(self, ctx: click.Context) -> click.Option | None:
-        option = super().get_help_option(ctx)
-        if option is not None:
-            option.callback = _show_help
-        return option
 
 
 def hands_over(context: click.Context) -> bool:

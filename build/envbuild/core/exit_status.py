@@ -36,6 +36,12 @@ def tail(text: str, lines: int = TAIL_LINES) -> str:
     return "\n".join(text.rstrip().splitlines()[-lines:])
 
 
+def innermost_calls(output: str, lines: int = 6) -> str:
+    """The top of the last stack that faulthandler wrote down; the last lines where there is none."""
+    _, found, stack = output.rpartition("most recent call first):\n")
+    return "\n".join(stack.splitlines()[:lines]) if found else tail(output, lines=lines)
+
+
 def ran_out_of_space(output: str, path: Path) -> bool:
     """Whether a program failed for a full disk: it printed so (and may have cleaned up since), or little is left."""
     return os.strerror(errno.ENOSPC) in output or space_is_low(path)

@@ -24,17 +24,24 @@ LOW_FILES = 64
 
 def write_atomic(path: Path, data: str | bytes, mode: int = 0o644) -> None:
     """Write ``data`` to ``path`` through a temporary file next to it and a rename."""
-    raw = data.encode() if isinstance(data, str) else data
+    with _replaced(path) as temporary:
+        with temporary.open("wb") as stream:
+            stream.write(data.encode() if isinstance(data, str) else data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.chmod(mode)
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[Path]:
+    """A file next to ``path``, which takes its place when the block is done."""
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(descriptor)
         temporary = Path(name)
         try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(raw)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.chmod(mode)
+            yield temporary
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -136,23 +143,14 @@ def read_plain(path: Path, at_most_bytes: int) -> bytes:
 
 def link_or_copy(source: Path, destination: Path) -> None:
     """Give ``destination`` the content and times of ``source``: a hard link where the disk allows it, else a copy."""
-    with machine_errors(destination):
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}.")
-        os.close(descriptor)
-        temporary = Path(name)
+    with _replaced(destination) as temporary:
+        temporary.unlink()
         try:
-            temporary.unlink()
-            try:
-                os.link(source, temporary)
-            except OSError as error:
-                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
-                    raise
-                shutil.copy2(source, temporary)
-            temporary.replace(destination)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+            os.link(source, temporary)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                raise
+            shutil.copy2(source, temporary)
 
 
 def space_is_low(path: Path) -> bool:

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Protocol, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from envbuild.store.entry_index import ENTRY_INDEX_FILE
 
 # Folders of a store. The index finds entries by what they are for; its name "shelves" is part of the format.
 ENTRIES, INDEX, BLOBS = "entries", "shelves", "blobs/sha256"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Blob:
-    """A file by what is in it.
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 
-    Attributes:
-        name: what the file is called in its entry.
-        digest: ``sha256:<hex>``.
-    """
 
-    name: str
-    digest: str
-    size_bytes: int
+def _inside(name: str) -> str:
+    """A file name that leads to no place outside its entry."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or str(path) != name or "\0" in name or name in (".", ENTRY_INDEX_FILE):
+        raise ValueError(f"{name!r} is not the name of a file inside an entry")
+    return name
+
+
+class EntryFile(BaseModel):
+    """A file of an entry, by what is in it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, AfterValidator(_inside)] = Field(min_length=1, max_length=1024)
+    digest: Digest
+    size_bytes: int = Field(ge=0)
+
+
+EntryFiles: TypeAlias = Sequence[EntryFile]
 
 
 @dataclass(frozen=True, order=True)
@@ -43,10 +57,10 @@ class Backend(Protocol):
     def read(self, kind: str, key: str) -> bytes | None:
         """The document of an entry; None when there is no such entry."""
 
-    def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:
+    def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, files: EntryFiles) -> bool:
         """Put the document of an entry there, unless there is one: False, and the one that is there stays."""
 
-    def replace(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:
+    def replace(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, files: EntryFiles) -> None:
         """Put the document of an entry in the place of a damaged one."""
 
     def keys(self, kind: str) -> list[str]:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from envbuild.core.errors import InternalError
 from envbuild.store.address import parse_address
 from envbuild.store.backend import Backend
 from envbuild.store.remote import Remote
@@ -38,10 +37,8 @@ def open_remote(
             from envbuild.store.objects import open_objects
 
             backend = open_objects(address, endpoint, ca_bundle, environ)
-        case "file":
+        case _:
             from envbuild.store.directory import Directory
 
             backend = Directory(Path(address.path))
-        case _:
-            raise InternalError(f"a store of scheme {address.scheme}")
     return Remote(backend=backend, address=str(address), name=str(address))

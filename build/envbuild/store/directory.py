@@ -8,12 +8,12 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.core.files import NotPlainFileError, machine_errors, open_plain, read_plain
-from envbuild.store.backend import BLOBS, ENTRIES, INDEX, Blob, EntryRef
+from envbuild.store.backend import BLOBS, ENTRIES, INDEX, EntryFiles, EntryRef
 from envbuild.store.document import MOST_BYTES, refused
 
 CHUNK_BYTES = 1 << 20
@@ -36,7 +36,7 @@ class Directory:
             except NotPlainFileError as error:
                 raise refused(kind, key, self._address, f"Its document is not a file: {error}.") from error
 
-    def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:  # noqa: ARG002
+    def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, files: EntryFiles) -> bool:  # noqa: ARG002
         self._write_index(kind, key, index_path)
         with self._errors("write"), self._written(document) as temporary:
             final = self._entry(kind, key)
@@ -51,7 +51,7 @@ class Directory:
                 return _created(final, document)
         return True
 
-    def replace(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:  # noqa: ARG002
+    def replace(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, files: EntryFiles) -> None:  # noqa: ARG002
         self._write_index(kind, key, index_path)
         with self._errors("write"), self._written(document) as temporary:
             temporary.replace(self._entry(kind, key))

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from envbuild.core.digests import sha256_file, short
 from envbuild.core.errors import CheckRefusedError, InternalError
 from envbuild.core.validation import describe_errors
-from envbuild.store.backend import Blob
+from envbuild.store.backend import Digest, EntryFile
 from envbuild.store.entry_index import ENTRY_INDEX_FILE
 
 SCHEMA = "envbuild.entry/1"
 # Of a document; those of wheels have some 10 KB.
 MOST_BYTES = 16 << 20
-Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
-
-
-def _inside(name: str) -> str:
-    """A file name that leads to no place outside its entry."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or str(path) != name or "\0" in name or name in (".", ENTRY_INDEX_FILE):
-        raise ValueError(f"{name!r} is not the name of a file inside an entry")
-    return name
-
-
-class EntryFile(BaseModel):
-    """A file of an entry."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: Annotated[str, AfterValidator(_inside)] = Field(min_length=1, max_length=1024)
-    digest: Digest
-    size_bytes: int = Field(ge=0)
 
 
 class Document(BaseModel):
@@ -54,10 +35,6 @@ class Document(BaseModel):
     def as_bytes(self) -> bytes:
         """The document as it is kept."""
         return (self.model_dump_json(by_alias=True, indent=1) + "\n").encode()
-
-    def blobs(self) -> tuple[Blob, ...]:
-        """The files as a backend keeps them."""
-        return tuple(Blob(name=file.name, digest=file.digest, size_bytes=file.size_bytes) for file in self.files)
 
     @property
     def size_bytes(self) -> int:

@@ -14,9 +14,12 @@ from pathlib import Path
 
 from envbuild.core import locks
 from envbuild.core.digests import short
-from envbuild.core.files import PRIVATE, machine_errors, make_private, remove_tree
+from envbuild.core.files import PRIVATE, machine_errors, make_private, remove_tree, write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.store import entry_index
+
+# Written last into a folder that is made in its place: without it, the folder is half made.
+COMPLETE = "complete"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +137,27 @@ class LocalStore:
             finally:
                 remove_tree(folder)
                 lock.unlink(missing_ok=True)
+
+    def make_in_place(
+        self, kind: str, key: str, what: str, is_whole: Callable[[Path], bool], make: Callable[[Path], None]
+    ) -> Path:
+        """A folder whose content names its own place, so that it is filled there; used until this process ends.
+
+        Args:
+            what: what it is, for people.
+            is_whole: whether a folder that was completed can still be used; else it is made anew.
+        """
+        folder = self.path_of(kind, key)
+        waiting = f"another envbuild is making {what} {short(key)}: waiting for it"
+        with locks.exclusive(self.lock_of(kind, key), on_wait=lambda: self.reporter.note(waiting)):
+            if not ((folder / COMPLETE).is_file() and is_whole(folder)):
+                with machine_errors(folder):
+                    remove_tree(folder)
+                    folder.mkdir(parents=True)
+                make(folder)
+                write_atomic(folder / COMPLETE, f"{key}\n")
+            self.use(kind, key)
+        return folder
 
     def remove(self, kind: str, key: str) -> None:
         """Remove an entry: renamed away first, so that no reader sees half of it."""

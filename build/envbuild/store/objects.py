@@ -9,7 +9,7 @@ from __future__ import annotations
 import configparser
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +18,7 @@ from envbuild.core.background import run_in_background
 from envbuild.core.errors import EnvbuildError, MachineError, NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.store.address import Address
-from envbuild.store.backend import BLOBS, ENTRIES, INDEX, Blob, EntryRef
+from envbuild.store.backend import BLOBS, ENTRIES, INDEX, EntryFiles, EntryRef
 from envbuild.store.document import MOST_BYTES, refused
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Objects:
                 self._look()
                 return None
 
-    def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:  # noqa: ARG002
+    def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, files: EntryFiles) -> bool:  # noqa: ARG002
         from obstore.exceptions import AlreadyExistsError
 
         with self._errors(f"write {kind} {key}"):
@@ -70,7 +70,7 @@ class Objects:
                 return False
         return True
 
-    def replace(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:  # noqa: ARG002
+    def replace(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, files: EntryFiles) -> None:  # noqa: ARG002
         with self._errors(f"write {kind} {key}"):
             self._put(_mark(kind, key, index_path), b"")
             self._put(_entry(kind, key), document)

@@ -203,9 +203,8 @@ class Registry:
         sent = {"User-Agent": f"envbuild/{__version__}", **headers}
         own = self._is_own(url)
         for last in (False, True):
-            with self._lock:
-                if own and self._authorization:
-                    sent["Authorization"] = self._authorization
+            if own and self._authorization:
+                sent["Authorization"] = self._authorization
             response = self._request(method, url, sent, body, retries)
             # Credentials are for the registry, whatever a place that it redirects to asks for.
             if response.status != 401 or last or not own or _redirected(response, url):
@@ -264,8 +263,7 @@ class Registry:
         scheme, _, rest = challenge.partition(" ")
         asked = urllib.request.parse_keqv_list(urllib.request.parse_http_list(rest)) if "=" in rest else {}
         credentials = credentials_for(self._address.host, self._environ)
-        with self._lock:
-            self._asked_for = credentials
+        self._asked_for = credentials
         if scheme.lower() == "bearer" and asked.get("realm"):
             found = f"Bearer {self._token(asked, credentials)}"
         elif scheme.lower() == "basic" and credentials is not None:
@@ -273,8 +271,7 @@ class Registry:
         else:
             found = ""
         # The same again would be refused again.
-        with self._lock:
-            self._authorization = "" if found == refused else found
+        self._authorization = "" if found == refused else found
 
     def _token(self, asked: Mapping[str, str], credentials: Credentials | None) -> str:
         realm = urllib.parse.urlsplit(asked["realm"])

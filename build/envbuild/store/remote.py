@@ -101,13 +101,13 @@ class Remote:
         found, problem = self._present(kind, key)
         if (found or problem) and replace(found):
             self._upload(mine, folder, anew=True)
-            self.backend.replace(kind, key, index_path, mine.as_bytes(), mine.blobs())
+            self.backend.replace(kind, key, index_path, mine.as_bytes(), mine.files)
             return Pushed.REPLACED
         if problem:
             raise problem
         if found is None:
             self._upload(mine, folder, anew=False)
-            if self.backend.create(kind, key, index_path, mine.as_bytes(), mine.blobs()):
+            if self.backend.create(kind, key, index_path, mine.as_bytes(), mine.files):
                 return Pushed.NEW
             found = self.find(kind, key)
         return Pushed.SAME if found is not None and found.files == mine.files else Pushed.OTHER

@@ -10,16 +10,16 @@ import re
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from envbuild.core import jsonread
 from envbuild.core.digests import Json, canonical_json, sha256_bytes
-from envbuild.core.errors import CheckRefusedError, NetworkError
+from envbuild.core.errors import NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.store.address import Address
-from envbuild.store.backend import Blob, EntryRef
+from envbuild.store.backend import EntryFiles, EntryRef
 from envbuild.store.document import MOST_BYTES, refused
 from envbuild.store.registry import Answer, Registry
 
@@ -48,21 +48,22 @@ class OciRepository:
         try:
             config = jsonread.foreign(found.body)["config"]
             digest, size = str(config["digest"]), int(config["size"])
+            if size > MOST_BYTES or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+                raise ValueError("it names no document")
         except (ValueError, KeyError, TypeError) as error:
-            raise _no_entry(self._address, kind, key, "Its manifest was not written by envbuild.") from error
-        if size > MOST_BYTES or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-            raise _no_entry(self._address, kind, key, "Its manifest was not written by envbuild.")
+            raise refused(kind, key, str(self._address), "Its manifest was not written by envbuild.") from error
         with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
             document = Path(folder) / "document"
             with machine_errors(document):
                 there = self._registry.download(f"blobs/{digest}", size, document)
                 content = document.read_bytes()
         if not there or sha256_bytes(content) != digest:
-            raise _no_entry(self._address, kind, key, "Its document has another digest than its manifest states.")
+            why = "Its document has another digest than its manifest states."
+            raise refused(kind, key, str(self._address), why)
         return content
 
-    def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> bool:
-        manifest = self._prepared(document, blobs)
+    def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, files: EntryFiles) -> bool:
+        manifest = self._prepared(document, files)
         self._put(_index_tag(kind, key, index_path), manifest, accept=(201, *CONFLICT))
         tag = _tag(kind, key)
         if self._manifest(tag) is not None:
@@ -74,8 +75,8 @@ class OciRepository:
         found = self._manifest(tag)
         return found is not None and found.body == manifest
 
-    def replace(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, blobs: Sequence[Blob]) -> None:
-        manifest = self._prepared(document, blobs)
+    def replace(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, files: EntryFiles) -> None:
+        manifest = self._prepared(document, files)
         self._put(_index_tag(kind, key, index_path), manifest, accept=(201, *CONFLICT))
         self._put(_tag(kind, key), manifest, accept=(201,))
 
@@ -102,7 +103,7 @@ class OciRepository:
     def download(self, digest: str, size_bytes: int, to: Path) -> bool:
         return self._registry.download(f"blobs/{digest}", size_bytes, to)
 
-    def _prepared(self, document: bytes, blobs: Sequence[Blob]) -> bytes:
+    def _prepared(self, document: bytes, files: EntryFiles) -> bytes:
         """The manifest, with its config in place."""
         digest = sha256_bytes(document)
         if not self.has(digest, len(document)):
@@ -113,7 +114,7 @@ class OciRepository:
                 self.upload(file, digest, len(document))
         layers: list[Json] = [
             {"mediaType": FILE_TYPE, "digest": blob.digest, "size": blob.size_bytes, "annotations": {TITLE: blob.name}}
-            for blob in blobs
+            for blob in files
         ]
         return canonical_json(
             {
@@ -165,7 +166,3 @@ def _tag(kind: str, key: str) -> str:
 
 def _index_tag(kind: str, key: str, index_path: tuple[str, ...]) -> str:
     return ".".join([kind, *index_path, key.removeprefix("sha256:")])
-
-
-def _no_entry(address: Address, kind: str, key: str, why: str) -> CheckRefusedError:
-    return refused(kind, key, str(address), why)

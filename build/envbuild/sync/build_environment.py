@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from envbuild.catalog.site import Site
-from envbuild.core import locks
-from envbuild.core.digests import digest_of, short
-from envbuild.core.files import machine_errors, remove_tree, write_atomic
+from envbuild.core.digests import digest_of
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.uv.torch_builds import locked_torch
@@ -17,8 +15,6 @@ from envbuild.sync.local import local_target
 from envbuild.sync.provided import refuse_without_base
 from envbuild.wheels.cache.entry import ENVIRONMENTS_KIND as KIND
 
-# Written last: an environment without it is half made.
-COMPLETE = "complete"
 PHASES = ("main",)
 
 
@@ -35,22 +31,13 @@ def build_environment(lock: LockDirectory, site: Site, store: LocalStore, report
     refuse_without_base(lock.lock)
     digests = [lock.lock.phases[name].digest for name in PHASES]
     key = digest_of({"phases": [*digests], "python": lock.lock.base.python, "torch": lock.lock.torch.build})
-    folder = store.path_of(KIND, key)
-    held = store.root / "locks" / f"{KIND}-{folder.name}.lock"
-    waiting = f"another envbuild is making build environment {short(key)}: waiting for it"
-    with locks.exclusive(held, on_wait=lambda: reporter.note(waiting)):
-        venv = folder / "venv"
-        if not ((folder / COMPLETE).is_file() and (venv / "bin" / "python").exists()):
-            with machine_errors(folder):
-                remove_tree(folder)
-                folder.mkdir(parents=True)
-            _install(lock, venv, site, store.root / "logs" / "wheels", reporter)
-            write_atomic(folder / COMPLETE, f"{lock.lock.digest}\n")
-        store.use(KIND, key)
-    return venv
 
+    def is_whole(folder: Path) -> bool:
+        return (folder / "venv/bin/python").exists()
 
-def _install(lock: LockDirectory, venv: Path, site: Site, logs: Path, reporter: Reporter) -> None:
-    source = locked_torch(site, lock.lock)
-    with local_target(lock, venv, venv.parent, logs, reporter) as place:
-        install(lock, place, source.uv_args(), reporter, InstallScope(phases=PHASES))
+    def make(folder: Path) -> None:
+        source = locked_torch(site, lock.lock)
+        with local_target(lock, folder / "venv", folder, store.root / "logs" / "wheels", reporter) as place:
+            install(lock, place, source.uv_args(), reporter, InstallScope(phases=PHASES))
+
+    return store.make_in_place(KIND, key, "build environment", is_whole, make) / "venv"

@@ -15,11 +15,12 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.models import Target
 from envbuild.core.background import interruptible
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.exit_status import describe_status, tail
+from envbuild.core.exit_status import describe_status, innermost_calls, tail
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import Lock
 from envbuild.sync.install_target import RunCommand
+from envbuild.wheels.architectures import dotted
 
 PROBE = "containers/native/import_module.py"
 # What the probe's last line begins with; modules print too.
@@ -109,20 +110,13 @@ def modules_of(lock: Lock) -> dict[str, tuple[str, ...]]:
     return {name: item.modules for name, item in lock.components.items() if item.modules}
 
 
-def arch_list(target: Target) -> str:
-    """The TORCH_CUDA_ARCH_LIST of a target: ``90`` and ``100a`` are ``9.0;10.0a``."""
-    return ";".join(
-        f"{sm[: -2 if sm[-1].isalpha() else -1]}.{sm[-2:] if sm[-1].isalpha() else sm[-1]}" for sm in target.sm
-    )
-
-
 def check_environment(target: Target) -> dict[str, str]:
     """What a module may ask of a machine with the target's GPUs when it is imported on one without.
 
     megatron-core 0.15 compiles a helper when it is imported. Without a GPU torch does not know for which one, and dies
     of it (IndexError) unless it is told.
     """
-    return {"TORCH_CUDA_ARCH_LIST": arch_list(target)} if target.sm else {}
+    return {"TORCH_CUDA_ARCH_LIST": ";".join(map(dotted, target.sm))} if target.sm else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +151,7 @@ def try_imports(
         absent: what the environment was made without; a module that asks for it is not checked.
     """
 
-    def one(component: str, module: str) -> _Attempt:
+    def one(component: str, module: str) -> NotChecked | NotImported | None:
         log = probe.logs / f"import-{module}.log"
         # -I: neither the current directory nor PYTHON* variables nor a user's packages may help.
         # Shortly before its time is over a process writes down where it is.
@@ -165,40 +159,25 @@ def try_imports(
         try:
             finished = probe.run(argv, what=f"import {module}", log=log, timeout_seconds=limit_seconds)
         except CheckRefusedError:
-            failure = f"did not end within {limit_seconds:g} s:\n{_place(log.read_text(errors='replace'))}"
-            return _Attempt(component=component, module=module, failure=failure, log=log)
-        return _attempt(component, module, finished, absent, log)
+            calls = innermost_calls(log.read_text(errors="replace"))
+            failure = f"did not end within {limit_seconds:g} s:\n{calls}"
+            return NotImported(component=component, module=module, failure=failure, log=log)
+        return _judge(component, module, finished, absent, log)
 
     work = [(component, module) for component, names in modules.items() for module in names]
     with reporter.step(f"import {len(work)} modules"), interruptible(ThreadPoolExecutor(os.cpu_count() or 1)) as pool:
-        attempts = list(pool.map(lambda item: one(*item), work))
+        findings = list(pool.map(lambda item: one(*item), work))
     return Imports(
-        imported=tuple(item.module for item in attempts if not item.unknown and not item.failure),
-        not_checked=tuple(
-            NotChecked(module=item.module, component=item.component, reason=item.unknown)
-            for item in attempts
-            if item.unknown
-        ),
-        failed=tuple(
-            NotImported(module=item.module, component=item.component, failure=item.failure, log=item.log)
-            for item in attempts
-            if item.failure
-        ),
+        imported=tuple(module for (_, module), found in zip(work, findings, strict=True) if found is None),
+        not_checked=tuple(found for found in findings if isinstance(found, NotChecked)),
+        failed=tuple(found for found in findings if isinstance(found, NotImported)),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Attempt:
-    """An import: its failure, or why it says nothing, or neither."""
-
-    component: str
-    module: str
-    log: Path
-    failure: str = ""
-    unknown: str = ""
-
-
-def _attempt(component: str, module: str, finished: Finished, absent: Absent, log: Path) -> _Attempt:
+def _judge(
+    component: str, module: str, finished: Finished, absent: Absent, log: Path
+) -> NotChecked | NotImported | None:
+    """What an import shows; None where the module imported."""
     told = _told(finished)
     reason = ""
     missing = str(told.get("missing", ""))
@@ -208,23 +187,19 @@ def _attempt(component: str, module: str, finished: Finished, absent: Absent, lo
         reason = f"it needs a GPU, and there is none here: {told['needs_gpu']}"
     elif told.get("placeholder"):
         reason = f"a placeholder: {told['placeholder']}"
-    if reason or (finished.status == 0 and told.get("imported")):
-        return _Attempt(component=component, module=module, unknown=reason, log=log)
+    if reason:
+        return NotChecked(component=component, module=module, reason=reason)
+    if finished.status == 0 and told.get("imported"):
+        return None
     lines = [line for line in finished.output.splitlines() if not line.startswith(MARK)]
     failure = f"{_ending(finished, told)}:\n{tail(chr(10).join(lines), lines=6)}"
-    return _Attempt(component=component, module=module, failure=failure, log=log)
+    return NotImported(component=component, module=module, failure=failure, log=log)
 
 
 def _ending(finished: Finished, told: Mapping[str, Any]) -> str:
     if finished.status == 0 and not told:
         return "ended the process while it was imported"
     return describe_status(finished.status)
-
-
-def _place(output: str) -> str:
-    """Where a process was shortly before its time was over: the top of the stack that faulthandler wrote down."""
-    _, found, stack = output.rpartition("most recent call first):\n")
-    return "\n".join(stack.splitlines()[:6]) if found else tail(output, lines=6)
 
 
 def _told(finished: Finished) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-import re
 
 from envbuild.catalog.models import MACHINES
 from envbuild.core.errors import MachineError
+from envbuild.wheels.audit.binary import version_key
 
 
 def refuse_other_machine(base_platform: str, base_glibc: str, *, what: str, fix: str) -> None:
@@ -24,14 +24,10 @@ def refuse_other_machine(base_platform: str, base_glibc: str, *, what: str, fix:
     wanted = MACHINES[base_platform]
     if machine != wanted:
         problem = f"The base is for {wanted}; this machine is {machine}."
-    elif not glibc or _numbers(glibc) < _numbers(base_glibc):
+    elif not glibc or version_key(glibc) < version_key(base_glibc):
         problem = (
             f"The base has glibc {base_glibc}; this machine has {glibc or 'none'}, and wheels may need the newer one."
         )
     else:
         return
     raise MachineError(what, why=problem, fix=fix)
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version)]

@@ -61,12 +61,9 @@ class _Checkout:
             self._git("fetch", "--quiet", self._url, "+refs/heads/*:refs/from/*", "+refs/tags/*:refs/tags/*")
         self._git("-c", "advice.detachedHead=false", "checkout", "--quiet", self._commit)
         if (self.folder / ".gitmodules").is_file():
-            self._add_url()
+            # Submodules with relative addresses are relative to the remote ``origin``.
+            self._git("remote", "add", "origin", self._url)
             self._git("submodule", "--quiet", "update", "--init", "--recursive")
-
-    def _add_url(self) -> None:
-        """Submodules with relative addresses are relative to the remote ``origin``."""
-        self._git("remote", "add", "origin", self._url)
 
     def time(self) -> int:
         """The commit's time, in seconds since the epoch."""

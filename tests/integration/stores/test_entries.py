@@ -125,7 +125,7 @@ def test_the_document_of_another_entry_is_refused(place: Place, tmp_path: Path) 
     found = remote.find("things", KEY)
     assert document is not None
     assert found is not None
-    assert remote.backend.create("things", OTHER_KEY, INDEX_PATH, document, found.blobs())
+    assert remote.backend.create("things", OTHER_KEY, INDEX_PATH, document, found.files)
     with pytest.raises(CheckRefusedError) as refused:
         remote.find("things", OTHER_KEY)
     assert "kept under another name" in refused.value.why

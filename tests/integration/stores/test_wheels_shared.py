@@ -147,7 +147,7 @@ def test_a_swapped_entry_is_found_refused_and_replaced(bucket: Place, monkeypatc
     remote = open_remote(bucket.url, endpoint=bucket.proxy.address)
     record = json.loads(other.record.model_dump_json(by_alias=True))
     document = describe(KIND, KEY, index_path_of(PARTS), other.path, record)
-    assert remote.backend.create(KIND, KEY, document.index_path, document.as_bytes(), document.blobs())
+    assert remote.backend.create(KIND, KEY, document.index_path, document.as_bytes(), document.files)
 
     error = asked(two, "verify", "--store", "ours", status=5)["error"]
     assert error["what"].startswith("1 of 2 entries of the store")

@@ -9,7 +9,7 @@ from envbuild.catalog.models import Target
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.process import ProcessOptions, run
 from envbuild.core.progress import SilentReporter
-from envbuild.sync.imports import PROBE, Absent, ImportProbe, arch_list, check_environment, try_imports
+from envbuild.sync.imports import PROBE, Absent, ImportProbe, check_environment, try_imports
 
 
 def here(argv, *, what, log, timeout_seconds=None):
@@ -92,8 +92,8 @@ def refusal(modules, tmp_path, python, **more):
 
 def test_an_import_that_does_not_end_is_ended_and_told_with_its_place(tmp_path, python_with):
     python = python_with(waits="import time\ndef forever():\n    time.sleep(600)\nforever()\n", fine="")
-    why = refusal(("waits", "fine"), tmp_path, python, limit_seconds=3)
-    assert "waits (a) did not end within 3 s" in why
+    why = refusal(("waits", "fine"), tmp_path, python, limit_seconds=5)
+    assert "waits (a) did not end within 5 s" in why
     assert "in forever" in why
     assert "fine (a)" not in why
 
@@ -199,7 +199,6 @@ def test_a_module_may_print_what_it_likes(tmp_path, python_with):
 )
 def test_the_architectures_of_a_target_in_torchs_words(sm, expected):
     target = Target(summary="x", device="cuda", sm=sm, platform="linux/amd64")
-    assert arch_list(target) == expected
     assert check_environment(target) == {"TORCH_CUDA_ARCH_LIST": expected}
 
 

@@ -203,7 +203,7 @@ def put(remote: Remote, key: str, folder: Path, **changes: object) -> None:
     document = Document.model_validate({**document.model_dump(by_alias=True), **changes})
     for file in document.files:
         remote.backend.upload(folder / file.name, file.digest, file.size_bytes)
-    assert remote.backend.create(KIND, key, document.index_path, document.as_bytes(), document.blobs())
+    assert remote.backend.create(KIND, key, document.index_path, document.as_bytes(), document.files)
 
 
 def change(folder: Path, **fields: object) -> None:
@@ -218,7 +218,7 @@ def forged_parts(folder: Path, remote: Remote) -> None:
     document = describe(KIND, PARTS.key, index_path_of(PARTS), folder, json.loads((folder / RECORD_FILE).read_text()))
     for file in document.files:
         remote.backend.upload(folder / file.name, file.digest, file.size_bytes)
-    remote.backend.create(KIND, PARTS.key, document.index_path, document.as_bytes(), document.blobs())
+    remote.backend.create(KIND, PARTS.key, document.index_path, document.as_bytes(), document.files)
 
 
 def another_wheel(folder: Path, remote: Remote) -> None:

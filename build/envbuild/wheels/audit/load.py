@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.exit_status import tail
+from envbuild.core.exit_status import innermost_calls, tail
 from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.wheels.audit.symbols import is_foreign_symbol
 from envbuild.wheels.plan import WheelPlan
 
 DOING = "@doing "
-PLACES = 6
 # Loads every library with all its symbols bound, after torch where there is one, then imports modules.
 _PROBE = """
 import ctypes, faulthandler, importlib, json, os, sys
@@ -127,17 +126,11 @@ def _in_time(
         doing = [line.removeprefix(DOING) for line in lines if line.startswith(DOING)]
         raise CheckRefusedError(
             f"the wheel of {plan.name} is refused: loading what it contains did not end within {limit} s",
-            why=f"It was at: {doing[-1] if doing else 'the start of Python'}\n" + "\n".join(_place(lines)),
+            why=f"It was at: {doing[-1] if doing else 'the start of Python'}\n" + innermost_calls("\n".join(lines)),
             fix="It was not kept; its object files were. Where this machine's disk is so slow, raise "
             f"check_limit_seconds in envs/wheels/{plan.parts.package}.toml and run again.",
             log=log,
         ) from error
-
-
-def _place(lines: Sequence[str]) -> Sequence[str]:
-    """The innermost places of the stack that faulthandler wrote down."""
-    starts = [number for number, line in enumerate(lines) if line.endswith("(most recent call first):")]
-    return lines[starts[-1] + 1 :][:PLACES] if starts else ()
 
 
 def is_elsewhere(module: str, unpacked: Path) -> bool:

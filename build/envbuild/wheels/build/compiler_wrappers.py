@@ -30,14 +30,8 @@ class Tokens:
 
     def command(self, script: Path) -> list[str]:
         """The command before that of a compiler."""
-        limits = [
-            "--cores",
-            str(self.limits.jobs),
-            "--memory",
-            str(self.limits.memory_gib),
-            "--needs",
-            str(self.job_memory_gib),
-        ]
+        numbers = {"--cores": self.limits.jobs, "--memory": self.limits.memory_gib, "--needs": self.job_memory_gib}
+        limits = [word for name, number in numbers.items() for word in (name, str(number))]
         return [sys.executable, "-I", "-S", str(script), "--tokens", str(self.folder), *limits, "--"]
 
 

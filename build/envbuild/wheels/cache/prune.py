@@ -129,7 +129,7 @@ def remove(store: LocalStore, old: Sequence[Old]) -> tuple[Old, ...]:
     gone = []
     for item in old:
         maker = KIND if item.kind == BUILDS_KIND else item.kind
-        held = (store.root / "locks" / f"{maker}-{item.key}.lock", store.in_use(item.kind, item.key))
+        held = (store.lock_of(maker, item.key), store.in_use(item.kind, item.key))
         with contextlib.ExitStack() as stack:
             if not all(stack.enter_context(locks.exclusive_if_free(lock)) for lock in held if lock.exists()):
                 store.reporter.note(f"{item.name} is in use and stays")

@@ -65,7 +65,7 @@ class Wheelhouse:
         path = self._store.path_of(KIND, key)
         if not path.is_dir() or entry_index.find_damage(path) or not _wrong(path):
             return  # what is broken is told and made anew where it is asked for
-        with locks.exclusive(self._store.root / "locks" / f"{KIND}-{path.name}.lock"):
+        with locks.exclusive(self._store.lock_of(KIND, key)):
             if problem := _wrong(path):
                 self._store.reporter.note(f"the wheelhouse's entry {short(key)} is set aside: {problem}")
                 self._store.remove(KIND, key)

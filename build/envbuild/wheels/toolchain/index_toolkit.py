@@ -12,10 +12,9 @@ from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from envbuild.catalog.models import TomlModel
-from envbuild.core import locks
-from envbuild.core.digests import Json, digest_of, short
+from envbuild.core.digests import Json, digest_of
 from envbuild.core.errors import BuildError, CheckRefusedError, MachineError, NetworkError, ResolutionError
-from envbuild.core.files import machine_errors, remove_tree, write_atomic
+from envbuild.core.files import machine_errors, write_atomic
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.record.content import Content, locked_content
 from envbuild.lock.uv.program import run_uv
@@ -27,8 +26,6 @@ from envbuild.wheels.toolchain.toolchain import cuda_version
 LIST_KIND = "toolkit-lists"
 LIST_FILE = "packages.json"
 KIND = "toolkits"
-# Written last: a toolkit without it is half made.
-COMPLETE = "complete"
 # Raised when the same packages are laid out differently.
 FORMAT = 1
 
@@ -139,26 +136,22 @@ def install_toolkit(packages: Sequence[Pinned], lock: LockDirectory, sources: Wh
         BuildError: a package does not install.
         MachineError: its nvcc does not run here, or the disk is full.
     """
-    store, reporter = sources.store, sources.reporter
     listed: list[Json] = [[package.name, package.version, *package.hashes] for package in packages]
     key = digest_of({"format": FORMAT, "packages": listed})
-    folder = store.path_of(KIND, key)
     version = next(package.version for package in packages if package.name == NVCC)
-    home = folder / "packages" / "nvidia" / f"cu{version.partition('.')[0]}"
-    waiting = f"another envbuild is installing CUDA toolkit {short(key)}: waiting for it"
-    with locks.exclusive(store.root / "locks" / f"{KIND}-{folder.name}.lock", on_wait=lambda: reporter.note(waiting)):
-        if not ((folder / COMPLETE).is_file() and cuda_version(home)):
-            with machine_errors(folder):
-                remove_tree(folder)
-                folder.mkdir(parents=True)
-            title = f"install the CUDA toolkit {version} from the index: {len(packages)} packages"
-            with reporter.step(title):
-                _install(packages, folder, lock, sources)
-                _lay_out(home)
-            _refuse_broken(home, version)
-            write_atomic(folder / COMPLETE, f"{key}\n")
-        store.use(KIND, key)
-    return home
+    inside = Path("packages", "nvidia", f"cu{version.partition('.')[0]}")
+
+    def is_whole(folder: Path) -> bool:
+        return bool(cuda_version(folder / inside))
+
+    def make(folder: Path) -> None:
+        title = f"install the CUDA toolkit {version} from the index: {len(packages)} packages"
+        with sources.reporter.step(title):
+            _install(packages, folder, lock, sources)
+            _lay_out(folder / inside)
+        _refuse_broken(folder / inside, version)
+
+    return sources.store.make_in_place(KIND, key, "CUDA toolkit", is_whole, make) / inside
 
 
 def _install(packages: Sequence[Pinned], folder: Path, lock: LockDirectory, sources: WheelSources) -> None:
