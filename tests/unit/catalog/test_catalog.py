@@ -30,18 +30,6 @@ def shipped(kind: str, name: str) -> str:
     return (data_root() / "envs" / kind / f"{name}.toml").read_text()
 
 
-def test_open_without_own_envs_has_the_shipped_ones(catalog):
-    assert "mcore" in catalog.names("stacks")
-    assert catalog.stack("mcore").driver == "mcore"
-
-
-def test_own_definition_adds(tmp_path):
-    write(tmp_path, "targets", "mine", shipped("targets", "cpu"))
-    catalog = Catalog.open(tmp_path)
-    assert catalog.names("targets") == sorted({"mine", *Catalog.open(tmp_path / "none").names("targets")})
-    assert catalog.target("mine") == catalog.target("cpu")
-
-
 def test_own_definition_overrides(tmp_path):
     path = write(tmp_path, "targets", "cpu", shipped("targets", "cpu").replace("any x86-64 machine", "mine"))
     catalog = Catalog.open(tmp_path)

@@ -4,7 +4,7 @@ import pytest
 from helpers.stack_files import BASE, GPU_BASE, write_base, write_stack, write_target
 
 from envbuild.catalog.catalog import Catalog, Selection, definition_digest
-from envbuild.catalog.models import Base, Device
+from envbuild.catalog.models import Device
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.lock.inputs.pins import parse_pins
 
@@ -53,13 +53,6 @@ def test_a_component_for_gpus_changes_nothing_on_bases_without(catalog):
     # So the lock there stays what its inputs give.
     assert definition_digest(on(catalog, BASE).stack) == definition_digest(on(catalog, BASE, "on-cpu").stack)
     assert definition_digest(on(catalog, GPU_BASE).stack) != definition_digest(on(catalog, GPU_BASE, "on-cpu").stack)
-
-
-def test_a_base_is_for_the_device_that_its_cuda_says(catalog):
-    def device(base: Base) -> Device:
-        return base.device
-
-    assert (device(catalog.base(BASE)), device(catalog.base(GPU_BASE))) == (Device.CPU, Device.CUDA)
 
 
 def test_also_what_a_takeover_brings(tmp_path, catalog):

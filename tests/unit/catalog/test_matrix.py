@@ -15,11 +15,6 @@ QUICK = (data_root() / "envs/matrices/certify-quick.toml").read_text()
 DEFAULT = {"loss_relative": 1e-3, "grad_norm_relative": 1e-2, "weights_relative": 1e-2}
 
 
-def test_row_without_lists_is_one_case():
-    row = CaseRow(model="gpt", tensor=2, recompute="full")  # type: ignore[arg-type]
-    assert list(row.specs()) == [CaseSpec(model="gpt", tensor=2, recompute="full")]  # type: ignore[arg-type]
-
-
 def test_row_with_lists_is_a_case_for_each_combination():
     row = CaseRow(model="gpt", tensor=(1, 2), precision=(Precision.FP32, Precision.BF16), compare_weights=True)
     found = [(spec.precision.value, spec.tensor, spec.compare_weights) for spec in row.specs()]
@@ -35,12 +30,8 @@ def test_rows_have_all_axes_of_cases():
     ("line", "told"),
     [
         ("tensor = [2, 0]", "tensor[1]: input should be greater than or equal to 1; found 0"),
-        ("tensor = 0", "tensor: input should be greater than or equal to 1; found 0"),
         ("tensor = []", "tensor: needs at least 1 item; has 0"),
-        ("tensor = '2'", "tensor: input should be a valid integer; found '2'"),
         ("precision = ['fp32', 'fp9']", "precision[1]: found 'fp9'; allowed: 'fp32', 'bf16' or 'fp8'"),
-        ("recompute = 'some'", "recompute: found 'some'; allowed: 'none', 'selective' or 'full'"),
-        ("sequence = 1", "sequence: input should be a valid boolean; found 1"),
         ("devices = []", "devices: needs at least 1 item; has 0"),
         ("sequences = true", "sequences: unknown key; did you mean 'sequence'?"),
     ],
@@ -61,45 +52,25 @@ def test_wrong_value_in_the_only_row_is_one_thing_to_correct():
         toml.parse(f"cases = []\n{head}", Matrix, "m.toml")
 
 
+WEIGHTS = "weights_relative = 1e-4"
+MOE = "moe = { num_experts = 4, router_topk = 2 }"
+MAMBA = 'mamba = { hybrid_override_pattern = "MM", state_dim = 8, head_dim = 8, num_groups = 1 }'
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("loss_relative = 1e-5", "loss_relative = 0.0101", "tolerance.fp32.loss_relative: input should be less than"),
-        ("grad_norm_relative = 1e-4", "grad_norm_relative = 0.021", "tolerance.fp32.grad_norm_relative: input should"),
-        ("weights_relative = 1e-4", "weights_relative = 0.11", "tolerance.fp32.weights_relative: input should"),
-        ("weights_relative = 1e-4", "", "tolerance.fp32.weights_relative: this key is required"),
-        (
-            "weights_relative = 1e-4",
-            "weights_relative = 1e-4\n[tolerance.fp32.tensor]\nloss_relative = 0.02",
-            "tolerance.fp32.tensor.loss_relative: input should be less than",
-        ),
-        (
-            "weights_relative = 1e-4",
-            "weights_relative = 1e-4\n[tolerance.fp32.tensors]\nloss_relative = 0.001",
-            "tolerance.fp32.tensors: unknown key; did you mean 'tensor'?",
-        ),
-        (
-            "moe = { num_experts = 4, router_topk = 2 }",
-            "moe = { num_experts = 4, router_topk = 1 }",
-            "router_topk: input",
-        ),
-        (
-            'kind = "gpt"\nnum_layers = 2',
-            'kind = "mamba-hybrid"\nnum_layers = 2',
-            "models.moe: kind mamba-hybrid needs",
-        ),
-        (
-            "moe = { num_experts = 4, router_topk = 2 }",
-            'mamba = { hybrid_override_pattern = "MX", state_dim = 8, head_dim = 8, num_groups = 1 }',
-            "hybrid_override_pattern: found 'MX'; must match",
-        ),
-        (
-            "moe = { num_experts = 4, router_topk = 2 }",
-            'mamba = { hybrid_override_pattern = "MM", state_dim = 8, head_dim = 8, num_groups = 1 }',
-            "models.moe: kind mamba-hybrid needs a table mamba, and no other kind has one",
-        ),
+        (WEIGHTS, "", "tolerance.fp32.weights_relative: this key is required"),
+        (WEIGHTS, f"{WEIGHTS}\n[tolerance.fp32.tensor]\nloss_relative = 0.02",
+         "tolerance.fp32.tensor.loss_relative: input should be less than"),
+        (WEIGHTS, f"{WEIGHTS}\n[tolerance.fp32.tensors]\nloss_relative = 0.001",
+         "tolerance.fp32.tensors: unknown key; did you mean 'tensor'?"),
+        (MOE, MOE.replace("router_topk = 2", "router_topk = 1"), "router_topk: input"),
+        ('kind = "gpt"\nnum_layers = 2', 'kind = "mamba-hybrid"\nnum_layers = 2', "kind mamba-hybrid needs a table"),
+        (MOE, MAMBA.replace("MM", "MX"), "hybrid_override_pattern: found 'MX'; must match"),
+        (MOE, MAMBA, "models.moe: kind mamba-hybrid needs a table mamba, and no other kind has one"),
     ],
-)
+)  # fmt: skip
 def test_wrong_value_of_a_matrix(old, new, told):
     assert old in QUICK
     with pytest.raises(ConfigurationError) as caught:

@@ -181,12 +181,6 @@ def test_named_configuration_file(home, tmp_path):
     assert load_site({**home, "ENVBUILD_CONFIG": str(tmp_path / "other.toml")}).apt_mirror == "http://other.example"
 
 
-def test_named_configuration_file_that_is_missing(home, tmp_path):
-    with pytest.raises(ConfigurationError, match="does not exist") as caught:
-        load_site({**home, "ENVBUILD_CONFIG": str(tmp_path / "missing.toml")})
-    assert "ENVBUILD_CONFIG" in caught.value.why
-
-
 @pytest.mark.parametrize("kind", ["folder", "link"])
 def test_configuration_that_is_no_file_is_not_passed_over(home, kind):
     path = configure(home, "")

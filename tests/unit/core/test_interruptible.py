@@ -60,8 +60,3 @@ def test_interrupted_pool_ends_a_program_that_was_about_to_start():
 
     (future,) = interrupted([work], 1, moment)
     assert ended(future)
-
-
-def test_pool_that_is_interrupted_at_once_ends_at_once():
-    futures = interrupted([lambda: run(["sleep", "30"], what="sleep")] * 12, 3, lambda: None)
-    assert all(future.cancelled() or ended(future) for future in futures)

@@ -19,10 +19,6 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_it_is_entered_by_this_account_alone(tmp_path):
-    assert mode(temporary_store().root) == 0o700
-
-
 def test_one_that_others_may_enter_is_closed(tmp_path):
     folder = tmp_path / f"envbuild-{os.geteuid()}"
     folder.mkdir(0o755)

@@ -16,7 +16,7 @@ from unit.wheels.test_wheelhouse import Notes, taken, wanted
 
 from envbuild import __version__
 from envbuild.core.digests import sha256_file, short
-from envbuild.core.errors import BuildError, CheckRefusedError, NetworkError
+from envbuild.core.errors import BuildError, NetworkError
 from envbuild.core.progress import SilentReporter
 from envbuild.store import entry_index
 from envbuild.store.connect import open_remote
@@ -314,21 +314,6 @@ def test_a_swapped_entry_is_taken_from_the_remote_store(machine, tmp_path, monke
     stranger.path.rename(second.store.path_of(KIND, parts.key))
     taken_there = taken(lock, second.store, monkeypatch, remotes=(second.remote,))
     assert {name: item.record.key for name, item in taken_there.items()} == {"causal-conv1d": parts.key}
-
-
-def test_a_record_that_has_no_place_of_this_machine_in_errors(machine, tmp_path):
-    """What is refused was in a folder that is gone; the error names the store."""
-    kept = keep_wheel(LocalStore(tmp_path / "good", SilentReporter()), PARTS, tmp_path)
-    folder = tmp_path / "forged"
-    shutil.copytree(kept.path, folder)
-    one = machine("one")
-    another_wheel(folder, one.remote)
-    document = one.remote.find(KIND, PARTS.key)
-    assert document is not None
-    with pytest.raises(CheckRefusedError) as refused:
-        one.wheelhouse.remote.take(one.remote, document, tmp_path / "into")
-    assert str(tmp_path / "into") not in refused.value.why
-    assert one.remote.address in refused.value.what
 
 
 def test_a_lock_takes_wheels_that_only_a_remote_store_has(machine, tmp_path, monkeypatch):

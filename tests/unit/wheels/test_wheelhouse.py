@@ -80,17 +80,6 @@ def test_a_wheel_is_kept_and_found(store, tmp_path):
     assert wheelhouse.by_prefix(parts.key[:15]).record == kept.record
 
 
-def test_a_key_that_is_none_or_of_several_names_those_there_are(store, tmp_path):
-    parts = wanted(compile_lock(tmp_path / "lock"))
-    keep(store, parts, tmp_path)
-    keep(store, parts.model_copy(update={"sm": ("80",)}), tmp_path)
-    with pytest.raises(ConfigurationError, match="no wheel has") as refused:
-        Wheelhouse(store).by_prefix("zz")
-    assert parts.key.removeprefix("sha256:")[:12] in refused.value.why
-    with pytest.raises(ConfigurationError, match="no wheel is named"):
-        Wheelhouse(store).by_prefix("")
-
-
 def test_of_many_keys_the_nearest_few_are_named():
     known = {f"sha256:{number:064x}": f"{number}.whl" for number in range(40)} | {"sha256:" + "ab" * 32: "near.whl"}
     with pytest.raises(ConfigurationError, match="no wheel has") as refused:
@@ -105,6 +94,8 @@ def test_of_many_keys_the_nearest_few_are_named():
     with pytest.raises(ConfigurationError) as refused:
         key_by_prefix("00", {})
     assert refused.value.why == "There are: no wheels."
+    with pytest.raises(ConfigurationError, match="no wheel is named"):
+        key_by_prefix("", known)
 
 
 def test_a_changed_wheel_is_a_problem_and_is_not_found(store, tmp_path):
