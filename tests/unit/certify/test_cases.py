@@ -1,13 +1,16 @@
 """A matrix becomes cases; impossible layouts are refused with the rule and the values that it allows."""
 
 import json
+from pathlib import Path
 
 import pytest
 from helpers.matrices import six_layouts
-from hypothesis import HealthCheck, given, settings
+from helpers.rows import CAPABILITIES
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import CaseRow, Device, Driver, Matrix, ModelSpec, Precision, Training
 from envbuild.certify.cases import Case, Layout, ResolvedRow, expand
 from envbuild.certify.cases.capabilities import Capabilities
@@ -16,9 +19,10 @@ from envbuild.core.errors import ConfigurationError
 from envbuild_smoke.plan.reader import parse_plan
 
 QUICK = six_layouts()
+CATALOG = Catalog.open(Path("/nonexistent"))
 GPT = QUICK.models["gpt"]
 CPU = Capabilities(device=Device.CPU)
-BEDS = {Device.CPU: CPU, Device.CUDA: Capabilities(device=Device.CUDA, sm=("90",))}
+BEDS = {Device.CPU: CPU, Device.CUDA: CAPABILITIES[2]}
 BASELINE = CaseRow(model="gpt")
 
 
@@ -102,88 +106,38 @@ def test_broken_rule_is_refused_with_its_place_and_its_case():
     )
 
 
-sizes = st.integers(1, 12)
-specs = st.builds(
-    CaseRow,
-    model=st.sampled_from(["gpt", "gpt-fp32", "x" * 106, "x" * 107]),
-    data=sizes,
-    tensor=sizes,
-    pipeline=st.integers(1, 4),
-    virtual_pipeline=st.integers(1, 4),
-    overlap_p2p_comm=st.sampled_from([None, True, False]),
-)
-any_model = st.builds(
-    ModelSpec,
-    kind=st.just("gpt"),
-    num_layers=st.integers(1, 16),
-    hidden_size=st.integers(1, 600) | st.just(65536),
-    num_attention_heads=st.integers(1, 12),
-    sequence_length=st.integers(1, 131072),
-    vocabulary_size=st.integers(32, 600),
-)
-fitting_model = st.builds(
-    ModelSpec,
-    kind=st.just("gpt"),
-    num_layers=st.sampled_from([12, 24, 720]),
-    hidden_size=st.sampled_from([96, 192]),
-    num_attention_heads=st.sampled_from([6, 12]),
-    sequence_length=st.integers(1, 131072),
-    vocabulary_size=st.sampled_from([48, 512, 1680]),
-)
-# Most fit many layouts: where all of a matrix is broken, there is no plan to look at.
-models = fitting_model | fitting_model | any_model
-trainings = st.builds(
-    Training,
-    steps=st.integers(1, 100_000),
-    micro_batch_size=st.integers(1, 3),
-    global_batch_size=st.sampled_from([24, 48, 65520]) | st.integers(1, 64),
-    learning_rate=st.floats(0, exclude_min=True, allow_infinity=False),
-    clip_grad_norm=st.floats(0, exclude_min=True, allow_infinity=False),
-    seed=st.integers(0, 2**32 - 1),
-)
-
-
-@st.composite
-def matrices(draw: st.DrawFn) -> Matrix:
-    """Matrices whose every value is in its bounds; their cases may break any rule."""
-    names = ("gpt", "gpt-fp32", "x" * 106, "x" * 107)
-    rows = draw(st.lists(specs, max_size=4))
-    used = sorted({row.model for row in rows} | {"gpt"})
-    return Matrix(
-        summary="",
-        devices=(Device.CPU, Device.CUDA),
-        time_limit_seconds=draw(st.integers(1, 604_800)),
-        models={name: draw(models) for name in names},
-        training=draw(trainings),
-        tolerance=QUICK.tolerance,
-        cases=(*(CaseRow(model=name) for name in used), *rows),
-    )
-
-
-def runnable(drawn: Matrix) -> Matrix | None:
-    """The matrix without the cases that break a rule; None when no case is left."""
-    kept: list[CaseRow] = []
-    for row in drawn.cases:
-        try:
-            expand(drawn.model_copy(update={"cases": (*kept, row)}), "m", CPU)
-        except ConfigurationError:
-            continue
-        kept.append(row)
-    return drawn.model_copy(update={"cases": tuple(kept)}) if kept else None
-
-
 SUBJECT = Subject(name="n", stack="s", base="b", target="t", lock_digest="")
+LARGEST = {
+    "steps": 100_000,
+    "micro_batch_size": 3,
+    "global_batch_size": 65520,
+    "learning_rate": 1e300,
+    "clip_grad_norm": 1e300,
+    "seed": 2**32 - 1,
+}
+LONG = "x" * 106
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(drawn=matrices(), device=st.sampled_from(Device))
+@pytest.mark.parametrize("device", Device)
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        *(CATALOG.matrix(name) for name in CATALOG.names("matrices")),
+        QUICK.model_copy(
+            update={
+                "time_limit_seconds": 604_800,
+                "training": QUICK.training.model_copy(update=LARGEST),
+                "models": {LONG: gpt(hidden_size=65536, sequence_length=131072, num_layers=16)},
+                "cases": tuple(CaseRow(model=LONG, data=data) for data in (1, 2)),
+            }
+        ),
+    ],
+    ids=[*CATALOG.names("matrices"), "largest"],
+)
 def test_smoke_reads_every_plan(drawn, device):
-    """Cases that break a rule are taken out, so that most examples have cases."""
-    accepted = runnable(drawn)
-    if accepted is None:
-        return
-    cases = expand(accepted, "m", BEDS[device])
-    plan = make_plan(SUBJECT, Environment(capabilities=BEDS[device], driver=Driver.MCORE), accepted, cases)
+    environment = Environment(capabilities=BEDS[device], driver=Driver.MCORE)
+    cases = expand(drawn, "m", BEDS[device])
+    plan = make_plan(SUBJECT, environment, drawn, cases)
     assert [case.id for case in parse_plan(json.dumps(plan).encode()).cases] == [case.id for case in cases]
 
 

@@ -17,6 +17,16 @@ STEPS = MATRIX.training.steps
 
 
 @pytest.fixture
+def plan():
+    return plan_of()
+
+
+@pytest.fixture
+def lines(plan):
+    return lines_of(plan)
+
+
+@pytest.fixture
 def judged(tmp_path):
     """Judges lines of a plan: the verdicts, by ID (and repeat, where the plan has several)."""
 
@@ -67,9 +77,7 @@ def test_agreement_passes(judged):
     [("loss", "parity-loss", BAND.loss_relative), ("grad_norm", "parity-grad-norm", BAND.grad_norm_relative)],
 )
 @pytest.mark.parametrize(("sign", "step"), [(1, 1), (-1, 3), (1, 5)])
-def test_one_number_at_the_tolerance(judged, failed, number, check, band, sign, step):
-    plan = plan_of()
-    lines = lines_of(plan)
+def test_one_number_at_the_tolerance(judged, failed, number, check, band, sign, step, plan, lines):
     entry = line(lines, TP2)["steps"][step - 1]
     value = entry[number]
     entry[number] = value * (1 + sign * band * 0.99)
@@ -84,9 +92,7 @@ def test_one_number_at_the_tolerance(judged, failed, number, check, band, sign, 
     assert text.endswith(f"allowed {band:g}")
 
 
-def test_difference_is_visible_in_the_words_also_for_small_numbers(failed):
-    plan = plan_of()
-    lines = lines_of(plan)
+def test_difference_is_visible_in_the_words_also_for_small_numbers(failed, plan, lines):
     for case in CASES:
         for entry in line(lines, case.id)["steps"]:
             entry["grad_norm"] *= 1e-6
@@ -105,10 +111,8 @@ def test_the_same_nan_everywhere_is_no_agreement(failed):
 
 
 @pytest.mark.parametrize(("number", "value"), [("loss", 0.0), ("loss", -1.5), ("grad_norm", -0.0), ("grad_norm", None)])
-def test_zeros_and_negative_numbers_are_no_agreement(failed, number, value):
+def test_zeros_and_negative_numbers_are_no_agreement(failed, number, value, plan, lines):
     """Where nothing is learned, every layout has the same numbers."""
-    plan = plan_of()
-    lines = lines_of(plan)
     for case in CASES:
         line(lines, case.id)["steps"][1][number] = value
     found = failed(plan, lines)
@@ -129,9 +133,7 @@ def test_zeros_and_negative_numbers_are_no_agreement(failed, number, value):
     ],
     ids=["last-missing", "first-missing", "none", "one-more", "one-twice", "reversed"],
 )
-def test_wrong_steps_fail_a_case(failed, spoil):
-    plan = plan_of()
-    lines = lines_of(plan)
+def test_wrong_steps_fail_a_case(failed, spoil, plan, lines):
     line(lines, TP2)["steps"] = spoil(line(lines, TP2)["steps"])
     ((name, ((check, text),)),) = failed(plan, lines).items()
     assert (name, check) == (TP2, "steps")
@@ -222,19 +224,15 @@ def test_weights_that_are_not_the_baselines_fail_a_case(failed, weights, said):
     ],
 )
 @pytest.mark.parametrize("status", ["failed", "not-run"])
-def test_other_status_fails_a_case_whatever_its_numbers(failed, status, kind, check):
-    plan = plan_of()
-    lines = lines_of(plan)
+def test_other_status_fails_a_case_whatever_its_numbers(failed, status, kind, check, plan, lines):
     failure = {"rank": 1, "exit_status": 1, "kind": kind, "message": "boom", "log": "logs/rank1.log"}
     line(lines, TP2).update(status=status, failure=failure)
     lines[-1]["completed"] -= 1
     assert failed(plan, lines) == {TP2: [(check, f"{status}: boom (rank 1: logs/rank1.log)")]}
 
 
-def test_rank_that_ended_well_and_reported_nothing_is_told_as_that(failed):
+def test_rank_that_ended_well_and_reported_nothing_is_told_as_that(failed, plan, lines):
     """Exit 0 is no evidence: NeMo-Run's experiment exits 0 after a failed job."""
-    plan = plan_of()
-    lines = lines_of(plan)
     failure = {"rank": None, "exit_status": 0, "kind": "incomplete", "message": "no steps", "log": None}
     line(lines, TP2).update(status="failed", steps=[], failure=failure)
     lines[-1]["completed"] -= 1
@@ -242,9 +240,7 @@ def test_rank_that_ended_well_and_reported_nothing_is_told_as_that(failed):
 
 
 @pytest.mark.parametrize("what", ["missing", "failed", "step-missing", "nan"])
-def test_without_a_sound_baseline_nothing_passes(failed, what):
-    plan = plan_of()
-    lines = lines_of(plan)
+def test_without_a_sound_baseline_nothing_passes(failed, what, plan, lines):
     baseline = line(lines, BASELINE)
     match what:
         case "missing":
@@ -265,9 +261,7 @@ def test_without_a_sound_baseline_nothing_passes(failed, what):
     ]
 
 
-def test_case_that_the_runner_left_out_fails(failed):
-    plan = plan_of()
-    lines = lines_of(plan)
+def test_case_that_the_runner_left_out_fails(failed, plan, lines):
     lines.remove(line(lines, TP2))
     lines[-1].update(cases=len(CASES) - 1, completed=len(CASES) - 1)
     assert failed(plan, lines) == {TP2: [("not-reported", "the runner reported nothing about it")]}
@@ -293,9 +287,7 @@ MODEL = {"layer_spec": "transformer-engine", "normalization": "RMSNorm"}
     ],
 )
 @pytest.mark.parametrize("case", [TP2, BASELINE])
-def test_what_was_built_must_be_what_was_planned(failed, case, name, value):
-    plan = plan_of()
-    lines = lines_of(plan)
+def test_what_was_built_must_be_what_was_planned(failed, case, name, value, plan, lines):
     line(lines, case)["observed"][name] = value
     ((check, text),) = failed(plan, lines)[case]
     assert check == "observed"
@@ -303,9 +295,7 @@ def test_what_was_built_must_be_what_was_planned(failed, case, name, value):
 
 
 @pytest.mark.parametrize("name", ["parameters", "samples_digest"])
-def test_what_a_case_was_trained_with_must_be_its_baselines(failed, name):
-    plan = plan_of()
-    lines = lines_of(plan)
+def test_what_a_case_was_trained_with_must_be_its_baselines(failed, name, plan, lines):
     line(lines, TP2)["observed"][name] = "other"
     ((case, ((check, text),)),) = failed(plan, lines).items()
     assert (case, check) == (TP2, "observed")
@@ -324,9 +314,7 @@ def test_attention_that_was_left_open_is_one_of_the_engines(backend, passes):
     assert observed_problems(case, MODEL, seen, None)
 
 
-def test_attention_of_another_class_than_the_baselines_fails_a_case(failed):
-    plan = plan_of()
-    lines = lines_of(plan)
+def test_attention_of_another_class_than_the_baselines_fails_a_case(failed, plan, lines):
     line(lines, TP2)["observed"]["attention"] = "OtherAttention"
     text = "its attention is OtherAttention, its baseline's is DotProductAttention"
     assert failed(plan, lines) == {TP2: [("observed", text)]}
@@ -336,16 +324,12 @@ def test_attention_of_another_class_than_the_baselines_fails_a_case(failed):
     assert failed(plan, split) == {}
 
 
-def test_nothing_observed_is_no_agreement(failed):
-    plan = plan_of()
-    lines = lines_of(plan)
+def test_nothing_observed_is_no_agreement(failed, plan, lines):
     line(lines, TP2)["observed"] = None
     assert failed(plan, lines) == {TP2: [("observed", "the driver reported nothing of what it built")]}
 
 
-def test_library_that_a_process_had_twice_fails_a_case(failed):
-    plan = plan_of()
-    lines = lines_of(plan)
+def test_library_that_a_process_had_twice_fails_a_case(failed, plan, lines):
     line(lines, TP2)["observed"]["libraries"] = {"libnccl.so.2": ["/b", "/a"], "libcudnn.so.9": ["/c", "/c"]}
     assert failed(plan, lines) == {TP2: [("environment", "library-twice: libnccl.so.2 was loaded from /a and /b")]}
 
@@ -378,9 +362,7 @@ def test_repeats_on_the_cpu_must_have_the_same_digits_and_on_gpus_not(failed):
 # ---- what a baseline and a difference are
 
 
-def test_baseline_that_learns_nothing_is_no_baseline(failed):
-    plan = plan_of()
-    lines = lines_of(plan)
+def test_baseline_that_learns_nothing_is_no_baseline(failed, plan, lines):
     for case in CASES:
         for entry in line(lines, case.id)["steps"]:
             entry["loss"] = entry["grad_norm"] = 1.0
