@@ -156,29 +156,31 @@ def test_docker_runs_the_image_with_that_digest_without_a_network(
         assert there.list(all=True) == []
 
 
-def test_docker_without_gpus_says_what_is_missing(
-    mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dockerd: Daemon
-) -> None:
+@pytest.fixture
+def image(mini: Tool, mini_image: dict[str, Any], monkeypatch: pytest.MonkeyPatch, dockerd: Daemon) -> PlacedImage:
+    """The small image, where the Docker daemon is the tests' own."""
     monkeypatch.setenv("DOCKER_HOST", dockerd.host)
-    image = find_image(mini.project / "out", NAME, Path(mini_image["path"]).name.split("-")[1], "cpu")
+    return find_image(mini.project / "out", NAME, Path(mini_image["path"]).name.split("-")[1], "cpu")
+
+
+def in_docker(image: PlacedImage, *, gpus: bool = False) -> DockerExecutor:
+    engine = open_engine(otherwise="")
+    return DockerExecutor(image=image, engine=engine, tag="mini:cpu", reporter=SilentReporter(), gpus=gpus)
+
+
+def test_docker_without_gpus_says_what_is_missing(image: PlacedImage, tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("plan.json", "smoke.pyz")}
     for path in files.values():
         path.write_text("{}")
     (tmp_path / "results").mkdir()
-    engine = open_engine(otherwise="")
-    executor = DockerExecutor(image=image, engine=engine, tag="mini:cpu", reporter=SilentReporter(), gpus=True)
     task = Task(plan=files["plan.json"], runner=files["smoke.pyz"], results=tmp_path / "results")
     with pytest.raises(CertificationCannotRunError, match="cannot give GPUs to containers") as caught:
-        executor.run(task)
+        in_docker(image, gpus=True).run(task)
     assert caught.value.reason == "no-runtime"
 
 
 @pytest.mark.slow
-def test_task_in_docker_that_runs_too_long_is_ended_and_gone(
-    mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dockerd: Daemon
-) -> None:
-    monkeypatch.setenv("DOCKER_HOST", dockerd.host)
-    image = find_image(mini.project / "out", NAME, Path(mini_image["path"]).name.split("-")[1], "cpu")
+def test_task_in_docker_that_runs_too_long_is_ended(image: PlacedImage, tmp_path: Path, dockerd: Daemon) -> None:
     (tmp_path / "plan.json").write_text("{}")
     (tmp_path / "smoke.pyz").write_text("import time; print('started', flush=True); time.sleep(600)")
     (tmp_path / "results").mkdir()
@@ -191,9 +193,8 @@ def test_task_in_docker_that_runs_too_long_is_ended_and_gone(
         timeout_seconds=4,
         log=tmp_path / "log",
     )
-    executor = DockerExecutor(image=image, engine=open_engine(otherwise=""), tag="mini:cpu", reporter=SilentReporter())
     with pytest.raises(CertificationFailedError, match="ran longer than 4 s"):
-        executor.run(task)
+        in_docker(image).run(task)
     assert lines == ["started"]
     assert (tmp_path / "log").read_text() == "started\n"
     with contextlib.closing(DockerClient(base_url=dockerd.host)) as client:
@@ -211,10 +212,6 @@ def long_task(folder: Path, stopped: str = "stop.is_set()") -> Task:
     return Task(plan=folder / "plan.json", runner=folder / "smoke.pyz", results=folder / "results")
 
 
-def in_docker(image: PlacedImage) -> DockerExecutor:
-    return DockerExecutor(image=image, engine=open_engine(otherwise=""), tag="mini:cpu", reporter=SilentReporter())
-
-
 @contextlib.contextmanager
 def containers(dockerd: Daemon) -> Iterator[Any]:
     """The daemon's containers; those that are left are removed."""
@@ -229,16 +226,9 @@ def containers(dockerd: Daemon) -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", ["stop.is_set()", "False"])
 def test_container_ends_when_envbuild_is_killed(
-    mini: Tool,
-    mini_image: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    dockerd: Daemon,
-    stopped: str,
+    image: PlacedImage, tmp_path: Path, dockerd: Daemon, stopped: str
 ) -> None:
     """Also where the runner does nothing about being told to stop."""
-    monkeypatch.setenv("DOCKER_HOST", dockerd.host)
-    image = find_image(mini.project / "out", NAME, Path(mini_image["path"]).name.split("-")[1], "cpu")
     task = long_task(tmp_path, stopped)
     with containers(dockerd) as there:
         with forked(lambda: in_docker(image).run(task)) as pid:
@@ -256,10 +246,8 @@ def test_container_ends_when_envbuild_is_killed(
 
 @pytest.mark.slow
 def test_container_that_goes_on_is_ended_by_the_next_of_the_same(
-    mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dockerd: Daemon
+    image: PlacedImage, tmp_path: Path, dockerd: Daemon
 ) -> None:
-    monkeypatch.setenv("DOCKER_HOST", dockerd.host)
-    image = find_image(mini.project / "out", NAME, Path(mini_image["path"]).name.split("-")[1], "cpu")
     task = long_task(tmp_path, "False")
     with containers(dockerd) as there, forked(lambda: in_docker(image).run(task)):
         wait_until((tmp_path / "results/beats").exists, seconds=60)
@@ -270,12 +258,10 @@ def test_container_that_goes_on_is_ended_by_the_next_of_the_same(
         assert (tmp_path / "results/beats").stat().st_size == written
 
 
-def test_layer_that_is_not_its_digest_is_refused_before_anything_runs(
-    mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layer_that_is_not_its_digest_is_refused_before_anything_runs(mini: Tool, mini_image: dict[str, Any]) -> None:
     selection = select(Catalog.open(mini.project), NAME, "cpu", None, HostDistribution.here())
     image = find_image(mini.project / "out", NAME, selection.base_name, "cpu")
     layers = layers_of(image)
     broken = [*layers[:-1], replace(layers[-1], digest="sha256:" + "0" * 64)]
-    with pytest.raises(CheckRefusedError), open_layers(broken, {}, tmp_path):
+    with pytest.raises(CheckRefusedError), open_layers(broken, {}):
         raise AssertionError("it was opened")
