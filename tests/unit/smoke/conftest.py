@@ -35,10 +35,6 @@ def two_ranks(name: str, baseline: str = "train-baseline", **changes: object) ->
     return {**case_document(name, baseline, data=2), **changes}
 
 
-def by_id(lines: list[Document]) -> dict[str, Document]:
-    return {line["case"]: line for line in lines if line["type"] == "case"}
-
-
 @dataclass(frozen=True)
 class Done:
     """A run that has ended: its folder, and the lines of its results."""
@@ -48,7 +44,7 @@ class Done:
 
     @property
     def cases(self) -> dict[str, Document]:
-        return by_id(self.lines)
+        return {line["case"]: line for line in self.lines if line["type"] == "case"}
 
     def pids(self, case: str) -> list[str]:
         return [path.read_text() for path in sorted((self.out / "cases" / case).glob("rank*.pid"))]

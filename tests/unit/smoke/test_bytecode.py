@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from helpers.smoke_plans import case_document, plan_document
+from unit.smoke.conftest import without_packages
 from unit.smoke.test_installed import install
 
 from envbuild_smoke.environment import bytecode, debian, findings, foreign_modules, installed
@@ -82,15 +83,11 @@ def test_bytecode_that_python_compiles_anew_is_no_finding(source):
     assert found() == []
 
 
-@pytest.mark.parametrize("damage", [b"", b"short", b"\0" * 40])
-def test_bytecode_that_python_cannot_take_is_no_finding(source, damage):
-    cache_of(source).write_bytes(damage)
-    assert found() == []
-
-
-def test_bytecode_under_a_good_header_that_is_no_code_is_found(source):
-    cache_of(source).write_bytes(cache_of(source).read_bytes()[:16] + b"no code")
-    assert len(found()) == 1
+def test_bytecode_that_is_no_code_is_found_where_python_takes_it(source):
+    header = cache_of(source).read_bytes()[:16]
+    for content, count in ((b"", 0), (b"short", 0), (b"\0" * 40, 0), (header + b"no code", 1)):
+        cache_of(source).write_bytes(content)
+        assert len(found()) == count
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +116,16 @@ def test_code_that_starts_with_python_is_found_unless_a_package_lists_it(venv):
     (packages / "left.pth").unlink()
 
 
-def test_sitecustomize_of_nobody_is_found(tmp_path, monkeypatch):
-    own = tmp_path / "sitecustomize.py"
-    own.write_text("")
+def startup(monkeypatch: pytest.MonkeyPatch, **files: str | None) -> list[str | None]:
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
-    assert [finding["found"] for finding in foreign_modules.startup_findings({"sitecustomize": str(own)})] == [str(own)]
+    with without_packages():
+        return [finding["found"] for finding in foreign_modules.startup_findings(files)]
+
+
+def test_sitecustomize_of_nobody_is_found(monkeypatch):
+    assert startup(monkeypatch, sitecustomize="/own/sitecustomize.py") == ["/own/sitecustomize.py"]
     of_python = f"{sysconfig.get_path('stdlib')}/sitecustomize.py"
-    assert foreign_modules.startup_findings({"sitecustomize": of_python, "usercustomize": None}) == []
+    assert startup(monkeypatch, sitecustomize=of_python, usercustomize=None) == []
 
 
 @pytest.fixture
@@ -148,29 +148,19 @@ def dpkg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_sitecustomize_of_a_distribution_is_the_pythons_as_it_came(dpkg, monkeypatch):
-    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
-    started = {"sitecustomize": str(dpkg)}
-    assert foreign_modules.startup_findings(started) == []
-    with dpkg.open("a") as file:
-        file.write("import os\n")
-    assert [finding["found"] for finding in foreign_modules.startup_findings(started)] == [str(dpkg)]
+    assert startup(monkeypatch, sitecustomize=str(dpkg)) == []
+    dpkg.write_text("import os\n")
+    assert startup(monkeypatch, sitecustomize=str(dpkg)) == [str(dpkg)]
     other = dpkg.with_name("usercustomize.py")
     other.write_text("")
-    assert len(foreign_modules.startup_findings({"usercustomize": str(other)})) == 1
+    assert startup(monkeypatch, usercustomize=str(other)) == [str(other)]
 
 
 def test_startup_code_and_bytecode_are_looked_at_in_an_image(dpkg, source, monkeypatch):
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     change_code(source)
-    plan = parse_plan(
-        json.dumps(
-            {
-                **plan_document(case_document("train-baseline")),
-                "expected_modules": ["megatron.core"],
-                "expected_versions": {"megatron-core": "1.0"},
-            }
-        ).encode()
-    )
+    expected = {"expected_modules": ["megatron.core"], "expected_versions": {"megatron-core": "1.0"}}
+    plan = parse_plan(json.dumps(plan_document(case_document("train-baseline")) | expected).encode())
     assert "bytecode-differs" in {finding["code"] for finding in findings.file_findings(plan)}
     dpkg.write_text("import os\n")
     image = {"file_digest": "sha256:0", "file_bytes": 1, "fingerprint": None}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.smoke_plans import case_document, plan_document
+from helpers.smoke_plans import plan_document
 from unit.smoke.conftest import BASELINE, FAKE_COMMAND, HERE, Command, lines_of, two_ranks, write_plan
 from unit.smoke.processes import assert_gone
 
@@ -32,15 +32,6 @@ def test_run_prints_events_and_exits_0(smoke: Smoke, tmp_path: Path) -> None:
     assert events[1] == {"event": "step", **about, "step": 1, "loss": 6.0, "grad_norm": 1.0}
     assert events[-1]["status"] == "completed"
     assert "1 of 1 cases completed" in done.errors
-
-
-def test_run_of_a_failing_case_exits_1_and_names_the_log(smoke: Smoke, tmp_path: Path) -> None:
-    plan = write_plan(tmp_path, case_document("leaves-baseline"))
-    done = smoke("run", "--plan", plan, "--out", tmp_path / "out")
-    assert done.status == 1
-    assert "leaves-baseline: failed: exited with status 4" in done.errors
-    assert "cases/leaves-baseline/rank0.log" in done.errors
-    assert "0 of 1 cases completed" in done.errors
 
 
 @pytest.mark.parametrize(
@@ -92,11 +83,9 @@ def test_disk_that_is_full_exits_5_and_a_rerun_goes_on(tmp_path: Path) -> None:
     assert lines_of(out)[-1]["completed"] == 7
 
 
-@pytest.mark.parametrize("what", ["a file", "no right"])
-def test_out_that_cannot_be_made_exits_5(smoke: Smoke, tmp_path: Path, what: str) -> None:
+def test_out_that_cannot_be_made_exits_5(smoke: Smoke, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    out = tmp_path / "file" / "out" if what == "a file" else Path("/proc/out")
-    done = smoke("run", "--plan", write_plan(tmp_path, BASELINE), "--out", out)
+    done = smoke("run", "--plan", write_plan(tmp_path, BASELINE), "--out", tmp_path / "file" / "out")
     assert done.status == 5
     assert "cannot be written" in done.errors
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from unit.smoke.conftest import without_packages
 
 from envbuild_smoke.environment import findings, inventory
 
@@ -53,12 +54,10 @@ def test_distributions_see_both_copies_on_the_path(tmp_path: Path, monkeypatch: 
     assert inventory.versions()["some-package"] == ["2.0", "1.0"]
 
 
-def test_imported_files_take_precedence_over_found_ones() -> None:
-    described = inventory.describe("cpu", {"torch": {"file": "/really/imported.py", "version": "1"}})
+def test_imported_files_and_redirects_are_described() -> None:
+    with without_packages():
+        described = inventory.describe("cpu", {"torch": {"file": "/really/imported.py", "version": "1"}})
+        assert inventory.describe("cuda")["cuda_redirects"] == []
     assert described["files"]["torch"] == "/really/imported.py"
     assert described["gpus"] == []
-
-
-def test_redirects_belong_to_the_cpu() -> None:
-    assert inventory.describe("cpu")["cuda_redirects"]
-    assert inventory.describe("cuda")["cuda_redirects"] == []
+    assert described["cuda_redirects"]

@@ -61,23 +61,25 @@ def test_nothing_is_found_where_all_is_as_recorded(packages: Path) -> None:
     assert len(installed.recorded(["torch", "single-file"])["torch"]) == 7
 
 
-def test_file_that_is_gone(packages: Path) -> None:
-    (packages / "torch" / "lib" / "libtorch_cpu.so").unlink()
-    assert findings() == [("file-missing", "torch", None)]
-
-
-@pytest.mark.parametrize("name", ["torch/__init__.py", "torch/lib/libtorch_cpu.so"])
-def test_source_or_library_with_other_bytes_of_the_same_size(packages: Path, name: str) -> None:
-    content = (packages / name).read_bytes()
-    (packages / name).write_bytes(content[::-1])
-    ((code, package, found),) = findings()
-    assert (code, package) == ("file-differs", "torch")
-    assert str(found).startswith(f"{packages / name}: sha256=")
-
-
-def test_other_file_is_known_by_its_size(packages: Path) -> None:
-    (packages / "torch" / "data.bin").write_bytes(b"more data")
-    assert findings() == [("file-differs", "torch", f"{packages}/torch/data.bin: 9 bytes")]
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("torch/lib/libtorch_cpu.so", None, ""),
+        ("torch/__init__.py", TORCH["torch/__init__.py"][::-1], ": sha256="),
+        ("torch/lib/libtorch_cpu.so", TORCH["torch/lib/libtorch_cpu.so"][::-1], ": sha256="),
+        # What is no source or library is known by its size.
+        ("torch/data.bin", b"more data", ": 9 bytes"),
+    ],
+)
+def test_file_that_is_gone_or_differs(packages: Path, name: str, content: bytes | None, found: str) -> None:
+    if content is None:
+        (packages / name).unlink()
+        assert findings() == [("file-missing", "torch", None)]
+    else:
+        (packages / name).write_bytes(content)
+        ((code, package, text),) = findings()
+        assert (code, package) == ("file-differs", "torch")
+        assert str(text).startswith(f"{packages / name}{found}")
 
 
 def test_large_library_is_known_by_its_size_alone(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,6 @@ node:71:91 [0] NCCL INFO Channel 02/0 : 0[0] -> 1[1] via SHM/direct/direct
 
 
 def test_ways_between_ranks_each_once() -> None:
+    """A network that is there and not used does not count."""
     assert transports_in(LOG) == ["NET/IB", "NET/Socket", "P2P/CUMEM/read", "SHM/direct/direct"]
-
-
-def test_a_network_that_is_there_but_not_used_does_not_count() -> None:
     assert transports_in("\n".join(LOG.splitlines()[:2])) == []

@@ -130,21 +130,6 @@ def change_first_line(results: Path, **changes: object) -> None:
     results.write_text(json.dumps({**json.loads(first), **changes}) + "\n" + rest)
 
 
-@pytest.mark.parametrize(("what", "words"), [("nonce", "its nonce is"), ("plan", "its plan_digest is")])
-def test_results_of_another_plan_are_refused_and_left(smoke: Smoke, waiting: Path, what: str, words: str) -> None:
-    results = waiting / "out" / "results.jsonl"
-    if what == "plan":
-        write_plan(waiting, BASELINE, two_ranks("train-b"))
-    else:
-        change_first_line(results, nonce="f" * 32)
-    content = results.read_bytes()
-    done = run(smoke, waiting, "--resume")
-    assert done.status == 2
-    assert "belongs to another plan" in done.errors
-    assert words in done.errors
-    assert results.read_bytes() == content
-
-
 @pytest.mark.parametrize(
     ("number", "text", "words"),
     [
@@ -165,22 +150,33 @@ def test_damaged_results_are_refused_and_left(ended: Path, tmp_path: Path, numbe
     assert results.read_bytes() == content
 
 
-@pytest.mark.parametrize("what", ["isolation", "image", "environment.versions"])
-def test_run_is_not_resumed_in_another_environment(smoke: Smoke, waiting: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("nonce", "belongs to another plan: its nonce is"),
+        ("plan", "belongs to another plan: its plan_digest is"),
+        ("isolation", "isolation differ"),
+        ("image", "image differ"),
+        ("environment", "environment.versions differ"),
+    ],
+)
+def test_run_of_something_else_is_not_resumed_and_left(smoke: Smoke, waiting: Path, what: str, words: str) -> None:
     results = waiting / "out" / "results.jsonl"
-    more: list[str | Path] = ["--resume"]
-    if what == "isolation":
-        more += ["--isolation", "process"]
-    elif what == "image":
-        (waiting / "image.sqsh").write_text("an image")
-        more += ["--image", waiting / "image.sqsh"]
-    else:
+    more: dict[str, tuple[str | Path, ...]] = {
+        "isolation": ("--isolation", "process"),
+        "image": ("--image", waiting / "plan.json"),
+    }
+    if what == "plan":
+        write_plan(waiting, BASELINE, two_ranks("train-b"))
+    elif what == "nonce":
+        change_first_line(results, nonce="f" * 32)
+    elif what == "environment":
         environment = lines_of(waiting / "out")[0]["environment"]
         change_first_line(results, environment={**environment, "versions": {"pytest": "0.1"}})
     content = results.read_bytes()
-    done = run(smoke, waiting, *more)
+    done = run(smoke, waiting, "--resume", *more.get(what, ()))
     assert done.status == 2
-    assert f"{what} differ" in done.errors
+    assert words in done.errors
     assert results.read_bytes() == content
 
 
@@ -195,7 +191,9 @@ def test_resume_of_a_whole_run_does_nothing(smoke: Smoke, ended: Path) -> None:
     done = run(smoke, ended, "--resume")
     # A case that failed has ended.
     assert done.status == 1
-    assert "raises-b: failed: ValueError: planted in rank 1" in done.errors
+    log = ended / "out" / "cases" / "raises-b" / "rank1.log"
+    assert f"raises-b: failed: ValueError: planted in rank 1 (log: {log})" in done.errors
+    assert "1 of 2 cases completed" in done.errors
     assert (ended / "out" / "results.jsonl").read_bytes() == content
 
 

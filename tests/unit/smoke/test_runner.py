@@ -12,11 +12,9 @@ from helpers.smoke_plans import case_document
 from unit.smoke.conftest import BASELINE, SHORT_LIMIT, Done, finding_codes, two_ranks
 from unit.smoke.processes import assert_gone
 
-from envbuild_smoke.ranks.program import RankProgram
 from envbuild_smoke.run.options import Options
 from envbuild_smoke.run.pool import Pool
 from envbuild_smoke.run.results import ResultsWriter
-from envbuild_smoke.run.runner import UnusableEnvironmentError
 
 RunFake = Callable[..., Done]
 
@@ -64,13 +62,11 @@ def test_earliest_failing_rank_is_reported(
         assert failure["log"] == f"cases/{name}/rank{rank}.log"
         # Its log has what it printed, though it was not flushed when the rank died.
         assert f"hello from rank {rank} of" in (done.out / failure["log"]).read_text()
-    # The death of a rank is no reason for another try.
+    # The death of a rank is no reason for another try, and the steps before it are kept.
     assert case["restarted"] is None
-
-
-def test_steps_before_a_failure_are_kept(one_by_one: Done, at_once: Done) -> None:
-    assert [step["step"] for step in one_by_one.cases["late-dp2"]["steps"]] == [1, 2, 3, 4, 5]
-    assert [step["step"] for step in at_once.cases["nan-baseline"]["steps"]] == [1]
+    steps = {"late": [1, 2, 3, 4, 5], "nan-baseline": [1], "short": [1]}
+    if what in steps:
+        assert [step["step"] for step in case["steps"]] == steps[what]
 
 
 @pytest.mark.parametrize("what", ["hangs", "managed", "asked", "stopped"])
@@ -125,14 +121,12 @@ def test_bandwidth_is_measured_after_the_cases_by_new_processes(at_once: Done) -
     sweep = at_once.lines[-2]
     assert (sweep["ranks"], sweep["backend"], sweep["failure"]) == (2, "gloo", None)
     assert [point["bytes"] for point in sweep["points"]] == [1024, 4096]
+    # Devices on the CPU are numbers.
+    assert at_once.lines[0]["devices"] == list(range(8))
+    assert [rank["device_index"] for rank in at_once.context("train-wide")] == list(range(8))
     others = {pid for name in at_once.cases for pid in at_once.pids(name)}
     assert len(at_once.pids("bandwidth")) == 2
     assert others.isdisjoint(at_once.pids("bandwidth"))
-
-
-def test_devices_on_the_cpu_are_numbers(at_once: Done) -> None:
-    assert at_once.lines[0]["devices"] == list(range(8))
-    assert [rank["device_index"] for rank in at_once.context("train-wide")] == list(range(8))
 
 
 def test_observed_settings_and_lazy_imports_are_in_the_result(one_by_one: Done) -> None:
@@ -172,15 +166,6 @@ def test_logs_are_kept_apart(one_by_one: Done) -> None:
             assert log.count(f"C of {rank} in {case}\n") == 1
             assert log.count(f"Python of {rank} in {case}") == 1
             assert log.count(" in prints-") == 2
-
-
-def test_library_that_cannot_be_imported_makes_the_environment_unusable(run_fake: RunFake, tmp_path: Path) -> None:
-    program = RankProgram(entry="fake_ranks:main", preload=("no_such_library",))
-    with pytest.raises(UnusableEnvironmentError, match="No module named 'no_such_library'"):
-        run_fake(BASELINE, options=Options(program=program))
-    run, end = (tmp_path / "results.jsonl").read_text().splitlines()
-    assert "no_such_library" in run
-    assert '"completed": 0' in end
 
 
 def test_results_are_never_overwritten(tmp_path: Path) -> None:
