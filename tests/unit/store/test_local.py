@@ -11,7 +11,7 @@ from helpers.processes import forked, in_child, wait_until
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import MachineError
 from envbuild.core.progress import SilentReporter
-from envbuild.store.local import LocalStore
+from envbuild.store.local import COMPLETE, LocalStore
 
 KEY = sha256_bytes(b"what it is made of")
 
@@ -204,3 +204,20 @@ def test_a_store_that_others_could_enter_is_closed(store):
         folder.chmod(0o755)
     store.get_or_build("image", KEY, fill)
     assert [mode(folder) for folder in (*folders, store.root / "logs")] == [0o700] * 4
+
+
+def test_a_folder_that_is_made_in_its_place_is_made_anew_unless_it_is_whole(store):
+    def make(folder: Path) -> None:
+        assert list(folder.iterdir()) == []
+        fill(folder)
+
+    def made() -> Path:
+        return store.make_in_place("toolkits", KEY, "toolkit", lambda folder: (folder / "file").is_file(), make)
+
+    folder = made()
+    for name in ("file", COMPLETE):
+        (folder / name).unlink()
+        assert made() == folder
+        assert (folder / "file").read_text() == "content"
+    (folder / "kept").touch()
+    assert (made() / "kept").exists()
