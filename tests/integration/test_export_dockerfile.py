@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,11 +67,14 @@ def exported(result: dict[str, Any]) -> Path:
 
 
 @pytest.fixture(scope="module", params=["classic", "buildkit", "podman"])
-def builder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Builder:
+def builder(request: pytest.FixtureRequest) -> Iterator[Builder]:
     if request.param == "podman":
-        return podman_builder(tmp_path_factory.mktemp("podman"), request.getfixturevalue("docker_tools"))
+        # podman takes no runroot of more than 50 characters.
+        with tempfile.TemporaryDirectory(prefix="pm", ignore_cleanup_errors=True) as folder:
+            yield podman_builder(Path(folder), request.getfixturevalue("docker_tools"))
+        return
     daemon: Daemon = request.getfixturevalue("dockerd")
-    return docker_builder(daemon, buildkit=request.param == "buildkit")
+    yield docker_builder(daemon, buildkit=request.param == "buildkit")
 
 
 @pytest.fixture(scope="module")

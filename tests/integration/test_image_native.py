@@ -125,10 +125,15 @@ def test_image_again_starts_no_program_and_writes_nothing(
     assert snapshot_of(*places) == before
 
 
-def test_image_changed_in_place_is_noticed_and_made_anew(mini: Tool, image: Any) -> None:
-    sqsh = Path(image["path"]) / "image.sqsh"
+def test_image_changed_in_place_is_noticed_and_made_anew(mini: Tool, image: Any, tmp_path: Path) -> None:
+    # In a store of its own: others read the image meanwhile, through links to the same file.
+    own = Tool(tmp_path / "p", tmp_path / "cache")
+    subprocess.run(["cp", "-a", "--reflink=auto", mini.cache, own.cache], check=True)
+    for folder in ("envs", "lockfiles"):
+        shutil.copytree(mini.project / folder, own.project / folder)
+    sqsh = Path(image_of(own)["path"]) / "image.sqsh"
     flip_a_byte(sqsh)
-    done = mini.run("image", "--stack", NAME, "--target", "cpu")
+    done = own.run("image", "--stack", NAME, "--target", "cpu")
     assert "was damaged (image.sqsh was changed)" in done.stderr
     assert sha256_file(sqsh) == digests(image)[1]
 
