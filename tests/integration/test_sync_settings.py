@@ -21,10 +21,11 @@ from pathlib import Path
 from envbuild.catalog.site import load_site
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.lockfile import read_lock
-from envbuild.sync import build_environment
+from envbuild.store.local import LocalStore
+from envbuild.sync.build_environment import build_environment
 
-lock, venv, logs = map(Path, sys.argv[1:])
-build_environment._install(read_lock(lock), venv, load_site(), logs, SilentReporter())
+lock, store = map(Path, sys.argv[1:])
+print(build_environment(read_lock(lock), load_site(), LocalStore(store, SilentReporter()), SilentReporter()))
 """
 SETTINGS = {"constraint-dependencies": ["dep<1"], "no-build": True, "pip": {"no-binary": ["lib"], "no-deps": False}}
 EVERYTHING = {"lib-1.0", "dep-1.0", "kernels-1.0"}
@@ -101,9 +102,9 @@ def test_a_uv_toml_that_cannot_be_read_is_named(locked: Any, tmp_path: Path) -> 
 def test_environments_that_wheels_are_built_in_are_not_disturbed_either(locked: Any, tmp_path: Path) -> None:
     (tmp_path / "others.txt").write_text("dep<1\n")
     locked.env["UV_CONSTRAINT"] = str(tmp_path / "others.txt")
-    venv = tmp_path / "build-venv"
-    arguments = [str(locked.project / "lockfiles/s/small"), str(venv), str(tmp_path / "logs")]
+    arguments = [str(locked.project / "lockfiles/s/small"), str(tmp_path / "store")]
     command = [*locked.command()[:1], "-c", INSTALL, *arguments]
     done = subprocess.run(command, env=locked.environment(), cwd=locked.project, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    venv = Path(done.stdout.strip())
     assert list(venv.glob("lib/*/site-packages/dep-1.0.dist-info"))
