@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Device
+from envbuild.catalog.fields import Device
 from envbuild.certify.cases import Case, expand
 from envbuild.certify.cases.capabilities import Capabilities
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Device, Driver
+from envbuild.catalog.fields import Device
+from envbuild.catalog.stack import Driver
 from envbuild.certify.cases import expand
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.run.plan import Environment, Subject, make_plan

@@ -20,7 +20,7 @@ from faults.kinds import Corruption, Edit, Fault, Scenario, Switch
 from faults.matrices import matrix_of
 
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Device
+from envbuild.catalog.fields import Device
 from envbuild.certify.cases import Case, expand
 from envbuild.certify.cases.capabilities import Capabilities
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.catalog import Selection, definition_digest
-from envbuild.catalog.models import Phase
 from envbuild.catalog.site import load_site
+from envbuild.catalog.stack import Phase
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.progress import Reporter, SilentReporter
 from envbuild.lock import lockfile

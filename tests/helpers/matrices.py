@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Matrix
+from envbuild.catalog.matrix import Matrix
 
 
 def six_layouts() -> Matrix:

@@ -11,7 +11,7 @@ from typing import Any
 from helpers.certificates import EVIL, SHA, case_of, cases, measured, statement, steps_of
 
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Device
+from envbuild.catalog.fields import Device
 from envbuild.certify.cases import expansion
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.certificate.statement import Certificate

@@ -6,12 +6,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from envbuild.catalog.matrix import Experts, MambaLayers
-from envbuild.catalog.models import (
+from envbuild.catalog.fields import Device
+from envbuild.catalog.matrix import (
     AttentionBackend,
     CaseSpec,
-    Device,
+    Experts,
     LayerSpec,
+    MambaLayers,
     ModelSpec,
     Normalization,
     Precision,

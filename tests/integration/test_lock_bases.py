@@ -11,7 +11,7 @@ from helpers.lock_runs import OLD, error, files_of, lock_of, result
 from helpers.simple_index import SimpleIndex, make_sdist
 from helpers.stack_files import BASE, GPU_BASE, write_stack, write_vendor_base
 
-from envbuild.catalog.models import PythonSource
+from envbuild.catalog.base import PythonSource
 
 VENDOR = "vendor-2509"
 PROVIDES = {"torch": "2.9.0a0+50eac81.nv25.9", "torchvision": "0.24.0a0", "triton": "3.4.0"}

@@ -12,19 +12,13 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from envbuild.catalog import toml
+from envbuild.catalog.base import Base
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import (
-    KINDS,
-    NAME_PATTERN,
-    Base,
-    Cluster,
-    Companions,
-    Conflict,
-    Matrix,
-    Stack,
-    Target,
-    WheelRecipe,
-)
+from envbuild.catalog.fields import NAME_PATTERN
+from envbuild.catalog.matrix import Matrix
+from envbuild.catalog.models import KINDS, Cluster, Companions, Conflict, Target
+from envbuild.catalog.recipe import WheelRecipe
+from envbuild.catalog.stack import Stack
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.files import machine_errors, os_error

@@ -1,7 +1,6 @@
-"""The nouns of the tool as frozen types: stack, base, target, cluster, matrix.
+"""The kinds of TOML files under ``envs/``, and those of them that are small: targets, clusters, conflicts, companions.
 
-Each class is one kind of TOML file under ``envs/``; the file's name is the thing's name. Fields carry their units
-in their names. Unknown keys are refused.
+The name of a file is the name of what it defines. Fields carry their units in their names.
 """
 
 from __future__ import annotations
@@ -11,60 +10,11 @@ from typing import Annotated, Literal
 from packaging.specifiers import SpecifierSet
 from pydantic import Field, StringConstraints, model_validator
 
-from envbuild.catalog.base import Base, PythonSource
-from envbuild.catalog.fields import DATE, MACHINES, NAME_PATTERN, Device, Name, PackageName, Specifier, TomlModel
-from envbuild.catalog.matrix import (
-    LEAST_VOCABULARY,
-    AttentionBackend,
-    Band,
-    CaseRow,
-    CaseSpec,
-    LayerSpec,
-    Matrix,
-    ModelSpec,
-    Normalization,
-    Precision,
-    Recompute,
-    Tolerance,
-    Training,
-)
+from envbuild.catalog.base import Base
+from envbuild.catalog.fields import Device, PackageName, Specifier, TomlModel
+from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.recipe import WheelRecipe
-from envbuild.catalog.stack import Component, Driver, Phase, Stack
-
-__all__ = [
-    "DATE",
-    "KINDS",
-    "LEAST_VOCABULARY",
-    "MACHINES",
-    "NAME_PATTERN",
-    "AttentionBackend",
-    "Band",
-    "Base",
-    "CaseRow",
-    "CaseSpec",
-    "Cluster",
-    "CompanionRelease",
-    "Companions",
-    "Component",
-    "Conflict",
-    "Device",
-    "Driver",
-    "LayerSpec",
-    "Matrix",
-    "ModelSpec",
-    "Name",
-    "Normalization",
-    "Phase",
-    "Precision",
-    "PythonSource",
-    "Recompute",
-    "Stack",
-    "Target",
-    "Tolerance",
-    "TomlModel",
-    "Training",
-    "WheelRecipe",
-]
+from envbuild.catalog.stack import Stack
 
 
 class Target(TomlModel):

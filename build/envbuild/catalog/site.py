@@ -12,8 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from envbuild.catalog import toml
-from envbuild.catalog.fields import Name
-from envbuild.catalog.models import TomlModel
+from envbuild.catalog.fields import Name, TomlModel
 from envbuild.catalog.stores import Store, StoreSettings, stores_in_force
 from envbuild.core.errors import ConfigurationError
 

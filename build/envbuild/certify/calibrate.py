@@ -13,8 +13,7 @@ from pathlib import Path
 from annotated_types import Le
 
 from envbuild.catalog.context import Context
-from envbuild.catalog.matrix import AXES_WITH_BANDS
-from envbuild.catalog.models import Band
+from envbuild.catalog.matrix import AXES_WITH_BANDS, Band
 from envbuild.certify.cases import Case
 from envbuild.certify.certify import CertifyOptions
 from envbuild.certify.judge.judge import judge, run_problems

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.models import Device
+from envbuild.catalog.fields import Device
 from envbuild.certify.calibrate import Calibration
 from envbuild.certify.calibrate import calibrate as propose_tolerances
 from envbuild.certify.cases.selection import driver_of

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from envbuild.catalog.base import NOT_RESOLVED
-from envbuild.catalog.models import KINDS, Base, Stack, Target
+from envbuild.catalog.base import NOT_RESOLVED, Base
+from envbuild.catalog.models import KINDS, Target
+from envbuild.catalog.stack import Stack
 from envbuild.cli.command import Command
 from envbuild.cli.common import Session, output_options
 from envbuild.cli.report import as_json, tell

@@ -10,7 +10,7 @@ import click
 import tomlkit
 
 from envbuild.catalog import toml
-from envbuild.catalog.models import Base
+from envbuild.catalog.base import Base
 from envbuild.cli.command import Command
 from envbuild.cli.common import Session, output_options
 from envbuild.core.files import machine_errors, write_atomic

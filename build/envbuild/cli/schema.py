@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from envbuild.catalog.models import KINDS, TomlModel
+from envbuild.catalog.fields import TomlModel
+from envbuild.catalog.models import KINDS
 from envbuild.catalog.site import SiteFile
 from envbuild.catalog.trust import TrustFile
 from envbuild.cli.command import Command

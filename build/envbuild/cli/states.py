@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from envbuild.catalog.models import Stack
+from envbuild.catalog.stack import Stack
 from envbuild.core import tomlread
 from envbuild.image.output import OUT_DIR, image_path
 from envbuild.lock.lockdir import lock_path, shipped_lock

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from envbuild.catalog.models import Device, Target
+from envbuild.catalog.fields import Device
+from envbuild.catalog.models import Target
 from envbuild.core.digests import Json
 from envbuild.wheels.architectures import Architectures, first_and_last
 

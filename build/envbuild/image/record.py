@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from envbuild.catalog.models import Name, TomlModel
+from envbuild.catalog.fields import Name, TomlModel
 from envbuild.oci.models import BaseConfig
 from envbuild.rootfs.layer import LayerRecord
 from envbuild.store.record import load

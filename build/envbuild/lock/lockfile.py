@@ -13,7 +13,9 @@ from pydantic import Field
 
 from envbuild import __version__
 from envbuild.catalog import toml
-from envbuild.catalog.models import Driver, Name, Phase, PythonSource, TomlModel
+from envbuild.catalog.base import PythonSource
+from envbuild.catalog.fields import Name, TomlModel
+from envbuild.catalog.stack import Driver, Phase
 from envbuild.core.digests import digest_of, sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import machine_errors

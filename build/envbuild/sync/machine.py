@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 
-from envbuild.catalog.models import MACHINES
+from envbuild.catalog.fields import MACHINES
 from envbuild.core.errors import MachineError
 from envbuild.wheels.audit.binary import version_key
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
-from envbuild.catalog.models import Base
 from envbuild.core.files import remove_tree
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.lockfile import LockDirectory

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from envbuild.catalog.models import TomlModel
+from envbuild.catalog.fields import TomlModel
 from envbuild.core.digests import Json, digest_of, sha256_file
 from envbuild.wheels.build import nvcc_wrapper
 

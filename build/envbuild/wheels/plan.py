@@ -11,7 +11,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Device, Phase, Target, WheelRecipe
+from envbuild.catalog.fields import Device
+from envbuild.catalog.models import Target
+from envbuild.catalog.recipe import WheelRecipe
+from envbuild.catalog.stack import Phase
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.lock.lockfile import LockDirectory

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.models import Base
+from envbuild.catalog.base import Base
 from envbuild.catalog.site import Site
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import CheckRefusedError

@@ -18,11 +18,10 @@ from conftest import Tool
 from helpers.mini import NAME
 from helpers.stores import PASSWORD, USER, write_docker_config
 
-from envbuild.catalog.base import OciLayout, RegistryImage, Tar
+from envbuild.catalog.base import Base, OciLayout, RegistryImage, Tar
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
 from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import Base
 from envbuild.catalog.site import load_site
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError

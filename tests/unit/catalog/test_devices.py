@@ -4,7 +4,7 @@ import pytest
 from helpers.stack_files import BASE, GPU_BASE, write_base, write_stack, write_target
 
 from envbuild.catalog.catalog import Catalog, Selection, definition_digest
-from envbuild.catalog.models import Device
+from envbuild.catalog.fields import Device
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.lock.inputs.pins import parse_pins
 

@@ -7,8 +7,7 @@ from pydantic import ValidationError
 
 from envbuild.catalog import toml
 from envbuild.catalog.data import data_root
-from envbuild.catalog.matrix import AXES_WITH_BANDS, Band
-from envbuild.catalog.models import CaseRow, CaseSpec, Matrix, Precision, Tolerance
+from envbuild.catalog.matrix import AXES_WITH_BANDS, Band, CaseRow, CaseSpec, Matrix, Precision, Tolerance
 from envbuild.core.errors import ConfigurationError
 
 QUICK = (data_root() / "envs/matrices/certify-quick.toml").read_text()

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from envbuild.catalog.models import WheelRecipe
+from envbuild.catalog.recipe import WheelRecipe
 
 
 def recipe(name: str, value: str) -> WheelRecipe:

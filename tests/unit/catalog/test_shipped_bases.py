@@ -5,7 +5,7 @@ import pytest
 from envbuild.catalog.base import Mmdebstrap
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import Device
+from envbuild.catalog.fields import Device
 
 BASES = [path.stem for path in sorted((data_root() / "envs" / "bases").glob("*.toml"))]
 

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.catalog import toml
+from envbuild.catalog.base import Base
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import Base, Matrix, Stack
+from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.site import SiteFile
+from envbuild.catalog.stack import Stack
 from envbuild.core.errors import ConfigurationError
 
 STACK = (data_root() / "envs/stacks/mcore.toml").read_text()

@@ -10,7 +10,8 @@ from typing import Any
 from helpers.fake_runner import results_of, write
 from helpers.matrices import six_layouts
 
-from envbuild.catalog.models import Device, Driver
+from envbuild.catalog.fields import Device
+from envbuild.catalog.stack import Driver
 from envbuild.certify.cases import Case, expand
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.judge.results import Results, read_results

@@ -7,7 +7,7 @@ import pytest
 from helpers.processes import wait_until
 from unit.certify.plans import CASES
 
-from envbuild.catalog.models import Tolerance
+from envbuild.catalog.matrix import Tolerance
 from envbuild.certify.calibrate import band_of, bound_of, calibrate, propose, spreads_of
 from envbuild.certify.certify import CertifyOptions
 from envbuild.certify.models import CaseVerdict, Numbers, Problem

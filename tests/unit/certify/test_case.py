@@ -6,7 +6,8 @@ import pytest
 from helpers.matrices import six_layouts
 from helpers.rows import CAPABILITIES
 
-from envbuild.catalog.models import CaseRow, Device, LayerSpec, Matrix
+from envbuild.catalog.fields import Device
+from envbuild.catalog.matrix import CaseRow, LayerSpec, Matrix
 from envbuild.certify.cases import Case, Layout, expand, expansion, same_arithmetic, tolerance_of
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.core.errors import ConfigurationError

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import CaseRow, Device, Driver, Matrix, ModelSpec, Precision, Training
+from envbuild.catalog.fields import Device
+from envbuild.catalog.matrix import CaseRow, Matrix, ModelSpec, Precision, Training
+from envbuild.catalog.stack import Driver
 from envbuild.certify.cases import Case, Layout, ResolvedRow, expand
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.run.plan import Environment, Subject, make_plan

@@ -7,7 +7,7 @@ import pytest
 from helpers.matrices import six_layouts
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
-from envbuild.catalog.models import Device
+from envbuild.catalog.fields import Device
 from envbuild.certify.cases import expand
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.cases.selection import chosen_cases

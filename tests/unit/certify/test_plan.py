@@ -9,8 +9,9 @@ from helpers.matrices import six_layouts
 from unit.certify.plans import SUBJECT
 
 from envbuild.catalog.data import data_root
-from envbuild.catalog.matrix import AxisBand, BandwidthSweep
-from envbuild.catalog.models import CaseRow, Device, Driver, Precision
+from envbuild.catalog.fields import Device
+from envbuild.catalog.matrix import AxisBand, BandwidthSweep, CaseRow, Precision
+from envbuild.catalog.stack import Driver
 from envbuild.certify.cases import expand
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.cases.selection import DRIVERS

@@ -8,8 +8,7 @@ import pytest
 from helpers.rows import CAPABILITIES, EXPERTS, MAMBA, rows
 from hypothesis import HealthCheck, given, settings
 
-from envbuild.catalog.matrix import Experts, MambaLayers
-from envbuild.catalog.models import CaseSpec, ModelSpec, Training
+from envbuild.catalog.matrix import CaseSpec, Experts, MambaLayers, ModelSpec, Training
 from envbuild.certify.cases import ResolvedRow
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities

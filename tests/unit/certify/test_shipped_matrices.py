@@ -9,8 +9,8 @@ import pytest
 from helpers.rows import CAPABILITIES
 
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.matrix import AXES_WITH_BANDS
-from envbuild.catalog.models import Device, Matrix
+from envbuild.catalog.fields import Device
+from envbuild.catalog.matrix import AXES_WITH_BANDS, Matrix
 from envbuild.certify.cases import Case, expansion, same_arithmetic
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.run.plan import sweep_of

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from envbuild.catalog.models import Device, Target
+from envbuild.catalog.fields import Device
+from envbuild.catalog.models import Target
 from envbuild.image.node_requirements import hardware_of, target_key, variables
 
 

@@ -11,7 +11,7 @@ from helpers.locks import lock_context
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import Component
+from envbuild.catalog.stack import Component
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import NetworkError
 from envbuild.drift import Finding, FindingKind, Moment, Severity, read_finding

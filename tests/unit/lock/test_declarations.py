@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import Stack
+from envbuild.catalog.stack import Stack
 from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.components.declarations import Declared, _metadata_of
 from envbuild.lock.inputs.request import may_hold

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from helpers.locks import make_lock
 
-from envbuild.catalog.models import Phase
+from envbuild.catalog.stack import Phase
 from envbuild.lock.diff import compare, needed_by, summary
 from envbuild.lock.lockfile import LockedComponent, read_lock
 

@@ -3,7 +3,7 @@
 import pytest
 from helpers.fake_git import FakeRepositories, FakeRepository
 
-from envbuild.catalog.models import Component
+from envbuild.catalog.stack import Component
 from envbuild.core.errors import CheckRefusedError
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.git_metadata import metadata_of_commit

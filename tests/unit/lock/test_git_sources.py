@@ -7,7 +7,7 @@ import pytest
 from helpers.fake_git import TIP, FakeRepositories, FakeRepository
 
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Component
+from envbuild.catalog.stack import Component
 from envbuild.core.errors import ConfigurationError, ResolutionError
 from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from helpers.locks import MAIN, make_lock
 
-from envbuild.catalog.models import Phase
+from envbuild.catalog.stack import Phase
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
 from envbuild.lock.lockdir import tidy

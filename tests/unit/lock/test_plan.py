@@ -10,7 +10,7 @@ from helpers.stack_files import BASE, write_base, write_stack
 
 from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.context import utc_now
-from envbuild.catalog.models import Stack
+from envbuild.catalog.stack import Stack
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.git.refs import CommitKind
 from envbuild.lock.components.decide import as_of_moment, branch_bound, decide_components

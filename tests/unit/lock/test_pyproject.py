@@ -6,7 +6,7 @@ import pytest
 
 from envbuild.catalog import toml
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Component, Stack
+from envbuild.catalog.stack import Component, Stack
 from envbuild.core import tomlread
 from envbuild.core.errors import ConfigurationError
 from envbuild.lock.components.models import Chosen, CompileMetadata, DecidedBy

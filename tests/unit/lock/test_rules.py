@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Base, Conflict, Target
+from envbuild.catalog.models import Conflict, Target
 from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.checks.findings import CheckFinding, refuse
 from envbuild.lock.checks.rules import CheckInput, run_checks

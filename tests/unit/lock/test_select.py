@@ -10,7 +10,7 @@ from helpers.fake_git import TIP, FakeRepositories, FakeRepository
 from packaging.version import Version
 
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Component, Stack
+from envbuild.catalog.stack import Component, Stack
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef

@@ -8,7 +8,8 @@ import pytest
 from helpers.locks import make_lock
 
 from envbuild.catalog.context import Context
-from envbuild.catalog.models import MACHINES, Target
+from envbuild.catalog.fields import MACHINES
+from envbuild.catalog.models import Target
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import MachineError, UsageError
 from envbuild.core.progress import SilentReporter

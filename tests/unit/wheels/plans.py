@@ -8,7 +8,8 @@ from typing import Any
 from helpers.locks import DIGEST, make_lock
 from unit.wheels.test_key import PARTS
 
-from envbuild.catalog.models import Phase, WheelRecipe
+from envbuild.catalog.recipe import WheelRecipe
+from envbuild.catalog.stack import Phase
 from envbuild.lock.lockfile import LockDirectory, LockedBase, LockedComponent
 from envbuild.wheels.plan import WheelPlan
 from envbuild.wheels.sources import SourceOrigin

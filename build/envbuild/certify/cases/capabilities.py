@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.models import Device
+from envbuild.catalog.fields import Device
 
 
 @dataclass(frozen=True, kw_only=True)

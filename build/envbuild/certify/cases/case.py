@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 
-from envbuild.catalog.models import (
+from envbuild.catalog.matrix import (
     AttentionBackend,
     Band,
     CaseSpec,

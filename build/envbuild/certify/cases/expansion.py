@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from envbuild.catalog.models import Matrix
+from envbuild.catalog.matrix import Matrix
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.cases.case import Case, ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities

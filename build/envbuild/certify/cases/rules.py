@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from envbuild.catalog.models import AttentionBackend, Device, LayerSpec, Normalization, Precision, Recompute
+from envbuild.catalog.fields import Device
+from envbuild.catalog.matrix import AttentionBackend, LayerSpec, Normalization, Precision, Recompute
 from envbuild.certify.cases.case import ResolvedRow
 
 HEAD_SIZE_MULTIPLE = 8

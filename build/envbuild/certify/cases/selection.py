@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.models import Driver, Matrix
+from envbuild.catalog.matrix import Matrix
+from envbuild.catalog.stack import Driver
 from envbuild.certify.cases import Case, expand
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.core.errors import CertificationCannotRunError, ConfigurationError, UsageError

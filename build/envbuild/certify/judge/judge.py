@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envbuild.catalog.models import Matrix
+from envbuild.catalog.matrix import Matrix
 from envbuild.certify.cases import Case, same_arithmetic, tolerance_of
 from envbuild.certify.judge.config_checks import bandwidth_problems, environment_problems, observed_problems
 from envbuild.certify.judge.results import CaseResult, Results, Weights

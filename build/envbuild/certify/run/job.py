@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.catalog import Selection, matrix_digest
-from envbuild.catalog.models import Device, Driver, Matrix
+from envbuild.catalog.fields import Device
+from envbuild.catalog.matrix import Matrix
+from envbuild.catalog.stack import Driver
 from envbuild.certify.cases import Case
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.certify.cases.selection import chosen_cases, driver_of

@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from envbuild.catalog.models import Driver, Matrix, ModelSpec
+from envbuild.catalog.matrix import Matrix, ModelSpec
+from envbuild.catalog.stack import Driver
 from envbuild.certify.cases import Case
 from envbuild.certify.cases.capabilities import Capabilities
 from envbuild.core.digests import Json, digest_of

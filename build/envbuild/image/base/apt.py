@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.catalog.models import Base
+from envbuild.catalog.base import Base
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.process import answer, find_tool
 

@@ -7,10 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.catalog.base import Mmdebstrap
+from envbuild.catalog.base import Base, Mmdebstrap
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.context import Context
-from envbuild.catalog.models import Base
 from envbuild.core import sandbox
 from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import CheckRefusedError

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from envbuild.catalog.base import Base, PythonSource
 from envbuild.catalog.catalog import HostDistribution
-from envbuild.catalog.models import MACHINES, Base, PythonSource
+from envbuild.catalog.fields import MACHINES
 from envbuild.core import sandbox
 from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.core.exit_status import tail

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from envbuild.catalog.base import Mmdebstrap, OciLayout, RegistryImage, Tar
+from envbuild.catalog.base import Base, Mmdebstrap, OciLayout, RegistryImage, Tar
 from envbuild.catalog.context import Context
-from envbuild.catalog.models import Base
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, InternalError, UsageError
 from envbuild.core.files import machine_errors

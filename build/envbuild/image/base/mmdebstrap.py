@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from envbuild.catalog.base import Base
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import Base
 from envbuild.core.digests import Json
 from envbuild.core.errors import BuildError, EnvbuildError, NetworkError, disk_full
 from envbuild.core.exit_status import describe_status, ran_out_of_space, tail

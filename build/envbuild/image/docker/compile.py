@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.catalog.base import Mmdebstrap
+from envbuild.catalog.base import Base, Mmdebstrap
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.models import Base, Device
+from envbuild.catalog.fields import Device
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.docker.dockerfile import BUILD, Compile, Source, copy_lock, install
 from envbuild.image.layers.install import version_variable

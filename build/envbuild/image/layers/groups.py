@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.base import Base
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import Base
 from envbuild.core.digests import Json, digest_of, sha256_file
 from envbuild.image.base import StoredBase
 from envbuild.image.layers.policy import group_packages, layer_policy

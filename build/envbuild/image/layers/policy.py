@@ -11,7 +11,8 @@ from typing_extensions import Self
 
 from envbuild.catalog import toml
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import Name, Phase, TomlModel
+from envbuild.catalog.fields import Name, TomlModel
+from envbuild.catalog.stack import Phase
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.record.content import locked_content
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from envbuild.catalog.models import TomlModel
+from envbuild.catalog.fields import TomlModel
 from envbuild.core.files import machine_errors
 from envbuild.image.scan.packages import DebianPackage, PythonPackage
 from envbuild.wheels.audit.prebuilt import FileCode

@@ -15,7 +15,7 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from packaging.utils import canonicalize_name
 from pydantic import Field
 
-from envbuild.catalog.models import TomlModel
+from envbuild.catalog.fields import TomlModel
 from envbuild.core import jsonread
 
 DPKG_STATUS = "var/lib/dpkg/status"

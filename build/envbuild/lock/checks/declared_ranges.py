@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.models import Base
+from envbuild.catalog.base import Base
 from envbuild.core.files import machine_errors
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.checks.rules import provided_version

@@ -14,7 +14,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from envbuild.catalog.models import Base, Conflict, Target
+from envbuild.catalog.base import Base
+from envbuild.catalog.models import Conflict, Target
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.components.downloads import base_tags, tags_of, wheel_name
 from envbuild.lock.uv.program import KNOW_THE_KEYS

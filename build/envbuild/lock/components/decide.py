@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.models import Base, Component, Stack
+from envbuild.catalog.stack import Component, Stack
 from envbuild.core.errors import UsageError
 from envbuild.git.refs import Commit, CommitKind, GitRef
 from envbuild.lock.components.declarations import Declarations

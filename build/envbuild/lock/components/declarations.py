@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.models import Base
+from envbuild.catalog.base import Base
 from envbuild.core.errors import CheckRefusedError, ResolutionError
 from envbuild.lock.components.downloads import base_tags, fetch_file, tags_of, wheel_name
 from envbuild.lock.components.git_metadata import declared_by

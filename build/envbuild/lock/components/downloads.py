@@ -19,7 +19,8 @@ from typing import Any
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from envbuild.catalog.models import MACHINES, Base
+from envbuild.catalog.base import Base
+from envbuild.catalog.fields import MACHINES
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionError
 from envbuild.core.exit_status import mask

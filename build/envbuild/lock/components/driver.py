@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from envbuild.catalog.models import Driver, Stack
+from envbuild.catalog.stack import Driver, Stack
 from envbuild.core.errors import UsageError
 from envbuild.lock.components.models import Chosen, Lead
 from envbuild.lock.components.releases import Releases, release_has_folder

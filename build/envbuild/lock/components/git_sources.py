@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.models import Base, Component, Phase
+from envbuild.catalog.base import Base
+from envbuild.catalog.stack import Component, Phase
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError, NetworkError
 from envbuild.core.progress import Reporter
 from envbuild.git.refs import GitRef

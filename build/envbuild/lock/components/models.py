@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from envbuild.catalog.base import Base
-from envbuild.catalog.models import Component, Phase
+from envbuild.catalog.stack import Component, Phase
 from envbuild.git.refs import Commit
 
 

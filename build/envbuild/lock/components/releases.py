@@ -11,8 +11,8 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Base
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError, ResolutionError
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.downloads import NOT_AN_ARCHIVE, archive_members, fetch_file

@@ -9,7 +9,8 @@ from dataclasses import replace
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from envbuild.catalog.models import Base, Component, Stack
+from envbuild.catalog.base import Base
+from envbuild.catalog.stack import Component, Stack
 from envbuild.core.errors import ConfigurationError
 from envbuild.git.refs import Commit, GitRef
 from envbuild.git.repository import GitRepository

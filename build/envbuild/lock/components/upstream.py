@@ -17,7 +17,8 @@ from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.models import MACHINES, Base
+from envbuild.catalog.base import Base
+from envbuild.catalog.fields import MACHINES
 from envbuild.core import jsonread
 from envbuild.core.errors import ConfigurationError
 from envbuild.git.refs import Commit

@@ -19,7 +19,8 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from envbuild.catalog.models import Base, Stack
+from envbuild.catalog.base import Base
+from envbuild.catalog.stack import Stack
 from envbuild.core.errors import CheckRefusedError, ResolutionError
 from envbuild.lock.components.declarations import Declarations, Range
 from envbuild.lock.components.models import Chosen, DecidedBy, Exemption

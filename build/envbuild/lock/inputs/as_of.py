@@ -8,7 +8,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from typing import TypeAlias
 
 from envbuild.catalog.context import Clock, utc_now
-from envbuild.catalog.models import DATE
+from envbuild.catalog.fields import DATE
 from envbuild.core.errors import UsageError
 
 # Up to when branches count; None: their tips.

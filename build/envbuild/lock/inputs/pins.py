@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.fields import Device
-from envbuild.catalog.models import NAME_PATTERN
+from envbuild.catalog.fields import NAME_PATTERN, Device
 from envbuild.catalog.stack import Component, Stack
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.git.refs import GitRef

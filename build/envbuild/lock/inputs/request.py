@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection, definition_digest
-from envbuild.catalog.models import Stack
+from envbuild.catalog.stack import Stack
 from envbuild.core.digests import Json, digest_of
 from envbuild.lock.lockfile import Lock, LockDirectory
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import tomlkit
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.models import Base, Phase
+from envbuild.catalog.base import Base
+from envbuild.catalog.stack import Phase
 from envbuild.core.errors import ConfigurationError
 from envbuild.lock.components.git_source import GitSources
 from envbuild.lock.components.models import Chosen, CompileMetadata

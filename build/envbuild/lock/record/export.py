@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.context import Context
-from envbuild.catalog.models import MACHINES
+from envbuild.catalog.fields import MACHINES
 from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.lock.context import WorkContext, work_folder
 from envbuild.lock.lockfile import PHASE_FILES, PROJECT_FILE, LockDirectory, snapshot

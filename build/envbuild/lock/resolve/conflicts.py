@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from envbuild.catalog.models import Phase
+from envbuild.catalog.stack import Phase
 from envbuild.core.errors import (
     CheckRefusedError,
     ConfigurationError,

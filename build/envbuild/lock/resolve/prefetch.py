@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from envbuild.catalog.models import Phase
+from envbuild.catalog.stack import Phase
 from envbuild.core import tomlread
 from envbuild.core.background import Background, run_in_background
 from envbuild.core.files import machine_errors

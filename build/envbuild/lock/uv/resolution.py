@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import tomlkit
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from envbuild.catalog.models import MACHINES, Base
+from envbuild.catalog.base import Base
+from envbuild.catalog.fields import MACHINES
 from envbuild.core import tomlread
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import InternalError, NetworkError, ResolutionError

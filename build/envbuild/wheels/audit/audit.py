@@ -12,7 +12,7 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from envbuild.catalog.models import MACHINES
+from envbuild.catalog.fields import MACHINES
 from envbuild.core.errors import CheckRefusedError
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.audit.binary import Binary, version_key

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.models import TomlModel
+from envbuild.catalog.fields import TomlModel
 from envbuild.core.digests import Json, digest_of, sha256_file
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, write_atomic

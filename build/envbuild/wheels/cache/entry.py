@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import Field, ValidationError
 
 from envbuild import __version__
-from envbuild.catalog.models import TomlModel
+from envbuild.catalog.fields import TomlModel
 from envbuild.core.digests import digest_of, sha256_file, short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.exit_status import mask

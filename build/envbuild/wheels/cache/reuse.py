@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Device, Target
+from envbuild.catalog.fields import Device
+from envbuild.catalog.models import Target
 from envbuild.core.errors import MachineError
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import LockDirectory

@@ -11,7 +11,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from pydantic import Field
 
-from envbuild.catalog.models import TomlModel
+from envbuild.catalog.fields import TomlModel
 from envbuild.core.digests import Json, digest_of
 from envbuild.core.errors import BuildError, CheckRefusedError, MachineError, NetworkError, ResolutionError
 from envbuild.core.files import machine_errors, write_atomic

@@ -14,8 +14,8 @@ from envbuild.catalog.base import RegistryImage
 from envbuild.catalog.catalog import Catalog, HostDistribution, definition_digest, select
 from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import Phase
 from envbuild.catalog.site import Site
+from envbuild.catalog.stack import Phase
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.progress import SilentReporter

@@ -6,7 +6,7 @@ from helpers.locks import make_lock
 
 from envbuild.catalog import toml
 from envbuild.catalog.data import data_root
-from envbuild.catalog.models import Phase
+from envbuild.catalog.stack import Phase
 from envbuild.core.errors import ConfigurationError
 from envbuild.image.layers.policy import LayerPolicy, group_packages, layer_policy
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, read_lock

@@ -13,7 +13,7 @@ from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 from unit.image.test_record import RECORD
 
-from envbuild.catalog.models import Phase
+from envbuild.catalog.stack import Phase
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import CheckRefusedError, InternalError
 from envbuild.image.output import PlacedImage, verify
