@@ -47,6 +47,7 @@ class Scope:
     def outer(self) -> Scope | None:
         """Where a name that is not bound here is looked up: class bodies are invisible from inside."""
         scope = self.parent
+        # Python Language Reference, 4.2.2: names of a class body are not visible in the functions in it.
         while scope is not None and scope.kind == "class":
             scope = scope.parent
         return scope
@@ -142,7 +143,9 @@ def caught_names(handler: ast.ExceptHandler) -> frozenset[str]:
     types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     # `except ImportError or ModuleNotFoundError` catches the first only.
     types = [node.values[0] if isinstance(node, ast.BoolOp) else node for node in types]
+    # A bare `except:` has no type, and no name.
     names = (node.id if isinstance(node, ast.Name) else getattr(node, "attr", "BaseException") for node in types)
+    # A name without such an ending is a variable, which may hold any exceptions.
     return frozenset(name if name.endswith(("Error", "Exception", "Warning")) else "BaseException" for name in names)
 
 
@@ -189,6 +192,7 @@ class _Collector:
             visit(statement)
 
     def _bind(self, name: str, value: Value) -> None:
+        # try: from a import x / except ImportError: x = None: where the import works, x is not None.
         if name not in self._bound_in_body:
             self.scope.add(name, value)
 
@@ -197,6 +201,7 @@ class _Collector:
         for node in children(statement):
             if not isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
                 self._opaque_names(node)
+        # children() gives no patterns of a match statement: they belong to its cases.
         for case in getattr(statement, "cases", ()):
             self._opaque_names(case.pattern)
         for block in blocks_of(statement):
@@ -225,6 +230,7 @@ class _Collector:
             if alias.asname:
                 self._bind(alias.asname, ImportedModule(alias.name))
             else:
+                # `import a.b` binds `a`; `import a.b as x` binds `a.b`.
                 first = alias.name.partition(".")[0]
                 self._bind(first, ImportedModule(first))
 
@@ -253,6 +259,7 @@ class _Collector:
             self._bind(name, Assigned(statement.value, self.scope))
             if self.scope.walrus:
                 self._opaque_names(statement.value)
+        # Annotated names of a class body are the fields of a dataclass, those without a value too.
         if self.scope.kind != "class":
             return
         if getattr(statement.annotation, "attr", getattr(statement.annotation, "id", "")) == "KW_ONLY":
@@ -263,6 +270,7 @@ class _Collector:
     def _try(self, statement: ast.Try) -> None:
         before = {name: len(values) for name, values in self.scope.bindings.items()}
         self.block(statement.body)
+        # `else` runs only where the body ran through: what it binds is no reason to ignore the handlers.
         bound = {name for name, values in self.scope.bindings.items() if len(values) > before.get(name, 0)}
         self.block(statement.orelse)
         for handler in statement.handlers:

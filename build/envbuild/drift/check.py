@@ -24,6 +24,7 @@ def _parts(finding: Finding) -> list[str]:
     """The classes and functions that have to be used for a finding; special methods are, without being named."""
     if finding.at is Moment.IMPORT:
         return []
+    # Python calls __init__, __call__ and the like itself.
     return [part for part in finding.within.split(".") if part and not part.endswith("__")]
 
 
@@ -36,6 +37,7 @@ def _named(texts: Iterable[bytes], names: Iterable[str]) -> set[str]:
             break
         # Looking for a text is far quicker than for a pattern, and most files have none of them.
         for name in [name for name in rest if name.encode() in text]:
+            # `def name` and `class name` define it, and use nothing.
             if re.search(rf"(?<!\bdef )(?<!\bclass )\b{re.escape(name)}\b".encode(), text):
                 used.add(name)
                 rest.remove(name)
@@ -77,6 +79,7 @@ def _compare(consumer: SourceTree, provider: SourceTree) -> list[Finding]:
 
 def _modules_to_walk(tables: Tables) -> list[str]:
     """The consumer's modules that name a package of the provider."""
+    # A consumer that uses the provider names its outermost package: `megatron`, also for `megatron.core`.
     words = [word.encode() for word in sorted({root.partition(".")[0] for root in tables.provider.roots})]
     named = re.compile(b"|".join(rb"\b" + re.escape(word) + rb"\b" for word in words))
 
@@ -101,6 +104,7 @@ def _note_patches(reader: Reader, modules: Sequence[Patches]) -> None:
                     reader.patched.add((symbol.name, patch.name))
                 elif isinstance(symbol, ClassSymbol):
                     reader.patched.add((full_name(symbol.definition), patch.name))
+    # Some names were looked up to find out what is patched, before the patches were known.
     reader.forget()
 
 

@@ -78,11 +78,13 @@ class Classes:
             lines: list[list[Base]] = [
                 list(self.order(base)) if isinstance(base, ClassDefinition) else [base] for base in bases
             ]
+            # C3, as in "The Python 2.3 Method Resolution Order": the bases' own orders, then the bases as written.
             merged = _merge([*lines, bases])
             self._orders[definition] = (definition, UNKNOWN) if merged is None else (definition, *merged)
         return self._orders[definition]
 
     def _base(self, node: ast.expr, scope: Scope) -> Base:
+        # `Generic[T]` and `Base[int]` have the order of the class before the brackets.
         found = self.reader.evaluate(node.value if isinstance(node, ast.Subscript) else node, scope)
         match found:
             case (ClassSymbol(definition=definition),):
@@ -105,6 +107,7 @@ class Classes:
             and definition.metaclass is None
             and not self._is_patched(definition, name)
             and not any(name in body.bindings for body in bodies)
+            # What an enumeration has from enum, int and str: name, value, from_bytes, upper.
             and not hasattr(enum.IntFlag, name)
             and not hasattr(str, name)
         )
@@ -125,11 +128,14 @@ class Classes:
     def _is_ordinary(self, base: Base) -> bool:
         """Whether calling a class with this base does no more than run ``__init__``."""
         if not isinstance(base, ClassDefinition):
+            # `Kind(1)` looks up a member; it makes no object.
             return not (isinstance(base, ExternalSymbol) and base.name.partition(".")[0] == "enum")
         if self._is_patched(base, "__new__", "__init__"):
             return False
+        # A metaclass may have a `__call__` of its own; abc's has none.
         if base.metaclass is not None and not self.reader.is_one_of({"abc.ABCMeta"}, base.metaclass, base.scope):
             return False
+        # A `__new__` that takes what it likes may leave out or change what `__init__` gets.
         makers = base.body.bindings.get("__new__", [])
         return all(isinstance(maker, FunctionDefinition) and maker.builds_own_class for maker in makers)
 
@@ -142,6 +148,7 @@ class Classes:
             if not isinstance(base, ClassDefinition):
                 return ()
             provided = provided or self._is_provided(base)
+            # A decorator may replace the class; dataclass is one of those known not to.
             if not all(self._is_harmless(decorator, base.scope) for decorator in base.decorators):
                 return ()
             if own := base.body.bindings.get("__init__"):
@@ -149,6 +156,7 @@ class Classes:
                 return tuple(replace(entry, name=full_name(base)) for entry in found)
             if self._dataclass_options(base).get("init", False):
                 return self._generated(base)
+        # object.__init__ takes nothing.
         return (Callable(Signature(), name, provided),)
 
     def _functions(self, values: Iterable[object], *, bound: bool) -> tuple[Callable, ...]:
@@ -168,6 +176,7 @@ class Classes:
             if any(isinstance(base, ClassDefinition) and self._is_patched(base, name) for base in order):
                 return ()
             found = self._initializers(order, full_name(definition))
+            # `Base.__init__(self, ...)` is called with self.
             return found if through_super else tuple(_with_self(entry) for entry in found)
         for base in order:
             if isinstance(base, ExternalSymbol) and base.name in _PLAIN:
@@ -219,6 +228,7 @@ class Classes:
         fields: dict[str, Parameter | None] = {}
         foreign: set[str] = set()
         provided = False
+        # From the last base on: a field keeps its first place, with its last definition (dataclasses, "Inheritance").
         for base in reversed(self.order(definition)):
             if isinstance(base, ExternalSymbol) and base.name in _PLAIN:
                 continue
@@ -239,6 +249,7 @@ class Classes:
         optional = entry.value is not None
         if isinstance(entry.value, ast.Call) and self.reader.is_one_of({_FIELD}, entry.value.func, scope):
             own = _constants(entry.value.keywords)
+            # None stands for `**options`, which may hold a default.
             optional = any(keyword.arg in {"default", "default_factory", None} for keyword in entry.value.keywords)
         if not own.get("init", True):
             return None
@@ -268,6 +279,7 @@ def _constants(keywords: Iterable[ast.keyword]) -> dict[str, bool]:
 
 
 def _is_class_variable(annotation: ast.expr) -> bool:
+    # A quoted annotation, "ClassVar[int]": no field either (dataclasses, "Class variables").
     if isinstance(annotation, ast.Constant):
         return str(annotation.value).rpartition("typing.")[2].startswith("ClassVar")
     node = annotation.value if isinstance(annotation, ast.Subscript) else annotation

@@ -71,6 +71,7 @@ class Conditions:
             case ast.BoolOp(op=ast.And(), values=values):
                 return _all([self.verdict(value, scope) for value in values])
             case ast.BoolOp(values=values):
+                # a or b is not (not a and not b).
                 inner = _all([_opposite(self.verdict(value, scope)) for value in values])
                 return _opposite(inner)
         return self._flag(test) or self._version(test) or self._feature(test, scope)
@@ -78,6 +79,7 @@ class Conditions:
     def _flag(self, test: ast.expr) -> BranchOutcome | None:
         """The verdict of ``HAVE_X``, ``x is None`` or ``TYPE_CHECKING``; None for other tests."""
         match test:
+            # False when the program runs (typing.TYPE_CHECKING).
             case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
                 return BranchOutcome.FALSE
             case ast.Name(id=name):
@@ -101,6 +103,7 @@ class Conditions:
                     found = self._compare(_COMPARES[type(how)], literal)
         if found is not None:
             return BranchOutcome.TRUE if found else BranchOutcome.FALSE
+        # A version that is not compared with a literal, or not the provider's: its author thought of other versions.
         return BranchOutcome.ADAPTED if any("version" in word for word in _words(test)) else None
 
     def _compare(self, compare: Callable[[Version, Version], bool], other: str) -> bool | None:
@@ -111,6 +114,7 @@ class Conditions:
 
     def _is_own_version(self, node: ast.expr) -> bool:
         """Whether an expression names the provider and the word version: ``mcore_version``, ``te.__version__``."""
+        # So that `te` is found in te_version and not in "interleaved".
         words = [re.sub(r"[^a-z0-9]+", "_", word) for word in _words(node)]
         own = "|".join(sorted(_nicknames(self.provider.name)))
         named = any(re.search(rf"(?:^|_)(?:{own})(?:_|$)", word) for word in words)
@@ -175,6 +179,7 @@ def ends(block: list[ast.stmt]) -> bool:
 
 
 def _all(verdicts: list[BranchOutcome]) -> BranchOutcome:
+    # The first that occurs decides: `False and x` is false whatever x is.
     for strongest in (BranchOutcome.FALSE, BranchOutcome.ADAPTED, BranchOutcome.OPEN):
         if strongest in verdicts:
             return strongest
@@ -189,6 +194,7 @@ def _nicknames(distribution: str) -> frozenset[str]:
     """How code names a distribution: transformer_engine, te, mcore, megatron_core."""
     words = distribution.split("-")
     initials = "".join(word[0] for word in words)
+    # mcore of megatron-core: a letter, and the rest.
     short = words[0][0] + "".join(words[1:])
     return frozenset({distribution.replace("-", "_"), initials, short} if len(words) > 1 else {distribution})
 

@@ -71,6 +71,7 @@ def decorating(node: FunctionNode) -> Decorating:
 
 def builds_own_class(node: FunctionNode) -> bool:
     """Whether a ``__new__`` takes every argument and returns an object of its class, so that ``__init__`` decides."""
+    # With fixed parameters it refuses calls itself, before `__init__` is asked.
     if node.name != "__new__" or node.args.vararg is None or node.args.kwarg is None or len(node.args.args) != 1:
         return False
     own = node.args.args[0].arg
@@ -121,6 +122,7 @@ def _passes_on(wrapper: FunctionNode, decorated: str) -> bool:
         for node in walk(wrapper)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == decorated
     ]
+    # Any other use, kwargs.pop("x") say, may change what is passed on.
     uses = [node for node in walk(wrapper) if isinstance(node, ast.Name) and node.id in {args, kwargs}]
     return bool(calls) and all(_is_forwarding(call, args, kwargs) for call in calls) and len(uses) == 2 * len(calls)
 

@@ -106,6 +106,7 @@ class ExpressionWalker:
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 self._choice(test, [body], [orelse], place)
                 return
+            # `b` of `a and b` runs only where a holds, as below an `if`.
             case ast.BoolOp(op=ast.And(), values=[first, *rest]):
                 self._choice(first, rest, [], place)
                 return
@@ -113,6 +114,7 @@ class ExpressionWalker:
                 self._check_attribute(node, place)
             case ast.Call():
                 self._check_call(node, place)
+        # A comprehension has a scope of its own: its loop variable hides an import of the same name.
         if isinstance(node, _COMPREHENSIONS):
             place = replace(place, scope=_comprehension_scope(node, place.scope))
         for child in children(node):
@@ -150,6 +152,7 @@ class ExpressionWalker:
             # The rest may come later.
             given = replace(arguments_of(node, skip=1), complete=False)
         problems = [self._problems(target, given) for target in targets]
+        # A name may stand for several definitions (one for each branch): a call is wrong if all of them refuse it.
         if not problems or not all(problems):
             return
         # Where several definitions refuse, the first speaks for all.
@@ -160,6 +163,7 @@ class ExpressionWalker:
     def _targets(self, function: ast.expr, place: Location) -> tuple[Symbol, ...]:
         match function:
             case ast.Attribute(value=ast.Call(func=ast.Name(id="super"), args=arguments), attr=name):
+                # super() of another class than the one around it is not followed.
                 owner = place.owner
                 if owner is None or (arguments and getattr(arguments[0], "id", None) != owner.name):
                     return ()

@@ -95,6 +95,7 @@ class Tables:
 
     @cached_property
     def _packages(self) -> frozenset[str]:
+        # A folder without __init__.py is a package as well (PEP 420).
         everything = {*self._modules, *self.consumer.compiled, *self.provider.compiled}
         return frozenset(parent for module in everything for parent in parents(module))
 
@@ -141,6 +142,7 @@ class Tables:
         owner = self._owner(module)
         try:
             tree = parse(owner.files[owner.modules[module]])
+        # ValueError: null bytes in the text, before Python 3.12.
         except (SyntaxError, ValueError, RecursionError) as error:
             return _Reading(None, str(error)), None
         return _Reading(_table(owner, module, tree)), tree
@@ -258,6 +260,7 @@ def _exported(scope: Scope) -> frozenset[str] | None:
         match value:
             case Assigned(value=ast.List(elts=elements) | ast.Tuple(elts=elements)):
                 constants = [element.value for element in elements if isinstance(element, ast.Constant)]
+                # A computed element: `__all__` may hold any name.
                 if len(constants) != len(elements):
                     return None
                 names.update(str(constant) for constant in constants)

@@ -36,6 +36,7 @@ class Relevance:
         # Annotations of parameters ask nothing, and name classes without calling them. Decorators stand above a `def`.
         first = min(item.lineno for item in (body[0], *getattr(body[0], "decorator_list", ())))
         text = b"\n".join(self._lines[first - 1 : node.end_lineno]).decode(errors="replace")
+        # Python reads identifiers in this form (PEP 3131): `\ufb01` in a source is the name `fi`.
         words = set(_WORD.findall(text if text.isascii() else unicodedata.normalize("NFKC", text)))
         if "import" in words or ("super" in words and owner is not None and self._is_of_provider(owner)):
             return True

@@ -57,6 +57,7 @@ def signature_of(arguments: ast.arguments) -> Signature:
         *((argument.arg, Parameter.POSITIONAL_ONLY) for argument in arguments.posonlyargs),
         *((argument.arg, Parameter.POSITIONAL_OR_KEYWORD) for argument in arguments.args),
     ]
+    # ast has the defaults of the last ones alone.
     first_default = len(by_position) - len(arguments.defaults)
     found = [parameter(name, kind, optional=i >= first_default) for i, (name, kind) in enumerate(by_position)]
     if arguments.vararg:
@@ -93,6 +94,7 @@ def misfits(whole: Signature, given: Arguments, optional: frozenset[str] = froze
     """
     entries = list(whole.parameters.values())
     kinds = {entry.kind for entry in entries}
+    # An order of kinds as in inspect.signature; the call is bound by hand, as Signature.bind stops at its first error.
     by_position = [entry for entry in entries if entry.kind in _BY_POSITION]
     by_keyword = {entry.name for entry in entries if entry.kind in _BY_KEYWORD}
     found: list[Misfit] = []
@@ -106,9 +108,11 @@ def misfits(whole: Signature, given: Arguments, optional: frozenset[str] = froze
                 FindingKind.TOO_MANY_ARGUMENTS, f"takes at most {most} positional arguments; {given.positional} given"
             )
         )
+    # A keyword with a positional-only parameter's name goes into **kwargs.
     filled = [entry.name for entry in by_position[: given.positional] if entry.kind is not Parameter.POSITIONAL_ONLY]
     if twice := [name for name in filled if name in given.keywords]:
         found.append(Misfit(FindingKind.TOO_MANY_ARGUMENTS, f"gets {_quoted(twice)} twice: by position and by keyword"))
+    # `*args` and `**kwargs` in a call may bring what seems to be missing.
     if given.complete:
         open_entries = [*by_position[given.positional :], *(e for e in entries if e.kind is Parameter.KEYWORD_ONLY)]
         named = by_keyword.intersection(given.keywords)

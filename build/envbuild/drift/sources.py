@@ -47,10 +47,12 @@ class SourceTree:
                 names = archive.namelist()
                 metadata = next((archive.read(name) for name in names if _is_metadata(name)), b"")
                 content = {name: archive.read(name) for name in names if name.endswith(".py")}
+        # zipfile raises RuntimeError for an encrypted member.
         except (OSError, zipfile.BadZipFile, RuntimeError) as error:
             raise _unreadable(path, error) from error
         name, version = _identity(metadata, path)
         files = {_below_src(_below_data(file)): text for file, text in content.items()}
+        # Compiled modules have names, and nothing that can be read: whatever is asked of them is not judged.
         compiled = frozenset(_dotted(_below_src(file)) for file in names if file.endswith(_COMPILED))
         return cls(name, version, {file: text for file, text in files.items() if _belongs(file)}, compiled)
 
@@ -71,6 +73,7 @@ class SourceTree:
         A namespace package such as ``megatron`` is not a root: other distributions add to it.
         """
         packages = {_dotted(file) for file in self.files if PurePosixPath(file).name == "__init__.py"}
+        # setup.py is at the top of a source tree, and no module of what it installs.
         regular = {*packages, *(module for module in self.modules if "." not in module)} - {"setup"}
         return frozenset(module for module in regular if not any(parent in regular for parent in parents(module)))
 

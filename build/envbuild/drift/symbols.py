@@ -129,6 +129,7 @@ class Reader:
         if name in where.bindings or where.stars:
             return self.member(where.module, name)
         table = self.tables.table(where.module)
+        # Where a module makes names at run time, one of them may hide a builtin.
         if hasattr(builtins, name) and table is not None and not table.dynamic:
             return (ExternalSymbol(f"builtins.{name}"),)
         return (UNKNOWN,)
@@ -161,6 +162,7 @@ class Reader:
     def _module(self, name: str) -> Symbol:
         if self.tables.exists(name):
             return ModuleSymbol(name)
+        # A module that the provider lacks is reported where it is imported; what it would have is not judged again.
         return UNKNOWN if self.tables.provided(name) else ExternalSymbol(name)
 
     def forget(self) -> None:
@@ -189,6 +191,7 @@ class Reader:
             return submodule or (UNKNOWN,)
         values = table.scope.bindings.get(name)
         if values:
+            # `from . import ops` in a package's __init__ names the submodule `ops`, and not itself.
             itself = ImportedName(module, name)
             return _union((self._values([value for value in values if value != itself]), submodule)) or (
                 (UNKNOWN,) if itself in values else ()
@@ -208,6 +211,7 @@ class Reader:
         table = self.tables.table(module)
         if table is None:
             return Presence.UNKNOWN
+        # `__all__` decides what a star brings; without it, all names without an underscore (Language Reference, 7.11).
         if table.exported is not None:
             return Presence.YES if name in table.exported else Presence.NO
         if "__all__" in table.scope.bindings:
@@ -218,6 +222,7 @@ class Reader:
         """Whether a module certainly has, or certainly lacks, a name."""
         if self.module_presence(module) is not Presence.YES or self.tables.is_compiled(module):
             return Presence.UNKNOWN
+        # Python itself sets __file__, __path__ and others on modules.
         if {(module, name), (module, None)} & self.patched or (name.startswith("__") and name.endswith("__")):
             return Presence.UNKNOWN
         table = self.tables.table(module)
@@ -240,6 +245,7 @@ class Reader:
             return Presence.YES
         if not self.tables.provided(module):
             return Presence.UNKNOWN
+        # A compiled module may have submodules of its own making, and nothing shows them.
         holder = next((parent for parent in parents(module) if self.tables.exists(parent)), None)
         if holder is None or self.tables.is_compiled(holder):
             return Presence.UNKNOWN

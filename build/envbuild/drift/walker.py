@@ -82,6 +82,7 @@ class Walker(ExpressionWalker):
         self._expression(node.test, place)
         inside = replace(place, adapted=True) if verdict is BranchOutcome.ADAPTED else place
         if _is_main(node.test):
+            # Below `if __name__ == "__main__"`: importing the module does not run it.
             inside = replace(inside, at=Moment.FUNCTION)
         if verdict is not BranchOutcome.FALSE:
             self._block(node.body, inside)
@@ -112,6 +113,7 @@ class Walker(ExpressionWalker):
         every = IMPORT_ERRORS | CALL_ERRORS | ATTRIBUTE_ERRORS
         caught = frozenset().union(*(caught_names(handler) for handler in catching(node, every)))
         self._block(node.body, replace(place, caught=place.caught | caught))
+        # A function that is defined in the body runs later, outside of the `try`.
         failing = [i for i in range(start, len(self.found)) if self._functions[i] is place.function]
         if failing and catching(node, IMPORT_ERRORS):
             lost = self._lose(node)
@@ -124,6 +126,7 @@ class Walker(ExpressionWalker):
             # What stands in for an import that works is never run.
             if not (imports_fit and handler in catching(node, IMPORT_ERRORS)):
                 self._block(handler.body, place)
+        # `else` runs only where the body ran through.
         if not failing:
             self._block(node.orelse, place)
         self._block(node.finalbody, place)
@@ -166,6 +169,7 @@ class Walker(ExpressionWalker):
     # Definitions
 
     def _functiondef(self, node: FunctionNode, place: Location) -> Location:
+        # Decorators and defaults run where the function is defined.
         for outside in [*node.decorator_list, *node.args.defaults, *node.args.kw_defaults]:
             if outside is not None:
                 self._expression(outside, place)
@@ -183,6 +187,7 @@ class Walker(ExpressionWalker):
             (
                 value
                 for value in place.scope.bindings.get(node.name, ())
+                # A name may be defined once for each branch; nodes are of one reading, so the bases tell which this is.
                 if isinstance(value, ClassDefinition) and value.bases == tuple(node.bases)
             ),
             None,

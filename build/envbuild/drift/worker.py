@@ -32,6 +32,7 @@ def find_drift_apart(wheels: Mapping[str, Path], pairs: Sequence[Pair], folder: 
         # The answer does not come over the pipe: Python's own warnings may be in there.
         answer = Path(tempfile.mkdtemp(dir=folder, prefix="drift.")) / "answer.json"
     run(
+        # A process, not a thread: reading is all Python, and the lock's other work goes on meanwhile.
         [sys.executable, "-m", "envbuild.drift", answer],
         what="compare the sources of components",
         options=ProcessOptions(

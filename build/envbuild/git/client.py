@@ -100,6 +100,7 @@ class GitClient:
         Raises:
             NetworkError: the server cannot be reached, or does not have what the refspecs name.
         """
+        # On stdin: thousands of objects are more than a command line takes.
         stdin = "".join(f"{refspec}\n" for refspec in refspecs).encode()
         options = ProcessOptions(timeout_seconds=self.settings.fetch_seconds, stdin=stdin)
         try:
@@ -168,6 +169,7 @@ def _environment(*, network: bool) -> dict[str, str]:
     # Never wait for a person; English messages; paths that hold '*' or ':' mean themselves.
     env |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", "GIT_LITERAL_PATHSPECS": "1"}
     if not network:
+        # Traces go to stderr, which is read together with the output.
         env = {name: value for name, value in env.items() if not name.startswith("GIT_TRACE")}
         # The first from git 2.45 on, the second for all: no transport is allowed, so nothing can be fetched.
         env |= {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}

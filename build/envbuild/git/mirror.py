@@ -35,11 +35,13 @@ CONFIGURATION = {
     "fetch.unpackLimit": "1",
     "gc.auto": "0",
     "maintenance.auto": "false",
+    # core.hooksPath of the user's settings would run hooks here.
     "core.hooksPath": "/dev/null",
 }
 FETCH = ("fetch", "--progress", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance")
 # Files of a killed git that stop the next one or fill the disk.
 LEFTOVERS = ("*.lock", "refs/**/*.lock", "objects/**/*.lock", "objects/**/tmp_*", "objects/pack/*.keep")
+# 30 kB of names: far below what a command line takes.
 BATCH = 500
 
 _DEFAULT_BRANCH = re.compile(r"^ref: refs/heads/(.+)\tHEAD$", re.MULTILINE)
@@ -68,6 +70,7 @@ class Mirror:
 
     def _init(self, folder: Path) -> None:
         what = f"make a mirror of {self.url}"
+        # GIT_DEFAULT_HASH and init.templateDir of the user would give another repository.
         self._git.local(folder, ["init", "--quiet", "--bare", "--template=", "--object-format=sha1"], what)
         for name, value in {f"remote.{REMOTE}.url": self.url, **CONFIGURATION}.items():
             self._git.local(folder, ["config", name, value], what)
@@ -96,6 +99,7 @@ class Mirror:
         Raises:
             NetworkError: the server cannot be reached.
         """
+        # A branch that moves while it is resolved would give two commits in one lock.
         if self._refs is None:
             output = self._git.list_refs(self.path, ["--heads", "--tags", REMOTE], f"list the refs of {self.url}")
             self._refs = RemoteRefs.listed(output)
@@ -129,6 +133,7 @@ class Mirror:
         def fetch(missing: set[str]) -> None:
             first = not self.local(["for-each-ref", "--count=1"], what).strip()
             filtered = self._fetch([f"{commit}:{TIPS}/{commit}" for commit in sorted(missing)], what)
+            # A server without uploadpack.allowFilter ignores the filter: git warns, and fetches everything.
             if filtered and first and not self._is_partial(min(missing)):
                 self._reporter.note(f"{self.url} has no partial fetches: whole histories came, which takes longer")
 

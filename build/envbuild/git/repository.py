@@ -170,6 +170,7 @@ class GitRepository(TreeReader):
         )
 
     def _commit(self, sha: str, kind: CommitKind, name: str) -> Commit:
+        # The 40 digits may be those of an annotated tag's own object.
         if self._type_of(sha) == "tag":
             sha = self._mirror.local(["rev-parse", f"{sha}^{{}}"], "look at a tag").strip()
         if self._type_of(sha) != "commit":
@@ -191,6 +192,7 @@ class GitRepository(TreeReader):
 
     def _nearest_tag(self, sha: str) -> tuple[str | None, int]:
         """The nearest tag by steps through parents, and how many commits ``sha`` has that the tag has not."""
+        # Not `git describe`: the mirror has no tags, only commits under refs/tips, and it is asked without a request.
         refs = self._mirror.last_refs()
         tags = {commit: name for name, commit in sorted(refs.tags.items(), reverse=True)} if refs else {}
         if sha in tags or not tags:

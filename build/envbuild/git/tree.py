@@ -13,6 +13,7 @@ from envbuild.store.local import LocalStore
 
 SYMLINK_ROUNDS = 8
 _SYMLINK, _SUBMODULE = "120000", "160000"
+# `git ls-tree -z`: mode, type and object, and the path as it is; without -z special names are quoted.
 _ENTRY = re.compile(r"(\d{6}) (\w+) ([0-9a-f]{40})\t(.*)", re.DOTALL)
 
 
@@ -131,6 +132,7 @@ def _absolute(base: str, url: str) -> str:
     base = base.rstrip("/")
     while url.startswith(("./", "../")):
         if url.startswith("../"):
+            # HOST:PATH, as ssh has it, has no slash before its first folder.
             cut = max(base.rfind("/"), base.rfind(":"))
             base = base[:cut] if base[cut] == "/" else base[: cut + 1]
         url = url.partition("/")[2]

@@ -28,6 +28,7 @@ def first_and_last(sm: str) -> tuple[str, str]:
 
 def order(sm: str) -> tuple[int, str]:
     """Sorts SM versions by age: 90, 90a, 100."""
+    # As text, 100 would come before 90.
     return int(sm.rstrip("af")), sm
 
 
@@ -52,6 +53,7 @@ def _compiles(code: str, sm: str) -> bool:
         return (major, minor) == (gpu_major, gpu_minor)
     if suffix == "f":
         return major == gpu_major and minor <= gpu_minor
+    # Plain PTX goes across major versions, unlike machine code.
     return (major, minor) <= (gpu_major, gpu_minor)
 
 
@@ -70,6 +72,7 @@ class Architectures:
     @classmethod
     def for_target(cls, target: Target) -> Architectures:
         """What is asked for: machine code for every SM of the target; PTX of the newest when the target wants it."""
+        # The target's own GPUs have machine code. PTX is for GPUs to come, which compile that of any older SM.
         newest = sorted(target.sm, key=order)[-1:] if target.ptx else []
         return cls.of(target.sm, newest)
 

@@ -38,6 +38,7 @@ def archive_of_commit(name: str, url: str, commit: str, store: LocalStore, repor
     def fetch(entry: Path) -> None:
         with store.staging("git-tree") as folder, reporter.step(f"fetch {name} at {commit[:12]}"):
             checkout = _Checkout(name, url, commit, folder / "tree", store.root / "logs" / "wheels" / "git.log")
+            # Not `git clone`: before git 2.49 it takes branches and tags, and no commit.
             checkout.fetch()
             with machine_errors(entry), tarfile.open(entry / FILE, "w", format=tarfile.PAX_FORMAT) as tar:
                 _add(tar, checkout.folder, f"{name}-{commit[:12]}", checkout.time())
@@ -67,6 +68,7 @@ class _Checkout:
 
     def time(self) -> int:
         """The commit's time, in seconds since the epoch."""
+        # The number is the last word: warnings of git may stand before it, since both streams are read as one.
         return int(self._git("show", "--no-patch", "--format=%ct", self._commit).output.split()[-1])
 
     def _git(self, *arguments: str, check: bool = True) -> Finished:
@@ -113,9 +115,11 @@ def _add(tar: tarfile.TarFile, folder: Path, top: str, time: int) -> None:
     """All files below a folder but git's own, in the order of their names, owned by no particular account."""
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
+        # A folder at the top; in each submodule a file.
         if ".git" in relative.parts:
             continue
         member = tar.gettarinfo(path, f"{top}/{relative}")
+        # A commit gives the same bytes on every machine and day: git has no times of files, accounts or groups.
         member.mtime, member.uid, member.gid, member.uname, member.gname = time, 0, 0, "", ""
         content = path.read_bytes() if member.isreg() else b""
         if member.islnk():  # tar's own idea of two names for one file

@@ -46,10 +46,13 @@ class KeyParts(TomlModel):
     headers: tuple[str, ...] = Field(description="folders of site-packages that the compilers search")
     sm: tuple[str, ...]
     ptx: tuple[str, ...]
+    # A wheel that was checked for a newer base may need symbols that an older base lacks.
     glibc: str = Field(description="the newest glibc that the wheel may ask for: the base's")
     build_requirements: dict[str, str] = Field(description="what the build uses, and the locked versions")
     variables: dict[str, str] = Field(description="the declared variables of the build")
     gpu_code: bool = Field(default=True, description="whether it has CUDA sources, whose code its wheel must show")
+    # It decides the architectures and the names of intermediate files, which come back in object files.
+    # Every change of its text, of a comment too, changes all keys.
     nvcc_front: str = Field(description="digest of the script that stands before nvcc")
     patches: tuple[str, ...] = Field(default=(), description="digests of patches, in order")
 

@@ -178,6 +178,7 @@ class _Planner:
 
 
 def _patches(recipe: WheelRecipe, version: str, catalog: Catalog) -> tuple[tuple[str, bytes], ...]:
+    # A specifier leaves pre-releases out unless they are allowed (PEP 440, "Handling of pre-releases").
     wanted = [
         patch.file for patch in recipe.patches if SpecifierSet(patch.versions).contains(version, prereleases=True)
     ]
@@ -193,6 +194,7 @@ def _filled(text: str, texts: dict[str, str]) -> str:
 def _torch(lock: LockDirectory, main: Content) -> TorchPart:
     torch = lock.lock.torch
     hashes = sorted(main["torch"].hashes) if "torch" in main else []
+    # The files too: an index of one's own may serve another build of torch under the same version.
     return TorchPart(version=torch.version, build=torch.build, files=digest_of([*hashes]))
 
 
@@ -214,5 +216,6 @@ def _requirements(
             "and phase main does not have it.",
             fix="Add it under [requirements] of the stack's file and lock again.",
         )
+    # A lock without one of the usual ones is no error: not every build uses all of them.
     names = {*declared, *needed, *USUAL_REQUIREMENTS} - {"torch"}
     return {package: main[package].version for package in sorted(names) if package in main}

@@ -66,9 +66,11 @@ class WheelSources:
         if kept is not None:
             return (kept / FILE).read_bytes()
         with self.reporter.step(f"download the sdist of {name} {version}"), self.workplace("sdists") as work:
+            # uv looks it up, so that its index, find-links and credentials hold here too.
             found = look_up({name: f"=={version}"}, self.base, {}, f"find {name} {version}", work)
             package = found[canonicalize_name(name)]
             stated = str(package.get("sdist", {}).get("hash", ""))
+            # Refused before the download. Hashes are optional (PEP 503): without one the file itself is compared below.
             if stated and stated != digest:
                 raise _other(name, version, digest, stated)
             content, came = fetch_sdist(package, work)
@@ -101,6 +103,7 @@ class WheelSources:
 
     def build_requires(self, origin: SourceOrigin) -> tuple[str, ...]:
         """What the sources declare to be built with, as PEP 508 lines (PEP 518)."""
+        # One commit may hold several packages, with a pyproject.toml each: the folder is part of the identity.
         identity = digest_of({"commit": origin.commit}) if origin.commit else origin.sdist
         if origin.subdirectory:
             identity = digest_of({"commit": origin.commit, "subdirectory": origin.subdirectory})

@@ -68,6 +68,7 @@ def check_wheel(wheel: Path, plan: WheelPlan, environment: Path, scratch: Path, 
     problems += _wrong_content(binaries, plan, provided)
     problems += _wrong_torch(binaries, plan, site_packages)
     unknown: Mapping[str, str] = {}
+    # Loading runs the wheel's own code: not of a wheel that is refused already.
     if not problems:
         loaded = load(wheel, [item.name for item in binaries if item.machine], plan, environment, scratch, log)
         problems += loaded.problems
@@ -105,6 +106,7 @@ def _wrong_members(wheel: Path) -> Iterable[str]:
     except (zipfile.BadZipFile, OSError) as error:
         yield f"It is not a readable wheel: {error}"
         return
+    # A zip file may hold names that lead out of the folder it is unpacked in.
     for name in names:
         if name.startswith("/") or ".." in name.split("/"):
             yield f"{name} would be written outside of the environment."
@@ -129,6 +131,7 @@ def _wrong_name(wheel: Path, plan: WheelPlan) -> Iterable[str]:
 
 
 def _python(tag: str) -> int:
+    # Of an abi3 wheel the tag is the oldest CPython that it runs on (PEP 425); other interpreters' tags fit none.
     digits = tag.removeprefix("cp3")
     return int(digits) if digits.isdigit() else 1000
 
@@ -150,6 +153,7 @@ def _wrong_content(binaries: Sequence[Binary], plan: WheelPlan, provided: frozen
     for item in binaries:
         if item.machine not in ("", machine):
             yield f"{item.name} is for {item.machine}, not {machine}."
+        # The machine that compiled it may have a newer glibc than the base.
         yield from too_new(item, plan.parts.glibc, machine)
         there = own | provided
         absent = [name for name in item.libraries if name not in there and not _everywhere(name)]
@@ -175,5 +179,6 @@ def _provided(site_packages: Path) -> frozenset[str]:
     """The names of all shared libraries in an environment."""
     found: set[str] = set()
     for _, _, names in os.walk(site_packages):
+        # Versioned sonames too: libcudart.so.13.
         found.update(name for name in names if ".so" in name)
     return frozenset(found)

@@ -46,6 +46,7 @@ class Binary:
         """The newest version of symbols with a prefix, such as ``3.4.30`` for ``GLIBCXX``; empty without any."""
         names = [name for names in self.versions.values() for name in names]
         numbers = [name.removeprefix(f"{prefix}_") for name in names if name.startswith(f"{prefix}_")]
+        # GLIBC_PRIVATE and GLIBC_ABI_DT_RELR are versions without a number.
         return max((number for number in numbers if version_key(number)), key=version_key, default="")
 
 

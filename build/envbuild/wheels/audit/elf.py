@@ -93,8 +93,10 @@ def read_wheel(wheel: Path) -> tuple[Binary, ...]:
             found = []
             for name in sorted(archive.namelist()):
                 with archive.open(name) as stream:
+                    # By content, not by name: executables have no suffix, and text files may end with .so.
                     if stream.read(4) == ELF_MAGIC:
                         found.append(read_binary(name, archive.read(name)))
             return tuple(found)
+    # zipfile ends with EOFError where a member is cut short.
     except (zipfile.BadZipFile, OSError, EOFError) as error:
         raise not_understood(wheel.name, f"It is not a readable wheel: {error}") from error

@@ -20,6 +20,7 @@ MAGIC = 0xBA55ED50
 _CONTAINER = struct.Struct("<IHHQ")
 # kind, version, length of this header, length of the code after it (padded)
 _ENTRY = struct.Struct("<HHIQ")
+# The rest of an entry's header: little-endian, at these bytes of it.
 SM_OFFSET, FLAGS_OFFSET, PLAIN_SIZE_OFFSET = 28, 40, 56
 LEAST_HEADER = PLAIN_SIZE_OFFSET + 8
 PTX_KIND, SASS_KIND = 1, 2

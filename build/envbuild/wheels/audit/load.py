@@ -20,6 +20,9 @@ from envbuild.wheels.plan import WheelPlan
 
 DOING = "@doing "
 # Loads every library with all its symbols bound, after torch where there is one, then imports modules.
+# torch first: extensions have no path to libtorch.so of their own, and find it once torch has loaded it.
+# RTLD_NOW: bound lazily, a function that is missing would show at its first call alone (dlopen(3)).
+# Marks begin with a line break: what libraries print need not end with one.
 _PROBE = """
 import ctypes, faulthandler, importlib, json, os, sys
 folder, libraries, modules, limit = json.loads(sys.argv[1])
@@ -76,6 +79,7 @@ def load(wheel: Path, libraries: Sequence[str], plan: WheelPlan, environment: Pa
         remove_tree(scratch)
         archive.extractall(scratch)
     job = json.dumps([str(scratch), list(libraries), list(plan.modules), plan.recipe.check_limit_seconds])
+    # LD_LIBRARY_PATH and LD_PRELOAD of this machine would bring what the environment lacks, and hide it.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_", "VIRTUAL_ENV"))}
     finished = _in_time([environment / "bin" / "python", "-I", "-c", _PROBE, job], plan, kept, scratch, log)
     # Libraries may print, also when the interpreter ends.
@@ -92,6 +96,7 @@ def load(wheel: Path, libraries: Sequence[str], plan: WheelPlan, environment: Pa
         else:
             problems.append(f"{name} does not load: {why}")
     for name, (kind, why, missing) in found["modules"].items():
+        # An exception of the module's own is no verdict: it may come of the GPU that this machine lacks.
         if (kind == "missing" and is_elsewhere(missing, scratch)) or kind == "other" or _of_driver(why):
             unknown[name] = why
         else:
@@ -121,6 +126,7 @@ def _in_time(
             ),
         )
     except CheckRefusedError as error:
+        # run() has one error for both: before the limit the interpreter failed, after it it was ended.
         if time.monotonic() - began < limit:
             raise
         doing = [line.removeprefix(DOING) for line in lines if line.startswith(DOING)]

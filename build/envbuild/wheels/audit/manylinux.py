@@ -21,6 +21,7 @@ from envbuild.wheels.audit.binary import Binary, version_key
 
 # NVIDIA's driver, which the machine with the GPU has and no wheel brings.
 OF_THE_DRIVER = re.compile(r"^lib(cuda|nvidia-ml)\.so\.1$")
+# Not counted, as in auditwheel 6 (elfutils.elf_find_versioned_symbols): every glibc system has its own loader.
 _LOADER = re.compile(r"^ld-linux\S*\.so\.\d+$")
 _GLIBC = re.compile(r"^GLIBC_2\.[0-9.]+$")
 
@@ -117,7 +118,9 @@ def _against(binary: Binary, policy: Policy, own: Collection[str], provided: Col
         theirs = library in own or library in provided or _LOADER.match(library) or OF_THE_DRIVER.match(library)
         if library not in policy.whitelist and not theirs:
             yield f"{binary.name} needs {library}, which {_plain(policy)} does not have"
+        # As zlib's inflate_fast: a newer libz.so.1 need not have it any more.
         if names := sorted(policy.blacklist.get(library, frozenset()) & binary.symbols.undefined):
             yield f"{binary.name} uses what is private to {library}: {', '.join(names)}"
+    # A manylinux tag promises x86_64 and no more: on an older processor the library would end with SIGILL.
     if binary.processor:
         yield f"{binary.name} asks for {binary.processor} processors"

@@ -167,6 +167,7 @@ def installed_code(site_packages: Path, store: LocalStore, reporter: Reporter) -
             write_atomic(folder / FILE, _read(site_packages, listed).model_dump_json(indent=1) + "\n")
 
     key = digest_of({"format": FORMAT, "files": files})
+    # A read-only cache (a shared one on a cluster) has nothing written to it; what is read is not kept then.
     if not store.is_writable and store.find(KIND, key) is None:
         return _read(site_packages, listed)
     entry = store.get_or_build(KIND, key, build)
@@ -184,8 +185,10 @@ def _listed(site_packages: Path) -> Iterator[tuple[str, str, str, str]]:
             for row in csv.reader(stream):
                 path = row[0] if row else ""
                 last = path.rpartition("/")[2]
+                # Scripts lie outside of the folder (../../../bin/x); executables have no dot.
                 if (".so" in last or "." not in last) and not path.startswith((info.name, "..", "/")):
                     file = site_packages / path
+                    # RECORD's digest as it stands: an environment with torch has 4.5 GB.
                     digest = row[1] or (sha256_file(file) if file.is_file() else "")
                     yield canonicalize_name(name), version, path, digest
 
@@ -196,6 +199,7 @@ def _read(site_packages: Path, listed: list[tuple[str, str, str, str]]) -> Insta
         code = _code(site_packages / path, path)
         if code is not None:
             found.setdefault((package, version), []).append(code)
+        # Without GPU code it is listed all the same, so that it is refused: a CPU build of torch, say.
         elif REQUIRED.match(package):
             found.setdefault((package, version), [])
     packages = (

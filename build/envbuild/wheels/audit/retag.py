@@ -30,6 +30,7 @@ def retagged(wheel: Path, platform: str, folder: Path) -> Path:
         CheckRefusedError: it has no metadata of wheels.
     """
     _, _, _, tags = parse_wheel_filename(wheel.name)
+    # A name may have several platforms, joined by dots (PEP 425, "Compressed Tag Sets").
     if {tag.platform for tag in tags} == {platform}:
         return wheel
     wanted = sorted({str(Tag(tag.interpreter, tag.abi, platform)) for tag in tags})

@@ -22,6 +22,7 @@ from envbuild.wheels.audit.binary import Binary, Symbols
 # An entry of a 64-bit table of symbols (ELF-64 Object File Format, "Symbol Table").
 _SYMBOL = struct.Struct("<IBBHQQ")
 _LOCAL, _WEAK = 0, 2
+# STV_INTERNAL and STV_HIDDEN: in the table, and not for other files.
 _HIDDEN = (1, 2)
 # Its namespaces where a nested name begins (Itanium C++ ABI, "Mangling"; a function may well be called `at`), and its
 # C names.
@@ -35,9 +36,11 @@ def read_symbols(elf: ELFFile) -> Symbols:
         return Symbols()
     text: bytes = texts.data()
     exported, undefined = set(), set()
+    # By hand: pyelftools' iter_symbols takes 7 to 19 times as long (libLLVM, 46,000 symbols: 5.5 s for 0.6 s).
     for at, info, other, section, _, _ in _SYMBOL.iter_unpack(table.data()):
         bind = info >> 4
         name = text[at : text.index(b"\0", at)]
+        # SHN_UNDEF is 0: another file has to have it.
         if section:
             if bind != _LOCAL and other & 3 not in _HIDDEN:
                 exported.add(name)

@@ -32,6 +32,7 @@ class Tokens:
         """The command before that of a compiler."""
         numbers = {"--cores": self.limits.jobs, "--memory": self.limits.memory_gib, "--needs": self.job_memory_gib}
         limits = [word for name, number in numbers.items() for word in (name, str(number))]
+        # -I and -S: PYTHONPATH, PYTHONHOME and packages of the build do not reach the wrapper.
         return [sys.executable, "-I", "-S", str(script), "--tokens", str(self.folder), *limits, "--"]
 
 
@@ -60,6 +61,7 @@ def write_wrappers(
         remove_tree(folder)
         scripts = folder / "scripts"
         scripts.mkdir(parents=True)
+        # Copied: envbuild may be updated while a build goes on, and ninja compiles anew where a command changed.
         for module in (jobserver, nvcc_wrapper):
             (scripts / Path(str(module.__file__)).name).write_bytes(Path(str(module.__file__)).read_bytes())
         waiting = tokens.command(scripts / "jobserver.py")

@@ -24,6 +24,8 @@ QUESTIONS = frozenset(
     ("--version", "-V", "--help", "-v", "-dumpversion", "-dumpfullversion", "-dumpmachine", "--dryrun")
 )
 SOURCES = (".cu", ".c", ".cc", ".cpp", ".cxx", ".C", ".s", ".S", ".o", ".obj", ".ptx", ".cubin", ".fatbin", ".a")
+# Not GNU make's jobserver: its tokens are bytes in a pipe, which a killed compiler does not give back (GNU make
+# manual, "POSIX Jobserver Interaction"), and there is one kind of them: cores, no memory.
 POLL_SECONDS = 0.02
 
 

@@ -40,6 +40,7 @@ def choose_limits(jobs: int | None = None, memory_gib: int | None = None) -> Lim
 
 def machine_limits(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
     """Cores that this process may use, and memory in bytes that is free for it: proc(5), cgroup v2's memory.max."""
+    # Kernels before 3.14 do not state it (proc(5)): then what one nvcc takes, 4 GiB.
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
     free = int(match[1]) * 1024 if match else 2**32
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
@@ -50,6 +51,7 @@ def machine_limits(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/
 
 def _number(path: Path) -> int | None:
     try:
+        # "max" stands for no limit (cgroup v2); cgroup v1 has no such file.
         return int(path.read_text())
     except (OSError, ValueError):
         return None

@@ -86,6 +86,7 @@ def _build_all(plans: Sequence[WheelPlan], prepare: Callable[[], Path], context:
     title = f"build {which} for {plans[0].asked.text()}, {most} at once in {limits.memory_gib} GiB"
     progress = _Progress(context.reporter)
     with context.store.staging("compilers") as tokens, context.reporter.step(title):
+        # A thread for each package: the tokens limit the compilers, whichever package they are of.
         pool = ThreadPoolExecutor(len(plans))
         with interruptible(pool):
             running: dict[str, Future[Built]] = {}

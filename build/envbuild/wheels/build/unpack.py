@@ -36,6 +36,7 @@ def unpack(name: str, archive: bytes, folder: Path, inside: str = "") -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             for stale in [path for pattern in MADE_AGAIN for path in folder.glob(str(Path("*", inside, pattern)))]:
                 remove_tree(stale)
+            # By content: sdists are tar files of any compression, old ones zip files (PEP 527).
             if archive[:2] == b"PK":
                 _unpack_zip(archive, folder)
             else:
@@ -88,6 +89,7 @@ def _refuse_unsafe(member: tarfile.TarInfo, folder: Path) -> None:
 def _unpack_zip(archive: bytes, folder: Path) -> None:
     with zipfile.ZipFile(io.BytesIO(archive)) as opened:
         for member in opened.infolist():
+            # extract keeps names inside of the folder by itself, and does not keep times.
             path = Path(opened.extract(member, folder))
             os.utime(path, (SOURCE_DATE_EPOCH, SOURCE_DATE_EPOCH))
 
@@ -117,6 +119,7 @@ def apply_patches(name: str, source: Path, patches: Sequence[tuple[str, bytes]])
                 why=done.output.strip(),
                 fix="Correct it in envs/wheels/patches/, or the versions that the package's recipe names it for.",
             )
+    # git gives changed files the present time: a build that goes on would compile them again.
     for path in _changed(patches, source):
         os.utime(path, (SOURCE_DATE_EPOCH, SOURCE_DATE_EPOCH))
 

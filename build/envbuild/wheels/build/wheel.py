@@ -20,6 +20,7 @@ from envbuild.wheels.toolchain.toolchain import Toolchain
 
 # ninja's counter of finished steps.
 _COUNTER = re.compile(r"^\[(\d+)/(\d+)\]")
+# What nvcc, g++ and the shell print of a compiler that the kernel ended: each nvcc takes 2 to 4 GiB.
 _KILLED = re.compile(r"died due to signal 9|Killed signal terminated|\bKilled\b")
 # What a build that was ended leaves for the next one: sources with their object files.
 KEPT = "source"
@@ -75,6 +76,7 @@ def build_wheel(plan: WheelPlan, archive: bytes, workspace: WheelWorkspace, prog
 
     finished = run(
         [
+            # Nothing but the lock's phase main is there to build with, and nothing is fetched while it builds.
             *(uv_program(), "build", "--wheel", "--no-build-isolation", "--no-config", "--offline", "--color", "never"),
             *("--python", workspace.python, "--out-dir", out, source),
         ],
@@ -95,6 +97,7 @@ def build_wheel(plan: WheelPlan, archive: bytes, workspace: WheelWorkspace, prog
         if ran_out_of_space(finished.output, workspace.folder):
             raise disk_full(workspace.folder)
         raise _failed(plan, workspace, finished.status, finished.output)
+    # The name is the package's to choose: it is checked later, with all else.
     wheels = sorted(out.glob("*.whl"))
     if len(wheels) != 1:
         raise BuildError(
@@ -137,11 +140,13 @@ def _variables(plan: WheelPlan, workspace: WheelWorkspace, wrappers: CompilerWra
     compilers = {"CC": str(wrappers.cc), "CXX": str(wrappers.cxx)}
     places = {
         "PATH": f"{workspace.environment}/bin:{home}/bin:{os.environ.get('PATH', os.defpath)}",
+        # Settings of the user (pip.conf, .netrc, distutils' .pydistutils.cfg) do not reach the build.
         "HOME": str(workspace.folder / "home"),
         "TMPDIR": str(workspace.folder / "tmp"),
         "UV_CACHE_DIR": str(workspace.folder / "uv"),
         "CUDA_HOME": str(home),
         "CUDA_PATH": str(home),
+        # torch.utils.cpp_extension calls this one; CMake and nvcc take their host compilers from the next two.
         "PYTORCH_NVCC": str(home / "bin" / "nvcc"),
         "CUDAHOSTCXX": compilers["CXX"],
         "NVCC_CCBIN": compilers["CXX"],
@@ -149,6 +154,7 @@ def _variables(plan: WheelPlan, workspace: WheelWorkspace, wrappers: CompilerWra
     # As many as there are in all: those of other packages may be fewer just then, and each waits for tokens.
     jobs = str(workspace.tokens.limits.jobs)
     limits = {"MAX_JOBS": jobs, "NVTE_BUILD_MAX_JOBS": jobs, "UV_PYTHON_DOWNLOADS": "never"}
+    # With a fixed hash seed sets of sources are compiled and linked in the same order each time.
     fixed = {"LANG": "C.UTF-8", "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH), "PYTHONHASHSEED": "0"}
     torch = {"TORCH_CUDA_ARCH_LIST": plan.asked.torch_list()}
     if plan.origin.commit:

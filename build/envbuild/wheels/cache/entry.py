@@ -131,6 +131,8 @@ def sign_off(folder: Path, lock: str, places: Mapping[str, str]) -> None:
     if log.is_file():
         with machine_errors(log):
             text = mask(log.read_text(errors="replace"))
+            # Longest first: the store mostly lies in the home folder. A place ends where a longer name does not go on:
+            # /home/me is no part of /home/me2.
             for place, name in sorted(places.items(), key=lambda item: len(item[0]), reverse=True):
                 text = re.sub(re.escape(place) + r"(?![\w.-])", name, text)
             log.write_text(text)
@@ -143,6 +145,7 @@ def read_record(folder: Path) -> WheelRecord:
         CheckRefusedError: it is missing, damaged, or its parts have another key than it states.
     """
     try:
+        # Entries also come from shared stores: a pipe in the record's place would block, an endless file fill memory.
         record = WheelRecord.model_validate_json(read_plain(folder / RECORD_FILE, MOST_RECORD_BYTES))
     except FileNotFoundError as error:
         raise bad_entry(folder, f"{RECORD_FILE} is missing") from error
@@ -188,12 +191,14 @@ def _problem(folder: Path, record: WheelRecord) -> str:
         same = False
     if not same:
         return f"{record.file!r} is not a wheel of {parts.package} {parts.version}"
+    # Any other file would be kept and pushed on without a check.
     allowed = {record.file, RECORD_FILE, LOG_FILE, PROVENANCE_FILE, ENTRY_INDEX_FILE}
     if strangers := sorted({path.relative_to(folder).as_posix() for path in folder.rglob("*")} - allowed):
         return f"it has files that do not belong to a wheel: {', '.join(strangers)}"
     wheel = folder / record.file
     if not wheel.is_file() or wheel.stat().st_size != record.size_bytes or sha256_file(wheel) != record.digest:
         return f"{record.file} is not the wheel that its record is about"
+    # pyelftools: imported only where an entry comes from elsewhere.
     from envbuild.wheels.audit.elf import read_wheel
 
     found = sum((item.architectures for item in read_wheel(wheel)), Architectures())
@@ -203,6 +208,7 @@ def _problem(folder: Path, record: WheelRecord) -> str:
     )
     if content != said:
         return f"it contains {found.text()}, which differs from its record"
+    # A package without CUDA sources has no GPU code, whatever SMs its key is for.
     if found != Architectures() and content != asked:
         return f"it contains {found.text()}, and its key is for {wanted(parts).text()}"
     return ""

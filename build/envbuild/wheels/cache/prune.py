@@ -92,6 +92,7 @@ def plan_pruning(
             item = _old(KIND, path, record.file, _unused(path.stat().st_mtime))
             stays = not force and any(_needs(lock, record.parts) for lock in wanted)
             (needed if stays else old).append(item)
+    # A build is abandoned once its wheel is there; a wheel that goes now does not count.
     kept = {path.name for path in _folders(store, KIND)} - {item.key for item in old}
     old += _builds(store, since, kept)
     old += _made_again(store, since)
@@ -128,6 +129,7 @@ def remove(store: LocalStore, old: Sequence[Old]) -> tuple[Old, ...]:
     """Remove what can go, unless somebody is at it right now; returns what went."""
     gone = []
     for item in old:
+        # A build's folder has no lock of its own: it is written under the lock of the wheel that it makes.
         maker = KIND if item.kind == BUILDS_KIND else item.kind
         held = (store.lock_of(maker, item.key), store.in_use(item.kind, item.key))
         with contextlib.ExitStack() as stack:
@@ -165,6 +167,7 @@ def _last_change(path: Path) -> float:
 def _files(path: Path) -> Iterator[os.stat_result]:
     for folder, _, names in os.walk(path):
         for name in names:
+            # A build that goes on meanwhile removes and renames its files.
             with contextlib.suppress(FileNotFoundError):
                 yield Path(folder, name).lstat()
 

@@ -58,6 +58,8 @@ class RemoteWheels:
         except CheckRefusedError as error:
             why = error.why.replace(f" ({folder})", "")
             raise refused(KIND, document.key, remote.address, f"It does not match its record: {why}.") from error
+        # Wheels are ranked by their documents alone, before any file is fetched: a document that differs from the
+        # record in the entry would be chosen for what the wheel is not.
         if document.record != record.model_dump(mode="json", by_alias=True) or document.index_path != index_path_of(
             record.parts
         ):
@@ -119,6 +121,8 @@ class RemoteWheels:
 
     def _push_built(self, remote: Remote, item: Built) -> str:
         result = self.push(remote, item)
+        # Builds of one key need not have the same bytes (a package may write times into its files). Two wheels of
+        # one key would give images of two digests: the first one counts everywhere.
         if result is Pushed.OTHER:
             key, name = item.record.key, item.record.file
             document = remote.find(KIND, key)

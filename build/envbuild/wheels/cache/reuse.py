@@ -54,6 +54,7 @@ def fitting_wheels(
     try:
         compilers: Compilers = find_toolchain(cuda)
     except MachineError:
+        # Without compilers there is no exact key to look for; wheels that fit in all else are enough.
         compilers = Compilers(cuda="", host="")
     found = {}
     for plan in plan_wheels(lock, sorted(names), target, catalog, compilers, sources):
@@ -87,6 +88,7 @@ def _from_remote(wheelhouse: Wheelhouse, plan: WheelPlan, cuda: str, *, exact: b
 
 def _rank(parts: KeyParts, plan: WheelPlan, cuda: str) -> tuple[int, ...] | None:
     """How well a wheel with these parts stands in for a planned one; None: not at all."""
+    # 13.0.88 and 13.0.99 are both CUDA 13.0, which the lock's torch is made for; 13.1.1 is not.
     if not parts.fits(plan.parts) or parts.cuda_toolkit.rpartition(".")[0] != cuda:
         return None
     return int(parts.key == plan.parts.key), *version_key(parts.cuda_toolkit)

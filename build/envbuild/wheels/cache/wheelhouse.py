@@ -85,6 +85,7 @@ class Wheelhouse:
         if not entry.built:
             return found
         pushed = self.remote.push_built(found)
+        # Read again: another machine's wheel may have taken this one's place while it was pushed.
         return dataclasses.replace(self._read(entry.path), built=True, pushed=pushed)
 
     def _places(self) -> dict[str, str]:
@@ -94,6 +95,7 @@ class Wheelhouse:
 
     def take(self, item: Built) -> Built:
         """Note that a wheel was used now: the time of its folder, which `prune` goes by."""
+        # The folder's own time is set: access times are not kept on disks mounted noatime or relatime (mount(8)).
         with contextlib.suppress(OSError):  # a store that others own
             os.utime(item.path)
         return item

@@ -60,6 +60,7 @@ def find_host_compiler(environ: Mapping[str, str] = os.environ) -> HostCompiler:
 
 def _version(variable: str, compiler: Path) -> str:
     try:
+        # Debian's gcc answers -dumpversion with the major version alone (12); asked both, with all of it (12.2.0).
         found = answer([compiler, "-dumpfullversion", "-dumpversion"], what=f"ask {compiler} for its version")
     except MachineError as error:
         found = error.why

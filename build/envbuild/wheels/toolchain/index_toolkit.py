@@ -190,8 +190,10 @@ def _lay_out(home: Path) -> None:
         for program in [*(home / "bin").glob("*"), *(home / "nvvm/bin").glob("*")]:
             if program.is_file() and not os.access(program, os.X_OK):
                 program.chmod(program.stat().st_mode | 0o111)
+        # torch.utils.cpp_extension links with -L$CUDA_HOME/lib64.
         if (home / "lib").is_dir() and not (home / "lib64").exists():
             (home / "lib64").symlink_to("lib")
+        # Packages have libcudart.so.13 alone; the linker looks for libcudart.so where it is told -lcudart.
         for library in sorted((home / "lib").glob("lib*.so.*")):
             plain = library.with_name(library.name.partition(".so.")[0] + ".so")
             if not plain.exists():

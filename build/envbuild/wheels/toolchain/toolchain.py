@@ -167,6 +167,7 @@ def _homes(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     if on_path := shutil.which("nvcc", path=environ.get("PATH")):
         # A link or a script that calls the real one: the toolkit says itself where it is.
         found.setdefault(_top(Path(on_path)), "nvcc on PATH")
+    # Last: what the user names or has on PATH is meant, and this is a link that installers set.
     if USUAL_HOME.is_dir():
         found.setdefault(USUAL_HOME, str(USUAL_HOME))
     return iter([(where, home) for home, where in found.items()])
