@@ -66,6 +66,8 @@ def certify(request: CertifyRequest, context: Context, options: CertifyOptions) 
     with hold_folder(job, context.reporter):
         not_counted = _why_not_counted(job, context, options)
         if not_counted is None and job.certifies_image and not options.fresh:
+            # A certificate that stands must be about the files that lie here now, so they are compared also when
+            # nothing runs.
             if request.image is not None:
                 check_unchanged(request.image, context.store)
             return read_certification(job, written=False)
@@ -130,6 +132,7 @@ def _certify_kept(job: CertifyJob, kept: Mapping[str, KeptVerdict], context: Con
     """Write the certificate of cases that all passed before."""
     verdicts = [kept[case.id].verdict for case in job.cases]
     show(verdicts, (), context.reporter)
+    # A certificate has one `measured`: of several earlier runs that of the last.
     newest = max(kept.values(), key=lambda item: item.evidence.measured.finished_at or "")
     issue_certificate(job, newest.evidence, verdicts, options.signer, context)
 
@@ -154,6 +157,7 @@ def _certify_cases(
             job.certificate.unlink(missing_ok=True)
             reuse.forget(job, cases, machine, context.store)
         raise
+    # Results of another machine than the one found here would be kept under the wrong key.
     if MachineKey.of(executor.name, run.results) == machine:
         reuse.keep(job, verdicts, evidence, machine, context.store)
     durations.record(run.plan, verdicts, context.store)

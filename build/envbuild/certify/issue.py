@@ -107,6 +107,8 @@ def judge_run(
     remove_working_files(run)
     if not problems and all(verdict.passed for verdict in verdicts):
         return verdicts
+    # Cases that failed for lack of space are no finding about the image: the error names the disk, and no report is
+    # left.
     if space_is_low(run.folder):
         raise disk_full(run.folder)
     error = failure(verdicts, problems, results, run.folder)
@@ -123,6 +125,8 @@ def _in_order(
     for case in job.cases:
         if case.id not in kept:
             verdicts += [verdict for verdict in judged if verdict.id == case.id]
+        # Its baseline was trained again for another case. On GPUs its digits may differ from those it was compared
+        # with.
         elif case.baseline_id in baselines:
             verdicts.append(compare_again(case, kept[case.id].verdict, baselines[case.baseline_id]))
         else:

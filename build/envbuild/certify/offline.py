@@ -52,6 +52,7 @@ def write_plan(request: CertifyRequest, folder: Path, store: LocalStore) -> Cert
                 why=f"It has {', '.join(found[:3])}; its results would be taken for those of the new plan.",
                 fix="Name a new folder.",
             )
+        # copyfile leaves the mode behind: a file of the store is read-only.
         shutil.copyfile(job.smoke, folder / FILE_NAME)
         (folder / RESULTS_DIR).mkdir()
         if request.place in ("oci", "docker") and request.image is not None:
@@ -94,6 +95,7 @@ def judge_folder(
     _check_same(plan, job, folder)
     results = folder / RESULTS_DIR / RESULTS_FILE
     if not results.is_file() and (folder / RESULTS_FILE).is_file():
+        # Someone may have copied back this one file, next to the plan.
         results = folder / RESULTS_FILE
     run = read_run(folder, data, results, job.smoke_digest)
     with hold_folder(job, context.reporter):
@@ -104,6 +106,8 @@ def judge_folder(
         except CertificationFailedError:
             job.certificate.unlink(missing_ok=True)
             raise
+        # Before the certificate is written: were the nonce lost in a crash between the two, other results could be
+        # certified with it. The same results may be judged again.
         context.store.get_or_build(NONCES, _nonce_key(run), entry_index.json_writer(NONCE_FILE, _use(run)))
         issue_certificate(job, evidence, verdicts, signer, context)
         return read_certification(job, folder=folder)
@@ -136,6 +140,7 @@ def _read_plan(folder: Path) -> tuple[bytes, dict[str, Any]]:
             and 1 <= repeats <= MOST_REPEATS
             and _NONCE.fullmatch(plan["nonce"])
             and plan["subject"]["in"] in get_args(Where)
+            # Where the image is not on this machine its digests are taken from the plan into the certificate.
             and all(_DIGEST.fullmatch(value) for name, value in plan["subject"].items() if name.endswith("_digest"))
         )
     except (FileNotFoundError, NotADirectoryError):
@@ -198,6 +203,7 @@ def _differences(theirs: Any, ours: Any, place: str = "") -> list[str]:
     if isinstance(theirs, (list, tuple)) and isinstance(ours, (list, tuple)) and len(theirs) == len(ours):
         pairs = enumerate(zip(theirs, ours, strict=True))
         return [line for index, pair in pairs for line in _differences(*pair, f"{place}[{index}]")]
+    # Not ==: to Python 1, 1.0 and True are equal, and in canonical JSON they differ.
     if digest_of({"value": theirs}) == digest_of({"value": ours}):
         return []
     return [f"{place}: {_shown(theirs)} in the folder, {_shown(ours)} here"]

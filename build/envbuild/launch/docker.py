@@ -23,6 +23,7 @@ from envbuild.launch.executors import IMAGE_DIR, PLAN, RESULTS, RUNNER, UNBUFFER
 
 # How long the runner may take to end its ranks when it is told to stop.
 STOP_SECONDS = 10
+# Messages of dockerd, of NVIDIA's container runtime hook, and of CDI.
 NO_GPU_SUPPORT = ("could not select device driver", "nvidia-container-cli", "unresolvable CDI devices")
 MOUNTED = f"{IMAGE_DIR}/manifest.json"
 # On every container: the folder that its task writes to.
@@ -79,6 +80,8 @@ class DockerExecutor(ImageExecutor):
     @contextlib.contextmanager
     def _container(self, task: Task, words: list[str]) -> Iterator[str]:
         api, engine = self.engine.api, self.engine
+        # In a rootless container root is the account that runs it; any other is a subordinate one, which may not write
+        # results.
         rootless = engine.is_podman or engine.is_rootless
         try:
             with engine.errors("start a container"):
@@ -171,6 +174,7 @@ class DockerExecutor(ImageExecutor):
 
 def in_lines(pieces: Iterable[bytes]) -> Iterator[str]:
     """Pieces of output as lines, as they become whole."""
+    # The daemon streams pieces of any length, which may end inside of a character.
     rest = b""
     for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")

@@ -23,6 +23,7 @@ DEVICES = Path("/dev")
 SYS = Path("/sys")
 # Below /run, which is empty and private inside: the root is read-only and has no places for them.
 INSIDE = "/run/nvidia"
+# CUDA loads the first; nvidia-smi and NCCL, which asks for NVLink, the second.
 NEEDED = ("libcuda.so.1", "libnvidia-ml.so.1")
 _LIBRARY = re.compile(
     r"^lib(cuda|cudadebugger|nvidia-(ml|cfg|nvvm|ptxjitcompiler|gpucomp|allocator|opencl|fatbinaryloader|pkcs11\S*))"
@@ -78,6 +79,7 @@ def find_driver(listed: str | None = None, devices: Path = DEVICES) -> NvidiaDri
     if missing:
         raise no_driver(f"ldconfig does not know {' and '.join(missing)}, libraries of the driver.")
     others = [devices / name for name in _OTHERS if (devices / name).exists()]
+    # Access to MIG instances goes by these (NVIDIA's MIG User Guide).
     others += sorted(devices.glob("nvidia-caps/*"))
     found = shutil.which("nvidia-smi")
     programs = (Path(found).resolve(),) if found else ()
@@ -89,6 +91,8 @@ def driver_libraries(listed: str, machine: str = "") -> dict[str, Path]:
     kind = _KINDS.get(machine or platform.machine(), "")
     found: dict[str, Path] = {}
     for line in _LISTED.finditer(listed):
+        # ldconfig lists 32-bit libraries under the same names, without x86-64 in their kind; the loader takes the
+        # first.
         if _LIBRARY.match(line["name"]) and kind in line["kind"].split(","):
             found.setdefault(line["name"], Path(line["path"]).resolve())
     return found

@@ -173,6 +173,7 @@ def parse_environment(text: str) -> dict[str, str]:
     """
     values: dict[str, str] = {}
     for line in text.splitlines():
+        # enroot 4.1 writes the image's Env there unquoted, and expands variables and strips quotes when it starts.
         name, found, value = line.partition("=")
         if not found or not name:
             continue

@@ -69,6 +69,7 @@ def venv_executor(folder: Path) -> PythonExecutor:
             fix="Make it (`envbuild sync --into DIR`), or name another one with --venv DIR.",
             reason=NO_ENVIRONMENT,
         )
+    # absolute() and not resolve(): a venv is found by the path of its link, and the target is the system's Python.
     return PythonExecutor(where="venv", program=folder.absolute() / "bin/python")
 
 

@@ -62,6 +62,7 @@ def expansion(matrix: Matrix, name: str, capabilities: Capabilities) -> Expansio
             why="\n".join(dict.fromkeys(problems)),
             fix=f"Correct envs/matrices/{name}.toml.",
         )
+    # The sort is stable. Baselines come first, since the other cases start from the weights that they save.
     in_order = sorted(cases.values(), key=lambda case: not case.is_baseline)
     return Expansion(cases=tuple(in_order), left_out=tuple(reading.left_out))
 

@@ -11,10 +11,12 @@ from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import AttentionBackend, LayerSpec, Normalization, Precision, Recompute
 from envbuild.certify.cases.case import ResolvedRow
 
+# Qwen2.5-7B cut to hidden size 128 has 28 heads of 4, for which no attention backend exists; 224 and 3584 work.
 HEAD_SIZE_MULTIPLE = 8
 # The tensor cores take fp8 matrices in multiples of 16 along every side. Heads of a multiple of 8 with as many queries
 # as hidden_size have keys and values in that multiple too.
 FP8_MULTIPLE = 16
+# Ada (SM 89) is the first generation whose tensor cores take fp8.
 FP8_LEAST_SM = 89
 # With one or no entry on a tensor-parallel rank there is nothing to compare.
 LEAST_VOCABULARY_PER_RANK = 2
@@ -48,6 +50,8 @@ def _sizes(row: ResolvedRow) -> Iterator[str]:
     for name, value in split:
         yield from _multiple(name, value, "tensor =", spec.tensor)
     sequence = model.sequence_length
+    # megatron-core cuts the sequence into two pieces a rank, one from each end, so that causal attention is shared
+    # evenly (get_batch_on_this_cp_rank).
     if spec.context > 1:
         yield from _multiple("sequence_length", sequence, "2 x context =", 2 * spec.context)
     if spec.sequence and sequence % spec.context == 0:
@@ -79,6 +83,7 @@ def _expert_sizes(row: ResolvedRow) -> Iterator[str]:
         if spec.expert > 1:
             yield f"expert = {spec.expert} needs a model with experts (moe)"
         return
+    # Experts are spread over the ranks that otherwise hold the same weights.
     yield from _multiple("data x context =", spec.data * spec.context, "expert =", spec.expert)
     yield from _multiple("num_experts", experts.num_experts, "expert =", spec.expert)
     if experts.router_topk > experts.num_experts:
@@ -103,6 +108,7 @@ def _mamba_sizes(row: ResolvedRow) -> Iterator[str]:
     yield from _multiple(name, heads, "tensor x context =", spec.tensor * spec.context)
     yield from _multiple(name, heads, "mamba.num_groups", groups)
     yield from _multiple("mamba.num_groups", groups, "tensor =", spec.tensor)
+    # The condition of megatron-core's MambaContextParallel, which repeats groups or splits them over the ranks.
     own = groups // spec.tensor
     if groups % spec.tensor == 0 and own % spec.context and spec.context % own:
         yield f"mamba.num_groups / tensor is {own} and must be a multiple or a divisor of context = {spec.context}"
@@ -125,6 +131,7 @@ def _fp8_sizes(row: ResolvedRow) -> Iterator[str]:
         sizes.append(("tokens of a micro batch on a rank =", model.sequence_length // parts * row.micro_batch_size))
     if mamba is not None and hidden * MAMBA_EXPANSION % mamba.head_dim == 0:
         inner = MAMBA_EXPANSION * hidden
+        # One projection makes z, x, B, C and dt together (in_proj of megatron-core's MambaMixer).
         width = 2 * inner + 2 * mamba.num_groups * mamba.state_dim + inner // mamba.head_dim
         if width % spec.tensor == 0:
             sizes.append(("the width of a Mamba layer's input projection / tensor =", width // spec.tensor))
@@ -139,15 +146,20 @@ def _layout_needs(row: ResolvedRow) -> Iterator[str]:
     interleaved, overlap = spec.virtual_pipeline > 1, row.overlap_p2p_comm
     if interleaved and spec.pipeline == 1:
         yield "virtual_pipeline needs pipeline > 1"
+    # Megatron-LM's command line refuses it (arguments.py), its library does not. Measured on two H200 with
+    # megatron-core 0.16.1: loss 5.837 after 8 steps for 5.337. With Megatron-Bridge 0.6.2 the grad norm begins at 3326
+    # for 1.456, and the job ends with status 0.
     if interleaved and spec.pipeline == 2 and not overlap:
         yield (
             "virtual_pipeline with pipeline = 2 needs overlap_p2p_comm (with batched sends the next and the previous "
             "stage are one rank, and activations are taken for gradients: it trains, and it is wrong)"
         )
+    # megatron-core's schedule without interleaving raises a ValueError for it (pipeline_parallel/schedules.py).
     if overlap and spec.pipeline > 1 and not interleaved:
         yield "overlap_p2p_comm with pipeline > 1 needs virtual_pipeline > 1"
     if spec.sequence and spec.tensor == 1:
         yield "sequence needs tensor > 1"
+    # megatron-core 0.16.1 fails with "sequence parallel not supported by torch LayerNorm".
     if spec.sequence and local and model.normalization is not Normalization.RMS:
         yield (
             'sequence with layer_spec local needs normalization "RMSNorm" (torch\'s LayerNorm has no sequence parallel)'
@@ -192,6 +204,7 @@ def _capability_needs(row: ResolvedRow) -> Iterator[str]:
     for package in packages:
         if package not in capabilities.packages:
             yield f"it needs the package {package}, which the environment does not have"
+    # CUDA writes "90a" for code of one generation alone and "100f" for that of a family.
     older = [sm for sm in capabilities.sm if int(sm.rstrip("af")) < FP8_LEAST_SM]
     if spec.precision is Precision.FP8 and older:
         yield f"precision = fp8 needs GPUs of SM {FP8_LEAST_SM} or newer; the target has SM {', '.join(older)}"

@@ -73,6 +73,7 @@ def driver_of(selection: Selection, lock: Lock | None = None) -> Driver:
     possible, source = [stack.driver], f"The file of stack {selection.stack_name}"
     if lock is not None and lock.driver is not None:
         possible, source = [lock.driver], f"The lock of stack {lock.stack} on {lock.base.name}"
+    # Which driver it is depends on the files of the commit, and no commit was looked up yet without a lock.
     elif lock is None and stack.takeover is not None:
         possible.append(stack.takeover.driver)
     if not any(driver in DRIVERS for driver in possible):

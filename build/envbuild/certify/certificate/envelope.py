@@ -64,6 +64,7 @@ def decode(data: bytes) -> SignedBytes:
     if envelope["payloadType"] != PAYLOAD_TYPE:
         raise NotAnEnvelopeError(f"its payloadType is {envelope['payloadType']!r}; a certificate has {PAYLOAD_TYPE!r}")
     content = SignedBytes(_bytes(envelope["payload"], "payload"), _signature(envelope["signatures"]))
+    # Spaces, the order of keys, and base64 whose last character has unused bits set: all decode to the same content.
     if encode(content) != data:
         raise NotAnEnvelopeError("it is not in the form that envbuild writes: something was added or laid out anew")
     return content
@@ -93,6 +94,7 @@ def _bytes(text: object, what: str) -> bytes:
     if not isinstance(text, str):
         raise NotAnEnvelopeError(f"its {what} is not text")
     try:
+        # Without validate foreign characters are skipped, so that many texts would stand for the same bytes.
         return base64.b64decode(text, validate=True)
     except ValueError as error:
         raise NotAnEnvelopeError(f"its {what} is not base64: {error}") from None

@@ -54,6 +54,7 @@ class CertificateFile:
                     "form do not count any more.",
                     "Run `envbuild certify` again.",
                 )
+            # strict: else 1 would pass for true.
             found = Certificate.model_validate_json(self.content.payload, strict=True)
             expected = seal_of(raw)
         except ValidationError as error:

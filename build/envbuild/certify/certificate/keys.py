@@ -67,6 +67,7 @@ def make_keys(folder: Path, name: str, password: str | None) -> KeyFiles:
     """
     private, public = folder / f"{name}.key", folder / f"{name}.pub"
     for path in (private, public):
+        # exists() follows links, and is False for one that leads nowhere.
         if path.is_symlink() or path.exists():
             raise _is_there(path)
     key = Ed25519PrivateKey.generate()
@@ -100,6 +101,7 @@ def _create(path: Path, data: bytes, mode: int) -> None:
         raise _is_there(path) from None
     try:
         with os.fdopen(descriptor, "wb") as stream:
+            # The umask may have taken bits from the mode of open(2).
             os.fchmod(stream.fileno(), mode)
             stream.write(data)
             stream.flush()
@@ -131,6 +133,7 @@ def secret_of(reference: str, what: str, environ: Mapping[str, str]) -> str:
         return environ[name]
     if reference.startswith(FILE_PREFIX):
         path = Path(reference.removeprefix(FILE_PREFIX)).expanduser()
+        # Editors and `echo` end a file with a line end that is no part of the password.
         return _text(path, what, missing=BY_REFERENCE, unfit=BY_REFERENCE).rstrip("\r\n")
     raise ConfigurationError(
         f"{what} is not named as it should be",
@@ -165,6 +168,7 @@ def load_private(reference: str, password: str | None, environ: Mapping[str, str
 
 def _private_of(text: str, password: str | None, what: str) -> object:
     if "SIGSTORE PRIVATE KEY" in text or "COSIGN PRIVATE KEY" in text:
+        # PEM labels of newer and older cosign. The PEM loader below would only report that it cannot read them.
         raise _unfit(what, "It is a key that `cosign generate-key-pair` made: ECDSA, in cosign's own form.")
     if "PUBLIC KEY" in text:
         raise _unfit(what, "It is a public key; certificates are signed with the private one.")

@@ -57,6 +57,7 @@ def verifies(content: SignedBytes, key: Ed25519PublicKey) -> bool:
     from securesystemslib.exceptions import VerificationError
     from securesystemslib.signer import Signature, SSlibKey
 
+    # The caller chose the key: in DSSE the ID is an unauthenticated hint.
     keyid = content.signed.keyid
     signature = Signature(keyid, content.signed.signature.hex())
     envelope = Envelope(content.payload, PAYLOAD_TYPE, {keyid: signature})

@@ -215,6 +215,7 @@ class Certificate(TomlModel):
         matrix_is_shipped: bool,
     ) -> str:
         """Why it is not the certificate of a subject, key, cases and matrix; empty when it is."""
+        # A case has an entry for each of its repeats.
         found = list(dict.fromkeys(case.id for case in self.predicate.cases))
         if self.predicate.key != key:
             return f"it is of key {self.predicate.key}"

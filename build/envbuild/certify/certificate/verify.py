@@ -116,6 +116,7 @@ def _check_times(
             f"{future[0].upper()}{future[1:]}.",
             "Look at the clocks of both machines, and at --at; get one from a machine whose clock is right.",
         )
+    # The moment of issue alone would make reused numbers look fresh.
     oldest = oldest_measurement(statement)
     if max_age is not None and at - moment_of(oldest) > max_age:
         raise file.refuse(

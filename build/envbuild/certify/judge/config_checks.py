@@ -12,6 +12,7 @@ from envbuild.certify.judge.results import Results
 from envbuild.certify.models import Finding, Problem
 
 # What parameters are kept in, by the precision of a case.
+# Under fp8 parameters stay in bf16: Transformer Engine casts them for each product.
 PARAMETERS = {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}
 # Any of them is what "auto" asks for.
 CHOSEN = ("flash", "fused", "unfused")
@@ -39,6 +40,7 @@ def observed_problems(
         "normalization": model.get("normalization", "LayerNorm"),
         "attention_backend": settings.get("attention_backend", "local"),
         "distributed_optimizer": settings.get("distributed_optimizer", False),
+        # Each layout would drop other units: their random streams differ by rank.
         "hidden_dropout": 0,
         "attention_dropout": 0,
         "params_dtype": PARAMETERS.get(case["precision"]),
@@ -151,6 +153,8 @@ def _transport(measured: Mapping[str, Any], results: Results) -> list[Problem]:
     transports = measured["transports"]
     if not transports:
         return [Problem(check="transport", text="NCCL's log names no transport, so the one that was used is unknown")]
+    # Measured with 4 H200 and 1 GiB: 349 GB/s over P2P, and 2 to 3 GB/s over sockets once NCCL_P2P_DISABLE and
+    # NCCL_SHM_DISABLE were set.
     sockets = [name for name in transports if str(name).startswith(SOCKET)]
     if not sockets:
         return []

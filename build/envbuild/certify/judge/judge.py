@@ -26,6 +26,8 @@ _FAILURES: Mapping[str, Check] = {
     "not-finite": "not-finite",
 }
 # The check of each number of a step.
+# Both are compared, for the loss alone hides wrong gradients: a loss averaged wrongly over two context-parallel ranks
+# differed by at most 0.3%, with a grad norm of 6.71 for 3.40 (two H200, megatron-core 0.16.1, 8 steps).
 _PARITY: Mapping[str, Check] = {"loss": "parity-loss", "grad_norm": "parity-grad-norm"}
 
 
@@ -107,6 +109,7 @@ class _Judge:
         first = self._results.of(case.id, 1)
         if not self._on_cpu or result.repeat == 1 or first is None:
             return []
+        # Not strict: repeat 1 may have failed before its last step.
         for mine, other in zip(result.steps, first.steps, strict=False):
             if (mine.loss, mine.grad_norm) != (other.loss, other.grad_norm):
                 text = (
@@ -201,6 +204,7 @@ class _Comparison:
     def largest(self) -> Numbers:
         """The largest relative differences."""
         weights = self._weights
+        # JSON has no infinity: such a number is left out, and its problem states it.
         numbers = {**self._largest, "weights": math.inf if weights is None else weights}
         return Numbers(**{name: value for name, value in numbers.items() if math.isfinite(value)})
 

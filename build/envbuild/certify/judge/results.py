@@ -179,6 +179,8 @@ def _records(path: Path) -> list[dict[str, Any]]:
     if not data.strip():
         raise _Refused(MISSING, "The file is empty.")
     try:
+        # Not splitlines(): it also splits at U+2028 and others, which JSON allows inside of texts (RFC 8259, section
+        # 7).
         lines = data.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise _Refused(SCHEMA, f"It is not UTF-8: {error}") from error
@@ -198,6 +200,8 @@ def _records(path: Path) -> list[dict[str, Any]]:
 def _writable(value: Any) -> Any:
     """A JSON value whose texts can be written as UTF-8: lone surrogates are escaped."""
     if isinstance(value, str):
+        # JSON's \u escapes may leave half of a surrogate pair (RFC 8259, section 8.2), which no report could be written
+        # with.
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):
         return {_writable(key): _writable(item) for key, item in value.items()}
@@ -271,6 +275,7 @@ def _check_plan(run: Mapping[str, Any], plan: Mapping[str, Any], plan_digest: st
 
 def _check_image(image: Mapping[str, Any] | None, subject: Mapping[str, str]) -> None:
     """What the runner hashed must be what the plan is about."""
+    # Of the forms oci and docker the runner hashes the manifest, whose digest is the image's.
     expected = subject.get("sqsh_digest" if subject.get("in") == "sqsh" else "oci_digest")
     if expected is None:
         if image is not None:
@@ -305,6 +310,7 @@ def _check_cases(found: Sequence[CaseResult], plan: Mapping[str, Any], end: Mapp
         if (result.case, result.repeat) in seen:
             raise _Refused(REPEATED, f"Case {result.case} is in it twice (repeat {result.repeat}).")
         seen.add((result.case, result.repeat))
+    # Counts find lines that were lost in the middle; a lost end is found by its missing line.
     completed = sum(result.status == "completed" for result in found)
     if (end["cases"], end["completed"]) != (len(found), completed):
         raise _Refused(

@@ -45,6 +45,7 @@ def end_of(log: Path) -> str:
     """The last lines of a log; nothing where there is no log."""
     try:
         with open_plain(log) as stream:
+            # The log of a long run may have gigabytes.
             stream.seek(max(0, os.fstat(stream.fileno()).st_size - 64 * 1024))
             text = stream.read().decode(errors="replace")
     except OSError:

@@ -151,6 +151,7 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
     plan = _with_estimates(_plan(draft, cases), store)
     scope = request.matrix_name if whole else f"part of {request.matrix_name}"
     key = certification_key(plan, matrix, smoke_digest, scope=scope)
+    # 12 digits, for people; a certificate found there is compared with the whole key.
     folder = request.out_dir / "certificates" / request.name / key.removeprefix("sha256:")[:12]
     return replace(draft, plan=plan, key=key, folder=folder)
 

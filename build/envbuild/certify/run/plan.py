@@ -88,6 +88,7 @@ def make_plan(
     used = {case.model for case in cases}
     return {
         "schema": PLAN_SCHEMA,
+        # Results name it, so those of an equal plan that ran earlier are not taken for this one's.
         "nonce": secrets.token_hex(16),
         "subject": subject.as_json(),
         "device": capabilities.device.value,
@@ -134,6 +135,7 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver) -> Json:
         },
         "settings": {
             "overlap_p2p_comm": case.overlap_p2p_comm,
+            # megatron-core's interleaved schedule refuses both at once.
             "batch_p2p_comm": not case.overlap_p2p_comm,
             "attention_backend": case.attention_backend.value,
             "distributed_optimizer": case.distributed_optimizer,

@@ -89,6 +89,7 @@ def find(job: CertifyJob, machine: MachineKey, store: LocalStore) -> dict[str, K
 
     A baseline is among them only where nothing that needs its weights has to run.
     """
+    # A verdict that is kept is of one repeat alone.
     if not job.certifies_image or job.request.repeats > 1:
         return {}
     found = {case.id: kept for case in job.cases if (kept := _read(job, case, machine, store)) is not None}
@@ -97,6 +98,7 @@ def find(job: CertifyJob, machine: MachineKey, store: LocalStore) -> dict[str, K
         for case in job.cases
         if case.id in found and _agrees(case, found[case.id].verdict, found)
     }
+    # A case starts from its baseline's weights, which the earlier run has removed: its baseline trains again with it.
     missing = [case.id for case in job.cases if case.id not in found]
     for case in with_baselines(job.cases, missing):
         found.pop(case.id, None)

@@ -11,6 +11,7 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import InternalError
 from envbuild.store.local import LocalStore
 
+# The first moment that a zip can hold.
 FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 FILE_NAME = "smoke.pyz"
 
@@ -18,6 +19,7 @@ FILE_NAME = "smoke.pyz"
 def smoke_bytes(source: Path | None = None) -> bytes:
     """The zipapp of ``smoke/`` (or of another folder with a ``__main__.py``)."""
     root = source or data_root() / "smoke"
+    # The order of a folder's entries depends on the file system.
     files = sorted(
         path
         for path in root.rglob("*")
@@ -29,6 +31,7 @@ def smoke_bytes(source: Path | None = None) -> bytes:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for path in files:
             info = zipfile.ZipInfo(path.relative_to(root).as_posix(), FIXED_TIME)
+            # The upper 16 bits are the Unix mode.
             info.external_attr = 0o644 << 16
             info.compress_type = zipfile.ZIP_STORED  # deflate's bytes differ between zlib versions
             archive.writestr(info, path.read_bytes())
