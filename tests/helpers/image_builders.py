@@ -1,24 +1,21 @@
-"""Real builders of Dockerfiles (docker's classic one, BuildKit, podman), and an index on loopback for their steps."""
+"""Real builders of Dockerfiles (docker's classic one, BuildKit, podman), and where their steps get packages from."""
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import json
 import os
 import shutil
 import subprocess
-import threading
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomlkit
 from helpers.docker_daemon import Daemon
+from helpers.simple_index import SimpleIndex
 
-INDEX = os.environ.get("UV_DEFAULT_INDEX") or "https://pypi.org/simple"
-FILES = "https://files.pythonhosted.org"
 # Nested in a container of this machine, podman may neither raise limits nor use crun with two versions of cgroups.
 PODMAN_RUN = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
 
@@ -96,31 +93,18 @@ def _found(name: str, environment: Mapping[str, str]) -> str:
     return path
 
 
-class _Mirror(http.server.BaseHTTPRequestHandler):
-    """Hands on what the package index has, so that steps need neither its certificates nor its name."""
-
-    def do_GET(self) -> None:  # http.server's own name
-        address = f"http://{self.headers['Host']}"
-        path = self.path
-        url = f"{FILES}{path.removeprefix('/files')}" if path.startswith("/files/") else INDEX + path[len("/simple") :]
-        with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": "text/html"})) as answer:
-            kind, body = answer.headers["Content-Type"], answer.read()
-        if kind.startswith("text/html"):
-            body = body.replace(FILES.encode(), f"{address}/files".encode())
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing: pytest shows what failed."""
+def add_locked_wheels(index: SimpleIndex, uv_lock: Path, folder: Path) -> None:
+    """Put the wheels that a uv.lock names on an index that steps of a build reach without a certificate."""
+    for package in tomlkit.parse(uv_lock.read_text())["package"]:
+        for url in (wheel["url"] for wheel in package.get("wheels", ()) if "url" in wheel):
+            file = folder / url.rpartition("/")[2]
+            with urllib.request.urlopen(url) as answer:
+                file.write_bytes(answer.read())
+            index.add(file, None)
 
 
-@contextlib.contextmanager
-def index_mirror() -> Iterator[str]:
-    """The address of a mirror of the package index, on loopback."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Mirror) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/simple"
-        server.shutdown()
+def apt_mirror() -> str:
+    """The mirror of this machine's distribution, from its apt sources."""
+    words = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    addresses = subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()
+    return min(addresses, key=len).rstrip("/")

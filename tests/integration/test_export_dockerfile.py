@@ -13,10 +13,10 @@ import pytest
 from conftest import Tool
 from helpers.docker_daemon import Daemon
 from helpers.git_repos import History
-from helpers.image_builders import Builder, Image, docker_builder, index_mirror, podman_builder
+from helpers.image_builders import Builder, Image, add_locked_wheels, apt_mirror, docker_builder, podman_builder
 from helpers.image_contents import described
 from helpers.mini import NAME
-from helpers.simple_index import SimpleIndex, make_sdist
+from helpers.simple_index import SimpleIndex, make_sdist, simple_index
 from helpers.stack_files import write_stack
 from helpers.upstreams import PUBLIC, SETUPTOOLS, made, project_files
 
@@ -47,9 +47,12 @@ PYPROJECT = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setupto
 
 
 @pytest.fixture(scope="module")
-def mirror() -> Iterator[str]:
-    with index_mirror() as address:
-        yield address
+def mirror(mini: Tool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An index on loopback with the packages of the small stack."""
+    (uv_lock,) = (mini.project / "lockfiles" / NAME).glob("*/uv.lock")
+    with simple_index() as index:
+        add_locked_wheels(index, uv_lock, tmp_path_factory.mktemp("wheels"))
+        yield index.url
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +156,7 @@ def test_image_has_nothing_of_the_build(image: Image, mirror: str) -> None:
 
 
 @pytest.mark.slow
-def test_sources_are_compiled_in_a_stage(
-    mini: Tool, dockerd: Daemon, index: SimpleIndex, mirror: str, tmp_path: Path
-) -> None:
+def test_sources_are_compiled_in_a_stage(mini: Tool, dockerd: Daemon, index: SimpleIndex, tmp_path: Path) -> None:
     """An sdist of phase compile, which needs a compiler, and a package from git."""
     sdist = make_sdist(
         tmp_path, "tinyext", "1.0", pyproject=PYPROJECT, files={"tinyext.c": EXTENSION, "setup.py": SETUP}
@@ -179,8 +180,10 @@ def test_sources_are_compiled_in_a_stage(
     tool.run(
         "export", "--stack", "tiny", "--target", "cpu", "--format", "dockerfile", "--output", str(tmp_path / "out")
     )
-    image = docker_builder(dockerd, buildkit=True).build(tmp_path / "out", "tiny:exported", INDEX_URL=mirror)
     lock = read_lock(tmp_path / "p/lockfiles/tiny/debian12")
+    add_locked_wheels(index, lock.path / "uv.lock", tmp_path)
+    arguments = {"INDEX_URL": index.url, "APT_MIRROR": apt_mirror()}
+    image = docker_builder(dockerd, buildkit=True).build(tmp_path / "out", "tiny:exported", **arguments)
     assert sorted(check_imports(image, lock, tmp_path / "logs")) == ["packaging.version", "pure", "tinyext"]
     assert packages_in(image) == lock.packages()
     # The compiler stays in its stage.

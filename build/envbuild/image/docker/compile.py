@@ -14,7 +14,7 @@ from envbuild.catalog.base import Base, Mmdebstrap
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.fields import Device
 from envbuild.core.errors import CheckRefusedError
-from envbuild.image.docker.dockerfile import BUILD, Compile, Source, copy_lock, install
+from envbuild.image.docker.dockerfile import BUILD, INDEX_OPTION, Compile, Source, copy_lock, install
 from envbuild.image.layers.install import version_variable
 from envbuild.image.layers.sandbox import VENV
 from envbuild.lock.lockfile import LockDirectory
@@ -28,13 +28,6 @@ from envbuild.wheels.toolchain.toolchain import FIRST_INDEX_MAJOR, Compilers
 COMPILERS = "gcc g++ make libc6-dev"
 TOOLKIT = "/cuda"
 TOOLKIT_SCRIPT = "containers/docker/toolkit.sh"
-# Bases made by mmdebstrap have no apt sources. Security fixes are needed: libc6-dev is of the very version of libc6.
-_MIRRORS = {
-    ("debian", "linux/amd64"): "http://deb.debian.org/debian",
-    ("debian", "linux/arm64"): "http://deb.debian.org/debian",
-    ("ubuntu", "linux/amd64"): "http://archive.ubuntu.com/ubuntu",
-    ("ubuntu", "linux/arm64"): "http://ports.ubuntu.com/ubuntu-ports",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +128,7 @@ class SourceWriter:
         ]
         (self.folder / "lock/toolkit.txt").write_text("\n".join(lines) + "\n")
         home = f"{TOOLKIT}/nvidia/cu{major}"
-        options = f'--index-url "$INDEX_URL" --requirements {BUILD}/lock/toolkit.txt'
+        options = f"{INDEX_OPTION} --requirements {BUILD}/lock/toolkit.txt"
         instructions = [
             "ARG INDEX_URL",
             copy_lock("toolkit.txt"),
@@ -155,14 +148,15 @@ def _compilers(base: Base) -> list[str]:
     """The instructions that install compilers with the base's apt."""
     instructions = []
     if isinstance(base.obtain, Mmdebstrap):
+        # Such a base has no apt sources (containers/native/scrub.txt removes them), so the argument is required.
+        # Security fixes are needed: libc6-dev depends on the exact version of libc6, and the base has the fixed one.
         suite, components = base.obtain.suite, " ".join(base.obtain.components)
         security = "$APT_MIRROR-security" if base.distribution == "debian" else "$APT_MIRROR"
         places = [("$APT_MIRROR", suite), ("$APT_MIRROR", f"{suite}-updates"), (security, f"{suite}-security")]
         lines = " ".join(f'"deb {place} {name} {components}"' for place, name in places)
-        instructions = [
-            f"ARG APT_MIRROR={_MIRRORS[base.distribution, base.platform]}",
-            f"RUN printf '%s\\n' {lines} > /etc/apt/sources.list",
-        ]
+        given = f"${{APT_MIRROR:?name a mirror of {base.distribution}: --build-arg APT_MIRROR=http://...}}"
+        write = f"printf '%s\\n' {lines} > /etc/apt/sources.list"
+        instructions = ["ARG APT_MIRROR", f"RUN : {given} && \\\n    {write}"]
     packages = f"{COMPILERS} python{base.python.version}-dev"
     command = f"DEBIAN_FRONTEND=noninteractive apt-get -q install --yes --no-install-recommends {packages}"
     return [*instructions, f"RUN apt-get -q update && \\\n    {command}"]

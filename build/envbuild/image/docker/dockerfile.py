@@ -15,13 +15,14 @@ from envbuild.core.errors import InternalError
 from envbuild.image.layers.sandbox import PREFIX, VENV
 from envbuild.oci.models import RunConfig
 
-PUBLIC_INDEX = "https://pypi.org/simple"
 # The first words of a Dockerfile: a folder with such a file may be replaced.
 WRITTEN_BY = "# Written by `envbuild export --format dockerfile`"
 # Where the stages see the context; the image has no such folder.
 BUILD = "/build"
 BASE_FILE, CONFIGURATION_FILE = "base.tar.gz", "configuration.tar.gz"
 _CONTINUED = " \\\n    "
+# Without a value uv uses its own default: as a lock, its Dockerfile names no host of a package index.
+INDEX_OPTION = '${INDEX_URL:+--index-url "$INDEX_URL"}'
 # As envbuild sets them: bytecode that does not depend on times (PEP 552), copies instead of links into a cache.
 _UV_SETTINGS = (
     f"VIRTUAL_ENV={VENV}",
@@ -74,7 +75,7 @@ class Recipe:
         base: `name@sha256:...`; empty for a base that is a tar of the context.
         python: the base's interpreter.
         sees_base: whether the environment sees packages of the base.
-        torch_index: the index with the lock's build of torch; empty where the package index has it.
+        torch_build: torch's build, such as ``cpu``; empty where every package index has it.
         phases: the requirement files of the context, by phase.
         again: packages of phase main that are installed again, over the files of others.
         wheels: packages whose wheels are in the context.
@@ -88,7 +89,7 @@ class Recipe:
     python: str
     base: str = ""
     sees_base: bool = False
-    torch_index: str = ""
+    torch_build: str = ""
     phases: Sequence[str] = ("main",)
     again: Sequence[str] = ()
     wheels: Sequence[str] = ()
@@ -113,10 +114,10 @@ def install(*words: str) -> str:
 
 def _from_index(recipe: Recipe, file: str, *words: str) -> str:
     """The instruction that installs a requirements file from the package index."""
-    options = ['--index-url "$INDEX_URL"']
-    if recipe.torch_index:
+    options = [INDEX_OPTION]
+    if recipe.torch_build:
         # Every file is pinned by its hash: searching both indexes cannot choose another one.
-        options.append('--index "$TORCH_INDEX_URL" --index-strategy unsafe-best-match')
+        options.append('${TORCH_INDEX_URL:+--index "$TORCH_INDEX_URL" --index-strategy unsafe-best-match}')
     return f"RUN {install(*words)}{_CONTINUED}{' '.join(options)} --requirements {BUILD}/lock/{file}"
 
 
@@ -129,13 +130,14 @@ def _head(recipe: Recipe) -> list[str]:
     lines = [
         f"{WRITTEN_BY}: {recipe.title}.",
         f"#   docker build --tag {recipe.tag} .      (or docker buildx build, podman build, kaniko)",
-        "#   --build-arg INDEX_URL=https://...   a package index of your own",
+        "#   --build-arg INDEX_URL=https://...   the package index; without it, uv's default",
     ]
-    arguments = [f"ARG INDEX_URL={PUBLIC_INDEX}"]
-    if recipe.torch_index:
-        lines.append("#   --build-arg TORCH_INDEX_URL=https://...   an index with this build of torch")
-        arguments.append(f"ARG TORCH_INDEX_URL={recipe.torch_index}")
-    return [*lines, *arguments]
+    if recipe.torch_build:
+        lines.append(
+            f"#   --build-arg TORCH_INDEX_URL=https://...   an index with torch's build {recipe.torch_build}, "
+            "where the package index lacks it"
+        )
+    return lines
 
 
 def _base(recipe: Recipe) -> list[str]:
@@ -145,7 +147,7 @@ def _base(recipe: Recipe) -> list[str]:
 
 
 def _index_arguments(recipe: Recipe) -> list[str]:
-    return ["ARG INDEX_URL", *(["ARG TORCH_INDEX_URL"] if recipe.torch_index else [])]
+    return ["ARG INDEX_URL", *(["ARG TORCH_INDEX_URL"] if recipe.torch_build else [])]
 
 
 def _main(recipe: Recipe) -> list[str]:

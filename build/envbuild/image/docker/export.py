@@ -15,7 +15,6 @@ from envbuild.catalog.base import RegistryImage
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
-from envbuild.catalog.site import PUBLIC_TORCH_INDEX
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree
 from envbuild.image import node_requirements
@@ -127,7 +126,7 @@ class _Export:
             python=selection.base.python.executable,
             base=_reference(selection),
             sees_base=bool(lock.base.provides),
-            torch_index=self._torch_index(),
+            torch_build=self._torch_build(),
             phases=self._write_phases(done),
             again=[
                 name for name, range_ in LATER.items() if name in main and main[name].version in SpecifierSet(range_)
@@ -188,12 +187,12 @@ class _Export:
             phases.append(phase)
         return phases
 
-    def _torch_index(self) -> str:
-        """The public index with the lock's build of torch."""
+    def _torch_build(self) -> str:
+        """The lock's build of torch; empty where every package index has it."""
         lock = self.inputs.lock.lock
         if not lock.torch.version or lock.torch.build == PACKAGE_INDEX_BUILD or "torch" in lock.base.provides:
             return ""
-        return PUBLIC_TORCH_INDEX.replace("{build}", lock.torch.build)
+        return lock.torch.build
 
 
 def _reference(selection: Selection) -> str:

@@ -19,7 +19,7 @@ CPU = Recipe(
         command=("/bin/bash",),
     ),
     python="/usr/bin/python3.11",
-    torch_index="https://download.pytorch.org/whl/cpu",
+    torch_build="cpu",
 )
 CUDA = Recipe(
     title="nemo on ngc for sm_90",
@@ -52,6 +52,26 @@ CUDA = Recipe(
 @pytest.mark.parametrize(("name", "recipe"), [("cpu", CPU), ("cuda", CUDA)])
 def test_dockerfile(name, recipe):
     assert render(recipe) == (GOLDEN / f"{name}.Dockerfile").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ({}, ""),
+        ({"INDEX_URL": "http://i/simple?a b"}, "--index-url|http://i/simple?a b"),
+        (
+            {"INDEX_URL": "http://i", "TORCH_INDEX_URL": "http://t"},
+            "--index-url|http://i|--index|http://t|--index-strategy|unsafe-best-match",
+        ),
+    ],
+)
+def test_index_without_a_value_is_left_to_uv(arguments, options):
+    """The shell of a RUN instruction reads it."""
+    (line,) = [part for part in render(CPU).split("RUN ") if "--require-hashes" in part]
+    words = line.partition("--require-hashes")[2].partition("--requirements")[0].replace("\\\n", "")
+    script = f"set -- {words}; IFS='|'; printf %s \"$*\""
+    done = subprocess.run(["/bin/sh", "-uc", script], env=arguments, capture_output=True, text=True, check=True)
+    assert done.stdout == options
 
 
 @pytest.mark.parametrize(

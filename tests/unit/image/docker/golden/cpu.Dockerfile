@@ -1,9 +1,7 @@
 # Written by `envbuild export --format dockerfile`: mini on debian12 for CPUs.
 #   docker build --tag mini:debian12-cpu .      (or docker buildx build, podman build, kaniko)
-#   --build-arg INDEX_URL=https://...   a package index of your own
-#   --build-arg TORCH_INDEX_URL=https://...   an index with this build of torch
-ARG INDEX_URL=https://pypi.org/simple
-ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+#   --build-arg INDEX_URL=https://...   the package index; without it, uv's default
+#   --build-arg TORCH_INDEX_URL=https://...   an index with torch's build cpu, where the package index lacks it
 
 # The base, a root file system.
 FROM scratch AS base
@@ -24,7 +22,7 @@ COPY tools/uv /usr/local/bin/uv
 RUN uv venv --python /usr/bin/python3.11 --no-project /opt/envbuild/venv
 COPY lock/main.txt /build/lock/
 RUN uv pip install --no-deps --require-hashes \
-    --index-url "$INDEX_URL" --index "$TORCH_INDEX_URL" --index-strategy unsafe-best-match --requirements /build/lock/main.txt
+    ${INDEX_URL:+--index-url "$INDEX_URL"} ${TORCH_INDEX_URL:+--index "$TORCH_INDEX_URL" --index-strategy unsafe-best-match} --requirements /build/lock/main.txt
 
 # Phases compile and git.
 FROM main AS environment

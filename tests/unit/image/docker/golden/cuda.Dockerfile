@@ -1,7 +1,6 @@
 # Written by `envbuild export --format dockerfile`: nemo on ngc for sm_90.
 #   docker build --tag nemo:ngc-h200 .      (or docker buildx build, podman build, kaniko)
-#   --build-arg INDEX_URL=https://...   a package index of your own
-ARG INDEX_URL=https://pypi.org/simple
+#   --build-arg INDEX_URL=https://...   the package index; without it, uv's default
 
 # The base, by its digest.
 FROM registry.example/pytorch@sha256:0123 AS base
@@ -20,9 +19,9 @@ COPY tools/uv /usr/local/bin/uv
 RUN uv venv --python /usr/bin/python3.12 --no-project --system-site-packages /opt/envbuild/venv
 COPY lock/main.txt /build/lock/
 RUN uv pip install --no-deps --require-hashes \
-    --index-url "$INDEX_URL" --requirements /build/lock/main.txt
+    ${INDEX_URL:+--index-url "$INDEX_URL"} --requirements /build/lock/main.txt
 RUN uv pip install --no-deps --require-hashes --reinstall-package nvidia-cutlass-dsl-libs-cu13 \
-    --index-url "$INDEX_URL" --requirements /build/lock/main.txt
+    ${INDEX_URL:+--index-url "$INDEX_URL"} --requirements /build/lock/main.txt
 
 # Compiles the wheels that are not in the context. Only /wheels leaves this stage.
 FROM main AS wheels
@@ -41,7 +40,7 @@ COPY --from=wheels /wheels/ /build/wheels/
 RUN uv pip install --no-deps --no-index --find-links /build/wheels flash-attn te
 COPY lock/compile.txt /build/lock/
 RUN uv pip install --no-deps --require-hashes --no-build-isolation \
-    --index-url "$INDEX_URL" --requirements /build/lock/compile.txt
+    ${INDEX_URL:+--index-url "$INDEX_URL"} --requirements /build/lock/compile.txt
 ADD sources/megatron-core.tar.gz /build/sources/
 RUN SETUPTOOLS_SCM_PRETEND_VERSION=1.0 \
     uv build --wheel --no-build-isolation --no-config --offline --out-dir /build/wheels /build/sources/megatron-core
