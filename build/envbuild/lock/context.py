@@ -52,6 +52,7 @@ def work_folder(context: Context, kind: str, label: str) -> Iterator[WorkContext
     with context.store.staging(kind) as folder:
         with machine_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
+            # run() appends to a log (core/process.py): an earlier command's output would stay at its beginning.
             log.write_text("")
         yield WorkContext(**vars(context), folder=folder, log=log)
 

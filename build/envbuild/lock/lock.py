@@ -66,6 +66,7 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
     path, inputs = options.path, LockInputs.of(selection, request)
     repositories = Repositories(context.store, context.reporter)
     refuse_what_is_no_lock(path)
+    # Every command takes lockfiles/STACK/BASE when no name is given: options alone must not change what that is.
     if not options.named:
         refuse_to_replace(path, selection, request)
     with contextlib.ExitStack() as stack:
@@ -78,6 +79,7 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
             if found is None or not _is_up_to_date(found, inputs, repositories, context.reporter):
                 raise
             return LockResult(found, built=False)
+        # With the file lock held: whoever left something next to the lock is dead.
         tidy(path)
         existing = _existing(path, upgrade=options.upgrade)
         reused = None if options.upgrade else existing
@@ -95,6 +97,8 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
 def _exclusive(path: Path, context: Context) -> contextlib.AbstractContextManager[None]:
     """Be the only one who writes the lock directory ``path``."""
     return locks.exclusive(
+        # In the store, since the lock directory itself is replaced as a whole; by the path's digest, since two projects
+        # may have locks of one name.
         context.store.root / "locks" / f"lockfiles-{short(sha256_bytes(str(path.resolve()).encode()))}.lock",
         on_wait=lambda: context.reporter.note(f"another envbuild is writing {path}: waiting for it"),
     )
@@ -124,6 +128,7 @@ def _note_allowed(folder: Path, findings: tuple[CheckFinding, ...]) -> None:
     if findings:
         lock = read_lock(folder).lock
         allowed = (*lock.allowed, *[f"{finding.code}: {finding.what}" for finding in findings])
+        # The digest stays: it names what is installed. The seal covers the whole record, so it is made anew.
         noted = lockfile.sealed(lock.model_copy(update={"allowed": allowed}))
         with machine_errors(folder):
             (folder / lockfile.RECORD_FILE).write_text(lockfile.render(noted))
@@ -145,6 +150,7 @@ def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -
     """A line for each branch that the lock follows and that is at another commit now."""
     moved = []
     for name, item in lock.components.items():
+        # Only a lock as of `now` follows its branches: as of a day a branch is where it was that day.
         if item.git is None or item.commit is None or not item.follows:
             continue
         with reporter.step(f"ask where branch {item.asked} of {name} is"):
@@ -171,6 +177,7 @@ def lock_on_fitting_base(
     try:
         return lock_stack(selection, first, options_for(selection), context)
     except CheckRefusedError as error:
+        # Other findings are not about the CUDA: a base for another one would not cure them.
         if other is None or error.codes != {"cuda-mixed"}:
             raise
         context.reporter.note(

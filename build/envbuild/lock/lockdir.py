@@ -159,6 +159,8 @@ def tidy(path: Path) -> None:
     with machine_errors(path):
         for leftover in [*path.parent.glob(f".{path.name}.old.*"), *path.parent.glob(f".{path.name}.new.*")]:
             old = leftover / path.name
+            # replace_tree renames the old directory away first: killed before the second rename, this copy is the only
+            # lock.
             if old.is_dir() and not path.exists():
                 old.rename(path)
             remove_tree(leftover)
@@ -169,9 +171,11 @@ def publish(work: Path, path: Path) -> None:
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with machine_errors(path):
+        # Next to the lock, not in the store: rename(2) does not cross file systems (EXDEV).
         staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new."))
     try:
         with machine_errors(path):
+            # mkdtemp makes a folder that its owner alone may enter (0700).
             staged.chmod(0o755)
             for name in (lockfile.RECORD_FILE, "pyproject.toml", "uv.lock", *PHASE_FILES.values()):
                 (staged / name).write_bytes((work / name).read_bytes())

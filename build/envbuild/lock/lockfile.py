@@ -191,6 +191,7 @@ def read_pins(requirements: str) -> dict[str, str]:
     """``name -> version`` of the ``name==version`` lines of a requirements file."""
     pins: dict[str, str] = {}
     for line in requirements.splitlines():
+        # uv writes `name[extra]==1.0 ; marker \` and the hashes on lines of their own, which begin with white space.
         requirement = line.split(";")[0].split("\\")[0]
         if line[:1].isalnum() and "==" in requirement:
             name, _, version = requirement.partition("==")
@@ -228,6 +229,7 @@ def sealed(lock: Lock) -> Lock:
 
 
 def _seal(lock: Lock) -> str:
+    # Without defaults: a field that a later version adds leaves the seals of older records valid.
     return digest_of(lock.model_dump(mode="json", by_alias=True, exclude={"seal"}, exclude_defaults=True))
 
 
@@ -297,6 +299,7 @@ def _read_record(record: Path) -> Lock:
 
 def _refuse_newer(text: str, record: Path) -> None:
     """Refuse a record in a format of the future, which says so in its first line of content."""
+    # By pattern and before the model, which would refuse a newer record for its first unknown key and not say why.
     stated = re.search(r'^schema = "envbuild\.lock/(\d+)"$', text, re.MULTILINE)
     if stated and int(stated[1]) > int(SCHEMA.rpartition("/")[2]):
         raise CheckRefusedError(
@@ -310,6 +313,7 @@ def _changed_files(path: Path, lock: Lock) -> list[str]:
     problems = []
     stated = {PROJECT_FILE: lock.pyproject_digest}
     for name, phase in lock.phases.items():
+        # A record may come from elsewhere: no path that it names is opened, only the files of a lock.
         if phase.file != PHASE_FILES.get(name):
             problems.append(f"phase {name} names the file {phase.file!r}; allowed: {PHASE_FILES.get(name)!r}")
         else:

@@ -44,6 +44,7 @@ def new_lock(
         work = LockContext(**vars(folder_context), repositories=repositories)
         try:
             _make(inputs, work)
+        # A version that was kept can be gone from the index (test_a_dated_lock_whose_release_is_gone_is_resolved_anew).
         except ResolutionError:
             if inputs.previous is None:
                 raise
@@ -58,6 +59,7 @@ def _make(inputs: LockInputs, context: LockContext) -> None:
     plan = make_plan(inputs, decided, context)
     with finding_files(plan, context) as files, reading_ahead(plan.project, files, context) as api_read:
         resolved = resolve_plan(plan, files, context)
+        # check_lock compares the same pairs: it should find them in the store, and not begin them a second time.
         api_read.result()
     checked = check_lock(resolved, context)
     write_lock(resolved, checked, context)

@@ -30,6 +30,7 @@ def build_environment(lock: LockDirectory, site: Site, store: LocalStore, report
     """
     refuse_without_base(lock.lock)
     digests = [lock.lock.phases[name].digest for name in PHASES]
+    # Not by the lock's digest: locks that differ in their compile phase alone share the environment.
     key = digest_of({"phases": [*digests], "python": lock.lock.base.python, "torch": lock.lock.torch.build})
 
     def is_whole(folder: Path) -> bool:

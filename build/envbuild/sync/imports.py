@@ -204,6 +204,7 @@ def _ending(finished: Finished, told: Mapping[str, Any]) -> str:
 
 def _told(finished: Finished) -> dict[str, Any]:
     """What the probe found out; nothing when the process did not live to tell."""
+    # The last one: a module may print such a line itself.
     for line in reversed(finished.output.splitlines()):
         if line.startswith(MARK):
             value: dict[str, Any] = json.loads(line.removeprefix(MARK))

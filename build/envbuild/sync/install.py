@@ -90,6 +90,7 @@ def make_venv(place: InstallTarget, *, sees_base: bool) -> None:
         sees_base: whether packages that the base brings are seen in it.
     """
     seen = ["--system-site-packages"] if sees_base else []
+    # --no-project: uv would take requires-python from a pyproject.toml in the current directory or above.
     words = ["venv", "--python", place.python, "--no-project", *seen, place.venv]
     _uv(place, words, "make the environment", "venv")
 
@@ -186,6 +187,7 @@ def _name(line: str) -> str:
 
 def _without(file: Path, leave_out: Collection[str], place: InstallTarget) -> tuple[str, int]:
     """A copy of a requirements file without some packages, as seen from the place, and how many it has."""
+    # The hashes of a package are on lines of their own below it, which begin with white space.
     kept: list[str] = []
     count, keep = 0, True
     for line in file.read_text().splitlines(keepends=True):
@@ -225,6 +227,7 @@ class _PipInstall:
 
     def run(self, wanted: Sequence[str], *, again: Sequence[str] = ()) -> Finished:
         """Install requirements; the packages ``again`` also where they are installed."""
+        # --no-deps: everything is locked, and the lock may differ from what packages declare (overrides).
         arguments = ["pip", "install", "--python", self.place.venv_python, "--no-deps", *self.source_args]
         arguments += [word for name in again for word in ("--reinstall-package", name)]
         if self.phase in HASHED_PHASES:
@@ -256,6 +259,7 @@ def _uv(place: InstallTarget, arguments: Sequence[str], what: str, name: str) ->
 def _failure(place: InstallTarget, finished: Finished, what: str, log: Path) -> EnvbuildError:
     if ran_out_of_space(finished.output, place.disk):
         return disk_full(place.disk)
+    # What uv calls unsolvable is here a hash or a wheel that does not fit: nothing is resolved.
     error = failure(finished, what, log)
     if isinstance(error, ConfigurationError | NetworkError | MachineError):
         return error

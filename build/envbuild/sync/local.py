@@ -158,6 +158,7 @@ def import_modules(
     lock: LockDirectory, place: InstallTarget, scope: InstallScope, target: Target, reporter: Reporter
 ) -> Imports:
     """Import the modules of the scope's phases; those of the others, and of what was left out, are not checked."""
+    # PYTHONPATH and the like would let a module import what was not installed.
     plain = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV" and not key.startswith("PYTHON")}
     environment = plain | check_environment(target) | lock.lock.variables(place.venv)
     phases, leave_out = scope.phases, scope.leave_out
@@ -196,6 +197,7 @@ def import_modules(
 def _make_room(into: Path) -> None:
     """Remove the environment that is there; anything else stays and is refused."""
     with machine_errors(into):
+        # pyvenv.cfg makes a folder an environment (PEP 405).
         if (into / "pyvenv.cfg").is_file():
             remove_tree(into)
         elif into.exists() and not (into.is_dir() and not any(into.iterdir())):

@@ -53,6 +53,7 @@ class Verifier:
             MachineError: there is no Python of the base's version.
         """
         logs = self.context.store.root / "logs" / f"verify-{lock.lock.stack}-{lock.lock.base.name}"
+        # Logs are appended to, and where a module hangs is read from its log.
         remove_tree(logs)
         with self.context.store.staging("verify") as folder:
             venv = folder / "venv"

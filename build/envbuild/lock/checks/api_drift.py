@@ -149,11 +149,14 @@ class _Sources:
         files = [
             file
             for file in repository.list_tree(item.commit, recursive=True)
+            # Some trees have their packages below src/.
             if file.endswith(".py") and (not inside or file.removeprefix("src/").startswith(inside))
         ]
         texts = repository.read_files(item.commit, files)
         content = {file: text.encode() for file, text in texts.items() if text is not None}
         setup = repository.read_file(item.commit, "setup.py") or ""
+        # A compiled module has no source at the commit: an empty file in its place keeps its import from being a
+        # finding.
         content |= {f"{module.replace('.', '/')}.so": b"" for module in extensions_of(setup)}
         path = Path(self._context.folder) / f"{item.name}-{item.commit.sha}.whl"
         with machine_errors(path):

@@ -99,6 +99,7 @@ def against_declarations(plan: LockPlan, resolution: Resolution, context: LockCo
         or (need.name in everywhere and not _own_override(plan, need.name, need.package))
     ]
     with context.reporter.step(f"check what {len(locked)} overrides go against"):
+        # uv.lock does not say what an override replaced, so uv resolves once more without any.
         for need, why in contradicted(plan, resolution, needed, context, _OVERRIDES):
             version = locked[need.name]
             declared = f"{need.name}{declared_range(why, need.name, version)}"
@@ -222,6 +223,8 @@ def _stand_ins(base: Base, folder: Path) -> dict[str, str]:
             module, version = canonicalize_name(name).replace("-", "_"), provided_version(base, name)
             wheel, info = folder / f"{module}-{version}-py3-none-any.whl", f"{module}-{version}.dist-info"
             with zipfile.ZipFile(wheel, "w") as archive:
+                # The three files that every wheel has ("Binary distribution format"); uv reads METADATA and builds
+                # nothing.
                 archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
                 archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
                 archive.writestr(f"{info}/RECORD", "")

@@ -118,6 +118,7 @@ def _needed_glibc(wheels: list[str]) -> str | None:
 
 def check_cuda_mix(lock: CheckInput) -> Iterable[CheckFinding]:
     """One CUDA major version in an environment."""
+    # By names: the wheels of one CUDA do not exclude those of another in their metadata, and uv takes both.
     by_major: dict[str, list[str]] = {}
     for package in lock.packages:
         name, version = str(package["name"]), str(package.get("version", "0"))
@@ -144,11 +145,13 @@ def check_cuda_mix(lock: CheckInput) -> Iterable[CheckFinding]:
 
 def check_targets(lock: CheckInput) -> Iterable[CheckFinding]:
     """The CUDA of torch must know each target's SMs and run on its fleet's driver."""
+    # torch brings its CUDA: up to 2.10 as nvidia-cuda-runtime-cu12, from 2.11 as cuda-toolkit.
     cuda = lock.version("cuda-toolkit") or lock.version("nvidia-cuda-runtime-cu12") or lock.base.cuda
     if cuda is None:
         return
     for name, target in lock.targets.items():
         for sm in target.sm:
+            # 90a and 100f are SM 90 and 100 with what only this architecture, or its family, has.
             if (problem := _sm_problem(sm.rstrip("af"), cuda)) is not None:
                 yield CheckFinding(
                     code="sm-floor",
@@ -203,6 +206,7 @@ def provided_version(base: Base, name: str) -> str | None:
 def check_conflicts(lock: CheckInput) -> Iterable[CheckFinding]:
     """Pairs known not to work although their metadata allows them (envs/conflicts/)."""
     for code, conflict in lock.conflicts.items():
+        # prereleases=True everywhere here: a specifier leaves them out by default (PEP 440), whatever is locked.
         versions = {name: lock.version(name) for name in conflict.packages}
         if all(
             version is not None and SpecifierSet(conflict.packages[name]).contains(version, prereleases=True)

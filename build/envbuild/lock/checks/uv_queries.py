@@ -87,6 +87,7 @@ def _contradiction(plan: LockPlan, question: str, context: LockContext, what: st
     folder = context.folder / "question"
     with machine_errors(folder):
         folder.mkdir(exist_ok=True)
+        # uv prefers the versions of an existing uv.lock, here those of the question before.
         (folder / "uv.lock").unlink(missing_ok=True)
         (folder / "pyproject.toml").write_text(question)
     try:
@@ -119,6 +120,7 @@ def _question(plan: LockPlan, resolution: Resolution, needs: Sequence[Need], ins
     left_out = every | set(plan.project.overrides) | set(settings.get("exclude-dependencies", ()))
     settings.pop("override-dependencies", None)
     settings["exclude-dependencies"] = sorted(left_out - set(wanted))
+    # A pinned version would contradict the commit or address that is asked for.
     settings["constraint-dependencies"] = [
         text for text in settings.get("constraint-dependencies", ()) if text.partition("==")[0] not in chosen
     ]

@@ -50,6 +50,7 @@ class Range:
 
     def has(self, version: str) -> bool:
         """Whether a version is in it."""
+        # Ranges such as >=2.9.0a0,<2.10 are meant for pre-releases as well, which contains() leaves out by default.
         return self.specifier.contains(version, prereleases=True)
 
 
@@ -191,6 +192,7 @@ def declared_by_release(package: Mapping[str, Any], base: Base, context: LockCon
 def _metadata_of(wheel: bytes, title: str) -> bytes:
     try:
         with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+            # Directly below the top: a wheel may carry the .dist-info of what it vendors deeper down.
             inside = (name for name in archive.namelist() if name.count("/") == 1)
             return archive.read(next(name for name in inside if name.endswith(".dist-info/METADATA")))
     except (zipfile.BadZipFile, StopIteration) as error:

@@ -33,6 +33,7 @@ def base_tags(base: Base) -> frozenset[Tag]:
     major, minor = (int(part) for part in base.python.version.split("."))
     glibc = int(base.glibc.split(".")[1])
     machine = MACHINES[base.platform]
+    # PEP 600: a wheel for a glibc runs on every later one. manylinux1, the oldest, is 2.5.
     platforms = [f"manylinux_2_{number}_{machine}" for number in range(glibc, 4, -1)]
     platforms += [f"manylinux2014_{machine}", f"manylinux2010_{machine}", f"manylinux1_{machine}", f"linux_{machine}"]
     interpreter = f"cp{major}{minor}"
@@ -46,6 +47,7 @@ def base_tags(base: Base) -> frozenset[Tag]:
 
 def wheel_name(file: Mapping[str, Any]) -> str:
     """The file name of an entry under ``wheels`` of a uv.lock."""
+    # In an address the + of a local version (2.13.0+cpu) is %2B.
     return str(file.get("filename") or file.get("path") or file.get("url", "")).rsplit("/", 1)[-1].replace("%2B", "+")
 
 
@@ -63,6 +65,7 @@ NOT_AN_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError)
 
 def archive_members(content: bytes) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """The files of a .zip or .tar.gz, each with what reads it for as long as it is the last one."""
+    # Old sdists may be zip files; PEP 625 allows .tar.gz only.
     if content[:2] == b"PK":
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             yield from ((member, partial(archive.read, member)) for member in archive.namelist())
@@ -76,6 +79,7 @@ def _extracted(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
     return stream.read() if stream else b""
 
 
+# urllib's limit is for each read from the socket, not for the whole file.
 DOWNLOAD_SECONDS = 300
 FILE = "file"
 

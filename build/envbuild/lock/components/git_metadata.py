@@ -111,6 +111,7 @@ class _Tree:
 
     @cached_property
     def cfg(self) -> configparser.ConfigParser:
+        # Like setuptools, which reads setup.cfg with RawConfigParser: a % means itself.
         parser = configparser.ConfigParser(interpolation=None)
         parser.read_string(self.text(SETUP_CFG) or "")
         return parser
@@ -140,6 +141,7 @@ class _Tree:
     def _of_cfg(self) -> LinesAndExtras | None:
         lines = _listed(self.cfg.get("options", "install_requires", fallback=""))
         extras = dict(self.cfg["options.extras_require"]) if "options.extras_require" in self.cfg else {}
+        # A setup.py next to setup.cfg may add requirements, which only its arguments would show.
         if any(line.startswith("file:") for line in lines) or (self.text(SETUP_PY) and self._of_setup() is None):
             return None
         return _with_extras(lines, {name: _listed(text) for name, text in extras.items()})
@@ -215,6 +217,7 @@ def _resolved(value: ast.expr, tree: ast.Module) -> ast.expr:
         return value
     used = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == value.id]
     given = _assigned(value.id, tree)
+    # Twice: where it is assigned, and as the argument. Code in between could change the list.
     return given if given is not None and len(used) == 2 else value
 
 

@@ -118,6 +118,7 @@ def settle(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> Gi
         if asked == now.candidates:
             refuse_two(asked)
             return now
+        # Again: what was left out just now may have been all that asked for another one.
         now = replace(now, candidates=asked)
 
 

@@ -82,6 +82,7 @@ class GitSourceReader:
                 if (item.name, item.identity) not in seen:
                     seen.add((item.name, item.identity))
                     queue.append((item.chosen, needed, frozenset()))
+        # Of several for a package the first is in force (GitSources.in_force): one that is needed for certain.
         candidates.sort(key=lambda item: not item.required)
         refuse_two([item for item in candidates if item.required])
         return GitSources(candidates=tuple(candidates), overruled=overruled)

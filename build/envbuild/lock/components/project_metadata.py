@@ -19,6 +19,7 @@ _BEFORE_BUILD = ("dependencies", "optional-dependencies")
 # PEP 518: what builds a project that does not say.
 DEFAULT_BUILD_REQUIRES = ("setuptools>=40.8.0",)
 # transformer-engine-torch's sdist names the core of one CUDA major version, whatever it is built against.
+# cu12 up to 2.13.0, cu13 from 2.15.0: 2.13.0 with the extra core-cu13 locks both cores (uv 0.13.8).
 _CUDA_NAME = re.compile(r"^(?P<stem>.+)[-_.]cu(?P<major>\d\d)$")
 
 

@@ -61,6 +61,7 @@ def read_metadata(
 
     raw, _ = parse_email(files[PKG_INFO])
     stated = (canonicalize_name(raw.get("name", "")), canonicalize_version(raw.get("version", "")))
+    # Spellings differ between index and sdist: flash_attn and flash-attn, 2.0 and 2.0.0.
     if stated != (canonicalize_name(name), canonicalize_version(version)):
         raise _bad(name, version, f"Its PKG-INFO is of {raw.get('name', 'no name')} {raw.get('version', '')}.")
     try:
@@ -106,6 +107,8 @@ def _holds(raw: RawMetadata) -> bool:
     numbers = re.match(r"(\d+)\.(\d+)$", raw.get("metadata_version", ""))
     if numbers is None or (int(numbers[1]), int(numbers[2])) < _OPEN_FIELDS_ARE_STATED:
         return False
+    # uv 0.13 takes the metadata from 2.2 on as complete even where Dynamic names Requires-Dist; PEP 643 says that it is
+    # not.
     return "requires-dist" not in {field.lower() for field in raw.get("dynamic", [])}
 
 
@@ -134,6 +137,7 @@ def _requires_txt(text: str) -> tuple[list[str], list[str]]:
             raise ValueError(f"Its {REQUIRES} has a section without an end: {line!r}")
         extra, _, marker = (part.strip() for part in line[1:-1].partition(":"))
         if extra:
+            # setuptools writes names of extras into PKG-INFO in this form (safe_extra).
             extra = re.sub(r"[^A-Za-z0-9._-]+", "_", extra)
             extras.append(extra)
     return lines, list(dict.fromkeys(extras))

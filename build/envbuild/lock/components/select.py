@@ -165,6 +165,7 @@ def _companion(
     commit = repositories.at(git).resolve(GitRef(companion.ref), as_of)
     if spec.release_file is None:
         return replace(chosen, git=git, commit=commit)
+    # Upstream's Transformer Engine is pinned by commit, and only a build would tell what that commit requires.
     version = _version_in(spec.release_file, repositories.at(git), commit, name)
     return replace(
         chosen,

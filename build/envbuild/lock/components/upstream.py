@@ -66,6 +66,7 @@ def holds_on(marker: str, base: Base, extra: str = "") -> bool:
     """Whether a PEP 508 marker (empty: none) holds for a base's platform and Python, and for an extra."""
     if not marker:
         return True
+    # A base states no patch release of its Python; .0 is the least that it has.
     python = base.python.version
     environment = {
         "extra": extra,
@@ -94,6 +95,7 @@ def _manifest(repository: GitRepository, commit: Commit) -> list[Companion]:
     if text is None:
         return []
     try:
+        # {"vcs-dependencies": {"megatron-lm": {"repo": URL, "ref": COMMIT}, ...}}, as NeMo had it through 2.6.
         entries = jsonread.foreign(text)["vcs-dependencies"]
         return [
             Companion(package=name, where=MANIFEST, git=str(entry["repo"]), ref=str(entry["ref"]))

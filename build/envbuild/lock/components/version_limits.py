@@ -210,6 +210,8 @@ def _of_first(item: Chosen, base: Base, moment: AsOf, title: str, context: LockC
     first = look_up({item.name: item.specifier}, base, lowest, f"find the first {title}", context)[item.name]
     title = f"{item.name} {first['version']}"
     until = as_of.timestamp(as_of.end_of(_last_upload(first).date()))
+    # resolution = lowest shows the oldest versions that will do: only what is newer than the moment even so needs an
+    # exemption.
     settings = {**lowest, "exclude-newer": until, "no-build": True}
     what = f"find what {title} needs"
     needed = look_up({item.name: f"=={first['version']}"}, base, settings, what, context, alone=False)

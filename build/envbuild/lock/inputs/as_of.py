@@ -57,6 +57,7 @@ def parse_date(text: str) -> date | None:
 
 def end_of(day: date) -> datetime:
     """The first moment after a day, UTC."""
+    # uv's exclude-newer takes what was uploaded before a moment, so the end of a day is the first moment of the next.
     return datetime.combine(day + timedelta(days=1), time(), timezone.utc)
 
 

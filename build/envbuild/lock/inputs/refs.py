@@ -77,6 +77,7 @@ def parse_ref(text: str) -> Ref:
             raise _refused(text, f"{version!r} is not a PEP 440 version.")
         return VersionRef(version)
     found = _classify(text)
+    # A ref without a prefix is checked like one with it: what git does not allow as a name is refused before git runs.
     return _git(found.name, text) if isinstance(found, GitRef) else found
 
 
@@ -101,6 +102,7 @@ def ref_text(ref: Ref) -> str:
             prefix = VERSION_PREFIX
         case GitRef(name=text):
             prefix = GIT_PREFIX
+    # A ref may begin like a specifier (`=x` is a valid branch name): then only the prefix keeps its meaning.
     try:
         return text if _classify(text) == ref else prefix + text
     except ConfigurationError:
@@ -112,6 +114,7 @@ def _is_version(text: str) -> bool:
         Version(text)
     except InvalidVersion:
         return False
+    # packaging's Version allows white space around a version; uv and git do not.
     return text == text.strip()
 
 

@@ -83,6 +83,8 @@ def inputs_digest(selection: Selection, request: LockRequest) -> str:
         "pins": dict(sorted(request.pins.items())),
         "as_of": request.as_of or "",
         "allow": [*sorted(set(request.allow))],
+        # These keys are left out where they decide nothing: locks that were made before there were such keys keep their
+        # digest, and are not made again.
         **_companions(selection),
         **({"declared_ranges": True} if may_hold(selection.stack, request.pins) else {}),
         "conflicts": {name: definition_digest(item) for name, item in selection.catalog.conflicts().items()},

@@ -93,6 +93,8 @@ def torch_specifier(version: str, build: str) -> str:
     Raises:
         ConfigurationError: ``version`` is not an exact public version, so that it cannot name a build.
     """
+    # `==2.13.0` accepts every build of 2.13.0; only a specifier with the local version names one (PEP 440, "Version
+    # matching").
     if build == PACKAGE_INDEX_BUILD:
         return version
     if _EXACT.match(version) is None:
@@ -126,6 +128,7 @@ def render_project(
         "dependencies": _lines(phases[Phase.MAIN]),
         "optional-dependencies": {"compile": _lines(phases[Phase.COMPILE])},
     }
+    # package = false: a project without sources, which uv does not try to build.
     uv: dict[str, object] = {"package": False, **limits(base), "exclude-newer": project.as_of}
     uv |= _dates(project)
     if compiled := project.compiled():
@@ -178,6 +181,7 @@ def _requirements(project: Project) -> dict[Phase, list[str]]:
         phases[item.phase].append(requirement_of(name, version, item.extras(project.base)))
     phases[Phase.MAIN] += [requirement_of(name, version) for name, version in project.requirements.items()]
     phases[Phase.MAIN] += project.build_requires
+    # What builds a package from git must be installed before it: it is built without isolation.
     named = {_name(line) for lines in phases.values() for line in lines} | {"torch"}
     needed = dict.fromkeys(line for item in project.git_sources.in_force.values() for line in item.build_requires)
     phases[Phase.MAIN] += [line for line in needed if _name(line) not in named]
@@ -227,6 +231,8 @@ def _metadata(project: Project) -> tomlkit.items.AoT:
     for item in project.metadata:
         table = tomlkit.table()
         table["name"] = item.name
+        # For this version only. Wrong metadata hides conflicts: without nvidia-cudnn-frontend>=1.29.0 of Transformer
+        # Engine 2.20.2, uv 0.13.8 resolves it together with mamba-ssm 2.3.2.post1, which excludes that.
         table["version"] = item.version
         table["requires-dist"] = _lines(list(item.requires_dist))
         if item.provides_extra:

@@ -51,6 +51,7 @@ def locked_content(lock: LockDirectory, phases: Collection[str]) -> dict[str, Pa
     for phase in phases:
         if (file := lock.file(phase)) is None:
             continue
+        # A block is a requirement at the beginning of a line with the indented lines below it (hashes, `# via`).
         for block in re.split(r"^(?=[A-Za-z0-9])", file.read_text(), flags=re.MULTILINE):
             if (match := _PINNED.match(block)) is None:
                 continue
@@ -169,6 +170,7 @@ def distribution(name: str, version: str, digest: str) -> dict[str, Any]:
 
 def serial_number(*words: str) -> str:
     """The serial number that follows from what a document is about."""
+    # A name-based UUID (RFC 9562, version 5): CycloneDX asks for a UUID, and the same lock should give the same file.
     return f"urn:uuid:{uuid.uuid5(_SERIAL_NUMBERS, ' '.join(words))}"
 
 

@@ -130,6 +130,7 @@ def _requirements(lock: LockDirectory, phases: Sequence[str]) -> Exported:
 def _pylock(export: _Export) -> Exported:
     """PEP 751, from the lock's own hashed requirements: no uv.lock is needed, and nothing is resolved."""
     source, base, file = export.source(), export.lock.lock.base, export.folder / "pylock.toml"
+    # The newest platform that the base still has. Before 2.17 (manylinux2014) uv knows none.
     glibc = max(minor for minor in _PLATFORMS_OF_UV if minor <= max(17, int(base.glibc.split(".")[1])))
     arguments: list[str | Path] = ["pip", "compile", "--format", "pylock.toml", "--no-deps", "--generate-hashes"]
     arguments += ["--no-header", "--python-version", base.python]
@@ -159,6 +160,7 @@ def _cyclonedx(export: _Export, existing: Path) -> Exported:
     file = export.folder / "bom.json"
     arguments: list[str | Path] = ["export", PREVIEW[0], f"{PREVIEW[1]},sbom-export", "--frozen", "--quiet"]
     arguments += ["--format", "cyclonedx1.5", "--no-emit-project", "--extra", "compile", "--output-file", file]
+    # uv knows no phases: what belongs to another one is left out by name.
     for name in sorted(set(everything) - set(wanted)):
         arguments += ["--no-emit-package", name]
     export.uv(arguments)

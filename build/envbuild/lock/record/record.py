@@ -35,6 +35,7 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
     plan, pins = resolved.plan, resolved.resolution.pins
     selection, project = plan.inputs.selection, plan.project
     base = selection.base
+    # What a base brings is excluded from the resolution, so uv has no version of it.
     version = pins.get("torch") or base.provides.get("torch", "")
     torch = LockedTorch(version=version, build=project.torch_build, found_in=plan.torch.kind)
     components = {
@@ -164,11 +165,14 @@ def write_lock(resolved: ResolvedPlan, checked: CheckResult, context: LockContex
 def _write_phases(resolved: ResolvedPlan, context: LockContext) -> dict[str, LockedPhase]:
     plan, resolution = resolved.plan, resolved.resolution
     # A component of the compile phase is built there, also where one of phase main depends on it.
+    # Moved from phase main, fast-hadamard-transform of stack bridge-0.6 is built in isolation, where there is no torch,
+    # and fails.
     late = {canonicalize_name(name) for name in plan.project.compiled()}
     with interruptible(ThreadPoolExecutor(2)) as pool:
         exported = pool.submit(export, context.folder, None, plan.what, context.log)
         with_compile = export(context.folder, "compile", plan.what, context.log)
     main = [block for block in exported.result() if _key(block) not in late]
+    # The extra `compile` comes with all that phase main has, too.
     in_main = {_key(block) for block in main}
     compiled = [block for block in with_compile if _key(block) not in in_main]
     blocks = {

@@ -98,6 +98,8 @@ def _explain(trials: _Trials, pins: Mapping[str, Chosen], lines: list[str]) -> s
 
 def _minimal(trials: _Trials, pins: Sequence[str]) -> list[str]:
     """Pins that exclude each other (or the rest) and of which none can be left out."""
+    # One pin after the other is left out for good if the rest still fails: one resolution a pin, and of what stays none
+    # can go.
     kept = list(pins)
     for name in pins if len(pins) > 1 else ():
         without = [other for other in pins if other == name or other not in kept]
@@ -165,6 +167,7 @@ class _Trials:
         project = self._relax(relaxed)
         with machine_errors(folder):
             folder.mkdir(exist_ok=True)
+            # uv prefers the versions of an existing uv.lock: an attempt must not depend on the one before it.
             (folder / "uv.lock").unlink(missing_ok=True)
             (folder / "pyproject.toml").write_text(render_project(project, source=self.plan.torch))
         try:

@@ -80,6 +80,7 @@ def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) 
         context.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
         plan = replace(plan, torch=replace(plan.torch, not_these=(*plan.torch.not_these, build)))
         found = _once(plan, plan.keep, context)
+    # Without a source that nothing asked for, other releases may be taken, which ask for fewer sources in turn.
     while (sources := settle(plan.project.git_sources, found.uv_lock["package"])) != plan.project.git_sources:
         before = plan.project.git_sources.in_force
         plan = replace(plan, project=with_git_sources(plan.project, sources))
@@ -89,6 +90,8 @@ def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) 
         if canonicalize_name(name) not in plan.project.git_sources.in_force:
             context.reporter.note(f"note: nothing in the lock takes {name} from git, so its pin decides nothing")
     _refuse_other_sdists(plan, found)
+    # uv.lock must be of the project that the lock holds, whose constraints pin every version: otherwise a plain `uv
+    # sync` would resolve again.
     resolved = ResolvedPlan(plan=plan, resolution=found)
     if _text(plan, resolved.pins) == _text(plan, plan.keep):
         return resolved  # every version was kept: this is what was resolved

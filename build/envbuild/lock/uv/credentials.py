@@ -52,6 +52,8 @@ def credentials(url: str, environ: Mapping[str, str] = os.environ) -> tuple[str,
     for index in _indexes(environ):
         if _realm(index.url) != realm:
             continue
+        # UV_INDEX_<NAME>_USERNAME: the name in capitals, other characters as underscores (uv's documentation, "Package
+        # indexes").
         prefix = f"UV_INDEX_{re.sub(r'[^A-Z0-9]', '_', index.name.upper())}"
         named = (environ.get(f"{prefix}_USERNAME", ""), environ.get(f"{prefix}_PASSWORD", "")) if index.name else None
         if named is not None and any(named):

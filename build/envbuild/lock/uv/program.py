@@ -35,6 +35,7 @@ _NO_INTERPRETER = re.compile(
     re.IGNORECASE,
 )
 # One unknown [tool.uv] key is only a warning, after which uv drops other settings too.
+# Seen with uv 0.13.8: `exclude-newer` was gone from uv.lock, and the exit status was 0.
 _DROPPED_SETTINGS = re.compile(r"Failed to parse `.*pyproject\.toml` during settings discovery|unknown field")
 KNOW_THE_KEYS = "Use the uv that envbuild pins: another one does not know a key of [tool.uv] that envbuild writes."
 # A long path comes on a line of its own.
@@ -110,6 +111,7 @@ def run_uv(
             options=ProcessOptions(cwd=cwd, env=environment, working_on=cwd),
         )
     if finished.status != 0:
+        # First of all: on a full disk uv's last lines are about whatever file it wrote at that moment.
         if ran_out_of_space(finished.output, cwd):
             raise disk_full(cwd)
         raise failure(finished, what, log)
@@ -135,6 +137,8 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
             "UV_PYTHON_DOWNLOADS, and where there is no way to GitHub, name a mirror with UV_PYTHON_INSTALL_MIRROR.",
             log=log,
         )
+    # Before the network, too: what git says of a host that it cannot reach reads like an index that cannot be reached
+    # (test_repository_that_cannot_be_fetched_is_a_network_error_about_git).
     if _GIT.search(output):
         return NetworkError(
             f"cannot {what}: uv cannot fetch from a git repository",

@@ -58,6 +58,7 @@ class Resolution:
 
 
 def _packages(uv_lock: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    # uv calls the source of the project itself virtual, since it has `package = false`.
     return [package for package in uv_lock["package"] if "virtual" not in package["source"]]
 
 
@@ -108,6 +109,7 @@ def resolve(
 def _read(project: Path, finished: Finished) -> Resolution:
     content = tomlread.loads((project / "uv.lock").read_text())
     packages = _packages(content)
+    # A package that is there once per marker has no one version; check_forks refuses it.
     names = [package["name"] for package in packages]
     times = [seconds for package in packages for seconds in upload_seconds(package)]
     return Resolution(
@@ -136,6 +138,7 @@ def seconds_of(moment: str) -> int:
 
 def export(project: Path, extra: str | None, what: str, log: Path) -> list[str]:
     """``uv export`` as requirement blocks: the requirement with its hashes and the comment saying who needs it."""
+    # --frozen: what was resolved and checked is exported; uv must not look at the index again.
     arguments: list[str | Path] = ["export", *PREVIEW, "--frozen", "--format", "requirements.txt"]
     arguments += ["--no-emit-project", "--no-header", "--quiet"]
     if extra:
@@ -193,6 +196,9 @@ def _local_wheels(name: str, resolution: Resolution, source: TorchSource) -> lis
 
 def limits(base: Base) -> dict[str, object]:
     """The keys of ``[tool.uv]`` that keep a resolution to what a base can install."""
+    # For one platform: uv resolves for all of them otherwise, and the NeMo 2.3 recipe forks for s390x. For the base's
+    # glibc: nvidia-resiliency-ext has had wheels for 2.39 alone since 0.5.0, and no sdist. Without the floor uv locks
+    # it, and cannot install it on Debian 12; with 2.35 it takes 0.4.1 (uv 0.13.8).
     marker = (
         f"sys_platform == 'linux' and platform_machine == '{MACHINES[base.platform]}' "
         "and implementation_name == 'cpython'"
@@ -221,6 +227,7 @@ def look_up(
     tables = tomlkit.aot()
     for name in packages if alone else ():
         table = tomlkit.table()
+        # Metadata in the project keeps uv from reading, or building, the package's own.
         table["name"], table["requires-dist"] = name, []
         tables.append(table)
     document = tomlkit.document()

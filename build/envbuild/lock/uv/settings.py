@@ -17,6 +17,7 @@ from envbuild.core.files import machine_errors
 # What these say, the project says: the same inputs would give another lock where one of them is set.
 _OVER_THE_PROJECT = frozenset(
     [
+        # Not a setting: its lines would be among the output, from which requirements and error messages are read.
         "RUST_LOG",
         "UV_BUILD_CONSTRAINT",
         "UV_CONFIG_FILE",
@@ -90,11 +91,14 @@ _PLACES_OF_PIP = frozenset(["extra-index-url", "find-links", "index-strategy", "
 
 def git_environment() -> dict[str, str]:
     """What makes uv use plain git, whose settings (rewriting, credentials) hold, and fetch no large files."""
+    # uv 0.13.8 asks GitHub's HTTP API before git, past url.<base>.insteadOf; with the first variable it does not. The
+    # second keeps NeMo's clone small. The third keeps git from waiting for a password at a terminal.
     return {"UV_NO_GITHUB_FAST_PATH": "1", "GIT_LFS_SKIP_SMUDGE": "1", "GIT_TERMINAL_PROMPT": "0"}
 
 
 def _environment() -> dict[str, str]:
     environment = dict(os.environ)
+    # The environment that envbuild may run in: uv warns that it is not the project's.
     environment.pop("VIRTUAL_ENV", None)
     return environment | git_environment()
 
@@ -112,6 +116,7 @@ def resolving_uv() -> Iterator[dict[str, str]]:
     named, none = environment.get("UV_CONFIG_FILE"), environment.get("UV_NO_CONFIG")
     home = _settings_folder(kept)
     own, system = _settings_files(environment)
+    # In most cases: uv finds the user's files itself.
     if not named and not none and not any(_decides(path) for path in (own, system) if path):
         yield kept
         return
@@ -150,6 +155,8 @@ def installing_uv() -> Iterator[dict[str, str]]:
     named, none = environment.get("UV_CONFIG_FILE"), environment.get("UV_NO_CONFIG")
     # A file that is named and is not there is for uv to refuse.
     files = [path for path in (own, None if named else system) if path and (named or path.is_file()) and not none]
+    # Either variable keeps uv from reading the [tool.uv] of a pyproject.toml in the current directory or above
+    # (test_a_pyproject_of_the_current_directory_changes_nothing_of_what_is_installed).
     if not files:
         yield {**kept, "UV_NO_CONFIG": "1"}
     elif len(files) == 1 and not _decides(files[0], ("pip",)):

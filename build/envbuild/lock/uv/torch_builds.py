@@ -21,6 +21,7 @@ from envbuild.lock.uv.credentials import request_for
 
 PROBE_SECONDS = 10
 PACKAGE_INDEX_BUILD = "index"
+# Whether a page names such a file is all that is asked; uv reads the page itself. So no HTML is parsed.
 _WHEEL_LINK = re.compile(r"torch-[^\"'<>#/]+\.whl")
 
 
@@ -62,6 +63,8 @@ def torch_source(site: Site, version: str, build: str, python: str) -> TorchSour
     """
     if build == PACKAGE_INDEX_BUILD:
         return TorchSource("package-index", None)
+    # replace and not format: an address may have other braces
+    # (test_index_without_a_place_for_the_build_and_with_other_braces).
     url = site.torch_index.replace("{build}", build)
     places = [(TorchSource("find-links", place), "find-links", place) for place in map(_absolute, site.find_links)]
     places.append((TorchSource("torch-index", url), "index", _absolute(url.rstrip("/") + "/torch/")))
@@ -121,6 +124,7 @@ def _fits(wheel: str, version: str, build: str, python: str) -> bool:
         _, found, _, tags = parse_wheel_filename(wheel)
     except InvalidWheelFilename:
         return False
+    # torch has no abi3 wheels: both tags are those of the Python.
     wanted = "cp" + python.replace(".", "")
     return (
         found.local == build
