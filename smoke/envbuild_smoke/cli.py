@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from envbuild_smoke.plan.models import Case, Device, Plan
     from envbuild_smoke.run.options import Options
 
+# argparse exits with 2 too; 130 is 128 + SIGINT, as shells report it.
 OK = 0
 CASES_FAILED = 1
 BAD_PLAN = 2
@@ -45,6 +46,8 @@ def run_and_exit() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in `arguments` (default: the process's own) and return the exit status."""
     options = _parser().parse_args(arguments)
+    # Internal commands of the same program: from a zipapp there is no other file that a child process could be started
+    # with.
     if options.command in ("forkserver", "rank"):
         return _serve(options)
     if options.command == "info":
@@ -82,6 +85,7 @@ def _info(device: "Device") -> int:
     return OK
 
 
+# argparse, not click as in envbuild: the runner may import nothing but Python and what the stack under test has.
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="envbuild-smoke", description="Trains the cases of a plan inside the environment under test."
@@ -148,6 +152,8 @@ def _run(arguments: argparse.Namespace) -> int:
         parent_watchdog.start(stop, INTERRUPTED, grace_seconds=END_SECONDS)
     try:
         plan = read_plan(arguments.plan)
+        # Checked in this order before anything is written: a refused run leaves no output directory, so the same
+        # command with its fault corrected needs no --resume.
         cases = plan.selection(tuple(arguments.only))
         options = _options(arguments, plan, cases)
         results = run_plan(plan, cases, out, emit=_Progress(), stop=stop, options=options)
@@ -197,6 +203,7 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
         raise _RefusedError("--gpus has no effect: the plan is for device cpu")
     chosen: tuple[gpus.Gpu, ...] = ()
     if plan.device == "cuda":
+        # The sweep may need more GPUs than any case.
         ranks = plan.bandwidth.ranks if plan.bandwidth else 1
         count = max(ranks, *(case.world_size for case in cases))
         chosen = gpus.select(plan.gpu, count, arguments.gpus)
@@ -232,6 +239,7 @@ class _Progress:
         if event["event"] == "resumed":
             cut = f"; an incomplete last line of {event['cut_bytes']} bytes was cut off"
             _print(f"resuming: {event['kept']} results are kept{cut if event['cut_bytes'] else ''}")
+        # A broken pipe stays broken: the results are in the file, and the certification must not fail for its watcher.
         if self._broken:
             return
         try:

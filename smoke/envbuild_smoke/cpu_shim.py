@@ -125,6 +125,7 @@ def install() -> None:
 def _resolve(name: str) -> Any:
     """Return the module or class of this dotted name."""
     try:
+        # "torch.Tensor" is a class, and cannot be imported: its owner is, and the class is an attribute of that.
         return importlib.import_module(name)
     except ModuleNotFoundError:
         owner, _, attribute = name.rpartition(".")

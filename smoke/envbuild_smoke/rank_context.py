@@ -77,7 +77,10 @@ class RankContext:
 
     def _report(self, **fields: Any) -> None:
         """Append a line to metrics.jsonl, distinguished by its keys, in one write: several ranks may report."""
+        # CLOCK_MONOTONIC is one clock for all processes of a machine: the runner subtracts its own times from these.
         line = {**fields, "monotonic_seconds": time.monotonic()}
+        # O_APPEND and one write(2): lines of several ranks are whole and never overwrite each other (write(2),
+        # O_APPEND).
         with metrics_path(self.out, self.case.id).open("ab", buffering=0) as file:
             file.write(json.dumps(line).encode() + b"\n")
 

@@ -11,6 +11,8 @@ def global_batch(seed: int, step: int, batch_size: int, sequence_length: int, vo
     Each token is the smallest of three uniform draws: with frequent and rare tokens there is something to
     learn and the loss falls; and integers come out the same on every machine.
     """
+    # Drawn on the CPU: CUDA's generator gives other numbers. The factor, a prime, keeps the seeds of (seed, step) pairs
+    # apart for up to a million steps.
     generator = torch.Generator(device="cpu").manual_seed(seed * 1_000_003 + step)
     shape = (3, batch_size, sequence_length + 1)
     return torch.randint(vocabulary_size, shape, generator=generator).amin(dim=0)
@@ -21,6 +23,7 @@ def rank_micro_batches(samples: torch.Tensor, size: int, rank: int, ways: int) -
 
     As Megatron's own samplers do: micro batches are dealt to the ranks in turn.
     """
+    # So a micro batch has the same samples on every layout.
     for first in range(rank * size, len(samples), size * ways):
         yield samples[first : first + size]
 

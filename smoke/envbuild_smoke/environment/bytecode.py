@@ -11,6 +11,8 @@ from pathlib import Path
 
 from envbuild_smoke.environment.installed import Finding, RecordedFile, finding, shortened
 
+# PEP 552: magic number, flags, then mtime and size of the source or, with bit 0 of the flags set, its hash; bit 1 says
+# whether Python compares that hash.
 _HEADER_BYTES = 16
 _HASHED, _CHECKED = 1, 2
 
@@ -23,6 +25,8 @@ def bytecode_findings(files: Mapping[str, Sequence[RecordedFile]], modules: Iter
     tops = {module.partition(".")[0] for module in modules}
     findings = []
     for package, entries in files.items():
+        # A RECORD names files with / on every platform: the first part is the import name, which often is not the
+        # package's.
         if any(entry.name.partition("/")[0] in tops for entry in entries):
             sources = [entry.path for entry in entries if entry.name.endswith(".py")]
             findings += [
@@ -33,6 +37,8 @@ def bytecode_findings(files: Mapping[str, Sequence[RecordedFile]], modules: Iter
 
 def _differing(source: str) -> str | None:
     """Return the bytecode's file when Python would take it and it is not the source's."""
+    # Of the running Python alone: bytecode of another version, or another optimization level, is not loaded by the
+    # ranks.
     cache = importlib.util.cache_from_source(source)
     try:
         data, text = Path(cache).read_bytes(), Path(source).read_bytes()
@@ -55,5 +61,7 @@ def _is_taken(data: bytes, source: str, text: bytes) -> bool:
 
 def _is_compiled_from(data: bytes, text: bytes, source: str) -> bool:
     with suppress(ValueError, EOFError, TypeError, SyntaxError):
+        # Code objects compare by value: constants, names, bytecode and line numbers. The file's bytes may differ, since
+        # marshal writes shared objects as references.
         return bool(marshal.loads(data[_HEADER_BYTES:]) == compile(text, source, "exec", dont_inherit=True))  # noqa: S302
     return False

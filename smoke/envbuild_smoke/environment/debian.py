@@ -11,12 +11,14 @@ from pathlib import Path
 _ROOT = Path("/var/lib/dpkg")
 # Only dpkg installs modules there.
 MODULES = "/usr/lib/python3/dist-packages/"
+# A line of "Conffiles:" in dpkg's status file; "obsolete" marks one that the installed version no longer has.
 _SETTING = re.compile(r" (/\S+) ([0-9a-f]{32})(?: obsolete)?")
 
 
 def lists(file: str) -> bool:
     """Return whether a module's file is one of the distribution's own."""
     real = os.path.realpath(file)
+    # The folder alone proves nothing: root can put a file there that no package lists.
     return real.startswith(MODULES) and real in _modules()
 
 
@@ -49,6 +51,8 @@ def _digests() -> dict[str, str]:
         for line in (_ROOT / "status").read_text(encoding="utf-8", errors="replace").splitlines():
             if match := _SETTING.fullmatch(line):
                 found[match[1]] = match[2]
+    # Conffiles, as sitecustomize.py in /etc/python3.11 is, have no line in md5sums: their digests are in the status
+    # file.
     for line in _lines("*python3*.md5sums"):
         digest, _, name = line.partition("  ")
         found[f"/{name}"] = digest

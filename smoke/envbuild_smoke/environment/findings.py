@@ -29,10 +29,12 @@ def all_findings(
     """
     result = version_findings(plan.expected_versions, ready.get("modules", {}))
     result += files
+    # One wrong module is one finding, though it is seen twice: where it would be imported from, and where it was.
     reported = {(item["code"], item["found"]) for item in result}
     elsewhere = _imported_elsewhere(plan, ready.get("modules", {}))
     result += [item for item in elsewhere if (item["code"], item["found"]) not in reported]
     result += listed.findings(ready.get("imported", {}))
+    # The folders of packages: the standard library and zip files hold none of these libraries.
     folders = [folder for folder in sys.path if Path(folder).is_dir() and folder.endswith("-packages")]
     known = libraries.reachable(folders)
     for name, paths in libraries.twice(known, ready.get("libraries", {})).items():
@@ -54,6 +56,7 @@ def _imported_elsewhere(plan: Plan, modules: Mapping[str, Mapping[str, Any]]) ->
 
 def _other_python(image: Mapping[str, Any]) -> list[Finding]:
     """Return `other-python` when this is not the Python that the image has the lock's packages for."""
+    # The prefix and not the interpreter: bin/python of a virtual environment is a link to the base's.
     own = (image["fingerprint"] or {}).get("python")
     if not isinstance(own, str) or os.path.realpath(Path(own).parents[1]) == os.path.realpath(sys.prefix):
         return []

@@ -31,6 +31,7 @@ _RUNNER = Path(__file__).parents[1]
 _CACHES = {
     "TORCHINDUCTOR_CACHE_DIR": (),
     "TRITON_CACHE_DIR": ("~/.triton",),
+    # Triton's cache is below TRITON_HOME where only that is set.
     "TRITON_HOME": (),
     "TORCH_EXTENSIONS_DIR": ("~/.cache/torch_extensions",),
 }
@@ -44,6 +45,7 @@ def new_files() -> dict[str, str]:
     own cache are left out.
     """
     found = {}
+    # A copy: a thread of a library may import while this runs.
     for name, module in list(sys.modules.items()):
         file = _file(module)
         if file is None or file in _reported:
@@ -59,6 +61,7 @@ def startup_findings(imported: Mapping[str, str | None]) -> list[Finding]:
 
     `imported` are the files of the `STARTUP_MODULES` that the fork server had imported.
     """
+    # A RECORD lists .pth files too: those of editable packages and of some tools are a package's own.
     listed = {
         os.path.realpath(str(distribution.locate_file(file)))
         for distribution in importlib.metadata.distributions()
@@ -111,6 +114,7 @@ class ListedFiles:
         root = _root(distribution)
         if text := distribution.read_text("RECORD"):
             rows = [row[0] for row in csv.reader(text.splitlines()) if row]
+            # Modules have the path that was on sys.path: with links resolved or not.
             for folder in {root, os.path.realpath(root)}:
                 self._files.update(f"{folder}/{row}" for row in rows)
             if source := _editable_source(distribution):
@@ -162,6 +166,8 @@ def _is_pythons(module: str, file: str) -> bool:
     for folder in _standard_library():
         if real.startswith(folder):
             below = real[len(folder) :].split("/")[0]
+            # A module put into the standard library's folder is not Python's; names that begin with _ are its
+            # accelerators (_decimal).
             named = top in sys.stdlib_module_names or top.startswith("_")
             return named and below not in ("site-packages", "dist-packages")
     return False
@@ -181,6 +187,7 @@ def _is_pythons_startup(file: str) -> bool:
 def _runs_code(pth: Path) -> bool:
     """Return whether a .pth file runs code, other than that of the environment's own tools."""
     lines = pth.read_text(encoding="utf-8", errors="replace").splitlines()
+    # Module site executes the lines of a .pth file that begin so, and adds the others to sys.path.
     code = [line for line in lines if line.startswith(("import ", "import\t"))]
     return bool(code) and code != [_ENVIRONMENT_PTH]
 
@@ -191,12 +198,15 @@ def _is_runners(file: str) -> bool:
 
 def _is_in_a_cache(file: str) -> bool:
     """Return whether a library wrote the file into its cache and loaded it by its path: no cache is in sys.path."""
+    # Inductor's default is torchinductor_USER in the temporary folder.
     folders = [f"{tempfile.gettempdir()}/torchinductor_"]
     for variable, usual in _CACHES.items():
         named = [os.environ[variable]] if os.environ.get(variable) else []
         folders += [os.path.realpath(os.path.expanduser(folder)) + "/" for folder in (*named, *usual)]  # noqa: PTH111
     real = os.path.realpath(file)
     inside = [folder for folder in folders if real.startswith(folder)]
+    # A folder on sys.path is no cache: whatever is in it would be imported by name, as any package that is not in the
+    # lock.
     return bool(inside) and not any(
         os.path.realpath(entry).startswith(folder.rstrip("/")) for entry in sys.path for folder in inside if entry
     )

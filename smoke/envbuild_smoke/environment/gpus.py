@@ -18,6 +18,7 @@ from envbuild_smoke.plan.models import WantedGpu
 Reason = Literal["too-few-gpus", "gpus-in-use", "wrong-gpu", "no-driver"]
 _FIELDS = ("index", "uuid", "name", "memory.total", "driver_version", "compute_cap")
 DEVICES = Path("/dev")
+# A driver that hangs lets nvidia-smi wait in the kernel, without an end.
 _LIMIT_SECONDS = 60
 
 
@@ -71,6 +72,7 @@ def installed() -> tuple[Gpu, ...]:
     rows = _query("--query-gpu=" + ",".join(_FIELDS))
     found = []
     for row in rows:
+        # A line such as "No devices were found" can come with exit status 0.
         if len(row) != len(_FIELDS) or not row[0].isdigit():
             raise CannotRunError("no-driver", f"nvidia-smi printed {', '.join(row)!r} where a GPU was expected")
         index, *values = row
@@ -96,6 +98,7 @@ def _nvidia_smi(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def _query(question: str) -> list[list[str]]:
     """Return the rows that nvidia-smi prints; raises CannotRunError with the reason when it fails."""
+    # The container toolkit mounts nvidia-smi only with the capability "utility": CUDA works without it.
     if shutil.which("nvidia-smi") is None:
         if any(DEVICES.glob("nvidia[0-9]*")):
             message = (
@@ -142,6 +145,7 @@ def _named(present: tuple[Gpu, ...], names: Sequence[str], source: str) -> tuple
         if found[0] in chosen:
             raise UnknownGpuError(f"{source} names GPU {found[0].index} twice")
         chosen.append(found[0])
+    # By index, as CUDA_DEVICE_ORDER=PCI_BUS_ID counts them: neighbours on the bus stay neighbours.
     return tuple(sorted(chosen, key=lambda gpu: gpu.index))
 
 
@@ -160,6 +164,7 @@ def _demand_generation(chosen: Sequence[Gpu], wanted: WantedGpu) -> None:
         )
 
 
+# A process on a GPU takes memory and time: a case would fail or be slow for no fault of the environment.
 def _demand_unused(chosen: Sequence[Gpu]) -> None:
     by_uuid = {gpu.uuid: gpu for gpu in chosen}
     rows = _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory")
@@ -174,5 +179,6 @@ def _demand_unused(chosen: Sequence[Gpu]) -> None:
 
 def capability(sm: str) -> str:
     """Return "9.0" for the SM "90" or "90a", as nvidia-smi writes it."""
+    # The suffix (a: this architecture alone, f: its family) is of compiled code; a GPU has none.
     digits = re.sub(r"[a-z]+$", "", sm)
     return f"{digits[:-1]}.{digits[-1]}"

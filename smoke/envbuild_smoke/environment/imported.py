@@ -78,6 +78,7 @@ def _module(module: Any) -> dict[str, str | None]:
 def _cuda(torch: Any) -> dict[str, Any]:
     started = torch.cuda._is_in_bad_fork()
     nccl = None
+    # A torch without NCCL, for the CPU, has no such function.
     with suppress(Exception):
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
     devices = 0 if started else torch.cuda.device_count()
@@ -93,9 +94,11 @@ def _in_a_fork(work: Callable[[], Any]) -> list[dict[str, Any]]:
     if pid == 0:
         with suppress(BaseException), os.fdopen(write, "w", encoding="utf-8") as file:
             os.close(read)
+            # Each answer is flushed: those before a module that kills the process count.
             for answer in work():
                 file.write(json.dumps(answer) + "\n")
                 file.flush()
+        # Not sys.exit: the exit handlers are of the process that forked.
         os._exit(0)
     os.close(write)
     with os.fdopen(read, encoding="utf-8") as file:

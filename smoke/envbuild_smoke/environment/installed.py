@@ -92,6 +92,8 @@ def _origin(module: str, folders: Sequence[str]) -> str | None:
     spec, name = None, ""
     for part in module.split("."):
         name = f"{name}.{part}" if name else part
+        # PathFinder and not importlib.util.find_spec: that imports the parents, and looks at what this process has
+        # imported.
         spec = importlib.machinery.PathFinder.find_spec(name, list(folders))
         if spec is None:
             return None
@@ -125,6 +127,8 @@ def _modules(files: Sequence[RecordedFile]) -> dict[str, str]:
 
 def _rows(package: str, root: str, text: str) -> Iterator[RecordedFile]:
     for row in csv.reader(text.splitlines()):
+        # Paths, hashes and sizes (packaging.python.org, recording installed packages); RECORD's own line has neither
+        # hash nor size.
         if len(row) == 3 and row[0]:
             size = int(row[2]) if row[2].isdigit() else None
             path = f"{root}/{row[0]}"
@@ -155,6 +159,7 @@ def _difference(file: RecordedFile, size: int) -> tuple[str, str] | None:
     algorithm, _, expected = file.digest.partition("=")
     if size > HASHED_BYTES or algorithm != "sha256" or not _is_hashed(file.name):
         return None
+    # RECORD writes hashes in URL-safe base64 without padding.
     found = base64.urlsafe_b64encode(_digest(file.path)).decode().rstrip("=")
     return None if found == expected else (file.digest, f"sha256={found}")
 
@@ -168,6 +173,7 @@ def _digest(path: str) -> bytes:
 
 
 def _is_hashed(name: str) -> bool:
+    # Also "libcudnn.so.9".
     return name.endswith(_HASHED_SUFFIXES) or ".so." in name.rpartition("/")[2]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 # Two of these in one process disagree about their own state. CUDA's runtime is not among them: a base may
 # bring its own in addition to that of the packages, and each library finds the one that it was linked to.
 _SINGLE = re.compile(r"lib(?:nccl|cudnn|torch|torch_cpu|torch_cuda|torch_python|c10|c10_cuda)\.so(?:\.\d+)?")
+# libnccl.so.2.27.3 and libnccl.so.2.29.7 have one soname: the loader takes either for the other.
 _VERSIONED = re.compile(r"(lib[\w+-]+\.so(?:\.\d+)?)(?:\.\d+)*")
 
 
@@ -23,6 +24,7 @@ def mapped() -> dict[str, list[str]]:
     """Return the files of these libraries that this process has mapped, by name."""
     found: dict[str, set[str]] = {}
     for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        # proc(5): address, permissions, offset, device, inode, path; the path may have spaces.
         path = line.split(maxsplit=5)[5:]
         if path and (name := soname(path[0])):
             found.setdefault(name, set()).add(path[0])
@@ -35,6 +37,7 @@ def reachable(folders: Iterable[str]) -> dict[str, list[str]]:
     Files that are one and the same under several names count once.
     """
     files = [file for folder in folders for file in _below(folder)]
+    # Not below these folders: the loader does not descend.
     for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
         if Path(folder).is_dir():
             files += [entry.path for entry in os.scandir(folder)]
@@ -74,6 +77,7 @@ def _below(folder: str) -> list[str]:
 
 
 def _loader_cache() -> list[str]:
+    # /sbin is not on the PATH of every user.
     for program in ("ldconfig", "/sbin/ldconfig"):
         try:
             answer = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=30, check=False)

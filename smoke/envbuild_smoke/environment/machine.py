@@ -11,6 +11,7 @@ from typing import Any
 from envbuild_smoke.environment import gpus
 
 FINGERPRINT = Path("/etc/envbuild/fingerprint.json")
+# Variables that change what is loaded, how ranks are connected, or which kernels run. No others: they may be secrets.
 _PREFIXES = ("NCCL_", "CUDA_", "CUBLAS_", "GLOO_", "TORCH_NCCL_", "NVTE_", "UCX_", "LD_", "PYTHON")
 _CHUNK_BYTES = 1 << 20
 

@@ -52,10 +52,13 @@ def load_json(content: bytes) -> object:
         raise FieldError(f"not UTF-8: {error}") from error
     except json.JSONDecodeError as error:
         raise FieldError(f"not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error
+    # json's decoder recurses once a level: a plan of 100,000 brackets ends it with this and not with a JSONDecodeError.
     except RecursionError as error:
         raise FieldError("not JSON that can be read: nested too deeply") from error
 
 
+# Written by hand: pydantic, jsonschema or msgspec would have to be in the environment under test, whose packages are
+# exactly those of its lock.
 def read_object(kind: type[T], value: object, where: str, **given: object) -> T:
     """Return a JSON object as the dataclass `kind`; `given` are fields that are not in the document."""
     document = _typed(value, dict, "an object", where)
@@ -75,6 +78,7 @@ def read_object(kind: type[T], value: object, where: str, **given: object) -> T:
 
 def _read(kind: Any, value: object, where: str, rule: Rule | None = None) -> Any:
     """Return a JSON value as the type `kind`."""
+    # `X | None` is types.UnionType, but typing.Union once X is Annotated: both occur in these classes.
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _read(arguments[0], value, where, arguments[1])
@@ -103,6 +107,7 @@ def _read_scalar(kind: Any, value: object, where: str, rule: Rule | None) -> Any
     is_kind = type(value) is kind or (kind is float and type(value) is int)
     if not is_kind or (rule is not None and not rule.allows(value)):
         raise _refused(value, rule.text if rule else _SCALARS[kind], where)
+    # A whole number is allowed where a float is wanted: JSON has one type of numbers, and writers drop the ".0".
     return kind(value)
 
 
@@ -113,6 +118,7 @@ def _typed(value: object, kind: type[T], text: str, where: str) -> T:
 
 
 def _refused(value: object, text: str, where: str) -> FieldError:
+    # As JSON, so that the user finds the text of the message in the file.
     shown = json.dumps(value)
     return FieldError(f"{where}: found {shown if len(shown) <= 80 else shown[:77] + '...'}; must be {text}")
 

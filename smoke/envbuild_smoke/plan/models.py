@@ -28,6 +28,7 @@ Nonce = Annotated[str, matching(r"[0-9a-f]{32}", "32 lower-case hexadecimal digi
 # As compilers write it: 90, 90a, 103f.
 Sm = Annotated[str, matching(r"[1-9][0-9]{1,2}[af]?", "a compute capability without its dot, such as '90' or '90a'")]
 ModuleName = Annotated[str, matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the dotted name of a module")]
+# The letters of megatron-core's `hybrid_override_pattern` (ssm/mamba_hybrid_layer_allocation).
 HybridPattern = Annotated[
     str, matching(r"[M*-]{1,1024}", "a letter for each layer: M (Mamba), * (attention) or - (MLP)")
 ]
@@ -158,6 +159,7 @@ class WantedGpu:
     """What every GPU used must be: of one of these compute capabilities ("90a"), and of these names if any."""
 
     sm: Annotated[tuple[Sm, ...], NOT_EMPTY]
+    # Parts of nvidia-smi's name: a compute capability does not separate an H100 from an H200, both 9.0.
     names: tuple[str, ...] = ()
 
 
@@ -180,6 +182,7 @@ class Plan:
     """
 
     schema: Literal["envbuild.plan/2"]
+    # New in every plan: envbuild rejects results whose nonce was used before.
     nonce: Nonce
     subject: Mapping[str, str]
     device: Device
@@ -192,6 +195,7 @@ class Plan:
     models: Mapping[str, Model]
     cases: Annotated[tuple[Case, ...], NOT_EMPTY]
     digest: str
+    # Kept for the rank processes: they parse the same bytes that the digest in the results is of.
     content: bytes
 
     def case(self, case_id: str) -> Case:

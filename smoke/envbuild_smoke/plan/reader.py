@@ -48,9 +48,11 @@ def _check_references(plan: Plan) -> None:
     for case in plan.cases:
         if case.id in ids:
             raise PlanError(f"plan.cases: the id {case.id!r} occurs twice; ids must differ")
+        # The id names a directory: two cases of one id would overwrite each other's logs and checkpoints.
         ids.add(case.id)
         if case.model not in plan.models:
             raise PlanError(f"case {case.id}: model: found {case.model!r}; plan.models has {names(plan.models)}")
+        # Only a case without a baseline saves initial weights, so a chain of baselines could never start.
         if case.baseline is not None and case.baseline not in baselines:
             found = f"found {case.baseline!r}; the plan's baselines: {names(baselines)}"
             raise PlanError(f"case {case.id}: baseline: {found}")

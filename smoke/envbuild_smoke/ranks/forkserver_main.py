@@ -34,6 +34,7 @@ from envbuild_smoke.ranks.program import RankProgram
 from envbuild_smoke.ranks.rank_main import enable_stack_dumps, redirect_output
 from envbuild_smoke.ranks.rank_main import serve as serve_rank
 
+# linux/prctl.h; Python has no binding of prctl.
 _PR_SET_PDEATHSIG = 1
 
 
@@ -77,9 +78,11 @@ class _Server:
         """Serve until the runner disconnects."""
         wake_read, wake_write = os.pipe()
         for descriptor in (wake_read, wake_write):
+            # set_wakeup_fd refuses a descriptor that blocks.
             os.set_blocking(descriptor, False)
         # Without a handler, nothing is written to the wake-up descriptor.
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        # select is restarted after a signal (PEP 475): the byte in the pipe is what wakes the loop up.
         signal.set_wakeup_fd(wake_write)
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
@@ -99,6 +102,7 @@ class _Server:
 
     def _reap(self) -> None:
         while self._running:
+            # One SIGCHLD may stand for several children: signals of one kind are not queued (signal(7)).
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
@@ -115,10 +119,13 @@ class _Server:
                     kill(pid, signal.SIGKILL)
 
     def _start(self, command: Message) -> None:
+        # SCM_RIGHTS: the descriptor came with the bytes of this command, so it is there and the first of those not
+        # taken.
         channel = self._control.descriptor()
         pid = os.fork()
         if pid == 0:
             self._become_rank(command, channel)
+        # The rank keeps the only copy: the runner sees the end of the stream as soon as the rank is gone.
         os.close(channel)
         self._running[pid] = command["start"]
         self._control.send({"event": "started", "key": command["start"], "pid": pid})
@@ -144,8 +151,10 @@ class _Server:
 
     def _execute(self, channel: int) -> NoReturn:
         """Become a new interpreter, started with the same options as this one."""
+        # exec closes descriptors that are not inheritable (PEP 446).
         for descriptor in (channel, self._plan_descriptor):
             os.set_inheritable(descriptor, True)
+        # The options of the interpreter (-I, -S) decide which packages are found: they have to be the same.
         arguments = [*sys.orig_argv[: -len(sys.argv)], sys.argv[0], "rank"]
         arguments += ["--channel", str(channel), "--plan-descriptor", str(self._plan_descriptor)]
         arguments += ["--program", self._program.as_argument()]
@@ -156,9 +165,12 @@ class _Server:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        # A group and session of its own: it is killed with all that it started, and a signal of the terminal does not
+        # reach it.
         os.setsid()
         # If the fork server is killed, its ranks have to end by themselves.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # prctl(2): a parent that died before the call sends no signal.
         if os.getppid() != self._pid:
             os._exit(1)
         null = os.open(os.devnull, os.O_RDONLY)

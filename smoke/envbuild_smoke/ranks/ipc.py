@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 _CHUNK_BYTES = 65536
+# recv_fds drops descriptors beyond this number. One comes with each message, and few messages come at once.
 _MOST_DESCRIPTORS = 16
 
 Message = dict[str, Any]
@@ -33,6 +34,7 @@ class Channel:
         """Send a message; False when the other end is gone."""
         content = (json.dumps(message) + "\n").encode()
         with suppress(BrokenPipeError, ConnectionResetError):
+            # sendmsg may send a part; the descriptors go with its first byte (unix(7)), the rest follows without.
             sent = socket.send_fds(self._socket, [content], list(descriptors)) if descriptors else 0
             self._socket.sendall(content[sent:])
             return True
@@ -63,6 +65,7 @@ class Channel:
     def _read(self) -> None:
         try:
             chunk, descriptors, _, _ = socket.recv_fds(self._socket, _CHUNK_BYTES, _MOST_DESCRIPTORS)
+        # An end that closes with messages unread resets the connection instead of ending it.
         except ConnectionResetError:
             chunk, descriptors = b"", []
         self._descriptors.extend(descriptors)

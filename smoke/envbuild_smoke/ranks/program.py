@@ -22,6 +22,7 @@ class RankProgram:
 
     def as_argument(self) -> str:
         """Return it as one command line argument."""
+        # On the command line and not over the channel: an executed rank needs it before it has one.
         return json.dumps(asdict(self))
 
     @classmethod

@@ -33,6 +33,7 @@ from envbuild_smoke.rank_context import RankContext, failure_record_path, saves_
 from envbuild_smoke.ranks.ipc import Channel, Message
 from envbuild_smoke.ranks.program import RankProgram
 
+# The sweep is no case of the plan: it gets the name of its kind as id, and a folder of that name.
 BANDWIDTH, CASE = "bandwidth", "case"
 
 
@@ -43,10 +44,12 @@ def serve(program: RankProgram, plan: Plan, channel: Channel) -> int:
     channel.send({"event": "ready"})
     while (command := channel.receive()) is not None:
         redirect_output(command["log"])
+        # The variables of torchrun: libraries read them though the driver passes rank and size itself.
         os.environ.update(command["variables"])
         context = _context(command, plan, channel.descriptor() if command["listens"] else None)
         status, answer = _run(program.function(command["task"]), context, command)
         _flush()
+        # After a failure the process ends: peers, groups and the GPU's memory may be in any state.
         if status is not None:
             return status
         # What another task imported is reported with the next case.
@@ -58,11 +61,13 @@ def serve(program: RankProgram, plan: Plan, channel: Channel) -> int:
 def enable_stack_dumps() -> None:
     """Let this process write its stacks when it crashes, and when the runner requests them (SIGUSR1)."""
     faulthandler.enable()
+    # chain=False: without a handler of Python's the default of SIGUSR1 would end the process.
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
 
 
 def redirect_output(log: str) -> None:
     """Redirect all output of this process, from Python or not, to the file `log`."""
+    # O_APPEND: stdout and stderr, and children that inherit them, write to one file without overwriting.
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for target in (1, 2):
         os.dup2(descriptor, target)
@@ -100,6 +105,7 @@ def _run(entry: str, context: RankContext, command: Message) -> tuple[int | None
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
         return None, function(context, *arguments)
     except SystemExit as error:
+        # SystemExit's code may be None (0), a number, or a text (1), as for the interpreter.
         return error.code if isinstance(error.code, int) else int(error.code is not None), None
     except BaseException as error:  # noqa: BLE001 - recorded, and turned into the exit status
         _record_failure(context, error)
@@ -112,6 +118,7 @@ def _record_failure(context: RankContext, error: BaseException) -> None:
     kind = "not-finite" if isinstance(error, FloatingPointError) else "exception"
     record = {"monotonic_seconds": time.monotonic(), "kind": kind, "message": error_line(error)}
     path = failure_record_path(context.out, context.case.id, context.rank)
+    # Renamed when it is whole: the runner reads it while ranks die.
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(record), encoding="utf-8")
     os.replace(partial, path)
@@ -122,10 +129,12 @@ def _flush() -> None:
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
+    # C's stdio buffers a file by blocks: what NCCL or a kernel printed would land in the log of the next case.
     ctypes.CDLL(None).fflush(None)
 
 
 def _raise_oom_score() -> None:
     """Make the kernel, when memory runs out, end a rank rather than the fork server."""
     with suppress(OSError):
+        # proc(5): from -1000 to 1000. Raising it needs no privilege.
         Path("/proc/self/oom_score_adj").write_text("800", encoding="ascii")

@@ -48,8 +48,10 @@ class CaseRun:
         startup = None
         if self._steps:
             first = self._steps[0]
+            # Steps are reported at their end.
             startup = first["monotonic_seconds"] - first["seconds"] - self.task_run.began
         shown = ("step", "loss", "grad_norm", "seconds")
+        # The mapped libraries of all ranks: what one of them opened late is not in the report of the driver.
         observed = {**(self._observed or {}), "libraries": self.task_run.libraries}
         if foreign := listed.findings(self.task_run.imported):
             observed["unlisted"] = foreign
@@ -71,6 +73,7 @@ class CaseRun:
     def _read_reports(self) -> None:
         """Read what was reported since the last update, and emit its events."""
         lines = read_lines(self._reports, self._read)
+        # An incomplete line is read again when the rest of it is there.
         self._read += len(lines)
         for line in lines.splitlines():
             content = json.loads(line)
@@ -92,6 +95,7 @@ class CaseRun:
             return ("timed-out" if cause.kind == "timeout" and timed_out else "failed"), cause
         problem = self._step_problem()
         if problem is not None:
+            # The last rank is of the last pipeline stage, which reports.
             log = self.task_run.task.log_name(self._case.world_size - 1)
             return "failed", Failure(kind="incomplete", message=problem, exit_status=0, log=log)
         return "completed", None

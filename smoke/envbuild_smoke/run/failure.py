@@ -66,6 +66,7 @@ def read_record(path: Path) -> Mapping[str, Any] | None:
     """Return what a rank wrote when it raised, or None."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
+    # A rank that was killed wrote none.
     except FileNotFoundError:
         return None
     return record if isinstance(record, dict) else None
@@ -74,6 +75,7 @@ def read_record(path: Path) -> Mapping[str, Any] | None:
 def signal_name(number: int) -> str:
     """Return "SIGKILL" for 9, and the number for a signal without a name."""
     try:
+        # Real-time signals have no name in Python but SIGRTMIN and SIGRTMAX.
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"

@@ -28,6 +28,7 @@ class ForkServer:
 
     def __init__(self, program: RankProgram, plan: Plan, log: Path, *, lock: int, variables: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
+        # A file without a name: the plan that ranks parse cannot be changed or removed while the run goes on.
         content = os.memfd_create("plan.json")
         with os.fdopen(os.dup(content), "wb") as file:
             file.write(plan.content)
@@ -64,6 +65,7 @@ class ForkServer:
 
     def close(self) -> int:
         """End the fork server and its ranks; return its exit status, negative for a signal."""
+        # The closed connection is the command to end, and also what remains of a runner that was killed.
         self.channel.close()
         try:
             return self._process.wait(timeout=_END_SECONDS)
@@ -113,6 +115,7 @@ def request_stacks(pid: int) -> None:
 
 def groups_with_others(pids: set[int]) -> set[int]:
     """Return those of the rank processes whose process group has other processes in it."""
+    # No library for this: psutil may be absent from the environment under test.
     groups = set()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) in pids:
@@ -132,12 +135,14 @@ def entry_point() -> Path:
 
 def zipapp_path() -> Path | None:
     """Return the zipapp this module was loaded from, or None when it comes from files."""
+    # zipimport's loader has the path of its archive; the loader of files has no such attribute.
     archive = getattr(__spec__.loader, "archive", None) if __spec__ else None
     return Path(archive).resolve() if archive else None
 
 
 def _interpreter_options() -> list[str]:
     """Return the options that decide which packages are found, as this interpreter was started with."""
+    # Not sys.orig_argv: the command line of the runner has its own subcommand and options.
     flags = sys.flags
     given = {"-I": flags.isolated, "-E": flags.ignore_environment, "-s": flags.no_user_site}
     return [option for option, is_set in given.items() if is_set]

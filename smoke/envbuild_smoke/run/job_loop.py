@@ -77,6 +77,7 @@ class JobLoop:
             limit_seconds=job.case.time_limit_seconds,
         )
         try:
+            # Also after the fork server died: `wait_for_fork_server` starts another one.
             if not pool.is_ready:
                 self._context.wait_for_fork_server()
             if job.kind == "case":
@@ -114,6 +115,7 @@ class JobLoop:
 
     def _update(self) -> None:
         now = time.monotonic()
+        # A copy: cases that end are taken out.
         for key, run in list(self._running.items()):
             ended = run.update(now)
             if isinstance(run, CaseRun) and run.weights_saved:
@@ -124,6 +126,7 @@ class JobLoop:
 
     def _ended(self, job: RunJob, run: CaseRun | TaskRun) -> None:
         task = run.task_run if isinstance(run, CaseRun) else run
+        # The death of the fork server is not the case's fault, unless the case causes it again.
         if only_lost_its_server(task) and self._restart(job, self._context.pool.server_end):
             return
         self._scheduler.ended(job.job.key)
@@ -139,6 +142,7 @@ class JobLoop:
         result = replace(result, restarted=self._restarted.get(job.job.key))
         if job.rerun:
             self._log.ran_again(result)
+        # Its result is whole with the comparison of its weights, and is written then.
         elif result.status == "completed" and compare_key(job.case.id, job.repeat) in self._jobs:
             self._log.keep_trained(result)
         else:

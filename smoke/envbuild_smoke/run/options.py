@@ -31,6 +31,7 @@ class Options:
     @property
     def variables(self) -> dict[str, str]:
         """Variables of the ranks: the chosen GPUs, counted in nvidia-smi's order."""
+        # UUIDs: CUDA's indices follow its own order unless CUDA_DEVICE_ORDER is set, those of nvidia-smi the bus.
         uuids = ",".join(gpu.uuid for gpu in self.gpus)
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": uuids} if self.gpus else {}
 

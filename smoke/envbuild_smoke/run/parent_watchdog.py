@@ -23,6 +23,7 @@ def start(stop: threading.Event, status: int, *, grace_seconds: float, descripto
         stop.set()
         # The main thread may not check the event: it hashes a file, or hangs.
         time.sleep(grace_seconds)
+        # Not sys.exit, which would end this thread alone.
         os._exit(status)
 
     threading.Thread(target=watch, daemon=True).start()

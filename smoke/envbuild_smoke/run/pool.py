@@ -84,6 +84,7 @@ class Pool:
         self._wait_until_gone(set(devices))
         processes = []
         for device, log in zip(devices, logs, strict=True):
+            # CUDA's context holds memory on each GPU that a process has used: a process stays with its device.
             process = self._idle.pop(device, None)
             if process is None or process.gone:
                 process = self._start(device, log)
@@ -93,6 +94,7 @@ class Pool:
 
     def release(self, processes: Sequence[RankProcess]) -> None:
         """Keep processes whose task was done for the next one, except those that left children running."""
+        # A child that lives on may hold the GPU's memory, or print into the log of the next case.
         dirty = groups_with_others({process.pid for process in processes if process.pid is not None})
         for process in processes:
             if self.live and not process.gone and process.pid not in dirty:
@@ -188,6 +190,8 @@ class Pool:
     def _exited(self, event: Message) -> None:
         process = self._known[event["key"]]
         # It may have reported that it was done, and then died.
+        # The exit comes over the fork server's channel, the "done" over the rank's: of two sockets any may be read
+        # first.
         with selectors.DefaultSelector() as selector:
             selector.register(process.channel, selectors.EVENT_READ)
             if selector.select(0):

@@ -37,6 +37,7 @@ class ResultLog:
     def read_trained(self, run: Key) -> None:
         """Take over what an interrupted run left of a case that it had trained and not compared."""
         result = _read_trained(self._trained_path(run))
+        # The file is in a folder that its case's id names: one that was copied there is of another case.
         if result is not None and (result.case, result.repeat) == run and result.status == "completed":
             self.trained[run] = result
 
@@ -116,4 +117,5 @@ def _write_whole(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    # rename(2) is atomic: a reader finds the whole file or none.
     os.replace(partial, path)

@@ -62,6 +62,8 @@ def take_lock(out: Path) -> int:
 
 def _locked(descriptor: int) -> bool:
     try:
+        # flock and not a file with a pid: the kernel drops the lock with the last process that holds the descriptor.
+        # Ranks inherit it, so those that a killed runner left are noticed.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
@@ -95,6 +97,7 @@ def read_previous(out: Path, plan: Plan) -> PreviousRun:
         raise ResumeError(
             f"{path} is damaged: the line of a case cannot be read ({error}); run again with another --out"
         ) from None
+    # Only now, after every check: results that are refused stay as they are.
     _cut(path, whole)
     return PreviousRun(
         run_line=lines[0],
@@ -132,6 +135,7 @@ def check_same_environment(previous: PreviousRun, run_line: dict[str, Any]) -> N
 
 
 def _gpus(line: dict[str, Any]) -> list[tuple[Any, ...]]:
+    # Not by UUID: a run may go on on another node of the same kind.
     names = ("name", "driver", "compute_capability")
     return sorted({tuple(gpu[name] for name in names) for gpu in line["machine"]["gpus"]})
 

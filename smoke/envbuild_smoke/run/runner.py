@@ -44,6 +44,7 @@ def run_plan(
     out.mkdir(parents=True, exist_ok=True)
     drivers = tuple(sorted({DRIVERS[case.driver] for case in plan.cases}))
     program = replace(options.program or RankProgram(preload=drivers), modules=plan.expected_modules)
+    # Before the results are read: another run could still write to them.
     lock = resume.take_lock(out)
     previous = resume.read_previous(out, plan) if options.resume else None
     variables = {**options.variables, **(cache_variables(out) if plan.device == "cuda" else {})}
@@ -85,6 +86,7 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
             context.emit({"event": "resumed", "kept": len(log.results), **cut})
         if unusable is None:
             JobLoop(context, _jobs(context, cases, log, previous), devices, log, listed).run()
+            # After the cases: a sweep beside them would be slowed down by them, and slow them down.
             if plan.bandwidth is not None and (previous is None or not previous.bandwidth):
                 sweep = measure_bandwidth(context, plan.bandwidth, devices)
                 writer.write({"schema": SCHEMA, "type": "bandwidth", **sweep})

@@ -14,6 +14,7 @@ from statistics import median
 # What a case without an estimate is taken to last where no case has one: on a GPU, mostly its start.
 UNKNOWN_SECONDS = 15.0
 # A job is pressing when it, and what waits for it, takes more than this share of what is left to be done.
+# Half of what is left for each device: benchmarks/bench_packing.py holds the makespans with it.
 _PRESSING = 0.5
 
 
@@ -110,6 +111,7 @@ class Scheduler:
             if job.world_size > len(self._free):
                 reserved = reserved or self._reserve(job)
                 continue
+            # Measured by benchmarks/bench_packing.py: without any estimate strict backfill leaves devices free.
             allowed = 0.0 if job.seconds is not None else self._unknown_seconds
             if reserved is not None and now + self.seconds(job) > reserved[0] + allowed:
                 if job.world_size > reserved[1]:
@@ -124,6 +126,7 @@ class Scheduler:
 
     def _size(self, job: Job) -> tuple[int, float]:
         """Return what decides the order: devices, and the time of the job and, on one device, of all that follow."""
+        # A baseline of one device and its dependents would else come last, after larger cases that wait for others.
         following = sum(other.world_size * self.seconds(other) for other in self._followers[job.key])
         return job.world_size, self.seconds(job) + following
 

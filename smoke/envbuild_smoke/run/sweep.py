@@ -14,6 +14,8 @@ from envbuild_smoke.run.results import Failure
 from envbuild_smoke.run.task_failure import failure_of
 from envbuild_smoke.run.task_run import RankTask, TaskRun
 
+# Far more than the sweep takes: 25 times a size, and 4 GiB take a few seconds even over sockets (2 to 3 GB/s on four
+# H200s).
 LIMIT_SECONDS = 300.0
 
 

@@ -132,6 +132,7 @@ class TaskRun:
         if self._state is _State.DYING:
             # Also one whose start was reported only after the first kill.
             self._pool.retire(process for process in self.processes if not process.gone)
+            # A process in uninterruptible sleep (a disk, a driver) outlives SIGKILL: the run goes on without it.
             if all(process.gone for process in self.processes) or now > self._changed_at + DEATH_LIMIT_SECONDS:
                 self._end(now)
         return self._state is _State.ENDED
@@ -148,6 +149,7 @@ class TaskRun:
             port = listener.getsockname()[1]
             common = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
             for rank, (process, log) in enumerate(zip(self.processes, self.task.logs, strict=True)):
+                # On the CPU devices are slots of the scheduler: LOCAL_RANK is the rank.
                 local = self.devices[rank] if self._pool.plan.device == "cuda" else rank
                 own = {"RANK": str(rank), "LOCAL_RANK": str(local), "MASTER_PORT": str(port)}
                 message = {
@@ -170,6 +172,7 @@ class TaskRun:
             if rank in self.ends or process.exited_at is None or process.exit_status is None:
                 continue
             status, moment = process.exit_status, process.exited_at
+            # The kernel kills with signal 9 too, when memory runs out: before the runner's own kill it is a cause.
             killed = status == -9 and moment > self._killed_at
             self.ends[rank] = RankEnd(
                 rank=rank, exit_status=status, seen_at=moment, killed_by_runner=killed, done=process.done is not None
@@ -192,6 +195,7 @@ class TaskRun:
             for process in self.processes:
                 if process.pid is not None and not process.gone and not process.done:
                     request_stacks(process.pid)
+            # Not killed at once: faulthandler writes the stacks, which say where the rank hung.
             self._state, self._changed_at = _State.WRITING_STACKS, now
 
     def _kill(self, now: float) -> None:

@@ -50,6 +50,7 @@ def train(context: RankContext) -> None:
             if step == case.resume_at:
                 run.resume()
         run.finish()
+        # The model refers to its process groups, which `joined` destroys next.
         del run
 
 
@@ -95,9 +96,11 @@ class _Run:
     def _forward_backward(self, step: int) -> tuple[float, float]:
         model, training = self._context.model, self._case.training
         microbatches = training.microbatches(self._case.layout)
+        # As Megatron-LM's train_step: gradients are summed in the buffers of DistributedDataParallel, and stay there.
         for chunk in self._wrapped:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
+        # Every rank draws the whole batch and takes its part: no samples have to be sent.
         samples = global_batch(
             training.seed, step, training.global_batch_size, model.sequence_length, model.vocabulary_size
         )
@@ -109,6 +112,8 @@ class _Run:
         ]
         outputs = get_forward_backward_func()(
             forward_step_func=partial(forward_step, model),
+            # The interleaved schedule asserts that it gets lists (megatron-core 0.16.1,
+            # pipeline_parallel/schedules.py).
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=self._wrapped if len(self._wrapped) > 1 else self._wrapped[0],
             num_microbatches=microbatches,

@@ -32,6 +32,8 @@ class ContextParallelAttention(torch.nn.Module):  # type: ignore[misc]
         """
         ways, rank = self._group.size(), self._group.rank()
         everywhere = torch.arange(query.size(0) * ways, device=query.device).unsqueeze(0)
+        # A rank has two pieces that are not neighbours (`context_part`): gathered in the order of the ranks, they are
+        # sorted into the order of the sequence.
         positions = [context_part(everywhere, part, ways).squeeze(0) for part in range(ways)]
         order = torch.cat(positions).argsort()
         groups = query.size(2) // key.size(2)

@@ -140,6 +140,7 @@ def _load(state: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 def _save(state: dict[str, Any], directory: Path) -> None:
     """Save a torch_dist checkpoint; the directory appears when it is complete."""
+    # A directory of this name is complete: a run that is resumed uses what is there (run/resume.py).
     partial_directory = directory.with_name(f".{directory.name}.partial")
     if torch.distributed.get_rank() == 0:
         for leftover in (partial_directory, directory):

@@ -44,6 +44,7 @@ def read_weights(directory: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     metadata = reader.read_metadata().state_dict_metadata
     tensors, partial = {}, []
     for name, stored in metadata.items():
+        # Objects (extra states of Transformer Engine's layers) are no weights.
         if not isinstance(stored, TensorStorageMetadata):
             continue
         # Loading silently leaves what no shard covers as it was.
@@ -51,6 +52,7 @@ def read_weights(directory: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
             tensors[name] = torch.zeros(stored.size, dtype=stored.properties.dtype)
         else:
             partial.append(name)
+    # This process reads all shards by itself: there is no process group.
     load_checkpoint(tensors, storage_reader=FileSystemReader(directory), no_dist=True)
     return tensors, sorted(partial)
 

@@ -44,10 +44,13 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
         expert_model_parallel_size=layout.expert,
         sequence_parallel=layout.sequence,
         overlap_p2p_comm=settings.overlap_p2p_comm,
+        # With two stages the next and the previous stage are one rank, and batched sends and receives take an
+        # activation for a gradient without an error (megatron-core 0.15.3, 0.16.1, 0.19.2): the plan says what is used.
         batch_p2p_comm=settings.batch_p2p_comm,
         attention_backend=AttnBackend[settings.attention_backend],
         bf16=dtype == torch.bfloat16,
         params_dtype=dtype,
+        # The element type of what pipeline stages send each other; a receiver allocates by it.
         pipeline_dtype=dtype,
         # Weights drawn on the CPU do not depend on the tensor-parallel size.
         use_cpu_initialization=True,

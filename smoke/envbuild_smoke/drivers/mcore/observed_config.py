@@ -44,6 +44,7 @@ def _own(case: Case, chunks: list[torch.nn.Module], optimizer: Any, samples: Sam
     attentions = [
         module for chunk in chunks for name, module in chunk.named_modules() if name.endswith("core_attention")
     ]
+    # With several kinds of parameters Megatron chains optimizers (optimizer/optimizer.py, ChainedOptimizer).
     inner = list(getattr(optimizer, "chained_optimizers", [optimizer]))
     return {
         "layer_spec": _layer_spec(modules),
@@ -75,6 +76,8 @@ def _layer_spec(modules: list[torch.nn.Module]) -> str:
     """Return whose linear layers there are: Transformer Engine's, Megatron's own ("local"), or both, joined."""
     sources = set()
     for module in modules:
+        # Megatron's layers under Transformer Engine are subclasses in its own modules: only the bases show whose they
+        # are.
         homes = {base.__module__.partition(".")[0] for base in type(module).__mro__}
         name = type(module).__name__
         if "transformer_engine" in homes and "Linear" in name:
@@ -137,6 +140,7 @@ def _parameters(chunks: list[torch.nn.Module]) -> int:
             continue
         # "allreduce" is False on the parameters of experts.
         first = dense_first if getattr(parameter, "allreduce", True) else expert_first
+        # A parameter that is not split is whole on every tensor-parallel rank, and counts on the first alone.
         if first and (tensor_first or getattr(parameter, "tensor_model_parallel", False)):
             own += parameter.numel()
     total = torch.tensor(own, dtype=torch.int64, device=next(chunks[0].parameters()).device)

@@ -31,6 +31,7 @@ def build_optimizer(
                 grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=sharded
             ),
             module=chunk,
+            # As Megatron-LM's get_model: the communication of later chunks overlaps with computing anyway.
             disable_bucketing=index > 0,
         )
         for index, chunk in enumerate(chunks)

@@ -25,6 +25,7 @@ from envbuild_smoke.rank_context import RankContext
 
 # Variables that megatron-core sets to choose an attention backend; it refuses to change one that is set.
 _ATTENTION_VARIABLES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+# The modules of megatron-core whose globals a case changes: process groups and sizes, and the tracker of random states.
 _STATEFUL = (parallel_state, parallel_random)
 
 
@@ -58,6 +59,8 @@ def joined(context: RankContext) -> Iterator[torch.device]:
     if on_cuda:
         torch.cuda.set_device(device)
     variables = {name: os.environ.pop(name) for name in _ATTENTION_VARIABLES if name in os.environ}
+    # Not through MASTER_PORT: between choosing a free port and listening on it, another process could take it. The
+    # runner listens before it starts the ranks, and rank 0 gets the socket.
     store = torch.distributed.TCPStore(
         "127.0.0.1",
         context.port,
@@ -100,6 +103,7 @@ def _shut_down_at_once() -> None:
 
 def set_up_parallelism(layout: Layout, seed: int, device: torch.device) -> None:
     """Make Megatron's process groups and seed every random state, as in a fresh process."""
+    # warn_only: torch raises for operations that have no deterministic kernel.
     torch.use_deterministic_algorithms(device.type == "cuda", warn_only=True)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
@@ -107,6 +111,7 @@ def set_up_parallelism(layout: Layout, seed: int, device: torch.device) -> None:
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
         context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
+        # Checkpoints of this format need none, and the optimizer is built without them too.
         create_gloo_process_groups=False,
     )
     torch.manual_seed(seed)
@@ -121,12 +126,14 @@ def _clean_up(on_cuda: bool) -> None:
         for name, value in fresh.items():
             setattr(module, name, copy.copy(value) if isinstance(value, dict | list) else value)
     rerun_state_machine.destroy_rerun_state_machine()
+    # An lru_cache on the method: it keeps the module, and tensors of the last case's device and length.
     RotaryEmbedding.forward.cache_clear()
     _forget_transformer_engine()
     # Models, gradient buffers and process groups refer to each other in circles.
     gc.collect()
     if on_cuda:
         torch.cuda.synchronize()
+        # The next case on this GPU may run in another process, which sees only what this one gives back.
         torch.cuda.empty_cache()
 
 
