@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -294,8 +295,8 @@ def prune_command(session: Session, dry_run: bool, unused_days: float, force: bo
     session.done(
         {
             "dry_run": dry_run,
-            "removed": [item.as_json() for item in gone],
-            "needed": [item.as_json() for item in plan.needed],
+            "removed": [asdict(item) for item in gone],
+            "needed": [asdict(item) for item in plan.needed],
             "size_bytes": size,
         },
         *[f"{word}: {item.name}  {item.size_bytes / 1e6:.1f} MB  {item.why}" for item in gone],

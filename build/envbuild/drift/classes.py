@@ -116,14 +116,10 @@ class Classes:
 
     def _constructors(self, definition: ClassDefinition) -> tuple[Callable, ...]:
         if definition not in self._made:
-            self._made[definition] = self._look_for_constructors(definition)
+            order = self.order(definition)
+            ordinary = all(self._is_ordinary(base) for base in order)
+            self._made[definition] = self._initializers(order, full_name(definition)) if ordinary else ()
         return self._made[definition]
-
-    def _look_for_constructors(self, definition: ClassDefinition) -> tuple[Callable, ...]:
-        order = self.order(definition)
-        if not all(self._is_ordinary(base) for base in order):
-            return ()
-        return self._initializers(order, full_name(definition))
 
     def _is_ordinary(self, base: Base) -> bool:
         """Whether calling a class with this base does no more than run ``__init__``."""

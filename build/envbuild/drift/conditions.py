@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.drift.bindings import Assigned, Scope, caught_names
 from envbuild.drift.sources import SourceTree
-from envbuild.drift.symbols import ClassSymbol, FunctionSymbol, MemberSymbol, ModuleSymbol, Reader, Symbol
+from envbuild.drift.symbols import ClassSymbol, FunctionSymbol, MemberSymbol, ModuleSymbol, Reader
 from envbuild.drift.syntax import walk
 
 CALL_ERRORS = frozenset({"TypeError", "Exception", "BaseException"})
@@ -31,6 +31,7 @@ _COMPARES: dict[type[ast.cmpop], Callable[[Version, Version], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
+_OF_A_TREE = ModuleSymbol | ClassSymbol | FunctionSymbol | MemberSymbol
 _TERMINATORS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
@@ -41,9 +42,6 @@ class BranchOutcome(Enum):
     FALSE = "never runs"
     OPEN = "runs in some cases"
     ADAPTED = "runs where the installed version is right for it"
-
-
-_OPPOSITE = {BranchOutcome.TRUE: BranchOutcome.FALSE, BranchOutcome.FALSE: BranchOutcome.TRUE}
 
 
 @dataclass
@@ -66,14 +64,12 @@ class Conditions:
             case ast.Constant(value=value):
                 return BranchOutcome.TRUE if value else BranchOutcome.FALSE
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                inner = self.verdict(operand, scope)
-                return _OPPOSITE.get(inner, inner)
+                return _opposite(self.verdict(operand, scope))
             case ast.BoolOp(op=ast.And(), values=values):
                 return _all([self.verdict(value, scope) for value in values])
             case ast.BoolOp(values=values):
                 # a or b is not (not a and not b).
-                inner = _all([_opposite(self.verdict(value, scope)) for value in values])
-                return _opposite(inner)
+                return _opposite(_all([_opposite(self.verdict(value, scope)) for value in values]))
         return self._flag(test) or self._version(test) or self._feature(test, scope)
 
     def _flag(self, test: ast.expr) -> BranchOutcome | None:
@@ -139,19 +135,18 @@ class Conditions:
         )
 
     def _asks(self, test: ast.expr, scope: Scope) -> bool:
-        """Whether an expression looks at what the provider has: hasattr on it, or somebody's signature."""
+        """Whether an expression looks at what the provider has: hasattr on it, or a signature."""
         for node in walk(test):
             if not isinstance(node, ast.Call):
                 continue
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
             if name in _INSPECTS:
                 return True
-            if name in _LOOKS and node.args and any(map(self._is_known, self.reader.evaluate(node.args[0], scope))):
-                return True
+            if name in _LOOKS and node.args:
+                found = self.reader.evaluate(node.args[0], scope)
+                if any(isinstance(symbol, _OF_A_TREE) for symbol in found):
+                    return True
         return False
-
-    def _is_known(self, symbol: Symbol) -> bool:
-        return isinstance(symbol, ModuleSymbol | ClassSymbol | FunctionSymbol | MemberSymbol)
 
 
 def catching(statement: ast.Try, errors: frozenset[str]) -> list[ast.ExceptHandler]:
@@ -187,7 +182,8 @@ def _all(verdicts: list[BranchOutcome]) -> BranchOutcome:
 
 
 def _opposite(verdict: BranchOutcome) -> BranchOutcome:
-    return _OPPOSITE.get(verdict, verdict)
+    opposites = {BranchOutcome.TRUE: BranchOutcome.FALSE, BranchOutcome.FALSE: BranchOutcome.TRUE}
+    return opposites.get(verdict, verdict)
 
 
 def _nicknames(distribution: str) -> frozenset[str]:

@@ -56,9 +56,7 @@ def returns_name(node: FunctionNode) -> bool:
 
 
 def decorating(node: FunctionNode) -> Decorating:
-    """Read from its body what a function does to the functions it decorates."""
-    if not returns_name(node):
-        return Decorating.UNKNOWN
+    """Read from its body what a function that returns a name does to the functions it decorates."""
     if _keeps_signature(node):
         return Decorating.HARMLESS
     inner = {function.name: function for function in _own_functions(node)}

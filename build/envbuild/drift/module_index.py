@@ -12,12 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
-from envbuild.drift.bindings import (
-    Assigned,
-    Scope,
-    collect,
-    function_scope,
-)
+from envbuild.drift.bindings import Assigned, Scope, collect, function_scope
 from envbuild.drift.sources import SourceTree, parents
 from envbuild.drift.syntax import FunctionNode, every_statement, own_statements, walk
 

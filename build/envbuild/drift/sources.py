@@ -51,9 +51,9 @@ class SourceTree:
         except (OSError, zipfile.BadZipFile, RuntimeError) as error:
             raise _unreadable(path, error) from error
         name, version = _identity(metadata, path)
-        files = {_below_src(_below_data(file)): text for file, text in content.items()}
+        files = {_below_data(file).removeprefix("src/"): text for file, text in content.items()}
         # Compiled modules have names, and nothing that can be read: whatever is asked of them is not judged.
-        compiled = frozenset(_dotted(_below_src(file)) for file in names if file.endswith(_COMPILED))
+        compiled = frozenset(_dotted(file.removeprefix("src/")) for file in names if file.endswith(_COMPILED))
         return cls(name, version, {file: text for file, text in files.items() if _belongs(file)}, compiled)
 
     @property
@@ -103,10 +103,6 @@ def _dotted(file: str) -> str:
     # foo.cpython-312-x86_64-linux-gnu.so is module foo.
     parts = [*path.parent.parts, path.name.partition(".")[0]]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _below_src(file: str) -> str:
-    return file.removeprefix("src/")
 
 
 def _below_data(file: str) -> str:

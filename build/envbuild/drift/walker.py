@@ -55,17 +55,15 @@ class Walker(ExpressionWalker):
             after: Location | None = visit(node, place)
             return after
         for child in children(node):
-            self._node(child, place)
+            self._part(child, place)
         return None if isinstance(node, ast.Return | ast.Raise | ast.Continue | ast.Break) else place
 
-    def _node(self, node: ast.AST, place: Location) -> None:
+    def _part(self, node: ast.AST, place: Location) -> None:
+        """A statement too, as the cases of a ``match`` hold them."""
         if isinstance(node, ast.stmt):
             self._statement(node, place)
-        elif isinstance(node, ast.expr):
-            self._expression(node, place)
         else:
-            for child in children(node):
-                self._node(child, place)
+            super()._part(node, place)
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, place: Location) -> Location:
         for child in children(node):

@@ -13,14 +13,13 @@ from envbuild.core.exit_status import mask, tail
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished, ProcessOptions, find_tool, run
 from envbuild.core.progress import Reporter
+from envbuild.git.client import OTHER_REPOSITORY
 from envbuild.lock.uv.settings import git_environment
 from envbuild.store.local import LocalStore
 
 KIND = "git-trees"
 FILE = "tree.tar"
 TIME_LIMIT_SECONDS = 3600
-# What belongs to a repository that git itself was started in.
-_OTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
 
 
 def archive_of_commit(name: str, url: str, commit: str, store: LocalStore, reporter: Reporter) -> bytes:
@@ -72,7 +71,7 @@ class _Checkout:
         return int(self._git("show", "--no-patch", "--format=%ct", self._commit).output.split()[-1])
 
     def _git(self, *arguments: str, check: bool = True) -> Finished:
-        kept = {name: value for name, value in os.environ.items() if name not in _OTHER_REPOSITORY}
+        kept = {name: value for name, value in os.environ.items() if name not in OTHER_REPOSITORY}
         done = run(
             [find_tool("git", "git"), *arguments],
             what=f"fetch {self._name} at {self._commit[:12]}",

@@ -125,29 +125,13 @@ def plan_wheels(
         NetworkError: an sdist that is not in the store cannot be downloaded.
     """
     main = locked_content(lock, ("main",))
-    planner = _Planner(lock, main, target, catalog, compilers, sources)
-    return tuple(planner.plan(name) for name in names)
-
-
-@dataclass(frozen=True)
-class _Planner:
-    """Plans wheels of one lock; ``main`` is what its phase main has."""
-
-    lock: LockDirectory
-    main: Content
-    target: Target
-    catalog: Catalog
-    compilers: Compilers
-    sources: WheelSources
-
-    def plan(self, name: str) -> WheelPlan:
-        """The wheel of a package."""
-        lock, main, compilers = self.lock, self.main, self.compilers
+    wanted = Architectures.for_target(target)
+    plans = []
+    for name in names:
         component, origin = lock.lock.components[name], buildable(lock)[name]
-        recipe = self.catalog.wheel_recipe(name)
-        patches = _patches(recipe, component.version, self.catalog)
-        wanted = Architectures.for_target(self.target)
-        major = cuda_of(lock, self.target).partition(".")[0]
+        recipe = catalog.wheel_recipe(name)
+        patches = _patches(recipe, component.version, catalog)
+        major = cuda_of(lock, target).partition(".")[0]
         texts = {"{sm_dotted}": wanted.torch_list(), "{sm}": ";".join(wanted.sass), "{cuda_major}": major}
         header_names = [f"{stem}-cu{major}" for stem in HEADER_PACKAGES]
         parts = KeyParts(
@@ -168,13 +152,14 @@ class _Planner:
             sm=wanted.sass,
             ptx=wanted.ptx,
             glibc=lock.lock.base.glibc,
-            build_requirements=_requirements(lock, main, origin, recipe, self.sources),
+            build_requirements=_requirements(lock, main, origin, recipe, sources),
             variables={variable: _filled(item.value, texts) for variable, item in sorted(recipe.variables.items())},
             gpu_code=recipe.gpu_code,
             nvcc_front=front_digest(),
             patches=tuple(f"sha256:{sha256(content).hexdigest()}" for _, content in patches),
         )
-        return WheelPlan(parts=parts, origin=origin, recipe=recipe, modules=component.modules, patches=patches)
+        plans.append(WheelPlan(parts=parts, origin=origin, recipe=recipe, modules=component.modules, patches=patches))
+    return tuple(plans)
 
 
 def _patches(recipe: WheelRecipe, version: str, catalog: Catalog) -> tuple[tuple[str, bytes], ...]:
@@ -208,8 +193,7 @@ def _requirements(
             declared.append(canonicalize_name(Requirement(line).name))
         except InvalidRequirement:  # noqa: PERF203 - few lines, and one that is bad says nothing of the others
             continue  # the build itself will say what is wrong with it
-    needed = {*recipe.build_requirements}
-    if missing := sorted(needed - set(main)):
+    if missing := sorted(set(recipe.build_requirements) - set(main)):
         raise CheckRefusedError(
             f"{origin.package} cannot be built from the lock of stack {lock.lock.stack}",
             why=f"Its recipe (envs/wheels/{origin.package}.toml) needs {', '.join(missing)}, "
@@ -217,5 +201,5 @@ def _requirements(
             fix="Add it under [requirements] of the stack's file and lock again.",
         )
     # A lock without one of the usual ones is no error: not every build uses all of them.
-    names = {*declared, *needed, *USUAL_REQUIREMENTS} - {"torch"}
+    names = {*declared, *recipe.build_requirements, *USUAL_REQUIREMENTS} - {"torch"}
     return {package: main[package].version for package in sorted(names) if package in main}

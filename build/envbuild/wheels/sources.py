@@ -96,18 +96,18 @@ class WheelSources:
             return archive_of_commit(origin.package, origin.git, origin.commit, self.store, self.reporter)
         return self.sdist(origin.package, origin.version, origin.sdist)
 
-    def _declaring(self, origin: SourceOrigin) -> bytes:
-        """An archive with what declares how the package is built on top: of a folder, that folder alone."""
-        archive = self.archive(origin)
-        return only_folder(archive, origin.subdirectory) if origin.subdirectory else archive
-
     def build_requires(self, origin: SourceOrigin) -> tuple[str, ...]:
         """What the sources declare to be built with, as PEP 508 lines (PEP 518)."""
+
+        def declaring() -> bytes:
+            archive = self.archive(origin)
+            return only_folder(archive, origin.subdirectory) if origin.subdirectory else archive
+
         # One commit may hold several packages, with a pyproject.toml each: the folder is part of the identity.
         identity = digest_of({"commit": origin.commit}) if origin.commit else origin.sdist
         if origin.subdirectory:
             identity = digest_of({"commit": origin.commit, "subdirectory": origin.subdirectory})
-        files = kept_declarations(origin.package, identity, lambda: self._declaring(origin), self.store)
+        files = kept_declarations(origin.package, identity, declaring, self.store)
         try:
             return build_requires(files[PYPROJECT].decode() if PYPROJECT in files else None)
         except ValueError as error:

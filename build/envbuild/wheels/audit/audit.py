@@ -56,7 +56,7 @@ def check_wheel(wheel: Path, plan: WheelPlan, environment: Path, scratch: Path, 
     """Check a wheel against its plan, in the environment with the lock's phase main, and give it its true tag.
 
     Args:
-        scratch: a folder that the wheel is unpacked in; the one with another tag lies beside it.
+        scratch: a folder that the wheel is unpacked in; the one with another tag lies next to it.
 
     Raises:
         CheckRefusedError: it is not what was asked for; names everything that is wrong.
@@ -155,8 +155,7 @@ def _wrong_content(binaries: Sequence[Binary], plan: WheelPlan, provided: frozen
             yield f"{item.name} is for {item.machine}, not {machine}."
         # The machine that compiled it may have a newer glibc than the base.
         yield from too_new(item, plan.parts.glibc, machine)
-        there = own | provided
-        absent = [name for name in item.libraries if name not in there and not _everywhere(name)]
+        absent = [name for name in item.libraries if name not in own | provided and not _everywhere(name)]
         if absent:
             yield f"{item.name} needs {', '.join(absent)}, which the locked environment does not have."
 

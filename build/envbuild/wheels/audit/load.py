@@ -1,4 +1,4 @@
-"""Loads what a wheel contains beside the locked torch: every library with all symbols bound, then the modules."""
+"""Loads what a wheel contains, after the locked torch: every library with all symbols bound, then the modules."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ def load(wheel: Path, libraries: Sequence[str], plan: WheelPlan, environment: Pa
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_", "VIRTUAL_ENV"))}
     finished = _in_time([environment / "bin" / "python", "-I", "-c", _PROBE, job], plan, kept, scratch, log)
     # Libraries may print, also when the interpreter ends.
-    _, mark, told = finished.output.rpartition("\n@found ")
+    _, mark, answer = finished.output.rpartition("\n@found ")
     if not mark:
         why = f"a module or a library of it ended the interpreter that loaded it: {tail(finished.output) or 'silently'}"
         return Loaded((why,), {})
-    found = json.loads(told.splitlines()[0])
+    found = json.loads(answer.splitlines()[0])
     problems: list[str] = []
     unknown: dict[str, str] = {}
     for name, why in found["libraries"].items():

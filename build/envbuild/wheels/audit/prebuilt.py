@@ -75,11 +75,11 @@ class PackageCode(TomlModel):
         return next((f"{item.file}: {item.unknown}" for item in self.files if item.unknown), "")
 
     def as_json(self, sm: tuple[str, ...]) -> Json:
-        """What ``--json`` says of it for a target's SMs."""
+        """What ``--json`` has of it for a target's SMs."""
         found = self.architectures
-        told: dict[str, Json] = {"package": self.package, "version": self.version}
-        told |= {"sm": list(found.sass), "ptx": list(found.ptx), "files_lacking": list(files_without(self, sm))}
-        return told | ({"unknown": self.unknown} if self.unknown else {})
+        result: dict[str, Json] = {"package": self.package, "version": self.version}
+        result |= {"sm": list(found.sass), "ptx": list(found.ptx), "files_lacking": list(files_without(self, sm))}
+        return result | ({"unknown": self.unknown} if self.unknown else {})
 
 
 class InstalledCode(TomlModel):
@@ -90,8 +90,8 @@ class InstalledCode(TomlModel):
     packages: tuple[PackageCode, ...]
 
 
-# Without them nothing runs; the pattern is over canonical names. Of others nobody knows what is needed of them: torch
-# 2.7.0 has code for sm_75, and requires nvidia-cusparselt-cu12 0.6.3, which has none.
+# Without them nothing runs; the pattern is over canonical names. Of others it is not known what they need: torch 2.7.0
+# has code for sm_75, and requires nvidia-cusparselt-cu12 0.6.3, which has none.
 REQUIRED = re.compile(r"^(torch|nvidia-nccl(-cu\d+)?|transformer-engine-cu\d+)$")
 
 

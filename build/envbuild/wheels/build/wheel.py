@@ -177,15 +177,15 @@ def _headers(plan: WheelPlan, workspace: WheelWorkspace) -> list[str]:
             "stack.",
         )
     where = "import sysconfig; print(sysconfig.get_paths()['include'])"
-    asked = run(
+    finished = run(
         [workspace.python, "-I", "-c", where],
         what="ask Python where its headers are",
         options=ProcessOptions(error=MachineError),
     )
-    if not (Path(asked.output.strip()) / "Python.h").is_file():
+    if not (Path(finished.output.strip()) / "Python.h").is_file():
         raise MachineError(
             f"{plan.name} cannot be built: Python's own headers are missing",
-            why=f"There is no Python.h in {asked.output.strip()}.",
+            why=f"There is no Python.h in {finished.output.strip()}.",
             fix=f"Install them: apt-get install {python}-dev",
         )
     return [str(folder) for folder in folders]

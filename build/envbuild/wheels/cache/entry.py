@@ -193,8 +193,8 @@ def _problem(folder: Path, record: WheelRecord) -> str:
         return f"{record.file!r} is not a wheel of {parts.package} {parts.version}"
     # Any other file would be kept and pushed on without a check.
     allowed = {record.file, RECORD_FILE, LOG_FILE, PROVENANCE_FILE, ENTRY_INDEX_FILE}
-    if strangers := sorted({path.relative_to(folder).as_posix() for path in folder.rglob("*")} - allowed):
-        return f"it has files that do not belong to a wheel: {', '.join(strangers)}"
+    if others := sorted({path.relative_to(folder).as_posix() for path in folder.rglob("*")} - allowed):
+        return f"it has files that do not belong to a wheel: {', '.join(others)}"
     wheel = folder / record.file
     if not wheel.is_file() or wheel.stat().st_size != record.size_bytes or sha256_file(wheel) != record.digest:
         return f"{record.file} is not the wheel that its record is about"
@@ -202,14 +202,11 @@ def _problem(folder: Path, record: WheelRecord) -> str:
     from envbuild.wheels.audit.elf import read_wheel
 
     found = sum((item.architectures for item in read_wheel(wheel)), Architectures())
-    content, said, asked = (
-        (set(item.sass), set(item.ptx))
-        for item in (found, Architectures(sass=record.sm, ptx=record.ptx), wanted(parts))
-    )
-    if content != said:
+    content = (set(found.sass), set(found.ptx))
+    if content != (set(record.sm), set(record.ptx)):
         return f"it contains {found.text()}, which differs from its record"
     # A package without CUDA sources has no GPU code, whatever SMs its key is for.
-    if found != Architectures() and content != asked:
+    if found != Architectures() and content != (set(parts.sm), set(parts.ptx)):
         return f"it contains {found.text()}, and its key is for {wanted(parts).text()}"
     return ""
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core import locks
-from envbuild.core.digests import Json
 from envbuild.core.errors import CheckRefusedError
 from envbuild.git.mirror import KIND as MIRRORS_KIND
 from envbuild.lock.lockfile import Lock, LockDirectory
@@ -48,10 +47,6 @@ class Old:
     name: str
     why: str
     size_bytes: int
-
-    def as_json(self) -> dict[str, Json]:
-        """As ``--json`` has it."""
-        return {"kind": self.kind, "key": self.key, "name": self.name, "why": self.why, "size_bytes": self.size_bytes}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +126,9 @@ def remove(store: LocalStore, old: Sequence[Old]) -> tuple[Old, ...]:
     for item in old:
         # A build's folder has no lock of its own: it is written under the lock of the wheel that it makes.
         maker = KIND if item.kind == BUILDS_KIND else item.kind
-        held = (store.lock_of(maker, item.key), store.in_use(item.kind, item.key))
+        files = (store.lock_of(maker, item.key), store.in_use(item.kind, item.key))
         with contextlib.ExitStack() as stack:
-            if not all(stack.enter_context(locks.exclusive_if_free(lock)) for lock in held if lock.exists()):
+            if not all(stack.enter_context(locks.exclusive_if_free(file)) for file in files if file.exists()):
                 store.reporter.note(f"{item.name} is in use and stays")
                 continue
             store.remove(item.kind, item.key)

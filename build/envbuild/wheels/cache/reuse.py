@@ -46,9 +46,9 @@ def fitting_wheels(
     wheelhouse = Wheelhouse(sources.store, remotes)
     known = buildable(lock)
     here = [item for item in wheelhouse.all() if any(origin.is_of(item.record.parts) for origin in known.values())]
-    there = {ref.index_path[0] for _, ref in wheelhouse.remote.entry_refs if ref.index_path}
+    remote_sources = {ref.index_path[0] for _, ref in wheelhouse.remote.entry_refs if ref.index_path}
     names: set[str] = {canonicalize_name(item.record.parts.package) for item in here}
-    names |= {name for name, origin in known.items() if source_index(origin.sdist or origin.commit) in there}
+    names |= {name for name, origin in known.items() if source_index(origin.sdist or origin.commit) in remote_sources}
     if not names:
         return {}
     try:

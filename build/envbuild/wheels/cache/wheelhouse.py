@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +63,7 @@ class Wheelhouse:
         """Remove an entry whose files are whole, and whose record has another key."""
         path = self._store.path_of(KIND, key)
         if not path.is_dir() or entry_index.find_damage(path) or not _wrong(path):
-            return  # what is broken is told and made anew where it is asked for
+            return  # a damaged entry is reported and built again by the store's own find
         with locks.exclusive(self._store.lock_of(KIND, key)):
             if problem := _wrong(path):
                 self._store.reporter.note(f"the wheelhouse's entry {short(key)} is set aside: {problem}")
@@ -106,7 +105,11 @@ class Wheelhouse:
         for path in self.entries():
             with contextlib.suppress(CheckRefusedError):
                 found.append(self._read(path))
-        yield from sorted(found, key=_order)
+
+        def order(item: Built) -> tuple[str, str, str]:
+            return item.record.parts.package, item.record.parts.version, item.record.key
+
+        yield from sorted(found, key=order)
 
     def problems(self) -> dict[str, str]:
         """What is wrong with entries, all of each read again, by the entry's name; empty when nothing is."""
@@ -187,13 +190,6 @@ def _nearest(wanted: str, keys: list[str]) -> list[str]:
     """Keys in the order of how much of their beginning they share with a text."""
 
     def shared(key: str) -> int:
-        same = itertools.takewhile(
-            lambda pair: pair[0] == pair[1], zip(wanted, key.removeprefix("sha256:"), strict=False)
-        )
-        return sum(1 for _ in same)
+        return len(os.path.commonprefix([wanted, key.removeprefix("sha256:")]))  # noqa: RUF071 - characters are meant
 
     return sorted(keys, key=lambda key: (-shared(key), key))
-
-
-def _order(item: Built) -> tuple[str, str, str]:
-    return item.record.parts.package, item.record.parts.version, item.record.key

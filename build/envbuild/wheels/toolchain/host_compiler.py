@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,17 +79,22 @@ def refuse_too_new(host: HostCompiler, home: Path, cuda: str) -> None:
     Raises:
         MachineError: it is newer than the newest that nvcc takes.
     """
-    rules = next(_rules(home), None)
+    rules = next((path for pattern in RULES for path in sorted(home.glob(pattern)) if path.is_file()), None)
     if rules is None:
         return  # nvcc itself says what is wrong with its headers
     text = rules.read_text(errors="replace")
-    asked = run([host.cxx, "-dM", "-E", "-x", "c++", "/dev/null"], what="ask the C++ compiler what it is", check=False)
-    macros = {name: int(value) for name, value in _MACROS.findall(asked.output)}
+    finished = run(
+        [host.cxx, "-dM", "-E", "-x", "c++", "/dev/null"], what="ask the C++ compiler what it is", check=False
+    )
+    macros = {name: int(value) for name, value in _MACROS.findall(finished.output)}
     # clang has gcc's macro too, with the 4 of the gcc that it resembles.
     clang = "__clang_major__" in macros
     major = macros.get("__clang_major__" if clang else "__GNUC__", 0)
-    newest = _newest_clang(text) if clang else _newest_gcc(text)
-    if newest is None or major <= newest:
+    found = (_FIRST_CLANG_TOO_NEW if clang else _NEWEST_GCC).search(text)
+    if found is None:
+        return
+    newest = int(found[1]) - 1 if clang else int(found[1])
+    if major <= newest:
         return
     c, cpp, package = ("clang", "clang++", "clang") if clang else ("gcc", "g++", "g++")
     raise MachineError(
@@ -98,17 +103,3 @@ def refuse_too_new(host: HostCompiler, home: Path, cuda: str) -> None:
         fix=f"Install an older one next to it, apt-get install {package}-{newest}, and name it: "
         f"CC={c}-{newest} CXX={cpp}-{newest}\nWithout root one of conda-forge does: CC and CXX take paths.",
     )
-
-
-def _rules(home: Path) -> Iterator[Path]:
-    return (path for pattern in RULES for path in sorted(home.glob(pattern)) if path.is_file())
-
-
-def _newest_gcc(rules: str) -> int | None:
-    found = _NEWEST_GCC.search(rules)
-    return int(found[1]) if found else None
-
-
-def _newest_clang(rules: str) -> int | None:
-    found = _FIRST_CLANG_TOO_NEW.search(rules)
-    return int(found[1]) - 1 if found else None

@@ -81,7 +81,11 @@ def pinned_packages(lock: LockDirectory, cuda: str, sources: WheelSources) -> tu
         NetworkError: the index cannot be reached.
     """
     main = locked_content(lock, ("main",))
-    locked = [_locked(name, main) for name in (*COMPILER, *RUNTIME, *LIBRARIES) if _is_taken(name, main, cuda)]
+    locked = [
+        Pinned(name=name, version=main[name].version, hashes=tuple(sorted(main[name].hashes)))
+        for name in (*COMPILER, *RUNTIME, *LIBRARIES)
+        if _is_taken(name, main, cuda)
+    ]
     have = {package.name for package in locked}
     absent = {name: text for name, text in specifiers(cuda).items() if name not in have}
     return tuple(sorted([*locked, *_looked_up(absent, lock, cuda, sources)], key=lambda package: package.name))
@@ -90,10 +94,6 @@ def pinned_packages(lock: LockDirectory, cuda: str, sources: WheelSources) -> tu
 def _is_taken(name: str, main: Content, cuda: str) -> bool:
     """Whether the lock's version of a package is the toolkit's."""
     return name in main and (name not in COMPILER or main[name].version.startswith(f"{cuda}."))
-
-
-def _locked(name: str, main: Content) -> Pinned:
-    return Pinned(name=name, version=main[name].version, hashes=tuple(sorted(main[name].hashes)))
 
 
 def _looked_up(wanted: Mapping[str, str], lock: LockDirectory, cuda: str, sources: WheelSources) -> tuple[Pinned, ...]:

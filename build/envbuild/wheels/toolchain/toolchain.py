@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -75,7 +75,7 @@ class Toolkits:
     version: str
     others: tuple[str, ...]
 
-    def told(self) -> str:
+    def listed(self) -> str:
         """The others, for people."""
         return "Found:\n" + ("\n".join(f"  {line}" for line in self.others) or "  no toolkit at all")
 
@@ -86,7 +86,7 @@ def look_for_toolkit(cuda: str, environ: Mapping[str, str] = os.environ) -> Tool
     Looks at CUDA_HOME, CUDA_PATH, the nvcc on PATH, and /usr/local/cuda.
     """
     others: list[str] = []
-    for where, home in _homes(environ):
+    for home, where in _homes(environ).items():
         version = cuda_version(home)
         if version and version.rpartition(".")[0] == cuda:
             return Toolkits(home=home, version=version, others=tuple(others))
@@ -126,8 +126,8 @@ def refuse_unknown_sm(toolchain: Toolchain, sm: Iterable[str]) -> None:
     refused = [one for one in sm if _is_refused(toolchain.nvcc, one)]
     if not refused:
         return
-    asked = run([toolchain.nvcc, "--list-gpu-code"], what="ask nvcc for its architectures", check=False)
-    known = sorted(set(_LISTED.findall(asked.output)), key=int)
+    finished = run([toolchain.nvcc, "--list-gpu-code"], what="ask nvcc for its architectures", check=False)
+    known = sorted(set(_LISTED.findall(finished.output)), key=int)
     raise CheckRefusedError(
         f"CUDA {toolchain.cuda} does not compile for {', '.join(f'sm_{one}' for one in refused)}",
         why=f"Its nvcc ({toolchain.nvcc}) knows {', '.join(f'sm_{one}' for one in known)}, from sm_90 on also with the "
@@ -140,10 +140,10 @@ def refuse_unknown_sm(toolchain: Toolchain, sm: Iterable[str]) -> None:
 def _is_refused(nvcc: Path, sm: str) -> bool:
     """Whether nvcc says that it does not know an SM; asked so, it compiles nothing, and it knows of suffixes too."""
     pair = f"-gencode=arch=compute_{sm},code=sm_{sm}"
-    asked = run(
+    finished = run(
         [nvcc, "--dryrun", pair, "-c", "-x", "cu", "/dev/null"], what="ask nvcc for an architecture", check=False
     )
-    return asked.status != 0 and "Unsupported gpu architecture" in asked.output
+    return finished.status != 0 and "Unsupported gpu architecture" in finished.output
 
 
 def no_toolkit(cuda: str, found: Toolkits) -> MachineError:
@@ -154,12 +154,12 @@ def no_toolkit(cuda: str, found: Toolkits) -> MachineError:
         other = f"The package index has none of CUDA {major}: its nvidia-cuda-nvcc-cu{major} is without nvcc."
     return MachineError(
         f"there is no CUDA toolkit {cuda} on this machine",
-        why=f"The lock's torch is made for that CUDA, and what is compiled against it must be too. {found.told()}",
+        why=f"The lock's torch is made for that CUDA, and what is compiled against it must be too. {found.listed()}",
         fix=f"Install the CUDA toolkit {cuda} and point CUDA_HOME at it. {other}",
     )
 
 
-def _homes(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+def _homes(environ: Mapping[str, str]) -> dict[Path, str]:
     found: dict[Path, str] = {}
     for name in HOME_VARIABLES:
         if value := environ.get(name):
@@ -170,7 +170,7 @@ def _homes(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     # Last: what the user names or has on PATH is meant, and this is a link that installers set.
     if USUAL_HOME.is_dir():
         found.setdefault(USUAL_HOME, str(USUAL_HOME))
-    return iter([(where, home) for home, where in found.items()])
+    return found
 
 
 def _top(nvcc: Path) -> Path:

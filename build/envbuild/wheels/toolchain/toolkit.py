@@ -49,7 +49,7 @@ class Toolkit:
 
 
 def choose_toolkit(
-    asked: ToolkitRequest,
+    request: ToolkitRequest,
     lock: LockDirectory,
     cuda: str,
     sources: WheelSources,
@@ -61,27 +61,16 @@ def choose_toolkit(
         MachineError: there is none where it was looked for, or no host compiler that goes with it.
         NetworkError: the index is needed, and cannot be reached.
     """
-    found = NOT_LOOKED_FOR if asked is ToolkitRequest.INDEX else look_for_toolkit(cuda, environ)
+    found = NOT_LOOKED_FOR if request is ToolkitRequest.INDEX else look_for_toolkit(cuda, environ)
     if found.home is not None:
         here = toolchain_at(found.home, found.version, environ)
         return Toolkit(compilers=here, toolchain=lambda: here)
-    if asked is ToolkitRequest.SYSTEM:
+    if request is ToolkitRequest.SYSTEM:
         raise no_toolkit(cuda, found)
-    return _of_the_index(asked, lock, cuda, found, sources, environ)
-
-
-def _of_the_index(
-    asked: ToolkitRequest,
-    lock: LockDirectory,
-    cuda: str,
-    found: Toolkits,
-    sources: WheelSources,
-    environ: Mapping[str, str],
-) -> Toolkit:
     if int(cuda.partition(".")[0]) < FIRST_INDEX_MAJOR:
-        raise (
-            no_toolkit(cuda, found) if asked is ToolkitRequest.AUTO else _not_on_the_index(cuda, found, _too_old(cuda))
-        )
+        if request is ToolkitRequest.AUTO:
+            raise no_toolkit(cuda, found)
+        raise _not_on_the_index(cuda, found, _too_old(cuda))
     host = find_host_compiler(environ)
     try:
         packages = pinned_packages(lock, cuda, sources)
@@ -89,7 +78,7 @@ def _of_the_index(
         raise _not_had(error, lock, cuda, found) from error
     versions = {package.name: package.version for package in packages}
     compilers = Compilers(cuda=versions[NVCC], host=host.both, source="index", packages=versions)
-    if asked is ToolkitRequest.AUTO:
+    if request is ToolkitRequest.AUTO:
         sources.reporter.note(f"no CUDA toolkit {cuda} on this machine: taking {NVCC} {compilers.cuda} of the index")
 
     @functools.cache
@@ -98,8 +87,8 @@ def _of_the_index(
             home = install_toolkit(packages, lock, sources)
         except NetworkError as error:
             raise _not_had(error, lock, cuda, found) from error
-        there = toolchain_at(home, compilers.cuda, environ)
-        return dataclasses.replace(there, source=compilers.source, packages=versions)
+        installed = toolchain_at(home, compilers.cuda, environ)
+        return dataclasses.replace(installed, source=compilers.source, packages=versions)
 
     return Toolkit(compilers=compilers, toolchain=install)
 
@@ -110,7 +99,7 @@ def _not_had(error: EnvbuildError, lock: LockDirectory, cuda: str, found: Toolki
     tried = f"On the index, as of {lock.lock.inputs.as_of}: {wanted}\n{error.why}"
     if isinstance(error, ResolutionError):
         return _not_on_the_index(cuda, found, tried, error)
-    where = "" if found is NOT_LOOKED_FOR else f"This machine has no toolkit that fits. {found.told()}\n"
+    where = "" if found is NOT_LOOKED_FOR else f"This machine has no toolkit that fits. {found.listed()}\n"
     return NetworkError(
         f"the CUDA toolkit {cuda} cannot be installed from the package index: it cannot be reached",
         why=where + tried,
@@ -120,7 +109,7 @@ def _not_had(error: EnvbuildError, lock: LockDirectory, cuda: str, found: Toolki
 
 
 def _not_on_the_index(cuda: str, found: Toolkits, why: str, error: EnvbuildError | None = None) -> MachineError:
-    where = "" if found is NOT_LOOKED_FOR else f"This machine has no toolkit that fits either. {found.told()}\n"
+    where = "" if found is NOT_LOOKED_FOR else f"This machine has no toolkit that fits either. {found.listed()}\n"
     return MachineError(
         f"the package index has no CUDA toolkit {cuda}",
         why=where + why,
