@@ -189,7 +189,7 @@ def _text(
         "# matrix by hand, with the reason.",
         "#",
         f"# {subject.stack} on {subject.base} for {subject.target}, lock {subject.lock_digest}",
-        *(f"# {name} {digest}" for name, digest in _digests(job)),
+        *(f"# {form} {digest}" for form, digest in subject.image_digests.items()),
         f"# {_machine(results)}",
         f"# {repeats} repeats, from {results.started_at} to {results.finished_at}",
         f"# plan {run.plan_digest}",
@@ -205,11 +205,6 @@ def _text(
         if numbers:
             lines += ["", f"[tolerance.{place}]", *(f"{name} = {value:g}" for name, value in numbers.items())]
     return "\n".join(lines) + "\n"
-
-
-def _digests(job: CertifyJob) -> list[tuple[str, str]]:
-    forms = (("OCI image", job.subject.oci_digest), (".sqsh", job.subject.sqsh_digest))
-    return [(name, digest) for name, digest in forms if digest]
 
 
 def _machine(results: Results) -> str:

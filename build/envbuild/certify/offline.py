@@ -15,7 +15,7 @@ from envbuild.certify.certificate.sign import Signer
 from envbuild.certify.issue import Certification, evidence_of, issue_certificate, judge_run, read_certification
 from envbuild.certify.readme import readme
 from envbuild.certify.run.executors import RESULTS_DIR
-from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest, make_job
+from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest, make_job, subject_of
 from envbuild.certify.run.plan import Subject, deciding
 from envbuild.certify.run.run import PLAN_FILE, RESULTS_FILE, FinishedRun, hold_folder, read_run
 from envbuild.certify.run.zipapp import FILE_NAME
@@ -161,17 +161,9 @@ def _subject(request: CertifyRequest, plan: Mapping[str, Any]) -> Subject | None
     """What the plan is about, where the image itself is not on this machine; its other fields are compared."""
     if request.image is not None or request.place in WITHOUT_IMAGE:
         return None
-    selection, stated = request.selection, plan["subject"]
-    return Subject(
-        name=request.name,
-        stack=selection.stack_name,
-        base=selection.base_name,
-        target=selection.target_name,
-        lock_digest=request.lock.lock.digest,
-        oci_digest=stated.get("oci_digest"),
-        sqsh_digest=stated.get("sqsh_digest"),
-        place=request.place,
-    )
+    stated = plan["subject"]
+    digests = {name: stated.get(name) for name in ("oci_digest", "sqsh_digest")}
+    return replace(subject_of(request), **digests)
 
 
 def _check_same(plan: Mapping[str, Any], job: CertifyJob, folder: Path) -> None:

@@ -29,8 +29,7 @@ def readme(job: CertifyJob) -> str:
     """How to run the plan, and what to bring back."""
     request, subject = job.request, job.subject
     what = f"{subject.stack} on {subject.base} for {subject.target}, lock {subject.lock_digest}"
-    digests = {"OCI image": subject.oci_digest, ".sqsh": subject.sqsh_digest}
-    lines = [f"- {name}: `{digest}`" for name, digest in digests.items() if digest]
+    lines = [f"- {form}: `{digest}`" for form, digest in subject.image_digests.items()]
     needs = max(int(job.planned(case.id)["world_size"]) for case in job.cases)
     device = f"{needs} GPUs of the target" if job.on_gpus else "a CPU"
     return _README.format(

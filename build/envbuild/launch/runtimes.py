@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core import sandbox
-from envbuild.core.errors import MachineError, UsageError
+from envbuild.core.errors import MachineError
 from envbuild.core.exit_status import tail
 from envbuild.core.process import find_tool, run
 from envbuild.image.squashfs.read import require_reader
@@ -72,15 +72,8 @@ def probe(name: str | None = None) -> Runtime:
     """The best runtime that works on this machine, or the one called ``name`` if it does.
 
     Raises:
-        UsageError: there is no runtime of that name.
         MachineError: none works, or not the one that was asked for; says why, and which setting or package helps.
     """
-    if name is not None and name not in RUNTIMES:
-        raise UsageError(
-            f"there is no runtime {name!r}",
-            why=f"A .sqsh is opened by one of: {', '.join(RUNTIMES)}.",
-            fix="Name one of these, or none to take the best that works here.",
-        )
     bwrap = sandbox.probe()
     reasons = []
     for candidate in [name] if name else RUNTIMES:

@@ -4,10 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers.errors import error_of
 
 from envbuild.core import sandbox
-from envbuild.core.errors import MachineError, UsageError
+from envbuild.core.errors import MachineError
 from envbuild.launch import runtimes
 from envbuild.launch.runtimes import probe
 from envbuild.store import temporary
@@ -58,7 +57,3 @@ def test_probe_tells_why_each_does_not_work(monkeypatch):
         probe()
     assert "loop: mounting an empty .sqsh fails: no loop device" in caught.value.why
     assert "squashfuse: the program squashfuse is not installed" in caught.value.why
-
-
-def test_probe_knows_its_names():
-    assert "loop, squashfuse, unpack" in error_of(UsageError, probe, "docker").why

@@ -66,10 +66,6 @@ def make_keys(folder: Path, name: str, password: str | None) -> KeyFiles:
         UsageError: there is such a file already.
     """
     private, public = folder / f"{name}.key", folder / f"{name}.pub"
-    for path in (private, public):
-        # exists() follows links, and is False for one that leads nowhere.
-        if path.is_symlink() or path.exists():
-            raise _is_there(path)
     key = Ed25519PrivateKey.generate()
     locked: KeySerializationEncryption = NoEncryption()
     if password is not None:
@@ -85,20 +81,17 @@ def make_keys(folder: Path, name: str, password: str | None) -> KeyFiles:
     return KeyFiles(private, public, keyid_of(key.public_key()))
 
 
-def _is_there(path: Path) -> UsageError:
-    return UsageError(
-        f"{path} exists already",
-        why="A key that was lost cannot be made again, so none is overwritten.",
-        fix="Choose another --name or --out, or move the old key away yourself.",
-    )
-
-
 def _create(path: Path, data: bytes, mode: int) -> None:
     """Write a new file that has its mode from its first moment."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        # With O_EXCL open(2) refuses links too, also those that lead nowhere.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except FileExistsError:
-        raise _is_there(path) from None
+        raise UsageError(
+            f"{path} exists already",
+            why="A key that was lost cannot be made again, so none is overwritten.",
+            fix="Choose another --name or --out, or move the old key away yourself.",
+        ) from None
     try:
         with os.fdopen(descriptor, "wb") as stream:
             # The umask may have taken bits from the mode of open(2).
@@ -117,29 +110,19 @@ def secret_of(reference: str, what: str, environ: Mapping[str, str]) -> str:
     Raises:
         ConfigurationError: it is neither, or there is nothing.
     """
-    if reference in (VARIABLE_PREFIX, FILE_PREFIX):
-        kind = "variable" if reference == VARIABLE_PREFIX else "file"
-        raise ConfigurationError(
-            f"{what} is not named as it should be", why=f"Behind {reference} no {kind} is named.", fix=BY_REFERENCE
-        )
-    if reference.startswith(VARIABLE_PREFIX):
+    unnamed = {VARIABLE_PREFIX: "variable", FILE_PREFIX: "file"}.get(reference)
+    if unnamed is None and reference.startswith(VARIABLE_PREFIX):
         name = reference.removeprefix(VARIABLE_PREFIX)
         if not environ.get(name):
-            raise ConfigurationError(
-                f"{what} does not exist",
-                why=f"The variable {name} is unset or empty.",
-                fix=f"Set {name}, or name a file.",
-            )
+            why = f"The variable {name} is unset or empty."
+            raise ConfigurationError(f"{what} does not exist", why=why, fix=f"Set {name}, or name a file.")
         return environ[name]
-    if reference.startswith(FILE_PREFIX):
+    if unnamed is None and reference.startswith(FILE_PREFIX):
         path = Path(reference.removeprefix(FILE_PREFIX)).expanduser()
         # Editors and `echo` end a file with a line end that is no part of the password.
         return _text(path, what, missing=BY_REFERENCE, unfit=BY_REFERENCE).rstrip("\r\n")
-    raise ConfigurationError(
-        f"{what} is not named as it should be",
-        why="A secret is named and never written out.",
-        fix=BY_REFERENCE,
-    )
+    why = f"Behind {reference} no {unnamed} is named." if unnamed else "A secret is named and never written out."
+    raise ConfigurationError(f"{what} is not named as it should be", why=why, fix=BY_REFERENCE)
 
 
 def load_private(reference: str, password: str | None, environ: Mapping[str, str] = os.environ) -> Ed25519PrivateKey:
@@ -152,7 +135,7 @@ def load_private(reference: str, password: str | None, environ: Mapping[str, str
         ConfigurationError: it does not exist, cannot be read, can be read by others, or is of another kind.
     """
     what = f"the signing key {reference}"
-    if reference.startswith(VARIABLE_PREFIX) or reference == FILE_PREFIX:
+    if reference.startswith(VARIABLE_PREFIX) or reference == FILE_PREFIX:  # an empty path would be the folder
         text = secret_of(reference, what, environ)
     else:
         path = Path(reference.removeprefix(FILE_PREFIX)).expanduser()

@@ -48,31 +48,29 @@ def observed_problems(
     found = {**observed, "params_dtype": _main_type(str(observed.get("params_dtype")), case["precision"])}
     if wanted["attention_backend"] == "auto" and found.get("attention_backend") in CHOSEN:
         wanted["attention_backend"] = found["attention_backend"]
-    problems = [
-        Problem(check="observed", text=f"{name}: the plan asks for {value}, and what was built has {found.get(name)}")
+    texts = [
+        f"{name}: the plan asks for {value}, and what was built has {found.get(name)}"
         for name, value in wanted.items()
         if not _same(found.get(name), value)
     ]
     for name, words in (("parameters", "parameters"), ("samples_digest", "samples that it was trained with")):
         if observed.get(name) is None:
-            problems.append(Problem(check="observed", text=f"the driver reported nothing of its {words}"))
+            texts.append(f"the driver reported nothing of its {words}")
         elif baseline is not None and observed[name] != baseline.get(name):
-            text = f"its {words} differ from its baseline's: {observed[name]}, not {baseline.get(name)}"
-            problems.append(Problem(check="observed", text=text))
-    return [*problems, *_attention(case, observed, baseline), *_twice(observed.get("libraries") or {})]
+            texts.append(f"its {words} differ from its baseline's: {observed[name]}, not {baseline.get(name)}")
+    texts += _attention(case, observed, baseline)
+    problems = [Problem(check="observed", text=text) for text in texts]
+    return [*problems, *_twice(observed.get("libraries") or {})]
 
 
-def _attention(
-    case: Mapping[str, Any], observed: Mapping[str, Any], baseline: Mapping[str, Any] | None
-) -> list[Problem]:
+def _attention(case: Mapping[str, Any], observed: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> list[str]:
     """Where a case computes attention with another class than its baseline, and neither was asked for it."""
     if baseline is None or case["layout"]["context"] > 1:
         return []  # split over ranks it is another class
     name = "attention_backend"
     if observed.get(name) != baseline.get(name) or observed.get("attention") == baseline.get("attention"):
         return []
-    text = f"its attention is {observed.get('attention')}, its baseline's is {baseline.get('attention')}"
-    return [Problem(check="observed", text=text)]
+    return [f"its attention is {observed.get('attention')}, its baseline's is {baseline.get('attention')}"]
 
 
 def _main_type(found: str, precision: str) -> str:

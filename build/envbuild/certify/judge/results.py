@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import TomlModel, moment_of
+from envbuild.certify.certificate.statement import is_after
 from envbuild.certify.models import Finding, Step
 from envbuild.core import jsonread
 from envbuild.core.digests import Json
@@ -26,8 +27,6 @@ SCHEMA_FILE = "smoke/envbuild_smoke/schemas/result.schema.json"
 # Reasons, for programs.
 MISSING, SCHEMA, TRUNCATED, REPEATED, PLAN, IMAGE = "missing", "schema", "truncated", "repeated-case", "plan", "image"
 SMOKE, MOMENT = "smoke", "moment"
-# Clocks of two machines.
-CLOCKS_APART = timedelta(minutes=5)
 # A thousand repeats of a hundred cases have some 200 MB.
 LARGEST_BYTES = 2 << 30
 
@@ -250,7 +249,7 @@ def _frame(records: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str,
     started, finished = _moment(run["started_at"]), _moment(end["finished_at"])
     if finished < started:
         raise _Refused(MOMENT, f"It states that it began at {run['started_at']} and ended at {end['finished_at']}.")
-    if finished > datetime.now(timezone.utc) + CLOCKS_APART:
+    if is_after(end["finished_at"], datetime.now(timezone.utc)):
         raise _Refused(MOMENT, f"It states that it ended at {end['finished_at']}, which is in the future.")
     return run, end
 

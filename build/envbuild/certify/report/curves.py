@@ -6,10 +6,12 @@ rest is a band from the least to the largest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from envbuild.certify.certificate.statement import MeasuredBandwidth
+from envbuild.certify.judge.judge import relative_difference
 from envbuild.certify.models import CaseVerdict
 from envbuild.certify.report.charts import Chart, Point, Scales, Series, ShadedBand, bytes_text, draw
 
@@ -42,9 +44,8 @@ def relative(found: float | None, expected: float | None) -> float | None:
     """How far a number is from the one that is expected; None where that is unknown."""
     if found is None or expected is None:
         return None
-    if found == expected:
-        return 0.0
-    return abs(found - expected) / abs(expected) if expected else None
+    difference = relative_difference(expected, found)
+    return difference if math.isfinite(difference) else None
 
 
 def own_charts(shown: Against) -> tuple[Chart, ...]:

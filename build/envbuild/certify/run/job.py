@@ -114,7 +114,8 @@ class CertifyJob:
         """The plan, or one of some of its cases; with a nonce of its own."""
         if cases == self.cases:
             return self.plan
-        return {**_plan(self, cases), "cases": [dict(self.planned(case.id)) for case in cases]}
+        plan = _plan(self.request, self.subject, self.driver, self.matrix, cases)
+        return {**plan, "cases": [dict(self.planned(case.id)) for case in cases]}
 
 
 def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None = None) -> CertifyJob:
@@ -133,27 +134,26 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
     cases = chosen_cases(matrix, request.matrix_name, selection, request.only, packages)
     whole = len(cases) == len(chosen_cases(matrix, request.matrix_name, selection, (), packages))
     smoke, smoke_digest = smoke_file(store)
-    draft = CertifyJob(
+    subject = subject or subject_of(request)
+    plan = _with_estimates(_plan(request, subject, driver, matrix, cases), store)
+    scope = request.matrix_name if whole else f"part of {request.matrix_name}"
+    key = certification_key(plan, matrix, smoke_digest, scope=scope)
+    return CertifyJob(
         request=request,
-        plan={},
-        key="",
+        plan=plan,
+        key=key,
         cases=cases,
         matrix=matrix,
         matrix_is_shipped=selection.catalog.ships_matrix(request.matrix_name),
         whole_matrix=whole,
         lock_is_current=not is_older(lock, selection),
-        subject=subject or subject_of(request),
+        subject=subject,
         driver=driver,
         smoke=smoke,
         smoke_digest=smoke_digest,
-        folder=request.out_dir,
+        # 12 digits, for people; a certificate found there is compared with the whole key.
+        folder=request.out_dir / "certificates" / request.name / key.removeprefix("sha256:")[:12],
     )
-    plan = _with_estimates(_plan(draft, cases), store)
-    scope = request.matrix_name if whole else f"part of {request.matrix_name}"
-    key = certification_key(plan, matrix, smoke_digest, scope=scope)
-    # 12 digits, for people; a certificate found there is compared with the whole key.
-    folder = request.out_dir / "certificates" / request.name / key.removeprefix("sha256:")[:12]
-    return replace(draft, plan=plan, key=key, folder=folder)
 
 
 def _with_estimates(plan: dict[str, Json], store: LocalStore) -> dict[str, Json]:
@@ -194,15 +194,16 @@ def subject_of(request: CertifyRequest) -> Subject:
     return replace(bare, oci_digest=record.oci_digest)
 
 
-def _plan(job: CertifyJob, cases: tuple[Case, ...]) -> dict[str, Json]:
-    request, lock = job.request, job.request.lock
-    packages = lock.packages()
-    components = lock.lock.components
+def _plan(
+    request: CertifyRequest, subject: Subject, driver: Driver, matrix: Matrix, cases: tuple[Case, ...]
+) -> dict[str, Json]:
+    lock = request.lock
+    packages, components = lock.packages(), lock.lock.components
     environment = Environment(
         capabilities=Capabilities.of(request.selection, packages),
-        driver=job.driver,
+        driver=driver,
         versions={**packages, **{name: item.version for name, item in components.items()}},
         modules=[module for item in components.values() for module in item.modules],
         provided=sorted(lock.lock.base.provides),
     )
-    return make_plan(job.subject, environment, job.matrix, cases, request.repeats)
+    return make_plan(subject, environment, matrix, cases, request.repeats)

@@ -39,6 +39,12 @@ class Subject:
     sqsh_digest: str | None = None
     place: Where = "sqsh"
 
+    @property
+    def image_digests(self) -> dict[str, str]:
+        """The digest of each form of the image, as people call it; empty without an image."""
+        forms = (("OCI image", self.oci_digest), (".sqsh", self.sqsh_digest))
+        return {form: digest for form, digest in forms if digest}
+
     def as_json(self) -> dict[str, Json]:
         digests = {"oci_digest": self.oci_digest, "sqsh_digest": self.sqsh_digest}
         return {
