@@ -82,6 +82,7 @@ def _make(folder: Path, key: str, parts: ImageParts, context: Context) -> None:
         scan_layer(record.name, record.digest, partial(members_of, record.blob(file)), paths, context.store)
         for record, file in image.layers
     )
+    # Before the .sqsh, which takes longer than the checks: a refused image is not packed.
     checks = check_image(image_contents(parts, image.config, scans), parts.inputs.allow, context.reporter)
     sqsh = pack_sqsh(folder, parts, image, context, log)
     record = make_record(key, parts, image, sqsh, checks)
@@ -96,6 +97,7 @@ def _find(inputs: ImageInputs, store: LocalStore) -> BuiltImage | None:
         return None
     candidates = [inputs]
     if not inputs.with_sqsh and inputs.packing.is_readable:
+        # An image with a .sqsh has the same OCI layout.
         candidates.insert(0, replace(inputs, with_sqsh=True))
     for candidate in candidates:
         try:

@@ -126,6 +126,7 @@ def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None
         if _is_placed(entry, own, path):
             return image, False
         refuse_extra(path)
+        # Of processes that were killed: with the lock held, no other one is at work here.
         for leftover in [*path.parent.glob(f".{path.name}.new.*"), *path.parent.glob(f".{path.name}.old.*")]:
             remove_tree(leftover)
         with machine_errors(path):
@@ -183,6 +184,7 @@ def _same(source: Path, placed: Path) -> bool:
     ours, theirs = source.stat(), placed.stat()
     if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
         return True
+    # A copy keeps the time, so layers and the .sqsh (gigabytes) are not read at each call; small files are.
     if (ours.st_size, ours.st_mtime_ns) != (theirs.st_size, theirs.st_mtime_ns):
         return False
     return ours.st_size > ALWAYS_READ_BYTES or source.read_bytes() == placed.read_bytes()
@@ -201,6 +203,7 @@ def verify(image: PlacedImage) -> None:
     stated = [record.oci_digest, record.config_digest, *(layer.digest for layer in record.layers)]
     try:
         listed = [entry.digest for entry in layout.parse(INDEX_FILE, Index).manifests]
+        # What copies an image by its tag reads index.json, which no digest covers.
         if listed != named:
             raise _not_built(image, f"{OCI_DIR}/index.json does not name the image of the record, {record.oci_digest}")
         found = layout.parse(blob_path(record.oci_digest), Manifest)

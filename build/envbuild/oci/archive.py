@@ -47,6 +47,7 @@ def docker_archive(file: Path, tag: str | None, platform: str, folder: Path) -> 
         if len(diff_ids) != len(saved.layers):
             raise archive.refused(f"It has {len(saved.layers)} layers, and its configuration {len(diff_ids)}.")
         layers = []
+        # One plain tar at a time: the disk need not hold all layers unpacked.
         for number, (member, diff_id) in enumerate(zip(saved.layers, diff_ids, strict=True), 1):
             plain = folder / f"{number}.tar"
             archive.copy(member, plain)

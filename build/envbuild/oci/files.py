@@ -133,6 +133,7 @@ class ArchiveFiles(ImageFiles):
     def __init__(self, file: Path, scratch: Path, name: str = "", refuse: Refuse = not_an_image) -> None:
         super().__init__(name or str(file), refuse)
         self._scratch = scratch
+        # What is wanted as a file is written out once: a compressed tar cannot be read at random.
         self._copies: dict[str, Path] = {}
         with self._refusing():
             self._tar, self._members = open_archive(file)

@@ -88,6 +88,7 @@ def find_tagged(files: ImageFiles, tag: str) -> FoundManifest:
     entries = _entries(files, files.parse(INDEX_FILE, Index), tag)
     image = listed = _choose(files, entries, tag)
     subjects = [listed.digest]
+    # An index in the index: how BuildKit's OCI exporter writes an image with attestations, one entry for each platform.
     while isinstance(image.document, Index):
         inner = _entries(files, image.document, "")
         image = _choose(files, inner, "")
@@ -142,6 +143,7 @@ def _choose(files: ImageFiles, entries: Sequence[IndexEntry], tag: str) -> Index
         images = [entry for entry in entries if tag in entry.descriptor.tags]
     else:
         images = [entry for entry in entries if entry.may_be_image]
+    # The same image may be listed several times, once for each of its tags.
     different = {(entry.digest, entry.descriptor.media_type) for entry in images}
     if len(different) != 1:
         tags = [", ".join(entry.descriptor.tags) or entry.digest for entry in entries]

@@ -14,6 +14,7 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.core.text import printable
 
 M = TypeVar("M", bound=BaseModel)
+# image-spec, descriptor.md, "Registered algorithms", also has sha512; no builder or registry is known to write it.
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 _OCI, _DOCKER = "application/vnd.oci.image.", "application/vnd.docker."
@@ -54,6 +55,7 @@ class _Document(BaseModel):
     def _without_null(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
+        # Go writes null for an empty list or map: docker's Volumes and Entrypoint.
         return {key: item for key, item in value.items() if item is not None}
 
 
@@ -89,6 +91,7 @@ class Descriptor(_Listed):
 
     media_type: str = Field(default="", alias="mediaType")
     digest: Digest
+    # Strict: pydantic also takes "12" and true for numbers, and other programs do not.
     size_bytes: int = Field(alias="size", ge=0, strict=True)
     platform: Platform | None = None
     artifact_type: str = Field(default="", alias="artifactType")
@@ -184,6 +187,7 @@ class Configuration(_Document):
 
     def layer_name(self, position: int) -> str:
         """What the history states about a layer."""
+        # image-spec, config.md, "history": steps such as ENV have an entry and no layer.
         names = [step.created_by for step in self.history if not step.empty_layer]
         return names[position] if position < len(names) else ""
 

@@ -65,6 +65,8 @@ def find_image(source: ImageSource, digest: str, platform: str) -> FoundImage:
 
 def _is_index(raw: bytes) -> bool:
     try:
+        # By its content: mediaType is optional in both (image-spec, manifest.md), and blobs of a layout come without a
+        # header.
         return "manifests" in jsonread.foreign(raw)
     except (ValueError, TypeError):
         return False  # reading it as a manifest gives the better error
@@ -88,6 +90,7 @@ def choose(index: Index, platform: str, name: str) -> Descriptor:
         CheckRefusedError: there is none.
     """
     for entry in index.manifests:
+        # image-spec, image-index.md: of several entries that match, the first should be used.
         if entry.platform is not None and entry.platform.is_for(platform):
             return entry
     known = sorted({str(entry.platform) for entry in index.manifests if entry.platform and entry.platform.os})
@@ -108,6 +111,7 @@ def check_layers(manifest: Manifest, configuration: Configuration, platform: str
     if not configuration.platform.is_for(platform):
         raise _other_platform(name, platform, str(configuration.platform))
     for layer in manifest.layers:
+        # Base layers of Windows, for the most part (image-spec, layer.md, "Non-Distributable Layers").
         if any(f".{word}." in layer.media_type for word in ("foreign", "nondistributable")):
             raise refused_as_base(
                 name,

@@ -26,6 +26,7 @@ class RegistrySource:
         self.name = f"image {image}"
         place, _, self._tag = image.rpartition(":")
         host, _, repository = place.partition("/")
+        # As docker reads references (distribution/reference, normalize.go): "debian" is docker.io/library/debian.
         if host in (_DOCKER_HUB, f"index.{_DOCKER_HUB}"):
             host = _DOCKER_HUB_HOST
             repository = repository if "/" in repository else f"library/{repository}"
@@ -46,6 +47,7 @@ class RegistrySource:
                 why="The registry knows no such repository or tag (or this account may not see it).",
                 fix="Correct the name, or log in: docker login REGISTRY (or podman, skopeo, oras).",
             )
+        # The header is recommended, not required (distribution-spec 1.0, "Pulling manifests").
         stated = answer.headers.get("Docker-Content-Digest", "")
         if _DIGEST.fullmatch(stated):
             return stated

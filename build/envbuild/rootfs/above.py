@@ -24,6 +24,7 @@ class Above:
         # Names that lower layers cannot have any more, and places below which they are not seen.
         self._gone: set[str] = set()
         self._walls: set[str] = set()
+        # What is_open found. Emptied after each layer, which may hide more.
         self._open: dict[str, bool] = {}
         self._name_bytes = 0
 
@@ -32,6 +33,8 @@ class Above:
         pending = []
         while (known := self._open.get(folder)) is None:
             pending.append(folder)
+            # overlayfs merges directories alone: a file or a link of an upper layer hides what a lower one has below
+            # its name.
             if folder in self._walls or self.names.get(folder) is False or not folder:
                 known = folder not in self._walls and self.names.get(folder) is not False
                 break
@@ -64,6 +67,8 @@ class Above:
 
     def close(self, gone: Collection[str], walls: Collection[str]) -> None:
         """A layer was read: it hides ``gone`` and what is below them from lower layers, and what is below ``walls``."""
+        # OCI image-spec, layer.md, "Whiteouts": a whiteout hides the name and what is below it, an opaque one only the
+        # latter.
         self._gone.update(gone)
         self._walls.update(gone, walls)
         self._open = {}

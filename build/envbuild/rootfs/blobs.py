@@ -30,6 +30,7 @@ MEDIA_TYPES = frozenset(
     [f"{_OCI}{kind}v1.tar{suffix}" for kind in ("", "nondistributable.") for suffix in ("", "+gzip", "+zstd")]
     + [f"{_DOCKER}{kind}diff.tar{suffix}" for kind in ("", "foreign.") for suffix in ("", ".gzip", ".zstd")]
 )
+# RFC 1952, section 2.3.1; RFC 8878, section 3.1.1.
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _COMPRESSED = ("gzip", "zstd")
@@ -167,6 +168,7 @@ def _packing(first: bytes) -> str:
     if first.startswith(ZSTD_MAGIC):
         return "zstd"
     block = first[:_BLOCK_BYTES]
+    # POSIX and GNU tars have the word at byte 257 of each header; an empty tar begins with its end, blocks of zeros.
     is_tar = len(block) == _BLOCK_BYTES and (block[257:262] == b"ustar" or not block.strip(b"\0"))
     return "a plain tar" if is_tar else ""
 
@@ -240,6 +242,8 @@ def _unpacked(start: Callable[[], _Decompressor], what: str, data: bytes, pieces
         if chunk:
             yield chunk
         if engine.eof:
+            # A gzip file may have several members (RFC 1952, section 2.2; eStargz has one for each file), and zstd
+            # several frames. gzip(1) and Python's gzip pass over zeros behind the last one, too.
             data = engine.unused_data.lstrip(b"\0") or _after_zeros(pieces)
             if not data:
                 return
@@ -291,6 +295,8 @@ class _Ahead:
     def _put(self, item: bytes | BaseException | None) -> bool:
         while not self._stopped.is_set():
             try:
+                # With a limit: after the reader stopped, nothing is taken any more, and the thread would wait without
+                # end.
                 self._ready.put(item, timeout=STOP_SECONDS)
             except queue.Full:
                 continue

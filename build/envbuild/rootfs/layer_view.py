@@ -10,6 +10,7 @@ from envbuild.rootfs import above as above_
 from envbuild.rootfs.above import Above, dead_link, too_many
 from envbuild.rootfs.members import DEVICES, Kind, Member, Refusal, parent_of, shown, tidy_name
 
+# OCI image-spec, layer.md, "Whiteouts".
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 DEVICE_FOLDER = "dev/"
@@ -122,6 +123,7 @@ class LayerView:
 
     def _note(self, name: str, kind: _Is) -> None:
         self._has[name] = kind
+        # Programs that unpack in order have made the link by now: to the file of a lower layer.
         if name in self._sought:
             raise Refusal(name, "A hard link to it comes before it in the layer.")
         if len(self._has) > above_.MAX_NAMES:
@@ -152,6 +154,7 @@ class LayerView:
     def _take_link(self, member: Member, *, known: bool) -> None:
         name = member.name
         target = tidy_name(member.link, absolute=True)
+        # A link to another name of a file is one to the file.
         target = self._file_of.get(target, target)
         if known:
             if self._file_of.get(name) == target:

@@ -97,6 +97,7 @@ class LayerWriter:
                 member.type = tarfile.DIRTYPE
             elif stat.S_ISLNK(info.st_mode):
                 member.type = tarfile.SYMTYPE
+                # Modes of links mean nothing on Linux, and always show as 777 (symlink(7)).
                 member.mode = 0o777
                 member.linkname = str(path.readlink())
             elif not stat.S_ISREG(info.st_mode):
@@ -149,6 +150,7 @@ def walk(tree: Path) -> Iterator[tuple[Path, str, os.stat_result]]:
     while pending:
         folder, above = pending.pop()
         with os.scandir(folder) as listing:
+            # Neither the disk's order nor the locale's: the same tree gives the same tar.
             entries = sorted(listing, key=lambda entry: os.fsencode(entry.name))
         folders = []
         for entry in entries:

@@ -63,6 +63,7 @@ def merged(layers: Sequence[LayerBlob], overlay: Overlay = NO_OVERLAY, supersede
         MachineError: a layer cannot be read.
     """
     above = Above()
+    # As if a layer over all others had these files and made these directories opaque.
     for name in overlay.files:
         above.add(name, directory=False)
     above.close((), overlay.emptied)
@@ -99,6 +100,7 @@ def _refusals(
 
 def _one_layer(layers: Sequence[LayerBlob], index: int, above: Above, superseded: Places) -> Iterator[Entry]:
     blob, view = layers[index], LayerView(index, above)
+    # Closing ends the thread that reads ahead, also where the caller stops early.
     with contextlib.closing(open_blob(blob)) as pieces, _refusals(layers, index, pieces):
         for place, (member, content) in enumerate(read_tar(pieces, blob.limit_bytes)):
             if superseded and (index, place) in superseded:

@@ -15,6 +15,7 @@ Segment = tuple[int, int]
 
 def decimal(text: bytes, name: str) -> int:
     """A number of a map or of a PAX record."""
+    # int() alone takes signs, blanks and underscores, and long for very many digits. 64 bits are 20 digits.
     if not text.isdigit() or len(text) > 20:
         raise Refusal(name, f"A number was expected and {text[:40]!r} found.")
     return int(text)
@@ -52,6 +53,7 @@ def _hole(length: int) -> Iterator[memoryview]:
 
 def pax_map(records: Mapping[str, bytes], pairs: Sequence[bytes], stream: Stream, name: str) -> list[Segment]:
     """The map of a file that is sparse by its PAX records."""
+    # GNU tar manual, "Storing Sparse Files": 0.0 has pairs of records, 0.1 one list, 1.0 lines before the data.
     if (records.get("GNU.sparse.major"), records.get("GNU.sparse.minor")) == (b"1", b"0"):
         return _leading_map(stream, name)
     numbers = pairs
@@ -73,6 +75,7 @@ def _leading_map(stream: Stream, name: str) -> list[Segment]:
         nonlocal text
         while b"\n" not in text:
             text += stream.read(BLOCK)
+            # A number has at most 20 digits, so a line is in one block or crosses into the next.
             if len(text) > 2 * BLOCK:
                 raise Refusal(name, "The map of the sparse file is wrong: a number does not end.")
         word, _, text = text.partition(b"\n")

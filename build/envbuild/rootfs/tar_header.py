@@ -42,6 +42,8 @@ class Archive(Protocol):
     records: int
 
 
+# tarfile has no public way to read a header from a stream within limits. CPython 3.10 to 3.13 call _proc_member for
+# each header (TarInfo.fromtarfile), and _proc_pax for those with PAX records.
 class TarHeader(tarfile.TarInfo):
     """A member's header.
 
@@ -75,6 +77,7 @@ class TarHeader(tarfile.TarInfo):
                 raise Refusal(
                     "", f"The long names and PAX headers of a member have more than {MAX_HEADER_BYTES} bytes."
                 )
+        # An archive of an image has documents and layers, which nothing writes as sparse files.
         if self.type == tarfile.GNUTYPE_SPARSE and not isinstance(archive.fileobj, Stream):
             raise _unknown_sparse(self.name)
         if self.type == tarfile.XGLTYPE:
@@ -100,11 +103,14 @@ class TarHeader(tarfile.TarInfo):
             if field in records:
                 setattr(self, field, decimal(records[field], self.name))
         if "mtime" in records:
+            # POSIX pax: decimal, with fractions, before 1970 negative. A layer has whole seconds from 1970 on.
             seconds = records["mtime"].split(b".", 1)[0]
             self.mtime = -1 if seconds.startswith(b"-") else decimal(seconds, self.name)
         if not self.isreg():
             return
         if "size" in records and self.sparse is None:
+            # For sizes that the header's eleven octal digits cannot hold (8 GiB); tarfile took the next header's place
+            # from those.
             self.size = self.stored = decimal(records["size"], self.name)
             archive.offset = self.offset_data + _padded(self.size)
         if any(key.startswith("GNU.sparse.") for key in records) or pairs:
@@ -159,6 +165,7 @@ def _read_records(data: bytes, archive: Archive) -> tuple[dict[str, bytes], list
         digits = data[at : at + 20].split(b" ", 1)[0]
         length = int(digits) if digits.isdigit() else 0
         raw, equals, value = data[at + len(digits) + 1 : at + length - 1].partition(b"=")
+        # The shortest record is "5 a=\n" without a value: digits, blank, one letter, "=" and the line's end.
         if length < len(digits) + 4 or data[at + length - 1 : at + length] != b"\n" or not equals:
             raise Refusal("", "A PAX header is damaged.")
         archive.records += 1

@@ -112,6 +112,7 @@ class _Writer:
             descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=folder)
             with open(descriptor, "wb", buffering=0) as stream:
                 for piece in content.pieces():
+                    # Without a buffer, write(2) may take only a part.
                     while piece:
                         piece = piece[stream.write(piece) :]  # noqa: PLW2901 - the rest of it
                 os.fchmod(descriptor, member.mode & _MODES | 0o600)
@@ -156,6 +157,7 @@ class _Writer:
     def _walk(self, place: str) -> int:
         """A directory below the root, made where it is missing, and reached without following any link."""
         descriptor = os.dup(self._root)
+        # One part at a time (openat(2), O_NOFOLLOW): where a layer has a link in the place of a directory, this fails.
         for part in place.split("/") if place else ():
             above = descriptor
             try:

@@ -39,6 +39,7 @@ class AptSources:
 
 def suites_of(base: Base) -> tuple[str, ...]:
     """The suites a base draws from: the release, its updates, its security fixes."""
+    # Debian names the suite of security fixes so since release 11; before, it was SUITE/updates.
     suite = base.archive.suite
     return suite, f"{suite}-updates", f"{suite}-security"
 
@@ -57,6 +58,7 @@ def sources_for(base: Base, base_name: str, mirror: str | None) -> AptSources:
     options, proxies = access(answer([apt_config, "dump"], what="read apt's settings"))
     if mirror:
         return AptSources(lines=mirror_lines(base, mirror), options=options, proxies=proxies)
+    # apt-get(8), indextargets: one line for each index, and of those only the lists of binary packages.
     asking: list[str | Path] = [apt_get, "indextargets", "--format", _FORMAT, "Created-By: Packages"]
     listed = answer(asking, what="ask apt for this machine's sources")
     lines = lines_for(base, listed.splitlines())
@@ -93,6 +95,7 @@ def lines_for(base: Base, listed: Iterable[str]) -> tuple[str, ...]:
         suite = next((name for name in (values["RELEASE"], values["CODENAME"]) if name in suites), None)
         if suite is None or values["COMPONENT"] not in base.archive.components:
             continue
+        # The installer leaves such a line in sources.list; mmdebstrap cannot read a disc.
         if values["REPO_URI"].startswith("cdrom:"):
             continue
         key = values["SIGNED_BY"] or signed_by(values["SOURCESENTRY"])

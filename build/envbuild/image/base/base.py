@@ -74,6 +74,7 @@ def layer_file(entry: Path, layer: LayerRecord) -> Path:
 
 def chain_id(layers: tuple[LayerRecord, ...]) -> str:
     """The digest of layers one upon the other."""
+    # image-spec, config.md, "Layer ChainID".
     chain = layers[0].diff_id
     for layer in layers[1:]:
         chain = f"sha256:{hashlib.sha256(f'{chain} {layer.diff_id}'.encode()).hexdigest()}"
@@ -145,6 +146,7 @@ def _build(folder: Path, selection: Selection, context: Context) -> None:
         with context.reporter.step(f"unpack base {name}"):
             unpack([layer.blob for layer in found.layers], rootfs)
     for layer in found.layers:
+        # A base of the same layer twice has one file for both.
         place = layer_file(folder, layer.record)
         place.parent.mkdir(exist_ok=True)
         layer.file.replace(place)

@@ -23,9 +23,11 @@ from envbuild.image.variables import LANG, PLAIN_PATH
 
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 _LIBC = "libc.so.6"
+# glibc prints it when it is run as a program. It is read from the file instead, so nothing of the base has to run.
 _BANNER = re.compile(rb"GNU C Library [^\n\0]*version (\d+\.\d+)")
 # The word e_machine of an ELF header (elf(5)), little-endian, at this place.
 _MACHINE_AT, _MACHINES = 18, {62: "x86_64", 183: "aarch64"}
+# As many as Linux follows in one path (path_resolution(7)).
 _MOST_LINKS = 40
 _PROBE_SECONDS = 120
 # Prints the Python's version, and those of the packages in its arguments.
@@ -66,6 +68,7 @@ def _emulates(binfmt: Path, wanted: str) -> bool:
         registered = (binfmt / f"qemu-{wanted}").read_text()
     except OSError:
         return False
+    # Without the flag F (binfmt_misc) the kernel looks for the interpreter inside the base, where there is none.
     return registered.startswith("enabled") and bool(re.search(r"^flags:.*F", registered, re.MULTILINE))
 
 
@@ -113,6 +116,7 @@ def check(base: Base, name: str, rootfs: Path, variables: Mapping[str, str]) -> 
     """
     differing = list(_differing(base, rootfs, variables))
     if not differing:
+        # Last: of a base for another processor, no program runs.
         differing = list(_differing_python(base, rootfs, variables))
     if differing:
         raise CheckRefusedError(
@@ -178,6 +182,7 @@ def _differing_python(base: Base, rootfs: Path, variables: Mapping[str, str]) ->
         options=ProcessOptions(env=box.process_environment(), timeout_seconds=_PROBE_SECONDS, error=CheckRefusedError),
     )
     try:
+        # The last line: a base's sitecustomize, and Python's warnings, may print before it.
         found = json.loads(finished.output.strip().splitlines()[-1])
         version, packages = found["version"], found["packages"]
     except (IndexError, ValueError, KeyError, TypeError):

@@ -104,6 +104,7 @@ def _mmdebstrap(to: Making, base: Base, name: str, sources: apt.AptSources, repo
     words: list[str | Path] = []
     environment = {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ}
     environment |= {key: value for key, value in sources.proxies.items() if key not in environment}
+    # With SOURCE_DATE_EPOCH, mmdebstrap writes the same tar for the same packages (mmdebstrap(1); two runs compared).
     environment |= {"SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
     if as_root:
         # Namespaces of its own: whatever ends envbuild also ends apt and dpkg, and no mount of theirs stays behind.
@@ -112,11 +113,13 @@ def _mmdebstrap(to: Making, base: Base, name: str, sources: apt.AptSources, repo
         environment["TMPDIR"] = str(to.work)
     words += [find_tool("mmdebstrap", "mmdebstrap"), "--mode=root" if as_root else "--mode=unshare"]
     words += ["--variant=minbase", "--format=tar", f"--architectures={ARCHITECTURES[base.platform]}"]
+    # No translated package descriptions: an index for each language, and nothing in the image reads them.
     words += ["--include=" + ",".join(base.archive.packages), '--aptopt=Acquire::Languages "none"']
     words += [f"--aptopt={option}" for option in sources.options]
     # A power cut costs the whole attempt anyway, so dpkg need not wait for the disk after each file.
     words.append("--dpkgopt=force-unsafe-io")
     finished = run(
+        # "-": the sources come by stdin (mmdebstrap(1), MIRROR).
         [*words, base.archive.suite, to.archive, "-"],
         what=f"make base {name}",
         log=to.log,

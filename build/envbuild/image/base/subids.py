@@ -36,6 +36,7 @@ def require(etc: Path = Path("/etc")) -> None:
     if missing := [name for name in options if user not in {entry[0] for entry in ranges[name]}]:
         words = []
         for name in missing:
+            # Behind all ranges of other accounts: who shares IDs can change the other's files.
             first = max([FIRST, *(start + count for _, start, count in ranges[name])])
             words += [options[name], f"{first}-{first + RANGE - 1}"]
         raise MachineError(

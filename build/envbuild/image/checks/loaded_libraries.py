@@ -26,6 +26,7 @@ def loaded_libraries(python: str, run: RunCommand, logs: Path, probe: str) -> tu
     """
     log = logs / "loaded.log"
     finished = run([python, "-I", probe, MARK], what="import torch", log=log, timeout_seconds=TIME_LIMIT_SECONDS)
+    # By the mark: torch, and what it imports, may print before.
     for line in reversed(finished.output.splitlines()):
         if line.startswith(MARK):
             paths: Any = json.loads(line.removeprefix(MARK))

@@ -155,6 +155,7 @@ def _main(recipe: Recipe) -> list[str]:
     lines = [
         "# Phase main: an empty environment, and what installs without the packages before it.",
         "FROM base AS main",
+        # A base may set another user, who may not write below /opt.
         "USER 0",
         *_index_arguments(recipe),
         f"ENV {_CONTINUED.join(_UV_SETTINGS)}",
@@ -225,12 +226,15 @@ def _image(recipe: Recipe) -> list[str]:
     """How containers start; what a base on a registry states of it, and images do not carry on, is taken back."""
     config = recipe.config
     lines = ["# The image: the base, the environment, and envbuild's own files.", "FROM base"]
+    # ADD unpacks a tar of the context; COPY would put the tar itself there.
     lines += [f"COPY --from=environment {PREFIX}/ {PREFIX}/", f"ADD {CONFIGURATION_FILE} /"]
     given = (entry.partition("=") for entry in config.environment)
+    # A Dockerfile cannot take a variable of the base away, only empty it.
     variables = {**dict.fromkeys(recipe.unset, ""), **{name: value for name, _, value in given}}
     lines += [f"ENV {_CONTINUED.join(f'{name}={quoted(value)}' for name, value in variables.items())}"]
     labels = [f"{quoted(name)}={quoted(value)}" for name, value in sorted(config.labels)]
     lines += [f"LABEL {_CONTINUED.join(labels)}"] if labels else []
+    # They come with the base, and the native image does not have them.
     lines += ["ENTRYPOINT []", "HEALTHCHECK NONE"] if recipe.base else []
     lines += [f"VOLUME {json.dumps(list(config.volumes))}"] if config.volumes else []
     lines += [f"EXPOSE {' '.join(config.ports)}"] if config.ports else []

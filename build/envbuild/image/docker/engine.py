@@ -123,6 +123,7 @@ def _settings(environ: Mapping[str, str]) -> dict[str, Any]:
             why="DOCKER_CONTEXT, or currentContext of docker's config.json, names it.",
             fix="`docker context ls` lists them; or name a daemon with DOCKER_HOST.",
         )
+    # Contexts have the address in the SDK's spelling (docker.utils.parse_host); messages have that of DOCKER_HOST.
     address = (found.Host or DEFAULT_SOCKET).replace("http+unix://", "unix://")
     return {"base_url": address, **({"tls": found.TLSConfig} if found.TLSConfig else {})}
 

@@ -63,6 +63,7 @@ def export_dockerfile(inputs: ImageInputs, context: Context, folder: Path) -> No
         machine_errors(folder),
     ):
         folder.parent.mkdir(parents=True, exist_ok=True)
+        # Next to the folder, on the same disk: it appears by a rename.
         staged = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
             staged.chmod(0o755)

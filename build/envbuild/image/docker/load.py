@@ -48,6 +48,7 @@ def load_image(engine: Engine, path: Path, record: ImageRecord, tag: str, report
         MachineError: the daemon went away, or its disk is full.
     """
     image_id = record.config_digest
+    # The ID of an image is the digest of its configuration (docker's graph drivers, podman): known before it is loaded.
     if engine.find(tag) == image_id:
         return False
     if engine.find(image_id) is None:
@@ -69,6 +70,7 @@ def docker_archive(blobs: Path, record: ImageRecord, tag: str) -> Iterator[bytes
     """The image as `docker save` would write it, generated while it is sent; the layers stay compressed."""
     config = blobs / _hex(record.config_digest)
     names = [f"{_hex(layer.digest)}.tar.gz" for layer in record.layers]
+    # The format of `docker save` before OCI layouts (moby, image/tarexport), which every daemon and podman read.
     manifest: list[Json] = [{"Config": f"{config.name}.json", "RepoTags": [tag], "Layers": [*names]}]
     files: Mapping[str, Path] = {
         f"{config.name}.json": config,

@@ -19,6 +19,7 @@ from envbuild.rootfs.stream import Content
 
 BATCH = 10_000
 _FIELDS = ("kind", "content", "mode", "owner", "link", "xattrs", "mtime")
+# Names are BLOBs: they need not be UTF-8, and sort by their bytes.
 _COLUMNS = "name BLOB PRIMARY KEY, kind TEXT, content TEXT, mode TEXT, owner TEXT, link BLOB, xattrs TEXT, mtime TEXT"
 Row = tuple[bytes, str, str, str, str, bytes, str, str]
 
@@ -59,6 +60,7 @@ def different_files(old: Image, new: Image, scratch: Path, *, times: bool) -> It
     """
     file = scratch / "files.sqlite"
     with machine_errors(file), closing(sqlite3.connect(file, isolation_level=None)) as base:
+        # A scratch file: what a crash leaves of it is removed, so nothing is written twice or waits for the disk.
         base.execute("PRAGMA journal_mode = OFF")
         base.execute("PRAGMA synchronous = OFF")
         for table, image in (("old", old), ("new", new)):
@@ -89,6 +91,7 @@ def _fill(base: sqlite3.Connection, table: str, image: Image) -> None:
 
 
 def _insert(base: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
+    # REPLACE: where a layer has a file twice, `merged` yields it again, and the last one holds.
     base.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)  # noqa: S608 - our names
 
 

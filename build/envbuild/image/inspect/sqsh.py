@@ -47,6 +47,7 @@ def _config(file: Path) -> Configuration:
     labels = [match for line in found["etc/rc"].splitlines() if (match := _LABEL.match(line))]
     run = RunConfig(
         environment=tuple(line for line in found["etc/environment"].splitlines() if "=" in line),
+        # The line "# enroot-provenance: URI" looks like a label, but for the colon.
         labels=tuple({item["name"]: item["value"] for item in labels if not item["name"].endswith(":")}.items()),
     )
     return Configuration(run=run)

@@ -17,6 +17,7 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
 from envbuild.rootfs.layer_writer import walk
 
+# Another file system; one without hard links, or protected_hardlinks (proc(5)); ext4's 65,000 names of a file.
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 BYTECODE = "__pycache__"
 
@@ -131,6 +132,7 @@ def _is_bytecode(relative: str) -> bool:
 
 
 def _identity(info: os.stat_result) -> tuple[int, int, int]:
+    # Not the change time: a further hard link to the file sets it (link(2)).
     return info.st_ino, info.st_size, info.st_mtime_ns
 
 

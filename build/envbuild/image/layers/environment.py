@@ -120,6 +120,7 @@ def make_environment(inputs: EnvironmentInputs, context: Context) -> StoredEnvir
         write_atomic(folder / RECORD_FILE, dump(record))
 
     entry = store.get_or_build(KIND, key, build)
+    # The record may be older than a layer that was removed from the store since.
     if any(_find_layer(store, plan) is None for plan in plans):
         entry = store.rebuild(KIND, key, build)
     return StoredEnvironment(

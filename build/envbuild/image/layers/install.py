@@ -172,6 +172,8 @@ class LayerMaker:
         winners = []
         for path, names in conflicts(listed):
             if policy.may_differ(path):
+                # The last in the alphabet, as containers/native/layers.toml states: any rule would do that is the same
+                # everywhere.
                 winners.append(names[-1])
             elif not any(name in LATER for name in names):
                 raise _conflict(path, names)

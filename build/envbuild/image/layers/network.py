@@ -38,6 +38,7 @@ def access(site: Site, source: TorchSource, folder: str, environ: Mapping[str, s
     if site.ca_bundle is not None:
         binds.append(Bind(source=site.ca_bundle.resolve(), target=f"{folder}/ca.pem"))
         values["SSL_CERT_FILE"] = f"{folder}/ca.pem"
+    # As uv finds it: NETRC, else the home directory, which inside is another one.
     netrc = Path(environ.get("NETRC") or Path(environ.get("HOME") or "/") / ".netrc")
     if netrc.is_file():
         binds.append(Bind(source=netrc.resolve(), target=f"{folder}/netrc"))

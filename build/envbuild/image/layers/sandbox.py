@@ -100,6 +100,8 @@ class InstallSandbox:
                 **access.environment,
                 **variables,
                 "UV_CACHE_DIR": f"{work}/cache",
+                # One copy of a package for all environments of the machine; what a build changes in it, Assembly.added
+                # refuses.
                 "UV_LINK_MODE": "hardlink",
                 "UV_COMPILE_BYTECODE": "0",
                 "UV_NO_PROGRESS": "1",
@@ -136,6 +138,7 @@ class InstallSandbox:
             ),
             environment={**PLAIN_ENVIRONMENT, "PYTHONHASHSEED": "0"},
         )
+        # Without site-packages, whose .pth files could import and so change what the compiling process has interned.
         words = [python, "-S", "-s", f"{INSIDE}/compile/{script.name}", VENV, str(os.cpu_count() or 1)]
         run(
             box.command(self.bwrap, words),

@@ -82,6 +82,7 @@ def inventory(
         )
     found += [_debian(item, lock.lock.base) for item in debian]
     # A copy that another package brings along of what is installed by itself is no second package.
+    # The last of a key stays: False sorts before True, so the entry with hashes or a commit.
     unique = {item.purl: item for item in sorted(found, key=lambda item: bool(item.hashes or item.commit))}
     return tuple(sorted(unique.values(), key=lambda item: (not item.component, item.kind != "pypi", item.purl)))
 

@@ -76,6 +76,7 @@ def _manifest(report: Attachment, digest: str, subject: dict[str, Json], created
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
             "artifactType": report.media_type,
+            # image-spec 1.1, manifest.md, "Guidance for an Empty Descriptor".
             "config": {"mediaType": EMPTY_TYPE, "digest": sha256_bytes(EMPTY), "size": len(EMPTY), "data": "e30="},
             "layers": [
                 {

@@ -86,6 +86,7 @@ def _package(item: ListedPackage, name: str) -> dict[str, Any]:
         package["checksums"] = [{"algorithm": "SHA256", "checksumValue": item.hashes[0].removeprefix("sha256:")}]
     elif item.hashes:
         package["comment"] = f"One of the files {', '.join(item.hashes)}"
+    # SPDX 2.3, section 10.1: a LicenseRef needs the licence's text in the document, which packages seldom bring.
     if item.licence and "LicenseRef-" not in item.licence:
         package["licenseDeclared"] = item.licence
     elif text := ", ".join(filter(None, [item.licence, *item.licence_names])):

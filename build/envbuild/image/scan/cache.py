@@ -65,6 +65,8 @@ def scan_layer(
         was_read = True
 
     entry = store.get_or_build(KIND, key, build)
+    # Reading the members compares the digest too; a scan from the store does not show that this copy of the layer is
+    # whole.
     if check and not was_read:
         with store.reporter.step(f"check layer {printable(name)}"):
             check()

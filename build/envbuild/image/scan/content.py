@@ -92,6 +92,7 @@ class PathSearch:
         for path in self._wanted:
             if _names(path, data):
                 self.found.add(path.decode())
+        # The end is kept: a path may lie across two pieces.
         self._before = data[-self._overlap :]
 
     def end(self) -> None:

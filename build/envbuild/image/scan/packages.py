@@ -117,9 +117,12 @@ def debian_packages(status: bytes, copyrights: Mapping[str, bytes]) -> tuple[Deb
     found = []
     for paragraph in status.decode(errors="replace").split("\n\n"):
         fields = dict(re.findall(r"^(Package|Version|Status|Architecture|Source): (.*)$", paragraph, re.MULTILINE))
+        # Three words, want, flag and status (dpkg-query(1)): a removed package may keep a paragraph, "deinstall ok
+        # config-files".
         if fields.get("Status", "").split()[-1:] != ["installed"] or "Package" not in fields:
             continue
         name, version = fields["Package"], fields.get("Version", "")
+        # deb-control(5): left out where it is the package's own name; a version in brackets only where it differs.
         source, _, source_version = str(fields.get("Source") or name).partition(" ")
         found.append(
             DebianPackage(

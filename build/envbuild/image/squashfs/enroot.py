@@ -98,6 +98,7 @@ def files(config: RunConfig, provenance: str) -> dict[str, bytes]:
         CheckRefusedError: something of the configuration would be run or mounted.
     """
     check(config)
+    # Unquoted, as enroot 4.1 writes it: at the start it replaces ${NAME} and strips outer quotes.
     environment = "".join(f"{entry}\n" for entry in config.environment)
     fstab = "".join(
         f"${{ENROOT_ROOTFS}}{volume} {volume} none x-create=dir,bind,rw,nosuid,nodev\n"
@@ -115,6 +116,7 @@ def rc(config: RunConfig, provenance: str) -> str:
     """``/etc/rc``, which starts a container: changes directory, sources ``/etc/rc.local``, runs the command."""
     lines = [f"# enroot-provenance: {provenance}"]
     lines += [f"# {key} {value}".replace("\n", " ") for key, value in sorted(config.labels)]
+    # From here on as enroot 4.1 writes it; test_enroot runs it. pyxis relies on rc.local being sourced.
     workdir = config.workdir or "/"
     command = _words(config.command)
     if not config.entrypoint and not config.command:

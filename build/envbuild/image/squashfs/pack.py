@@ -114,6 +114,7 @@ def write_sqsh(
     try:
         try:
             finished, shell = _pack(target, source, log, compression)
+        # Rare, and found only on the way: finding such members first would read all layers twice for every image.
         except DuplicateMemberError:
             finished, shell = _pack(target, source, log, compression, superseded_in(source.layers))
         enroot.check_shell(source.config, shell)
@@ -156,6 +157,8 @@ def _pack(
 ) -> tuple[Finished, str]:
     extra = enroot.files(source.config, source.provenance)
     command: list[str | Path] = [find_mksquashfs(), "-", target, "-tar", *compression.options()]
+    # As `enroot import` leaves them: all of root, no extended attributes (file capabilities are lost, set-user-ID bits
+    # stay).
     command += ["-all-root", "-no-xattrs", "-root-mode", "755", "-noappend", "-no-progress", "-exit-on-error"]
     command += ["-mem", f"{BUFFER_MEBIBYTES}M"]
     reading, writing = os.pipe()
