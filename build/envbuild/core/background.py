@@ -1,16 +1,15 @@
-"""Work in the background: in threads, or as a program while a block runs; ended with it."""
+"""Work in background threads, whose programs are ended with it."""
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
-from envbuild.core.spawn import kill_group, running, started_program, thread_state
+from envbuild.core.spawn import kill_group, running, thread_state
 
 T = TypeVar("T")
 
@@ -36,20 +35,6 @@ def interruptible(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextlib.contextmanager
-def background_process(argv: Sequence[str | Path], *, what: str, env: Mapping[str, str], cwd: Path) -> Iterator[None]:
-    """A program that runs while the block does and is ended with it; its result is not read.
-
-    It must print less than a pipe holds (64 KiB on Linux).
-
-    Raises:
-        MachineError: the program cannot be started.
-    """
-    with started_program([str(word) for word in argv], what, env, cwd, None) as process:
-        yield
-        kill_group(process)
 
 
 class Background(Future[T]):

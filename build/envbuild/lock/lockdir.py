@@ -117,7 +117,7 @@ def refuse_what_is_no_lock(path: Path) -> None:
     Raises:
         UsageError: the folder holds something else than a lock's files.
     """
-    own = {lockfile.RECORD_FILE, lockfile.PROJECT_FILE, "uv.lock", *PHASE_FILES.values()}
+    own = {lockfile.RECORD_FILE, lockfile.PROJECT_FILE, lockfile.UV_LOCK, *PHASE_FILES.values()}
     with machine_errors(path):
         others = sorted({item.name for item in path.iterdir()} - own) if path.is_dir() else []
     if others:
@@ -170,14 +170,13 @@ def publish(work: Path, path: Path) -> None:
     """Copy the finished files next to the lock and swap the directories."""
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with machine_errors(path):
         # Next to the lock, not in the store: rename(2) does not cross file systems (EXDEV).
         staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new."))
     try:
         with machine_errors(path):
             # mkdtemp makes a folder that its owner alone may enter (0700).
             staged.chmod(0o755)
-            for name in (lockfile.RECORD_FILE, "pyproject.toml", "uv.lock", *PHASE_FILES.values()):
+            for name in (lockfile.RECORD_FILE, lockfile.PROJECT_FILE, lockfile.UV_LOCK, *PHASE_FILES.values()):
                 (staged / name).write_bytes((work / name).read_bytes())
         replace_tree(staged, path)
     finally:

@@ -22,6 +22,8 @@ from envbuild.core.files import machine_errors
 
 RECORD_FILE = "stack.lock.toml"
 PROJECT_FILE = "pyproject.toml"
+# Next to the other files for use; it names the index of whoever locked, so it is not committed.
+UV_LOCK = "uv.lock"
 # The folder of a project with its locks: lockfiles/NAME/BASE.
 LOCKFILES = "lockfiles"
 PHASE_FILES: dict[str, str] = {"main": "main.txt", "compile": "compile.txt", "git": "git.txt"}

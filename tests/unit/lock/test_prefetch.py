@@ -14,7 +14,7 @@ from envbuild.core.errors import NetworkError
 from envbuild.lock.components.git_source import GitSources
 from envbuild.lock.resolve import resolve as resolve_module
 from envbuild.lock.resolve.declarations import kept_files
-from envbuild.lock.resolve.prefetch import Guess
+from envbuild.lock.resolve.resolve import Guess
 from envbuild.lock.uv.resolution import Resolution
 from envbuild.lock.uv.torch_builds import TorchSource
 

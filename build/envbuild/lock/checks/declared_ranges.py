@@ -33,7 +33,7 @@ from envbuild.lock.components.project_metadata import read_requirement
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project
-from envbuild.lock.uv.resolution import Resolution, resolve
+from envbuild.lock.uv.resolution import Resolution, resolve, throw_away
 
 THE_STACK = "the stack"
 THE_PIN = "the user's pin"
@@ -242,9 +242,6 @@ def _with_stand_ins(
     overrides = settings.get("override-dependencies", ())
     others = [line for line in overrides if canonicalize_name(Requirement(line).name) not in wheels]
     settings["override-dependencies"] = [*others, *wheels.values()]
-    folder = context.folder / "needs"
-    with machine_errors(folder):
-        folder.mkdir(exist_ok=True)
-        (folder / "pyproject.toml").write_text(tomlkit.dumps(document))
+    folder = throw_away(tomlkit.dumps(document), context)
     found = resolve(folder, plan.torch, _BASE, context, settings_may_be_ignored=True)
     return [package for package in found.packages if package["name"] not in wheels]

@@ -14,11 +14,10 @@ from typing import Any
 import tomlkit
 
 from envbuild.core.errors import ResolutionError
-from envbuild.core.files import machine_errors
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project, requirement_of
-from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve
+from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve, throw_away
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +83,8 @@ def contradicted(
 
 def _contradiction(plan: LockPlan, question: str, context: LockContext, what: str) -> str:
     """Uv's explanation why a project does not resolve; empty: it does."""
-    folder = context.folder / "question"
-    with machine_errors(folder):
-        folder.mkdir(exist_ok=True)
-        # uv prefers the versions of an existing uv.lock, here those of the question before.
-        (folder / "uv.lock").unlink(missing_ok=True)
-        (folder / "pyproject.toml").write_text(question)
     try:
-        resolve(folder, plan.torch, what, context)
+        resolve(throw_away(question, context), plan.torch, what, context)
     except ResolutionError as error:
         if NO_SOLUTION not in error.why:  # other failures of the question are failures
             raise

@@ -18,7 +18,7 @@ from envbuild.catalog.context import Context
 from envbuild.catalog.fields import MACHINES
 from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.lock.context import WorkContext, work_folder
-from envbuild.lock.lockfile import PHASE_FILES, PROJECT_FILE, LockDirectory, snapshot
+from envbuild.lock.lockfile import PHASE_FILES, PROJECT_FILE, UV_LOCK, LockDirectory, snapshot
 from envbuild.lock.project.pyproject import with_torch_index
 from envbuild.lock.record.content import (
     Content,
@@ -33,7 +33,6 @@ from envbuild.lock.uv.program import run_uv
 from envbuild.lock.uv.resolution import PREVIEW, lock_arguments
 from envbuild.lock.uv.torch_builds import TorchSource, locked_torch
 
-UV_LOCK = "uv.lock"
 # The glibc versions that uv 0.13 has a platform for.
 _PLATFORMS_OF_UV = (17, 28, *range(31, 41))
 

@@ -7,7 +7,6 @@ them never hides the error that was to be explained.
 from __future__ import annotations
 
 import itertools
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,21 +22,20 @@ from envbuild.core.errors import (
     NetworkError,
     ResolutionError,
 )
-from envbuild.core.files import machine_errors
 from envbuild.lock.components.decide import own_dates
 from envbuild.lock.components.models import Chosen, CompileMetadata, DecidedBy
+from envbuild.lock.components.releases import EXACT
 from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project, render_project
-from envbuild.lock.uv.resolution import NO_SOLUTION, look_up, resolve
+from envbuild.lock.uv.resolution import NO_SOLUTION, look_up, resolve, throw_away
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 
 MOST_ATTEMPTS = 20
 MOST_SECONDS = 240.0
 # Of how many versions of a compile-phase package the metadata is read: older ones are not looked at.
 VERSIONS_READ = 10
-_EXACT = re.compile(r"^==\s*([^*,]+)$")
 
 
 class _OutOfBoundsError(Exception):
@@ -138,8 +136,8 @@ def closest(wanted: str, versions: Sequence[str]) -> str | None:
 
 
 def _exact(item: Chosen) -> str | None:
-    match = _EXACT.match(item.specifier)
-    return match[1].strip() if match and item.commit is None else None
+    match = EXACT.match(item.specifier)
+    return match[1] if match and item.commit is None else None
 
 
 @dataclass
@@ -163,16 +161,9 @@ class _Trials:
         self.attempts += 1
         words = ", ".join(f"{name} {text or 'without its pin'}" for name, text in relaxed.items())
         self.context.reporter.update(f"attempt {self.attempts}: {words}")
-        folder = self.context.folder / "attempt"
-        project = self._relax(relaxed)
-        with machine_errors(folder):
-            folder.mkdir(exist_ok=True)
-            # uv prefers the versions of an existing uv.lock: an attempt must not depend on the one before it.
-            (folder / "uv.lock").unlink(missing_ok=True)
-            (folder / "pyproject.toml").write_text(render_project(project, source=self.plan.torch))
+        folder = throw_away(render_project(self._relax(relaxed), source=self.plan.torch), self.context)
         try:
-            what = f"try {words}"
-            return resolve(folder, self.plan.torch, what, self.context).pins
+            return resolve(folder, self.plan.torch, f"try {words}", self.context).pins
         except ResolutionError:
             return None
 

@@ -22,10 +22,9 @@ from envbuild.lock.components.models import Chosen, CompileMetadata
 from envbuild.lock.components.project_metadata import build_requires
 from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.context import LockContext, Repositories
-from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.lockfile import UV_LOCK, LockDirectory
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project
-from envbuild.lock.resolve.prefetch import RESOLVED
 from envbuild.lock.uv.resolution import Packages, look_up, package_files
 
 # Build requirements that the environment has anyway, at the version that the stack says.
@@ -67,7 +66,7 @@ def kept_files(
 
     That file is not reviewed: only what has a hash that the lock itself states is taken.
     """
-    path = previous.path / RESOLVED if previous is not None else None
+    path = previous.path / UV_LOCK if previous is not None else None
     if previous is None or path is None or not path.is_file():
         return None
     with machine_errors(path):

@@ -7,20 +7,25 @@ import re
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.stack import Phase
+from envbuild.core import tomlread
+from envbuild.core.background import Background, run_in_background
 from envbuild.core.errors import ResolutionError
 from envbuild.core.files import machine_errors
-from envbuild.lock import lockfile
+from envbuild.core.progress import SilentReporter
 from envbuild.lock.components.git_source import settle
+from envbuild.lock.components.models import CompileMetadata
 from envbuild.lock.context import LockContext
+from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK, LockDirectory
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.project.pyproject import render_project, with_git_sources
+from envbuild.lock.project.pyproject import Project, main_lines, render_project, with_git_sources
 from envbuild.lock.resolve.conflicts import explain_pins
 from envbuild.lock.resolve.declarations import with_declarations
-from envbuild.lock.resolve.prefetch import Guess, begin_guess, filling_uvs_cache
-from envbuild.lock.uv.resolution import Packages, Resolution, resolve
+from envbuild.lock.uv.resolution import Packages, Resolution, resolve, throw_away
 
 # uv's words for what only the project itself may take from elsewhere than the index.
 _URL_REFUSED = re.compile(r"Package `([^`]+)`\s+was\s+included\s+as\s+a\s+URL\s+dependency")
@@ -40,6 +45,73 @@ class ResolvedPlan:
         return {name: version for name, version in self.resolution.pins.items() if name not in direct}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Guess:
+    """The resolution of a guessed project, under way.
+
+    Attributes:
+        text: the project that is resolved.
+        folder: where.
+    """
+
+    text: str
+    folder: Path
+    answer: Background[Resolution]
+
+    def into(self, folder: Path) -> Resolution:
+        """Wait for it, and put its uv.lock into another folder.
+
+        Raises:
+            EnvbuildError: what resolving raised.
+        """
+        resolution = self.answer.result()
+        with machine_errors(folder):
+            (folder / UV_LOCK).write_bytes((self.folder / UV_LOCK).read_bytes())
+        return resolution
+
+
+def begin_guess(plan: LockPlan, context: LockContext) -> Guess | None:
+    """Begin to resolve a plan whose compile phase is not read yet, as if it declared what it did in another lock.
+
+    Most of the time it does: an sdist does not change. None where there is nothing to guess, or nothing to guess from.
+    """
+    like = plan.inputs.like
+    guessed = _guess(plan.project, like) if like is not None else None
+    if guessed is None:
+        return None
+    text = render_project(guessed, pins=plan.keep, source=plan.torch)
+    folder = throw_away(text, context)
+    quiet = replace(context, reporter=SilentReporter())
+    answer = run_in_background(lambda: resolve(folder, plan.torch, plan.what, quiet, settings_may_be_ignored=True))
+    return Guess(text=text, folder=folder, answer=answer)
+
+
+def _guess(project: Project, like: LockDirectory) -> Project | None:
+    items = project.chosen.values()
+    # From a repository that has to be cloned first: uv ended half-way leaves a clone that is of no use.
+    if not any(item.phase is Phase.COMPILE for item in items) or any(item.commit for item in items):
+        return None
+    with machine_errors(like.path):
+        document = tomlread.loads((like.path / PROJECT_FILE).read_text())
+    known = main_lines(project)
+    return replace(
+        project,
+        build_requires=tuple(line for line in document["project"]["dependencies"] if line not in known),
+        metadata=tuple(
+            CompileMetadata(
+                name=table["name"],
+                version=table["version"],
+                sdist_digest="",
+                requires_dist=tuple(table["requires-dist"]),
+                provides_extra=tuple(table.get("provides-extra", ())),
+                build_requires=(),
+                rewritten=(),
+            )
+            for table in document["tool"]["uv"].get("dependency-metadata", ())
+        ),
+    )
+
+
 def resolve_plan(plan: LockPlan, files: Future[Packages], context: LockContext) -> ResolvedPlan:
     """Read what the compile phase declares, and resolve; a guess of it is resolved meanwhile.
 
@@ -54,8 +126,7 @@ def resolve_plan(plan: LockPlan, files: Future[Packages], context: LockContext) 
         guess = begin_guess(plan, context)
         if guess is not None:
             ending.callback(guess.answer.stop)
-        with contextlib.nullcontext() if guess else filling_uvs_cache(plan, context):
-            plan = with_declarations(plan, files, context)
+        plan = with_declarations(plan, files, context)
         selection = plan.inputs.selection
         try:
             with context.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"):
@@ -170,4 +241,4 @@ def _refuse_other_sdists(plan: LockPlan, resolution: Resolution) -> None:
 
 def _write(text: str, context: LockContext) -> None:
     with machine_errors(context.folder):
-        (context.folder / lockfile.PROJECT_FILE).write_text(text)
+        (context.folder / PROJECT_FILE).write_text(text)

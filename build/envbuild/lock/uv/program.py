@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from envbuild.core.background import background_process
 from envbuild.core.errors import (
     CheckRefusedError,
     ConfigurationError,
@@ -68,16 +66,6 @@ def uv_program() -> Path:
 def uv_version() -> str:
     """The version of that binary, such as ``0.13.8``."""
     return answer([uv_program(), "--version"], what="ask uv for its version").split()[1]
-
-
-@contextlib.contextmanager
-def uv_meanwhile(arguments: Sequence[str | Path], *, what: str, cwd: Path) -> Iterator[None]:
-    """Uv at work while the block runs, for what it leaves in its cache; how it ends does not matter."""
-    with (
-        resolving_uv() as environment,
-        background_process([uv_program(), *_PLAIN, "--quiet", *arguments], what=what, env=environment, cwd=cwd),
-    ):
-        yield
 
 
 def run_uv(

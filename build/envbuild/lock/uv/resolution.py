@@ -20,6 +20,7 @@ from envbuild.core.errors import InternalError, NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
 from envbuild.lock.context import WorkContext
+from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
 from envbuild.lock.uv.program import ignored_settings, run_uv
 from envbuild.lock.uv.torch_builds import TorchSource
 
@@ -96,7 +97,7 @@ def resolve(
     if from_cache:
         # By a uv.lock that is there uv prefers its wheels, and so asks for other metadata than the cache holds.
         with machine_errors(project):
-            (project / "uv.lock").unlink(missing_ok=True)
+            (project / UV_LOCK).unlink(missing_ok=True)
     try:
         finished = lock(*(["--offline"] if from_cache else []))
     except (ResolutionError, NetworkError):
@@ -107,7 +108,7 @@ def resolve(
 
 
 def _read(project: Path, finished: Finished) -> Resolution:
-    content = tomlread.loads((project / "uv.lock").read_text())
+    content = tomlread.loads((project / UV_LOCK).read_text())
     packages = _packages(content)
     # A package that is there once per marker has no one version; check_forks refuses it.
     names = [package["name"] for package in packages]
@@ -206,6 +207,17 @@ def limits(base: Base) -> dict[str, object]:
     return {"environments": [marker], "minimum-libc-version": {"glibc": base.glibc}}
 
 
+def throw_away(project: str, context: WorkContext) -> Path:
+    """A new folder with this pyproject.toml, for a resolution that is not kept.
+
+    New, since uv prefers the versions of an existing uv.lock: no answer may depend on an earlier one.
+    """
+    with machine_errors(context.folder):
+        folder = Path(tempfile.mkdtemp(dir=context.folder, prefix="throw-away."))
+        (folder / PROJECT_FILE).write_text(project)
+    return folder
+
+
 def look_up(
     packages: Mapping[str, str],
     base: Base,
@@ -222,8 +234,6 @@ def look_up(
         settings: keys of ``[tool.uv]`` besides the base's limits.
         alone: as if they needed nothing.
     """
-    with machine_errors(context.folder):
-        folder = Path(tempfile.mkdtemp(dir=context.folder, prefix="throw-away."))
     tables = tomlkit.aot()
     for name in packages if alone else ():
         table = tomlkit.table()
@@ -240,7 +250,6 @@ def look_up(
     document["tool"] = {"uv": {"package": False, **limits(base), **settings}}
     if alone:
         document["tool"]["uv"]["dependency-metadata"] = tables
-    with machine_errors(folder):
-        (folder / "pyproject.toml").write_text(tomlkit.dumps(document))
+    folder = throw_away(tomlkit.dumps(document), context)
     resolution = resolve(folder, TorchSource("package-index", None), what, context)
     return {canonicalize_name(package["name"]): package for package in resolution.uv_lock["package"]}
