@@ -19,7 +19,7 @@ from envbuild.git.refs import GitRef
 from envbuild.lock import lockfile
 from envbuild.lock.checks.findings import CheckFinding, refuse
 from envbuild.lock.context import Repositories
-from envbuild.lock.inputs.refs import GIT_PREFIX
+from envbuild.lock.inputs.pins import GIT_PREFIX
 from envbuild.lock.inputs.request import LockInputs, LockRequest
 from envbuild.lock.lockdir import publish, refuse_to_replace, refuse_what_is_no_lock, tidy
 from envbuild.lock.lockfile import Lock, LockDirectory, read_lock

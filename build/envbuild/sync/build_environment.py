@@ -12,7 +12,7 @@ from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.store.local import LocalStore
 from envbuild.sync.install import InstallScope, install
 from envbuild.sync.local import local_target
-from envbuild.sync.provided import refuse_without_base
+from envbuild.sync.machine import refuse_without_base
 from envbuild.wheels.cache.entry import ENVIRONMENTS_KIND as KIND
 
 PHASES = ("main",)

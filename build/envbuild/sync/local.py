@@ -33,8 +33,7 @@ from envbuild.sync.imports import (
 )
 from envbuild.sync.install import InstallScope, PhaseRun, install
 from envbuild.sync.install_target import InstallTarget
-from envbuild.sync.machine import refuse_other_machine
-from envbuild.sync.provided import refuse_without_base
+from envbuild.sync.machine import refuse_other_machine, refuse_without_base
 from envbuild.wheels.audit.prebuilt import PackageCode, check_prebuilt, site_packages_of
 
 NEVER_BUILT = "locked, never built"

@@ -1,4 +1,4 @@
-"""Whether what is locked for a base runs on this machine."""
+"""Whether a lock for a base can be installed on this machine: its platform, its glibc, and what the base brings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import platform
 
 from envbuild.catalog.fields import MACHINES
 from envbuild.core.errors import MachineError
+from envbuild.lock.lockfile import Lock
 from envbuild.wheels.audit.binary import version_key
 
 
@@ -31,3 +32,21 @@ def refuse_other_machine(base_platform: str, base_glibc: str, *, what: str, fix:
     else:
         return
     raise MachineError(what, why=problem, fix=fix)
+
+
+def refuse_without_base(lock: Lock) -> None:
+    """A lock that counts on packages of its base cannot be installed on a machine.
+
+    Raises:
+        MachineError: the base brings packages; names them.
+    """
+    provides = lock.base.provides
+    if not provides:
+        return
+    brought = ", ".join(f"{name} {version}" for name, version in sorted(provides.items()))
+    raise MachineError(
+        f"the lock of stack {lock.stack} cannot be installed without its base {lock.base.name}",
+        why=f"The base brings {brought}; the lock leaves them out, and this machine does not have them.",
+        fix="Lock the stack on a base that brings nothing, and install that: envbuild lock --base NAME. Inside the "
+        "base's container, the lock's own files install into an environment made with --system-site-packages.",
+    )

@@ -11,10 +11,9 @@ from envbuild.catalog.stack import Component
 from envbuild.core.errors import ConfigurationError, ResolutionError
 from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef
-from envbuild.lock.components.git_source import ALWAYS, ANY, BUILD, settle
-from envbuild.lock.components.git_sources import GitSourceReader, marked
-from envbuild.lock.components.models import Chosen, DecidedBy
-from envbuild.lock.inputs.refs import VersionRef
+from envbuild.lock.components.git_sources import GitSourceReader, marked, settle
+from envbuild.lock.components.models import ALWAYS, ANY, BUILD, Chosen, DecidedBy
+from envbuild.lock.inputs.pins import VersionRef
 
 CORE, OPTIM, OTHER = "https://x/core", "https://x/optim", "https://x/other"
 SHA = "b" * 40

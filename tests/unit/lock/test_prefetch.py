@@ -11,7 +11,7 @@ from helpers.locks import lock_context
 from envbuild.core.background import run_in_background
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import NetworkError
-from envbuild.lock.components.git_source import GitSources
+from envbuild.lock.components.models import GitSources
 from envbuild.lock.resolve import resolve as resolve_module
 from envbuild.lock.resolve.declarations import kept_files
 from envbuild.lock.resolve.resolve import Guess

@@ -17,8 +17,7 @@ from envbuild.git.refs import GitRef
 from envbuild.lock.components.models import Companion, DecidedBy, Lead
 from envbuild.lock.components.releases import Releases
 from envbuild.lock.components.select import choose, choose_anchor, lead, left_out, releases_like, upstream_overrides
-from envbuild.lock.inputs.pins import parse_pins
-from envbuild.lock.inputs.refs import SpecifierRef, VersionRef
+from envbuild.lock.inputs.pins import SpecifierRef, VersionRef, parse_pins
 
 NEMO, MCORE = "https://x/nemo", "https://x/mcore"
 SHA = "b" * 40

@@ -8,7 +8,7 @@ from envbuild.lock.checks.api_drift import check_api
 from envbuild.lock.checks.declared_ranges import Overridden, against_declarations, against_provided, against_ranges
 from envbuild.lock.checks.findings import CheckFinding, refuse
 from envbuild.lock.checks.rules import CheckInput, run_checks
-from envbuild.lock.components.driver import release_without_llm
+from envbuild.lock.components.decide import release_without_llm
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.resolve.resolve import ResolvedPlan

@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.base import Base
 from envbuild.core.files import machine_errors
 from envbuild.lock.checks.findings import CheckFinding
-from envbuild.lock.checks.rules import provided_version
+from envbuild.lock.checks.rules import provided, provided_version
 from envbuild.lock.checks.uv_queries import contradicted, declared_range, needs_of
 from envbuild.lock.components.declarations import Declared, declared_at_commit, declared_by_release
 from envbuild.lock.components.models import Chosen, DecidedBy
@@ -206,10 +206,9 @@ def _of_builds(lines: Iterable[str], base: Base) -> Iterable[CheckFinding]:
 
 
 def _finding(base: Base, name: str, who: str, whose: str) -> CheckFinding:
-    brought = {canonicalize_name(key): value for key, value in base.provides.items()}[canonicalize_name(name)]
     return CheckFinding(
         code="base-provides",
-        what=f"the base brings {name} {brought}, which no lock replaces, and {who}",
+        what=f"the base brings {name} {provided(base)[canonicalize_name(name)]}, which no lock replaces, and {who}",
         fix=f"Choose a base that brings such a version, or another version of {whose}.",
     )
 

@@ -91,7 +91,7 @@ class CheckInput:
         for package in self.packages:
             if package["name"] == wanted:
                 return str(package.get("version", "0"))
-        return {canonicalize_name(key): value for key, value in self.base.provides.items()}.get(wanted)
+        return provided(self.base).get(wanted)
 
 
 def check_installable(lock: CheckInput) -> Iterable[CheckFinding]:
@@ -193,13 +193,17 @@ def check_provided(lock: CheckInput) -> Iterable[CheckFinding]:
         )
 
 
+def provided(base: Base) -> dict[str, str]:
+    """What a base brings, by canonical name."""
+    return {canonicalize_name(name): version for name, version in base.provides.items()}
+
+
 def provided_version(base: Base, name: str) -> str | None:
     """The release that a package of the base counts as; None for what it does not bring.
 
     A vendor's 2.9.0a0+50eac81 is its build of 2.9.0.
     """
-    brought = {canonicalize_name(key): version for key, version in base.provides.items()}
-    version = brought.get(canonicalize_name(name))
+    version = provided(base).get(canonicalize_name(name))
     return None if version is None else Version(version).base_version
 
 

@@ -94,8 +94,7 @@ def _contradiction(plan: LockPlan, question: str, context: LockContext, what: st
 
 def _question(plan: LockPlan, resolution: Resolution, needs: Sequence[Need], instead: Mapping[str, str]) -> str:
     """The project that resolves if these packages accept the versions: no overrides, and nothing else."""
-    taken = {name: item.chosen for name, item in plan.project.git_sources.in_force.items()}
-    chosen = {name: item for name, item in {**plan.project.chosen, **taken}.items() if item.is_direct}
+    chosen = {name: item for name, item in plan.project.every.items() if item.is_direct}
     document = tomlkit.parse(render_project(plan.project, pins=resolution.pins, source=plan.torch)).unwrap()
 
     def line(name: str, version: str, extras: tuple[str, ...] = ()) -> str:

@@ -1,32 +1,34 @@
-"""The step `components`: every component decided, the as-of moment, and what is exempt from it."""
+"""The step `components`: every component and the training code, the as-of moment, and what is exempt from it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.stack import Component, Stack
+from envbuild.catalog.stack import Component, Driver, Stack
 from envbuild.core.errors import UsageError
 from envbuild.git.refs import Commit, CommitKind, GitRef
 from envbuild.lock.components.declarations import Declarations
-from envbuild.lock.components.driver import EffectiveStack, effective_stack
-from envbuild.lock.components.git_source import GitSources
 from envbuild.lock.components.git_sources import GitSourceReader, marked
-from envbuild.lock.components.models import Chosen, Exemption
-from envbuild.lock.components.releases import Releases, find_release, uploaded_at
-from envbuild.lock.components.select import choose, choose_anchor, upstream_overrides
+from envbuild.lock.components.models import Chosen, Exemption, GitSources, Lead
+from envbuild.lock.components.releases import Releases, find_release, release_has_folder, uploaded_at
+from envbuild.lock.components.select import choose, choose_anchor, lead, own_choice, upstream_overrides
+from envbuild.lock.components.upstream import LLM_COLLECTION, has_folder
 from envbuild.lock.components.version_limits import hold_to_cuda, hold_to_declared
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.as_of import AsOf, Bound
-from envbuild.lock.inputs.pins import parse_pins, unknown_pin
-from envbuild.lock.inputs.refs import Ref, VersionRef, parse_ref
+from envbuild.lock.inputs.pins import Ref, VersionRef, parse_pins, parse_ref, unknown_pin
 from envbuild.lock.inputs.request import LockInputs
+
+NEMO_TOOLKIT = "nemo-toolkit"
+STACKS_FILE = "the stack's file"
 
 
 def branch_bound(selection: Selection, asked: str | None, pins: Mapping[str, Ref], repositories: Repositories) -> Bound:
@@ -123,6 +125,89 @@ def own_dates(stack: Stack) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EffectiveStack:
+    """A stack as it holds for the anchor that was chosen.
+
+    Attributes:
+        stack: with the components and the driver of its takeover, where that holds.
+        leads: whose upstreams decide the companions; the first one wins.
+        because: why the driver is what it is.
+    """
+
+    stack: Stack
+    leads: tuple[Lead, ...]
+    because: str
+
+    @property
+    def driver(self) -> Driver:
+        return self.stack.driver
+
+
+def effective_stack(
+    stack: Stack, anchor: Chosen | None, pins: Mapping[str, Ref], as_of: Bound, releases: Releases
+) -> EffectiveStack:
+    """Decide whether the stack's takeover holds, and read what belongs to the components that lead.
+
+    Args:
+        releases: what is known of a lead that is a release.
+
+    Raises:
+        UsageError: a component that only the takeover brings is pinned, and it does not hold.
+    """
+    if anchor is None:
+        return EffectiveStack(stack=stack, leads=(), because=STACKS_FILE)
+    repositories = releases.context.repositories
+    own = lead(anchor, releases)
+    takeover = stack.takeover
+    if takeover is None:
+        return EffectiveStack(stack=stack, leads=(own,), because=STACKS_FILE)
+    if anchor.commit is not None and anchor.git is not None:
+        has_code = has_folder(repositories.at(anchor.git), anchor.commit, takeover.without)
+    else:
+        has_code = releases.has_folder(anchor, takeover.without)
+    if has_code:
+        if unused := [name for name in pins if name not in stack.components]:
+            raise UsageError(
+                f"{', '.join(unused)} is pinned, and is not in the stack with {anchor.at()}",
+                why=f"The stack has it only where the anchor has no {takeover.without}, and this one has.",
+                fix="Leave the pin out, or choose another anchor.",
+            )
+        return EffectiveStack(stack=stack, leads=(own,), because=f"{anchor.at()} has {takeover.without}")
+    taken = stack.taken_over()
+    spec = taken.components[takeover.lead]
+    choice = own_choice(takeover.lead, spec, pins.get(takeover.lead), repositories, as_of)
+    other = lead(choice, releases)
+    because = f"{anchor.at()} has no {takeover.without}: {takeover.reason}"
+    return EffectiveStack(stack=taken, leads=(other, own), because=because)
+
+
+def commit_without_llm(chosen: Mapping[str, Chosen], driver: Driver, repositories: Repositories) -> str:
+    """What driver ``nemo`` misses in a nemo-toolkit from git; empty: nothing, or it is a release."""
+    item = chosen.get(NEMO_TOOLKIT)
+    if driver is not Driver.NEMO or item is None or item.commit is None or item.git is None:
+        return ""
+    if has_folder(repositories.at(item.git), item.commit, LLM_COLLECTION):
+        return ""
+    return f"{item.at()} has no {LLM_COLLECTION}"
+
+
+def release_without_llm(packages: Mapping[str, Mapping[str, Any]], driver: Driver, context: LockContext) -> str:
+    """What driver ``nemo`` misses in the release of nemo-toolkit that was locked; empty: nothing, or it is from git.
+
+    Args:
+        packages: the ``[[package]]`` tables of uv.lock by name.
+    """
+    if driver is not Driver.NEMO:
+        return ""
+    package = packages.get(NEMO_TOOLKIT)
+    if package is None:
+        return f"there is no {NEMO_TOOLKIT}"
+    if "git" in package["source"] or release_has_folder(package, LLM_COLLECTION, context):
+        return ""
+    return f"{NEMO_TOOLKIT} {package['version']} has no {LLM_COLLECTION}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Decided:
     """The stack as it holds for its anchor, every component of it, the as-of moment, and what is exempt from it."""
 
@@ -159,17 +244,17 @@ def decide_components(inputs: LockInputs, context: LockContext) -> Decided:
     )
     effective = effective_stack(stack, anchor, pins, bound, releases)
     chosen = choose(effective.stack, pins, effective.leads, context.repositories, bound, base)
-    held = hold_to_cuda(chosen, inputs, moment, context)
-    dates |= {name: item.until for name, item in held.exempt.items()}
+    chosen, exempt = hold_to_cuda(chosen, inputs, moment, context)
+    dates |= {name: item.until for name, item in exempt.items()}
     settings = {"exclude-newer": moment.text(), "exclude-newer-package": dates}
-    chosen = hold_to_declared(effective.stack, held.chosen, Declarations(base, settings, context))
+    chosen = hold_to_declared(effective.stack, chosen, Declarations(base, settings, context))
     sources = _git_sources(inputs, effective, chosen, pins, bound, context)
     return Decided(
         effective=effective,
         chosen=marked(chosen, sources),
         as_of=moment,
         git_sources=sources,
-        exempt=dict(held.exempt),
+        exempt=exempt,
     )
 
 

@@ -74,9 +74,9 @@ def declared_by(item: Chosen, repositories: Repositories) -> LinesAndExtras | No
         return None
 
 
-def text_of(item: Chosen, repositories: Repositories, path: str = PYPROJECT) -> str | None:
-    """A file of a component at its commit; None when there is none."""
-    return _Tree(item, repositories).text(path)
+def pyproject_of(item: Chosen, repositories: Repositories) -> str | None:
+    """The pyproject.toml of a component at its commit; None when there is none."""
+    return _Tree(item, repositories).text(PYPROJECT)
 
 
 def _refused(item: Chosen, why: str) -> CheckRefusedError:

@@ -4,24 +4,24 @@ uv follows such a source only as far as it sees it from the project that it lock
 dependencies". So the lock's own project names them, at the commits that their refs mean here: each as a constraint,
 which asks for nothing, and under ``no-sources-package``, so that no other declaration of it counts. Which of them are
 really asked for only a resolution tells (a release may ask for an extra of a component from git):
-:func:`envbuild.lock.components.git_source.settle` looks, and leaves out the others.
+:func:`settle` looks, and leaves out the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.stack import Component, Phase
-from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError, NetworkError
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError, NetworkError, ResolutionError
 from envbuild.core.progress import Reporter
 from envbuild.git.refs import GitRef
-from envbuild.lock.components.git_metadata import declared_by, metadata_of_commit, text_of
-from envbuild.lock.components.git_source import ALWAYS, ANY, BUILD, GitSource, GitSources, refuse_two
-from envbuild.lock.components.models import Chosen, DecidedBy
+from envbuild.lock.components.git_metadata import declared_by, metadata_of_commit, pyproject_of
+from envbuild.lock.components.models import ALWAYS, ANY, BUILD, Chosen, DecidedBy, GitSource, GitSources
 from envbuild.lock.components.project_metadata import (
     UvSource,
     build_requires,
@@ -33,7 +33,7 @@ from envbuild.lock.components.project_metadata import (
 from envbuild.lock.components.upstream import SOURCES, holds_on, not_understood
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
-from envbuild.lock.inputs.refs import Ref, ref_text
+from envbuild.lock.inputs.pins import Ref, ref_text
 
 
 @dataclass
@@ -93,7 +93,7 @@ class GitSourceReader:
             return []
         repository = self.repositories.at(by.git)
         try:
-            settings = uv_settings(text_of(by, self.repositories))
+            settings = uv_settings(pyproject_of(by, self.repositories))
             sources = [item for item in read_sources(settings) if not item.group and holds_on(item.marker, self.base)]
             if not sources:
                 return []
@@ -125,7 +125,7 @@ class GitSourceReader:
             for extra in extras:
                 if (name := self._named(line, extra)) is not None:
                     found.setdefault(name, set()).add(canonicalize_name(extra))
-        for line in build_requires(text_of(by, self.repositories)):
+        for line in build_requires(pyproject_of(by, self.repositories)):
             if (name := self._named(line, ALWAYS)) is not None:
                 found.setdefault(name, set()).add(BUILD)
         return {name: frozenset(parts) for name, parts in found.items()}
@@ -143,7 +143,7 @@ class GitSourceReader:
             chosen = self._chosen(source, by)
             if chosen.phase is Phase.COMPILE:
                 metadata_of_commit(chosen, self.repositories, self.base.cuda_major)
-            needs = build_requires(text_of(chosen, self.repositories)) if chosen.commit else ()
+            needs = build_requires(pyproject_of(chosen, self.repositories)) if chosen.commit else ()
         except ValueError as error:
             raise ConfigurationError(
                 f"cannot understand pyproject.toml of {source.text}",
@@ -167,7 +167,7 @@ class GitSourceReader:
     def _chosen(self, source: UvSource, by: Chosen) -> Chosen:
         because, spec = _where(by), Component()
         if by.commit is not None and by.git is not None:
-            settings = uv_settings(text_of(by, self.repositories))
+            settings = uv_settings(pyproject_of(by, self.repositories))
             if source.package in built_without_isolation(settings):
                 spec = Component(phase=Phase.COMPILE)
         bare = Chosen(name=source.package, spec=spec, asked="", origin=DecidedBy.UPSTREAM, because=because)
@@ -210,3 +210,58 @@ def marked(chosen: Mapping[str, Chosen], git_sources: GitSources) -> dict[str, C
 def _where(by: Chosen) -> str:
     folder = f"{by.subdirectory}/" if by.subdirectory else ""
     return f"{folder}{SOURCES} of {by.at()}"
+
+
+def refuse_two(taken: Sequence[GitSource]) -> None:
+    """Refuse two commits of one package."""
+    first: dict[str, GitSource] = {}
+    for item in taken:
+        other = first.setdefault(item.name, item)
+        if other.identity != item.identity:
+            commit = other.chosen.commit
+            ref = commit.sha[:12] if commit else "VERSION"
+            raise ResolutionError(
+                f"{other.by.at()} and {item.by.at()} take {item.name} from two places",
+                why=f"{other.text()}\n{item.text()}",
+                fix=f"Say which: --pin {item.name}={ref}, or pin one of the two where it agrees with the other.",
+            )
+
+
+def settle(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> GitSources:
+    """What a resolution really takes, of what might be taken.
+
+    Args:
+        packages: of uv.lock.
+
+    Raises:
+        ResolutionError: it takes a package that two of its packages want at different commits.
+    """
+    tables = {str(package["name"]): package for package in packages}
+    takeable = git_sources.in_force.keys()
+    now = git_sources
+    while True:
+        force = now.in_force
+        asked = tuple(
+            item
+            for item in now.candidates
+            if (item.by.name not in takeable or item.by.name in force) and _is_asked(item, force, tables)
+        )
+        if asked == now.candidates:
+            refuse_two(asked)
+            return now
+        # Again: what was left out just now may have been all that asked for another one.
+        now = replace(now, candidates=asked)
+
+
+def _is_asked(item: GitSource, force: Mapping[str, GitSource], tables: Mapping[str, Mapping[str, Any]]) -> bool:
+    table = tables.get(canonicalize_name(item.by.name))
+    other = force.get(item.by.name)
+    if table is None or item.name not in tables:
+        return False
+    if other is not None and other.chosen.commit != item.by.commit:
+        return False  # of a commit that is not in the lock
+    if BUILD in item.parts:
+        return True
+    lists = {ALWAYS: table.get("dependencies", []), **table.get("optional-dependencies", {})}
+    parts = lists if ANY in item.parts else item.parts
+    return any(entry["name"] == item.name for part in parts for entry in lists.get(part, ()))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
+
+from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.stack import Component, Phase
@@ -163,3 +165,73 @@ class CompileMetadata:
     provides_extra: tuple[str, ...]
     build_requires: tuple[str, ...]
     rewritten: tuple[str, ...]
+
+
+# Besides the names of extras: what a component needs without any, what builds it, and what only a build would tell.
+ALWAYS, BUILD, ANY = "", "[build]", "[any]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GitSource:
+    """A package that another one takes from git or from an address.
+
+    Attributes:
+        chosen: which commit or file it is, and who said so.
+        by: the package whose pyproject.toml says so.
+        parts: for which parts of ``by``: its extras, ALWAYS, BUILD, ANY.
+        required: it is asked for whatever else the lock holds.
+        build_requires: what must be installed to build it, as PEP 508 lines.
+    """
+
+    chosen: Chosen
+    by: Chosen
+    parts: frozenset[str]
+    required: bool
+    build_requires: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.chosen.name
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What two of them are the same by: the commit and folder, or the address, or the releases."""
+        item = self.chosen
+        return (item.commit.sha if item.commit else item.url or item.specifier, item.subdirectory)
+
+    def text(self) -> str:
+        """One line for people."""
+        commit = f" ({self.chosen.commit.sha[:12]})" if self.chosen.commit else ""
+        return f"{self.name} {self.chosen.asked}{commit}: {self.chosen.because}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GitSources:
+    """All that may be taken so; of several for one package the first is in force.
+
+    Attributes:
+        overruled: sources of which the stack or the user says something else, for people, by package.
+    """
+
+    candidates: tuple[GitSource, ...] = ()
+    overruled: Mapping[str, str] | None = None
+
+    @property
+    def in_force(self) -> dict[str, GitSource]:
+        """The one that holds, by package."""
+        found: dict[str, GitSource] = {}
+        for item in self.candidates:
+            found.setdefault(item.name, item)
+        return found
+
+    def only(self, names: Collection[str]) -> GitSources:
+        """Nothing but these packages."""
+        return replace(self, candidates=tuple(item for item in self.candidates if item.name in names))
+
+    def without(self, gone: Collection[str]) -> GitSources:
+        """Without what these components take, and what that takes in turn."""
+        left = tuple(item for item in self.candidates if canonicalize_name(item.by.name) not in gone)
+        if len(left) == len(self.candidates):
+            return self
+        kept = {item.name for item in left}
+        return replace(self, candidates=left).without({item.name for item in self.candidates} - kept)

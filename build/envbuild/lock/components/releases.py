@@ -18,7 +18,7 @@ from envbuild.git.refs import GitRef
 from envbuild.lock.components.downloads import NOT_AN_ARCHIVE, archive_members, fetch_file
 from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Lead
 from envbuild.lock.context import LockContext
-from envbuild.lock.inputs.refs import GIT_PREFIX, parse_ref
+from envbuild.lock.inputs.pins import GIT_PREFIX, parse_ref
 from envbuild.lock.uv.resolution import look_up, package_files, upload_seconds
 
 # One release, and which.

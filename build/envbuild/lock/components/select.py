@@ -19,7 +19,7 @@ from envbuild.lock.components.releases import Releases
 from envbuild.lock.components.upstream import companions, holds_on, overrides, sources
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
-from envbuild.lock.inputs.refs import Ref, ref_text
+from envbuild.lock.inputs.pins import Ref, ref_text
 
 
 def choose_anchor(stack: Stack, pins: Mapping[str, Ref], repositories: Repositories, as_of: Bound) -> Chosen | None:

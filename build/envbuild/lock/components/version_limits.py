@@ -152,16 +152,10 @@ class _Holding:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldToCuda:
-    """Components held to releases for the base's CUDA, and what is exempt from the as-of moment for it, by package."""
-
-    chosen: dict[str, Chosen]
-    exempt: dict[str, Exemption] = field(default_factory=dict)
-
-
-def hold_to_cuda(chosen: Mapping[str, Chosen], inputs: LockInputs, moment: AsOf, context: LockContext) -> HeldToCuda:
-    """Hold components to their releases for the base's CUDA.
+def hold_to_cuda(
+    chosen: Mapping[str, Chosen], inputs: LockInputs, moment: AsOf, context: LockContext
+) -> tuple[dict[str, Chosen], dict[str, Exemption]]:
+    """Hold components to releases for the base's CUDA; also what is exempt from the as-of moment for it, by package.
 
     A build of torch that is not the index's is for the CUDA in its name, whatever the release. Where the index had no
     release for the CUDA as of the moment, later ones are taken, but only on a base that the user named.
@@ -171,20 +165,18 @@ def hold_to_cuda(chosen: Mapping[str, Chosen], inputs: LockInputs, moment: AsOf,
         ResolutionError: there is none at all.
     """
     base, build = inputs.selection.base, inputs.torch_build
-    found = HeldToCuda(chosen=dict(chosen))
+    held, exempt = dict(chosen), dict[str, Exemption]()
     for name, item in chosen.items():
         releases = item.spec.releases_for_cuda.get(base.cuda_major or "")
         other_build = name == "torch" and build != PACKAGE_INDEX_BUILD
         if not releases or item.origin is not DecidedBy.STACK or item.is_direct or name in base.provides or other_build:
             continue
-        held = ",".join(filter(None, [item.specifier, releases]))
+        specifier = ",".join(filter(None, [item.specifier, releases]))
         because = f"{item.because}: releases for CUDA {base.cuda_major}"
-        found.chosen[name] = replace(item, specifier=held, asked=held, because=because)
+        held[name] = replace(item, specifier=specifier, asked=specifier, because=because)
         if moment.asked != as_of.NOW and item.spec.as_of is None:
-            found.exempt.update(
-                _exemptions(found.chosen[name], base, moment, context, may_exempt=inputs.request.base_named)
-            )
-    return found
+            exempt |= _exemptions(held[name], base, moment, context, may_exempt=inputs.request.base_named)
+    return held, exempt
 
 
 def _exemptions(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from envbuild.lock.components.decide import Decided
-from envbuild.lock.components.driver import EffectiveStack, commit_without_llm
+from envbuild.lock.components.decide import Decided, EffectiveStack, commit_without_llm
 from envbuild.lock.components.models import Exemption, Forced
 from envbuild.lock.components.select import left_out, upstream_overrides
 from envbuild.lock.context import LockContext

@@ -12,8 +12,7 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.base import Base
 from envbuild.catalog.stack import Phase
 from envbuild.core.errors import ConfigurationError
-from envbuild.lock.components.git_source import GitSources
-from envbuild.lock.components.models import Chosen, CompileMetadata
+from envbuild.lock.components.models import Chosen, CompileMetadata, GitSources
 from envbuild.lock.inputs.as_of import end_of, parse_date, timestamp
 from envbuild.lock.uv.resolution import limits
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD, TorchSource
@@ -50,10 +49,14 @@ class Project:
     git_sources: GitSources = field(default_factory=GitSources)
     exempt: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def every(self) -> dict[str, Chosen]:
+        """The components, and what those from git take from elsewhere themselves."""
+        return {**self.chosen, **{name: item.chosen for name, item in self.git_sources.in_force.items()}}
+
     def pinned_directly(self) -> frozenset[str]:
         """The packages that a commit or an address pins, so that no version needs to."""
-        every = {**self.chosen, **{name: item.chosen for name, item in self.git_sources.in_force.items()}}
-        return frozenset(canonicalize_name(name) for name, item in every.items() if item.is_direct)
+        return frozenset(canonicalize_name(name) for name, item in self.every.items() if item.is_direct)
 
     def released_pairs(self) -> list[tuple[str, str]]:
         """The components that are releases, each with one that it uses and that is a release too."""
@@ -70,8 +73,7 @@ class Project:
 
     def compiled(self) -> list[str]:
         """The packages of phase compile, as far as they are named."""
-        taken = {name: item.chosen for name, item in self.git_sources.in_force.items()}
-        return [name for name, item in {**self.chosen, **taken}.items() if item.phase is Phase.COMPILE]
+        return [name for name, item in self.every.items() if item.phase is Phase.COMPILE]
 
 
 def with_git_sources(project: Project, git_sources: GitSources) -> Project:

@@ -22,14 +22,14 @@ from envbuild.core.errors import (
     NetworkError,
     ResolutionError,
 )
-from envbuild.lock.components.decide import own_dates
 from envbuild.lock.components.models import Chosen, CompileMetadata, DecidedBy
 from envbuild.lock.components.releases import EXACT
 from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project, render_project
-from envbuild.lock.uv.resolution import NO_SOLUTION, look_up, resolve, throw_away
+from envbuild.lock.resolve.declarations import releases_as_of
+from envbuild.lock.uv.resolution import NO_SOLUTION, resolve, throw_away
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 
 MOST_ATTEMPTS = 20
@@ -199,17 +199,14 @@ class _Trials:
         return self._read[key]
 
     def _newest(self, name: str, specifier: str) -> list[CompileMetadata]:
-        project, context = self.plan.project, self.context
-        dates = {other: day for other, day in own_dates(self.plan.effective.stack).items() if other == name}
-        settings = {"exclude-newer": project.as_of, "exclude-newer-package": dates}
         found: list[CompileMetadata] = []
         text = specifier
         while len(found) < VERSIONS_READ and time.monotonic() - self.started < MOST_SECONDS:
             try:
-                locked = look_up({name: text}, project.base, settings, f"find {name} {text}", context)
+                locked = releases_as_of(self.plan, {name: text}, f"find {name} {text}", self.context)
             except ResolutionError:
                 break  # there is no older one
-            read = compile_metadata([name], locked, project.base.cuda_major, context)
+            read = compile_metadata([name], locked, self.plan.project.base.cuda_major, self.context)
             if not read:
                 break
             found += read

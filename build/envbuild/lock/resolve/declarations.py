@@ -94,11 +94,16 @@ def _likely(plan: LockPlan, names: Sequence[str], what: str, context: LockContex
     Args:
         names: components from the index.
     """
-    project, keep = plan.project, plan.keep
-    wanted = {name: f"=={keep[name]}" if name in keep else project.chosen[name].specifier for name in names}
-    dates = {name: day for name, day in own_dates(plan.effective.stack).items() if name in names}
-    settings = {"exclude-newer": project.as_of, "exclude-newer-package": dates}
-    return look_up(wanted, project.base, settings, what, context)
+    keep, chosen = plan.keep, plan.project.chosen
+    wanted = {name: f"=={keep[name]}" if name in keep else chosen[name].specifier for name in names}
+    return releases_as_of(plan, wanted, what, context)
+
+
+def releases_as_of(plan: LockPlan, wanted: Mapping[str, str], what: str, context: LockContext) -> Packages:
+    """The releases of components, by specifier, that uv takes as of the plan's moment, each by itself."""
+    dates = {name: day for name, day in own_dates(plan.effective.stack).items() if name in wanted}
+    settings = {"exclude-newer": plan.project.as_of, "exclude-newer-package": dates}
+    return look_up(wanted, plan.project.base, settings, what, context)
 
 
 def with_declarations(plan: LockPlan, files: Future[Packages], context: LockContext) -> LockPlan:
@@ -120,8 +125,7 @@ def with_declarations(plan: LockPlan, files: Future[Packages], context: LockCont
 def _metadata(plan: LockPlan, files: Future[Packages], context: LockContext) -> tuple[CompileMetadata, ...]:
     project = plan.project
     released = _compiled(project)
-    every = [*project.chosen.values(), *(item.chosen for item in project.git_sources.in_force.values())]
-    from_git = [item for item in every if item.phase is Phase.COMPILE and item.commit is not None]
+    from_git = [item for item in project.every.values() if item.phase is Phase.COMPILE and item.commit is not None]
     cuda = project.base.cuda_major
     if not released and not from_git:
         return ()

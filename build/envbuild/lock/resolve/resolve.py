@@ -17,7 +17,7 @@ from envbuild.core.background import Background, run_in_background
 from envbuild.core.errors import ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.components.git_source import settle
+from envbuild.lock.components.git_sources import settle
 from envbuild.lock.components.models import CompileMetadata
 from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK, LockDirectory

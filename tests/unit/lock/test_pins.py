@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from envbuild.core.errors import ConfigurationError
 from envbuild.git.refs import GitRef
-from envbuild.lock.inputs.refs import SpecifierRef, VersionRef, parse_ref, ref_text
+from envbuild.lock.inputs.pins import SpecifierRef, VersionRef, parse_ref, ref_text
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
