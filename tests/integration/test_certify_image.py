@@ -245,9 +245,7 @@ def test_container_ends_when_envbuild_is_killed(
 
 
 @pytest.mark.slow
-def test_container_that_goes_on_is_ended_by_the_next_of_the_same(
-    image: PlacedImage, tmp_path: Path, dockerd: Daemon
-) -> None:
+def test_next_run_ends_a_container_that_goes_on(image: PlacedImage, tmp_path: Path, dockerd: Daemon) -> None:
     task = long_task(tmp_path, "False")
     with containers(dockerd) as there, forked(lambda: in_docker(image).run(task)):
         wait_until((tmp_path / "results/beats").exists, seconds=60)
@@ -258,7 +256,7 @@ def test_container_that_goes_on_is_ended_by_the_next_of_the_same(
         assert (tmp_path / "results/beats").stat().st_size == written
 
 
-def test_layer_that_is_not_its_digest_is_refused_before_anything_runs(mini: Tool, mini_image: dict[str, Any]) -> None:
+def test_layer_with_another_digest_is_refused_before_anything_runs(mini: Tool, mini_image: dict[str, Any]) -> None:
     selection = select(Catalog.open(mini.project), NAME, "cpu", None, HostDistribution.here())
     image = find_image(mini.project / "out", NAME, selection.base_name, "cpu")
     layers = layers_of(image)

@@ -123,7 +123,7 @@ def test_folder_has_the_context(result: dict[str, Any], exported: Path, mini: To
 
 
 @pytest.mark.slow
-def test_its_environment_is_that_of_the_native_image(
+def test_environment_equals_that_of_the_native_image(
     image: Image, mini: Tool, mini_image: dict[str, Any], tmp_path: Path
 ) -> None:
     lock = read_lock(mini.project / "lockfiles" / NAME / mini_image["record"]["base"])
@@ -132,7 +132,7 @@ def test_its_environment_is_that_of_the_native_image(
 
 
 @pytest.mark.slow
-def test_its_configuration_is_that_of_the_native_image(image: Image, mini_image: dict[str, Any]) -> None:
+def test_configuration_equals_that_of_the_native_image(image: Image, mini_image: dict[str, Any]) -> None:
     native = described(Path(mini_image["path"]) / "oci")[1]["config"]
     config = image.config()
     assert config["Env"] == native["Env"]

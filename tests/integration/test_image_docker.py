@@ -35,7 +35,7 @@ def test_native_image_is_loaded_as_it_is(mini: Tool, mini_image: Any, dockerd: D
         assert image_of(tool, "--format", "docker", out="native-out")["docker"]["loaded"] is True
 
 
-def test_format_docker_without_a_daemon_says_what_to_do(mini: Tool, tmp_path: Any) -> None:
+def test_error_for_format_docker_without_a_daemon_has_help(mini: Tool, tmp_path: Any) -> None:
     tool = Tool(mini.project, mini.cache, {"DOCKER_HOST": f"unix://{tmp_path}/socket"})
     done = tool.run("image", "--stack", NAME, "--target", "cpu", "--format", "docker", status=MACHINE)
     assert f"no docker daemon answers at unix://{tmp_path}/socket" in done.stderr

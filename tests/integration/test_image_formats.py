@@ -180,7 +180,7 @@ def test_sqsh_of_a_damaged_layer_is_refused(layers: list, tmp_path: Path) -> Non
     assert not (tmp_path / "x.sqsh").exists()
 
 
-def test_failing_mksquashfs_is_told_with_what_it_said(layers: list, tmp_path: Path) -> None:
+def test_failure_of_mksquashfs_has_its_output(layers: list, tmp_path: Path) -> None:
     (tmp_path / "image.sqsh").mkdir()
     with pytest.raises(BuildError) as caught:
         pack(tmp_path / "image.sqsh", layers)

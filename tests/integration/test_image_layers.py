@@ -1,4 +1,4 @@
-"""Layers of an environment: what moves is all that is new, whoever made the rest, and nobody writes into another's."""
+"""Layers of an environment: only changed layers are new, and a write into another layer is refused."""
 
 from __future__ import annotations
 

@@ -125,23 +125,23 @@ def test_what_packages_declare_about_what_the_base_brings_is_checked(
         write_stack(vendor.project, "s", components, target="gpu", base=VENDOR, overrides=overrides)
 
     write(torch={"version": "==2.11.0"}, lib={}, other={}, kernels={"phase": "compile"})
-    told = error(vendor.run(*LOCK, status=5))
+    message = error(vendor.run(*LOCK, status=5))
     brings = "[base-provides] the base brings"
     torch = f"{brings} torch 2.9.0a0+50eac81.nv25.9, which no lock replaces, and"
     build = "a build of the compile phase requires torchvision>=0.25"
-    assert [line for line in told["why"].splitlines() if line.startswith("[")] == [
+    assert [line for line in message["why"].splitlines() if line.startswith("[")] == [
         f"{torch} the stack asks for torch==2.11.0",
         f"{brings} torchvision 0.24.0a0, which no lock replaces, and {build}",
         f"{brings} triton 3.4.0, which no lock replaces, and dep 2.0 declares triton<3.4",
         f"{torch} kernels 1.0 declares torch<2.8",
         f"{torch} lib 2.0 declares torch>=2.10",
     ]
-    assert "Choose a base that brings such a version, or another version of lib." in told["why"]
+    assert "Choose a base that brings such a version, or another version of lib." in message["why"]
     vendor.run(*LOCK, "--allow", "base-provides")
     assert len(lock_of(vendor, "s", VENDOR).allowed) == 5
     write(other={"extras": ["more"]})
-    told = error(vendor.run(*LOCK, status=5))
-    assert "and other 1.0 declares triton>=9" in told["why"]
+    message = error(vendor.run(*LOCK, status=5))
+    assert "and other 1.0 declares triton>=9" in message["why"]
     overrides["dep"] |= {"version": "<2"}
     write(other={})
     vendor.run(*LOCK)

@@ -186,7 +186,7 @@ def test_root_file_system_in_a_tar_is_one_layer(layout: Path, taker: Taker, pack
     assert layer.file.read_bytes()[:2] == b"\x1f\x8b"
 
 
-def test_what_is_not_there_is_said(taker: Taker) -> None:
+def test_missing_file_of_a_base_is_named(taker: Taker) -> None:
     with pytest.raises(ConfigurationError, match="cannot be found") as caught:
         taker.resolved(base_of(Tar(method="tar", path="gone.tar", format="rootfs")))
     assert "gone.tar" in caught.value.why
@@ -212,10 +212,10 @@ def push(registry_address: str, tmp_path: Path) -> Callable[[Path], str]:
 def put(registry: str, name: str, reference: str, document: dict[str, Any], kind: str) -> str:
     """Put a manifest that no tool writes; says its digest."""
     raw = json.dumps(document).encode()
-    asked = urllib.request.Request(
+    request = urllib.request.Request(
         f"{registry}/v2/{name}/manifests/{reference}", raw, {"Content-Type": kind}, method="PUT"
     )
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=30) as answer:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
         assert answer.status == 201
     return "sha256:" + hashlib.sha256(raw).hexdigest()
 
@@ -352,7 +352,7 @@ def vendor_image(mini_image: dict[str, Any], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def project(mini: Tool, tmp_path: Path, push: Any, vendor_image: Path) -> Tool:
-    """A project whose stack is for a base on the registry, the digest of which nobody asked for yet."""
+    """A project whose stack is for a base on the registry, the digest of which was not resolved yet."""
     own = select(Catalog.open(mini.project), NAME, "cpu", None, HostDistribution.here())
     (tmp_path / "envs/stacks").mkdir(parents=True)
     (tmp_path / "envs/bases").mkdir()
@@ -377,9 +377,9 @@ def test_image_on_a_registrys_image(project: Tool, vendor_image: Path) -> None:
     assert "envbuild image resolve --base vendor" in refused.stderr
     listed = project.run("list", "bases")
     assert "digest not resolved" in listed.stdout
-    told = json.loads(project.run("image", "resolve", "--base", "vendor", "--write", "--json").stdout)
-    assert told["digest"] == manifest_of(vendor_image)[0]
-    assert told["was"] is None
+    resolved = json.loads(project.run("image", "resolve", "--base", "vendor", "--write", "--json").stdout)
+    assert resolved["digest"] == manifest_of(vendor_image)[0]
+    assert resolved["was"] is None
     project.run("lock", *where)
     made = json.loads(project.run("image", *where, "--format", "oci", "--json").stdout)
     record = made["record"]
@@ -387,7 +387,7 @@ def test_image_on_a_registrys_image(project: Tool, vendor_image: Path) -> None:
     assert [layer["digest"] for layer in record["layers"][: len(stated)]] == stated
     assert "vendored" not in record["packages"]  # the environment sees the base's, and its import was checked
     assert "libc6" in record["base_packages"]
-    assert record["base_made_by"].endswith(told["digest"])
+    assert record["base_made_by"].endswith(resolved["digest"])
     config = json.loads(
         subprocess.run(
             ["skopeo", "inspect", "--config", f"oci:{made['path']}/oci:{NAME}-vendor-cpu"],
@@ -404,7 +404,7 @@ def test_image_on_a_registrys_image(project: Tool, vendor_image: Path) -> None:
     assert (config["WorkingDir"], config["User"], config["Volumes"]) == ("/workspace", "0:0", {"/data": {}})
     labels = config["Labels"]
     assert labels["maker"] == "a vendor"
-    assert labels["org.opencontainers.image.base.digest"] == told["digest"]
+    assert labels["org.opencontainers.image.base.digest"] == resolved["digest"]
     assert "org.opencontainers.image.version" not in labels
     again = json.loads(project.run("image", *where, "--format", "oci", "--json").stdout)
     assert (again["built"], again["record"]["oci_digest"]) == (False, record["oci_digest"])

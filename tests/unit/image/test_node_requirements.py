@@ -81,13 +81,13 @@ def test_gpu_must_run_what_was_compiled(sm, arch, runs):
     assert starts(variables(target(*sm), "13.0"), cuda="13.0", arch=arch) is runs
 
 
-def test_the_fleets_driver_is_asked_for():
+def test_driver_of_the_target_is_required():
     required = variables(target("90", driver="580.95.05"), "13.0")
     assert starts(required, cuda="13.0", arch="9.0", driver="580.95.05")
     assert not starts(required, cuda="13.0", arch="9.0", driver="580.65.06")
 
 
-def test_devices_are_seen_as_the_base_says():
+def test_visible_devices_of_the_base_are_kept():
     assert variables(target("90"), "13.0")["NVIDIA_VISIBLE_DEVICES"] == "all"
     own = {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility,video"}
     assert variables(target("90"), "13.0", own)["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility,video"
@@ -121,7 +121,7 @@ def test_names_and_summaries_decide_nothing_and_all_else_does():
     assert len({str(target_key(item)) for item in [one, *others]}) == 6
 
 
-def test_hardware_is_told_hardware_of():
+def test_hardware_of_target():
     assert hardware_of(target()) == "CPUs"
     assert hardware_of(target("100", "90", ptx=True)) == "sm_90, sm_100, PTX 100"
     assert hardware_of(target("100").model_copy(update={"platform": "linux/arm64"})) == "sm_100, linux/arm64"

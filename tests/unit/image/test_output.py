@@ -102,7 +102,7 @@ def test_plain_file_in_the_way_is_kept(entry, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["results.txt", "record.json", ".sealed.json", "oci/index.json"])
-def test_folder_that_is_no_image_is_kept(entry, tmp_path, name):
+def test_folder_without_an_image_is_kept(entry, tmp_path, name):
     file = somewhere(tmp_path) / name
     file.parent.mkdir(parents=True)
     file.write_text('{"schema": "mine"}')
@@ -123,7 +123,7 @@ def test_link_is_kept_and_an_empty_folder_is_taken(entry, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "oci/mine", "oci/blobs/sha256/mine", "image.sqsh.d/mine", "mine/x"])
-def test_files_beside_a_placed_image_are_kept(entry, tmp_path, name):
+def test_other_files_next_to_a_placed_image_are_kept(entry, tmp_path, name):
     image, _ = placed(entry, tmp_path, "h200")
     mine = image.path / name
     mine.parent.mkdir(exist_ok=True)
@@ -181,7 +181,7 @@ def test_modes_are_the_same_whatever_the_umask(umask, entry, tmp_path):
     assert entry_index.find_damage(entry[0]) == ""
 
 
-def test_out_dir_that_this_account_may_not_enter_is_told(tmp_path, monkeypatch):
+def test_out_dir_without_access_is_named_in_the_error(tmp_path, monkeypatch):
     """The kernel's refusal is injected: root may enter everything."""
 
     def refused(self):

@@ -40,7 +40,7 @@ def test_record_is_read_back_as_written(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"schema": "envbuild.image/2"}'])
-def test_damaged_record_says_what_to_do(tmp_path, text):
+def test_error_for_a_damaged_record_has_help(tmp_path, text):
     file = tmp_path / "record.json"
     file.write_text(text)
     assert "envbuild image" in error_of(ConfigurationError, ImageRecord.load, file).fix

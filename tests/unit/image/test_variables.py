@@ -6,7 +6,7 @@ from envbuild.oci.models import BaseConfig
 VENV = "/opt/envbuild/venv"
 
 
-def test_without_a_base_that_says_anything_it_is_the_usual():
+def test_variables_without_a_base_are_the_defaults():
     assert image_variables(VENV, {}, {}, {}) == {
         "PATH": f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "VIRTUAL_ENV": VENV,

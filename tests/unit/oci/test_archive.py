@@ -1,4 +1,4 @@
-"""Tars that no base can be made of: what is said of them names what people know, not where they are worked on."""
+"""Tars that no base can be made of: errors name files that users know, not temporary ones."""
 
 import gzip
 import json
@@ -57,7 +57,7 @@ def test_a_layer_of_docker_save_is_called_by_its_archive(tmp_path, staging, laye
 
 
 @pytest.mark.parametrize("tag", [None, "x:1"])
-def test_an_archive_without_images_says_so(tmp_path, staging, tag):
+def test_archive_without_images_is_refused(tmp_path, staging, tag):
     error = error_of(CheckRefusedError, docker_archive, saved(tmp_path, []), tag, PLATFORM, staging)
     assert error.why == "Its manifest.json lists no image."
     (tmp_path / "index.json").write_text('{"manifests": []}')

@@ -158,7 +158,7 @@ def test_entry_that_could_be_taken_for_the_image(opened, layout, spoil, why):
 
 
 @pytest.mark.parametrize("spoil", [as_a_report, as_an_attestation, as_nothing_known, at_the_sbom])
-def test_tag_that_is_asked_for_and_is_no_images(opened, layout, spoil):
+def test_wanted_tag_of_a_report_is_refused(opened, layout, spoil):
     spoil(layout)
     assert error_of(CheckRefusedError, opened, ":mcore").why.startswith("Tag 'mcore' is that of sha256:")
 
@@ -179,12 +179,12 @@ def test_one_image_may_have_two_tags(opened, layout):
 
 
 @pytest.mark.parametrize("key", ["Manifests", "manife\u017fts"])
-def test_index_that_says_something_else_to_other_programs(opened, layout, key):
+def test_index_with_an_ambiguous_key_is_refused(opened, layout, key):
     layout.write(layout.entries, **{key: [layout.another(annotations={REF_NAME: "mcore"})]})
     assert "which other programs read as 'manifests'" in error_of(CheckRefusedError, opened).why
 
 
-def test_entry_that_says_something_else_to_other_programs(opened, layout):
+def test_index_entry_with_an_ambiguous_key_is_refused(opened, layout):
     image, *reports = layout.entries
     hidden = {**layout.another(artifactType=SBOM, subject=layout.about()), "Annotations": {REF_NAME: "mcore"}}
     layout.write([untagged(image), {**hidden, "artifactType": SBOM}, *reports])
@@ -198,7 +198,7 @@ def test_index_with_a_key_twice(opened, layout):
 
 
 @pytest.mark.parametrize("entry", ["text", {"annotations": "text"}, {"platform": ["linux"]}])
-def test_entry_of_another_form_is_told(opened, layout, entry):
+def test_malformed_index_entry_is_refused(opened, layout, entry):
     layout.write([*layout.entries, entry])
     assert "Its index cannot be read: manifests.3" in error_of(CheckRefusedError, opened).why
 

@@ -56,12 +56,12 @@ def test_index_without_the_platform_names_those_it_has():
         ({**CONFIGURATION, "config": {"Env": "A=1"}}, Configuration),
     ],
 )
-def test_document_that_is_no_such_thing_is_refused(value, model):
+def test_document_of_another_form_is_refused(value, model):
     with pytest.raises(CheckRefusedError, match="it is refused as a base"):
         parsed(model, value)
 
 
-def test_text_that_is_no_json_is_refused():
+def test_invalid_json_is_refused():
     with pytest.raises(CheckRefusedError, match="it is refused as a base"):
         read(b"<html>", Manifest, "it")
 
@@ -91,7 +91,7 @@ def test_text_that_is_not_one_document_is_refused(raw):
     assert error_of(CheckRefusedError, read, raw, Manifest, "it").what == "it is refused as a base"
 
 
-def test_what_an_image_says_of_its_containers():
+def test_run_config_of_an_image():
     start = {
         "Env": ["PATH=/bin", "EMPTY=", "WITH=a=b"],
         "Labels": None,

@@ -1,4 +1,4 @@
-"""Layers of bases are kept once, and each is held to what the image at hand says of it."""
+"""Layers of bases are kept once, and each is compared with what its image states."""
 
 import pytest
 from helpers.errors import error_of
@@ -46,7 +46,7 @@ def test_a_manifest_that_is_nested_too_deeply_is_refused(tmp_path, opening):
         find_image(FolderFiles(tmp_path), digest, "linux/amd64")
 
 
-def test_a_media_type_that_is_not_the_layers_is_refused_whether_or_not_it_is_kept(keep):
+def test_wrong_media_type_is_refused_for_new_and_for_stored_layers(keep):
     for number, (media_type, shipped) in enumerate(reversed(LAYER_TYPES.items())):  # one that is refused comes first
         for name in ("first", "again"):
             if media_type.endswith("gzip"):

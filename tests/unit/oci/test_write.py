@@ -44,7 +44,7 @@ def test_layout_has_a_blob_for_every_digest_it_names(tmp_path):
     assert len(list((tmp_path / "oci/blobs/sha256").iterdir())) == 4
 
 
-def test_config_says_how_to_start_and_when_it_was_made(tmp_path):
+def test_config_has_start_and_creation_time(tmp_path):
     record, _ = layer(tmp_path, "base")
     config = json.loads(make_oci(CONFIG, "linux/arm64", [record], epoch=1_700_000_000).config)
     assert (config["os"], config["architecture"]) == ("linux", "arm64")

@@ -1,4 +1,4 @@
-"""Blobs of layers: what they are compressed with, and whether they are what was asked for."""
+"""Blobs of layers: compression, and comparison with what is known about them."""
 
 import gzip
 import hashlib
@@ -66,7 +66,7 @@ def test_a_media_type_that_the_first_bytes_contradict_is_refused(tmp_path, media
     assert caught.value.why.endswith(f"it is {'a plain tar' if how == 'plain' else how}.")
 
 
-def test_an_empty_blob_is_no_compressed_layer(tmp_path):
+def test_empty_blob_of_a_compressed_type_is_refused(tmp_path):
     error = error_of(
         CheckRefusedError, seen, blob_of(tmp_path, b"", media_type="application/vnd.oci.image.layer.v1.tar+zstd")
     )
@@ -75,7 +75,7 @@ def test_an_empty_blob_is_no_compressed_layer(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"<html>not found</html>", b"<html>not found</html>" * 100])
-def test_what_is_nothing_known_is_not_said_to_be_something(tmp_path, data):
+def test_unknown_packing_is_not_reported_as_a_wrong_media_type(tmp_path, data):
     error = error_of(
         CheckRefusedError, seen, blob_of(tmp_path, data, media_type="application/vnd.oci.image.layer.v1.tar+gzip")
     )
@@ -105,7 +105,7 @@ def test_a_truncated_blob_is_refused(tmp_path, how):
         assert any(word in caught.value.why for word in ("ends too early", "ends in the middle", "neither a tar"))
 
 
-def test_what_is_known_of_a_truncated_blob_says_so_first(tmp_path):
+def test_truncated_blob_is_refused_by_its_size_first(tmp_path):
     data = PACKED["gzip"]
     error = error_of(CheckRefusedError, read, blob_of(tmp_path, data[:-10], size_bytes=len(data)))
     assert error.why == f"The manifest states {len(data)} bytes; the blob has {len(data) - 10}."
@@ -139,7 +139,7 @@ def test_a_wrong_digest_is_refused(tmp_path, field, name):
     assert f"digest of the {name} should be {wrong} and is sha256:" in error.why
 
 
-def test_that_it_is_another_blob_is_said_before_what_it_holds(tmp_path):
+def test_wrong_digest_is_reported_before_the_content(tmp_path):
     data = gzip.compress(tar_of([device("etc/null"), file("b", bytes(3_000_000))]))
     error = error_of(CheckRefusedError, seen, blob_of(tmp_path, data, digest="sha256:" + "0" * 64))
     assert "digest of the blob" in error.why

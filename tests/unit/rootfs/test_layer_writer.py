@@ -160,7 +160,7 @@ def test_layer_asks_the_rule_with_the_name_in_the_image(tmp_path):
     assert (member.mode, member.uid, member.gid) == (0o2640, 0, 42)
 
 
-def test_layer_refuses_what_is_no_file_directory_or_link(tmp_path):
+def test_layer_refuses_a_socket(tmp_path):
     tree = make_tree(tmp_path / "t", [b"a"])
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tree / "s"))

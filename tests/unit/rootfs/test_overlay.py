@@ -232,7 +232,7 @@ def test_emptied_directories(tmp_path):
     assert seen(low, overlay=Overlay(emptied=["dev"])) == {"dev": D, "core": "1"}
 
 
-def test_folders_of_the_caller_are_there_in_the_end(tmp_path):
+def test_folders_of_the_caller_are_yielded_last(tmp_path):
     low = layer(tmp_path, folder("srv", 0o700), symlink("app", "srv/x"), file("f", b"1"))
     found = seen(low, overlay=Overlay(folders=["srv/a/b", "app", "app/deep", "f/x"]))
     assert found == {"srv": D, "srv/a": D, "srv/a/b": D, "app": "-> srv/x", "f": "1"}

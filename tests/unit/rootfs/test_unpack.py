@@ -42,7 +42,7 @@ def test_unpack_writes_what_is_seen(tmp_path, blobs):
     assert {(root / name).lstat().st_mtime for name in ("a", "a/x", "l")} == {EPOCH}
 
 
-def test_unpack_gives_no_one_the_rights_of_who_unpacks(tmp_path, blobs):
+def test_unpack_leaves_out_set_user_id_bits_and_write_access(tmp_path, blobs):
     items = [file("su", mode=0o6755), folder("d", 0o3777), file("sealed", b"x", mode=0o4000)]
     root = unpacked(tmp_path, layer(blobs, *items))
     modes = {name: stat.S_IMODE(info.st_mode) for _, name, info in walk(root)}
@@ -94,7 +94,7 @@ def test_a_link_below_a_directory_of_an_upper_layer_is_not_followed(tmp_path, bl
     assert (root / "d/x").read_bytes() == b"1"
 
 
-def test_unpack_does_not_follow_a_link_even_if_one_came_to_be_there(tmp_path, monkeypatch):
+def test_unpack_does_not_follow_a_link_in_the_way(tmp_path, monkeypatch):
     """The merged view never has one: what would be done if it had."""
     (tmp_path / "root").mkdir()
     members = [Member("d", Kind.SYMLINK, link=str(tmp_path)), Member("d/x", Kind.SYMLINK, link="y")]

@@ -1,4 +1,4 @@
-"""What a base's file says, held against root file systems that are not so."""
+"""A base's file, compared with root file systems that differ from it."""
 
 import pytest
 from helpers.errors import error_of
@@ -32,7 +32,7 @@ def root(tmp_path, monkeypatch):
     return root
 
 
-def test_base_that_is_what_its_file_says_passes(root):
+def test_base_that_matches_its_file_passes(root):
     check(BASE, "debian12", root, {})
     assert packages_of(root) == {"libc6": "2.36-9"}
 
@@ -46,7 +46,7 @@ def write(name, data):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (write("usr/lib/os-release", b"ID=ubuntu\nVERSION_ID=24.04\n"), "debian 12 in the file, ubuntu 24.04"),
         (lambda root: (root / "etc/os-release").unlink(), "no /etc/os-release"),
@@ -60,10 +60,10 @@ def write(name, data):
         (lambda root: (root / "usr/bin/python3.11").chmod(0o644), "no program /usr/bin/python3.11"),
     ],
 )
-def test_base_that_is_another_is_refused(root, change, told):
+def test_base_that_differs_from_its_file_is_refused(root, change, message):
     change(root)
     error = error_of(CheckRefusedError, check, BASE, "debian12", root, {})
-    assert told in error.why
+    assert message in error.why
     assert "envs/bases/debian12.toml" in error.fix
 
 

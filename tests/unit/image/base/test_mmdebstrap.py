@@ -111,7 +111,7 @@ def finished(output):
 
 
 @pytest.mark.parametrize(
-    ("output", "kind", "told"),
+    ("output", "kind", "message"),
     [
         (
             "W: Failed to fetch http://m/dists/InRelease  Temporary failure resolving 'm'\nI: removing tempdir\n",
@@ -123,8 +123,8 @@ def finished(output):
         ("dpkg: error: failed to write: No space left on device\nE: apt-get failed\n", MachineError, "space"),
     ],
 )
-def test_failure_of_mmdebstrap_is_named_by_its_cause(tmp_path, output, kind, told):
+def test_failure_of_mmdebstrap_is_named_by_its_cause(tmp_path, output, kind, message):
     error = failure(finished(output), "debian12", Making(tmp_path / "rootfs.tar", tmp_path, tmp_path / "log"))
     assert type(error) is kind
-    assert told in error.why
+    assert message in error.why
     assert error.fix

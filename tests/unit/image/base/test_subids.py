@@ -1,4 +1,4 @@
-"""An account without subordinate IDs is told how to get them before mmdebstrap begins."""
+"""An account without subordinate IDs gets the command for them before mmdebstrap begins."""
 
 import os
 import pwd
@@ -54,7 +54,7 @@ def test_account_with_ranges(etc, text):
         (f"{ME}:1:1", f"{ME}:one:two\n{ME}\nx{ME}:1:2", "{etc}/subgid.", "usermod --add-subgids 100000-165535"),
     ],
 )  # fmt: skip
-def test_account_without_ranges_is_told_the_command(etc, subuid, subgid, missing, command):
+def test_account_without_ranges_gets_the_command(etc, subuid, subgid, missing, command):
     write(etc, subuid, subgid)
     with pytest.raises(MachineError, match="has no subordinate IDs") as caught:
         subids.require(etc)
@@ -81,7 +81,7 @@ def test_machine_without_the_programs_names_the_package(etc, monkeypatch):
 
 
 @pytest.mark.parametrize(("base_is_there", "refresh"), [(False, False), (True, True), (True, False)])
-def test_ids_are_asked_for_before_a_base_is_made_and_only_then(tmp_path, monkeypatch, base_is_there, refresh):
+def test_subordinate_ids_are_required_only_before_a_base_is_made(tmp_path, monkeypatch, base_is_there, refresh):
     """Whatever comes after is not of this test: the first error ends it."""
 
     def fail(text):

@@ -109,7 +109,7 @@ def test_upper_layer_may_not_make_a_debian_program_run_as_root(tmp_path):
     assert list(found(given)) == ["setuid"]
 
 
-def test_a_base_that_somebody_else_made_is_told_of_and_not_refused(tmp_path):
+def test_finding_in_the_layer_of_an_imported_base_is_reported_and_not_refused(tmp_path):
     given = facts(tmp_path, file("tmp/left", b"x"))
     theirs = ImageContents(layers=given.layers, variables={}, labels={}, of_base=frozenset({given.layers[0].digest}))
     notes: list[str] = []
@@ -136,7 +136,7 @@ def test_what_torch_loads(tmp_path, loaded, words):
     assert words in found(given)["loaded"][0]
 
 
-def test_torch_of_the_base_may_load_from_there(tmp_path):
+def test_torch_of_the_base_may_load_libraries_of_the_base(tmp_path):
     given = facts(tmp_path, loaded=("/usr/lib/libcudnn.so.9",), environment=VENV, provided=frozenset({"torch"}))
     assert found(given) == {}
 
@@ -157,8 +157,8 @@ FOR_90 = Architectures.of(["90"])
 
 def test_prebuilt_code_must_contain_the_target(tmp_path):
     assert found(gpu(tmp_path / "a", ("torch", ("80", "90", "100")))) == {}
-    told = found(gpu(tmp_path / "b", ("torch", ("80",)), sm=("100",)))["architectures"]
-    assert told == ["torch 1.0 has nothing for sm_100, but sm_80"]
+    findings = found(gpu(tmp_path / "b", ("torch", ("80",)), sm=("100",)))["architectures"]
+    assert findings == ["torch 1.0 has nothing for sm_100, but sm_80"]
     assert found(gpu(tmp_path / "c"))["architectures"] == ["torch 1.0 has nothing for sm_90, but no GPU code"]
     assert found(gpu(tmp_path / "d", ("torch", ("80",)), sm=())) == {}
 
@@ -168,8 +168,8 @@ def test_compiled_code_must_be_exactly_the_target(tmp_path):
     compiled = {"kernels": FOR_90}
     assert found(gpu(tmp_path / "a", good, ("kernels", ("90",)), compiled=compiled)) == {}
     assert found(gpu(tmp_path / "b", good, compiled=compiled)) == {}
-    told = found(gpu(tmp_path / "c", good, ("kernels", ("80", "90")), compiled=compiled))["architectures"]
-    assert told == ["kernels contains sm_80, sm_90; compiled for the target is sm_90"]
+    findings = found(gpu(tmp_path / "c", good, ("kernels", ("80", "90")), compiled=compiled))["architectures"]
+    assert findings == ["kernels contains sm_80, sm_90; compiled for the target is sm_90"]
 
 
 def test_text_with_the_name_of_a_library_is_not_one(tmp_path):
@@ -205,7 +205,7 @@ def on_gpus(tmp_path, items, variables, *names):
     return {code: texts for code, texts in found_by.items() if code in ("compiler", "cuda-headers")}
 
 
-def test_what_is_compiled_where_it_runs_has_what_that_needs(tmp_path):
+def test_kernels_compiled_at_run_time_need_a_compiler_and_headers(tmp_path):
     assert on_gpus(tmp_path, COMPILES, HEADERS, "triton", "transformer_engine_cu13") == {}
 
 

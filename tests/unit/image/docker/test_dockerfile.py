@@ -84,7 +84,7 @@ def test_index_without_a_value_is_left_to_uv(arguments, options):
         ("`id` $(id) 'x' # ; &", "\"`id` \\$(id) 'x' # ; &\""),
     ],
 )
-def test_value_is_read_back_as_it_is(value, expected):
+def test_value_is_quoted_for_env_and_label(value, expected):
     assert quoted(value) == expected
 
 

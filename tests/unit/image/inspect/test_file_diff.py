@@ -59,7 +59,7 @@ def test_which_name_is_the_hard_link_does_not_count(tmp_path):
         ([file("etc/a", b"one", mtime=5)], []),
     ],
 )
-def test_difference_is_told(tmp_path, items, lines):
+def test_difference_is_printed(tmp_path, items, lines):
     assert differences(tmp_path, [BASE], [BASE, items]) == lines
 
 
@@ -73,7 +73,7 @@ def test_content_and_type(tmp_path):
     assert "link - -> l" in line
 
 
-def test_times_count_when_asked(tmp_path):
+def test_times_count_with_the_option(tmp_path):
     changed = [BASE, [file("etc/a", b"one", mtime=5)]]
     assert differences(tmp_path, [BASE], changed, times=True) == ["changed: /etc/a  mtime 1600000000 -> 5"]
 

@@ -92,7 +92,7 @@ def test_every_kind_shows_the_same(made, tmp_path, scratch):
     assert set(map(tuple, shown.values())) == {("etc/x=content",)}
 
 
-def test_record_beside_an_image_counts_if_it_is_about_it(made, scratch):
+def test_record_next_to_an_image_counts_if_it_is_of_that_image(made, scratch):
     image = open_image(str(made), scratch)
     assert (image.record.stack, image.components, image.variables["A"]) == ("mcore", ("torch",), "b=c")
     (made / "record.json").write_bytes(dump(image.record.model_copy(update={"oci_digest": "sha256:other"})))
@@ -101,7 +101,7 @@ def test_record_beside_an_image_counts_if_it_is_about_it(made, scratch):
 
 
 @pytest.mark.parametrize("name", ["nothing", "nothing:tag", "nothing/at/all"])
-def test_nothing_there(name, scratch, tmp_path, monkeypatch):
+def test_missing_image_is_named_in_the_error(name, scratch, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "does not exist" in error_of(ConfigurationError, open_image, name, scratch).why
 
@@ -152,7 +152,7 @@ def big(made):
         (big, "more than 16 MiB"),
     ],
 )
-def test_damaged_layout_says_what_is_wrong(made, scratch, damage, why):
+def test_damage_of_a_layout_is_named(made, scratch, damage, why):
     (made / "record.json").unlink()
     damage(made)
     assert why in error_of(CheckRefusedError, open_image, str(made / "oci"), scratch).why
@@ -163,7 +163,7 @@ def manifest_of(made):
     return made / "oci/blobs/sha256" / entry["digest"].removeprefix("sha256:")
 
 
-def test_blob_that_is_not_what_its_name_says(made, scratch):
+def test_blob_with_another_digest_is_refused(made, scratch):
     path = manifest_of(made)
     path.write_bytes(path.read_bytes() + b" ")
     assert "has the digest" in error_of(CheckRefusedError, open_image, str(made), scratch).why
@@ -180,7 +180,7 @@ def test_missing_and_damaged_layers(made, scratch):
     assert "is missing" in error_of(CheckRefusedError, open_image, str(made), scratch).why
 
 
-def test_folder_or_file_that_is_no_image(tmp_path, scratch):
+def test_folder_or_file_without_an_image_is_refused(tmp_path, scratch):
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("hello")
     for name in ("empty", "text"):
@@ -192,7 +192,7 @@ def test_archive_of_several_images(made, tmp_path, scratch):
     assert "lists 2 images" in error.why
 
 
-def test_layers_of_docker_save_are_held_to_the_configuration(made, tmp_path, scratch):
+def test_layers_of_docker_save_are_compared_with_the_configuration(made, tmp_path, scratch):
     for diff_id, refused in (("sha256:" + "0" * 64, True), (None, False)):
         path = docker_archive(made, tmp_path, rootfs={"diff_ids": [diff_id] if diff_id else []})
         image = open_image(str(path), scratch)
@@ -337,7 +337,7 @@ def test_archive_with_too_many_members_is_refused(made, tmp_path, scratch, monke
     assert why in error_of(CheckRefusedError, open_image, str(archive(made, tmp_path, mode="w")), scratch).why
 
 
-def test_document_of_an_archive_that_is_no_document_is_not_copied(tmp_path, scratch):
+def test_large_document_of_an_archive_is_not_copied(tmp_path, scratch):
     path = tmp_path / "image.tar"
     with tarfile.open(path, "w") as tar:
         member = tarfile.TarInfo("index.json")

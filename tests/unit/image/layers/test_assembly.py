@@ -1,4 +1,4 @@
-"""Layers in one tree: what is new in it, whose files it has, and that nobody writes into a layer."""
+"""Layers in one tree: what is new in it, whose files it has, and that a write into a layer is refused."""
 
 import os
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_added_is_what_is_new_and_what_was_replaced(joined, low):
     assert (low / "a/two").read_text() == "2"
 
 
-def test_what_a_layer_was_made_of_is_not_new_once_it_is_there(joined, tmp_path):
+def test_files_of_an_added_layer_are_not_new(joined, tmp_path):
     write(joined.tree, b__new="x")
     os.makedirs(tmp_path / "high/b")
     os.link(joined.tree / "b/new", tmp_path / "high/b/new")
@@ -86,7 +86,7 @@ def test_the_entry_to_remove_is_named(joined, tmp_path):
     assert f"remove {tmp_path}/store/low and {tmp_path}/uv," in error.fix
 
 
-def test_the_same_file_in_two_layers_is_no_conflict(joined, tmp_path):
+def test_equal_files_of_two_layers_do_not_conflict(joined, tmp_path):
     joined.add("high", write(tmp_path / "high", a__one="1", a__three="3"))
     assert sorted(path.name for path in (joined.tree / "a").iterdir()) == ["one", "three", "two"]
 

@@ -63,7 +63,7 @@ def test_bytecode_is_not_checked_against_times_and_names_its_source(tree):
     assert str(tree / "json/decoder.py").encode() in next((tree / "json/__pycache__").glob("decoder.*")).read_bytes()
 
 
-def test_sources_that_are_no_python_are_told_and_passed_over(tree):
+def test_invalid_python_sources_are_printed_and_skipped(tree):
     (tree / "json/template.py").write_text("def {{ name }}: pass\n")
     (tree / "json/nul.py").write_bytes(b"x = 1\0\n")
     (tree / "json/latin.py").write_bytes(b"x = '\xff'\n")

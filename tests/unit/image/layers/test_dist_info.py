@@ -54,7 +54,7 @@ def test_conflicts_are_files_of_several_with_different_hashes():
     assert list(conflicts(listed)) == [("x.py", ["a", "b", "c"])]
 
 
-def test_from_commit_says_where_it_is_from_and_leaves_the_cache_alone(info, tmp_path):
+def test_from_commit_records_the_origin_and_leaves_the_cache_unchanged(info, tmp_path):
     for name in ("RECORD", "direct_url.json"):
         os.link(info / name, tmp_path / name)
     from_commit(info, "https://x/my.git", "abc", "sub")
@@ -110,15 +110,15 @@ def test_check_against_accepts_other_spellings_of_a_name():
 
 
 @pytest.mark.parametrize(
-    ("installed", "told"),
+    ("installed", "message"),
     [
         ({"a": "1", "b": "3"}, "b: locked 2, installed 3"),
         ({"a": "1"}, "b: locked 2, installed not"),
         ({"a": "1", "b": "2", "c": "4"}, "c: locked not, installed 4"),
     ],
 )
-def test_check_against_tells_each_difference(installed, told):
-    assert error_of(CheckRefusedError, check_against, {"a": "1", "b": "2"}, installed).why == told
+def test_check_against_names_each_difference(installed, message):
+    assert error_of(CheckRefusedError, check_against, {"a": "1", "b": "2"}, installed).why == message
 
 
 def test_check_against_an_empty_lock_is_a_fault():

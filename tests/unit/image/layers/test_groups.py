@@ -88,7 +88,7 @@ def test_updates_of_the_base_change_nothing_but_where_they_are_pythons(lock):
     assert keys(lock) == keys(lock, base_made=made("sha256:new", python3_11="3.11.2-6", openssl="3.1"))
     newer = made("sha256:new", python3_11="3.11.2-7", openssl="3.0")
     assert changed(keys(lock), keys(lock, base_made=newer)) == {"python", "cuda", "fast", "components"}
-    # Where nobody knows which Python it is, the base decides.
+    # Without a known build of Python, the base decides.
     assert keys(lock, base_made=made("sha256:b")) != keys(lock, base_made=made("sha256:new"))
 
 

@@ -84,7 +84,7 @@ def test_access_leaves_a_page_of_wheels_as_it_is():
     assert "/run/x/wheels" not in places(found)
 
 
-def test_access_binds_local_indexes_and_says_where_they_are(tmp_path):
+def test_access_binds_local_indexes_and_rewrites_their_addresses(tmp_path):
     found = of({"UV_INDEX": f"https://h/simple file://{tmp_path}/simple"})
     _, local = found.environment["UV_INDEX"].split(" ")
     assert places(found)[local.removeprefix("file://")] == tmp_path / "simple"

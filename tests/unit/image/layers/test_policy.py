@@ -74,7 +74,7 @@ RULE = 'order = ["python", "a", "b"]\n[[rules]]\nlayer = "a"\nnames = ["x"]\n[[r
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ('layer = "b"', 'layer = "c"', "rules name c; allowed: a, b"),
         ('layer = "b"', 'layer = "b"\nnames = ["y"]', "some packages would belong to no layer"),
@@ -83,10 +83,10 @@ RULE = 'order = ["python", "a", "b"]\n[[rules]]\nlayer = "a"\nnames = ["x"]\n[[r
         ("names", "name", "name"),
     ],
 )
-def test_invalid_policy_is_refused(old, new, told):
+def test_invalid_policy_is_refused(old, new, message):
     assert toml.parse(RULE, LayerPolicy, "layers.toml").layer_of("y", Phase.MAIN, component=False) == "b"
     error = error_of(ConfigurationError, toml.parse, RULE.replace(old, new, 1), LayerPolicy, "layers.toml")
-    assert told in f"{error.what} {error.why}"
+    assert message in f"{error.what} {error.why}"
 
 
 def test_files_that_may_differ_are_those_that_no_program_needs():

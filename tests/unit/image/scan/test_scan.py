@@ -42,18 +42,18 @@ def test_listing_has_every_entry_with_what_it_is(tmp_path):
 
 def test_scan_is_made_once_and_again_for_other_places(tmp_path):
     blob = layer(tmp_path, file("a", b"/data/build/store/x"))
-    store, asked = LocalStore(tmp_path / "store", SilentReporter()), []
+    store, reads = LocalStore(tmp_path / "store", SilentReporter()), []
 
     def members():
-        asked.append(1)
+        reads.append(1)
         return members_of(blob)
 
     first = scan_layer("a", "sha256:" + "0" * 64, members, PLACES, store)
     again = scan_layer("b", "sha256:" + "0" * 64, members, tuple(reversed(PLACES)), store)
-    assert (len(asked), again.scan, again.name) == (1, first.scan, "b")
+    assert (len(reads), again.scan, again.name) == (1, first.scan, "b")
     assert [hit.what for hit in first.scan.places] == ["/data/build/store"]
     other = scan_layer("a", "sha256:" + "0" * 64, members, ("/elsewhere",), store)
-    assert (len(asked), other.scan.places) == (2, ())
+    assert (len(reads), other.scan.places) == (2, ())
 
 
 def test_damaged_layer_leaves_no_scan(tmp_path):

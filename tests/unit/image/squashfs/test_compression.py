@@ -27,7 +27,7 @@ def test_compression_in_words_of_mksquashfs(text, words):
 @pytest.mark.parametrize(
     "text", ["", "xz", "zstd:", "zstd:0", "zstd:23", "gzip:10", "lz4:1", "zstd:3:3", "zstd:٣", "gzip:-1"]
 )
-def test_compression_that_there_is_not(text):
+def test_unknown_compression_is_refused(text):
     error = error_of(UsageError, Compression.parse, text)
     assert error.why
     assert error.fix

@@ -37,7 +37,7 @@ def stream(tmp_path, workdir, *upper):
     ["", "/", "/srv", "/srv/app/", "/new/one", "/srv/new", "/good", "/good/new", "/srv/up", "/twice/x/y", "/out/app",
      "/mounted", "/dev/shm"],
 )  # fmt: skip
-def test_working_directories_that_are_there_or_can_be_made(tmp_path, workdir):
+def test_working_directory_that_exists_or_can_be_made_passes(tmp_path, workdir):
     assert stream(tmp_path, workdir).endswith(bytes(1024))
 
 
