@@ -1,8 +1,7 @@
 """Compiles an environment to bytecode: the same bytes on every machine, whatever its number of processors.
 
-Run inside a base with the base's own Python: python -S -s compile_tree.py DIRECTORY PROCESSES [TIME]
-with PYTHONHASHSEED=0 in the environment, which -I would ignore. Sources of the time TIME (seconds since 1970) are left
-alone: those are of other layers.
+Run inside a base with the base's own Python: python -S -s compile_tree.py DIRECTORY PROCESSES
+with PYTHONHASHSEED=0 in the environment, which -I would ignore.
 
 A .pyc depends on more than its source: marshal writes a reference where an object is shared, and what is shared
 depends on which strings the compiling process has interned before. So every folder is compiled by a process forked
@@ -28,13 +27,12 @@ def compile_folder(folder, names):
             print(path, flush=True)
 
 
-def folders_of(tree, others):
+def folders_of(tree):
     """Every folder below ``tree`` with Python sources, and their names, in a fixed order; the largest first."""
     found = []
     for folder, below, files in os.walk(tree):
         below.sort()
         names = sorted(name for name in files if name.endswith(".py"))
-        names = [name for name in names if str(int(os.lstat(f"{folder}/{name}").st_mtime)) not in others]
         if names:
             size = sum(os.lstat(f"{folder}/{name}").st_size for name in names)
             found.append((-size, folder, names))
@@ -46,7 +44,7 @@ def main():
     """Fork a process for each folder, as many at once as asked."""
     tree, limit = sys.argv[1], int(sys.argv[2])
     running, failed = set(), False
-    pending = folders_of(tree, sys.argv[3:])
+    pending = folders_of(tree)
     pending.reverse()
     while pending or running:
         if pending and len(running) < limit:

@@ -1,4 +1,4 @@
-"""Imports the module named first, and says what came of it on its last line, after the mark named second.
+"""Imports the module named first, and prints the result on its last line, after the mark named second.
 
 A process that is still at it after the seconds named third writes its stack to stderr.
 
@@ -73,17 +73,17 @@ def placeholder(name):
 
 def main():
     name, mark = sys.argv[1], sys.argv[2]
-    told = {"imported": False}
+    result = {"imported": False}
     faulthandler.dump_traceback_later(float(sys.argv[3]))
     try:
         importlib.import_module(name)
-        told = {"imported": True, "placeholder": placeholder(name)}
-    except Exception as error:  # noqa: BLE001 - whatever a module raises is told
+        result = {"imported": True, "placeholder": placeholder(name)}
+    except Exception as error:  # noqa: BLE001 - whatever a module raises is a result
         traceback.print_exc()
-        told["needs_gpu"] = needs_gpu(error)
-        told["missing"] = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
-    print(f"\n{mark}{json.dumps(told)}", flush=True)
-    sys.exit(0 if told["imported"] else 1)
+        result["needs_gpu"] = needs_gpu(error)
+        result["missing"] = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    print(f"\n{mark}{json.dumps(result)}", flush=True)
+    sys.exit(0 if result["imported"] else 1)
 
 
 main()

@@ -1,4 +1,4 @@
-"""Imports torch, and says on its last line, after the mark named first, which shared libraries the process then has.
+"""Imports torch, and prints on its last line, after the mark named first, which shared libraries the process then has.
 
 ``null`` where there is no torch. Runs in the environment under test (Python 3.10 and later), so it imports nothing that
 is neither Python's own nor torch.
