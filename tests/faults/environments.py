@@ -51,7 +51,7 @@ class Environment:
         shutil.rmtree(self.folder)
 
     def edit(self, edit: Edit) -> None:
-        """Change lines of a package, and what its RECORD says of the file."""
+        """Change lines of a package, and its entry in RECORD."""
         path = self.site_packages / edit.file
         text = path.read_text()
         for old, new in edit.changes:

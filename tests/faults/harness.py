@@ -1,4 +1,4 @@
-"""Certifies environments with faults and without, through the command line, and says what it found."""
+"""Certifies environments with faults and without, through the command line, and returns what it found."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HANGING_SECONDS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What ``envbuild certify --json`` said."""
+    """What ``envbuild certify --json`` printed."""
 
     status: int
     document: Mapping[str, Any]
@@ -53,8 +53,8 @@ class Outcome:
     def finds(self, fault: Fault, case: str | None) -> bool:
         """Whether the check that must find the fault did."""
         if self.error.get("kind") == fault.check:
-            return bool(self.error.get("reason") == fault.says)
-        return any(item["check"] == fault.check and fault.says in item["text"] for item in self.problems(case))
+            return bool(self.error.get("reason") == fault.text)
+        return any(item["check"] == fault.check and fault.text in item["text"] for item in self.problems(case))
 
     def checks(self) -> list[str]:
         """All that was found, by code."""
@@ -110,8 +110,10 @@ class Harness:
         """Certify with the fault; those that a switch keeps apart share a run."""
         if isinstance(fault.plant, Switch):
             together = [fault] if fault.plant.always else peers(fault)
-            asked = ",".join(other.plant.asked(other.model) for other in together if isinstance(other.plant, Switch))
-            return self._once("planted", together, self.switched, {"ENVBUILD_FAULT": asked})
+            requests = ",".join(
+                other.plant.request(other.model) for other in together if isinstance(other.plant, Switch)
+            )
+            return self._once("planted", together, self.switched, {"ENVBUILD_FAULT": requests})
         environment = self.stack.copy(self.scratch / fault.id)
         try:
             return self._once("planted", [fault], environment, _plant(fault, environment))

@@ -11,7 +11,7 @@ Where = Literal["library", "wheel", "process", "file", "network", "run"]
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """Lines of an installed package are other ones; its RECORD says so too, as that of a wheel built with the bug.
+    """Lines of an installed package are other ones; its RECORD has their digest, as that of a wheel built with the bug.
 
     Attributes:
         changes: the old text, which must occur exactly once, and the new one.
@@ -31,8 +31,8 @@ class Switch:
     name: str
     always: bool = False
 
-    def asked(self, model: str) -> str:
-        """What the switch is told."""
+    def request(self, model: str) -> str:
+        """What the variable of the switch holds."""
         return self.name if self.always else f"{self.name}@{model}"
 
 
@@ -66,7 +66,7 @@ class Fault:
     Attributes:
         broken: what is broken, in a sentence.
         check: the code of the check that must find it, or the name of the error that refuses the results.
-        says: what the problem's text, or the reason of the refusal, must have in it.
+        text: what the problem's text, or the reason of the refusal, must have in it.
         at: whose problem it is: of the case, of its baseline, or of the run as a whole.
         quick: in ``./dev test --all``; the others run in ``./dev soak`` alone.
     """
@@ -77,7 +77,7 @@ class Fault:
     plant: Plant = Scenario()
     check: str
     case: Case = field(default_factory=Case)
-    says: str = ""
+    text: str = ""
     at: Literal["case", "baseline", "run"] = "case"
     quick: bool = False
 

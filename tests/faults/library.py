@@ -227,7 +227,7 @@ LIBRARY = (
         ),
         case=DATA,
         check="observed",
-        says="hidden_dropout",
+        text="hidden_dropout",
     ),
     library_fault(
         id="dropout-where-nobody-looks",
@@ -258,7 +258,7 @@ LIBRARY = (
         ),
         case=DATA,
         check="observed",
-        says="attention",
+        text="attention",
     ),
     library_fault(
         id="checkpoint-without-a-layer",

@@ -1,7 +1,7 @@
 """The record of the faults: which check found each of them, and how far healthy repeats are apart.
 
-A record that is there goes on: what this session tried anew replaces what was said of it before, and each entry has the
-commit that it is of. So a part of the faults can be run again.
+An existing record goes on: what this session tried anew replaces its earlier entries, and each entry has the commit
+that it is of. So a part of the faults can be run again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Record:
             "broken": fault.broken,
             "where": fault.where,
             "check": fault.check,
-            "says": fault.says,
+            "says": fault.text,
             "caught": caught,
             "found": checks,
             "seconds": round(seconds, 1),

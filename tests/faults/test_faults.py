@@ -31,7 +31,7 @@ def test_fault_is_found_by_the_check_that_is_named(harness: Harness, record: Rec
     assert caught, f"{outcome.checks()}: {outcome.document}\n{outcome.words}"
     assert outcome.status == STATUSES.get(fault.check, FAILED), outcome.words
     if isinstance(fault.plant, Edit):
-        # A wheel that was built with it is what its RECORD says: nothing but the named check could find it.
+        # A wheel that was built with it agrees with its RECORD: nothing but the named check could find it.
         assert outcome.problems(None) == []
 
 

@@ -16,7 +16,7 @@ from helpers.certify_world import place_image
 
 from envbuild.lock.lockfile import LockDirectory
 
-# A network namespace of its own, whose loopback passes 5 MB/s when told so. Its packets have up to 64 kB, and what is
+# A network namespace of its own, whose loopback can be limited to 5 MB/s. Its packets have up to 64 kB, and what is
 # larger than the burst never arrives.
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c"]
 LOOPBACK = 'ip link set lo up && "$@"'
@@ -44,7 +44,7 @@ def in_an_image(lock_digest: str, folder: Path, python: Path) -> list[str | Path
 
 
 def run_by_hand(harness: Harness, folder: Path, *more: str | Path, before: Sequence[str | Path] = ()) -> None:
-    """Run a plan as its README says."""
+    """Run a plan as its README shows."""
     words = ["run", "--plan", folder / "plan.json", "--out", folder / "results", *more]
     command = [*before, harness.stack.python, folder / "smoke.pyz", *words]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -158,7 +158,7 @@ def test_results_of_a_part(harness: Harness, record: Record, tmp_path: Path) -> 
 @pytest.mark.fault
 @pytest.mark.soak
 def test_transport_by_sockets(harness: Harness, record: Record) -> None:
-    """NCCL runs on GPUs alone: here the sweep is gloo's, and beside it lies what NCCL writes on a node."""
+    """NCCL runs on GPUs alone: here the sweep is gloo's, and next to it lies what NCCL writes on a node."""
     fault = fault_named("transport-by-sockets")
     name = harness.matrix("faults-transport", [fault], bandwidth=SWEEP)
     healthy = harness.certify(harness.switched, name, variables={"ENVBUILD_FAULT": "nccl-by-nvlink"})

@@ -1,4 +1,4 @@
-"""A placed image of a few bytes and a runner that can be told to fail: all of `certify` but the training."""
+"""A placed image of a few bytes and a runner that can be made to fail: all of `certify` but the training."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class World:
     calls: list[dict[str, Any]] = field(default_factory=list)
     spoil: Callable[[Path], None] = lambda results: None
     status: int = 0
-    says: list[str] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
     reporter: Notes = field(default_factory=Notes)
 
@@ -114,15 +114,15 @@ class FakeExecutor:
         self.world.calls.append(
             {"runtime": self.name, "plan": json.loads(plan), "arguments": task.arguments, "task": task}
         )
-        for line in self.world.says:
+        for line in self.world.output:
             if task.on_line:
                 task.on_line(line)
         results = task.results / "results.jsonl"
         if self.world.status in (0, 1):
-            told = {"variables": self.world.variables, "smoke_digest": sha256_file(task.runner), **self.world.faults}
-            write(results, results_of(plan, **told))
+            facts = {"variables": self.world.variables, "smoke_digest": sha256_file(task.runner), **self.world.faults}
+            write(results, results_of(plan, **facts))
             self.world.spoil(results)
-        return Finished(argv=(), status=self.world.status, output="\n".join(self.world.says), seconds=1.0)
+        return Finished(argv=(), status=self.world.status, output="\n".join(self.world.output), seconds=1.0)
 
 
 def place_image(out_dir: Path, lock: LockDirectory, name: str = "mcore") -> PlacedImage:
@@ -154,7 +154,7 @@ def place_image(out_dir: Path, lock: LockDirectory, name: str = "mcore") -> Plac
 
 
 def statement_of(path: Path) -> dict[str, Any]:
-    """What a certificate says, unchecked."""
+    """The statement of a certificate, unchecked."""
     found: dict[str, Any] = json.loads(decode(path.read_bytes()).payload)
     return found
 

@@ -122,8 +122,8 @@ def test_certify_that_was_killed_leaves_no_process_and_goes_on_with_what_it_had(
     again = [*words, "--resume"]
     if number == signal.SIGTERM:
         assert running.returncode == 130
-        told = next(line for line in err.splitlines() if "Resume: envbuild " in line)
-        command = shlex.split(told.partition("envbuild ")[2])
+        line = next(line for line in err.splitlines() if "Resume: envbuild " in line)
+        command = shlex.split(line.partition("envbuild ")[2])
         assert sorted(command) == sorted(again)
         again = command
     done = json.loads(tool.run(*again, "--json").stdout)

@@ -168,7 +168,7 @@ def in_docker(image: PlacedImage, *, gpus: bool = False) -> DockerExecutor:
     return DockerExecutor(image=image, engine=engine, tag="mini:cpu", reporter=SilentReporter(), gpus=gpus)
 
 
-def test_docker_without_gpus_says_what_is_missing(image: PlacedImage, tmp_path: Path) -> None:
+def test_docker_without_gpus_names_what_is_missing(image: PlacedImage, tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("plan.json", "smoke.pyz")}
     for path in files.values():
         path.write_text("{}")
@@ -202,7 +202,7 @@ def test_task_in_docker_that_runs_too_long_is_ended(image: PlacedImage, tmp_path
 
 
 def long_task(folder: Path, stopped: str = "stop.is_set()") -> Task:
-    """A task that trains until its runner is told to stop; with ``stopped`` "False" it does not listen."""
+    """A task that trains until its runner gets a signal to stop; with ``stopped`` "False" it does not listen."""
     source = folder / "runner"
     shutil.copytree(ROOT / "smoke", source, ignore=shutil.ignore_patterns("__pycache__"))
     (source / "__main__.py").write_text(LONG_RUNNER.replace("{stopped}", stopped))
@@ -228,7 +228,7 @@ def containers(dockerd: Daemon) -> Iterator[Any]:
 def test_container_ends_when_envbuild_is_killed(
     image: PlacedImage, tmp_path: Path, dockerd: Daemon, stopped: str
 ) -> None:
-    """Also where the runner does nothing about being told to stop."""
+    """Also where the runner ignores the signal to stop."""
     task = long_task(tmp_path, stopped)
     with containers(dockerd) as there:
         with forked(lambda: in_docker(image).run(task)) as pid:
@@ -238,7 +238,7 @@ def test_container_ends_when_envbuild_is_killed(
         wait_until(lambda: not there.list(), seconds=30)
         container.reload()
         assert container.attrs["State"]["ExitCode"] == 130
-        # Of what is left of it the next one of the same is not disturbed; and nobody else's is touched.
+        # What is left of it does not disturb the next one of the same, and no other container is touched.
         other = there.create(image.record.config_digest, command=["true"], labels={RESULTS_LABEL: "/elsewhere"})
         in_docker(image).remove_orphans(task.results)
         assert [found.id for found in there.list(all=True)] == [other.id]

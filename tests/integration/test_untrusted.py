@@ -47,7 +47,7 @@ def assert_was_open(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("command", ["inspect", "diff"])
-def test_looking_at_it_gives_nothing_away(hostile: Path, reachable: Path, tmp_path: Path, command: str) -> None:
+def test_opening_it_gives_nothing_away(hostile: Path, reachable: Path, tmp_path: Path, command: str) -> None:
     place = reachable / command
     place.mkdir()
     tool = Tool(tmp_path, place / "store", {"TMPDIR": str(place)})
@@ -55,13 +55,13 @@ def test_looking_at_it_gives_nothing_away(hostile: Path, reachable: Path, tmp_pa
         arguments = ["inspect", hostile] if command == "inspect" else ["diff", hostile, hostile, "--files"]
         done = tool.run("image", *map(str, arguments), "--json")
     assert (seen.dangerous, seen.taken) == ([], [])
-    told = json.loads(done.stdout)
+    output = json.loads(done.stdout)
     if command == "inspect":
-        (layer,) = told["layers"]
+        (layer,) = output["layers"]
         assert layer["entries"] == 34
         assert layer["unpacked_bytes"] > 24 * (4 << 20)
     else:
-        assert told["equal"] is True
+        assert output["equal"] is True
 
 
 @pytest.mark.parametrize("runtime", list(RUNTIMES))

@@ -82,7 +82,7 @@ def test_missing_key_of_a_table_names_the_line_of_the_table():
     )
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_at_once():
     error = refused(changed(changed(BASE, 'release = "12"', "release = 1"), "glibc", "glib"), Base)
     assert "3 things to correct" in error.what
     assert len(error.why.splitlines()) == 3

@@ -102,8 +102,8 @@ def test_calibration_writes_a_proposal_and_no_certificate(world):
     read = tomlread.loads(text)["tolerance"]["fp32"]
     assert read["tensor"]["loss_relative"] == 3e-4
     assert Tolerance.model_validate(read).pipeline.loss_relative == 2e-6
-    for said in (f"#   {TP2}: loss 3.0e-05", "# 3 repeats", world.lock.lock.digest, "band = 10 x the largest"):
-        assert said in text
+    for expected in (f"#   {TP2}: loss 3.0e-05", "# 3 repeats", world.lock.lock.digest, "band = 10 x the largest"):
+        assert expected in text
     assert world.certificates() == []
     assert (world.project / "envs").exists() is before
 

@@ -23,7 +23,7 @@ def matrix(*rows: dict, **changes: object) -> Matrix:
 
 
 def case(capabilities: Capabilities = CPU, /, **row: object) -> Case:
-    """The case of a row beside a baseline of its own precision and batch."""
+    """The case of a row next to a baseline of its own precision and batch."""
     plain = {name: value for name, value in row.items() if name in ("precision", "global_batch_size")}
     tolerance = dict.fromkeys(("fp32", "bf16", "fp8"), SIX.tolerance["fp32"])  # type: ignore[index]
     model = SIX.models["gpt"]
@@ -99,12 +99,6 @@ def test_same_arithmetic(row, same):
 def test_same_arithmetic_by_precision():
     assert same_arithmetic(case(H200, precision="bf16", data=2, global_batch_size=4))
     assert not same_arithmetic(case(H200, precision="fp8", data=2, global_batch_size=4))
-
-
-def test_case_of_another_batch_needs_a_baseline_of_that_batch():
-    with pytest.raises(ConfigurationError) as caught:
-        expand(matrix({"data": 2, "global_batch_size": 4}), "m", CPU)
-    assert caught.value.why == "gpt-fp32-dp2-gb4: its baseline gpt-fp32-baseline-gb4 is not among the cases"
 
 
 def test_row_for_another_device_is_left_out():

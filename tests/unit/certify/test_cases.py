@@ -201,7 +201,7 @@ def test_case_without_its_baseline():
     assert refused(wrong) == "gpt-fp32-dp2: its baseline gpt-fp32-baseline is not among the cases"
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_at_once():
     rows = (spec(data=2), spec(data=2), spec(pipeline=3), CaseRow(model="bert", data=(1, 2)))
     unknown = "cases[1]: no model 'bert' is defined; defined: gpt"
     assert refused(matrix(CaseRow(model="bert", data=(1, 2)))) == unknown

@@ -79,7 +79,7 @@ def test_layout_of_another_image_is_refused(world, check, tmp_path):
 
 
 def test_image_of_several_in_a_layout_is_named_by_its_tag(world, check):
-    """As the error for such a layout says."""
+    """As the error for such a layout shows."""
     (layer,) = world.image.record.layers
     layout = world.image.path / "oci"
     content = json.loads((layout / "index.json").read_text())
@@ -132,7 +132,7 @@ def test_lock_that_is_another_one_is_refused(world, check, tmp_path):
     assert "another one" in caught.value.why
 
 
-def test_named_things_that_are_not_there_are_told(check, tmp_path):
+def test_missing_image_or_lock_is_a_configuration_error(check, tmp_path):
     for about in ({"image": tmp_path / "none"}, {"image": tmp_path}, {"lock": tmp_path}):
         with pytest.raises(ConfigurationError):
             check(**about)

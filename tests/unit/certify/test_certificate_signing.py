@@ -54,7 +54,7 @@ def test_signature_is_one_by_dsses_own_rules_and_of_these_bytes_alone(tmp_path, 
         verify_as_dsse_says(json.dumps(changed).encode(), public)
 
 
-def test_keyid_is_what_the_docs_say(keys):
+def test_keyid_is_the_sha256_of_the_key_in_der(keys):
     der = serialization.load_pem_public_key(keys.public.read_bytes()).public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -74,10 +74,10 @@ def test_keys_are_pem_files_with_the_private_one_for_its_owner_alone(tmp_path):
     assert made.public.read_text().startswith("-----BEGIN PUBLIC KEY-----\n")
 
 
-@pytest.mark.parametrize("there", ["lab.key", "lab.pub", "a link to nothing"])
-def test_no_key_is_overwritten(tmp_path, there):
-    if there.startswith("lab"):
-        (tmp_path / there).write_text("old")
+@pytest.mark.parametrize("existing", ["lab.key", "lab.pub", "a link to nothing"])
+def test_no_key_is_overwritten(tmp_path, existing):
+    if existing.startswith("lab"):
+        (tmp_path / existing).write_text("old")
     else:
         (tmp_path / "lab.key").symlink_to(tmp_path / "nothing")
     with pytest.raises(UsageError, match="exists already"):
@@ -100,11 +100,11 @@ def test_locked_key_needs_its_password_named_by_reference(tmp_path):
     ):
         with pytest.raises(ConfigurationError, match=words) as caught:
             load_signer(str(made.private), password, environ)
-        told = f"{caught.value.what} {caught.value.why} {caught.value.fix}"
-        assert "s3cret" not in told
-        assert "wrong." not in told.replace("password is wrong", "")
-        assert "keygen" not in told
-        assert ("Name the right password" in told) == (environ == {"WORD": "wrong"})
+        message = f"{caught.value.what} {caught.value.why} {caught.value.fix}"
+        assert "s3cret" not in message
+        assert "wrong." not in message.replace("password is wrong", "")
+        assert "keygen" not in message
+        assert ("Name the right password" in message) == (environ == {"WORD": "wrong"})
 
 
 def test_key_may_be_in_a_variable(keys):
@@ -126,7 +126,7 @@ def test_key_may_be_in_a_variable(keys):
         ("x" * (65 << 10), "larger than"),
     ],
 )
-def test_what_is_no_key_to_sign_with_is_refused_in_words(tmp_path, text, words):
+def test_file_without_a_signing_key_is_refused(tmp_path, text, words):
     path = tmp_path / "key"
     path.write_bytes(text.encode(errors="surrogateescape"))
     path.chmod(0o600)
@@ -147,7 +147,7 @@ def test_key_that_others_can_read_is_refused(keys):
     assert "is a public key" in caught.value.why
 
 
-def test_password_for_a_key_without_one_is_told(keys):
+def test_password_for_an_unlocked_key_is_refused(keys):
     with pytest.raises(ConfigurationError, match="is not locked"):
         load_private(str(keys.private), "env:WORD", {"WORD": "x"})
     with pytest.raises(ConfigurationError, match="does not exist") as caught:
@@ -182,7 +182,7 @@ def test_secret_is_a_file_or_a_variable(tmp_path):
         ("word", "A secret is named and never written out.", "env:NAME or file:PATH"),
     ],
 )
-def test_password_that_cannot_be_read_is_told_with_how_to_name_one(tmp_path, keys, reference, why, fix):
+def test_unreadable_password_is_refused_with_how_to_name_one(tmp_path, keys, reference, why, fix):
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     for read in (lambda name: secret_of(name, "it", {}), lambda name: load_private(str(keys.private), name, {})):
         with pytest.raises(ConfigurationError) as caught:
@@ -193,14 +193,14 @@ def test_password_that_cannot_be_read_is_told_with_how_to_name_one(tmp_path, key
 
 
 @pytest.mark.parametrize("reference", ["env:", "file:"])
-def test_key_whose_name_was_left_out_is_told(reference):
+def test_reference_without_a_name_is_refused(reference):
     with pytest.raises(ConfigurationError, match="is not named as it should be") as caught:
         load_private(reference, None, {})
     assert caught.value.why.startswith(f"Behind {reference} no ")
 
 
 def test_file_of_two_keys_is_refused(tmp_path, keys):
-    """Only the first would count, and nobody would know."""
+    """Only the first would count, without a warning."""
     more = make_keys(tmp_path, "more", None)
     both = tmp_path / "both"
     both.write_text(keys.private.read_text() + more.private.read_text())

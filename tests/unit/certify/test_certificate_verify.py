@@ -60,7 +60,7 @@ def trust_of(folder, tmp_path, settings="", name="lab", key="lab"):
     return load_trust(path)
 
 
-def refused(path, trust, words, about=About(), at=NOW, **options):  # noqa: B008
+def check_refused(path, trust, words, about=About(), at=NOW, **options):  # noqa: B008
     with pytest.raises(CertificateRefusedError, match="is refused") as caught:
         verify(path, trust, about, at=at, **options)
     assert caught.value.exit_code == 12
@@ -104,7 +104,7 @@ def test_every_byte_counts(folder, tmp_path):
     verify(path, trust, About(), at=NOW)
     for cut in (data[:-1], data + b"\n", data + b" ", b"\xef\xbb\xbf" + data, b""):
         path.write_bytes(cut)
-        refused(path, trust, "")
+        check_refused(path, trust, "")
 
 
 def rewritten(folder, tmp_path, change):
@@ -168,21 +168,16 @@ def own_key(envelope):
     ],
 )
 def test_envelope_of_another_form_is_refused(folder, tmp_path, change, words):
-    refused(rewritten(folder, tmp_path, change), trust_of(folder, tmp_path), words)
-
-
-def test_unsigned_certificate_is_refused(folder, tmp_path):
-    write_certificate(tmp_path / "certificate", stated(), None)
-    refused(tmp_path / "certificate", trust_of(folder, tmp_path), "It is not signed")
+    check_refused(rewritten(folder, tmp_path, change), trust_of(folder, tmp_path), words)
 
 
 def test_signature_of_another_key_is_refused_also_under_the_id_of_a_trusted_one(folder, tmp_path):
     mine, theirs = (signed(folder, tmp_path, stated(cases=SMALL), name).read_bytes() for name in ("lab", "other"))
     path, trust = tmp_path / "certificate", trust_of(folder, tmp_path)
-    refused(path, trust, "has other keys: lab (")
+    check_refused(path, trust, "has other keys: lab (")
     keyid, other = (json.loads(envelope)["signatures"][0]["keyid"].encode() for envelope in (mine, theirs))
     path.write_bytes(theirs.replace(other, keyid))
-    refused(path, trust, "Its signature is not key lab's")
+    check_refused(path, trust, "Its signature is not key lab's")
 
 
 @pytest.mark.parametrize(
@@ -198,17 +193,17 @@ def test_signature_of_another_key_is_refused_also_under_the_id_of_a_trusted_one(
         (canonical_json(stated()).replace(b'"whole_matrix":true', b'"whole_matrix":1'), "whole_matrix"),
     ],
 )
-def test_what_a_trusted_key_signed_must_still_be_a_certificate(folder, tmp_path, payload, words):
+def test_signed_payload_must_be_a_certificate(folder, tmp_path, payload, words):
     path = tmp_path / "certificate"
     path.write_bytes(encode(load_signer(str(folder / "lab.key"), None).sign(payload)))
-    refused(path, trust_of(folder, tmp_path), words)
+    check_refused(path, trust_of(folder, tmp_path), words)
 
 
-def test_nothing_in_it_is_read_before_the_signature_counts(folder, tmp_path):
+def test_payload_is_not_read_before_its_signature_is_verified(folder, tmp_path):
     content = decode((folder / "certificate").read_bytes())
     path = tmp_path / "certificate"
     path.write_bytes(encode(SignedBytes(b"[" * 100000, content.signed)))
-    refused(path, trust_of(folder, tmp_path), "Its signature is not")
+    check_refused(path, trust_of(folder, tmp_path), "Its signature is not")
 
 
 # ---- time
@@ -220,8 +215,8 @@ def test_key_counts_in_its_time_alone(folder, tmp_path):
 
     path = folder / "certificate"
     verify(path, trust(moment(days=1), moment(days=-1)), About(), at=NOW)
-    refused(path, trust(moment(days=9), moment(days=1)), "Key lab expired: it counts until")
-    refused(path, trust(moment(days=-1), moment(days=-9)), "Key lab counts from")
+    check_refused(path, trust(moment(days=9), moment(days=1)), "Key lab expired: it counts until")
+    check_refused(path, trust(moment(days=-1), moment(days=-9)), "Key lab counts from")
 
 
 def backdated(folder, tmp_path, **ago):
@@ -230,17 +225,17 @@ def backdated(folder, tmp_path, **ago):
     return signed(folder, tmp_path, made)
 
 
-def test_expired_key_does_not_count_however_old_its_certificate_says_that_it_is(folder, tmp_path):
+def test_expired_key_does_not_count_for_a_backdated_certificate(folder, tmp_path):
     path = backdated(folder, tmp_path, days=5)
     trust = trust_of(folder, tmp_path, f'not_after = "{moment(days=1)}"')
-    refused(path, trust, "is verified for")
+    check_refused(path, trust, "is verified for")
     # Whoever knows that the file was there then may say so.
     verify(path, trust, About(), at=NOW - timedelta(days=2))
-    refused(path, trust_of(folder, tmp_path, f'not_before = "{moment(days=4)}"'), "was issued at")
+    check_refused(path, trust_of(folder, tmp_path, f'not_before = "{moment(days=4)}"'), "was issued at")
 
 
 def test_certificate_from_after_the_moment_does_not_count(folder, tmp_path):
-    refused(folder / "certificate", trust_of(folder, tmp_path), "after the moment", at=NOW - timedelta(days=1))
+    check_refused(folder / "certificate", trust_of(folder, tmp_path), "after the moment", at=NOW - timedelta(days=1))
     # The last moment that there is has none after it.
     last = datetime.max.replace(tzinfo=timezone.utc, microsecond=0)
     assert verify(folder / "certificate", trust_of(folder, tmp_path), About(), at=last).key.name == "lab"
@@ -253,20 +248,20 @@ def test_age_is_that_of_the_oldest_number_in_it(folder, tmp_path):
     day, trust = timedelta(days=1), trust_of(folder, tmp_path)
     path = signed(folder, tmp_path, stated(cases=SMALL, measured=recent))
     verify(path, trust, About(), at=NOW, max_age=day)
-    refused(path, trust, "Its oldest numbers are from", max_age=timedelta(hours=1))
+    check_refused(path, trust, "Its oldest numbers are from", max_age=timedelta(hours=1))
     path = signed(folder, tmp_path, stated(cases=[SMALL[0], reused], measured=recent))
-    refused(path, trust, f"Its oldest numbers are from {moment(days=40)}", max_age=day)
+    check_refused(path, trust, f"Its oldest numbers are from {moment(days=40)}", max_age=day)
     verify(path, trust, About(), at=NOW, max_age=41 * day)
 
 
 def test_numbers_from_after_the_certificate_do_not_count(folder, tmp_path):
     trust = trust_of(folder, tmp_path)
     later = measured(started_at=moment(hours=2), finished_at=moment(days=-40))
-    refused(signed(folder, tmp_path, stated(cases=SMALL, measured=later)), trust, "Its newest numbers are from")
+    check_refused(signed(folder, tmp_path, stated(cases=SMALL, measured=later)), trust, "Its newest numbers are from")
     reused = case_of("gpt-fp32-tp2", reused={"from": moment(days=-40), "run": "r"})
     recent = measured(started_at=moment(hours=2), finished_at=moment(hours=1))
     path = signed(folder, tmp_path, stated(cases=[SMALL[0], reused], measured=recent))
-    refused(path, trust, "after it was issued", max_age=timedelta(days=1))
+    check_refused(path, trust, "after it was issued", max_age=timedelta(days=1))
 
 
 # ---- trust
@@ -275,7 +270,7 @@ def test_numbers_from_after_the_certificate_do_not_count(folder, tmp_path):
 def test_revoked_key_is_refused_and_does_not_go_on_under_another_name(folder, tmp_path):
     trust = trust_of(folder, tmp_path, 'revoked = "the laptop was stolen"')
     words = "Key lab was revoked: the laptop was stolen"
-    refused(folder / "certificate", trust, words, at=NOW - timedelta(days=300))
+    check_refused(folder / "certificate", trust, words, at=NOW - timedelta(days=300))
     file = f'file = "{folder}/lab.pub"\n'
     (tmp_path / "trust.toml").write_text(f'[keys.revoked]\n{file}revoked = "stolen"\n[keys.fine]\n{file}')
     with pytest.raises(ConfigurationError, match="one key under two names"):
@@ -293,7 +288,7 @@ def test_revoked_key_is_refused_and_does_not_go_on_under_another_name(folder, tm
 def test_key_counts_for_the_stacks_and_targets_it_is_trusted_with(folder, tmp_path, settings, words):
     trust = trust_of(folder, tmp_path, settings)
     if words:
-        refused(folder / "certificate", trust, words)
+        check_refused(folder / "certificate", trust, words)
     else:
         verify(folder / "certificate", trust, About(), at=NOW)
 
@@ -309,7 +304,7 @@ def test_key_may_stand_in_the_trust_file_itself(folder, tmp_path):
 
 
 def test_two_keys_under_one_name_are_refused(folder, tmp_path):
-    """Only the first would count, and nobody would know."""
+    """Only the first would count, without a warning."""
     both, path = "".join((folder / f"{name}.pub").read_text() for name in ("lab", "other")), tmp_path / "trust.toml"
     (tmp_path / "both.pub").write_text(both)
     for settings in ('file = "both.pub"', f'public = """\n{both}"""'):
@@ -380,8 +375,8 @@ def test_private_key_in_a_trust_file_is_refused_and_never_shown(folder, tmp_path
     path.write_text("[keys.lab]\n" + settings.format(private=private, public=public, folder=folder))
     with pytest.raises(ConfigurationError) as caught:
         load_trust(path)
-    told = json.dumps(caught.value.as_json())
-    assert not [line for line in private.splitlines()[1:-1] if line[:20] in told]
+    message = json.dumps(caught.value.as_json())
+    assert not [line for line in private.splitlines()[1:-1] if line[:20] in message]
 
 
 @pytest.mark.parametrize(
@@ -408,8 +403,8 @@ def test_key_of_another_kind_is_neither_trusted_nor_signs(tmp_path, key):
 
 
 @pytest.mark.parametrize("place", ["keyid", "payloadType", "field"])
-def test_words_of_a_certificate_that_is_refused_are_no_commands_to_a_terminal(folder, tmp_path, capsys, place):
-    """Before a signature counts anybody may have written them, and behind it the signer."""
+def test_refused_certificate_prints_no_control_characters(folder, tmp_path, capsys, place):
+    """Anyone may have written them before the signature is verified, and the signer after it."""
     evil, path = "\x1b[2J\x1b]0;owned\x07verified\r\n\u202e", tmp_path / "certificate"
     if place == "field":
         payload = canonical_json({**stated(), evil: 1, "_type": evil})
@@ -421,10 +416,10 @@ def test_words_of_a_certificate_that_is_refused_are_no_commands_to_a_terminal(fo
     trust.write_text(f'[keys.lab]\nfile = "{folder / "lab.pub"}"\n')
     for words in (["verify", str(path), "--trust", str(trust)], ["show", str(path)]):
         assert run(["certificate", *words]) == (0 if (words[0], place) == ("show", "keyid") else 12)
-        shown, told = capsys.readouterr()
-        assert "owned" in shown + told
-        assert all(char.isprintable() or char == "\n" for char in shown + told)
-        assert not [line for line in (shown + told).splitlines() if line.startswith("verified")]
+        output, errors = capsys.readouterr()
+        assert "owned" in output + errors
+        assert all(char.isprintable() or char == "\n" for char in output + errors)
+        assert not [line for line in (output + errors).splitlines() if line.startswith("verified")]
 
 
 # ---- what it is about
@@ -434,4 +429,4 @@ def test_digest_must_be_one_of_its_subjects(folder, tmp_path):
     trust, path = trust_of(folder, tmp_path), folder / "certificate"
     found = verify(path, trust, About(digest=SHA["oci"]), at=NOW)
     assert found.compared == (f"the digest that was named: mcore-ubuntu2404-cu130-h200.oci, {SHA['oci']}",)
-    refused(path, trust, "another one", About(digest=SHA["lock"]))
+    check_refused(path, trust, "another one", About(digest=SHA["lock"]))

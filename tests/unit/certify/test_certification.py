@@ -1,4 +1,4 @@
-"""`certify` from an image to a certificate, with a runner that can be told to fail: what counts, and what does not."""
+"""`certify` from an image to a certificate, with a runner that can be made to fail: what counts, and what does not."""
 
 import json
 import os
@@ -37,23 +37,17 @@ def set_in(*place, value):
 EDITS = {
     "passed": set_in(PREDICATE, "cases", 1, "passed", value=False),
     "loss": set_in(PREDICATE, "cases", 1, "steps", 0, "loss", value=6.3),
-    "loss-of-another-type": set_in(PREDICATE, "cases", 1, "steps", 0, "loss", value="6.375"),
     "problem": set_in(PREDICATE, "cases", 1, "problems", value=[{"check": "steps", "text": "none"}]),
     "case-gone": lambda statement: statement[PREDICATE]["cases"].pop(),
     "subject": set_in("subject", 1, "digest", "sha256", value="0" * 64),
     "subject-name": set_in("subject", 1, "name", value="other.sqsh"),
     "subject-more": lambda statement: statement["subject"].append(statement["subject"][0]),
-    "verdict": set_in(PREDICATE, "verdict", value="failed"),
     "key": set_in(PREDICATE, "key", value=f"sha256:{'0' * 64}"),
     "matrix-digest": set_in(PREDICATE, "matrix_digest", value=f"sha256:{'0' * 64}"),
-    "matrix-digest-gone": lambda statement: statement[PREDICATE].pop("matrix_digest"),
     "matrix-shipped": set_in(PREDICATE, "matrix_is_shipped", value=False),
     "seal": set_in(PREDICATE, "seal", value=f"sha256:{'0' * 64}"),
     "seal-gone": lambda statement: statement[PREDICATE].pop("seal"),
     "field-more": lambda statement: statement[PREDICATE].update(approved=True),
-    "field-gone": lambda statement: statement[PREDICATE].pop("runtime"),
-    "outer-field-more": lambda statement: statement.update(approved=True),
-    "type": set_in("_type", value="https://in-toto.io/Statement/v2"),
     "issued-in-the-future": set_in(PREDICATE, "issued_at", value="9999-12-31T23:59:59Z"),
     "measured-in-the-future": set_in(PREDICATE, "measured", "finished_at", value="9999-12-31T23:59:59Z"),
     "form-before": set_in("predicateType", value="urn:envbuild:certificate:2"),
@@ -121,7 +115,7 @@ def test_signature_is_not_lost_in_silence(world, tmp_path):
     keys = make_keys(tmp_path, "own", None)
     signed = world.certify(signer=load_signer(str(keys.private), None))
     assert signed.keyid == keys.keyid
-    # Signed by anybody it counts where nobody asks for a key.
+    # A signature of any key counts where none is required.
     assert world.certify().keyid == keys.keyid
     assert not any("was signed" in note for note in world.reporter.notes)
     assert world.certify(fresh=True).keyid is None
@@ -167,7 +161,7 @@ def test_damaged_certificate_does_not_count(world, certificate):
         assert_certified_again(world, problem)
 
 
-def test_json_says_why_a_certificate_did_not_count(world, answer, command, capsys):
+def test_json_has_the_reason_why_a_certificate_did_not_count(world, answer, command, capsys):
     _, first = answer()
     assert (first["ran"], first["not_counted"]) == (True, None)
     edit(Path(first["certificate"]), EDITS["loss"])
@@ -248,7 +242,7 @@ def test_lock_whose_driver_has_no_cases_is_refused_before_the_image(world, answe
 # ---- the lock
 
 
-def test_certificate_and_json_say_whether_the_lock_is_current(world, answer):
+def test_certificate_and_json_state_whether_the_lock_is_current(world, answer):
     own = world.project / "envs" / "stacks" / "mcore.toml"
     own.parent.mkdir(parents=True)
     text = (data_root() / "envs" / "stacks" / "mcore.toml").read_text()
@@ -261,7 +255,7 @@ def test_certificate_and_json_say_whether_the_lock_is_current(world, answer):
     assert (shown["ran"], shown["lock_is_current"]) == (False, True)
 
 
-def test_lock_of_a_name_is_certified_beside_that_of_the_stack(world, answer):
+def test_named_lock_is_certified_next_to_the_stacks_own(world, answer):
     path = world.project / "lockfiles" / "try1" / "debian12"
     make_lock(path, main=MAIN.replace("0.30", "0.31"), inputs=world.lock.lock.inputs)
     image = place_image(world.project / "out", read_lock(path), "try1")

@@ -1,9 +1,10 @@
-"""The parts of `certify` that need no image: which cases are chosen, what is shown, how a failure is told."""
+"""The parts of `certify` that need no image: which cases are chosen, what is shown, how a failure is reported."""
 
 import json
 from pathlib import Path
 
 import pytest
+from helpers.certify_world import Notes
 from helpers.matrices import six_layouts
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
@@ -58,14 +59,8 @@ def test_matrix_of_baselines_compares_nothing():
             chosen_cases(bare, "bare", SELECTION, only)
 
 
-class Shown(SilentReporter):
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.texts.append(text)
-
-    update = note
+class Shown(Notes):
+    update = Notes.note
 
 
 def shown(*events) -> list[str]:
@@ -73,7 +68,7 @@ def shown(*events) -> list[str]:
     watcher = Watcher(reporter)
     for event in events:
         watcher(event if isinstance(event, str) else json.dumps(event))
-    return reporter.texts
+    return reporter.notes
 
 
 @pytest.mark.parametrize(
@@ -119,7 +114,7 @@ def test_repeats_are_noted_when_they_are_whole():
         for case, status in (("c", "completed"), ("d", "failed" if repeat == 2 else "completed")):
             event = {"event": "case-finished", "case": case, "status": status, "seconds": 1.25, "repeat": repeat}
             watcher(json.dumps(event))
-    assert [text for text in reporter.texts if "done" not in text] == [
+    assert [text for text in reporter.notes if "done" not in text] == [
         "  repeat 1 of 30: 2 cases ended (2 of 60)",
         "  d (repeat 2): failed in 1.2 s",
         "  repeat 2 of 30: 2 cases ended (4 of 60)",
@@ -214,8 +209,8 @@ def test_log_that_is_not_among_those_of_the_run_is_not_shown(tmp_path, named):
     outside.write_text("secret")
     (tmp_path / "run/results/link.log").symlink_to(outside)
     log = str(outside) if named == "/absolute" else named
-    told = {"kind": "exception", "rank": 1, "message": "boom", "log": log}
-    failed = CaseResult(case=FAILED.id, status="failed", steps=(), seconds=1.0, failure=told)
+    named = {"kind": "exception", "rank": 1, "message": "boom", "log": log}
+    failed = CaseResult(case=FAILED.id, status="failed", steps=(), seconds=1.0, failure=named)
     assert failure((FAILED,), (), results(failed), tmp_path / "run").log == tmp_path / "run/smoke.log"
 
 
@@ -231,7 +226,7 @@ def test_one_line_a_case():
         reporter,
     )
     within = "loss within 1.0e-08, grad norm within 2.0e-07, weights within 3.0e-06"
-    assert reporter.texts == [
+    assert reporter.notes == [
         "  baseline  gpt-fp32-baseline: loss 6.00000",
         f"  agrees    gpt-fp32-dp2 (1 of 2 repeats): {within}",
         "  FAILED    gpt-fp32-dp2 (repeat 2): parity-loss: step 1: loss ... (and 1 more)",

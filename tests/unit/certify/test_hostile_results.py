@@ -169,9 +169,9 @@ def test_findings_plans_and_events_reach_a_terminal_as_text(world, printed):
     world.faults = {"nonce": EVIL}
     assert printed()[0] == 13
     world.faults = {}
-    world.says = [json.dumps({"event": "case-finished", "case": EVIL, "status": "failed\x1b[5m", "seconds": 1.0})]
+    world.output = [json.dumps({"event": "case-finished", "case": EVIL, "status": "failed\x1b[5m", "seconds": 1.0})]
     assert printed()[0] == 0
-    world.says, world.status = [json.dumps({"event": "cannot-run", "reason": EVIL, "message": EVIL})], 4
+    world.output, world.status = [json.dumps({"event": "cannot-run", "reason": EVIL, "message": EVIL})], 4
     assert printed("--fresh")[0] == 8
 
 

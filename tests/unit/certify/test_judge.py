@@ -187,7 +187,7 @@ def test_weights_within_the_tolerance_pass(judged, failed):
 
 
 @pytest.mark.parametrize(
-    ("weights", "said"),
+    ("weights", "message"),
     [
         (None, "and were not compared"),
         ({"compared_with": DP2}, f"and were compared with {DP2}"),
@@ -198,14 +198,14 @@ def test_weights_within_the_tolerance_pass(judged, failed):
         ({"largest_relative_difference": None, "worst": "w"}, "final weights: w is off by nan"),
     ],
 )
-def test_weights_that_are_not_the_baselines_fail_a_case(failed, weights, said):
+def test_weights_that_are_not_the_baselines_fail_a_case(failed, weights, message):
     plan = plan_of(cases=COMPARED)
     lines = lines_of(plan)
     found = line(lines, TP2)
     found["weights"] = weights and {**found["weights"], **weights}
     ((name, ((check, text),)),) = failed(plan, lines, COMPARED).items()
     assert (name, check) == (TP2, "parity-weights")
-    assert said in text
+    assert message in text
 
 
 # ---- ranks that failed
@@ -231,7 +231,7 @@ def test_other_status_fails_a_case_whatever_its_numbers(failed, status, kind, ch
     assert failed(plan, lines) == {TP2: [(check, f"{status}: boom (rank 1: logs/rank1.log)")]}
 
 
-def test_rank_that_ended_well_and_reported_nothing_is_told_as_that(failed, plan, lines):
+def test_rank_that_exits_0_without_steps_is_not_reported(failed, plan, lines):
     """Exit 0 is no evidence: NeMo-Run's experiment exits 0 after a failed job."""
     failure = {"rank": None, "exit_status": 0, "kind": "incomplete", "message": "no steps", "log": None}
     line(lines, TP2).update(status="failed", steps=[], failure=failure)

@@ -1,4 +1,4 @@
-"""A matrix of a project's own, under the name of one that envbuild ships: everybody who reads a certificate is told."""
+"""A matrix of a project's own, under the name of one that envbuild ships: every reader of a certificate sees it."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ OWN = "a matrix of the project's own under the name certify-quick"
 
 @pytest.fixture
 def matrix(world):
-    """The file of the project's own matrix; it says what the shipped one does."""
+    """The file of the project's own matrix; a copy of the shipped one."""
     path = world.project / "envs/matrices/certify-quick.toml"
     path.parent.mkdir(parents=True)
     shutil.copyfile(SHIPPED, path)
@@ -25,7 +25,7 @@ def matrix(world):
 
 
 @pytest.fixture
-def said(world, monkeypatch, capsys):
+def output_of(world, monkeypatch, capsys):
     """Runs a command in the project; what it prints."""
     monkeypatch.chdir(world.project)
     monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(world.project / "cache"))
@@ -45,27 +45,27 @@ def weaken(path):
     path.write_text(path.read_text().replace("loss_relative = 1e-5", "loss_relative = 1e-3"))
 
 
-def told(said, certificate):
-    """What show and verify say, for people and as JSON."""
+def shown_and_verified(output_of, certificate):
+    """What show and verify print, for people and as JSON."""
     verify = ("certificate", "verify", certificate, "--trust", "trust.toml")
-    texts = said("certificate", "show", certificate), said(*verify)
-    found = json.loads(said(*verify, "--json"))
-    shown = json.loads(said("certificate", "show", certificate, "--json"))["statement"]["predicate"]
+    texts = output_of("certificate", "show", certificate), output_of(*verify)
+    found = json.loads(output_of(*verify, "--json"))
+    shown = json.loads(output_of("certificate", "show", certificate, "--json"))["statement"]["predicate"]
     keys = ("matrix", "matrix_digest", "matrix_is_shipped")
     assert [found[key] for key in keys] == [shown[key] for key in keys]
     return texts, found
 
 
-def test_matrix_of_the_projects_own_is_told_of(world, matrix, said):
+def test_certificate_names_the_projects_own_matrix(world, matrix, output_of):
     weaken(matrix)
-    text = said("certify")
+    text = output_of("certify")
     assert f"the cases are those of {OWN}" in text
-    found = json.loads(said("certify", "--json"))
+    found = json.loads(output_of("certify", "--json"))
     own = Catalog.open(world.project).matrix("certify-quick")
     expected = {"matrix": "certify-quick", "matrix_digest": matrix_digest(own), "matrix_is_shipped": False}
     assert {key: found[key] for key in expected} == expected
     assert expected.items() <= statement_of(world.certificates()[0])["predicate"].items()
-    texts, verified = told(said, found["certificate"])
+    texts, verified = shown_and_verified(output_of, found["certificate"])
     assert f"{OWN}, the whole matrix" in texts[0]
     assert matrix_digest(own) in texts[0]
     assert f"passed {OWN} (" in texts[1]
@@ -76,36 +76,36 @@ def test_matrix_of_the_projects_own_is_told_of(world, matrix, said):
     )
 
 
-def test_shipped_matrix_is_not_told_as_anothers(world, said):
-    assert "project's own" not in said("certify")
-    found = json.loads(said("certify", "--json"))
+def test_shipped_matrix_is_not_called_the_projects_own(world, output_of):
+    assert "project's own" not in output_of("certify")
+    found = json.loads(output_of("certify", "--json"))
     assert (found["matrix_is_shipped"], found["matrix_digest"]) == (
         True,
         matrix_digest(world.selection.catalog.matrix("certify-quick")),
     )
-    texts, verified = told(said, found["certificate"])
+    texts, verified = shown_and_verified(output_of, found["certificate"])
     assert verified["matrix_is_shipped"] is True
     assert not any("project's own" in text for text in texts)
     assert "project" not in (world.certificates()[0].parent / "report.html").read_text()
 
 
-def test_matrix_of_another_name_is_the_projects_own(world, matrix, said):
+def test_matrix_of_another_name_is_the_projects_own(world, matrix, output_of):
     # One that trains and allows the same under the name is the shipped one.
     matrix.write_text("# Ours.\n" + matrix.read_text().replace('summary = "', 'summary = "ours: '))
-    assert json.loads(said("certify", "--json"))["matrix_is_shipped"] is True
+    assert json.loads(output_of("certify", "--json"))["matrix_is_shipped"] is True
     matrix.rename(matrix.with_name("mine.toml"))
-    assert "a matrix of the project's own under the name mine" in said("certify", "--matrix", "mine")
+    assert "a matrix of the project's own under the name mine" in output_of("certify", "--matrix", "mine")
 
 
-def test_certificate_of_a_matrix_that_was_defined_otherwise_does_not_count(world, matrix, said):
+def test_certificate_of_a_matrix_that_was_defined_otherwise_does_not_count(world, matrix, output_of):
     """Also where the cases of this target are the same, so that the key is."""
-    said("certify")
+    output_of("certify")
     matrix.write_text(matrix.read_text() + '\n[[cases]]\nmodel = "gpt"\ndata = 4\ndevices = ["cuda"]\n')
-    found = json.loads(said("certify", "--json"))
+    found = json.loads(output_of("certify", "--json"))
     assert "its matrix certify-quick had another definition (sha256:" in found["not_counted"]
     assert (found["ran"], found["written"], found["matrix_is_shipped"]) == (False, True, False)
     assert len(world.calls) == len(world.certificates()) == 1
-    assert json.loads(said("certify", "--json"))["written"] is False
+    assert json.loads(output_of("certify", "--json"))["written"] is False
 
 
 def test_digest_of_a_matrix_is_that_of_all_that_decides(tmp_path):

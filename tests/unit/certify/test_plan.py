@@ -1,4 +1,4 @@
-"""The plan is all that the runner is told; its key changes with everything that decides a verdict."""
+"""The plan is all that the runner gets; its key changes with everything that decides a verdict."""
 
 import dataclasses
 import json
@@ -39,12 +39,13 @@ def with_sweep(**changes: object):
     return MATRIX.model_copy(update={"bandwidth": sweep})
 
 
-def test_plan_fits_the_schema_that_lives_with_smoke():
+def test_plan_fits_smokes_schema():
     schema = json.loads((data_root() / "smoke/envbuild_smoke/schemas/plan.schema.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(json.loads(json.dumps(plan())))
+    validator = jsonschema.Draft202012Validator(schema)
+    assert [error.message for error in validator.iter_errors(json.loads(json.dumps(plan())))] == []
 
 
-def test_plan_says_what_the_base_brings():
+def test_plan_lists_the_packages_of_the_base():
     brought = plan(versions={"megatron-core": "0.16.1"}, provided=("torch",))
     assert parse_plan(json.dumps(brought).encode()).provided_packages == ("torch",)
     assert parse_plan(json.dumps(plan()).encode()).provided_packages == ()
@@ -96,7 +97,7 @@ def test_plan_holds_only_the_models_in_use():
     assert set(plan(matrix=matrix)["models"]) == {"gpt"}
 
 
-def test_plan_says_which_gpus():
+def test_plan_names_the_gpus():
     assert (plan()["device"], plan()["gpu"]) == ("cpu", None)
     there = plan(capabilities=H200)
     assert (there["device"], there["gpu"]) == ("cuda", {"sm": ["90"]})
@@ -167,7 +168,7 @@ def test_key_changes_with_the_tolerance_and_the_band_of_an_axis(name):
     assert len({*keys, key()}) == 4
 
 
-def test_plan_of_a_case_says_all_that_its_row_does():
+def test_planned_case_has_all_settings_of_its_row():
     row = CaseRow.model_validate(
         {
             "model": "gpt",

@@ -104,8 +104,8 @@ def test_page_shows_the_verdict_what_it_is_about_and_every_case(report, page):
         assert case.id in words
         for problem in case.problems:
             assert problem.check in words
-    told = {True: f"Signed by key {KEYID}", False: "Not signed:"}[report.keyid is not None]
-    assert (told in words) is report.passed
+    signature = {True: f"Signed by key {KEYID}", False: "Not signed:"}[report.keyid is not None]
+    assert (signature in words) is report.passed
     assert ("What is wrong" in words) is not report.passed
 
 
@@ -142,7 +142,7 @@ def test_lines_are_drawn_and_end_where_numbers_do():
 
 
 def overviews(text):
-    """The charts of groups: what each says in words, its legend and the styles of its lines."""
+    """The charts of groups: the description of each, its legend and the styles of its lines."""
     before = text[: text.index('<details id="case-')]
     return [
         (re.search('aria-label="([^"]*)"', figure)[1], re.findall("</svg>([^<]+)</li>", figure), paths(figure))
@@ -182,13 +182,13 @@ def test_cases_that_failed_are_lines_of_their_own_however_many_there_are():
         assert "dp11: at most 9.0e-03" in words
 
 
-def test_number_that_a_case_lacks_is_told_with_its_line():
+def test_legend_names_steps_without_a_number():
     _, legend, _ = overviews(page_html(failed()))[0]
     assert "cp2: identical, no number at step 3" in legend
     assert "pp2-vp2: at most 1.0e-02" in legend
 
 
-def test_bands_are_told_once_where_cases_share_them_and_else_with_each():
+def test_shared_band_is_shown_once_and_others_with_each_case():
     text = page_html(full())
     assert '>loss <span class="band-text">(band 1e-05)</span>' in text
     wide = case_of("gpt-bf16-tp2", tolerance={"loss": 5e-4, "grad_norm": 1e-3, "weights": None},
@@ -302,5 +302,5 @@ def test_sizes_on_an_axis_leave_room_for_their_text():
 @pytest.mark.parametrize(
     ("value", "text"), [(512, "512 B"), (65536, "64 KiB"), (1 << 30, "1 GiB"), (1 << 42, "4096 GiB")]
 )
-def test_sizes_are_shown_as_people_say_them(value, text):
+def test_sizes_are_shown_in_binary_units(value, text):
     assert bytes_text(value) == text

@@ -42,10 +42,10 @@ def text_of(lines):
     return "".join(json.dumps(item) + "\n" for item in lines)
 
 
-def test_fake_runner_writes_what_the_schema_asks_for():
+def test_fake_runner_writes_lines_of_the_schema():
     validator = jsonschema.Draft202012Validator(json.loads((data_root() / SCHEMA_FILE).read_text()))
-    for item in lines_of(plan_of(bandwidth={"ranks": 2, "sizes_bytes": [8], "floor_gigabytes_per_second": None})):
-        validator.validate(item)
+    lines = lines_of(plan_of(bandwidth={"ranks": 2, "sizes_bytes": [8], "floor_gigabytes_per_second": None}))
+    assert [error.message for item in lines for error in validator.iter_errors(item)] == []
 
 
 def test_results_are_read_with_everything_in_them(path):
@@ -179,7 +179,7 @@ def test_lines_out_of_their_places_are_refused(path, lines):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('"schema": "envbuild.results/2"', '"schema": "envbuild.results/1"', "has schema 'envbuild.results/1'"),
         ('"type": "run"', '"type": "ran"', "has an unknown type: 'ran'"),
@@ -196,36 +196,36 @@ def test_lines_out_of_their_places_are_refused(path, lines):
         ('"isolation": "live"', '"isolation": "live", "approved": true', "Line 1 (run): it: "),
     ],
 )
-def test_malformed_results_are_refused(path, old, new, said):
+def test_malformed_results_are_refused(path, old, new, message):
     assert old in TEXT
     reason, why = refused(path, TEXT.replace(old, new, 1))
     assert reason == "schema"
-    assert said in why
+    assert message in why
 
 
 @pytest.mark.parametrize(
-    ("started", "finished", "said"),
+    ("started", "finished", "message"),
     [
         ("2026-01-01T00:02:00Z", "2026-01-01T00:01:00Z", "began at 2026-01-01T00:02:00Z and ended at"),
         ("2026-01-01T00:00:00Z", "2999-01-01T00:00:00Z", "which is in the future"),
     ],
 )
-def test_results_of_no_possible_time_are_refused(path, started, finished, said):
+def test_results_of_no_possible_time_are_refused(path, started, finished, message):
     lines = lines_of(PLAN)
     lines[0]["started_at"], lines[-1]["finished_at"] = started, finished
     reason, why = refused(path, text_of(lines))
     assert reason == "moment"
-    assert said in why
+    assert message in why
 
 
 def test_results_that_are_no_plain_file_are_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
-    for name, said in (("pipe", "a pipe"), ("zero", "a device")):
+    for name, message in (("pipe", "a pipe"), ("zero", "a device")):
         with pytest.raises(ResultsRefusedError) as caught:
             read_results(tmp_path / name, PLAN, DIGEST)
         assert caught.value.reason == "schema"
-        assert said in caught.value.why
+        assert message in caught.value.why
 
 
 @pytest.mark.parametrize(

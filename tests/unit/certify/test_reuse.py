@@ -53,7 +53,7 @@ def test_baseline_is_not_run_where_nothing_needs_it(world):
     assert world.certify(only=(PP2,)).certificate == done.certificate
 
 
-def test_command_says_whether_it_wrote_a_certificate(world, command, answer, capsys):
+def test_command_reports_whether_it_wrote_a_certificate(world, command, answer, capsys):
     words = ("--only", PP2)
     world.certify(only=(TP2, PP2))
     assert command(*words) == 0
@@ -180,7 +180,7 @@ def test_verdict_from_the_future_is_not_used(world):
     assert world.certify().written is False
 
 
-def test_reused_case_is_compared_with_the_baseline_beside_it(world):
+def test_reused_case_is_compared_with_the_new_baseline(world):
     """Its baseline was measured again, and computes something else now."""
     world.certify(only=(TP2,))
     world.faults = {"scale": {case.id: 1.001 for case in make_job(world.request(only=()), world.store).cases}}

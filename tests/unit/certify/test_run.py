@@ -25,8 +25,8 @@ from envbuild.launch.gpus import find_driver
 TP2 = "gpt-fp32-tp2"
 
 
-def cannot_run(world, status, *says):
-    world.status, world.says = status, list(says)
+def cannot_run(world, status, *output):
+    world.status, world.output = status, list(output)
     with pytest.raises(CertificationCannotRunError) as caught:
         world.certify()
     assert caught.value.exit_code == 8
@@ -37,7 +37,7 @@ def cannot_run(world, status, *says):
 @pytest.mark.parametrize(
     ("status", "reason"), [(2, "plan-refused"), (3, "image-lacks-stack"), (4, "gpus"), (1 << 7, "runner-ended")]
 )
-def test_runner_that_cannot_begin_says_why(shared_world, status, reason):
+def test_runner_that_cannot_start_is_reported_with_its_reason(shared_world, status, reason):
     error = cannot_run(shared_world, status, "words", "envbuild-smoke: no module named torch")
     assert error.reason == reason
     assert "no module named torch" in error.why
@@ -57,7 +57,7 @@ def test_certificate_from_before_stays_only_where_the_machine_is_to_blame(world)
 
 
 @pytest.mark.parametrize("status", [-9, 137])
-def test_runner_that_was_killed_is_told_by_its_signal_and_may_go_on(shared_world, status):
+def test_killed_runner_is_reported_with_its_signal_and_resume(shared_world, status):
     error = cannot_run(shared_world, status, '{"event": "step", "case": "c"}', "words")
     assert error.why == "It was ended by SIGKILL (often: the machine ran out of memory).\nwords"
     assert "--resume" in error.fix
@@ -73,30 +73,30 @@ def test_gpus_that_are_not_as_the_plan_wants_have_a_reason(shared_world, reason)
 
 
 @pytest.mark.parametrize(
-    ("place", "told"), [("sqsh", None), ("venv", "Install the lock there"), ("here", "`python` on PATH is")]
+    ("place", "hint"), [("sqsh", None), ("venv", "Install the lock there"), ("here", "`python` on PATH is")]
 )
-def test_environment_without_the_stack_is_told_with_what_installs_it(shared_world, monkeypatch, place, told):
+def test_environment_without_the_stack_shows_the_command_that_installs_it(shared_world, monkeypatch, place, hint):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     world = shared_world
-    world.status, world.says = 3, ["ModuleNotFoundError: No module named 'torch'"]
+    world.status, world.output = 3, ["ModuleNotFoundError: No module named 'torch'"]
     with pytest.raises(CertificationCannotRunError) as caught:
         world.certify(place=place, **({} if place == "sqsh" else {"image": None}))
     sync = "envbuild sync --stack mcore --base debian12 --target cpu --into DIR"
-    assert (sync in caught.value.fix, (told or "") in caught.value.fix) == (told is not None, True)
+    assert (sync in caught.value.fix, (hint or "") in caught.value.fix) == (hint is not None, True)
     # That a build lacks torch is a failure of building, and none of running.
     assert as_json(caught.value)["known"] == []
     monkeypatch.setenv("PYTHONPATH", "/opt/Megatron-LM")
     with pytest.raises(CertificationCannotRunError) as caught:
         world.certify(place=place, **({} if place == "sqsh" else {"image": None}))
-    assert ("PYTHONPATH is set" in caught.value.fix) == (told is not None)
+    assert ("PYTHONPATH is set" in caught.value.fix) == (hint is not None)
 
 
 def test_run_that_had_no_space_is_not_gone_on_with(world):
-    """Its cases failed for want of space, which says nothing about them."""
-    world.status, world.says = 1 << 7, ["OSError: [Errno 28] No space left on device"]
+    """Its cases failed for lack of space, which is no finding about them."""
+    world.status, world.output = 1 << 7, ["OSError: [Errno 28] No space left on device"]
     with pytest.raises(MachineError, match="is full"):
         world.certify()
-    world.status, world.says = 0, []
+    world.status, world.output = 0, []
     assert world.certify(resume=True).ran
     assert "--resume" not in world.calls[-1]["arguments"]
 
@@ -199,7 +199,7 @@ def test_what_an_interrupted_run_left_is_not_removed_in_silence(interrupted):
     assert second["plan"]["nonce"] != first["plan"]["nonce"]
 
 
-def test_interrupted_command_says_the_command_that_goes_on(world, answer):
+def test_interrupted_command_shows_the_command_that_resumes(world, answer):
     world.status = 130
     words = ["--only", TP2, "--repeat", "2", "--only", "gpt-fp32-dp2", "--fresh", "--out-dir", "out"]
     status, error = answer(*words)
@@ -231,9 +231,9 @@ def test_reports_name_the_logs_of_each_case(world, scale):
         world.certify(only=(TP2,), repeats=2)
     (report,) = (world.project / "out").rglob("junit.xml")
     run_dir = report.parent / "run/results"
-    told = [case.findtext("system-out", "") for case in ElementTree.parse(report).iter("testcase")]
-    assert not any("rank" in text for text in told if "baseline:" not in text)
-    assert all(f"log: {run_dir}/cases/gpt-fp32-tp2/rank0.log" in text for text in told if "baseline:" in text)
+    outputs = [case.findtext("system-out", "") for case in ElementTree.parse(report).iter("testcase")]
+    assert not any("rank" in text for text in outputs if "baseline:" not in text)
+    assert all(f"log: {run_dir}/cases/gpt-fp32-tp2/rank0.log" in text for text in outputs if "baseline:" in text)
     assert str(run_dir / "repeat-2/cases/gpt-fp32-tp2/rank1.log") in report.with_name("report.html").read_text()
 
 
@@ -265,6 +265,6 @@ def test_machine_without_a_runtime_is_refused(shared_world, monkeypatch, place):
 
 
 @pytest.mark.parametrize("host", ["unix://{}/none", "ftp://x"])
-def test_machine_without_a_daemon_is_told_what_certify_does_without_one(shared_world, tmp_path, monkeypatch, host):
+def test_missing_daemon_error_names_the_other_places(shared_world, tmp_path, monkeypatch, host):
     monkeypatch.setenv("DOCKER_HOST", host.format(tmp_path))
     assert cannot_open(shared_world, "docker").fix.endswith("Without a daemon: --in sqsh or --in oci.")

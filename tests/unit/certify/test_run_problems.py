@@ -14,8 +14,8 @@ SWEEP = {"ranks": 2, "sizes_bytes": [1 << 20, 1 << 30], "floor_gigabytes_per_sec
 def problems(tmp_path):
     """The problems of a run with a bandwidth line, as (check, text)."""
 
-    def found(asked=SWEEP, bandwidth=None, **run):
-        plan = plan_of(bandwidth=asked)
+    def found(sweep=SWEEP, bandwidth=None, **run):
+        plan = plan_of(bandwidth=sweep)
         lines = [item for item in lines_of(plan, **run) if item["type"] != "bandwidth"]
         if bandwidth is not None:
             lines.insert(-1, bandwidth_line(SWEEP, **bandwidth))
@@ -39,7 +39,7 @@ def test_bandwidth_at_the_floor_on_nvlink_passes(problems, floor):
 
 
 @pytest.mark.parametrize(
-    ("bandwidth", "check", "said"),
+    ("bandwidth", "check", "message"),
     [
         (None, "bandwidth", "was not measured"),
         ({"points": points(20, 249)}, "bandwidth", "reaches 249 GB/s, the floor is 250"),
@@ -59,10 +59,10 @@ def test_bandwidth_at_the_floor_on_nvlink_passes(problems, floor):
         ({"transports": None}, "transport", "names no transport"),
     ],
 )
-def test_slow_or_wrong_network_is_a_problem(problems, bandwidth, check, said):
+def test_slow_or_wrong_network_is_a_problem(problems, bandwidth, check, message):
     ((code, text),) = problems(SWEEP, bandwidth)
     assert code == check
-    assert said in text
+    assert message in text
 
 
 def test_bandwidth_that_could_not_be_measured_is_a_problem(problems):
@@ -70,14 +70,14 @@ def test_bandwidth_that_could_not_be_measured_is_a_problem(problems):
     assert problems(SWEEP, {"failure": failure}) == [("bandwidth", "measuring it failed: NCCL error")]
 
 
-def test_why_sockets_is_told_from_the_variables(problems):
+def test_variables_explain_sockets(problems):
     variables = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "IB", "NCCL_CUMEM_DISABLE": "0"}
     ((_, text),) = problems(SWEEP, {"transports": ["NET/Socket"]}, variables=variables)
     assert "(NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1)" in text
     assert text.endswith("the variables ask for InfiniBand")
 
 
-def test_gloo_has_no_transport_to_speak_of(problems):
+def test_gloo_needs_no_transport(problems):
     assert problems(SWEEP, {"backend": "gloo", "transports": None}) == []
 
 
@@ -93,25 +93,25 @@ def test_environment_that_is_not_the_locks_is_a_problem(problems):
 
 
 @pytest.mark.parametrize(
-    ("version", "said"),
+    ("version", "message"),
     [
         (None, "package-missing: megatron-core: expected 0.16.1, found none"),
         ("0.15.0", "version-mismatch: megatron-core: expected 0.16.1, found 0.15.0"),
     ],
 )
-def test_versions_on_record_count_where_the_runner_found_nothing(tmp_path, version, said):
+def test_versions_on_record_count_where_the_runner_found_nothing(tmp_path, version, message):
     plan = {**plan_of(), "expected_versions": {"megatron-core": "0.16.1"}}
     lines = lines_of(plan)
     lines[0]["environment"]["versions"] = {} if version is None else {"megatron-core": version}
     results = read(tmp_path / "results.jsonl", plan, lines)
-    assert [(item.check, item.text) for item in run_problems(plan, results)] == [("environment", said)]
-    finding = {"code": said.split(":")[0], "package": "megatron-core", "expected": "0.16.1", "found": version}
+    assert [(item.check, item.text) for item in run_problems(plan, results)] == [("environment", message)]
+    finding = {"code": message.split(":")[0], "package": "megatron-core", "expected": "0.16.1", "found": version}
     lines[0]["environment_findings"] = [finding]
     results = read(tmp_path / "results.jsonl", plan, lines)
     assert len(run_problems(plan, results)) == 1
 
 
-def test_what_a_rank_imported_and_nobody_locked_is_a_problem_of_the_run(tmp_path):
+def test_module_outside_the_lock_is_a_problem_of_the_run(tmp_path):
     plan = plan_of()
     lines = lines_of(plan)
     stranger = {"code": "imported-unlisted", "package": "apex", "expected": None, "found": "/x/apex.py"}
@@ -120,5 +120,5 @@ def test_what_a_rank_imported_and_nobody_locked_is_a_problem_of_the_run(tmp_path
             line["observed"]["unlisted"] = [stranger]
     results = read(tmp_path / "results.jsonl", plan, lines)
     assert results.environment_findings == (Finding(**stranger),)
-    said = "imported-unlisted: apex: expected none, found /x/apex.py"
-    assert [(item.check, item.text) for item in run_problems(plan, results)] == [("environment", said)]
+    message = "imported-unlisted: apex: expected none, found /x/apex.py"
+    assert [(item.check, item.text) for item in run_problems(plan, results)] == [("environment", message)]

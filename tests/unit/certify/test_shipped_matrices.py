@@ -103,7 +103,7 @@ def bands_of(matrix: Matrix) -> list[float]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_shipped_bands_say_something(name):
+def test_shipped_bands_are_above_0_and_within_the_schema(name):
     """A band of 0 could not be met, and none is wider than the schema lets it be."""
     bands = bands_of(CATALOG.matrix(name))
     assert bands

@@ -1,4 +1,4 @@
-"""Choosing a runtime: the best that works, the one that was asked for, or an error that says what helps."""
+"""Choosing a runtime: the best that works, the one that was named, or an error with what helps."""
 
 import os
 from pathlib import Path
@@ -39,19 +39,19 @@ def test_probe_takes_the_first_that_works_and_leaves_nothing_behind(monkeypatch,
     assert list((tmp_path / f"envbuild-{os.geteuid()}" / "staging").iterdir()) == []
 
 
-def test_probe_takes_the_one_that_was_asked_for(monkeypatch):
+def test_probe_takes_the_one_that_was_named(monkeypatch):
     machine_with(monkeypatch, loop=opener("/bin/true"), squashfuse=opener("/bin/true"), unpack=lambda: None)
     assert [probe(name).name for name in ("loop", "squashfuse", "unpack")] == ["loop", "squashfuse", "unpack"]
 
 
-def test_probe_does_not_replace_the_one_that_was_asked_for(monkeypatch):
+def test_probe_does_not_replace_the_one_that_was_named(monkeypatch):
     machine_with(monkeypatch, loop=opener("/bin/true"), squashfuse=absent, unpack=lambda: None)
     with pytest.raises(MachineError, match="runtime squashfuse does not work") as caught:
         probe("squashfuse")
     assert "apt-get install squashfuse" in caught.value.why
 
 
-def test_probe_tells_why_each_does_not_work(monkeypatch):
+def test_probe_error_has_the_reason_of_each_runtime(monkeypatch):
     machine_with(monkeypatch, loop=opener("/bin/sh", "-c", "echo no loop device; exit 32"), squashfuse=absent)
     with pytest.raises(MachineError, match="no way to open") as caught:
         probe()
