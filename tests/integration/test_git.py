@@ -573,7 +573,7 @@ def test_variables_about_another_repository_are_not_followed(history, repository
     assert repository.read_file(commit, "file") == "x"
 
 
-def test_settings_of_the_user_do_no_harm(history, repository, tmp_path, monkeypatch):
+def test_git_settings_of_the_user_do_not_interfere(history, repository, tmp_path, monkeypatch):
     hooks = tmp_path / "hooks"
     hooks.mkdir()
     (hooks / "reference-transaction").write_text("#!/bin/sh\nexit 1\n")

@@ -97,8 +97,8 @@ def test_host_compilers_are_refused_as_nvcc_itself_does(real: Toolchain, tmp_pat
         cxx = tmp_path / f"g++-{version}"
         cxx.write_text(f'#!/bin/sh\ncase "$1" in -dM) echo "#define __GNUC__ {version}";; *) exec g++ "$@";; esac\n')
         cxx.chmod(0o755)
-        said = f"-U__GNUC__,-D__GNUC__={version}"
-        done = subprocess.run([real.nvcc, "-E", "-Xcompiler", said, source], capture_output=True, text=True)
+        macros = f"-U__GNUC__,-D__GNUC__={version}"
+        done = subprocess.run([real.nvcc, "-E", "-Xcompiler", macros, source], capture_output=True, text=True)
         assert ("unsupported GNU version" in done.stderr) is bool(done.returncode)
         host = HostCompiler(cc_version="gcc 12.2.0", cc=real.cc, cxx=cxx, version=cxx.name)
         try:

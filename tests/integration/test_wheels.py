@@ -82,8 +82,8 @@ def compiled(folder: Path) -> int:
 def wheels(own: Any, *arguments: str, status: int = 0) -> dict[str, Any]:
     done = own.run("wheels", *SELECT, "--json", *arguments, status=status)
     assert "Traceback" not in done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    output: dict[str, Any] = json.loads(done.stdout)
+    return output
 
 
 def nothing_is_kept(own: Any) -> bool:
@@ -130,8 +130,8 @@ def test_one_architecture_is_built_once(own: Any, index: SimpleIndex, tmp_path: 
 
 @pytest.mark.slow
 def test_no_wheel_names_a_place_of_this_machine(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
-    said = 'extern "C" const char *place() { return __FILE__; }'
-    locked(own, index, tmp_path, before=f"open('kernel.cu', 'a').write({said!r})")
+    source = 'extern "C" const char *place() { return __FILE__; }'
+    locked(own, index, tmp_path, before=f"open('kernel.cu', 'a').write({source!r})")
     (wheel,) = wheels(own)["wheels"]
     with zipfile.ZipFile(wheel["path"]) as archive:
         (library,) = [archive.read(name) for name in archive.namelist() if name.endswith(".so")]
@@ -267,11 +267,11 @@ def test_a_patch_of_the_recipe_is_applied_and_is_part_of_the_key(own: Any, index
     (wheel,) = wheels(own)["wheels"]
     assert wheel["record"]["key"] != plain["key"]
     own.run("sync", *SELECT, "--into", "venv")
-    told = subprocess.run(
+    output = subprocess.run(
         [own.project / "venv/bin/python", "-c", "import kernels; print(kernels.answer())"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert told.stdout == "43\n"
+    assert output.stdout == "43\n"
 
     (patches / "answer.patch").write_text(patch + "-nothing like it\n+else\n")
     error = wheels(own, status=5)["error"]
@@ -310,9 +310,9 @@ def test_a_package_from_git_is_built_from_its_commit_with_submodules(
     parts = wheel["record"]["parts"]
     assert (parts["commit"], parts["sdist"], wheel["record"]["sm"]) == (commit, "", ["90"])
     assert compiled(tmp_path) == 1
-    told = json.loads(own.run("sync", *SELECT, "--into", "venv", "--json").stdout)
-    assert told["wheels"] == {"kernels": wheel["record"]["key"]}
-    assert "kernels" in told["imported"]
+    output = json.loads(own.run("sync", *SELECT, "--into", "venv", "--json").stdout)
+    assert output["wheels"] == {"kernels": wheel["record"]["key"]}
+    assert "kernels" in output["imported"]
     assert compiled(tmp_path) == 1
 
     # Built again from what is kept: no repository is asked.
@@ -352,10 +352,10 @@ def test_sync_takes_wheels_from_a_cache_that_is_read_only(own: Any, index: Simpl
     environment = own.environment() | {"TMPDIR": str(tmp_path)}
     done = subprocess.run(command, cwd=own.project, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout)
-    assert ("kernels" in told["imported"], [*told["wheels"]]) == (True, ["kernels"])
+    output = json.loads(done.stdout)
+    assert ("kernels" in output["imported"], [*output["wheels"]]) == (True, ["kernels"])
     assert f"the cache directory {own.cache} cannot be written" in done.stderr
-    (logs,) = {Path(item["log"]).parent for item in told["phases"]}
+    (logs,) = {Path(item["log"]).parent for item in output["phases"]}
     assert logs.parent.parent == tmp_path
     assert (logs / "import-kernels.log").is_file()
     assert not (own.cache / "logs/sync").exists()
@@ -381,15 +381,15 @@ def test_architectures_are_read_as_nvcc_wrote_them(cuda: Toolchain, tmp_path: Pa
 def test_sync_without_building_leaves_out_what_was_never_built(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     locked(own, index, tmp_path)
     select = (*SELECT, "--into", "venv", "--no-build", "--json")
-    told = json.loads(own.run("sync", *select).stdout)
-    assert told["never_built"] == ["kernels"]
+    output = json.loads(own.run("sync", *select).stdout)
+    assert output["never_built"] == ["kernels"]
     missing = {"module": "kernels", "component": "kernels", "reason": "locked, never built"}
-    assert told["not_checked"] == [missing]
-    assert [item["packages"] for item in told["phases"] if item["phase"] == "compile"] == [0]
+    assert output["not_checked"] == [missing]
+    assert [item["packages"] for item in output["phases"] if item["phase"] == "compile"] == [0]
     assert compiled(tmp_path) == 0
     wheels(own)
-    told = json.loads(own.run("sync", *select).stdout)
-    assert (told["never_built"], "kernels" in told["imported"]) == ([], True)
+    output = json.loads(own.run("sync", *select).stdout)
+    assert (output["never_built"], "kernels" in output["imported"]) == ([], True)
 
 
 @pytest.mark.slow
@@ -398,13 +398,13 @@ def test_an_image_takes_the_wheel_where_the_base_has_no_compiler(own: Any, index
     locked(own, index, tmp_path)
     own.run("image", *select, status=6)  # nvcc is not in the base
     (wheel,) = wheels(own)["wheels"]
-    told = json.loads(own.run("image", *select).stdout)
-    assert told["record"]["wheels"] == {"kernels": wheel["record"]["digest"]}
-    assert told["record"]["packages"]["kernels"] == "1.0"
-    assert told["record"]["not_checked"] == {}
-    assert in_image(told) == Architectures.of(["90"])
+    output = json.loads(own.run("image", *select).stdout)
+    assert output["record"]["wheels"] == {"kernels": wheel["record"]["digest"]}
+    assert output["record"]["packages"]["kernels"] == "1.0"
+    assert output["record"]["not_checked"] == {}
+    assert in_image(output) == Architectures.of(["90"])
     again = json.loads(own.run("image", *select).stdout)
-    assert (again["built"], again["record"]) == (False, told["record"])
+    assert (again["built"], again["record"]) == (False, output["record"])
     assert compiled(tmp_path) == 1
 
     # Another wheel of the same name, version and file name: no cache may give out the first one.
@@ -413,9 +413,9 @@ def test_an_image_takes_the_wheel_where_the_base_has_no_compiler(own: Any, index
     assert in_image(json.loads(own.run("image", *select).stdout)) == Architectures.of(["80"])
 
 
-def in_image(told: dict[str, Any]) -> Architectures:
+def in_image(output: dict[str, Any]) -> Architectures:
     """What the extension in an image is compiled for."""
-    for layer in Path(told["path"], "oci/blobs/sha256").iterdir():
+    for layer in Path(output["path"], "oci/blobs/sha256").iterdir():
         if layer.read_bytes()[:2] != b"\x1f\x8b":
             continue
         with tarfile.open(layer) as tar:

@@ -131,7 +131,7 @@ def test_the_function_is_found_everywhere(code: str):
         "n = None\nn(f, x=1)",
     ],
 )
-def test_a_name_that_may_be_something_else_is_unknown(code: str):
+def test_reassigned_name_is_unknown(code: str):
     assert drift(f"from lib.core.ops import f\n{code}", {OPS: "def f(): ..."}) == []
 
 

@@ -88,7 +88,7 @@ def test_a_function_defined_in_a_try_runs_outside_of_it():
     assert severities(code) == [BREAKS, BREAKS]
 
 
-def test_a_guarded_import_says_what_is_lost():
+def test_guarded_import_lists_the_lost_names():
     code = """
         try:
             from lib.core import gone, also as other
@@ -195,7 +195,7 @@ def test_a_try_that_catches_something_else_loses_nothing():
         ("core", "unknown", "import core as c\nif core_version > '1':\n    c.gone"),
     ],
 )
-def test_a_question_about_a_distribution_of_one_word(name: str, version: str, code: str):
+def test_version_tests_of_a_distribution_of_one_word(name: str, version: str, code: str):
     consumer = SourceTree("app", "1", {"app/main.py": code.encode()})
     found = find_drift(consumer, SourceTree(name, version, {"core.py": b""}))
     assert [finding.severity for finding in found] == [Severity.GUARDED]

@@ -60,7 +60,7 @@ def test_a_condition_does_not_change_the_moment():
     assert {finding.at for finding in findings} == {Moment.IMPORT}
 
 
-def test_import_inside_a_function_says_so():
+def test_import_inside_a_function_names_the_function():
     (finding,) = drift(
         "class A:\n    def go(self):\n        from lib.core import gone\n\nA().go()\n", {"lib/core/ops.py": ""}
     )
@@ -130,7 +130,7 @@ NOT_JUDGED: dict[str, tuple[str | dict[str, str], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize(("consumer", "files"), NOT_JUDGED.values(), ids=NOT_JUDGED)
-def test_what_is_not_judged(consumer: str | dict[str, str], files: dict[str, str]):
+def test_imports_and_calls_without_a_finding(consumer: str | dict[str, str], files: dict[str, str]):
     assert drift(consumer, files) == []
 
 
@@ -243,7 +243,7 @@ def test_members_that_cannot_be_known(kind: str):
     assert drift("from lib.core.ops import Kind\nKind.B", files) == []
 
 
-def test_what_cannot_be_parsed_is_said_and_unknown():
+def test_unparsable_files_are_reported_and_unknown():
     consumer = {"app/main.py": "from lib.core.ops import x", "app/bad.py": "import lib.core\ndef ("}
     findings = drift(consumer, {"lib/core/ops.py": "def ("})
     assert {(finding.file, finding.kind.value) for finding in findings} == {

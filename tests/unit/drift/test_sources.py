@@ -54,7 +54,7 @@ def test_roots_are_the_outermost_packages_and_modules():
     assert SourceTree("x", "1", files).roots == {"ns.a", "one", "tests"}
 
 
-def test_what_is_no_archive_is_refused(tmp_path: Path):
+def test_file_that_is_not_an_archive_is_refused(tmp_path: Path):
     broken = tmp_path / "broken"
     broken.write_text("no archive")
     for path in (broken, tmp_path / "absent"):

@@ -39,17 +39,17 @@ BROKEN = [("unexpected-keyword", "breaks")]
         "from lib.core.ops import f\ndef go(a=f(1, b=2)):\n    'text'",
     ],
 )
-def test_a_function_that_can_ask_is_walked(code):
+def test_function_that_can_reach_the_provider_is_walked(code):
     assert kinds(drift(code, OPS)) == BROKEN
 
 
-def test_a_function_that_asks_through_another_module_of_the_consumer_is_walked():
+def test_function_that_reaches_the_provider_through_another_module_is_walked():
     files = {"app/base.py": "from lib.core.ops import K\nclass A(K): ...\n", "app/main.py": "# lib\n"}
     files["app/main.py"] += "from app.base import A\ndef go(): A(1, b=2)\n"
     assert kinds(drift(files, OPS)) == BROKEN
 
 
-def test_a_function_that_cannot_ask_is_not_walked(monkeypatch):
+def test_function_that_cannot_reach_the_provider_is_not_walked(monkeypatch):
     code = (
         "import os\nfrom lib.core.ops import f\nclass A: ...\ndef one(a: f):\n    'f'\n    os.g(A())\ndef two(): f(1)\n"
     )
@@ -76,7 +76,7 @@ def test_a_tree_that_was_compared_before_is_compared_as_if_it_were_new():
         assert kinds(find_drift(user, consumer)) == found
 
 
-def test_what_cannot_be_parsed_is_said_in_every_comparison():
+def test_unparsable_files_are_reported_in_every_comparison():
     consumer = tree("app", "1", {"app/main.py": "import lib.core\nimport app.bad\napp.bad.x()\n", "app/bad.py": "("})
     for _ in range(2):
         assert kinds(find_drift(consumer, provider(OPS))) == [("not-read", "guarded")]
@@ -99,7 +99,7 @@ def wheels(folder: Path) -> dict[str, Path]:
     return {"app": folder / "app.whl", "lib": folder / "lib.whl"}
 
 
-def test_a_process_of_its_own_finds_the_same(tmp_path):
+def test_subprocess_finds_the_same(tmp_path):
     paths = wheels(tmp_path)
     trees = {name: SourceTree.from_wheel(path) for name, path in paths.items()}
     found = find_drift_apart(paths, [("app", "lib"), ("lib", "app")], tmp_path)
@@ -117,7 +117,7 @@ def test_a_wheel_that_cannot_be_read_is_refused_as_if_it_were_read_here(tmp_path
     assert (refused.value.why, refused.value.fix) == (here.value.why, here.value.fix)
 
 
-def test_a_process_that_ends_early_is_said(tmp_path, monkeypatch):
+def test_process_that_ends_early_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(worker.sys, "executable", "/bin/false")
     with pytest.raises(MachineError, match="cannot compare the sources of components"):
         find_drift_apart(wheels(tmp_path), [("app", "lib")], tmp_path)

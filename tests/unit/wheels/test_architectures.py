@@ -16,7 +16,7 @@ def test_dotted(sm, text):
 
 
 @pytest.mark.parametrize("sm", ["", "9", "90b", "sm_90"])
-def test_what_is_no_sm_is_refused(sm):
+def test_invalid_sm_is_refused(sm):
     with pytest.raises(ValueError, match="not an SM version"):
         dotted(sm)
 
@@ -54,6 +54,6 @@ def test_sums_hold_each_once():
         (["75", "90a"], ["120"], ["75", "90", "120", "121"], ["80", "100"]),
     ],
 )
-def test_what_runs_where(sass, ptx, runs, does_not):
+def test_machine_code_and_ptx_run_on_these_gpus(sass, ptx, runs, does_not):
     found = Architectures.of(sass, ptx)
     assert [sm for sm in [*runs, *does_not] if found.runs_on(sm)] == runs

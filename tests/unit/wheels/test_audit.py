@@ -28,12 +28,12 @@ OF_POLICY = " (PEP 600, manylinux_2_35)."
 PROVIDED = frozenset({"libtorch.so"})
 
 
-def test_what_was_asked_for_is_right():
+def test_wheel_as_planned_has_no_problems():
     assert list(_wrong_content([binary()], plan(), PROVIDED)) == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"architectures": Architectures.of(["80", "90"])}, "It contains sm_80, sm_90; asked for was sm_90."),
         ({"architectures": Architectures.of(["90a"])}, "It contains sm_90a; asked for was sm_90."),
@@ -62,13 +62,13 @@ def test_what_was_asked_for_is_right():
         ),
     ],
 )
-def test_each_deviation_is_named(changes, said):
-    assert list(_wrong_content([binary(**changes)], plan(), PROVIDED)) == [said]
+def test_each_deviation_has_its_message(changes, message):
+    assert list(_wrong_content([binary(**changes)], plan(), PROVIDED)) == [message]
 
 
 def test_gpu_code_of_a_package_without_any_is_wrong():
-    said = list(_wrong_content([binary()], plan({"gpu_code": False}), PROVIDED))
-    assert said == ["It contains sm_90; asked for was no GPU code."]
+    message = list(_wrong_content([binary()], plan({"gpu_code": False}), PROVIDED))
+    assert message == ["It contains sm_90; asked for was no GPU code."]
 
 
 def test_a_wheel_may_bring_its_own_libraries():
@@ -77,7 +77,7 @@ def test_a_wheel_may_bring_its_own_libraries():
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "tags", "said"),
+    ("name", "version", "tags", "message"),
     [
         ("other", "1.7.0", "cp310-cp310-linux_x86_64", "It is other 1.7.0, not causal-conv1d 1.7.0."),
         ("causal_conv1d", "1.7.1", "cp310-cp310-linux_x86_64", "It is causal-conv1d 1.7.1"),
@@ -88,11 +88,11 @@ def test_a_wheel_may_bring_its_own_libraries():
         ("causal_conv1d", "1.7.0", "cp310-cp310-manylinux_2_39_x86_64", "newer glibc than the base's 2.35"),
     ],
 )
-def test_a_wheel_with_another_name_or_tag_is_refused(tmp_path, name, version, tags, said):
+def test_a_wheel_with_another_name_or_tag_is_refused(tmp_path, name, version, tags, message):
     wheel = make_wheel(tmp_path, name, version, tags)
     with pytest.raises(CheckRefusedError, match="refused") as refused:
         check_wheel(wheel, plan({"gpu_code": False}), tmp_path / "venv", tmp_path / "scratch", tmp_path / "log")
-    assert said in refused.value.why
+    assert message in refused.value.why
     assert "envs/wheels/causal-conv1d.toml" in refused.value.fix
 
 
@@ -120,7 +120,7 @@ def test_only_declared_symbols_are_foreign(why, beginnings, foreign):
         (("shared/lib/x.so",), "shared.pytorch", True),
     ],
 )
-def test_whose_a_missing_module_is(tmp_path, files, module, elsewhere):
+def test_missing_module_is_of_the_wheel_or_of_another_package(tmp_path, files, module, elsewhere):
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
@@ -132,4 +132,9 @@ def test_a_wheel_that_would_write_outside_of_the_environment_is_refused(tmp_path
     with zipfile.ZipFile(tmp_path / "a.whl", "w") as archive:
         archive.writestr("own/..still/inside", "")
         archive.writestr(name, "")
-    assert list(_wrong_members(tmp_path / "a.whl")) == [f"{name} would be written outside of the environment."]
+    message = f"{name} would be written outside of the environment."
+    assert list(_wrong_members(tmp_path / "a.whl")) == [message]
+    wheel = make_wheel(tmp_path, "causal_conv1d", "1.7.0", "cp310-cp310-linux_x86_64", sources={name: ""})
+    with pytest.raises(CheckRefusedError) as refused:
+        check_wheel(wheel, plan({"gpu_code": False}), tmp_path / "venv", tmp_path / "scratch", tmp_path / "log")
+    assert refused.value.why == message

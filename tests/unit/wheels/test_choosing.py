@@ -29,7 +29,7 @@ def choose(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("asked", [ToolkitRequest.AUTO, ToolkitRequest.SYSTEM])
-def test_the_machines_own_is_taken_where_it_fits(choose, tmp_path, asked):
+def test_fitting_toolkit_of_the_machine_is_chosen(choose, tmp_path, asked):
     home = toolkit(tmp_path / "cuda", "13.0.88")
     found = choose(asked, CUDA_HOME=str(home))
     assert (found.compilers.source, found.compilers.cuda) == ("system", "13.0.88")
@@ -37,7 +37,7 @@ def test_the_machines_own_is_taken_where_it_fits(choose, tmp_path, asked):
     assert not (tmp_path / "store").exists(), "nothing was asked or installed"
 
 
-def test_system_takes_nothing_else(choose, tmp_path):
+def test_system_choice_refuses_another_toolkit(choose, tmp_path):
     old = toolkit(tmp_path / "cuda", "12.8.93")
     with pytest.raises(MachineError, match=r"no CUDA toolkit 13\.0 on this machine") as refused:
         choose(ToolkitRequest.SYSTEM, CUDA_HOME=str(old))
@@ -46,7 +46,7 @@ def test_system_takes_nothing_else(choose, tmp_path):
     assert not (tmp_path / "store").exists()
 
 
-def test_the_index_is_not_asked_for_a_cuda_that_it_has_not(choose, tmp_path):
+def test_index_is_not_asked_for_cuda_before_13(choose, tmp_path):
     old = toolkit(tmp_path / "cuda", "13.0.88")
     with pytest.raises(MachineError) as auto:
         choose(ToolkitRequest.AUTO, cuda="12.8", CUDA_HOME=str(old))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.wheels.architectures import Architectures
+from envbuild.wheels.build import jobserver
 from envbuild.wheels.build.compiler_wrappers import Tokens, write_wrappers
 from envbuild.wheels.build.jobserver import HOLDS_TOKENS, acquire_tokens, needs_tokens
 from envbuild.wheels.build.limits import Limits
@@ -49,7 +50,7 @@ def wrappers(tmp_path: Path, program: str = SAY, **limits: int):
     return write_wrappers(home, wanted, tokens(tmp_path / "t", **limits), tmp_path / "f", {tmp_path / "s": "/build"})
 
 
-def test_the_look_alike_has_all_of_the_toolkit_and_another_nvcc(tmp_path):
+def test_cuda_home_links_the_toolkit_and_has_a_wrapped_nvcc(tmp_path):
     home = wrappers(tmp_path).cuda_home
     assert (home / "include/cuda.h").samefile(tmp_path / "cuda 13/include/cuda.h")
     assert (home / "bin/ptxas").samefile(tmp_path / "cuda 13/bin/ptxas")
@@ -88,8 +89,20 @@ def test_tokens_come_back_with_the_compiler_however_it_ends(tmp_path):
         time.sleep(0.01)
     held.kill()
     held.wait()
-    for descriptor in acquire_tokens(str(tmp_path / "t"), 1, 8, 8):
+    descriptors = acquire_tokens(str(tmp_path / "t"), 1, 8, 8)
+    assert len(descriptors) == 1 + 8
+    for descriptor in descriptors:
         os.close(descriptor)
+
+
+def test_waiting_compilers_queue(tmp_path, monkeypatch):
+    """Who waits holds the queue, so that one that needs much memory is not passed by others."""
+    with (tmp_path / "queue").open("w") as queue:
+        fcntl.flock(queue, fcntl.LOCK_EX)
+        monkeypatch.setattr(jobserver.fcntl, "LOCK_EX", fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(BlockingIOError):
+            acquire_tokens(str(tmp_path), 1, 8, 1)
+    assert not (tmp_path / "core-0").exists()
 
 
 def test_tokens_last_as_long_as_nvcc_itself(tmp_path):
@@ -108,7 +121,7 @@ def test_tokens_last_as_long_as_nvcc_itself(tmp_path):
         os.close(descriptor)
 
 
-def test_a_compiler_inside_a_compiler_waits_for_nothing(tmp_path):
+def test_nested_compilers_and_questions_take_no_tokens(tmp_path):
     made = wrappers(tmp_path, jobs=1)
     held = acquire_tokens(str(tmp_path / "t"), 1, 8, 4)
     done = subprocess.run(
@@ -134,5 +147,5 @@ def test_a_compiler_inside_a_compiler_waits_for_nothing(tmp_path):
         ("-I/x.cpp", False),
     ],
 )
-def test_what_waits_for_tokens(arguments, needs):
+def test_commands_that_compile_take_tokens(arguments, needs):
     assert needs_tokens(arguments.split()) is needs

@@ -38,7 +38,7 @@ def test_every_container_and_entry_counts():
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"\1" * 32, "unknown form at byte 0"),
         (container(entry(SASS_KIND, 90))[:-4], "unknown form at byte 0"),
@@ -46,10 +46,10 @@ def test_every_container_and_entry_counts():
         (container(entry(SASS_KIND, 90)[:-8]), "an entry of an unknown form at byte 16"),
     ],
 )
-def test_what_is_not_understood_is_refused(data, said):
+def test_unknown_form_of_gpu_code_is_refused(data, message):
     with pytest.raises(CheckRefusedError) as refused:
         fatbin(data, "x.so")
-    assert said in refused.value.why
+    assert message in refused.value.why
     assert "x.so" in refused.value.what
 
 
@@ -63,7 +63,7 @@ def test_a_library_of_this_machine_is_read():
     assert version_key(found.glibc) >= (2, 2)
 
 
-def test_a_file_that_is_no_elf_is_refused():
+def test_file_that_is_not_elf_is_refused():
     with pytest.raises(CheckRefusedError, match=r"broken\.so"):
         read_binary("broken.so", b"\x7fELF" + b"\xff" * 40)
 

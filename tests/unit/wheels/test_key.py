@@ -49,7 +49,7 @@ CHANGES = {
 }
 
 
-def test_every_part_is_tried():
+def test_changes_cover_every_part_of_the_key():
     assert set(CHANGES) == set(KeyParts.model_fields)
 
 

@@ -27,7 +27,7 @@ def test_the_memory_of_a_control_group_counts(tmp_path):
     assert machine_limits(tmp_path / "meminfo", tmp_path) == (len(os.sched_getaffinity(0)), 8 * GIB)
 
 
-def test_what_was_asked_for_comes_before_what_the_machine_has():
+def test_given_limits_override_the_machines():
     assert choose_limits(3, 5) == Limits(jobs=3, memory_gib=5)
     assert choose_limits().jobs == len(os.sched_getaffinity(0))
     assert choose_limits(1).memory_gib >= 1

@@ -20,8 +20,8 @@ def test_a_base_has_what_the_policy_of_its_glibc_allows(glibc, newest):
     """Between two policies the older one counts."""
     assert list(too_new(binary(f"GLIBCXX_{newest}"), glibc, "x86_64")) == []
     number = int(newest.rpartition(".")[2]) + 1
-    (said,) = too_new(binary(f"GLIBCXX_3.4.{number}"), glibc, "x86_64")
-    assert f"has GLIBCXX up to {newest} " in said
+    (message,) = too_new(binary(f"GLIBCXX_3.4.{number}"), glibc, "x86_64")
+    assert f"has GLIBCXX up to {newest} " in message
 
 
 def test_a_base_newer_than_every_policy_has_its_own_glibc():
@@ -39,7 +39,7 @@ def test_a_base_newer_than_every_policy_has_its_own_glibc():
         (binary(libraries=("libmvec.so.1",)), "manylinux_2_24"),
     ],
 )
-def test_the_oldest_systems_that_it_runs_on(made, policy):
+def test_true_tag_is_of_the_oldest_fitting_policy(made, policy):
     tag = true_tag([made], "2.36", "x86_64", {"libcudart.so.13"})
     assert (tag.policy, tag.platform, tag.against) == (policy, f"{policy}_x86_64", ())
 
@@ -56,12 +56,12 @@ def test_the_oldest_systems_that_it_runs_on(made, policy):
         ),
     ],
 )
-def test_what_qualifies_for_nothing_says_why(made, against):
+def test_wheel_without_a_policy_lists_the_reasons(made, against):
     tag = true_tag([made], "2.36", "x86_64", {"libcudart.so.13"})
     assert (tag.policy, tag.platform, tag.against) == ("", "linux_x86_64", (against,))
 
 
-def test_what_the_wheel_has_itself_is_not_missing():
+def test_libraries_of_the_wheel_are_its_own():
     files = [
         binary(libraries=("libown.so",)),
         Binary(name="k.libs/libown.so", architectures=Architectures(), libraries=()),

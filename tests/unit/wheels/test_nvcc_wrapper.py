@@ -129,7 +129,7 @@ def test_a_command_that_runs_twice_at_once_shares_no_folder(tmp_path: Path):
     "given",
     [["x/a.cu", "y/a.cu"], ["a.cu", "a.cpp"], ["--keep", "a.cu"], ["-keep-dir=k", "a.cu"], ["--version"], ["-c"]],
 )
-def test_where_names_would_meet_nvcc_makes_them_up(given, tmp_path: Path):
+def test_colliding_names_are_left_to_nvcc(given, tmp_path: Path):
     done = front(tmp_path, SAY, *given)
     assert str(tmp_path / "tmp") not in done.stdout
     assert done.returncode == 7

@@ -48,7 +48,7 @@ def planned(lock, target=GPU, catalog=None, declared=("setuptools", "torch", "ni
     return plan_wheels(lock, ["causal-conv1d"], target, catalog, compilers, sources)[0], sources
 
 
-def test_what_comes_as_a_wheel_is_not_built(tmp_path):
+def test_prebuilt_package_is_not_built(tmp_path):
     lock = compile_lock(tmp_path)
     assert buildable(lock) == {"causal-conv1d": ORIGIN}
     assert choose(lock, []) == ("causal-conv1d",)
@@ -70,7 +70,7 @@ def test_the_parts_come_from_lock_target_recipe_and_compilers(tmp_path):
     assert parts.variables == {"CAUSAL_CONV1D_FORCE_BUILD": "TRUE"}
 
 
-def test_whose_toolkit_it_is_is_in_the_key(tmp_path):
+def test_source_of_the_toolkit_is_in_the_key(tmp_path):
     lock = compile_lock(tmp_path)
     system, _ = planned(lock)
     assert (system.parts.toolkit, system.parts.toolkit_packages) == ("system", {})
@@ -114,8 +114,8 @@ def test_targets_with_the_same_architectures_share_a_key(tmp_path):
     assert planned(lock)[0].parts.key != planned(lock, GPU.model_copy(update={"sm": ("90",)}))[0].parts.key
 
 
-@pytest.mark.parametrize(("cuda", "target", "said"), [(None, GPU, "The base small"), ("13.0", CPU, "The target")])
-def test_without_cuda_nothing_is_compiled(tmp_path, cuda, target, said):
+@pytest.mark.parametrize(("cuda", "target", "message"), [(None, GPU, "The base small"), ("13.0", CPU, "The target")])
+def test_without_cuda_nothing_is_compiled(tmp_path, cuda, target, message):
     with pytest.raises(CheckRefusedError, match="cannot be compiled") as refused:
         cuda_of(compile_lock(tmp_path, cuda=cuda), target)
-    assert refused.value.why.startswith(said)
+    assert refused.value.why.startswith(message)

@@ -48,7 +48,7 @@ def keys(plan: Pruning) -> set[tuple[str, str]]:
     return {(item.kind, "sha256:" + item.key) for item in plan.old}
 
 
-def test_what_was_not_used_goes_unless_a_lock_needs_it(store, tmp_path):
+def test_unused_wheels_are_removed_unless_a_lock_needs_them(store, tmp_path):
     lock = compile_lock(tmp_path / "lock")
     needed = kept(store, wanted(lock), tmp_path, 100)
     other_sm = kept(store, wanted(lock).model_copy(update={"sm": ("80",)}), tmp_path, 100)
@@ -77,7 +77,7 @@ def test_what_was_not_used_goes_unless_a_lock_needs_it(store, tmp_path):
     assert plan_pruning(store, [lock], unused_days=30, force=False).old == ()
 
 
-def test_a_damaged_wheel_goes_whenever_it_was_used(store, tmp_path):
+def test_damaged_wheels_are_removed_however_recent(store, tmp_path):
     lock = compile_lock(tmp_path / "lock")
     changed = kept(store, wanted(lock), tmp_path, 0)
     changed.wheel.write_bytes(b"another")
@@ -91,7 +91,7 @@ def test_a_damaged_wheel_goes_whenever_it_was_used(store, tmp_path):
     assert all(item.why.startswith("damaged: ") for item in plan.old)
 
 
-def test_abandoned_builds_go_and_those_to_be_resumed_stay(store, tmp_path):
+def test_abandoned_builds_are_removed_and_resumable_ones_stay(store, tmp_path):
     parts = wanted(compile_lock(tmp_path / "lock"))
     done = kept(store, parts, tmp_path, 0)
     keys_of = ["sha256:" + digit * 64 for digit in "12"]
@@ -114,7 +114,7 @@ def test_a_build_with_a_file_of_today_is_not_abandoned(store, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["wheels", BUILDS_KIND])
-def test_what_somebody_is_at_stays(store, tmp_path, kind):
+def test_locked_entry_is_not_removed(store, tmp_path, kind):
     parts = wanted(compile_lock(tmp_path / "lock"))
     item = kept(store, parts, tmp_path, 100)
     path = item.path if kind == "wheels" else abandoned(store, "sha256:" + "1" * 64, 100)
@@ -152,7 +152,7 @@ def made(store: LocalStore, kind: str, digit: str, days: float) -> Path:
 
 
 @pytest.mark.parametrize("kind", MADE_AGAIN)
-def test_what_is_made_again_goes_when_nobody_used_it(store, kind):
+def test_unused_reproducible_entries_are_removed(store, kind):
     old, recent = made(store, kind, "1", 31), made(store, kind, "2", 29)
     plan = plan_pruning(store, [], unused_days=30, force=False)
     assert [(item.kind, item.key, item.size_bytes) for item in plan.old] == [(kind, old.name, 1010)]
@@ -162,7 +162,7 @@ def test_what_is_made_again_goes_when_nobody_used_it(store, kind):
 
 
 @pytest.mark.parametrize("kind", MADE_AGAIN[:3])
-def test_what_a_process_uses_stays_until_it_ends(store, kind, tmp_path):
+def test_entry_in_use_stays_until_its_process_ends(store, kind, tmp_path):
     folder = made(store, kind, "1", 31)
     ready = tmp_path / "ready"
 

@@ -41,7 +41,7 @@ class Machine:
     def keep(self, parts: KeyParts = PARTS, module: str = "", lock: str = "") -> Built:
         return keep_wheel(self.store, parts, self.folder, module=module, remotes=(self.remote,), lock=lock)
 
-    def said(self, *parts: str) -> bool:
+    def noted(self, *parts: str) -> bool:
         return any(all(part in line for part in parts) for line in self.notes.lines)
 
 
@@ -64,7 +64,7 @@ def never(_: Path) -> None:
     pytest.fail("it is there, and must not be built")
 
 
-def test_what_one_machine_built_another_has(machine):
+def test_wheel_of_one_machine_is_fetched_by_another(machine):
     one, two = machine("one"), machine("two")
     kept = one.keep(lock="sha256:lock")
     assert kept.pushed == {one.remote.address: "pushed"}
@@ -84,7 +84,7 @@ def test_what_one_machine_built_another_has(machine):
     assert not two.wheelhouse.get_or_build(PARTS.key, never).built
 
 
-def test_what_is_there_is_known_by_its_document(machine, share):
+def test_remote_wheel_is_known_by_its_document(machine, share):
     one, two, three = (machine(name, reads=False, writes=False) for name in ("one", "two", "three"))
     mine, other = one.keep(), two.keep(module="two = 2\n")
     assert not one.wheelhouse.remote.has(one.remote, mine)
@@ -95,7 +95,7 @@ def test_what_is_there_is_known_by_its_document(machine, share):
     assert not three.wheelhouse.remote.has(three.remote, mine)
 
 
-def test_an_entry_says_who_built_it_and_no_place(machine):
+def test_entry_names_its_builder_and_no_folder_of_the_machine(machine):
     one = machine("one")
     kept = one.keep(lock="sha256:lock")
     provenance = kept.provenance()
@@ -128,7 +128,7 @@ def test_reading_and_writing_are_switched_apart(machine, reads, writes, found, p
     assert (other.key in two.remote.keys(KIND)) is pushed
 
 
-def test_a_push_that_fails_is_told_and_loses_nothing(machine, share):
+def test_failed_push_is_reported_and_the_wheel_is_kept(machine, share):
     one = machine("one")
     shutil.rmtree(share)
     kept = one.keep()
@@ -136,7 +136,7 @@ def test_a_push_that_fails_is_told_and_loses_nothing(machine, share):
     assert kept.wheel.is_file()
     assert kept.pushed[one.remote.address].startswith("failed: ")
     command = f"envbuild wheels push {short(PARTS.key)} --store {one.remote.name}"
-    assert one.said("warning", kept.record.file, "There is no such directory", command)
+    assert one.noted("warning", kept.record.file, "There is no such directory", command)
     share.mkdir()
     assert one.wheelhouse.remote.push(one.remote, kept) is Pushed.NEW
 
@@ -169,23 +169,23 @@ def test_the_second_of_two_takes_the_first_ones_wheel(machine):
     assert second.record.digest == first.record.digest
     assert sha256_file(second.wheel) == first.record.digest
     assert two.wheelhouse.problems() == {}
-    assert two.said("was built by another machine first", two.remote.address)
-    assert not one.said("another machine")
+    assert two.noted("was built by another machine first", two.remote.address)
+    assert not one.noted("another machine")
     assert one.remote.keys(KIND) == [PARTS.key]
 
 
-def test_where_the_first_ones_is_damaged_the_own_stays(machine, share):
+def test_own_wheel_stays_where_the_first_is_damaged(machine, share):
     machine("one").keep(module="first = 1\n")
     for blob in (share / "blobs/sha256").iterdir():
         blob.write_bytes(b"?")
     two = machine("two")
     assert two.wheelhouse.find(PARTS.key) is None
-    assert two.said("not taken")
+    assert two.noted("not taken")
     second = two.keep(module="second = 2\n")
     assert second.pushed[two.remote.address].startswith("failed: ")
     assert "second" in second.wheel.read_bytes().decode(errors="replace")
     assert two.wheelhouse.problems() == {}
-    assert two.said("warning", "not pushed")
+    assert two.noted("warning", "not pushed")
     assert two.wheelhouse.remote.push(two.remote, second, replace=True) is Pushed.REPLACED
     found = machine("three").wheelhouse.find(PARTS.key)
     assert found is not None
@@ -282,15 +282,15 @@ FORGERIES = {
 }
 
 
-@pytest.mark.parametrize(("forge", "said"), FORGERIES.items(), ids=lambda item: getattr(item, "__name__", ""))
-def test_what_was_forged_is_refused_and_counts_as_absent(machine, tmp_path, forge, said):
+@pytest.mark.parametrize(("forge", "message"), FORGERIES.items(), ids=lambda item: getattr(item, "__name__", ""))
+def test_forged_entry_is_refused_and_built_again(machine, tmp_path, forge, message):
     kept = keep_wheel(LocalStore(tmp_path / "good", SilentReporter()), PARTS, tmp_path)
     folder = tmp_path / "forged"
     shutil.copytree(kept.path, folder)
     one = machine("one")
     forge(folder, one.remote)
     assert one.wheelhouse.find(PARTS.key) is None
-    assert one.said("not taken", short(PARTS.key), said), one.notes.lines
+    assert one.noted("not taken", short(PARTS.key), message), one.notes.lines
     assert one.wheelhouse.entries() == []
     staging = one.store.root / "staging"
     assert not [*staging.iterdir()]
@@ -341,7 +341,7 @@ def test_a_lock_takes_wheels_that_only_a_remote_store_has(machine, tmp_path, mon
     (tmp_path / "share/entries" / KIND / f"{newer.record.key.removeprefix('sha256:')}.json").write_text("{}")
     (tmp_path / "share/entries" / KIND / f"{exact.record.key.removeprefix('sha256:')}.json").unlink()
     assert takes() == older.record.key
-    assert two.said("not taken", "cannot be read")
+    assert two.noted("not taken", "cannot be read")
 
 
 def test_a_lock_without_wheels_anywhere_plans_nothing(machine, tmp_path, monkeypatch):
@@ -353,7 +353,7 @@ def test_a_lock_without_wheels_anywhere_plans_nothing(machine, tmp_path, monkeyp
     assert taken(lock, two.store, monkeypatch, GPU, remotes=[two.remote]) == {}
 
 
-def test_use_is_noted(machine):
+def test_find_notes_the_use_of_an_entry(machine):
     one = machine("one")
     kept = one.keep()
     os.utime(kept.path, (0, 0))

@@ -30,7 +30,7 @@ def put(sources: WheelSources, content: bytes) -> str:
     return digest
 
 
-def test_what_the_store_has_is_not_looked_for(sources, tmp_path, monkeypatch):
+def test_sdist_in_the_store_is_not_looked_up(sources, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "look_up", lambda *given: pytest.fail("it is in the store"))
     content = sdist(tmp_path, '[build-system]\nrequires = ["ninja", "torch"]\n')
     digest = put(sources, content)
@@ -71,7 +71,7 @@ def test_another_file_of_that_version_is_refused(sources, monkeypatch):
     assert refused.value.why == "Locked sha256:locked, the index has sha256:other."
 
 
-def test_an_index_without_hashes_is_held_to_what_comes(sources, monkeypatch):
+def test_downloaded_sdist_is_compared_where_the_index_has_no_hash(sources, monkeypatch):
     found = {"k": {"name": "k", "version": "1.0", "sdist": {}}}
     monkeypatch.setattr(module, "look_up", lambda *given: found)
     monkeypatch.setattr(module, "fetch_sdist", lambda *given: (b"came", sha256_bytes(b"came")))

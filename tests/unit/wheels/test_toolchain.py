@@ -70,7 +70,7 @@ def test_a_toolkit_of_another_version_is_refused(machine, tmp_path):
     assert "--toolkit index" in refused.value.fix
 
 
-def test_the_index_is_not_named_where_it_has_no_nvcc(machine):
+def test_index_is_not_offered_before_cuda_13(machine):
     with pytest.raises(MachineError, match=r"no CUDA toolkit 12\.6") as refused:
         find_toolchain("12.6", machine)
     assert "--toolkit" not in refused.value.fix
@@ -97,10 +97,10 @@ def test_no_host_compiler(machine, tmp_path):
     assert "apt-get install" in refused.value.fix
 
 
-@pytest.mark.parametrize("said", ["", "usage: true [ignored]", "12.2.0 and more"])
-def test_a_program_that_says_no_version_is_no_compiler(machine, tmp_path, said):
+@pytest.mark.parametrize("message", ["", "usage: true [ignored]", "12.2.0 and more"])
+def test_program_without_a_version_is_refused_as_compiler(machine, tmp_path, message):
     home = toolkit(tmp_path / "cuda", "13.0.88")
-    odd = program(tmp_path / "odd", f"echo {said!r}")
+    odd = program(tmp_path / "odd", f"echo {message!r}")
     with pytest.raises(MachineError, match="cannot be used as a compiler"):
         find_toolchain("13.0", {**machine, "CUDA_HOME": str(home), "CC": str(odd)})
 

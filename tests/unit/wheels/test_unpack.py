@@ -51,15 +51,15 @@ def test_a_zip_file_has_one_time_however_often_it_is_unpacked(tmp_path):
     assert (source / "setup.py").stat().st_mtime == 315619200
 
 
-@pytest.mark.parametrize(("names", "said"), [(["a/x", "b/x"], "2 folders on top"), (["x"], "0 folders on top")])
-def test_an_archive_without_one_folder_on_top_is_refused(tmp_path, names, said):
+@pytest.mark.parametrize(("names", "message"), [(["a/x", "b/x"], "2 folders on top"), (["x"], "0 folders on top")])
+def test_an_archive_without_one_folder_on_top_is_refused(tmp_path, names, message):
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name in names:
             archive.writestr(name, "")
     with pytest.raises(CheckRefusedError) as refused:
         unpack("thing 1.0", content.getvalue(), tmp_path / "s")
-    assert said in refused.value.why
+    assert message in refused.value.why
 
 
 def test_the_folder_that_is_built_may_be_inside(tmp_path):
@@ -131,7 +131,7 @@ def test_nothing_of_an_archive_lies_outside_of_its_folder(tmp_path, monkeypatch,
     assert [path for path in tmp_path.rglob("*evil") if not path.is_relative_to(inner)] == []
 
 
-def test_an_archive_is_unpacked_by_a_python_that_does_not_look(tmp_path, monkeypatch):
+def test_archive_is_unpacked_without_tarfile_filters(tmp_path, monkeypatch):
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
     source = unpack("thing 1.0", sdist(tmp_path), tmp_path / "s")
     assert (source / "setup.py").read_text() == "answer = 41\ndone = True\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.simple_index import make_sdist
 from unit.wheels.plans import plan
+from unit.wheels.test_compiler_wrappers import toolchain
 
 from envbuild.core.errors import BuildError, CheckRefusedError
 from envbuild.lock.uv.program import uv_program
@@ -16,15 +17,6 @@ from envbuild.wheels.build.compiler_wrappers import Tokens
 from envbuild.wheels.build.limits import Limits
 from envbuild.wheels.build.wheel import WheelWorkspace, build_wheel
 from envbuild.wheels.sources import SourceOrigin
-from envbuild.wheels.toolchain.toolchain import Toolchain
-
-
-def toolchain(folder: Path) -> Toolchain:
-    for name in ("bin/nvcc", "bin/ptxas", "include/cuda.h"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')
-        (folder / name).chmod(0o755)
-    return Toolchain(home=folder, cuda="13.0.88", cc=Path("/usr/bin/gcc"), cxx=Path("/usr/bin/g++"), host="g++ 12")
 
 
 def workspace(tmp_path: Path) -> WheelWorkspace:
@@ -39,12 +31,24 @@ def workspace(tmp_path: Path) -> WheelWorkspace:
 
 
 def ignore(text: str) -> None:
-    """Progress that nobody looks at."""
+    """Progress is not looked at."""
 
 
-def test_an_sdist_that_is_no_archive_is_refused(tmp_path):
+def test_sdist_that_is_not_an_archive_is_refused(tmp_path):
     with pytest.raises(CheckRefusedError, match="cannot be unpacked"):
         build_wheel(plan(), b"nothing", workspace(tmp_path), ignore)
+
+
+def test_ended_build_goes_on_from_its_sources_alone(tmp_path):
+    space = workspace(tmp_path)
+    for name in ("source/k/build/temp/k.o", "out/old.whl"):
+        (space.folder / name).parent.mkdir(parents=True)
+        (space.folder / name).touch()
+    with pytest.raises(CheckRefusedError):
+        build_wheel(plan(), b"nothing", space, ignore)
+    assert [path.relative_to(space.folder).as_posix() for path in space.folder.rglob("*.*")] == [
+        "source/k/build/temp/k.o"
+    ]
 
 
 # A build backend in the sources themselves (PEP 517), which writes a wheel with one file.
@@ -71,7 +75,6 @@ def test_a_folder_of_a_repository_is_built_alone(tmp_path):
         package="causal-conv1d", version="1.7.0", git="https://x/y", commit="1" * 40, subdirectory="python"
     )
     wanted = dataclasses.replace(plan(python=f"cp3{sys.version_info.minor}"), origin=commit)
-    (tmp_path / "turns").mkdir()
     wheel = build_wheel(wanted, archive, workspace(tmp_path), ignore)
     with zipfile.ZipFile(wheel) as made:
         assert made.read("place.txt") == b"python"

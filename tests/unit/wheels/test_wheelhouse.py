@@ -4,26 +4,26 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.wheels import make_wheel
+from helpers.stores import keep_wheel
 from unit.wheels.plans import compile_lock
 from unit.wheels.test_plan import COMPILERS, CPU, GPU, Declared
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
-from envbuild.core.digests import sha256_file, short
+from envbuild.core.digests import short
 from envbuild.core.errors import ConfigurationError, MachineError
 from envbuild.core.progress import SilentReporter
 from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
 from envbuild.wheels.cache import reuse
 from envbuild.wheels.cache.reuse import fitting_wheels
-from envbuild.wheels.cache.wheelhouse import NAMED, RECORD_FILE, Built, Wheelhouse, WheelRecord, fill, key_by_prefix
+from envbuild.wheels.cache.wheelhouse import NAMED, RECORD_FILE, Built, Wheelhouse, key_by_prefix
 from envbuild.wheels.key import KeyParts
 from envbuild.wheels.plan import plan_wheels
 
 
 class Notes(SilentReporter):
-    """Keeps what was said."""
+    """Keeps the notes."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -37,27 +37,6 @@ def store(tmp_path) -> LocalStore:
     return LocalStore(tmp_path / "store", SilentReporter())
 
 
-def keep(store: LocalStore, parts: KeyParts, folder: Path) -> Built:
-    """A wheel with these parts in the wheelhouse."""
-    wheel = make_wheel(folder, "causal_conv1d", parts.version, "cp310-cp310-linux_x86_64")
-    record = WheelRecord(
-        key=parts.key,
-        parts=parts,
-        file=wheel.name,
-        digest=sha256_file(wheel),
-        size_bytes=wheel.stat().st_size,
-        sm=parts.sm,
-        ptx=(),
-        libraries=(),
-        glibc="2.34",
-        imported=(),
-        not_imported={},
-        build_seconds=1.0,
-        jobs=1,
-    )
-    return Wheelhouse(store).get_or_build(parts.key, lambda entry: fill(entry, wheel, record, folder / "no log"))
-
-
 def wanted(lock, target=GPU) -> KeyParts:
     catalog = Catalog.open(data_root())
     return plan_wheels(lock, ["causal-conv1d"], target, catalog, COMPILERS, Declared("setuptools"))[0].parts  # type: ignore[arg-type]
@@ -68,9 +47,9 @@ def test_a_wheel_is_kept_and_found(store, tmp_path):
     wheelhouse = Wheelhouse(store)
     assert wheelhouse.find(parts.key) is None
     assert list(wheelhouse.all()) == []
-    kept = keep(store, parts, tmp_path)
+    kept = keep_wheel(store, parts, tmp_path)
     assert kept.built
-    assert not keep(store, parts, tmp_path).built
+    assert not keep_wheel(store, parts, tmp_path).built
     found = wheelhouse.find(parts.key)
     assert found is not None
     assert (found.record, found.wheel.name) == (kept.record, "causal_conv1d-1.7.0-cp310-cp310-linux_x86_64.whl")
@@ -99,7 +78,7 @@ def test_of_many_keys_the_nearest_few_are_named():
 
 
 def test_a_changed_wheel_is_a_problem_and_is_not_found(store, tmp_path):
-    kept = keep(store, wanted(compile_lock(tmp_path / "lock")), tmp_path)
+    kept = keep_wheel(store, wanted(compile_lock(tmp_path / "lock")), tmp_path)
     kept.wheel.write_bytes(b"another")
     assert list(Wheelhouse(store).problems().values()) == [f"{kept.wheel.name} is not the wheel that was kept"]
     assert Wheelhouse(store).find(kept.record.key) is None
@@ -110,7 +89,7 @@ def test_a_changed_wheel_is_a_problem_and_is_not_found(store, tmp_path):
 def swapped(store: LocalStore, folder: Path) -> list[Built]:
     """Two entries whose contents were exchanged by hand."""
     parts = wanted(compile_lock(folder / "lock"))
-    kept = [keep(store, parts.model_copy(update={"sm": sm}), folder) for sm in (("80",), ("90",))]
+    kept = [keep_wheel(store, parts.model_copy(update={"sm": sm}), folder) for sm in (("80",), ("90",))]
     (one, other), aside = (item.path for item in kept), folder / "aside"
     for source, target in ((one, aside), (other, one), (aside, other)):
         source.rename(target)
@@ -129,7 +108,7 @@ def test_swapped_entries_are_set_aside_and_made_anew(tmp_path):
     (line,) = store.reporter.lines  # type: ignore[attr-defined]
     assert "is set aside" in line
     assert short(other.record.key) in line
-    again = keep(store, one.record.parts, tmp_path)
+    again = keep_wheel(store, one.record.parts, tmp_path)
     assert (again.built, again.record.key) == (True, one.record.key)
     assert Wheelhouse(store).find(one.record.key) is not None
 
@@ -137,7 +116,7 @@ def test_swapped_entries_are_set_aside_and_made_anew(tmp_path):
 def test_a_record_with_the_key_of_another_is_set_aside(store, tmp_path):
     """A collision made by hand, seal and all: the record's parts give it away."""
     parts = wanted(compile_lock(tmp_path / "lock"))
-    other = keep(store, parts.model_copy(update={"sm": ("80",)}), tmp_path)
+    other = keep_wheel(store, parts.model_copy(update={"sm": ("80",)}), tmp_path)
     forged = store.path_of("wheels", parts.key)
     other.path.rename(forged)
     record = json.loads((forged / RECORD_FILE).read_text())
@@ -170,9 +149,9 @@ def taken(lock, store, monkeypatch, target=GPU, *, compilers=COMPILERS, notes=No
 def test_the_wheel_with_the_very_key_comes_first(store, tmp_path, monkeypatch):
     lock = compile_lock(tmp_path / "lock")
     parts = wanted(lock)
-    newer = keep(store, parts.model_copy(update={"cuda_toolkit": "13.0.99"}), tmp_path)
+    newer = keep_wheel(store, parts.model_copy(update={"cuda_toolkit": "13.0.99"}), tmp_path)
     assert taken(lock, store, monkeypatch)["causal-conv1d"].record == newer.record
-    exact = keep(store, parts, tmp_path)
+    exact = keep_wheel(store, parts, tmp_path)
     assert taken(lock, store, monkeypatch)["causal-conv1d"].record == exact.record
     assert taken(lock, store, monkeypatch, compilers=None)["causal-conv1d"].record == newer.record
 
@@ -190,23 +169,23 @@ def test_the_wheel_with_the_very_key_comes_first(store, tmp_path, monkeypatch):
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_wheel_for_something_else_is_not_taken(store, tmp_path, monkeypatch, change):
+def test_wheel_with_other_parts_is_not_taken(store, tmp_path, monkeypatch, change):
     lock = compile_lock(tmp_path / "lock")
-    keep(store, wanted(lock).model_copy(update=change), tmp_path)
+    keep_wheel(store, wanted(lock).model_copy(update=change), tmp_path)
     assert taken(lock, store, monkeypatch) == {}
 
 
-def test_a_damaged_wheel_is_left_out_and_that_is_said(store, tmp_path, monkeypatch):
+def test_damaged_wheel_is_left_out_with_a_note(store, tmp_path, monkeypatch):
     lock, notes = compile_lock(tmp_path / "lock"), Notes()
-    keep(store, wanted(lock), tmp_path).wheel.write_bytes(b"another")
+    keep_wheel(store, wanted(lock), tmp_path).wheel.write_bytes(b"another")
     assert taken(lock, store, monkeypatch, notes=notes) == {}
     assert "not taken" in notes.lines[0]
 
 
-def test_nothing_is_asked_without_wheels_or_cuda(store, tmp_path, monkeypatch):
+def test_no_plan_is_made_without_wheels_or_cuda(store, tmp_path, monkeypatch):
     lock = compile_lock(tmp_path / "lock")
     monkeypatch.setattr(reuse, "plan_wheels", lambda *given: pytest.fail("nothing is there to be planned"))
     assert taken(lock, store, monkeypatch) == {}
-    keep(store, wanted(lock), tmp_path)
+    keep_wheel(store, wanted(lock), tmp_path)
     assert taken(lock, store, monkeypatch, CPU) == {}
     assert taken(compile_lock(tmp_path / "cpu", cuda=None), store, monkeypatch) == {}
