@@ -89,9 +89,9 @@ def export(tool: Any, kind: str, *arguments: str) -> str:
 def refusal(tool: Any, kind: str, *arguments: str, status: int) -> dict[str, Any]:
     done = tool.run("export", "--stack", "s", "--format", kind, "--json", *arguments, status=status)
     assert "Traceback" not in done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)["error"]
-    assert told["fix"]
-    return told
+    refused: dict[str, Any] = json.loads(done.stdout)["error"]
+    assert refused["fix"]
+    return refused
 
 
 def schema_errors(text: str) -> object:
@@ -130,10 +130,10 @@ def test_requirements_install_with_the_command_at_their_head(two_phases: Any, in
 
 def test_pylock_is_valid_and_installs_what_is_locked(two_phases: Any) -> None:
     done = two_phases.run("export", "--stack", "s", "--format", "pylock", "--output", "pylock.toml", "--json")
-    told = json.loads(done.stdout)
-    assert (told["packages"], told["content"]) == (3, None)
+    printed = json.loads(done.stdout)
+    assert (printed["packages"], printed["content"]) == (3, None)
     assert "names the package index" in done.stderr
-    file = Path(told["output"])
+    file = Path(printed["output"])
     read = Pylock.from_dict(tomlread.loads(file.read_text()))
     assert {package.name: str(package.version) for package in read.packages} == {
         "lib": "1.0",
@@ -166,8 +166,8 @@ def test_an_index_that_serves_another_file_is_found_out(
         archive.writestr("dep/evil.py", "")
     index.add(changed, OLD)
     two_phases.env["UV_CACHE_DIR"] += "-new"
-    told = refusal(two_phases, kind, "--output", "pylock.toml", status=5)
-    assert "dep 1.0: a file with sha256:" in told["why"]
+    refused = refusal(two_phases, kind, "--output", "pylock.toml", status=5)
+    assert "dep 1.0: a file with sha256:" in refused["why"]
     assert not (two_phases.project / "pylock.toml").exists()
 
 

@@ -249,9 +249,9 @@ def test_lock_is_made_anew_with_upgrade_and_when_the_stack_changes(tiny: Any) ->
 
 def test_two_locks_at_once_become_one(tiny: Any) -> None:
     both = [tiny.start(*TINY, "--json") for _ in range(2)]
-    told = [process.communicate(timeout=120) for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
-    results = [json.loads(out) for out, _ in told]
+    output = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], output
+    results = [json.loads(out) for out, _ in output]
     assert sorted(one["built"] for one in results) == [False, True]
     assert results[0]["digest"] == results[1]["digest"]
     nothing_half_done(tiny)

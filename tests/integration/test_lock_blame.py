@@ -42,8 +42,8 @@ def lock(*pins: str, name: str = "x") -> tuple[str, ...]:
 
 
 def test_pins_that_exclude_each_other_are_named_and_what_is_nearest(three: Any) -> None:
-    told = error(three.run(*lock("other=1.0", "lib=2.0", "dep=2.0"), status=4))
-    uvs, _, ours = told["why"].partition("Of the pins, ")
+    refused = error(three.run(*lock("other=1.0", "lib=2.0", "dep=2.0"), status=4))
+    uvs, _, ours = refused["why"].partition("Of the pins, ")
     assert "unsatisfiable" in uvs
     assert "dep<2" in uvs
     assert ours.splitlines() == [
@@ -52,37 +52,37 @@ def test_pins_that_exclude_each_other_are_named_and_what_is_nearest(three: Any) 
         "lib 1.1 resolves with dep 2.0.",
         "dep 1.1 resolves with lib 2.0.",
     ]
-    assert told["fix"] == "Pin what resolves: --pin lib=1.1, or --pin dep=1.1"
+    assert refused["fix"] == "Pin what resolves: --pin lib=1.1, or --pin dep=1.1"
     three.run(*lock("other=1.0", "lib=1.1", "dep=2.0"))
 
 
 def test_one_pin_against_what_the_stack_says(three: Any, wheel: Callable[..., None]) -> None:
     write_stack(three.project, "s", {"lib": {"version": "==2.0"}, "dep": {}, "other": {}})
-    told = error(three.run(*lock("other=1.0", "dep=2.0"), status=4))
-    assert "Of the pins, dep=2.0 takes part: without it the rest resolves." in told["why"]
-    assert "dep 1.1 resolves with other 1.0." in told["why"]
+    refused = error(three.run(*lock("other=1.0", "dep=2.0"), status=4))
+    assert "Of the pins, dep=2.0 takes part: without it the rest resolves." in refused["why"]
+    assert "dep 1.1 resolves with other 1.0." in refused["why"]
     # Nothing below it: the nearest above.
     write_stack(three.project, "s", {"lib": {}, "dep": {"version": ""}, "other": {}})
     wheel("need", "1.0", requires=("dep>=1.1,<2",))
     requirements = {"need": {"version": "", "reason": "a"}}
     write_stack(three.project, "s", {"lib": {}, "dep": {}, "other": {}}, requirements=requirements)
-    told = error(three.run(*lock("dep=1.0"), status=4))
-    assert "dep 1.1 resolves with what the stack says." in told["why"]
+    refused = error(three.run(*lock("dep=1.0"), status=4))
+    assert "dep 1.1 resolves with what the stack says." in refused["why"]
 
 
-def test_a_version_that_nobody_has(three: Any) -> None:
-    told = error(three.run(*lock("dep=1.7"), status=4))
-    assert "dep=1.7 takes part" in told["why"]
-    assert told["fix"] == "Pin what resolves: --pin dep=1.1"
+def test_pinned_version_without_a_release(three: Any) -> None:
+    refused = error(three.run(*lock("dep=1.7"), status=4))
+    assert "dep=1.7 takes part" in refused["why"]
+    assert refused["fix"] == "Pin what resolves: --pin dep=1.1"
 
 
 def test_a_stack_that_does_not_resolve_without_pins_either(three: Any) -> None:
     requirements = {"dep": {"version": "<1", "reason": "a"}}
     write_stack(three.project, "s", {"lib": {}, "other": {}}, requirements=requirements)
-    told = error(three.run(*lock("lib=1.0"), status=4))
-    assert told["why"].endswith("Without any of the pins it does not resolve either.")
-    told = error(three.run("lock", "--stack", "s", "--json", status=4))
-    assert "pins" not in told["why"]
+    refused = error(three.run(*lock("lib=1.0"), status=4))
+    assert refused["why"].endswith("Without any of the pins it does not resolve either.")
+    refused = error(three.run("lock", "--stack", "s", "--json", status=4))
+    assert "pins" not in refused["why"]
 
 
 def test_when_no_single_pin_is_enough(three: Any, wheel: Callable[..., None]) -> None:
@@ -92,10 +92,10 @@ def test_when_no_single_pin_is_enough(three: Any, wheel: Callable[..., None]) ->
     wheel("need", "1.0", requires=("part<2",))
     requirements = {"need": {"version": "", "reason": "a"}}
     write_stack(three.project, "s", {"lib": {}, "part": {}}, requirements=requirements)
-    told = error(three.run(*lock("lib=2.0", "part=2.0"), status=4))
-    assert "Of the pins, part=2.0 takes part" in told["why"]
-    assert told["why"].endswith("lib 1.0, part 1.0 resolve together.")
-    assert told["fix"] == "Pin what resolves: --pin lib=1.0 --pin part=1.0"
+    refused = error(three.run(*lock("lib=2.0", "part=2.0"), status=4))
+    assert "Of the pins, part=2.0 takes part" in refused["why"]
+    assert refused["why"].endswith("lib 1.0, part 1.0 resolve together.")
+    assert refused["fix"] == "Pin what resolves: --pin lib=1.0 --pin part=1.0"
     three.run(*lock("lib=1.0", "part=1.0"))
 
 
@@ -108,10 +108,10 @@ def test_pins_of_the_compile_phase(own: Any, index: SimpleIndex, wheel: Callable
     for version in ("1.0", "2.0", "3.0"):
         wheel("dep", version)
     wheel("setuptools", "80.0")
-    told = error(own.run(*lock("kernels=1.3", "dep=2.0"), status=4))
-    assert "kernels=1.3, dep=2.0 exclude each other" in told["why"]
-    assert "kernels 1.1 resolves with dep 2.0." in told["why"]
-    assert "dep 3.0 resolves with kernels 1.3." in told["why"]
+    refused = error(own.run(*lock("kernels=1.3", "dep=2.0"), status=4))
+    assert "kernels=1.3, dep=2.0 exclude each other" in refused["why"]
+    assert "kernels 1.1 resolves with dep 2.0." in refused["why"]
+    assert "dep 3.0 resolves with kernels 1.3." in refused["why"]
 
 
 # ---- bounds, and failures among the attempts
@@ -181,11 +181,11 @@ def test_transformer_engine_and_mamba_on_the_real_index(tool: Any, tmp_path: Pat
     own = type(tool)(project, tmp_path / "cache")
     own.env = {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": "", "UV_PYTHON_DOWNLOADS": "never"}
     pins = ("transformer-engine-torch=2.20.2", "mamba-ssm=2.3.2.post1", "packaging=25.0")
-    told = error(own.run(*lock(*pins), status=4))
-    assert "Of the pins, transformer-engine-torch=2.20.2, mamba-ssm=2.3.2.post1 exclude each other" in told["why"]
-    assert "packaging: not involved." in told["why"]
-    assert "mamba-ssm 2.3.1 resolves with transformer-engine-torch 2.20.2." in told["why"]
-    assert "transformer-engine-torch 2.19.0 resolves with mamba-ssm 2.3.2.post1." in told["why"]
+    refused = error(own.run(*lock(*pins), status=4))
+    assert "Of the pins, transformer-engine-torch=2.20.2, mamba-ssm=2.3.2.post1 exclude each other" in refused["why"]
+    assert "packaging: not involved." in refused["why"]
+    assert "mamba-ssm 2.3.1 resolves with transformer-engine-torch 2.20.2." in refused["why"]
+    assert "transformer-engine-torch 2.19.0 resolves with mamba-ssm 2.3.2.post1." in refused["why"]
     pins = ("transformer-engine-torch=2.20.2", "mamba-ssm=2.3.1", "packaging=25.0")
     # That Transformer Engine needs nvidia-cutlass-dsl, whose libraries for CUDA 12 mix with nothing.
     assert result(own.run(*lock(*pins)))["components"]["mamba-ssm"] == "2.3.1"

@@ -70,8 +70,8 @@ def test_a_release_of_the_anchor_brings_its_companions(
 def test_a_range_never_gets_companions_of_another_release(own: Any, wheel: Callable[..., None]) -> None:
     """lib 2.0 does not resolve; uv must not go back to 1.1 with what belongs to 2.0."""
     wheel("lib", "2.0", requires=("nobody-has-this",))
-    told = error(own.run("lock", "--stack", "s", "--pin", "lib=>=1,<3", "--name", "x", "--json", status=4))
-    assert "nobody-has-this" in told["why"]
+    refused = error(own.run("lock", "--stack", "s", "--pin", "lib=>=1,<3", "--name", "x", "--json", status=4))
+    assert "nobody-has-this" in refused["why"]
 
 
 @pytest.mark.usefixtures("table")
@@ -97,9 +97,9 @@ def test_a_table_is_an_input_of_the_locks_that_it_decides(own: Any, table: Path)
     own.run("lock", "--stack", "s", "--pin", "lib=1.0")
     own.run("lock", "--check")
     table.write_text(TABLE.replace('dep = "<2"', 'dep = "==1.0"'))
-    told = error(own.run("lock", "--check", "--json", status=5))
-    assert told["what"] == "1 of 2 locks are not what their inputs give"
-    assert "lockfiles/s-1.0/" in told["why"]
+    refused = error(own.run("lock", "--check", "--json", status=5))
+    assert refused["what"] == "1 of 2 locks are not what their inputs give"
+    assert "lockfiles/s-1.0/" in refused["why"]
     own.run("lock", "--stack", "s", "--pin", "lib=1.0")
     assert versions(own, "s-1.0") == ("1.0", "1.0")
 

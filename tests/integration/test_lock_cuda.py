@@ -141,8 +141,8 @@ def test_pin_wins_over_the_releases_for_the_bases_cuda(moving: Any) -> None:
     assert lock_of(moving, "x", GPU_BASE).components["torch"].because == "pinned by the user"
 
 
-def test_release_for_the_bases_cuda_that_never_came_is_told_by_uv(moving: Any) -> None:
+def test_missing_release_for_the_bases_cuda_is_a_resolution_error(moving: Any) -> None:
     stack_of(moving, releases_for_cuda={"13": ">=3"})
-    told = error(moving.run(*LOCK, "--pin", BEFORE, "--base", GPU_BASE, "--name", "x", status=4))
-    assert "torch" in told["why"]
-    assert "torch for CUDA 13" in told["what"]
+    refused = error(moving.run(*LOCK, "--pin", BEFORE, "--base", GPU_BASE, "--name", "x", status=4))
+    assert "torch" in refused["why"]
+    assert "torch for CUDA 13" in refused["what"]

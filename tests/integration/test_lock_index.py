@@ -80,8 +80,8 @@ def test_as_of_release_of_a_version_counts_from_its_upload(
 def test_as_of_release_needs_an_index_that_knows_dates(own: Any, wheel: Callable[..., None]) -> None:
     write_stack(own.project, "s", {"lib": {"version": ">=1"}}, anchor="lib")
     wheel("lib", "1.0", None)
-    told = error(own.run("lock", "--stack", "s", "--pin", "lib=1.0", "--json", status=3))
-    assert "does not say when lib 1.0 was uploaded" in told["what"]
+    refused = error(own.run("lock", "--stack", "s", "--pin", "lib=1.0", "--json", status=3))
+    assert "does not say when lib 1.0 was uploaded" in refused["what"]
 
 
 def test_a_component_with_a_date_of_its_own_may_be_newer(own: Any, wheel: Callable[..., None]) -> None:
@@ -133,7 +133,7 @@ def test_compile_phase_is_read_from_the_sdist_and_never_built(
     assert index.requested.count(f"/files/{sdist.name}") == count == 1
 
 
-def test_a_lock_made_again_resolves_once_beside_reading_the_sdist(
+def test_relock_resolves_once_while_the_sdist_is_read(
     own: Any, index: SimpleIndex, wheel: Callable[..., None], tmp_path: Path
 ) -> None:
     write_stack(own.project, "s", {"kernels": {"phase": "compile"}}, target="gpu", base=GPU_BASE, as_of="2025-04-01")
@@ -274,8 +274,8 @@ def test_wheels_for_a_newer_glibc_do_not_get_into_a_lock(own: Any, wheel: Callab
     wheel("native", "2.0", tags="cp311-cp311-manylinux_2_39_x86_64")
     own.run(*check_stack(own, native=""))
     assert "native==1.0" in files_of(own, "s", GPU_BASE)["main.txt"]
-    told = error(own.run(*check_stack(own, native=">=2"), status=4))
-    assert "glibc" in told["why"] or "platform" in told["why"]
+    refused = error(own.run(*check_stack(own, native=">=2"), status=4))
+    assert "glibc" in refused["why"] or "platform" in refused["why"]
 
 
 def test_the_package_indexs_torch_on_a_base_without_cuda_is_the_users_choice(

@@ -1,4 +1,4 @@
-"""An index that asks for a password: what uv knows, the tool's own downloads use too, and nobody gets to read it."""
+"""An index that asks for a password: envbuild's own downloads use uv's credentials, and no output contains them."""
 
 from __future__ import annotations
 

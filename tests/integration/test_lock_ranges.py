@@ -63,9 +63,9 @@ def test_another_release_than_the_range_was_read_of_is_refused(stack: Any, wheel
     """Uv takes lib 1.5 by itself, and the rest of the stack holds it to 1.0."""
     wheel("lib", "1.6", requires=("dep<1.1 ; extra == 'dev'", "dev>1"), extras=("dev",))
     wheel("lib", "1.0", requires=("dep>=1.2,<2 ; extra == 'dev'", "dev"), extras=("dev",))
-    told = error(stack.run(*MOVED, "--pin", "lib=<2,!=1.5", status=5))
-    assert "[override-range] lib 1.0 declares dep<2,>=1.2 (extra dev); what was declared by lib 1.6" in told["why"]
-    assert "--pin lib=VERSION" in told["why"]
+    refused = error(stack.run(*MOVED, "--pin", "lib=<2,!=1.5", status=5))
+    assert "[override-range] lib 1.0 declares dep<2,>=1.2 (extra dev); what was declared by lib 1.6" in refused["why"]
+    assert "--pin lib=VERSION" in refused["why"]
 
 
 @pytest.mark.parametrize("pin", ["3.0", "2.0"])
@@ -91,7 +91,7 @@ def test_a_range_of_the_stack_is_kept_as_far_as_it_goes(stack: Any) -> None:
     assert found(stack)["dep"] == ("1.0", "declared by lib 1.5 (extra dev), in the place of the stack's >=1.4")
 
 
-def test_where_nobody_names_a_companion_the_declared_range_does(stack: Any) -> None:
+def test_declared_range_decides_a_companion_that_nothing_else_names(stack: Any) -> None:
     write(stack)
     stack.run("lock", "--stack", "s")
     assert found(stack, "s") == {
@@ -123,11 +123,11 @@ def test_an_override_wins_over_what_is_declared(stack: Any) -> None:
 @pytest.mark.parametrize("own_pin", [(), ("--pin", "lib=1.0")])
 def test_a_pin_of_the_companion_wins_and_is_refused_outside_of_the_range(stack: Any, own_pin: tuple[str, ...]) -> None:
     command = (*MOVED, *own_pin, "--pin", "dep=3.0")
-    told = error(stack.run(*command, status=5))
+    refused = error(stack.run(*command, status=5))
     declared = "lib 1.0 declares dep<2,>=1.0a0" if own_pin else "lib 2.0 declares dep<3,>=2"
     line = f"{declared} (extra dev); the user's pin puts dep 3.0 there"
-    assert f"[override-range] {line}" in told["why"]
-    assert "Pin a dep in that range, or another lib." in told["why"]
+    assert f"[override-range] {line}" in refused["why"]
+    assert "Pin a dep in that range, or another lib." in refused["why"]
     assert not (stack.project / "lockfiles/x").exists()
     stack.run(*command, "--allow", "override-range")
     lock = lock_of(stack, "x")
@@ -139,16 +139,16 @@ def test_a_pin_of_the_companion_wins_and_is_refused_outside_of_the_range(stack: 
     }
 
 
-def test_a_pin_of_what_the_stack_says_stays_beside_another(stack: Any) -> None:
-    told = error(stack.run(*MOVED, "--pin", "lib=1.0", "--pin", "dep=2.1", status=5))
-    assert "the user's pin puts dep 2.1 there" in told["why"]
+def test_pin_equal_to_the_stack_stays_next_to_another_pin(stack: Any) -> None:
+    refused = error(stack.run(*MOVED, "--pin", "lib=1.0", "--pin", "dep=2.1", status=5))
+    assert "the user's pin puts dep 2.1 there" in refused["why"]
 
 
 def test_a_declared_range_without_a_release_is_the_pins_part(stack: Any, wheel: Callable[..., Path]) -> None:
     wheel("lib", "1.2", requires=("dep==9 ; extra == 'dev'",), extras=("dev",))
-    told = error(stack.run(*MOVED, "--pin", "lib=1.2", status=4))
-    assert "dep==9" in told["why"]
-    assert "Of the pins, lib=1.2 takes part: without it the rest resolves." in told["why"]
+    refused = error(stack.run(*MOVED, "--pin", "lib=1.2", status=4))
+    assert "dep==9" in refused["why"]
+    assert "Of the pins, lib=1.2 takes part: without it the rest resolves." in refused["why"]
 
 
 def test_an_sdist_declares_too(stack: Any, index: SimpleIndex, tmp_path: Path) -> None:

@@ -143,18 +143,18 @@ def test_what_nothing_asks_for_decides_nothing(nemo: Any, upstream: Upstream, op
     )
     # Another one asks for it, of the index.
     asking(nemo, upstream, "megatron-core", "iniconfig==2.0.0")
-    told = nemo.run("lock").stderr
+    refused = nemo.run("lock").stderr
     assert "iniconfig==2.0.0" in text_of(nemo, "main.txt")
     assert "iniconfig" not in lock_of(nemo, "nemo").components
     assert OPTIM_URL not in text_of(nemo, "pyproject.toml")
-    assert "envbuild-gone of pyproject.toml [tool.uv.sources]" in told
-    assert "megatron-core[dev]" in told
-    assert "envbuild-undeclared" not in told
+    assert "envbuild-gone of pyproject.toml [tool.uv.sources]" in refused
+    assert "megatron-core[dev]" in refused
+    assert "envbuild-undeclared" not in refused
     # Where the extra is asked for, its repository is missed.
     asking(nemo, upstream, "megatron-core[dev]")
-    told = error(nemo.run("lock", "--json", status=4))
-    assert gone in told["why"]
-    assert "Its authors take envbuild-gone from elsewhere" in told["fix"]
+    refused = error(nemo.run("lock", "--json", status=4))
+    assert gone in refused["why"]
+    assert "Its authors take envbuild-gone from elsewhere" in refused["fix"]
 
 
 def test_the_index_and_the_commit_of_one_package_are_one(nemo: Any, upstream: Upstream, optim: dict[str, str]) -> None:
@@ -177,9 +177,9 @@ def test_the_stack_and_the_user_win_and_say_so(nemo: Any, upstream: Upstream, op
     component = lock_of(nemo, "pinned").components["envbuild-optim"]
     assert (component.commit, component.because) == (optim["main"], f"pinned by the user, over {over}")
     nemo.run("lock", "--check", "--name", "pinned")
-    told = error(nemo.run("lock", "--pin", "envbuild-optin=main", "--name", "x", "--json", status=2))
-    assert "no component 'envbuild-optin' to pin" in told["what"]
-    assert "envbuild-optim" in told["why"]
+    refused = error(nemo.run("lock", "--pin", "envbuild-optin=main", "--name", "x", "--json", status=2))
+    assert "no component 'envbuild-optin' to pin" in refused["what"]
+    assert "envbuild-optim" in refused["why"]
     stack = {**STACK, "envbuild-optim": {"git": OPTIM_URL, "ref": "main"}}
     asking(nemo, upstream, "megatron-core[dev]", stack=stack)
     nemo.run("lock")

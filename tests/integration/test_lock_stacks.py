@@ -180,8 +180,8 @@ def test_unreachable_git(nemo: Any, upstream: Upstream) -> None:
     nemo.run("lock")
     upstream.folder.rename(upstream.folder.with_name("gone"))
     for arguments in (("lock",), ("lock", "--check"), ("lock", "--nemo", "v2.1.0")):
-        told = error(nemo.run(*arguments, "--json", status=10))
-        assert NEMO_URL in told["what"] + told["why"]
+        refused = error(nemo.run(*arguments, "--json", status=10))
+        assert NEMO_URL in refused["what"] + refused["why"]
 
 
 # ---- sync
@@ -276,7 +276,7 @@ def test_a_component_of_the_compile_phase_from_git(nemo: Any, upstream: Upstream
     # Whose requirements only a build would tell, is no part of a lock.
     setup = KERNELS["setup.py"].replace('["iniconfig<2"]', "needed()")
     history.commit("main", "2025-04-01T00:00:00Z", {**KERNELS, "setup.py": setup})
-    told = error(nemo.run("lock", "--json", status=5))
-    assert "requires is not known before a build" in told["what"]
-    assert "setup.py computes them" in told["why"]
-    assert "--pin kernels=VERSION" in told["fix"]
+    refused = error(nemo.run("lock", "--json", status=5))
+    assert "requires is not known before a build" in refused["what"]
+    assert "setup.py computes them" in refused["why"]
+    assert "--pin kernels=VERSION" in refused["fix"]

@@ -74,8 +74,8 @@ def test_bridge_takes_over_where_the_tree_has_no_llm_collection(
     assert result(nemo.run("lock", "--nemo", "main", "--json"))["built"] is False
     # The lock follows Bridge's branch too.
     moved = bridge()
-    told = error(nemo.run("lock", "--check", "--json", status=5))
-    assert f"megatron-bridge: branch main moved from {commit[:12]} to {moved[:12]}" in told["why"]
+    refused = error(nemo.run("lock", "--check", "--json", status=5))
+    assert f"megatron-bridge: branch main moved from {commit[:12]} to {moved[:12]}" in refused["why"]
 
 
 def test_nemo_stays_where_the_tree_has_the_collection(
@@ -92,8 +92,8 @@ def test_nemo_stays_where_the_tree_has_the_collection(
     assert list(lock.components) == ["nemo-toolkit", "megatron-core"]
     assert lock.components["megatron-core"].commit == upstream.commits["m1"]
     # What only the takeover brings cannot be pinned then.
-    told = error(nemo.run("lock", "--pin", "megatron-bridge=0.6.2", "--name", "x", "--json", status=2))
-    assert "megatron-bridge is pinned, and is not in the stack" in told["what"]
+    refused = error(nemo.run("lock", "--pin", "megatron-bridge=0.6.2", "--name", "x", "--json", status=2))
+    assert "megatron-bridge is pinned, and is not in the stack" in refused["what"]
 
 
 def test_a_pin_wins_over_what_takes_over(nemo: Any, upstream: Upstream, bridge: Callable[..., str]) -> None:
@@ -113,11 +113,11 @@ def test_driver_nemo_on_a_commit_without_the_collection_is_refused(nemo: Any, up
     components = {"nemo-toolkit": {"git": NEMO_URL, "ref": "main"}, "megatron-core": {"git": MCORE_URL}}
     more = {"driver": "nemo", "requirements": {"setuptools": SETUPTOOLS}}
     write_stack(nemo.project, "nemo", components, anchor="nemo-toolkit", **more)
-    told = error(nemo.run("lock", "--json", status=5))
+    refused = error(nemo.run("lock", "--json", status=5))
     at = upstream.commits["n2"][:12]
     assert (
         f"[driver-collection] the stack's driver is nemo, and nemo-toolkit {at} has no {TAKEOVER['without']}"
-        in (told["why"])
+        in (refused["why"])
     )
     nemo.run("lock", "--allow", "driver-collection")
     (allowed,) = lock_of(nemo, "nemo").allowed
@@ -155,9 +155,9 @@ def test_an_override_of_upstream_against_another_packages_range_is_refused(
     """pytest 8.0 declares pluggy<2.0,>=1.3; that Bridge forces an older one is not pytest's word."""
     bridge("pluggy==1.2.0", needs=("megatron-core", "pytest==8.0.0"))
     write_nemo(nemo)
-    told = error(nemo.run("lock", "--json", status=5))
-    assert "[override-range] pytest 8.0.0 declares pluggy>=1.3.0; pyproject.toml [tool.uv]" in told["why"]
-    assert "override-dependencies of megatron-bridge puts pluggy 1.2.0 there" in told["why"]
+    refused = error(nemo.run("lock", "--json", status=5))
+    assert "[override-range] pytest 8.0.0 declares pluggy>=1.3.0; pyproject.toml [tool.uv]" in refused["why"]
+    assert "override-dependencies of megatron-bridge puts pluggy 1.2.0 there" in refused["why"]
     nemo.run("lock", "--allow", "override-range")
     (allowed,) = lock_of(nemo, "nemo").allowed
     assert allowed.startswith("override-range: pytest 8.0.0 declares")

@@ -81,8 +81,8 @@ def test_an_override_of_what_one_package_declares_leaves_what_others_declare(
     assert lock.overrides == {"dep": ">=2 for what lib declares"}
     own.run("lock", "--check")
     # Over what all declare, uv takes dep 3, and the check finds who does not.
-    told = error(own.run(*override(own, "lib"), status=5))
-    assert "[override-range] other 1.0 declares dep<3" in told["why"]
+    refused = error(own.run(*override(own, "lib"), status=5))
+    assert "[override-range] other 1.0 declares dep<3" in refused["why"]
     # Nor does it silence another: uv finds no dep for both.
     wheel("other", "1.0", requires=("dep<2",))
     own.env["UV_CACHE_DIR"] += "-new"

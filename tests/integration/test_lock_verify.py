@@ -28,9 +28,9 @@ def own(own: Any) -> Any:
 def verify(tool: Any, *arguments: str, status: int = 0) -> dict[str, Any]:
     done = tool.run("lock", "--stack", "s", "--verify", "--json", *arguments, status=status)
     assert "Traceback" not in done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
+    output: dict[str, Any] = json.loads(done.stdout)
     assert list((tool.cache / "staging").iterdir()) == [], "the environment is gone"
-    return told
+    return output
 
 
 def place(tool: Any) -> Path:
@@ -91,9 +91,9 @@ def test_modules_of_the_compile_phase_are_not_checked(
     index.add(make_sdist(tmp_path, "kernels", "1.0", pyproject=pyproject), OLD)
     components = {"lib": {"modules": ["lib"]}, "kernels": {"phase": "compile", "modules": ["kernels"]}}
     write_stack(own.project, "s", components, as_of="2025-02-01")
-    told = verify(own)["verified"]
-    assert told["imported"] == []
-    assert {item["module"]: item["reason"] for item in told["not_checked"]} == {
+    output = verify(own)["verified"]
+    assert output["imported"] == []
+    assert {item["module"]: item["reason"] for item in output["not_checked"]} == {
         "lib": "it needs kernels, of phase compile, which is not installed",
         "kernels": "phase compile is not installed",
     }

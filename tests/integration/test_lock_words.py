@@ -42,8 +42,8 @@ def test_diff_and_check_without_a_stack_are_about_every_lock(stack: Any, wheel: 
     stack.run(*LOCK, "--pin", "dep=1.0", "--name", "x", status=2)  # dep is no component
     stack.run(*LOCK, "--pin", "lib=1.0", "--name", "x")
     wheel("lib", "1.1", requires=("dep",))
-    told = result(stack.run("lock", "--diff", "--json"))["locks"]
-    changed = {Path(lock["path"]).parent.name: [item["to"] for item in lock["changes"]] for lock in told}
+    output = result(stack.run("lock", "--diff", "--json"))["locks"]
+    changed = {Path(lock["path"]).parent.name: [item["to"] for item in lock["changes"]] for lock in output}
     assert changed == {"s": ["1.1"], "x": []}
     assert len(result(stack.run("lock", "--check", "--stack", "s", "--json"))["checked"]) == 2
     assert len(result(stack.run("lock", "--check", "--name", "x", "--json"))["checked"]) == 1

@@ -49,8 +49,8 @@ def test_each_environment_has_logs_of_its_own(locked: Any) -> None:
     """Two may be filled at once, also from one lock."""
     folders = set()
     for into in ("venv", "other"):
-        told = result(locked.run("sync", "--stack", "s", "--into", into, "--json"))
-        (folder,) = {Path(phase["log"]).parent for phase in told["phases"]}
+        output = result(locked.run("sync", "--stack", "s", "--into", into, "--json"))
+        (folder,) = {Path(phase["log"]).parent for phase in output["phases"]}
         assert folder.parent.name == "sync"
         assert folder.name.startswith("s-small-")
         assert list(folder.glob("*.log"))
@@ -95,8 +95,8 @@ def test_a_uv_toml_locates_packages_and_no_more(locked: Any, tmp_path: Path, whe
 def test_a_uv_toml_that_cannot_be_read_is_named(locked: Any, tmp_path: Path) -> None:
     (tmp_path / "uv.toml").write_text("pip = {")
     locked.env["UV_CONFIG_FILE"] = str(tmp_path / "uv.toml")
-    told = error(locked.run(*SYNC, status=3))
-    assert str(tmp_path / "uv.toml") in told["what"] + told["why"]
+    refused = error(locked.run(*SYNC, status=3))
+    assert str(tmp_path / "uv.toml") in refused["what"] + refused["why"]
 
 
 def test_environments_that_wheels_are_built_in_are_not_disturbed_either(locked: Any, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
             if found is None or not _is_up_to_date(found, inputs, repositories, context.reporter):
                 raise
             return LockResult(found, built=False)
-        # With the file lock held: whoever left something next to the lock is dead.
+        # With the file lock held: the process that left something next to the lock has ended.
         tidy(path)
         existing = _existing(path, upgrade=options.upgrade)
         reused = None if options.upgrade else existing

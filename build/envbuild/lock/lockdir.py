@@ -38,7 +38,7 @@ def find_lock(project_dir: Path, selection: Selection, name: str | None = None) 
 
     Raises:
         ConfigurationError: there is none, or only one that was made from other definitions; says how to make it.
-        UsageError: the lock of that name is of another stack, or the name is none.
+        UsageError: the lock of that name is of another stack, or the name is not valid.
     """
     stack, base = selection.stack_name, selection.base_name
     kept = stack if name is None else checked_name(name)
@@ -134,7 +134,7 @@ def refuse_to_replace(path: Path, selection: Selection, request: LockRequest) ->
     try:
         existing = read_lock(path).lock if options and (path / lockfile.RECORD_FILE).is_file() else None
     except CheckRefusedError:
-        return  # damaged, or of a newer envbuild: who reads it next says so
+        return  # damaged, or of a newer envbuild: lock_stack refuses it next
     if existing is None or _own_options(selection, request_of(existing)) == options:
         return
     before = " ".join(_own_options(selection, request_of(existing)))

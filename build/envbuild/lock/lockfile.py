@@ -300,7 +300,7 @@ def _read_record(record: Path) -> Lock:
 
 
 def _refuse_newer(text: str, record: Path) -> None:
-    """Refuse a record in a format of the future, which says so in its first line of content."""
+    """Refuse a record in a newer format, which its first line of content states."""
     # By pattern and before the model, which would refuse a newer record for its first unknown key and not say why.
     stated = re.search(r'^schema = "envbuild\.lock/(\d+)"$', text, re.MULTILINE)
     if stated and int(stated[1]) > int(SCHEMA.rpartition("/")[2]):

@@ -113,8 +113,8 @@ def modules_of(lock: Lock) -> dict[str, tuple[str, ...]]:
 def check_environment(target: Target) -> dict[str, str]:
     """What a module may ask of a machine with the target's GPUs when it is imported on one without.
 
-    megatron-core 0.15 compiles a helper when it is imported. Without a GPU torch does not know for which one, and dies
-    of it (IndexError) unless it is told.
+    megatron-core 0.15 compiles a helper when it is imported. Without a GPU torch does not know for which one, and fails
+    with an IndexError unless this variable names one.
     """
     return {"TORCH_CUDA_ARCH_LIST": ";".join(map(dotted, target.sm))} if target.sm else {}
 
@@ -178,32 +178,32 @@ def _judge(
     component: str, module: str, finished: Finished, absent: Absent, log: Path
 ) -> NotChecked | NotImported | None:
     """What an import shows; None where the module imported."""
-    told = _told(finished)
+    report = _report(finished)
     reason = ""
-    missing = str(told.get("missing", ""))
+    missing = str(report.get("missing", ""))
     if missing and absent.brings(missing):
         reason = f"it needs {missing}, of phase {' or '.join(absent.phases)}, which is not installed"
-    elif told.get("needs_gpu"):
-        reason = f"it needs a GPU, and there is none here: {told['needs_gpu']}"
-    elif told.get("placeholder"):
-        reason = f"a placeholder: {told['placeholder']}"
+    elif report.get("needs_gpu"):
+        reason = f"it needs a GPU, and there is none here: {report['needs_gpu']}"
+    elif report.get("placeholder"):
+        reason = f"a placeholder: {report['placeholder']}"
     if reason:
         return NotChecked(component=component, module=module, reason=reason)
-    if finished.status == 0 and told.get("imported"):
+    if finished.status == 0 and report.get("imported"):
         return None
     lines = [line for line in finished.output.splitlines() if not line.startswith(MARK)]
-    failure = f"{_ending(finished, told)}:\n{tail(chr(10).join(lines), lines=6)}"
+    failure = f"{_ending(finished, report)}:\n{tail(chr(10).join(lines), lines=6)}"
     return NotImported(component=component, module=module, failure=failure, log=log)
 
 
-def _ending(finished: Finished, told: Mapping[str, Any]) -> str:
-    if finished.status == 0 and not told:
+def _ending(finished: Finished, report: Mapping[str, Any]) -> str:
+    if finished.status == 0 and not report:
         return "ended the process while it was imported"
     return describe_status(finished.status)
 
 
-def _told(finished: Finished) -> dict[str, Any]:
-    """What the probe found out; nothing when the process did not live to tell."""
+def _report(finished: Finished) -> dict[str, Any]:
+    """What the probe printed last; empty when its process ended before."""
     # The last one: a module may print such a line itself.
     for line in reversed(finished.output.splitlines()):
         if line.startswith(MARK):

@@ -13,7 +13,7 @@ from envbuild.core.process import Finished
 class RunCommand(Protocol):
     """Runs an argument list in a place and returns what came of it, failed or not.
 
-    A program that runs past its time is ended, and CheckRefusedError says so.
+    A program that runs past its time is ended with CheckRefusedError.
     """
 
     def __call__(

@@ -88,7 +88,7 @@ def sync(
         target: the hardware that the environment is for, which need not be this machine's.
 
     Raises:
-        UsageError: the scope has a phase that is none of a lock, or leaves out ``main``; or ``into`` is not an
+        UsageError: the scope has an unknown phase, or leaves out ``main``; or ``into`` is not an
             environment and not empty.
         BuildError: a package does not install.
         CheckRefusedError: a module does not import, or the installed GPU code does not run on the target.

@@ -115,7 +115,7 @@ def test_reading_ahead_leaves_the_answer_in_the_store(packages, work, monkeypatc
     assert len(check(packages, work)) == 1
 
 
-def test_reading_ahead_says_nothing_of_what_fails(packages, work, monkeypatch):
+def test_failed_reading_ahead_leaves_the_failure_to_the_check(packages, work, monkeypatch):
     def unreachable(*arguments):
         raise NetworkError("no index", why="w", fix="f")
 

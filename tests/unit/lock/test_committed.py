@@ -102,7 +102,7 @@ def test_the_branch_is_asked_for_by_its_name(project):
     assert repositories.at(URL).resolved == [("2.3", None)]
 
 
-def test_a_repository_that_cannot_be_reached_is_no_verdict(project):
+def test_unreachable_repository_is_a_network_error_of_the_check(project):
     class Unreachable:
         def at(self, url):
             raise NetworkError(f"cannot reach {url}")
@@ -143,14 +143,14 @@ def stack(project):
     return Catalog.open(project).stack("s")
 
 
-def test_pins_that_say_what_the_stack_says_are_none(project):
+def test_pins_equal_to_the_stack_are_ignored(project):
     write_stack(project, "s", {"my-lib": {"git": URL, "ref": "main"}, "dep": {"version": "==1.0"}})
     assert foreign_pins(stack(project), {"My_Lib": "main", "dep": "1.0"}) == {}
     pins = foreign_pins(stack(project), {"My_Lib": "v1", "dep": "1.1", "Unknown": "2"})
     assert pins == {"my-lib": "v1", "dep": "1.1", "Unknown": "2"}
 
 
-def test_a_pin_that_says_what_the_stack_says_is_one_beside_another(project):
+def test_pin_equal_to_the_stack_counts_next_to_another_pin(project):
     components = {"my-lib": {"git": URL, "ref": "main"}, "dep": {"version": "==1.0"}, "other": {}}
     write_stack(project, "s", components, anchor="my-lib")
     # What the pinned one declares of dep would win over the stack's file, and the user said more.
@@ -192,7 +192,7 @@ def checked(project, monkeypatch, capsys):
     return json.loads(capsys.readouterr().out)["error"]
 
 
-def test_lock_that_was_changed_by_hand_is_not_told_to_be_locked_without_upgrade(project, monkeypatch, capsys):
+def test_check_of_a_changed_lock_advises_upgrade(project, monkeypatch, capsys):
     path = lock(project)
     (path / "main.txt").write_text("changed==1\n")
     fix = checked(project, monkeypatch, capsys)["fix"]
@@ -206,7 +206,7 @@ def test_lock_that_was_changed_by_hand_is_not_told_to_be_locked_without_upgrade(
 
 
 @pytest.mark.parametrize("words", [("--check", "--all"), ("--check", "--diff"), ("--torch-build", "")])
-def test_words_that_exclude_each_other_say_why(project, monkeypatch, capsys, words):
+def test_exclusive_options_are_refused_with_the_reason(project, monkeypatch, capsys, words):
     monkeypatch.chdir(project)
     assert run(["lock", *words, "--json", "--quiet"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]

@@ -64,7 +64,7 @@ def test_a_range_has_pre_releases(base):
 
 
 @pytest.mark.parametrize("content", [b"no archive", b""])
-def test_what_is_no_wheel_is_refused(content):
+def test_file_that_is_not_a_wheel_is_refused(content):
     with pytest.raises(CheckRefusedError, match=r"the wheel of lib 1\.0 cannot be read"):
         _metadata_of(content, "lib 1.0")
 

@@ -96,7 +96,7 @@ def test_why_a_component_changed(tmp_path):
         assert changed(tmp_path / str(number), before, after) == [expected]
 
 
-def test_a_component_is_told_once(tmp_path):
+def test_component_appears_once_in_a_difference(tmp_path):
     new = MAIN.replace("lib==1.0", "lib==2.0")
     old, new = lock(tmp_path / "a"), lock(tmp_path / "b", new, lib=component("2.0"))
     assert [(change.name, change.component) for change in compare(old, new)] == [("lib", True)]

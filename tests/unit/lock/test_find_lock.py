@@ -185,14 +185,14 @@ def test_diff_without_a_lock_of_the_projects_own_compares_with_the_shipped_one(p
 
     monkeypatch.setattr("envbuild.lock.diff.new_lock", resolved)
     assert run(["lock", "--diff", *ARGUMENTS, "--json"]) == 0
-    shown, told = capsys.readouterr()
+    shown, output = capsys.readouterr()
     result = json.loads(shown)
     assert (result["path"], result["from"]) == (str(shipped), read_lock(shipped).lock.digest)
     assert [change["name"] for change in result["changes"]] == ["psutil"]
     assert [lock.path for lock in seen] == [shipped]
-    assert "compared with the lock that comes with envbuild" in told
+    assert "compared with the lock that comes with envbuild" in output
     make_lock(project / "lockfiles" / "mcore" / "debian12")
     assert run(["lock", "--diff", *ARGUMENTS, "--json"]) == 0
-    shown, told = capsys.readouterr()
+    shown, output = capsys.readouterr()
     assert json.loads(shown)["path"] == str(project / "lockfiles" / "mcore" / "debian12")
-    assert "comes with envbuild" not in told
+    assert "comes with envbuild" not in output

@@ -122,7 +122,7 @@ def test_pins_of_what_is_taken():
         take(core(filed), pins={"optim": GitRef(SHA)})
 
 
-def test_a_source_that_is_no_source_is_explained():
+def test_malformed_source_is_refused_with_its_place():
     with pytest.raises(ConfigurationError, match=r"\[tool\.uv\.sources\] of https://x/core at") as caught:
         take(core(project("optim = { git = 5 }\n", needs=["optim"])))
     assert "git must be a string" in caught.value.why

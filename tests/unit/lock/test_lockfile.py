@@ -113,7 +113,7 @@ def test_record_of_a_newer_envbuild_says_so(path):
     assert "--upgrade" not in caught.value.fix
 
 
-def test_record_that_may_not_be_read_is_no_damaged_one(path, monkeypatch):
+def test_unreadable_record_is_not_reported_as_damaged(path, monkeypatch):
     make_lock(path)
 
     def refuse(self):

@@ -24,7 +24,7 @@ from envbuild.store.local import LocalStore
 
 @pytest.fixture
 def project(open_dir):
-    """A project with an up-to-date lock, and a store; nobody may write in either."""
+    """A project with an up-to-date lock, and a store, both without the right to write."""
     write_base(open_dir)
     write_stack(open_dir, "s", {"torch": {"version": "==2.13.0"}})
     selection = Selection(Catalog.open(open_dir), "s", BASE, "cpu")

@@ -29,7 +29,7 @@ wheels = [{{ url = "https://x/my_lib-1.0-py3-none-any.whl", hash = "{HASHES["whe
 
 
 def locked(folder: Path, text: str | None, *stated: str):
-    """A lock that states these hashes, with this uv.lock beside it."""
+    """A lock that states these hashes, with this uv.lock next to it."""
     if text is not None:
         (folder / "uv.lock").write_text(text)
     (folder / "main.txt").write_text("my-lib==1.0 \\\n" + "".join(f"    --hash={HASHES[name]}\n" for name in stated))
@@ -38,7 +38,7 @@ def locked(folder: Path, text: str | None, *stated: str):
     )
 
 
-def test_files_of_a_kept_release_are_those_beside_its_lock(tmp_path):
+def test_files_of_a_kept_release_come_from_the_uv_lock_of_its_lock(tmp_path):
     found = kept_files(["My_Lib"], {"my-lib": "1.0"}, locked(tmp_path, UV_LOCK, "wheel", "sdist"))
     assert found is not None
     assert found["my-lib"]["sdist"]["url"] == "https://x/my_lib-1.0.tar.gz"

@@ -69,7 +69,7 @@ def test_other_spellings_of_the_same_are_the_same(tmp_path, stated):
 
 
 @pytest.mark.parametrize("content", [b"", b"PK no zip", b"\x1f\x8b no gzip", b"text"])
-def test_what_is_no_archive_is_refused(content):
+def test_file_that_is_not_an_archive_is_refused(content):
     with pytest.raises(CheckRefusedError, match="cannot be used"):
         read_sdist("kernels", "1.0", content, "13")
 

@@ -234,7 +234,7 @@ def test_megatrons_own_sources_count_where_the_leads_say_nothing():
 # ---- what belongs to the leads and is not in the stack
 
 
-def test_what_upstream_names_and_the_stack_lacks_is_told():
+def test_what_upstream_names_and_the_stack_lacks_is_left_out():
     repositories = upstream()
     stack = stack_of(**{"nemo-toolkit": {"git": NEMO, "ref": "main"}, "megatron-core": {"git": MCORE}})
     refs = parse_pins("s", stack, {})

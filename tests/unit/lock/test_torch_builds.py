@@ -14,7 +14,7 @@ from envbuild.core.errors import NetworkError
 from envbuild.lock.uv.torch_builds import TorchSource, torch_source
 
 WHEEL = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
-NOWHERE = "http://127.0.0.1:9/whl/{build}"  # the discard port: nobody listens
+NOWHERE = "http://127.0.0.1:9/whl/{build}"  # the discard port, on which no program listens
 
 
 def find(*find_links: object, index: str = NOWHERE, version="==2.13.0", build="cpu", python="3.11") -> TorchSource:
@@ -119,7 +119,7 @@ def test_index_without_a_place_for_the_build_and_with_other_braces():
         assert find(index=f"http://{address}/{{team}}").kind == "torch-index"
 
 
-def test_credentials_in_a_url_are_sent_and_not_told():
+def test_credentials_in_a_url_are_sent_and_masked():
     with serve({}) as (address, asked), pytest.raises(NetworkError) as caught:
         find(f"http://me:p%40ss@{address}/a/", index=f"http://me:p%40ss@{address}/b")
     token = base64.b64encode(b"me:p@ss").decode()
@@ -185,7 +185,7 @@ def test_nothing_found_names_every_place_tried_and_the_way_out(tmp_path):
 @pytest.mark.parametrize(
     "place", ["http://", "ftp://127.0.0.1:9/", "http://127.0.0.1:no-port/", "http://[::1/", "http://a b/"]
 )
-def test_url_that_is_none_is_told_like_one_that_cannot_be_reached(place):
+def test_malformed_url_is_reported_as_unreachable(place):
     with pytest.raises(NetworkError) as caught:
         find(place)
     assert f"find-links {place}: cannot be reached" in caught.value.why

@@ -47,7 +47,7 @@ def uv(tmp_path, monkeypatch):
 
 @contextlib.contextmanager
 def closed_port():
-    """A port of this machine on which nobody listens."""
+    """A port of this machine on which no program listens."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield holder.getsockname()[1]

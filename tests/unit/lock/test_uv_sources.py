@@ -41,7 +41,7 @@ b = [
     )
 
 
-def test_what_is_no_place_elsewhere_is_left_alone():
+def test_sources_that_are_not_git_or_url_are_ignored():
     assert read('a = { index = "pytorch" }\nb = { path = "../b" }\nc = { workspace = true }') == ()
     assert read_sources(uv_settings(None)) == ()
 

@@ -29,7 +29,7 @@ def check(modules, tmp_path, python=sys.executable, **more):
     return try_imports(modules, probe, SilentReporter(), **more).refuse_failed()
 
 
-def test_every_module_that_fails_is_told_with_its_component_and_cause(tmp_path):
+def test_every_failed_module_is_reported_with_its_component_and_cause(tmp_path):
     with pytest.raises(CheckRefusedError) as caught:
         check({"good": ("json",), "bad": ("no_such_module_1", "json.no_such_part")}, tmp_path)
     assert caught.value.what == "2 of 3 modules of the stack do not import"
@@ -38,7 +38,7 @@ def test_every_module_that_fails_is_told_with_its_component_and_cause(tmp_path):
     assert "json (good)" not in caught.value.why
 
 
-def test_an_import_that_ends_the_process_is_told_as_such(tmp_path, python_with):
+def test_import_that_ends_the_process_is_reported(tmp_path, python_with):
     with pytest.raises(CheckRefusedError, match="do not import") as caught:
         check({"broken": ("crash",)}, tmp_path, python_with(crash="import os; os.kill(os.getpid(), 11)"))
     assert "was ended by SIGSEGV" in caught.value.why
@@ -90,7 +90,7 @@ def refusal(modules, tmp_path, python, **more):
 # ---- time
 
 
-def test_an_import_that_does_not_end_is_ended_and_told_with_its_place(tmp_path, python_with):
+def test_hanging_import_is_ended_and_reported_with_its_calls(tmp_path, python_with):
     python = python_with(waits="import time\ndef forever():\n    time.sleep(600)\nforever()\n", fine="")
     why = refusal(("waits", "fine"), tmp_path, python, limit_seconds=5)
     assert "waits (a) did not end within 5 s" in why

@@ -88,9 +88,9 @@ def test_modules_of_phases_that_were_left_out_are_not_checked(lock, tmp_path, ca
     components["flash-attn"] = type(components["torch"])(**components["flash-attn"].model_dump(warnings=False))
     part = type(lock)(lock.path, lock.lock.model_copy(update={"components": components}))
     done = run(part, tmp_path, "main", "git")
-    assert (done.imported, told(done)) == (("torch", "nemo"), {"flash": "phase compile is not installed"})
+    assert (done.imported, not_checked(done)) == (("torch", "nemo"), {"flash": "phase compile is not installed"})
     done = run(part, tmp_path, "main")
-    assert told(done) == {"flash": "phase compile is not installed", "nemo": "phase git is not installed"}
+    assert not_checked(done) == {"flash": "phase compile is not installed", "nemo": "phase git is not installed"}
     assert calls["absent"].brings("flash")
     assert calls["absent"].brings("nemo")
     assert not calls["absent"].brings("torch")
@@ -104,7 +104,7 @@ def test_the_stacks_variables_are_set_while_its_modules_are_imported(lock, tmp_p
     assert done.environment == {"CUDA_HOME": expected}
 
 
-def told(done):
+def not_checked(done):
     return {item.module: item.reason for item in done.not_checked}
 
 

@@ -1,7 +1,7 @@
 """Questions to uv about a lock: does a locked package accept this version of another one?
 
-uv.lock says which packages need which, and not in which versions. So uv is asked again, about these declarations alone;
-all else is left out. The answer comes from the metadata that uv just read.
+uv.lock states which packages need which, but not in which versions. So uv is asked again, about these declarations
+alone; all else is left out. The answer comes from the metadata that uv just read.
 """
 
 from __future__ import annotations

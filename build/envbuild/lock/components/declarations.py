@@ -170,7 +170,7 @@ def declared_by_release(package: Mapping[str, Any], base: Base, context: LockCon
 
     Raises:
         NetworkError: the file cannot be downloaded.
-        CheckRefusedError: the wheel has another hash than the index states, or is none.
+        CheckRefusedError: the wheel has another hash than the index states, or is not a wheel.
     """
     title = f"{package['name']} {package['version']}"
     wheels = package.get("wheels", [])

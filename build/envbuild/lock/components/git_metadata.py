@@ -185,7 +185,7 @@ class _Tree:
         return self.text(str(dynamic["file"])) if isinstance(dynamic.get("file"), str) else None
 
     def _at(self, text: str) -> str | None:
-        """What setup.cfg says: the value itself, or where it is."""
+        """A value of setup.cfg: the text itself, or what the `attr:` or `file:` in it names."""
         kind, found, place = text.partition(":")
         if found and kind.strip() == "attr":
             return self._attribute(place.strip())

@@ -150,7 +150,7 @@ def declaring_files(name: str, content: bytes) -> dict[str, bytes]:
         CheckRefusedError: it is not an archive.
     """
     found: dict[str, bytes] = {}
-    # By folder: below src/, say. Another package's is none of this sdist's.
+    # By folder (below src/, for example). An egg-info of another name belongs to another package.
     eggs: dict[str, bytes | None] = {}
     try:
         for path, read in archive_members(content):

@@ -142,7 +142,7 @@ class _Holding:
         )
 
     def _is_outside(self, item: Chosen, limits: Mapping[str, list[Range]]) -> bool:
-        """Whether what the stack states is none of the versions that a component declares which the user moved."""
+        """Whether the stack's version is outside what a component declares whose own version the user moved."""
         exact = EXACT.match(item.spec.version)
         version = exact[1] if exact else self.declarations.version(item.name, item.spec.version)
         if version is None:

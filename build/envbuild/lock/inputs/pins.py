@@ -142,7 +142,7 @@ def _refused(text: str, why: str) -> ConfigurationError:
 def foreign_pins(stack: Stack, pins: Mapping[str, str]) -> dict[str, str]:
     """The pins that ask for something else than the stack's file, under the stack's names of the components.
 
-    Beside such a pin, one that says what the file says counts too: what the pinned components declare would win over
+    Next to such a pin, one that repeats the file counts too: what the pinned components declare would win over
     the file. Not the anchor's, since a pin of it sets another date.
     """
     every = stack.every_component()

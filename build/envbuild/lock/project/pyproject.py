@@ -217,7 +217,7 @@ def _overrides(project: Project) -> tomlkit.items.Array:
 
 
 def _unsourced(project: Project, source: TorchSource | None) -> list[str]:
-    """Packages of which [tool.uv.sources] of a component from git has nothing to say.
+    """Packages for which [tool.uv.sources] of components from git is ignored.
 
     Megatron-Bridge takes megatron-core from its submodule so, and uv follows it into a dependency from git.
     """

@@ -129,7 +129,7 @@ def normalized(text: str, lock: Lock, phases: Sequence[str], wanted: Content) ->
             component["purl"] = component["purl"].partition("?")[0]  # ?repository_url= is where the index is
             for file in files:
                 file["url"] = urllib.parse.urlsplit(file["url"]).path.rsplit("/", 1)[-1]
-        if not files and locked.hashes:  # uv says nothing of a wheel in a folder
+        if not files and locked.hashes:  # uv gives no hash of a wheel in a folder
             name, version = component["name"], component["version"]
             component["externalReferences"] = [distribution(name, version, item) for item in sorted(locked.hashes)]
     return document

@@ -14,7 +14,7 @@ from envbuild.core import tomlread
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.files import machine_errors
 
-# What these say, the project says: the same inputs would give another lock where one of them is set.
+# The project states all of this itself: with one of these set, the same inputs would give another lock.
 _OVER_THE_PROJECT = frozenset(
     [
         # Not a setting: its lines would be among the output, from which requirements and error messages are read.
@@ -48,10 +48,10 @@ _OVER_THE_PROJECT = frozenset(
     ]
 )
 
-# Beside these, what changes how pinned and hashed requirements are installed.
+# And what changes how pinned and hashed requirements are installed.
 _OVER_WHAT_IS_LOCKED = _OVER_THE_PROJECT | {"UV_NO_VERIFY_HASHES", "UV_REQUIRE_HASHES", "UV_SYSTEM_PYTHON"}
 
-# The same in a uv.toml; what is left says where packages are and how they are reached.
+# The same in a uv.toml; the other keys are about where packages are and how they are reached.
 _DECIDING_KEYS = frozenset(
     [
         "build-constraint-dependencies",
@@ -85,7 +85,7 @@ _DECIDING_KEYS = frozenset(
     ]
 )
 
-# What of the table [pip] says where packages are, too.
+# The keys of the table [pip] that are about where packages are.
 _PLACES_OF_PIP = frozenset(["extra-index-url", "find-links", "index-strategy", "index-url", "keyring-provider"])
 
 
@@ -198,7 +198,7 @@ def _decides(path: Path, more: Sequence[str] = ()) -> bool:
     try:
         return bool({*_DECIDING_KEYS, *more} & tomlread.loads(path.read_text()).keys())
     except (OSError, ValueError):
-        return False  # uv says what is wrong with it
+        return False  # uv reports what is wrong with it
 
 
 def _copy_of_site_settings(source: Path, target: Path) -> None:
