@@ -37,6 +37,7 @@ class BasePython(TomlModel):
 class BaseTorch(TomlModel):
     """Which build of torch a base takes."""
 
+    # The local version label of PEP 440, as PyTorch's own indexes use it: 2.13.0+cpu.
     build: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+$")] = Field(
         description="the part after the plus sign of torch's version ('cpu', 'cu130', ...); 'index': the build that "
         "the package index has"
@@ -47,13 +48,13 @@ class Mmdebstrap(TomlModel):
     """A root file system made by mmdebstrap from the machine's own apt sources."""
 
     method: Literal["mmdebstrap"]
+    # mmdebstrap of one suite gives other packages each day: bases that it makes have no digest to pin.
     suite: Name
     components: tuple[Name, ...] = Field(min_length=1)
     packages: tuple[Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.-]+$")], ...]
 
     @property
     def source(self) -> str:
-        """Where it comes from, for people."""
         return f"mmdebstrap {self.suite}"
 
 
@@ -61,6 +62,7 @@ class RegistryImage(TomlModel):
     """A root file system that is an image on a registry."""
 
     method: Literal["oci"]
+    # A tag is required: without one, registries mean "latest", which names nothing.
     image: Annotated[str, StringConstraints(pattern=r"^[^\s@/]+(/[^\s@/]+)+:[A-Za-z0-9_][A-Za-z0-9_.-]*$")] = Field(
         description="registry/repository:tag"
     )
@@ -70,7 +72,6 @@ class RegistryImage(TomlModel):
 
     @property
     def source(self) -> str:
-        """Where it comes from, for people."""
         return self.image
 
 
@@ -86,7 +87,6 @@ class OciLayout(TomlModel):
 
     @property
     def source(self) -> str:
-        """Where it comes from, for people."""
         return f"the OCI layout {self.path}" + (f", tag {self.tag}" if self.tag else "")
 
 
@@ -106,7 +106,6 @@ class Tar(TomlModel):
 
     @property
     def source(self) -> str:
-        """Where it comes from, for people."""
         return f"the {self.format} {self.path}" + (f", tag {self.tag}" if self.tag else "")
 
 
@@ -117,6 +116,7 @@ class Base(TomlModel):
     distribution: Literal["debian", "ubuntu"]
     release: str = Field(description="VERSION_ID of /etc/os-release")
     platform: Literal["linux/amd64", "linux/arm64"]
+    # Wheels for a newer glibc resolve and do not install (manylinux_2_39 on Debian 12, which has 2.36).
     glibc: Annotated[str, StringConstraints(pattern=r"^2\.\d+$")]
     python: BasePython
     torch: BaseTorch
@@ -135,7 +135,6 @@ class Base(TomlModel):
 
     @property
     def device(self) -> Device:
-        """Which device the environment's packages are for."""
         return Device.CPU if self.cuda is None else Device.CUDA
 
     @property

@@ -41,6 +41,7 @@ def definition_digest(model: BaseModel) -> str:
 
     Neither do keys left at their defaults, so that a new key of the format changes no digest.
     """
+    # Locks record this digest: with defaults in it, each new key of the format would make every lock old.
     return digest_of(model.model_dump(mode="json", exclude_defaults=True))
 
 
@@ -63,17 +64,18 @@ class Catalog:
             MachineError: this account may not look into the directory.
         """
         folders = (project / "envs", data_root() / "envs")
-        there = [folder.resolve() for folder in folders if _is_there(folder) and folder.is_dir()]
-        return cls(tuple(dict.fromkeys(there)))
+        existing = [folder.resolve() for folder in folders if _exists(folder) and folder.is_dir()]
+        return cls(tuple(dict.fromkeys(existing)))
 
     def names(self, kind: str) -> list[str]:
         """All names of a kind (``stacks``, ``bases``, ``targets``, ``clusters``, ``matrices``), sorted."""
+        # Editors leave hidden files (.#mcore.toml) next to what they edit.
         files = [Path(name) for folder in self.folders for name in _listed(folder / kind)]
         return sorted({file.stem for file in files if file.suffix == ".toml" and not file.name.startswith(".")})
 
     def strays(self) -> list[str]:
-        """In words, the folders and files of ``envs/`` that hold definitions and, by their names, are not read."""
-        told = []
+        """Notes on folders and files of ``envs/`` that hold definitions but have names that are not read."""
+        notes = []
         for folder in self.folders:
             for name in sorted(_listed(folder)):
                 path = folder / name
@@ -81,8 +83,8 @@ class Catalog:
                     continue
                 near = difflib.get_close_matches(name, KINDS, n=1)
                 meant = f"Did you mean {near[0]!r}? " if near else ""
-                told.append(f"{path} is not read. {meant}Definitions are in the folders {', '.join(KINDS)}.")
-        return told
+                notes.append(f"{path} is not read. {meant}Definitions are in the folders {', '.join(KINDS)}.")
+        return notes
 
     def path(self, kind: str, name: str) -> Path:
         """The file that defines ``name``.
@@ -92,7 +94,8 @@ class Catalog:
         """
         for folder in self.folders:
             path = folder / kind / f"{name}.toml"
-            if "/" in name or not _is_there(path):
+            # A name comes from the command line, and must not lead out of the folder.
+            if "/" in name or not _exists(path):
                 continue
             if not path.is_file():
                 raise _no_file(path)
@@ -158,7 +161,6 @@ class Catalog:
         return matrix_digest(self.matrix(name)) == matrix_digest(shipped.matrix(name))
 
     def conflicts(self) -> dict[str, Conflict]:
-        """All known conflicts, by code."""
         return {name: self._load("conflicts", name, Conflict) for name in self.names("conflicts")}
 
     def companions(self, package: str) -> Companions | None:
@@ -179,7 +181,7 @@ class Catalog:
         """
         for folder in self.folders:
             path = folder / "wheels" / "patches" / file
-            if _is_there(path):
+            if _exists(path):
                 with machine_errors(path, doing="read"):
                     return path.read_bytes()
         raise ConfigurationError(
@@ -202,6 +204,7 @@ class HostDistribution:
 
     @classmethod
     def here(cls, path: Path = Path("/etc/os-release")) -> HostDistribution:
+        # platform.freedesktop_os_release() reads the file of this machine alone, and not one of a root file system.
         values: dict[str, str] = {}
         if path.is_file():
             for line in path.read_text().splitlines():
@@ -242,6 +245,7 @@ def select(
         UsageError: no target was named.
         ConfigurationError: the stack is not meant for the target or base.
     """
+    # The command line names a target, and its entry in the stack decides the base.
     stack = catalog.stack(stack_name)
     targets = [entry.target for entry in stack.builds]
     if target_name is None:
@@ -319,13 +323,14 @@ def _near(name: str, known: list[str]) -> str:
     return f"{meant}Known: {', '.join(known) or 'none'}."
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     """Whether anything has this name, be it a link that points nowhere.
 
     Raises:
         MachineError: this account may not look.
     """
     try:
+        # lstat, so that a link which leads nowhere is reported and not passed over.
         path.lstat()
     except PermissionError as error:
         raise os_error(error, path, "read") from error
@@ -335,7 +340,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _listed(folder: Path) -> list[str]:
-    if not _is_there(folder):
+    if not _exists(folder):
         return []
     with machine_errors(folder, "read"):
         return [path.name for path in folder.iterdir()]

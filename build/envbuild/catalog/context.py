@@ -15,7 +15,6 @@ Clock: TypeAlias = Callable[[], datetime]
 
 
 def utc_now() -> datetime:
-    """The current time, in UTC."""
     return datetime.now(timezone.utc)
 
 

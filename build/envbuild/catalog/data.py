@@ -19,6 +19,7 @@ def data_root() -> Path:
     checkout = package.parents[1]
     if package.parent.name == "build" and (checkout / "envs").is_dir() and (checkout / "pyproject.toml").is_file():
         return checkout
+    # Forced into the wheel by hatchling (pyproject.toml, [tool.hatch.build.targets.wheel.sources]).
     packaged = package / "_data"
     if (packaged / "envs").is_dir():
         return packaged

@@ -13,6 +13,7 @@ from pydantic_core import CoreSchema
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]*$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+# The normal form of PEP 503, so that names can be compared as they are.
 PackageName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
 Extra = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{cuda_major\})*$")]
 # Python's names of the machines that a platform is.
@@ -63,6 +64,7 @@ Specifier = Annotated[str, AfterValidator(_specifier), _SpecifierSchema()]
 class TomlModel(BaseModel):
     """A frozen model that refuses unknown keys."""
 
+    # TOML has inf and nan, with which no limit compares.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 

@@ -22,6 +22,7 @@ class Target(TomlModel):
 
     summary: str
     device: Device
+    # The letters are compute capabilities whose code runs on no other GPU (a) or only within its family (f).
     sm: tuple[Annotated[str, StringConstraints(pattern=r"^\d{2,3}[af]?$")], ...] = Field(
         default=(), description="CUDA SM versions, such as '90' or '100a'"
     )

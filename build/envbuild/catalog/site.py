@@ -18,6 +18,7 @@ from envbuild.core.errors import ConfigurationError
 
 PUBLIC_TORCH_INDEX = "https://download.pytorch.org/whl/{build}"
 PIP_CONFIG_FILES = ("/etc/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf")
+# Debian and Ubuntu; Fedora and Red Hat.
 CA_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 # Other schemes than http are names of apt's methods, which may be added to it (file:/, copy:/, mirror+file:/, s3://).
 _URL = r"(https?://[^\s/]+\S*|(?!https?:)[a-z][a-z0-9+-]*:/\S+)"
@@ -99,6 +100,7 @@ def _wanted(named: str | None) -> toml.Wanted:
 
 def _home(environ: Mapping[str, str]) -> Path:
     """The user's home; the password database says where, when HOME does not name a place from the root."""
+    # Path.home() takes a relative HOME as it is.
     named = Path(environ.get("HOME", ""))
     if named.is_absolute():
         return named
@@ -130,6 +132,7 @@ def _xdg(variable: str, default: Path, environ: Mapping[str, str]) -> Path:
 
 def _expanded(text: str, home: Path) -> Path:
     """A path as people write it, from the root."""
+    # expanduser() goes by HOME, which may not be the home chosen here.
     if text == "~" or text.startswith("~/"):
         return home / text[2:]
     return Path(text).expanduser().absolute()
@@ -156,9 +159,9 @@ def _apt_mirror(file: SiteFile, environ: Mapping[str, str]) -> str | None:
 
 
 def _ca_bundle(file: SiteFile, home: Path, environ: Mapping[str, str]) -> Path | None:
-    for asked in (file.ca_bundle, environ.get("SSL_CERT_FILE"), environ.get("PIP_CERT")):
-        if asked:
-            path = _expanded(asked, home)
+    for named in (file.ca_bundle, environ.get("SSL_CERT_FILE"), environ.get("PIP_CERT")):
+        if named:
+            path = _expanded(named, home)
             if not path.is_file():
                 raise ConfigurationError(
                     f"the CA bundle {path} does not exist",
@@ -176,6 +179,7 @@ def _find_links(file: SiteFile, home: Path, environ: Mapping[str, str]) -> tuple
     config = configparser.ConfigParser(interpolation=None)
     named = environ.get("PIP_CONFIG_FILE")
     files = [named] if named else [str(_expanded(name, home)) for name in PIP_CONFIG_FILES]
+    # pip has no public interface for its configuration.
     for name in files:
         try:
             config.read(name)

@@ -32,6 +32,7 @@ CudaMajor = Annotated[str, StringConstraints(pattern=r"^[1-9]\d*$")]
 class Phase(str, Enum):
     """``main``: from wheels or isolated builds. ``compile``: against the installed torch, without build isolation."""
 
+    # Extensions of torch are compiled against its headers, so torch must be installed before they are built.
     MAIN = "main"
     COMPILE = "compile"
 
@@ -155,6 +156,7 @@ class Variable(TomlModel):
     character that means something to one of them.
     """
 
+    # enroot's /etc/environment is unquoted, and expands ${NAME} when the image starts.
     value: Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9_./:,=+@-]|\{venv\}|\{site_packages\})+$")] = Field(
         description="{venv} and {site_packages} become the folders of the environment"
     )
@@ -186,9 +188,9 @@ class Builds(TomlModel):
         return self
 
 
-def _using(spec: Component, gone: Collection[str]) -> Component:
+def _using(spec: Component, removed: Collection[str]) -> Component:
     """A component without its word on those that are not there."""
-    used = tuple(name for name in spec.uses if name not in gone)
+    used = tuple(name for name in spec.uses if name not in removed)
     return spec if used == spec.uses else spec.model_copy(update={"uses": used})
 
 
@@ -277,19 +279,19 @@ class Stack(TomlModel):
     def on(self, device: Device) -> Stack:
         """The stack as it is on bases for a device: without components and variables that are for another one."""
 
-        def there(components: dict[str, Component]) -> dict[str, Component]:
+        def kept(components: dict[str, Component]) -> dict[str, Component]:
             return {name: spec for name, spec in components.items() if spec.device in (None, device)}
 
-        own, takeover = there(self.components), self.takeover
-        brought = there(takeover.components) if takeover is not None else {}
-        gone = self.every_component().keys() - own.keys() - brought.keys()
+        own, takeover = kept(self.components), self.takeover
+        added = kept(takeover.components) if takeover is not None else {}
+        removed = self.every_component().keys() - own.keys() - added.keys()
         found: dict[str, object] = {
-            "components": {name: _using(spec, gone) for name, spec in own.items()},
+            "components": {name: _using(spec, removed) for name, spec in own.items()},
             "environment": {name: item for name, item in self.environment.items() if item.device in (None, device)},
         }
         if takeover is not None:
-            brought = {name: _using(spec, gone) for name, spec in brought.items()}
-            found["takeover"] = takeover.model_copy(update={"components": brought})
+            added = {name: _using(spec, removed) for name, spec in added.items()}
+            found["takeover"] = takeover.model_copy(update={"components": added})
         return self.model_copy(update=found)
 
     def taken_over(self) -> Stack:

@@ -68,12 +68,12 @@ class Store(StoreSettings):
         return self.mode is not StoreMode.READ
 
 
-def choose_stores(known: Mapping[str, StoreSettings], text: str, mode: str, said_by: str) -> tuple[Store, ...]:
+def choose_stores(known: Mapping[str, StoreSettings], text: str, mode: str, source: str) -> tuple[Store, ...]:
     """The stores that ``text`` means: all those known when empty, none for ``off``, else one by name or address.
 
     Args:
         mode: in the place of theirs; empty for theirs.
-        said_by: the option or variable, for errors.
+        source: the option or variable, for errors.
 
     Raises:
         ConfigurationError: it is not a name, an address or a mode.
@@ -92,12 +92,13 @@ def choose_stores(known: Mapping[str, StoreSettings], text: str, mode: str, said
         chosen = {text: known[text]}
     elif "://" in text:
         address = str(parse_address(text))
+        # An address that the file has too keeps the settings of the file: its mode and endpoint.
         same = next((item for item in known.items() if item[1].url == address), None)
         chosen = dict([same or (address, _unnamed(address))])
     else:
         raise ConfigurationError(
             f"there is no store {text!r}",
-            why=f"{said_by} names it. The configuration file has: {', '.join(known) or 'none'}.",
+            why=f"{source} names it. The configuration file has: {', '.join(known) or 'none'}.",
             fix=f"Name one of these, an address (oci://..., s3://..., gs://..., file:///...), or {OFF!r} for none.",
         )
     return tuple(

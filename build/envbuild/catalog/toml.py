@@ -107,9 +107,9 @@ def parse(text: str, model: type[M], name: str) -> M:
         found = error.errors(include_url=False)
         wrong_inside = {tuple(problem["loc"])[:length] for problem in found for length in range(len(problem["loc"]))}
         # A list that is too short only because its items are wrong is not worth a line.
-        told = [item for item in found if item["type"] != "too_short" or tuple(item["loc"]) not in wrong_inside]
-        problems = [_describe(problem, model, lines) for problem in told]
-        first = lines_for(_location(told[0]), lines)
+        reported = [item for item in found if item["type"] != "too_short" or tuple(item["loc"]) not in wrong_inside]
+        problems = [_describe(problem, model, lines) for problem in reported]
+        first = lines_for(_location(reported[0]), lines)
         raise ConfigurationError(
             f"{name}:{first}: {len(problems)} thing{'s' if len(problems) > 1 else ''} to correct",
             why="\n".join(problems),
@@ -124,6 +124,8 @@ def where(path: Path, location: Location) -> str:
 
 def line_numbers(text: str) -> dict[Location, int]:
     """The line (from 1) of every table header and key of a TOML text, by its path."""
+    # Neither tomllib nor tomlkit gives the lines of keys. Only headers and keys at the beginning of a line are found;
+    # what is inside of a value has the line of its key.
     found: dict[Location, int] = {}
     arrays: dict[Location, int] = {}
     prefix: Location = ()
@@ -191,27 +193,28 @@ def _describe(problem: Any, model: type[BaseModel], lines: dict[Location, int]) 
             allowed = fields_at(model, location[:-1])
             near = difflib.get_close_matches(str(location[-1]), allowed, n=1)
             meant = f"; did you mean {near[0]!r}?" if near else "."
-            said = f"unknown key{meant} Allowed here: {', '.join(allowed) or 'nothing'}"
+            text = f"unknown key{meant} Allowed here: {', '.join(allowed) or 'nothing'}"
         case "missing":
-            said = "this key is required and missing"
+            text = "this key is required and missing"
         case "enum" | "literal_error":
-            said = f"found {found!r}; allowed: {context['expected']}"
+            text = f"found {found!r}; allowed: {context['expected']}"
         case "string_pattern_mismatch":
-            said = f"found {found!r}; must match {context['pattern']}"
+            text = f"found {found!r}; must match {context['pattern']}"
         case "too_short":
-            said = f"needs at least {context['min_length']} item; has {context['actual_length']}"
+            text = f"needs at least {context['min_length']} item; has {context['actual_length']}"
         case "value_error":
-            said = str(context["error"])
+            text = str(context["error"])
         case _:
             shown = f"; found {found!r}" if not isinstance(found, (dict, list)) else ""
-            said = f"{problem['msg'].lower()}{shown}"
-    return f"line {lines_for(location, lines)}, {dotted(location)}: {said}"
+            text = f"{problem['msg'].lower()}{shown}"
+    return f"line {lines_for(location, lines)}, {dotted(location)}: {text}"
 
 
 def fields_at(model: type[BaseModel], location: Location) -> list[str]:
     """The keys that ``model`` allows at ``location``."""
     schema: Any = model.model_json_schema()
     node: Any = schema
+    # The schema and not the model: a location may lead through unions, lists and dictionaries.
     for part in location:
         node = _follow(schema, node)
         if isinstance(part, int):

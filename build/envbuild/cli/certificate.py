@@ -40,6 +40,7 @@ def parse_age(context: click.Context, parameter: click.Parameter, value: str | N
     """``12h``, ``30d`` or ``4w``."""
     if value is None:
         return None
+    # Five digits of weeks are 1900 years; six would lead to before the year 1.
     if not (found := re.fullmatch(r"(\d{1,5})([hdw])", value)):
         raise click.BadParameter(f"{value!r} is not an age such as 12h, 30d or 4w")
     return timedelta(hours=int(found[1]) * UNITS[found[2]])
@@ -129,6 +130,7 @@ def verify_command(
     Exit code 12 and the reason where it does not count.
     """
     configured = session.site.signing.trust
+    # No default: a key that came with the certificate would prove nothing.
     if trust is None and configured is None:
         raise UsageError(
             "no trusted keys are named",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
-from click.core import ParameterSource
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.fields import Device
@@ -24,7 +23,7 @@ from envbuild.certify.offline import ExplicitOptions, judge_folder, write_plan
 from envbuild.certify.report.describe import describe_matrix
 from envbuild.certify.run.executors import DEFAULT_VENV, MachineOptions, parse_gpus
 from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest
-from envbuild.cli.command import Command, command_line
+from envbuild.cli.command import Command, command_line, given_options
 from envbuild.cli.common import PathArgument, Session, name_option, out_dir_option, output_options, selection_options
 from envbuild.cli.print_cases import print_cases as show_cases
 from envbuild.cli.signing import key_options, signer_of
@@ -110,7 +109,7 @@ def command(session: Session, **values: Any) -> None:
     if arguments.plan_out is not None:
         _print_plan(session, write_plan(request, arguments.plan_out, session.store), arguments.plan_out)
     elif arguments.judge is not None:
-        given = _given(context)
+        given = given_options(context)
         explicit = ExplicitOptions(
             place=arguments.place if "place" in given else None,
             repeats=arguments.repeat if "repeat" in given else None,
@@ -126,8 +125,6 @@ def command(session: Session, **values: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """The options of the command line."""
-
     stack: str
     base: str | None
     target: str | None
@@ -221,7 +218,7 @@ def _refuse_conflicts(context: click.Context) -> None:
     Raises:
         UsageError: there is one.
     """
-    given = _given(context)
+    given = given_options(context)
     for option, (why, others) in CONFLICTS.items():
         for other in others:
             if {option, other} <= given:
@@ -236,12 +233,6 @@ def _refuse_conflicts(context: click.Context) -> None:
                 why=f"It is for --in {wanted}.",
                 fix="Leave one out.",
             )
-
-
-def _given(context: click.Context) -> set[str]:
-    """The options that were given, and not left at their defaults."""
-    defaults = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
-    return {name for name in context.params if context.get_parameter_source(name) not in defaults}
 
 
 def _flag(name: str) -> str:

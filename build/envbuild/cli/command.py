@@ -30,6 +30,11 @@ class CommandGroup(Command, click.Group):
     command_class = Command
 
 
+def given_options(context: click.Context) -> set[str]:
+    """The names of the options that were given, and not left at their defaults."""
+    return {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+
+
 def hands_over(context: click.Context) -> bool:
     """Whether a command of a group was named, to which the group's own work then gives way.
 
@@ -38,8 +43,7 @@ def hands_over(context: click.Context) -> bool:
     """
     if context.invoked_subcommand is None:
         return False
-    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if given:
+    if given_options(context):
         group = context.info_name
         raise click.UsageError(f"options of `{group} {context.invoked_subcommand}` come after its name", context)
     return True
@@ -48,12 +52,12 @@ def hands_over(context: click.Context) -> bool:
 def command_line(context: click.Context, *more: str) -> str:
     """The command as it was given, with ``more`` words: to be typed again."""
     words = context.command_path.split()
+    given_names = given_options(context)
     for parameter in context.command.params:
         name = str(parameter.name)
-        if not isinstance(parameter, click.Option) or name not in context.params:
+        if not isinstance(parameter, click.Option) or name not in given_names or parameter.opts[0] in more:
             continue
-        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE or parameter.opts[0] in more:
-            continue
+        # Only what was typed is repeated: a default may be another one in the next version.
         given = context.params[name]
         if parameter.is_flag:
             words.append(parameter.opts[0])

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def help_text() -> str:
     """What ``envbuild --help`` prints."""
+    # By hand: click would have to import every command for its first line.
     commands = "\n".join(f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items())
     return f"""\
 Usage: envbuild COMMAND [OPTIONS]

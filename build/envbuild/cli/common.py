@@ -64,6 +64,7 @@ class Session:
         """The folder for a command's logs: in the store, or a new one of its own where that is read-only."""
         if self.store.is_writable:
             return self.store.root / "logs" / name
+        # A cache that others fill may be mounted read-only, and commands that only read it still have logs.
         folder = Path(tempfile.mkdtemp(prefix=f"envbuild-{name}-"))
         self.reporter.note(f"the cache directory {self.store.root} cannot be written: logs are in {folder}")
         return folder
@@ -71,6 +72,7 @@ class Session:
     @cached_property
     def catalog(self) -> Catalog:
         catalog = Catalog.open(self.project)
+        # A misspelled folder would else only show as an unknown name.
         for stray in catalog.strays():
             self.reporter.note(f"note: {stray}")
         return catalog
@@ -144,7 +146,7 @@ def output_options(function: F) -> F:
 
 
 def selection_options(function: F) -> F:
-    """Add ``--stack``, ``--base`` and ``--target``."""
+    # Decorators apply from the last to the first, and click lists options in the order of the source.
     for option in (
         click.option("--base", metavar="NAME", help="The userland; default: the stack's default base for the target."),
         click.option("--target", metavar="NAME", help="The hardware generation (`envbuild list targets`)."),
@@ -176,7 +178,6 @@ def parse_phases(text: str) -> list[str]:
 
 
 def out_dir_option(function: F) -> F:
-    """Add ``--out-dir``."""
     from envbuild.image.output import OUT_DIR  # only commands that import it anyway have this option
 
     return click.option(

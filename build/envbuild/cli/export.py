@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
-from envbuild.cli.command import Command
+from envbuild.cli.command import Command, given_options
 from envbuild.cli.common import (
     PathArgument,
     Session,
@@ -59,7 +58,7 @@ def command(
     output: Path | None,
 ) -> None:
     """Write a lock in a format that other tools read, with the lock's own versions and hashes."""
-    _check_options(kind, output, phases_given=context.get_parameter_source("phases") is ParameterSource.COMMANDLINE)
+    _check_options(kind, output, phases_given="phases" in given_options(context))
     if kind == DOCKERFILE and output is not None:
         from envbuild.image.docker.export import export_dockerfile
         from envbuild.image.inputs import ImageInputs
@@ -70,6 +69,7 @@ def command(
         export_dockerfile(inputs, session.context, output)
         result = Exported(text="", packages=len(lock.packages()))
     else:
+        # Targets share a lock: only an image needs one.
         selection = session.select_to_lock(stack, target, base)
         lock = find_lock(session.project, selection, name)
         chosen = parse_phases(phases)

@@ -1,4 +1,4 @@
-"""The click group: imports a command when it runs, and explains what goes wrong in it."""
+"""The click group: imports a command when it runs."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class LazyGroup(Command, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            # click 8.1 suggests options and no commands.
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             meant = f" Did you mean {near[0]!r}?" if near else ""
             raise click.UsageError(f"no such command {args[0]!r}.{meant} Commands: {', '.join(COMMANDS)}", ctx)
@@ -42,13 +43,8 @@ def cli() -> None:
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run one command; failures are explained on stderr (and as an object on stdout with --json).
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C or SIGTERM.
-        BrokenPipeError: the reader of stdout left.
-    """
-    from envbuild.cli.report import explain, report, usage_error
+    """Run one command; what click finds wrong in the command line is reported, other errors are raised."""
+    from envbuild.cli.report import report, usage_error
 
     try:
         # Not cli.main(): it ends the process with status 1 when the reader of stdout leaves.
@@ -60,8 +56,4 @@ def run_command(arguments: list[str]) -> int:
         raise KeyboardInterrupt from None
     except click.ClickException as error:
         return report(usage_error(error), arguments)
-    except BrokenPipeError:
-        raise  # the reader of the result left: main() knows
-    except Exception as error:  # noqa: BLE001 - the last place where an error can be explained
-        return report(explain(error), arguments)
     return 0

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
-from envbuild.cli.command import CommandGroup, hands_over
+from envbuild.cli.command import CommandGroup, given_options, hands_over
 from envbuild.cli.common import Session, name_option, out_dir_option, output_options, selection_options
 from envbuild.cli.images import COMMANDS
 from envbuild.cli.resolve import command as resolve
@@ -113,6 +112,7 @@ def command(
         raise _no_enroot()
     readable = session.catalog.cluster(cluster).sqsh_compression if cluster is not None else ()
     packing = Packing(compression=Compression.parse(sqsh_compression), readable=readable)
+    # Before anything is built: an image takes minutes.
     if cluster is not None and "sqsh" in formats:
         check_readable(packing.compression, readable, cluster)
     selection = session.select(stack, target, base)
@@ -179,14 +179,13 @@ def _refuse_unused(context: click.Context) -> None:
     """
     formats = context.params["formats"]
     if "sqsh" not in formats:
-        for name in ("sqsh_compression", "sqsh_builder"):
-            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                option = f"--{name.replace('_', '-')}"
-                raise UsageError(
-                    f"{option} has no effect without a .sqsh",
-                    why=f"The formats are {','.join(formats)}.",
-                    fix=f"Add sqsh to --format, or leave {option} out.",
-                )
+        for name in sorted({"sqsh_compression", "sqsh_builder"} & given_options(context)):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{option} has no effect without a .sqsh",
+                why=f"The formats are {','.join(formats)}.",
+                fix=f"Add sqsh to --format, or leave {option} out.",
+            )
 
 
 for _command in (*COMMANDS, resolve):

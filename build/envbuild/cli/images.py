@@ -51,7 +51,6 @@ def inspect_command(
 
 
 def _built(session: Session, stack: str, base: str | None, target: str | None, out_dir: Path) -> str:
-    """The folder of a stack's image."""
     selection = session.select(stack, target, base)
     return str(find_image(out_dir, selection.stack_name, selection.base_name, selection.target_name).path)
 
@@ -78,6 +77,7 @@ def diff_command(
             fix=f"Add --files: {shlex.join(['envbuild', 'image', 'diff', old, new, '--files', '--times'])}",
         )
     with session.store.staging("diff") as scratch:
+        # Each in its own folder: both may be unpacked to files of the same names.
         opened = [open_image(named, _folder(scratch, name)) for named, name in ((old, "old"), (new, "new"))]
         paths = builder_paths(session.store)
         one, other = (inspect_image(item, paths, session.store) for item in opened)

@@ -11,7 +11,7 @@ from envbuild.catalog.models import KINDS, Target
 from envbuild.catalog.stack import Stack
 from envbuild.cli.command import Command
 from envbuild.cli.common import Session, output_options
-from envbuild.cli.report import as_json, tell
+from envbuild.cli.report import as_json, print_error
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.text import shown
@@ -33,7 +33,7 @@ def command(session: Session, kind: str) -> None:
     if broken:
         together = _together(broken, kind)
         result["error"] = as_json(together)
-        tell(together)
+        print_error(together)
     session.done(result, *_lines(rows))
     if broken:
         raise click.exceptions.Exit(ConfigurationError.exit_code)

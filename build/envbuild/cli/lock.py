@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
-from envbuild.cli.command import Command
+from envbuild.cli.command import Command, given_options
 from envbuild.cli.common import PathArgument, Session, output_options, selection_options
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import UsageError
@@ -103,7 +102,7 @@ def command(
     An existing lock is reused unless one of its inputs changed or a branch it follows moved.
     """
     _consistent(torch_build, check=check, diff=diff, verify=verify, everything=everything)
-    given = _given(context)
+    given = given_options(context) - {"as_json", "quiet"}
     if everything:
         _only(given, "--all", {"upgrade"})
         _lock_all(session, upgrade=upgrade)
@@ -120,6 +119,7 @@ def command(
     selection = session.select_to_lock(stack, target, base)
     parse_pins(selection.stack_name, selection.stack, pins, session.catalog.stack(selection.stack_name))
     request = LockRequest(pins=foreign_pins(selection.stack, pins), as_of=as_of, torch_build=torch_build, allow=allow)
+    # With --out the lock has its place, and pins need not name one.
     kept = variant_name(selection.stack_name, selection.stack, {} if out else request.pins, name)
     if diff:
         _diff(session, selection, request, out or kept)
@@ -164,12 +164,6 @@ def _consistent(torch_build: str | None, *, check: bool, diff: bool, verify: boo
             why="It installs one lock, which takes gigabytes.",
             fix="Verify lock by lock: envbuild lock --stack STACK --base BASE --verify",
         )
-
-
-def _given(context: click.Context) -> set[str]:
-    """The options that the user gave, but those about output."""
-    names = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
-    return names - {"json_output", "as_json", "json", "quiet"}
 
 
 def _only(given: set[str], word: str, allowed: set[str]) -> None:

@@ -19,11 +19,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def main() -> NoReturn:
     """Run the command line and exit with the code of what happened."""
+    # First: the next file that is opened would get the number of a closed stream.
     open_closed_streams()
     for number in SIGNALS:
         if number is signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
             signal.signal(number, interrupt)
-    code = handled(sys.argv[1:])
+    code = run(sys.argv[1:])
     # The work is over and has its exit code: a signal that comes now changes nothing.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -36,12 +37,12 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def handled(arguments: list[str]) -> int:
-    """Run one command line; every failure is explained. Returns the exit code."""
+def run(arguments: list[str]) -> int:
+    """Run one command line and explain its failure, if any; returns the exit code."""
     try:
-        return run(arguments)
+        return _dispatch(arguments)
     except BrokenPipeError:
-        return 0
+        return 0  # the reader has what it wants (`| head -1`)
     except KeyboardInterrupt:
         # Work has been stopped; another Ctrl-C has nothing left to stop.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -55,8 +56,7 @@ def handled(arguments: list[str]) -> int:
         return report(explain(error), arguments)
 
 
-def run(arguments: list[str]) -> int:
-    """Run one command line; returns its exit code."""
+def _dispatch(arguments: list[str]) -> int:
     as_json = "--json" in arguments
     match [word for word in arguments if word != "--json"]:
         case [] | ["-h" | "--help"]:

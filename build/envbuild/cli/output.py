@@ -17,6 +17,7 @@ def put(text: str) -> None:
     """
     try:
         sys.stdout.write(text)
+        # At once: what is left in the buffer would fail at exit, after the exit code was decided.
         sys.stdout.flush()
     except BrokenPipeError:
         raise

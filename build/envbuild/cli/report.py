@@ -50,6 +50,7 @@ def explain(error: Exception) -> EnvbuildError:
         return InterruptedByUserError()
     if isinstance(error, EnvbuildError):
         return error
+    # Without an errno it is an error of a library, and not of the machine.
     if isinstance(error, OSError) and error.errno is not None:
         return os_error(error, Path(str(error.filename or ".")), "use")
     text = "".join(traceback.format_exception(error))
@@ -65,7 +66,7 @@ def report(error: EnvbuildError, arguments: list[str]) -> int:
     if "--json" in arguments:
         with contextlib.suppress(BrokenPipeError, MachineError):
             put(json.dumps({"error": as_json(error)}, indent=2) + "\n")
-    tell(error)
+    print_error(error)
     return error.exit_code
 
 
@@ -74,15 +75,13 @@ def as_json(error: EnvbuildError) -> dict[str, Json]:
     return {**error.as_json(), "known": [{**match.as_json()} for match in _known(error)]}
 
 
-def tell(error: EnvbuildError) -> None:
-    """Print the error for people."""
+def print_error(error: EnvbuildError) -> None:
     text = render(error, _known(error), colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
-    with contextlib.suppress(OSError):  # nowhere to tell it
+    with contextlib.suppress(OSError):  # there is nowhere to print it
         print(text, file=sys.stderr)
 
 
 def render(error: EnvbuildError, matches: list[Match], *, colour: bool) -> str:
-    """The text for people."""
 
     def style(text: str, **how: object) -> str:
         return click.style(text, **how) if colour else text  # type: ignore[arg-type]
@@ -103,6 +102,7 @@ def _known(error: EnvbuildError) -> list[Match]:
     text = error.why
     if error.log and error.log.is_file():
         with error.log.open("rb") as stream:
+            # The log of a build may have gigabytes; what failed is at its end.
             stream.seek(max(0, error.log.stat().st_size - LOG_TAIL_BYTES))
             text += "\n" + stream.read().decode(errors="replace")
     ran = isinstance(error, CertificationFailedError | CertificationCannotRunError)

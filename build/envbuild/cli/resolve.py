@@ -55,6 +55,7 @@ def command(session: Session, base: str, write: bool) -> None:
 
 def _write(source: Path, to: Path, digest: str) -> None:
     with machine_errors(source, "read"):
+        # tomlkit keeps comments and order.
         document = tomlkit.parse(source.read_text(encoding="utf-8"))
     cast("MutableMapping[str, str]", document["obtain"])["digest"] = digest
     text = tomlkit.dumps(document)

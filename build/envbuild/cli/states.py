@@ -28,6 +28,7 @@ def _state(project: Path, stack: str, base: str, target: str) -> str:
     """Built is what lies in ``out/`` here: of what was built elsewhere nothing is known."""
     locked = _lock_digest(lock_path(project, stack, base)) or _lock_digest(shipped_lock(stack, base))
     try:
+        # Not through the models: a list of stacks must not fail for a record of an older version.
         record = json.loads((image_path(project / OUT_DIR, stack, base, target) / RECORD_FILE).read_bytes())
         built = str(record["lock_digest"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from envbuild.catalog.stores import StoreMode
-from envbuild.cli.common import Session
+from envbuild.cli.common import F, Session
 from envbuild.core.errors import UsageError
 from envbuild.store.remote import Remote
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 def store_option(text: str) -> Callable[[F], F]:
-    """Add ``--store``."""
     return click.option("--store", "store", metavar="STORE", default="", help=text)
 
 
@@ -33,6 +30,7 @@ def store_options(function: F) -> F:
     )
     @functools.wraps(function)
     def wrapper(*args: Any, store: str, store_mode: str | None, **kwargs: Any) -> Any:
+        # The session is made by output_options, after this decorator ran.
         def opened(session: Session) -> tuple[Remote, ...]:
             return session.remotes(store, store_mode or "")
 

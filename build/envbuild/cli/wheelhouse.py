@@ -40,7 +40,6 @@ def as_json(item: Built) -> dict[str, Json]:
 
 
 def line(item: Built) -> str:
-    """A wheel as people read it."""
     if item.built:
         state = f"built in {item.record.build_seconds:.0f} s"
     else:
@@ -79,14 +78,14 @@ def list_command(session: Session, store: str) -> None:
         session.done({"wheels": [as_json(item) for item in found]}, *lines)
         return
     remote = one_store(session, store)
-    there, bad = _records(remote, remote.keys(KIND))
+    records, bad = _records(remote, remote.keys(KIND))
     session.done(
         {
             "store": remote.address,
-            "wheels": [_remote_json(record) for record in there.values()],
+            "wheels": [_remote_json(record) for record in records.values()],
             "refused": dict(bad),
         },
-        *([_what(record) for record in there.values()] or ([] if bad else [f"no wheels in {remote.address}"])),
+        *([_what(record) for record in records.values()] or ([] if bad else [f"no wheels in {remote.address}"])),
         *[f"{short(key)}  refused: {why}" for key, why in bad.items()],
     )
 
@@ -118,8 +117,8 @@ def show_command(session: Session, key: str, store: str) -> None:
     """Print the record of the wheel whose key begins with KEY: its parts, its content, who built it, where it is."""
     if store:
         remote = one_store(session, store)
-        there, _ = _records(remote, _matching(remote, key))
-        record = there[key_by_prefix(key, {name: item.file for name, item in there.items()})]
+        records, _ = _records(remote, _matching(remote, key))
+        record = records[key_by_prefix(key, {name: item.file for name, item in records.items()})]
         session.done({"store": remote.address, **_remote_json(record)}, _what(record), *_details(record))
         return
     item = Wheelhouse(session.store).by_prefix(key)
@@ -199,7 +198,7 @@ def push_command(session: Session, keys: tuple[str, ...], everything: bool, repl
             )
         done[item.record.key] = wheelhouse.remote.push(remote, item, replace=replace).value
     names = {item.record.key: item.record.file for item in items}
-    session.done({"store": remote.address, "pushed": dict(done)}, *_told(done, names), _total(done, remote))
+    session.done({"store": remote.address, "pushed": dict(done)}, *_lines(done, names), _total(done, remote))
 
 
 @click.command("pull", cls=Command)
@@ -211,11 +210,11 @@ def pull_command(session: Session, keys: tuple[str, ...], everything: bool, stor
     """Pull wheels from a remote store into the wheelhouse; each is checked before it is kept."""
     _one_of(keys, everything)
     remote = one_store(session, store)
-    there = remote.keys(KIND)
+    chosen = remote.keys(KIND)
     if not everything:
-        names = dict.fromkeys(there, remote.address)
-        there = [key_by_prefix(key, names) for key in keys]
-    documents = remote.documents(KIND, there)
+        names = dict.fromkeys(chosen, remote.address)
+        chosen = [key_by_prefix(key, names) for key in keys]
+    documents = remote.documents(KIND, chosen)
     wheelhouse = Wheelhouse(session.store, [remote])
     done = {key: _pull(wheelhouse, remote, session, key, document) for key, document in documents.items()}
     refused = {key: what for key, what in done.items() if what not in (PULLED, HERE)}
@@ -226,7 +225,7 @@ def pull_command(session: Session, keys: tuple[str, ...], everything: bool, stor
             fix="They were not taken; the others were. With a good wheel here: envbuild wheels push KEY --replace",
         )
     names = {item.record.key: item.record.file for item in wheelhouse.all()}
-    session.done({"store": remote.address, "pulled": dict(done)}, *_told(done, names), _total(done, remote))
+    session.done({"store": remote.address, "pulled": dict(done)}, *_lines(done, names), _total(done, remote))
 
 
 PULLED, HERE = "pulled", "here already"
@@ -238,6 +237,7 @@ def _pull(
     """What became of a wheel: it was pulled, was here, or why it is refused."""
     if isinstance(document, CheckRefusedError):
         return document.why
+    # An entry whose record has another key must not count as one that is here.
     wheelhouse.set_aside(key)
     try:
         entry = session.store.get_or_build(KIND, key, lambda folder: wheelhouse.remote.take(remote, document, folder))
@@ -255,7 +255,7 @@ def _one_of(keys: tuple[str, ...], everything: bool) -> None:
         )
 
 
-def _told(done: Mapping[str, str], names: Mapping[str, str]) -> list[str]:
+def _lines(done: Mapping[str, str], names: Mapping[str, str]) -> list[str]:
     return [f"{short(key)}  {names.get(key, '')}  {what}" for key, what in done.items()]
 
 
@@ -286,6 +286,7 @@ def prune_command(session: Session, dry_run: bool, unused_days: float, force: bo
     from envbuild.lock.project_locks import committed
     from envbuild.wheels.cache.prune import plan_pruning, remove
 
+    # In a checkout both roots are the same folder.
     folders = dict.fromkeys(path.resolve() for root in (session.project, data_root()) for path in committed(root))
     lock_directories = [] if force else [read_lock(path) for path in folders]
     plan = plan_pruning(session.store, lock_directories, unused_days=unused_days, force=force)

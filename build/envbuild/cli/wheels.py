@@ -67,7 +67,7 @@ def command(
 ) -> None:
     """Build the compile-phase wheels of a lock for a target's architectures, and keep them in the wheelhouse.
 
-    What is there, or in a remote store that is read, is not built again. The commands look at what is there.
+    Existing wheels are reused, also those of remote stores that are read. The commands show and change what exists.
     """
     if hands_over(context):
         return
@@ -97,6 +97,7 @@ def command(
 
 def _environment(session: Session, lock: LockDirectory, target: Target) -> Path:
     """Phase main; hours of compiling are for nothing where its own GPU code does not run on the target."""
+    # Only called where a wheel is missing: the environment has gigabytes.
     made = build_environment(lock, session.site, session.store, session.reporter)
     check_prebuilt(site_packages_of(made), target.sm, session.store, session.reporter)
     return made
@@ -104,7 +105,7 @@ def _environment(session: Session, lock: LockDirectory, target: Target) -> Path:
 
 def _explain(session: Session, plans: tuple[WheelPlan, ...], against: str | None) -> None:
     other = Wheelhouse(session.store).by_prefix(against).record if against is not None else None
-    told: list[Json] = []
+    keys: list[Json] = []
     lines: list[str] = []
     for plan in plans:
         parts = plan.parts
@@ -117,8 +118,8 @@ def _explain(session: Session, plans: tuple[WheelPlan, ...], against: str | None
             item["differs"] = {part: list(values) for part, values in differs.items()}
             lines += [f"  {part}: {old or '-'} -> {new or '-'}" for part, (old, new) in differs.items()]
             lines += [] if differs else [f"  the same as {short(other.key)}"]
-        told.append(item)
-    session.done({"keys": told}, *lines)
+        keys.append(item)
+    session.done({"keys": keys}, *lines)
 
 
 for _command in COMMANDS:

@@ -20,12 +20,15 @@ def interruptible(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
 
     Ctrl-C reaches the main thread alone, which would otherwise wait for them to end by themselves.
     """
+    # Programs of other threads go on: only what starts from here on belongs to the block.
     before = set(running)
     try:
         yield pool
     except BaseException:
         # First what has not begun: a thread whose program is ended takes the next piece of work at once.
         pool.shutdown(wait=False, cancel_futures=True)
+        # shutdown() waits for the threads, and they wait for their programs: it runs in a thread next to the loop that
+        # ends those.
         ending = threading.Thread(target=pool.shutdown, name="wait for the pool", daemon=True)
         ending.start()
         while ending.is_alive():
@@ -71,9 +74,12 @@ class Background(Future[T]):
 
 def run_in_background(action: Callable[[], T]) -> Background[T]:
     """Run something in a daemon thread: it ends with the process, if not before."""
+    # Not a ThreadPoolExecutor: Python joins the threads of executors at exit, so that Ctrl-C would wait for a server
+    # that does not answer.
     future: Background[T] = Background()
 
     def work() -> None:
+        # started_program() reads it, so that stop() finds programs which are started far below the action.
         thread_state.work = future
         try:
             future.set_result(action())

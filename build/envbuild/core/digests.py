@@ -19,6 +19,7 @@ def sha256_bytes(data: bytes) -> str:
 
 def sha256_file(path: Path) -> str:
     """``sha256:<hex>`` of a file's bytes."""
+    # hashlib.file_digest is there from Python 3.11 on.
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
@@ -28,6 +29,8 @@ def sha256_file(path: Path) -> str:
 
 def canonical_json(value: Json) -> bytes:
     """The one byte form of a JSON value: sorted keys, no spaces, UTF-8."""
+    # Keys of wheels, layers and images are digests of these bytes, so they never change. This is not RFC 8785: floats
+    # are as Python prints them, and keys are sorted by code points.
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 

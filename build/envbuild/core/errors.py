@@ -42,6 +42,8 @@ class EnvbuildError(Exception):
 
     def with_context(self, *, what: str | None = None, why: str | None = None, fix: str | None = None) -> Self:
         """A copy of the same class with other texts: ``raise error.with_context(fix=...) from error``."""
+        # BaseException is copied as type(self)(*args) and then gets its attributes, so the keyword arguments of
+        # subclasses need not be known here.
         error = copy.copy(self)
         if what is not None:
             error.args = (what,)
@@ -190,6 +192,7 @@ class ResultsRefusedError(EnvbuildError):
 
 
 class InterruptedByUserError(EnvbuildError):
+    # 128 + SIGINT, as shells report it (bash(1), "EXIT STATUS").
     exit_code = 130
     meaning = "interrupted (Ctrl-C or SIGTERM)"
 
@@ -220,7 +223,6 @@ ERROR_CLASSES: tuple[type[EnvbuildError], ...] = (
 
 
 def disk_full(path: Path) -> MachineError:
-    """The error for a full disk under ``path``."""
     return MachineError(
         f"the disk that holds {path} is full",
         why="Writing failed with 'no space left on device', or less than 64 MiB is left after a tool failed.",

@@ -11,6 +11,7 @@ from pathlib import Path
 from envbuild.core.files import space_is_low
 
 TAIL_LINES = 30
+# RFC 3986, 3.2: user information is what stands before the @ of an authority, which ends at the first slash.
 _CREDENTIALS = re.compile(r"://[^/@\s'\"]+@")
 
 
@@ -27,6 +28,7 @@ def describe_status(status: int) -> str:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
+    # The kernel ends programs with SIGKILL when memory runs out, and tells them nothing.
     hint = " (often: the machine ran out of memory)" if name == "SIGKILL" else ""
     return f"was ended by {name}{hint}"
 
@@ -38,6 +40,7 @@ def tail(text: str, lines: int = TAIL_LINES) -> str:
 
 def innermost_calls(output: str, lines: int = 6) -> str:
     """The top of the last stack that faulthandler wrote down; the last lines where there is none."""
+    # The heading that faulthandler writes over each stack; the last one is of the thread that failed.
     _, found, stack = output.rpartition("most recent call first):\n")
     return "\n".join(stack.splitlines()[:lines]) if found else tail(output, lines=lines)
 

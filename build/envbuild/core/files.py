@@ -28,6 +28,8 @@ def write_atomic(path: Path, data: str | bytes, mode: int = 0o644) -> None:
         with temporary.open("wb") as stream:
             stream.write(data.encode() if isinstance(data, str) else data)
             stream.flush()
+            # rename(2) orders nothing on the disk: without this a power cut could leave an empty file of the final
+            # name.
             os.fsync(stream.fileno())
         temporary.chmod(mode)
 
@@ -37,6 +39,7 @@ def _replaced(path: Path) -> Iterator[Path]:
     """A file next to ``path``, which takes its place when the block is done."""
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        # In the same folder: rename(2) does not work from one file system to another.
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(descriptor)
         temporary = Path(name)
@@ -52,8 +55,10 @@ def make_private(folder: Path) -> None:
     """Make a folder that no other account enters, or close one that this account has already."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
+        # With its mode from the beginning, so that no other account enters before a chmod.
         folder.mkdir(PRIVATE)
         return
+    # lstat: another account may have put a link there, which chmod would follow.
     info = folder.lstat()
     if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and stat.S_IMODE(info.st_mode) != PRIVATE:
         folder.chmod(PRIVATE)
@@ -66,6 +71,7 @@ def remove_tree(path: Path) -> None:
         return
     if not path.exists():
         return
+    # Root file systems have folders that their owner may not write to, and unlink(2) needs that right.
     _open_up(path)
     for folder, below, _ in os.walk(path):
         for name in below:  # before os.walk tries to list it
@@ -88,6 +94,8 @@ def replace_tree(staged: Path, final: Path) -> None:
     """
     with machine_errors(final):
         final.parent.mkdir(parents=True, exist_ok=True)
+        # rename(2) replaces no directory that has something in it. renameat2(2) could exchange both at once, but Python
+        # has no call for it.
         if final.exists():
             old = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.old."))
             final.rename(old / final.name)
@@ -112,6 +120,7 @@ def open_plain(path: Path) -> BinaryIO:
     Raises:
         NotPlainFileError: it is not a plain file.
     """
+    # open(2): a pipe without a writer is waited for, but not with O_NONBLOCK, which means nothing for plain files.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         refuse_no_plain(path, os.fstat(descriptor))
@@ -144,10 +153,13 @@ def read_plain(path: Path, at_most_bytes: int) -> bytes:
 def link_or_copy(source: Path, destination: Path) -> None:
     """Give ``destination`` the content and times of ``source``: a hard link where the disk allows it, else a copy."""
     with _replaced(destination) as temporary:
+        # link(2) replaces nothing, so the name must be free.
         temporary.unlink()
         try:
             os.link(source, temporary)
         except OSError as error:
+            # Another disk; a file system without links, or a file of another account (proc(5), protected_hardlinks);
+            # too many links to one file.
             if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
                 raise
             shutil.copy2(source, temporary)
@@ -159,6 +171,7 @@ def space_is_low(path: Path) -> bool:
         path = path.parent
     usage = os.statvfs(path)
     # Some file systems have no fixed number of files, and say 0 of 0.
+    # f_bavail and f_favail are what ordinary accounts may use, without what is reserved for root (statvfs(3)).
     few_files = usage.f_files > 0 and usage.f_favail < LOW_FILES
     return few_files or usage.f_bavail * usage.f_frsize < LOW_SPACE_BYTES
 
@@ -181,6 +194,7 @@ def os_error(error: OSError, path: Path, doing: str = "write") -> EnvbuildError:
     Args:
         doing: what was tried: ``write``, ``read``, or ``use`` where that is not known.
     """
+    # A quota that is used up is to its user a full disk.
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return disk_full(path)
     if error.errno == errno.ENOENT and not _directory_is_there():

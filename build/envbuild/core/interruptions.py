@@ -9,7 +9,10 @@ does, while it makes a class.
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import NoReturn
 
 _came: list[int] = []
@@ -32,11 +35,13 @@ def is_interruption(error: BaseException) -> bool:
     pending: list[BaseException | None] = [error]
     while pending:
         one = pending.pop()
+        # Chains of errors may lead back to themselves.
         if one is None or id(one) in seen:
             continue
         if isinstance(one, KeyboardInterrupt):
             return True
         seen.add(id(one))
+        # `raise ... from None` hides a context on purpose: what it replaced was handled.
         pending += [one.__cause__, None if one.__suppress_context__ and one.__cause__ is None else one.__context__]
     return False
 
@@ -59,3 +64,25 @@ def interruptions_kept() -> Iterator[None]:
     except Exception as error:
         refuse_hidden_interruption(error)
         raise
+
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+    """Signals that Python handles come when the block is done: a program must not start without being known.
+
+    A signal mask would do it too, and the program would inherit it.
+    """
+    came: list[tuple[int, FrameType | None]] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handled = {number: handler for number, handler in handlers.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread():
+        handled = {}  # Python handles signals in the main thread alone
+    for number in handled:
+        signal.signal(number, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+        for which, frame in came:
+            handled[signal.Signals(which)](which, frame)

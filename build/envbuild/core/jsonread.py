@@ -19,11 +19,14 @@ def loads(text: str | bytes) -> Any:
     try:
         return json.loads(
             text,
+            # RFC 8259, 4: of a key that comes twice some readers take the first value and some the last. 6: NaN and
+            # Infinity, which Python reads and writes, are not JSON.
             object_pairs_hook=_each_key_once,
             parse_constant=_no_constant,
             parse_float=_float,
             parse_int=_integer,
         )
+    # The parser calls itself for each level.
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

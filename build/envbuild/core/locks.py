@@ -47,6 +47,7 @@ def _open(path: Path) -> int:
         make_private(path.parent)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
+    # O_CLOEXEC: a program that inherited the descriptor would hold the lock for as long as it runs.
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
@@ -54,6 +55,8 @@ def _open(path: Path) -> int:
 def _held(path: Path, operation: int, on_wait: Callable[[], None] | None) -> Iterator[None]:
     waited = False
     while True:
+        # flock(2), not fcntl(2): its locks belong to the open file, so that threads exclude each other too, and closing
+        # another descriptor of the same file releases nothing.
         with machine_errors(path):
             descriptor = _open(path)
         try:

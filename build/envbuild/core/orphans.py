@@ -27,6 +27,7 @@ class Orphans:
 
     def __init__(self, process: subprocess.Popen[bytes], report: Callable[[str], None]) -> None:
         self._process = process
+        # Both ends of a pipe have one name, "pipe:[INODE]": it is compared with what others hold.
         self._own = _pipe(PROC / "self/fd" / str(process.stdout.fileno())) if process.stdout else ""
         self._report = report
         self._seen: set[int] = set()
@@ -77,6 +78,7 @@ def _parents() -> dict[int, int]:
     for folder in PROC.iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError, IndexError):
+                # The second field is the name in parentheses, which may have spaces and parentheses itself.
                 state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
                 if state not in "ZX":
                     found[int(folder.name)] = int(parent)

@@ -84,6 +84,7 @@ def find_tool(name: str, package: str) -> Path:
     Raises:
         MachineError: it is not installed; names the Debian/Ubuntu ``package`` that has it.
     """
+    # Debian gives ordinary accounts a PATH without the sbin folders, and some tools are there (login.defs, ENV_PATH).
     path = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
     found = shutil.which(name, path=path)
     if found is None:
@@ -178,9 +179,11 @@ def stream(
     """
     command = [str(word) for word in argv]
     if limits.memory_bytes is not None:
+        # Not by preexec_fn, which may deadlock in a process with threads (Python's documentation of subprocess).
         command = [str(find_tool("prlimit", "util-linux")), f"--as={limits.memory_bytes}", *command]
     env = {**os.environ, "LC_ALL": "C"}
     with (
+        # A file, since a second pipe would fill and block the program while only the first one is read.
         tempfile.TemporaryFile() as messages,
         started_program(command, what, env, None, None, messages.fileno()) as process,
     ):
@@ -197,11 +200,11 @@ def stream(
             yield piece
         status = process.wait()
         messages.seek(0)
-        said = messages.read().decode(errors="replace")
+        output_text = messages.read().decode(errors="replace")
     if status not in statuses:
         raise error(
             f"cannot {what}: {Path(argv[0]).name} {describe_status(status)}",
-            why=tail(said) or f"It printed no message. The command was: {mask(shlex.join(command))}",
+            why=tail(output_text) or f"It printed no message. The command was: {mask(shlex.join(command))}",
             fix=fix,
         )
 
@@ -230,6 +233,7 @@ class _Output:
             with machine_errors(Path(self._sink.name)):
                 self._sink.write(chunk)
         if self._on_line is not None:
+            # Progress bars go back to the start of their line with a carriage return.
             *lines, self._pending = (self._pending + chunk).replace(b"\r", b"\n").split(b"\n")
             for line in lines:
                 self._on_line(line.decode(errors="replace"))
@@ -248,12 +252,15 @@ def _drain(process: subprocess.Popen[bytes], output: _Output, limit: _Limit, opt
     """Feed the program's standard input and read all output until it ends."""
     if process.stdout is None:
         raise InternalError("a program was started without a pipe for its output")
+    # Fed and read in one loop: a program that waits for its output to be read does not read its input meanwhile.
+    # subprocess.communicate() does the same, and shows nothing before the end.
     feed = memoryview(options.stdin if isinstance(options.stdin, bytes) else b"")
     orphans = Orphans(process, output.note) if options.whole else None
     poll_seconds = POLL_SECONDS if orphans is not None else None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         if process.stdin is not None:
+            # pipe(7): else a write waits until all of it fits.
             os.set_blocking(process.stdin.fileno(), False)
             selector.register(process.stdin, selectors.EVENT_WRITE)
         while selector.get_map():
@@ -276,8 +283,6 @@ def _drain(process: subprocess.Popen[bytes], output: _Output, limit: _Limit, opt
 
 
 class _Limit:
-    """The time that a program may take."""
-
     def __init__(self, command: list[str], started: float, seconds: float | None) -> None:
         self._command = command
         self._seconds = seconds

@@ -101,6 +101,7 @@ class RichReporter:
         self._titles: list[str] = []
 
     def note(self, text: str) -> None:
+        # Without markup: rich would take "[...]" in messages for styles.
         self._console.print(printable_lines(text), markup=False)
 
     def update(self, text: str) -> None:
@@ -110,6 +111,7 @@ class RichReporter:
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[None]:
         started, title = time.monotonic(), printable(title)
+        # Rich shows one live display at a time: inner steps change the text of the outer one.
         self._titles.append(title)
         if self._status is None:
             self._status = self._console.status(self._line(""))

@@ -63,12 +63,15 @@ class Sandbox:
 
     def command(self, bwrap: Path, argv: Sequence[str]) -> list[str]:
         """The command line that runs ``argv`` inside; to be started with :meth:`process_environment`."""
+        # --new-session: a program inside could else type into the terminal it shares (TIOCSTI, CVE-2017-5226;
+        # bwrap(1)).
         words = [str(bwrap), "--unshare-all", "--die-with-parent", "--new-session", "--uid", "0", "--gid", "0"]
         if self.network:
             words.append("--share-net")
         words += ["--ro-bind", str(self.root), "/", "--dev", "/dev", "--proc", "/proc"]
         for folder in dict.fromkeys(("/tmp", "/run", *self.tmpfs)):  # noqa: S108 - inside, and private
             words += ["--tmpfs", folder]
+        # A tmpfs, with what the root has there bound into it: the root itself stays read-only.
         for folder in self.opened:
             words += ["--tmpfs", folder, *self._shown(folder)]
         for bind in self.binds:
@@ -143,6 +146,8 @@ def why_blocked(proc_sys: Path, *, in_container: bool, root: bool | None = None)
     """Which setting keeps a process from making namespaces, and how to change it; empty cause if none stands out."""
     if root is None:
         root = os.geteuid() == 0
+    # user_namespaces(7). The next two settings are of distributions: kernels of Debian have had the first, those of
+    # Ubuntu have the second since 23.10.
     if _number(proc_sys / "user/max_user_namespaces") == 0:
         return (
             "user.max_user_namespaces is 0: no user namespaces at all.",
@@ -158,6 +163,8 @@ def why_blocked(proc_sys: Path, *, in_container: bool, root: bool | None = None)
             "kernel.apparmor_restrict_unprivileged_userns is 1 (Ubuntu 24.04's default).",
             "As root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (or run envbuild as root).",
         )
+    # systempaths: the kernel mounts no new /proc in a user namespace where parts of the old one are covered, and docker
+    # covers some.
     if in_container:
         options = (
             "--cap-add SYS_ADMIN and --security-opt seccomp=unconfined, apparmor=unconfined, systempaths=unconfined"

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Protocol
 
 from envbuild.core.errors import MachineError
-from envbuild.core.signals import signals_wait
+from envbuild.core.interruptions import signals_wait
 
 KILL_GRACE_SECONDS = 3.0
 # util-linux; without this a program outlives a killed envbuild and goes on writing into a staging directory.
+# Popen has no option for it, and preexec_fn may deadlock in a process with threads. The signal comes when the thread
+# ends that started the program (prctl(2), PR_SET_PDEATHSIG), and here threads wait for their programs.
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
@@ -73,6 +75,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     program = shutil.which(command[0], path=(env or os.environ).get("PATH"))
     try:
+        # Looked up here: setpriv would start all the same, and only its output would say what is missing.
         if program is None:
             raise FileNotFoundError(2, "no such program, or it may not be executed")
         return subprocess.Popen(
@@ -113,11 +116,14 @@ def watched(process: subprocess.Popen[bytes], *, whole: bool) -> Iterator[None]:
     if not whole:
         yield
         return
+    # read fails at the end of its input, which comes when this process dies; a line says that all is well. A negative
+    # process number is a group (kill(1)).
     script = 'read -r line || kill -s KILL -- "-$1"'
     watcher = subprocess.Popen(
         ["/bin/sh", "-c", script, "sh", str(process.pid)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
+        # A session of its own: a Ctrl-C at the terminal must not end the watcher first.
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )

@@ -42,7 +42,6 @@ class Match:
 
 @cache
 def signatures() -> tuple[Signature, ...]:
-    """All known failures."""
     return tuple(
         Signature(
             id=entry["id"],
@@ -62,5 +61,6 @@ def match_text(text: str, without: Collection[str] = ()) -> list[Match]:
     text = "\n".join(line[:LINE_CHARACTERS] for line in text.split("\n"))
     known = [entry for entry in signatures() if entry.stage not in without]
     hits = [(found.start(), entry) for entry in known if (found := entry.pattern.search(text))]
+    # The first failure of a log is most often the cause of the others.
     hits.sort(key=lambda hit: hit[0])
     return [Match(entry.id, entry.cause, entry.fix, entry.source) for _, entry in hits]

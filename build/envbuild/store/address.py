@@ -18,7 +18,9 @@ FORMS = {
 }
 # OCI distribution-spec 1.1, "Pulling manifests"
 _REPOSITORY = re.compile(r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
+# Google takes up to 222 characters where a name has dots; S3 takes 63.
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
+# A name or an IPv4 address, or an IPv6 address in brackets (RFC 3986, 3.2.2); and a port.
 _HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
 

@@ -20,6 +20,7 @@ Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 def _inside(name: str) -> str:
     """A file name that leads to no place outside its entry."""
+    # Whoever can write to a store chooses these names, and files are written to them.
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or str(path) != name or "\0" in name or name in (".", ENTRY_INDEX_FILE):
         raise ValueError(f"{name!r} is not the name of a file inside an entry")

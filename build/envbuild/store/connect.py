@@ -27,6 +27,7 @@ def open_remote(
         ConfigurationError: the address is malformed.
     """
     address = parse_address(url)
+    # obstore and urllib3 are imported by the modules below, and only for stores that are used.
     backend: Backend
     match address.scheme:
         case "oci":

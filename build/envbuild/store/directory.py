@@ -37,11 +37,14 @@ class Directory:
                 raise refused(kind, key, self._address, f"Its document is not a file: {error}.") from error
 
     def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, files: EntryFiles) -> bool:  # noqa: ARG002
+        # The index first: what it lists may be missing, but no entry is missing from it.
         self._write_index(kind, key, index_path)
         with self._errors("write"), self._written(document) as temporary:
             final = self._entry(kind, key)
             final.parent.mkdir(parents=True, exist_ok=True)
             try:
+                # link(2) fails where the name is taken, and what appears is whole. open(2) names it as the way that
+                # also works on NFS.
                 os.link(temporary, final)
             except FileExistsError:
                 return False
@@ -123,6 +126,7 @@ class Directory:
     @contextlib.contextmanager
     def _temporary(self) -> Iterator[Path]:
         """A file name on the store's disk that no other process has, here or on another machine."""
+        # In the store itself: links and renames need one file system.
         area = self._root / "incoming"
         area.mkdir(exist_ok=True)
         temporary = area / f"{os.getpid()}-{secrets.token_hex(8)}"

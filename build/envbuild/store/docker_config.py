@@ -18,7 +18,9 @@ from envbuild.core.process import ProcessOptions, run
 HELPER_SECONDS = 60
 # What a helper says when it has nothing (docker-credential-helpers, "credentials/error.go").
 NOTHING = "credentials not found in native keychain"
+# The user name of an identity token (docker-credential-helpers, README).
 TOKEN_USER = "<token>"  # noqa: S105 - the name that says that a token follows
+# `docker login` keeps the credentials of Docker Hub under the first of the names below, which is no host of images.
 DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
 
 
@@ -83,6 +85,7 @@ def _in(
     config: Mapping[str, Any], path: Path, names: tuple[str, ...], environ: Mapping[str, str]
 ) -> Credentials | None:
     helpers, auths = config.get("credHelpers") or {}, config.get("auths") or {}
+    # As docker does: a helper of the registry, then what the file holds, then the helper of all registries.
     for name in names:
         if helper := helpers.get(name):
             return _ask(str(helper), name, path, environ)
@@ -105,6 +108,7 @@ def _decoded(entry: Mapping[str, Any], path: Path) -> Credentials | None:
             why="An auth in it is not base64.",
             fix="Make the file anew with `docker login` or `podman login`.",
         ) from error
+    # docker itself takes NUL characters from the end of a password (docker/cli, cli/config/configfile, decodeAuth).
     user, secret = str(entry.get("username") or user), str(entry.get("password") or secret.rstrip("\0"))
     return Credentials(user=user, secret=secret, source=str(path)) if user else None
 
@@ -118,7 +122,7 @@ def _ask(helper: str, name: str, path: Path, environ: Mapping[str, str]) -> Cred
             why=f"{path} names it for {name}, and it is not on PATH.",
             fix="Install it, or take it out of the file and use `docker login`.",
         )
-    asked = run(
+    finished = run(
         [program, "get"],
         what=f"ask {Path(program).name} for the credentials of {name}",
         check=False,
@@ -129,17 +133,17 @@ def _ask(helper: str, name: str, path: Path, environ: Mapping[str, str]) -> Cred
             error=MachineError,
         ),
     )
-    if asked.status != 0 and NOTHING in asked.output:
+    if finished.status != 0 and NOTHING in finished.output:
         return None
     try:
-        if asked.status != 0:
+        if finished.status != 0:
             raise ValueError("it failed")
-        said = jsonread.foreign(asked.output)
-        user, secret = str(said["Username"]), str(said["Secret"])
+        answer = jsonread.foreign(finished.output)
+        user, secret = str(answer["Username"]), str(answer["Secret"])
     except (ValueError, KeyError, TypeError) as error:
         raise MachineError(
             f"the credential helper {Path(program).name} has no credentials for {name}",
-            why=f"It ended with status {asked.status}; what it printed may be secret and is not shown.",
+            why=f"It ended with status {finished.status}; what it printed may be secret and is not shown.",
             fix=f"Run it by hand: echo {name} | {Path(program).name} get",
         ) from error
     return Credentials(

@@ -26,6 +26,7 @@ class Document(BaseModel):
     schema_: Literal["envbuild.entry/1"] = Field(alias="schema", default="envbuild.entry/1")
     kind: str
     key: Digest
+    # The key "shelf" is part of the format.
     index_path: tuple[str, ...] = Field(
         alias="shelf", description="what it can be looked for by, from the wide to the narrow"
     )
@@ -33,7 +34,6 @@ class Document(BaseModel):
     record: JsonValue = Field(description="the entry's own record, to be read without its files")
 
     def as_bytes(self) -> bytes:
-        """The document as it is kept."""
         return (self.model_dump_json(by_alias=True, indent=1) + "\n").encode()
 
     @property
@@ -47,6 +47,7 @@ def describe(kind: str, key: str, index_path: tuple[str, ...], folder: Path, rec
     files = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
+        # Whoever fetches the entry writes its files: a link could lead out of the folder.
         if path.is_symlink():
             raise InternalError(f"the store entry has a symbolic link: {name}")
         if path.is_file() and name != ENTRY_INDEX_FILE:

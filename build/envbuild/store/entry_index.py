@@ -65,6 +65,7 @@ def find_damage(entry: Path, is_known: IsKnown | None = None) -> str:
             if is_large and (is_known(name, info) if is_known else info.st_mtime == INDEXED_SECONDS):
                 continue
             if sha256_file(entry / name) != digest:
+                # Entries share files by hard links, and so their times.
                 mark_changed(entry / name)
                 return f"{name} was changed"
     except (FileNotFoundError, NotADirectoryError) as error:

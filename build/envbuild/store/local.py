@@ -36,7 +36,7 @@ class LocalStore:
     def __init__(self, root: Path, reporter: Reporter) -> None:
         self.root = root
         self.reporter = reporter
-        self._told: set[Path] = set()
+        self._reported: set[Path] = set()
         self._used: set[Path] = set()
 
     @property
@@ -55,6 +55,7 @@ class LocalStore:
         """Note that an entry is used now, and by this process until it ends: pruning goes by both."""
         path = self.path_of(kind, key)
         with contextlib.suppress(OSError):  # a store that others own
+            # The time of the folder is that of its last use, by which `wheels prune` chooses.
             os.utime(path)
         if path not in self._used and self.is_writable:
             self._used.add(path)
@@ -75,8 +76,8 @@ class LocalStore:
             return None
         problem = entry_index.find_damage(path)
         if problem:
-            if path.is_dir() and path not in self._told:
-                self._told.add(path)
+            if path.is_dir() and path not in self._reported:
+                self._reported.add(path)
                 self.reporter.note(f"{kind} {short(key)} in the store was damaged ({problem}): it is made anew")
             return None
         return path
@@ -103,6 +104,7 @@ class LocalStore:
         lock = self.lock_of(kind, key)
         waiting = f"another envbuild is making {kind} {short(key)}: waiting for it"
         with locks.exclusive(lock, on_wait=lambda: self.reporter.note(waiting)):
+            # Who held the lock until now may have made it.
             if not again and entry_index.find_damage(path) == "":
                 return Entry(path=path, built=False)
             with self.staging(kind) as staged:
@@ -110,13 +112,14 @@ class LocalStore:
                 content.mkdir(PRIVATE)
                 build(content)
                 with machine_errors(path):
+                    # Before the rename: from then on others read the entry without a lock.
                     entry_index.write_index(content)
                     make_private(path.parent)
                     if path.is_dir():
                         # Removed with the staging directory; a process that reads it keeps what it has open.
                         path.rename(staged / "replaced")
                     content.rename(path)
-                    self._told.discard(path)
+                    self._reported.discard(path)
         return Entry(path=path, built=True)
 
     @contextlib.contextmanager
@@ -126,6 +129,7 @@ class LocalStore:
         area = self.root / "staging"
         with machine_errors(area):
             make_private(area)
+        # The kernel releases the locks of a dead process, so a lock that is free has a folder that is not in use.
         self._sweep(area)
         folder = area / f"{label}-{os.getpid()}-{secrets.token_hex(4)}"
         lock = folder.with_suffix(".lock")
@@ -162,6 +166,7 @@ class LocalStore:
     def remove(self, kind: str, key: str) -> None:
         """Remove an entry: renamed away first, so that no reader sees half of it."""
         path = self.path_of(kind, key)
+        # A rename takes the whole entry at once; its files go with the staging directory.
         with self.staging("removed") as folder, contextlib.suppress(FileNotFoundError):
             path.rename(folder / "entry")
 

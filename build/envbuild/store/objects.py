@@ -49,13 +49,13 @@ class Objects:
 
         with self._errors(f"read {kind} {key}"):
             try:
-                found = waited(lambda: obstore.get(self._store, _entry(kind, key)))
+                found = wait_for(lambda: obstore.get(self._store, _entry(kind, key)))
                 if found.meta["size"] > MOST_BYTES:
                     why = f"Its document is larger than {MOST_BYTES >> 20} MiB."
                     raise refused(kind, key, str(self._address), why)
-                return waited(lambda: bytes(found.bytes()))
+                return wait_for(lambda: bytes(found.bytes()))
             except FileNotFoundError:
-                self._look()
+                self._check_bucket()
                 return None
 
     def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, files: EntryFiles) -> bool:  # noqa: ARG002
@@ -65,6 +65,7 @@ class Objects:
             self._put(_mark(kind, key, index_path), b"")
             try:
                 # HTTP's If-None-Match: *, which the server decides.
+                # A conditional put is one request: parts of an upload have no such condition.
                 self._put(_entry(kind, key), document, mode="create", use_multipart=False)
             except AlreadyExistsError:
                 return False
@@ -89,12 +90,13 @@ class Objects:
 
         with self._errors(f"look for {digest}"):
             try:
-                return waited(lambda: obstore.head(self._store, _blob(digest)))["size"] == size_bytes
+                return wait_for(lambda: obstore.head(self._store, _blob(digest)))["size"] == size_bytes
             except FileNotFoundError:
-                self._look()
+                self._check_bucket()
                 return False
 
     def upload(self, file: Path, digest: str, size_bytes: int) -> None:
+        # obstore sends parts of one size, so it is chosen for the number of parts.
         part = max(LEAST_PART_BYTES, size_bytes // PARTS + 1)
 
         with self._errors(f"write {digest}"):
@@ -105,13 +107,13 @@ class Objects:
 
         with self._errors(f"read {digest}"):
             try:
-                found = waited(lambda: obstore.get(self._store, _blob(digest)))
+                found = wait_for(lambda: obstore.get(self._store, _blob(digest)))
             except FileNotFoundError:
-                self._look()
+                self._check_bucket()
                 return False
             with machine_errors(to), to.open("wb") as out:
                 chunks = iter(found.stream(min_chunk_size=CHUNK_BYTES))
-                while out.tell() <= size_bytes and (chunk := waited(lambda: next(chunks, None))) is not None:
+                while out.tell() <= size_bytes and (chunk := wait_for(lambda: next(chunks, None))) is not None:
                     out.write(chunk)
         return True
 
@@ -120,15 +122,16 @@ class Objects:
 
         with self._errors("list what it has"):
             listing = obstore.list(self._store, prefix)
-            return waited(lambda: [str(item["path"]) for page in listing for item in page])
+            return wait_for(lambda: [str(item["path"]) for page in listing for item in page])
 
     def _put(self, path: str, content: bytes | Path, **how: Any) -> None:
         import obstore
 
-        waited(lambda: obstore.put(self._store, path, content, **how))
+        wait_for(lambda: obstore.put(self._store, path, content, **how))
 
-    def _look(self) -> None:
+    def _check_bucket(self) -> None:
         """What is not found may be missing with its whole bucket; listing an empty place is no error, that one is."""
+        # S3 answers 404 for both; obstore raises FileNotFoundError for both.
         if not self._seen:
             self._listed(ENTRIES)
             self._seen = True
@@ -178,7 +181,7 @@ class Objects:
         )
 
 
-def waited(action: Callable[[], T]) -> T:
+def wait_for(action: Callable[[], T]) -> T:
     """The result of a call into obstore, which hears of no signal until it is done: Ctrl-C ends the waiting here."""
     return run_in_background(action).result()
 
@@ -221,6 +224,7 @@ def open_objects(address: Address, endpoint: str | None, ca_bundle: Path | None,
         "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
         "read_timeout": timedelta(seconds=READ_SECONDS),
         # Of a whole request; large files take their time, and a stalled one ends by the read timeout.
+        # object_store ends each request after 30 s by default.
         "timeout": timedelta(days=1),
         "allow_http": url.startswith("http://"),
     }

@@ -32,5 +32,4 @@ def load(path: Path, model: type[M]) -> M:
 
 
 def dump(record: BaseModel) -> bytes:
-    """A record as the bytes of its file."""
     return (json.dumps(record.model_dump(mode="json", by_alias=True), indent=2) + "\n").encode()

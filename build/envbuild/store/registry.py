@@ -47,8 +47,6 @@ MESSAGE_CHARACTERS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A whole answer."""
-
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -90,13 +88,15 @@ class Registry:
             backoff_max=LONGEST_WAIT_SECONDS,
             retry_after_max=LONGEST_WAIT_SECONDS,
             status_forcelist=TRANSIENT,
+            # All methods: urllib3 sends POST again only if told to, and uploads begin with one. What is sent twice has
+            # one digest.
             allowed_methods=None,
             raise_on_status=False,
         )
         self._lock = threading.Lock()
         self._pools: dict[str, PoolManager] = {}
         self._authorization = ""
-        self._asked_for: Credentials | None = None
+        self._credentials: Credentials | None = None
 
     def ask(
         self,
@@ -141,8 +141,8 @@ class Registry:
         with self._errors("GET", path), machine_errors(to), to.open("wb") as out:
             while True:
                 start = out.tell()
-                asked = {**(headers or {}), **({"Range": f"bytes={start}-"} if start else {})}
-                response = self._send("GET", url, asked, None, self._retries)
+                range_headers = {**(headers or {}), **({"Range": f"bytes={start}-"} if start else {})}
+                response = self._send("GET", url, range_headers, None, self._retries)
                 try:
                     if response.status not in (200, 206):
                         break
@@ -171,6 +171,7 @@ class Registry:
         once = self._retries.new(total=None, connect=0, read=0, status=0, other=0, redirect=5)
         with self._errors("PUT", path):
             while True:
+                # OCI distribution-spec 1.1, "POST then PUT". The Location may be relative and may have a query.
                 opened = self.ask("POST", path, accept=(202,), headers={"Content-Length": "0"})
                 place = urllib.parse.urljoin(self._top + path, opened.headers.get("Location", ""))
                 place += ("&" if "?" in place else "?") + urllib.parse.urlencode(query)
@@ -182,6 +183,7 @@ class Registry:
                         response = self._send("PUT", place, headers, body, once)
                         if response.status == 201:
                             return
+                        # 404: the registry has forgotten the upload (BLOB_UPLOAD_UNKNOWN).
                         if response.status not in TRANSIENT | {404}:
                             raise self._refused(
                                 "PUT", path, response.status, _body(response), _redirected(response, place)
@@ -201,6 +203,7 @@ class Registry:
     ) -> BaseHTTPResponse:
         """One request, sent again with credentials when the registry asks for them; its body is not read yet."""
         sent = {"User-Agent": f"envbuild/{__version__}", **headers}
+        # Blobs often come from signed addresses of object stores, which refuse a second kind of authorization.
         own = self._is_own(url)
         for last in (False, True):
             if own and self._authorization:
@@ -230,6 +233,7 @@ class Registry:
                 retries=retries,
                 timeout=self._timeout,
                 preload_content=False,
+                # Digests and sizes are those of the bytes as they are sent.
                 decode_content=False,
             )
 
@@ -248,6 +252,7 @@ class Registry:
         from urllib3 import PoolManager, ProxyManager
 
         parts = urllib.parse.urlsplit(url)
+        # urllib3 does not read HTTPS_PROXY and NO_PROXY; the standard library does.
         proxy = "" if urllib.request.proxy_bypass(parts.netloc) else urllib.request.getproxies().get(parts.scheme, "")
         with self._lock:
             if proxy not in self._pools:
@@ -261,11 +266,11 @@ class Registry:
     def _authorize(self, challenge: str, refused: str) -> None:
         """Find what the registry's challenge asks for (RFC 7235; the distribution project's token specification)."""
         scheme, _, rest = challenge.partition(" ")
-        asked = urllib.request.parse_keqv_list(urllib.request.parse_http_list(rest)) if "=" in rest else {}
+        challenged = urllib.request.parse_keqv_list(urllib.request.parse_http_list(rest)) if "=" in rest else {}
         credentials = credentials_for(self._address.host, self._environ)
-        self._asked_for = credentials
-        if scheme.lower() == "bearer" and asked.get("realm"):
-            found = f"Bearer {self._token(asked, credentials)}"
+        self._credentials = credentials
+        if scheme.lower() == "bearer" and challenged.get("realm"):
+            found = f"Bearer {self._token(challenged, credentials)}"
         elif scheme.lower() == "basic" and credentials is not None:
             found = _basic(credentials)
         else:
@@ -273,15 +278,15 @@ class Registry:
         # The same again would be refused again.
         self._authorization = "" if found == refused else found
 
-    def _token(self, asked: Mapping[str, str], credentials: Credentials | None) -> str:
-        realm = urllib.parse.urlsplit(asked["realm"])
+    def _token(self, challenge: Mapping[str, str], credentials: Credentials | None) -> str:
+        realm = urllib.parse.urlsplit(challenge["realm"])
         if realm.scheme != "https" and not (realm.scheme == "http" and is_loopback(realm.hostname or "")):
             raise NetworkError(
                 f"the {self._noun} {self._address} asks for credentials at a place without TLS",
                 why=f"Its tokens come from {realm.scheme}://{realm.netloc}.",
                 fix="Nothing was sent there. Have the registry's administrators name a place with https.",
             )
-        fields = {name: asked[name] for name in ("service", "scope") if asked.get(name)}
+        fields = {name: challenge[name] for name in ("service", "scope") if challenge.get(name)}
         url, headers, method, body = realm.geturl(), {}, "GET", None
         if credentials is not None and credentials.identity_token:
             fields |= {"grant_type": "refresh_token", "client_id": "envbuild", "refresh_token": credentials.secret}
@@ -291,11 +296,12 @@ class Registry:
             url += ("&" if realm.query else "?") + urllib.parse.urlencode(fields)
             headers |= {"Authorization": _basic(credentials)} if credentials else {}
         response = self._request(method, url, headers, body, self._retries)
-        said = _body(response)
+        answer = _body(response)
         if response.status != 200:
-            raise self._refused("GET", "its token", response.status, said)
+            raise self._refused("GET", "its token", response.status, answer)
         with contextlib.suppress(ValueError, AttributeError):
-            found = jsonread.foreign(said)
+            found = jsonread.foreign(answer)
+            # The token specification has both names; some registries send one, some the other.
             if token := found.get("token") or found.get("access_token"):
                 return str(token)
         raise NetworkError(
@@ -315,36 +321,38 @@ class Registry:
         except HTTPError as error:
             cause = getattr(error, "reason", None) or error
             # Without the object's address, which urllib3's texts begin with.
-            said = re.sub(r"<[^>]*object at 0x[0-9a-f]+>:? ?", "", str(cause))[:MESSAGE_CHARACTERS]
+            text = re.sub(r"<[^>]*object at 0x[0-9a-f]+>:? ?", "", str(cause))[:MESSAGE_CHARACTERS]
             raise NetworkError(
                 f"the {self._noun} {self._address} cannot be reached",
-                why=f"{method} {path}: {said}; tried {RETRIES + 1} times.",
+                why=f"{method} {path}: {text}; tried {RETRIES + 1} times.",
                 fix="Check the address, the network and the proxy. Run the same command again: what was transferred "
                 f"whole is kept.{self._otherwise}",
             ) from error
 
     def _refused(self, method: str, path: str, status: int, body: bytes, elsewhere: str = "") -> NetworkError:
         tried = f", tried {RETRIES + 1} times" if status in TRANSIENT else ""
-        said = f" It says: {message}" if (message := _message(body)) else ""
+        detail = f" Its message: {message}" if (message := _message(body)) else ""
         if elsewhere:
             return NetworkError(
                 f"{elsewhere}, to which the {self._noun} {self._address} redirects, refuses: status {status}",
-                why=f"{method} {path} was redirected there{tried}.{said} The registry itself gave leave.",
+                why=f"{method} {path} was redirected there{tried}.{detail} The registry itself allowed it.",
                 fix="Such an address is signed for some minutes: check this machine's clock, and whether network and "
                 f"proxy let {elsewhere} through; then run the same command again.{self._otherwise}",
             )
-        account = f"as {self._asked_for.user} (from {self._asked_for.source})" if self._asked_for else "without a name"
+        account = (
+            f"as {self._credentials.user} (from {self._credentials.source})" if self._credentials else "without a name"
+        )
         host = self._address.host
         login = f"Log in: docker login {host} (or podman, skopeo, oras: their files are read)."
         fixes = {
-            401: login if self._asked_for is None else f"The credentials are refused; {login[0].lower()}{login[1:]}",
+            401: login if self._credentials is None else f"The credentials are refused; {login[0].lower()}{login[1:]}",
             403: f"Give the account the right to this repository, or use another one. {login}",
             404: "Correct the address of the repository; some registries want it made first.",
             429: "It is overloaded, or its limit is used up: run the same command again later.",
         }
         return NetworkError(
             f"the {self._noun} {self._address} refuses: status {status}",
-            why=f"{method} {path}, {account}{tried}.{said}",
+            why=f"{method} {path}, {account}{tried}.{detail}",
             fix=f"{fixes.get(status, 'Run the same command again later.')}{self._otherwise}",
         )
 
@@ -355,6 +363,7 @@ def _receive(response: BaseHTTPResponse, out: IO[bytes], size_bytes: int) -> Non
 
     count, over, slow = 0, threading.Event(), threading.Event()
 
+    # The read timeout of a socket starts again with each byte. shutdown() ends a read that another thread waits in.
     def watch() -> None:
         seen = 0
         while not over.wait(SLOW_SECONDS):
@@ -368,6 +377,7 @@ def _receive(response: BaseHTTPResponse, out: IO[bytes], size_bytes: int) -> Non
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
+        # read1 returns what has come, so the count grows also where a whole chunk takes long.
         while chunk := response.read1(CHUNK_BYTES):
             out.write(chunk)
             count += len(chunk)

@@ -21,8 +21,6 @@ REQUESTS_AT_ONCE = 8
 
 
 class Pushed(str, Enum):
-    """What became of a push."""
-
     NEW = "pushed"
     SAME = "there already"
     OTHER = "another one is there"
@@ -69,6 +67,7 @@ class Remote:
                 path.parent.mkdir(parents=True, exist_ok=True)
             if not self.backend.download(file.digest, file.size_bytes, path):
                 raise refused(document.kind, document.key, self.address, f"Its file {file.name} is missing there.")
+            # The size first: hashing a file of many gigabytes is not worth it when its length is wrong.
             size = path.stat().st_size
             if size != file.size_bytes:
                 why = f"Its file {file.name} has {size} bytes instead of {file.size_bytes}."
@@ -107,6 +106,7 @@ class Remote:
             raise problem
         if found is None:
             self._upload(mine, folder, anew=False)
+            # Only now: what a document names must be there before it.
             if self.backend.create(kind, key, index_path, mine.as_bytes(), mine.files):
                 return Pushed.NEW
             found = self.find(kind, key)
@@ -124,7 +124,6 @@ class Remote:
                 self.backend.upload(folder / file.name, file.digest, file.size_bytes)
 
     def keys(self, kind: str) -> list[str]:
-        """The keys of all entries of a kind."""
         return sorted(self.backend.keys(kind))
 
     def list_index(self, kind: str, index_path: tuple[str, ...]) -> list[EntryRef]:

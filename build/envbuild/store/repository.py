@@ -27,10 +27,14 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 DOCUMENT_TYPE = "application/vnd.envbuild.entry.v1+json"
 FILE_TYPE = "application/octet-stream"
 TITLE = "org.opencontainers.image.title"
+# After its own write a writer waits this long before it looks whose manifest the tag has.
 SETTLE_SECONDS = 0.5
 # A registry that keeps tags as they are answers one of these to a second manifest.
 CONFLICT = (409, 412)
+# Tags have at most 128 characters of [a-zA-Z0-9._-] (OCI distribution-spec, "Pulling manifests"), of which a key takes
+# 64.
 _INDEX_TAG = re.compile(r"([^.-]+)\.(.+)\.([0-9a-f]{64})")
+# RFC 8288, as the spec has it for further pages ("Listing Tags").
 _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
 
 
@@ -55,9 +59,9 @@ class OciRepository:
         with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
             document = Path(folder) / "document"
             with machine_errors(document):
-                there = self._registry.download(f"blobs/{digest}", size, document)
+                exists = self._registry.download(f"blobs/{digest}", size, document)
                 content = document.read_bytes()
-        if not there or sha256_bytes(content) != digest:
+        if not exists or sha256_bytes(content) != digest:
             why = "Its document has another digest than its manifest states."
             raise refused(kind, key, str(self._address), why)
         return content
@@ -68,6 +72,7 @@ class OciRepository:
         tag = _tag(kind, key)
         if self._manifest(tag) is not None:
             return False
+        # The header is not in the spec; registries that do not know it ignore it.
         answer = self._put(tag, manifest, accept=(201, *CONFLICT), headers={"If-None-Match": "*"})
         if answer.status in CONFLICT:
             return False
@@ -139,6 +144,7 @@ class OciRepository:
     def _tags(self) -> list[str]:
         """All tags of the repository, page by page; a repository that does not exist yet has none."""
         found: list[str] = []
+        # Registries may send fewer, and link to the next page.
         query = "n=1000"
         seen = set()
         while query and query not in seen:

@@ -31,9 +31,10 @@ def temporary_store(folder: Path | None = None, *, within: Path | None = None) -
         with machine_errors(folder):
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(PRIVATE)
+            # The name can be guessed, and /tmp is open to all: another account may have made it first.
             if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
                 raise MachineError(
-                    f"{folder} belongs to somebody else",
+                    f"{folder} belongs to another account",
                     why="Images are mounted and unpacked below it, so no other account may change it.",
                     fix="Have it removed, or set TMPDIR to a directory of your own.",
                 )
