@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from envbuild.cli.main import handled
+from envbuild.cli.main import run
 from envbuild.core import locks
 
 
@@ -30,7 +30,7 @@ def run_here(arguments: list[str], cwd: Path, env: Mapping[str, str]) -> subproc
             os.chdir(cwd)
             _set_environment(env)
             sys.stdout, sys.stderr = out, err
-            code = handled(list(arguments))
+            code = run(list(arguments))
         finally:
             sys.stdout, sys.stderr = streams
             _set_environment(before)

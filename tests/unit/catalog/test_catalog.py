@@ -170,10 +170,10 @@ def test_strays_are_named_with_what_is_meant(tmp_path):
     for name in ("stakcs/mine.toml", "zzz/mine.toml", "mine.toml", "stacks/mine.toml", "venv/bin/x", ".git/x.toml"):
         (tmp_path / "envs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "envs" / name).write_text("")
-    told = Catalog.open(tmp_path).strays()
-    assert [line.split(" is not read. ")[0] for line in told] == [
+    message = Catalog.open(tmp_path).strays()
+    assert [line.split(" is not read. ")[0] for line in message] == [
         str(tmp_path / "envs" / name) for name in ("mine.toml", "stakcs", "zzz")
     ]
-    assert "Did you mean 'stacks'? Definitions are in the folders stacks, bases, " in told[1]
-    assert "Did you mean" not in told[2]
+    assert "Did you mean 'stacks'? Definitions are in the folders stacks, bases, " in message[1]
+    assert "Did you mean" not in message[2]
     assert Catalog.open(data_root()).strays() == []

@@ -55,7 +55,7 @@ def test_a_component_for_gpus_changes_nothing_on_bases_without(catalog):
     assert definition_digest(on(catalog, GPU_BASE).stack) != definition_digest(on(catalog, GPU_BASE, "on-cpu").stack)
 
 
-def test_also_what_a_takeover_brings(tmp_path, catalog):
+def test_takeover_has_its_components_by_device_too(tmp_path, catalog):
     takeover = {
         "without": "x",
         "driver": "bridge",

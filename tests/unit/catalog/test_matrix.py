@@ -26,7 +26,7 @@ def test_rows_have_all_axes_of_cases():
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         ("tensor = [2, 0]", "tensor[1]: input should be greater than or equal to 1; found 0"),
         ("tensor = []", "tensor: needs at least 1 item; has 0"),
@@ -35,10 +35,10 @@ def test_rows_have_all_axes_of_cases():
         ("sequences = true", "sequences: unknown key; did you mean 'sequence'?"),
     ],
 )
-def test_wrong_value_of_a_row(line, told):
+def test_wrong_value_of_a_row(line, expected):
     with pytest.raises(ConfigurationError) as caught:
         toml.parse(f"{QUICK}\n[[cases]]\nmodel = 'gpt'\n{line}\n", Matrix, "m.toml")
-    assert f"cases[{QUICK.count('[[cases]]')}].{told}" in caught.value.why
+    assert f"cases[{QUICK.count('[[cases]]')}].{expected}" in caught.value.why
 
 
 def test_wrong_value_in_the_only_row_is_one_thing_to_correct():
@@ -57,7 +57,7 @@ MAMBA = 'mamba = { hybrid_override_pattern = "MM", state_dim = 8, head_dim = 8, 
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "expected"),
     [
         (WEIGHTS, "", "tolerance.fp32.weights_relative: this key is required"),
         (WEIGHTS, f"{WEIGHTS}\n[tolerance.fp32.tensor]\nloss_relative = 0.02",
@@ -70,11 +70,11 @@ MAMBA = 'mamba = { hybrid_override_pattern = "MM", state_dim = 8, head_dim = 8, 
         (MOE, MAMBA, "models.moe: kind mamba-hybrid needs a table mamba, and no other kind has one"),
     ],
 )  # fmt: skip
-def test_wrong_value_of_a_matrix(old, new, told):
+def test_wrong_value_of_a_matrix(old, new, expected):
     assert old in QUICK
     with pytest.raises(ConfigurationError) as caught:
         toml.parse(QUICK.replace(old, new, 1), Matrix, "m.toml")
-    assert told in caught.value.why
+    assert expected in caught.value.why
 
 
 def tolerance(**axes: object) -> Tolerance:

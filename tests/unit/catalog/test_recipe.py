@@ -16,7 +16,7 @@ def test_values_that_a_variable_can_have(value):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         ("a\0b", "control characters"),
         ("a\nb", "control characters"),
@@ -25,10 +25,10 @@ def test_values_that_a_variable_can_have(value):
         ("{sm", "is not a placeholder"),
     ],
 )
-def test_values_that_would_do_something_else_than_was_meant(value, said):
+def test_values_that_would_do_something_else_than_was_meant(value, expected):
     with pytest.raises(ValidationError) as refused:
         recipe("X", value)
-    assert said in str(refused.value)
+    assert expected in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["PATH", "TORCH_CUDA_ARCH_LIST", "CC"])

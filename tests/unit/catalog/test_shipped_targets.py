@@ -15,7 +15,7 @@ TORCH_CU126 = Architectures.of(["50", "60", "70", "75", "80", "86", "89", "90", 
 ENGINE_CU13 = Architectures.of(["75", "80", "89", "90", "90a", "100", "100a", "103a", "120", "120f"])
 
 
-def test_no_shipped_target_states_a_driver_of_somebodys_fleet():
+def test_no_shipped_target_has_a_driver_floor():
     assert {name for name in CATALOG.names("targets") if CATALOG.target(name).driver} == set()
 
 

@@ -76,7 +76,7 @@ def test_xdg_folders(home, tmp_path):
 
 
 @pytest.mark.parametrize("value", ["", "rel", "./rel", None])
-def test_home_that_names_no_place_is_asked_of_the_password_database(value, monkeypatch, tmp_path):
+def test_home_that_is_not_absolute_is_taken_from_the_password_database(value, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     environ = {"PIP_CONFIG_FILE": "/dev/null", **({} if value is None else {"HOME": value})}
     entry = pwd.getpwuid(os.getuid())
@@ -86,7 +86,7 @@ def test_home_that_names_no_place_is_asked_of_the_password_database(value, monke
     assert load_site({**environ, "ENVBUILD_CONFIG": str(file)}).cache_dir == Path(entry.pw_dir) / "here"
 
 
-def test_account_without_a_home_says_so(monkeypatch):
+def test_account_without_a_home_is_refused(monkeypatch):
     def unknown(_):
         raise KeyError
 
@@ -134,7 +134,7 @@ def test_empty_apt_mirror_is_none(home, mirror):
 
 @pytest.mark.parametrize("mirror", NO_MIRRORS)
 @pytest.mark.parametrize("setting", ["ENVBUILD_APT_MIRROR", "apt_mirror"])
-def test_apt_mirror_that_is_none_is_refused(home, mirror, setting):
+def test_wrong_apt_mirror_is_refused(home, mirror, setting):
     if setting == "apt_mirror":
         configure(home, f"apt_mirror = {json.dumps(mirror)}\n")
     else:

@@ -32,7 +32,7 @@ CENTRAL = ("central", "oci://registry.example.org/team/wheels", "read")
 OURS = ("ours", "s3://bucket/wheels", "read-write")
 
 
-def test_without_settings_there_is_none(tmp_path):
+def test_without_settings_there_are_no_stores(tmp_path):
     site = load_site({"HOME": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"})
     assert (site.stores, site.known_stores) == ((), {})
 
@@ -65,7 +65,7 @@ def test_an_endpoint_goes_with_its_store(environ):
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "expected"),
     [
         ({"ENVBUILD_STORE": "their"}, "there is no store 'their'"),
         ({"ENVBUILD_STORE": "http://host/x"}, "is not the address of a store"),
@@ -74,15 +74,15 @@ def test_an_endpoint_goes_with_its_store(environ):
         ({"ENVBUILD_STORE_MODE": "rw"}, "'rw' is not a mode of a store"),
     ],
 )
-def test_wrong_variables_are_configuration_errors(environ, variables, said):
+def test_wrong_variables_are_configuration_errors(environ, variables, expected):
     with pytest.raises(ConfigurationError) as refused:
         load_site({**environ, **variables})
-    assert said in refused.value.what
+    assert expected in refused.value.what
     assert "secret" not in str(refused.value.as_json())
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ('[stores.a]\nurl = "ftp://x"\n', "begins with none of"),
         ('[stores.a]\nurl = "oci://me:secret@host/x"\n', "holds a user name or password"),
@@ -94,11 +94,11 @@ def test_wrong_variables_are_configuration_errors(environ, variables, said):
         ('[stores.a]\nurl = "s3://bucket"\nendpoint = "http://me:secret@host"\n', "no password"),
     ],
 )
-def test_a_wrong_file_names_line_and_key(environ, text, said):
+def test_a_wrong_file_names_line_and_key(environ, text, expected):
     Path(environ["ENVBUILD_CONFIG"]).write_text(text)
     with pytest.raises(ConfigurationError) as refused:
         load_site(environ)
-    assert said in refused.value.why
+    assert expected in refused.value.why
     assert "secret" not in str(refused.value.as_json())
 
 

@@ -16,7 +16,7 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_list_says_what_became_of_each_stack_on_each_base_for_each_target(project, capsys):
+def test_list_shows_the_state_of_each_stack_base_and_target(project, capsys):
     record = project / "out/images/mcore-debian12-cu130-h200/record.json"
     record.parent.mkdir(parents=True)
     lock = (data_root() / "lockfiles/mcore/debian12-cu130/stack.lock.toml").read_text()
@@ -40,8 +40,8 @@ def test_list_says_what_became_of_each_stack_on_each_base_for_each_target(projec
 
 def test_list_names_the_command_that_resolves_a_base(project, capsys):
     assert run(["list", "bases"]) == 0
-    told = capsys.readouterr().out
-    assert "digest not resolved (envbuild image resolve --base ngc-pytorch-25.09-py3)" in told
+    message = capsys.readouterr().out
+    assert "digest not resolved (envbuild image resolve --base ngc-pytorch-25.09-py3)" in message
     assert run(["list", "bases", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["bases"]}
     assert (rows["debian12"]["resolved"], rows["ngc-pytorch-25.09-py3"]["resolved"]) == (True, False)
@@ -56,11 +56,11 @@ def test_resolving_writes_into_the_projects_own_file(project, capsys):
     file.write_text(shipped[: shipped.index("[obtain]")] + obtain)
     (project / "root.tar").write_bytes(b"x")
     assert run(["image", "resolve", "--base", "own", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["was"], told["written"]) == (None, None)
+    output = json.loads(capsys.readouterr().out)
+    assert (output["was"], output["written"]) == (None, None)
     assert "digest" not in file.read_text()
     assert run(["image", "resolve", "--base", "own", "--write"]) == 0
-    assert f'digest = "{told["digest"]}"' in file.read_text()
+    assert f'digest = "{output["digest"]}"' in file.read_text()
     assert "# kept" in file.read_text()
     assert run(["image", "resolve", "--base", "own", "--write", "--json"]) == 0
     capsys.readouterr()

@@ -31,7 +31,7 @@ def project(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def said(capsys):
+def certificate_json(capsys):
     """What a command prints with --json; its exit code must be this."""
 
     def command(*arguments, status=0):
@@ -42,23 +42,23 @@ def said(capsys):
 
 
 @pytest.fixture
-def signed(project, said):
+def signed(project, certificate_json):
     """A key of the name `lab`, a trust file with it, and a certificate that it signed."""
-    said("keygen", "--out", "keys", "--name", "lab")
+    certificate_json("keygen", "--out", "keys", "--name", "lab")
     write_certificate(project / CERTIFICATE_FILE, statement(cases=CASES), load_signer("keys/lab.key", None))
     (project / "trust.toml").write_text('[keys.lab]\nfile = "keys/lab.pub"\n')
     return project
 
 
-def test_keygen_makes_a_pair_and_overwrites_none(project, said, capsys):
-    made = said("keygen", "--out", "keys", "--name", "lab")
+def test_keygen_makes_a_pair_and_overwrites_none(project, certificate_json, capsys):
+    made = certificate_json("keygen", "--out", "keys", "--name", "lab")
     assert made == {
         "private": str(project / "keys/lab.key"), "public": str(project / "keys/lab.pub"), "keyid": made["keyid"],
     }  # fmt: skip
     assert re.fullmatch("[0-9a-f]{64}", made["keyid"])
     assert stat.S_IMODE((project / "keys/lab.key").stat().st_mode) == 0o600
     before = (project / "keys/lab.key").read_bytes()
-    error = said("keygen", "--out", "keys", "--name", "lab", status=2)["error"]
+    error = certificate_json("keygen", "--out", "keys", "--name", "lab", status=2)["error"]
     assert "exists already" in error["what"]
     assert (project / "keys/lab.key").read_bytes() == before
     assert run(["certificate", "keygen", "--out", "keys", "--name", "../lab"]) == 2
@@ -67,15 +67,15 @@ def test_keygen_makes_a_pair_and_overwrites_none(project, said, capsys):
     assert not (project / "more").exists()
 
 
-def test_keygen_locks_with_a_password_that_is_named(project, said, monkeypatch):
+def test_keygen_locks_with_a_password_that_is_named(project, certificate_json, monkeypatch):
     monkeypatch.setenv("WORD", "s3cret")
-    said("keygen", "--out", "keys", "--name", "lab", "--password", "env:WORD")
+    certificate_json("keygen", "--out", "keys", "--name", "lab", "--password", "env:WORD")
     assert "ENCRYPTED PRIVATE KEY" in (project / "keys/lab.key").read_text()
     assert load_signer("keys/lab.key", "env:WORD")
 
 
-def test_show_tells_what_it_says_and_that_nothing_was_verified(signed, said, capsys):
-    shown = said("show", CERTIFICATE_FILE)
+def test_show_prints_the_certificate_and_that_nothing_was_verified(signed, certificate_json, capsys):
+    shown = certificate_json("show", CERTIFICATE_FILE)
     assert shown["verified"] is False
     assert shown["statement"]["predicate"]["cases"] == CASES
     assert run(["certificate", "show", CERTIFICATE_FILE]) == 0
@@ -85,19 +85,19 @@ def test_show_tells_what_it_says_and_that_nothing_was_verified(signed, said, cap
     assert "gpt-fp32-tp2" in text
     write_certificate(signed / "unsigned", statement(cases=CASES), None)
     assert run(["certificate", "show", "unsigned"]) == 0
-    out, told = capsys.readouterr()
+    out, message = capsys.readouterr()
     assert "NOT SIGNED" in out
-    assert "not signed" in told
+    assert "not signed" in message
 
 
-def test_show_of_what_is_no_certificate(project, said):
-    assert said("show", "none", status=3)["error"]["what"] == "there is no certificate none"
+def test_show_of_what_is_no_certificate(project, certificate_json):
+    assert certificate_json("show", "none", status=3)["error"]["what"] == "there is no certificate none"
     (project / "other").write_text("{}")
-    assert said("show", "other", status=12)["error"]["kind"] == "CertificateRefusedError"
+    assert certificate_json("show", "other", status=12)["error"]["kind"] == "CertificateRefusedError"
 
 
-def test_verify_says_whose_it_is_and_what_about(signed, said, capsys):
-    found = said("verify", CERTIFICATE_FILE, "--trust", "trust.toml", "--digest", SHA["oci"])
+def test_verify_prints_the_key_and_the_subject(signed, certificate_json, capsys):
+    found = certificate_json("verify", CERTIFICATE_FILE, "--trust", "trust.toml", "--digest", SHA["oci"])
     assert found["verified"] is True
     assert found["key"]["name"] == "lab"
     assert found["subject"]["mcore-ubuntu2404-cu130-h200.sqsh"] == SHA["sqsh"]
@@ -109,9 +109,9 @@ def test_verify_says_whose_it_is_and_what_about(signed, said, capsys):
     assert "nothing was compared" in text
 
 
-def test_verify_refuses_with_an_exit_code_of_its_own(signed, said):
+def test_verify_refuses_with_an_exit_code_of_its_own(signed, certificate_json):
     def refused(*arguments):
-        error = said("verify", *arguments, "--trust", "trust.toml", status=12)["error"]
+        error = certificate_json("verify", *arguments, "--trust", "trust.toml", status=12)["error"]
         assert (error["kind"], error["exit_code"]) == ("CertificateRefusedError", 12)
         return error["why"]
 
@@ -126,28 +126,30 @@ def test_verify_refuses_with_an_exit_code_of_its_own(signed, said):
     refused("changed")
 
 
-def test_trust_file_that_is_not_there_is_told_with_the_lines_that_make_one(signed, said):
-    error = said("verify", CERTIFICATE_FILE, "--trust", "none/mine.toml", status=3)["error"]
+def test_missing_trust_file_shows_the_lines_that_make_one(signed, certificate_json):
+    error = certificate_json("verify", CERTIFICATE_FILE, "--trust", "none/mine.toml", status=3)["error"]
     assert error["what"] == "the trust file none/mine.toml does not exist"
     assert error["why"]
     lines = "\n".join(error["fix"].splitlines()[-2:])
     (signed / "mine.toml").write_text(lines)
     (signed / "lab.pub").write_bytes((signed / "keys/lab.pub").read_bytes())
-    said("verify", CERTIFICATE_FILE, "--trust", "mine.toml")
+    certificate_json("verify", CERTIFICATE_FILE, "--trust", "mine.toml")
 
 
-def test_trust_is_named_on_the_command_line_or_in_the_configuration_and_nowhere_else(signed, said, monkeypatch):
-    assert "no trusted keys" in said("verify", CERTIFICATE_FILE, status=2)["error"]["what"]
+def test_trust_is_named_on_the_command_line_or_in_the_configuration_and_nowhere_else(
+    signed, certificate_json, monkeypatch
+):
+    assert "no trusted keys" in certificate_json("verify", CERTIFICATE_FILE, status=2)["error"]["what"]
     monkeypatch.setenv("ENVBUILD_TRUST", str(signed / "trust.toml"))
-    assert said("verify", CERTIFICATE_FILE)["verified"]
+    assert certificate_json("verify", CERTIFICATE_FILE)["verified"]
     monkeypatch.delenv("ENVBUILD_TRUST")
     (signed / ".config/envbuild").mkdir(parents=True)
     (signed / ".config/envbuild/config.toml").write_text('[signing]\ntrust = "~/trust.toml"\n')
-    assert said("verify", CERTIFICATE_FILE)["verified"]
+    assert certificate_json("verify", CERTIFICATE_FILE)["verified"]
     # The command line's word goes before the configuration's.
-    said("keygen", "--out", "keys", "--name", "other")
+    certificate_json("keygen", "--out", "keys", "--name", "other")
     (signed / "other.toml").write_text('[keys.other]\nfile = "keys/other.pub"\n')
-    said("verify", CERTIFICATE_FILE, "--trust", "other.toml", status=12)
+    certificate_json("verify", CERTIFICATE_FILE, "--trust", "other.toml", status=12)
 
 
 @pytest.mark.parametrize(
@@ -172,5 +174,5 @@ KEYS = {"verified", "at", "key", "subject", "stack", "base", "target", "in", "lo
 KEYS |= {"matrix_is_shipped", "whole_matrix", "cases", "reused", "issued_at", "oldest_measurement", "compared"}
 
 
-def test_keys_of_json_stay(signed, said):
-    assert set(said("verify", CERTIFICATE_FILE, "--trust", "trust.toml")) == KEYS
+def test_keys_of_json_stay(signed, certificate_json):
+    assert set(certificate_json("verify", CERTIFICATE_FILE, "--trust", "trust.toml")) == KEYS

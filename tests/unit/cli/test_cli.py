@@ -61,15 +61,15 @@ def test_commands_import_only_the_libraries_they_use(project):
     assert not heavy & used
 
 
-def test_an_empty_wheelhouse_is_said_to_be_empty(project, capsys):
+def test_empty_wheelhouse_names_the_commands_that_fill_it(project, capsys):
     assert run(["wheels", "list"]) == 0
-    shown, noise = capsys.readouterr()
-    assert (noise, shown.startswith("no wheels here: `envbuild wheels` builds")) == ("", True)
+    shown, message = capsys.readouterr()
+    assert (message, shown.startswith("no wheels here: `envbuild wheels` builds")) == ("", True)
     assert run(["wheels", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"wheels": []}
 
 
-def test_the_second_push_says_that_it_is_there_and_reads_no_wheel(project, tmp_path, capsys):
+def test_second_push_reports_there_already_and_reads_no_wheel(project, tmp_path, capsys):
     kept = keep_wheel(LocalStore(tmp_path / "cache", SilentReporter()), PARTS, tmp_path)
     (tmp_path / "share").mkdir()
     push = ["wheels", "push", "--all", "--store", f"file://{tmp_path}/share"]
@@ -78,11 +78,11 @@ def test_the_second_push_says_that_it_is_there_and_reads_no_wheel(project, tmp_p
     kept.wheel.unlink()
     kept.wheel.mkdir()
     assert run(push) == 0
-    shown, noise = capsys.readouterr()
-    assert (noise, f"{kept.record.file}  there already\n" in shown) == ("", True)
+    shown, message = capsys.readouterr()
+    assert (message, f"{kept.record.file}  there already\n" in shown) == ("", True)
 
 
-def test_a_push_of_nothing_to_a_store_that_is_not_there_is_told(project, tmp_path, capsys):
+def test_push_of_nothing_to_a_missing_store_is_refused(project, tmp_path, capsys):
     push = ["wheels", "push", "--all", "--store", f"file://{tmp_path}/share"]
     assert run(push) == 10
     assert f"the store file://{tmp_path}/share cannot be reached" in capsys.readouterr().err
@@ -103,7 +103,7 @@ def test_a_push_of_nothing_to_a_store_that_is_not_there_is_told(project, tmp_pat
         (["pull", PARTS.key, "--all"], 2, "which wheels are meant"),
     ],
 )
-def test_wheels_that_are_not_named_clearly(project, capsys, arguments, code, expected):
+def test_wheels_that_are_not_named_clearly_are_refused(project, capsys, arguments, code, expected):
     assert run(["wheels", *arguments]) == code
     assert expected in capsys.readouterr().err
 
@@ -111,8 +111,8 @@ def test_wheels_that_are_not_named_clearly(project, capsys, arguments, code, exp
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], []])
 def test_help_names_every_command_and_exit_code(arguments, capsys):
     assert run(arguments) == 0
-    shown, noise = capsys.readouterr()
-    assert noise == ""
+    shown, message = capsys.readouterr()
+    assert message == ""
     assert shown == help_text()
     for name, (_, text) in COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(text)}$", shown, re.MULTILINE)
@@ -124,8 +124,8 @@ def test_help_names_every_command_and_exit_code(arguments, capsys):
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_has_help_json_and_quiet(name, capsys):
     assert run([name, "--help"]) == 0
-    shown, noise = capsys.readouterr()
-    assert noise == ""
+    shown, message = capsys.readouterr()
+    assert message == ""
     assert f"Usage: envbuild {name} [OPTIONS]" in shown
     assert "--json" in shown
     assert "--quiet" in shown
@@ -164,14 +164,14 @@ def test_version(capsys):
         (["schema", "--into", ""], ["'--into': it is empty"]),
     ],
 )
-def test_usage_error_says_what_is_meant(project, arguments, expected, capsys):
+def test_usage_error_names_what_is_allowed(project, arguments, expected, capsys):
     assert run(arguments) == 2
-    shown, told = capsys.readouterr()
+    shown, message = capsys.readouterr()
     assert shown == ""
-    assert told.startswith("error: ")
-    assert "Traceback" not in told
+    assert message.startswith("error: ")
+    assert "Traceback" not in message
     for part in expected:
-        assert part in told
+        assert part in message
 
 
 @pytest.mark.parametrize(
@@ -195,13 +195,13 @@ def test_unknown_names(project, arguments, code, expected, capsys):
 )
 def test_json_error_is_one_object_on_stdout(project, arguments, capsys):
     code = run(arguments)
-    shown, told = capsys.readouterr()
+    shown, message = capsys.readouterr()
     error = json.loads(shown)["error"]
     assert set(error) == {"kind", "exit_code", "what", "why", "fix", "log", "known"}
     assert error["exit_code"] == code != 0
     assert error["what"]
     assert error["known"] == []
-    assert told.startswith("error: ")
+    assert message.startswith("error: ")
 
 
 def test_known_failure_is_named_with_its_cure(project, capsys):
@@ -210,9 +210,9 @@ def test_known_failure_is_named_with_its_cure(project, capsys):
     stack.parent.mkdir(parents=True)
     stack.write_text("x = \"ModuleNotFoundError: No module named 'torch'\" y\n")
     assert run(["lock", "--stack", "mine", "--target", "cpu", "--json"]) == 3
-    shown, told = capsys.readouterr()
+    shown, message = capsys.readouterr()
     assert [known["id"] for known in json.loads(shown)["error"]["known"]] == ["BI01"]
-    assert "known failure BI01" in told
+    assert "known failure BI01" in message
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -230,7 +230,7 @@ def test_list(project, kind, capsys):
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == [row["name"] for row in rows]
 
 
-def test_list_shows_the_users_own_first_and_tells_what_is_broken(project, capsys):
+def test_list_shows_own_definitions_and_reports_broken_ones(project, capsys):
     own = project / "envs" / "targets" / "mine.toml"
     own.parent.mkdir(parents=True)
     own.write_text('summary = "my target"\ndevice = "cpu"\nplatform = "linux/amd64"\n')
@@ -238,8 +238,8 @@ def test_list_shows_the_users_own_first_and_tells_what_is_broken(project, capsys
     assert re.search(r"^mine +my target  \[envs/targets/mine.toml\]$", capsys.readouterr().out, re.MULTILINE)
     own.write_text("sumary = 1\n")
     assert run(["list", "targets"]) == 3
-    shown, told = capsys.readouterr()
-    assert "mine.toml:1" in told
+    shown, message = capsys.readouterr()
+    assert "mine.toml:1" in message
     assert {"cpu", "h200"} <= {line.split()[0] for line in shown.splitlines()}
     (own.parent / "folder.toml").mkdir()
     (own.parent / "link.toml").symlink_to("nowhere")
@@ -260,8 +260,8 @@ def test_misspelled_folder_is_noted(project, capsys):
     (project / "envs" / "stakcs").mkdir(parents=True)
     (project / "envs" / "stakcs" / "mine.toml").write_text("")
     assert run(["lock", "--stack", "mine"]) == 3
-    told = capsys.readouterr().err
-    assert f"note: {project / 'envs' / 'stakcs'} is not read. Did you mean 'stacks'?" in told
+    message = capsys.readouterr().err
+    assert f"note: {project / 'envs' / 'stakcs'} is not read. Did you mean 'stacks'?" in message
     assert run(["list", "stacks", "--quiet"]) == 0
     assert capsys.readouterr().err == ""
 
@@ -296,15 +296,15 @@ def test_schema_into_files(project, capsys):
 def test_print_cases(project, capsys):
     arguments = ["certify", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--print-cases"]
     assert run([*arguments, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    cases = {case["id"]: case for case in told["cases"]}
+    output = json.loads(capsys.readouterr().out)
+    cases = {case["id"]: case for case in output["cases"]}
     assert cases["gpt-fp32-tp2-pp2"] == {
         "id": "gpt-fp32-tp2-pp2",
         "processes": 4,
         "baseline": "gpt-fp32-baseline",
         "compares_weights": False,
     }
-    assert told["left_out"] == []
+    assert output["left_out"] == []
     assert run([*arguments, "--only", "gpt-fp32-dp2"]) == 0
     assert capsys.readouterr().out.splitlines() == ["gpt-fp32-baseline  1 process", "gpt-fp32-dp2       2 processes"]
 
@@ -314,13 +314,13 @@ def test_print_cases_takes_the_packages_of_the_lock(project, capsys):
     arguments += ["--matrix", "certify-full", "--print-cases", "--json"]
     lock = make_lock(project / "lockfiles/mcore/debian12-cu130", f"{MAIN}mamba-ssm==2.2.4\n")
     assert run(arguments) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["lock"] == lock.digest
-    assert "hybrid-bf16-pp2" in {case["id"] for case in told["cases"]}
-    assert "mamba-ssm" not in " ".join(item["why"] for item in told["left_out"])
+    output = json.loads(capsys.readouterr().out)
+    assert output["lock"] == lock.digest
+    assert "hybrid-bf16-pp2" in {case["id"] for case in output["cases"]}
+    assert "mamba-ssm" not in " ".join(item["why"] for item in output["left_out"])
 
 
-def test_print_cases_without_a_lock_says_whose_packages_it_takes(project, capsys):
+def test_print_cases_without_a_lock_notes_whose_packages_it_takes(project, capsys):
     write_stack(project, "bare", {"torch": {"version": "==2.13.0"}}, base="debian12")
     assert run(["certify", "--stack", "bare", "--target", "cpu", "--base", "debian12", "--print-cases", "--json"]) == 0
     out, err = capsys.readouterr()
@@ -342,14 +342,14 @@ def test_print_cases_of_a_named_lock_that_is_not_there_is_refused(project, capsy
     assert "there is no lock of stack mcore on base debian12 named no" in capsys.readouterr().err
 
 
-def test_print_cases_says_what_is_left_out_and_why(project, capsys):
+def test_print_cases_lists_what_is_left_out_and_why(project, capsys):
     arguments = ["certify", "--stack", "mcore", "--target", "a100", "--matrix", "certify-full", "--print-cases"]
     assert run([*arguments, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    left_out = {item["id"]: item["why"] for item in told["left_out"]}
+    output = json.loads(capsys.readouterr().out)
+    left_out = {item["id"]: item["why"] for item in output["left_out"]}
     assert left_out["hybrid-bf16-pp2"] == "it needs the package mamba-ssm, which the environment does not have"
     assert left_out["te-fp8-dp2"] == "precision = fp8 needs GPUs of SM 89 or newer; the target has SM 80"
-    assert not left_out.keys() & {case["id"] for case in told["cases"]}
+    assert not left_out.keys() & {case["id"] for case in output["cases"]}
     assert run(arguments) == 0
     last = capsys.readouterr().out.splitlines()[-3:]
     assert [line.partition(": ")[0] for line in last] == [
@@ -364,9 +364,9 @@ def test_image_for_a_cluster_that_cannot_read_it_is_refused_at_once(project, cap
     cluster.parent.mkdir(parents=True)
     cluster.write_text('summary = "old tools"\nlauncher = "bwrap"\nsqsh_compression = ["gzip"]\n')
     assert run(["image", "--stack", "mcore", "--target", "cpu", "--cluster", "old"]) == 3
-    told = capsys.readouterr().err
-    assert "nodes of cluster old cannot read a .sqsh compressed with zstd" in told
-    assert "--sqsh-compression gzip" in told
+    message = capsys.readouterr().err
+    assert "nodes of cluster old cannot read a .sqsh compressed with zstd" in message
+    assert "--sqsh-compression gzip" in message
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ def test_export_options_that_do_not_fit_the_format_are_refused(project, capsys, 
     assert words in capsys.readouterr().err
 
 
-def test_out_dir_that_cannot_be_written_is_told_before_work_starts(project, capsys):
+def test_out_dir_that_cannot_be_written_is_refused_before_work_starts(project, capsys):
     make_lock(project / "lockfiles" / "mcore" / "debian12")
     (project / "file").write_text("")
     arguments = ["image", "--stack", "mcore", "--target", "cpu", "--base", "debian12", "--out-dir"]
@@ -435,9 +435,9 @@ def test_command_without_what_it_needs_names_the_command_that_makes_it(project, 
     path = next(row["path"] for row in json.loads(capsys.readouterr().out)["stacks"] if row["name"] == "mcore")
     stack.write_text(Path(path).read_text())
     assert run([*arguments, "--stack", "mine", "--target", "cpu", "--base", "debian12"]) == 3
-    told = capsys.readouterr().err
-    assert expected in told
-    assert "envbuild lock --stack mine --base debian12" in told
+    message = capsys.readouterr().err
+    assert expected in message
+    assert "envbuild lock --stack mine --base debian12" in message
 
 
 def test_tampered_lock_is_refused_with_the_way_out(project, capsys):
@@ -445,9 +445,9 @@ def test_tampered_lock_is_refused_with_the_way_out(project, capsys):
     (project / "lockfiles" / "mcore" / "debian12" / "main.txt").write_text("evil==1\n")
     for command in ("lock", "image", "certify"):
         assert run([command, "--stack", "mcore", "--target", "cpu", "--base", "debian12"]) == 5
-        told = capsys.readouterr().err
-        assert "was changed after it was made" in told
-        assert "--upgrade" in told
+        message = capsys.readouterr().err
+        assert "was changed after it was made" in message
+        assert "--upgrade" in message
 
 
 @pytest.mark.parametrize(
@@ -461,23 +461,23 @@ def test_damaged_lock_is_refused_by_every_command(project, arguments, newer, exp
     record.write_text(record.read_text().replace("envbuild.lock/1", "envbuild.lock/2") if newer else "")
     target = [] if "--check" in arguments else ["--target", "cpu"]
     assert run([*arguments, "--stack", "mcore", "--base", "debian12", *target]) == 5
-    told = capsys.readouterr().err
-    assert expected in told
-    assert ("Update envbuild" in told) == (newer and "--check" not in arguments)
+    message = capsys.readouterr().err
+    assert expected in message
+    assert ("Update envbuild" in message) == (newer and "--check" not in arguments)
 
 
-def test_fault_of_ours_says_so_and_shows_the_traceback(project, monkeypatch, capsys):
+def test_fault_of_envbuild_shows_the_traceback(project, monkeypatch, capsys):
     import envbuild.cli.common
 
     monkeypatch.setattr(envbuild.cli.common.Catalog, "open", lambda _: 1 // 0)
     assert run(["list", "stacks"]) == 1
-    told = capsys.readouterr().err
-    assert "envbuild has a fault: ZeroDivisionError" in told
-    assert "Traceback" in told
-    assert "report" in told
+    message = capsys.readouterr().err
+    assert "envbuild has a fault: ZeroDivisionError" in message
+    assert "Traceback" in message
+    assert "report" in message
 
 
-def test_error_of_the_machine_that_nobody_caught_has_no_traceback(project, monkeypatch, capsys):
+def test_uncaught_os_error_has_no_traceback(project, monkeypatch, capsys):
     import envbuild.cli.common
 
     def refuse(_):
@@ -485,9 +485,9 @@ def test_error_of_the_machine_that_nobody_caught_has_no_traceback(project, monke
 
     monkeypatch.setattr(envbuild.cli.common.Catalog, "open", refuse)
     assert run(["list", "stacks"]) == 11
-    told = capsys.readouterr().err
-    assert "/some/file" in told
-    assert "Traceback" not in told
+    message = capsys.readouterr().err
+    assert "/some/file" in message
+    assert "Traceback" not in message
 
 
 @pytest.mark.parametrize("arguments", [["list", "stacks"], ["--help"]])

@@ -46,9 +46,9 @@ def test_image_that_is_not_there(capsys):
 
 def test_an_empty_name(capsys):
     assert run(["image", "inspect", ""]) == 3
-    told = capsys.readouterr().err
-    assert "there is no image ''" in told
-    assert "The name is empty" in told
+    message = capsys.readouterr().err
+    assert "there is no image ''" in message
+    assert "The name is empty" in message
 
 
 def test_difference_is_a_result_and_an_exit_code_when_asked(tmp_path, capsys):
@@ -87,7 +87,7 @@ def turned(content):
 
 @pytest.mark.parametrize(("damage", "words"), [(cut, "the blob has"), (turned, "The digest of the blob should be")])
 @pytest.mark.parametrize("command", [["inspect"], ["diff", "one/oci"]])
-def test_a_blob_is_held_to_its_digest_also_where_its_scan_is_kept(tmp_path, capsys, damage, words, command):
+def test_blob_is_compared_with_its_digest_also_where_its_scan_is_cached(tmp_path, capsys, damage, words, command):
     layout(tmp_path / "one", b"1")
     two = layout(tmp_path / "two", b"1")
     assert run(["image", *command, two]) == 0
@@ -102,9 +102,9 @@ def test_texts_of_an_image_do_not_reach_the_terminal_raw(tmp_path, capsys):
     two = layout(tmp_path / "two", b"2", name="RUN \x1b]0;owned\x07", a="\x1b[2J\x9b\nlabels:")
     for command in (["inspect", two], ["inspect", two], ["diff", one, two]):
         assert run(["image", *command]) == 0
-        shown, told = capsys.readouterr()
+        shown, message = capsys.readouterr()
         assert "\\x1b[2J\\x9b\\nlabels:" in shown
-        assert "\x1b" not in shown + told
+        assert "\x1b" not in shown + message
     assert run(["image", "inspect", one + ":\x1b[2J"]) == 5
     index = tmp_path / "one/oci/index.json"
     index.write_text(index.read_text().replace('"t"', '"\\u001b[2J"'))

@@ -55,7 +55,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
         (("--diff", "--out", "nowhere"), 3, "envbuild lock --stack STACK --base BASE --out nowhere"),
     ],
 )
-def test_words_that_are_refused(project: Tool, words: tuple[str, ...], status: int, expected: str) -> None:
+def test_wrong_options_are_refused(project: Tool, words: tuple[str, ...], status: int, expected: str) -> None:
     (project.project / "thesis/sub").mkdir(parents=True)
     (project.project / "thesis/a.txt").write_text("work")
     refused = error(project.run(*LOCK, *words, status=status))

@@ -44,11 +44,11 @@ def test_result_that_cannot_be_written_is_one_error(tmp_path, arguments, redirec
     ("arguments", "redirection"),
     [(["nope"], "2>/dev/full"), (["nope", "--json"], ">/dev/full 2>/dev/full"), (["list"], ">&- 2>&-")],
 )
-def test_exit_code_stands_where_nothing_can_be_told(tmp_path, arguments, redirection):
+def test_exit_code_holds_where_nothing_can_be_printed(tmp_path, arguments, redirection):
     assert redirected(redirection, arguments, tmp_path).returncode == 2
 
 
-def test_error_as_an_object_that_cannot_be_written_is_told_once(tmp_path):
+def test_json_error_that_cannot_be_written_is_printed_once(tmp_path):
     done = redirected(">/dev/full", ["nope", "--json"], tmp_path)
     assert (done.returncode, done.stderr.count("error: ")) == (2, 1)
     assert "no such command 'nope'" in done.stderr

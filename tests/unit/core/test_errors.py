@@ -57,7 +57,7 @@ def test_docs_table_lists_exactly_the_error_classes():
 
 
 @pytest.mark.parametrize("cls", [cls for cls in ERROR_CLASSES if cls is not InterruptedByUserError])
-def test_json_says_what_why_and_fix(cls):
+def test_json_has_what_why_and_fix(cls):
     error = cls("it failed", why="because", fix="do this", log=Path("/some/log"))
     assert json.loads(json.dumps(error.as_json())) == {
         "kind": cls.__name__,

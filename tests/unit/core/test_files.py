@@ -83,7 +83,7 @@ def test_os_error_by_number(number, text):
     assert error.fix
 
 
-def test_os_error_says_what_was_tried():
+def test_os_error_names_what_was_tried():
     refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/some/file")
     assert os_error(refused, Path()).what == "no permission to write /some/file"
     assert "--out" in os_error(refused, Path()).fix.replace("--out-dir", "")

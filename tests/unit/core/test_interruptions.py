@@ -43,7 +43,7 @@ def test_an_error_behind_an_interruption_is_explained_as_one(tmp_path):
     assert isinstance(explain(error), InterruptedByUserError)
 
 
-def test_what_was_raised_from_such_an_error_is_one_too(tmp_path):
+def test_error_raised_from_an_interruption_is_one_too(tmp_path):
     def build() -> None:
         try:
             close_twice(tmp_path)
@@ -56,7 +56,7 @@ def test_what_was_raised_from_such_an_error_is_one_too(tmp_path):
         refuse_hidden_interruption(error)
 
 
-def test_other_errors_stay_what_they_are(tmp_path):
+def test_other_errors_are_not_interruptions(tmp_path):
     error = raised_by(lambda: os.close(987_654))
     assert not is_interruption(error)
     refuse_hidden_interruption(error)
@@ -85,7 +85,7 @@ def run_main(work: str) -> subprocess.CompletedProcess[str]:
     # Under nohup these tests have SIGHUP ignored.
     code = "import os, signal\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
     code += f"from pathlib import Path\nfrom envbuild.cli import main\ndef run(arguments):\n{body}\n"
-    code += "    return 0\nmain.run = run\nmain.main()\n"
+    code += "    return 0\nmain._dispatch = run\nmain.main()\n"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
@@ -105,7 +105,7 @@ def test_a_library_that_keeps_but_the_name_of_an_interruption(number):
     assert "interrupted" in done.stderr
 
 
-def test_a_failure_that_envbuild_knows_is_told_as_what_it_is_also_after_a_signal_that_was_lost():
+def test_known_failure_after_a_lost_signal_keeps_its_class():
     known = "from envbuild.core.errors import BuildError\nraise BuildError('it', why='so', fix='do')"
     done = run_main(SWALLOWED.format(number=int(signal.SIGINT)) + known)
     assert done.returncode == 6, done.stderr

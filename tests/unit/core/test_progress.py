@@ -26,7 +26,7 @@ def clock(monkeypatch) -> Clock:
     return clock
 
 
-def test_plain_step_says_when_it_starts_and_ends(clock, capsys):
+def test_plain_step_prints_when_it_starts_and_ends(clock, capsys):
     with PlainReporter().step("resolve"):
         clock.now += 2.5
     assert capsys.readouterr() == ("", "* resolve ...\n  resolve: done in 2.5 s\n")
@@ -42,7 +42,7 @@ def test_plain_updates_come_at_most_every_15_seconds(clock, capsys):
     assert lines == [f"  build: second {second}" for second in (15, 30, 45, 60)]
 
 
-def test_plain_nested_steps_tell_updates_under_the_right_title(clock, capsys):
+def test_plain_nested_steps_print_updates_under_the_right_title(clock, capsys):
     reporter = PlainReporter()
     with reporter.step("outer"):
         with reporter.step("inner"):
@@ -61,7 +61,7 @@ def test_plain_nested_steps_tell_updates_under_the_right_title(clock, capsys):
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_plain_step_says_stopped_when_it_fails(clock, capsys, error):
+def test_plain_step_that_fails_prints_stopped(clock, capsys, error):
 
     def work() -> None:
         with PlainReporter().step("resolve"):
@@ -87,9 +87,9 @@ def test_notes_and_titles_hold_nothing_that_a_terminal_acts_on(clock, capsys):
     reporter = PlainReporter()
     with reporter.step("open \x1b]0;owned\x07"):
         reporter.note("rank 1 failed:\n\tdone\r\x1b[2K  certified \udcff")
-    told = capsys.readouterr().err
-    assert "rank 1 failed:\n\tdone\\r\\x1b[2K  certified \\udcff\n" in told
-    assert "\x1b" not in told
+    message = capsys.readouterr().err
+    assert "rank 1 failed:\n\tdone\\r\\x1b[2K  certified \\udcff\n" in message
+    assert "\x1b" not in message
 
     def work() -> None:
         reporter = RichReporter()
@@ -108,9 +108,11 @@ def test_plain_reporter_goes_on_when_its_reader_left(monkeypatch):
     os.close(reader)
     with os.fdopen(writer, "w", closefd=False) as stream:
         monkeypatch.setattr("sys.stderr", stream)
+        done = False
         with PlainReporter().step("resolve"):
-            pass
+            done = True
         os.dup2(os.open("/dev/null", os.O_WRONLY), writer)
+    assert done
 
 
 def test_choose_reporter_by_the_kind_of_stderr(capsys):
@@ -181,7 +183,7 @@ def test_rich_reporter_keeps_long_updates_on_one_line():
     assert "step: xxx" in text
 
 
-def test_plain_reporter_says_what_each_line_is_about(capsys):
+def test_plain_reporter_names_what_each_line_is_about(capsys):
     reporter = PlainReporter("nemo-2.7 on ubuntu2404-cu130")
     with reporter.step("resolve"):
         reporter.note("half way")

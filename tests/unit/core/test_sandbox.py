@@ -11,7 +11,7 @@ from envbuild.core.sandbox import Bind, Sandbox, why_blocked
 BWRAP = Path("/usr/bin/bwrap")
 
 
-def test_command_lets_in_what_it_is_told_and_nothing_else():
+def test_command_binds_what_is_named_and_nothing_else():
     """In an order in which no mount hides another; values of the environment are not on the command line."""
     bare = Sandbox(root=Path("/images/root")).command(BWRAP, ["prog", "--flag"])
     alone = [str(BWRAP), "--unshare-all", "--die-with-parent", "--new-session", "--uid", "0", "--gid", "0"]
@@ -67,7 +67,7 @@ def test_why_blocked_names_the_setting(tmp_path, values, root, in_container, nam
     assert named in cause + fix
 
 
-def test_why_blocked_without_a_known_cause_says_where_to_look(tmp_path):
+def test_why_blocked_without_a_known_cause_names_the_settings(tmp_path):
     cause, fix = why_blocked(tmp_path, in_container=False, root=True)
     assert cause == ""
     assert "sysctl" in fix
@@ -93,12 +93,12 @@ def bwrap_that(monkeypatch, folder: Path, script: str) -> None:
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
 
 
-def test_probe_gets_over_a_fault_that_passes(tmp_path, monkeypatch):
+def test_probe_is_repeated_after_a_passing_fault(tmp_path, monkeypatch):
     bwrap_that(monkeypatch, tmp_path, f"[ -e {tmp_path}/again ] && exit 0; touch {tmp_path}/again; exit 1")
     assert sandbox.probe() == tmp_path / "bin/bwrap"
 
 
-def test_probe_says_what_bubblewrap_said_where_it_fails_every_time(tmp_path, monkeypatch):
+def test_probe_that_fails_every_time_shows_the_message_of_bubblewrap(tmp_path, monkeypatch):
     bwrap_that(monkeypatch, tmp_path, f"echo x >> {tmp_path}/tries; echo 'bwrap: it is forbidden' >&2; exit 1")
     with pytest.raises(MachineError, match="cannot make its namespaces") as caught:
         sandbox.probe()

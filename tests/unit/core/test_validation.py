@@ -24,7 +24,7 @@ class Thing(BaseModel):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("{", "it is not JSON, or is truncated"),
         ("", "it is not JSON, or is truncated"),
@@ -37,9 +37,9 @@ class Thing(BaseModel):
         ('{"name": "a", "b": 1, "c": 2, "d": 3, "e": 4}', "; and 1 more"),
     ],
 )
-def test_findings_are_in_words(text, said):
+def test_findings_are_described(text, expected):
     with pytest.raises(ValidationError) as caught:
         Thing.model_validate_json(text)
-    told = describe_errors(caught.value)
-    assert told.endswith(said)
-    assert not [word for word in ("pydantic", "type=", "\n", "Value error", "Input should") if word in told]
+    message = describe_errors(caught.value)
+    assert message.endswith(expected)
+    assert not [word for word in ("pydantic", "type=", "\n", "Value error", "Input should") if word in message]

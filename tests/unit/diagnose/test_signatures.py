@@ -17,7 +17,7 @@ def test_signature_matches_its_own_sample(signature):
 
 
 @pytest.mark.parametrize("signature", ALL, ids=lambda signature: signature.id)
-def test_signature_says_cause_cure_and_source(signature):
+def test_signature_has_cause_fix_and_source(signature):
     assert all((signature.stage, signature.cause, signature.fix, signature.source))
 
 
@@ -28,7 +28,7 @@ def test_ids_are_unique_and_of_one_form():
 
 
 @pytest.mark.parametrize("signature", ALL, ids=lambda signature: signature.id)
-def test_signature_does_not_match_what_says_nothing(signature):
+def test_signature_does_not_match_harmless_text(signature):
     for text in ("", "\n", "done in 3.2 s\n", "$ uv lock\nResolved 14 packages in 1.2s\n"):
         assert not signature.pattern.search(text)
 
@@ -43,7 +43,7 @@ def test_matches_come_in_the_order_of_the_text(texts):
     assert found == (["BI01", "BR03"] if texts[0] == TORCH else ["BR03", "BI01"])
 
 
-def test_signature_that_occurs_twice_is_told_once():
+def test_signature_that_occurs_twice_is_reported_once():
     assert [match.id for match in match_text(f"{NINJA}\n{NINJA}\n")] == ["BR03"]
 
 

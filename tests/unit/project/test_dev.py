@@ -17,7 +17,7 @@ PROGRAMS = {
 
 
 @pytest.fixture
-def asked(tmp_path):
+def apt_requests(tmp_path):
     """Runs a copy of `dev` with one word; returns what apt-get was asked."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -27,18 +27,18 @@ def asked(tmp_path):
     shutil.copy(data_root() / "dev", tmp_path / "dev")
 
     def run(word):
-        env = {"PATH": f"{programs}:{os.environ['PATH']}", "ASKED": str(tmp_path / "asked")}
+        env = {"PATH": f"{programs}:{os.environ['PATH']}", "ASKED": str(tmp_path / "requests")}
         done = subprocess.run(["sh", tmp_path / "dev", word], env=env, capture_output=True, text=True)
         assert done.returncode == 11, done.stderr
         assert "apt could not install them" in done.stderr
-        return (tmp_path / "asked").read_text().splitlines()
+        return (tmp_path / "requests").read_text().splitlines()
 
     return run
 
 
 @pytest.mark.parametrize("word", ["demo", "test", "lint", "soak", "bench"])
-def test_dev_never_removes_a_package_of_the_machine(asked, word):
-    update, install = asked(word)
+def test_dev_never_removes_a_package_of_the_machine(apt_requests, word):
+    update, install = apt_requests(word)
     assert update.split()[0] == "update"
     words = install.split()
     assert words[0] == "install"
@@ -68,7 +68,7 @@ def test_demo_without_torchs_cpu_build_leaves_the_lock_of_the_checkout_alone(tmp
     ):
         program.write_text(f"#!/bin/sh\n{text}\n")
         program.chmod(0o755)
-    env = {"PATH": f"{programs}:{os.environ['PATH']}", "ASKED": str(tmp_path / "asked")}
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "ASKED": str(tmp_path / "requests")}
     state = 'printf "%s\\n" "$PWD" python3 | cat - build/requirements-dev.txt pyproject.toml | cksum'
     known = subprocess.run(["sh", "-c", state], cwd=checkout, capture_output=True, text=True, check=True).stdout
     (checkout / ".venv/.state").write_text(known.rstrip("\n"))
@@ -76,10 +76,10 @@ def test_demo_without_torchs_cpu_build_leaves_the_lock_of_the_checkout_alone(tmp
     assert done.returncode == 0, done.stderr
     assert "10 times the size, in out/torch-index" in done.stderr
     stack = "--stack mcore --target cpu"
-    asked = (tmp_path / "asked").read_text().splitlines()
-    assert asked[-3:] == [
+    apt_requests = (tmp_path / "requests").read_text().splitlines()
+    assert apt_requests[-3:] == [
         f"torch-index: lock {stack} --torch-build index",
         f"torch-index: image {stack} --format oci,sqsh",
         f"torch-index: certify {stack}",
     ]
-    assert {line.split(":")[0] for line in asked[:-3]} == {"checkout"}
+    assert {line.split(":")[0] for line in apt_requests[:-3]} == {"checkout"}

@@ -180,7 +180,7 @@ def test_committed_locks_are_what_their_inputs_give(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_every_base_that_a_stack_names_is_locked_or_said_not_to_be():
+def test_every_base_of_a_stack_is_locked_or_listed_as_not_locked():
     locked = {path.parent.relative_to(ROOT / "lockfiles") for path in (ROOT / "lockfiles").glob("*/*/stack.lock.toml")}
     with_lock, without = (ROOT / "lockfiles" / "README.md").read_text().split("Not locked here:")
     catalog = Catalog.open(ROOT)

@@ -37,7 +37,7 @@ def test_address(text, scheme, host, path):
         "oci://host:99999/a", "oci://host:0/a", "oci://[::1]:65536/a",
     ],
 )  # fmt: skip
-def test_no_address(text):
+def test_wrong_address_is_refused(text):
     with pytest.raises(ConfigurationError) as refused:
         parse_address(text)
     assert "oci://HOST" in refused.value.why or "holds a user name" in refused.value.what
@@ -45,7 +45,7 @@ def test_no_address(text):
 
 
 @pytest.mark.parametrize("text", ["oci://me:secret@host/a", "s3://AKID:secret@bucket/x", "gs://secret@bucket"])
-def test_a_password_in_an_address_is_refused_and_not_said(text):
+def test_password_in_an_address_is_refused_and_not_shown(text):
     with pytest.raises(ConfigurationError, match="holds a user name or password") as refused:
         parse_address(text)
     assert "secret" not in str(refused.value.as_json())

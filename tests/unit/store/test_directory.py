@@ -34,41 +34,41 @@ MADE: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("said", list(MADE))
-def test_a_document_that_is_no_file_is_refused(place, tmp_path, said):
+@pytest.mark.parametrize("expected", list(MADE))
+def test_a_document_that_is_no_file_is_refused(place, tmp_path, expected):
     remote = place.open()
     push(remote, entry(tmp_path / "made", big=b"big"))
     (path,) = (tmp_path / "share/entries/things").iterdir()
     path.unlink()
-    MADE[said](path)
+    MADE[expected](path)
     with pytest.raises(CheckRefusedError) as caught:
         remote.find("things", KEY)
-    assert said in caught.value.why
+    assert expected in caught.value.why
     assert str(tmp_path / "share") in caught.value.what
     assert remote.keys("things") == [KEY]
     assert isinstance(remote.documents("things", [KEY])[KEY], CheckRefusedError)
 
 
-@pytest.mark.parametrize("said", [name for name in MADE if name != "larger than"])
-def test_a_file_of_an_entry_that_is_none_is_refused_and_put_back(place, tmp_path, said):
+@pytest.mark.parametrize("expected", [name for name in MADE if name != "larger than"])
+def test_blob_that_is_not_a_file_is_refused_and_put_back(place, tmp_path, expected):
     remote = place.open()
     made = entry(tmp_path / "made", big=b"big")
     push(remote, made)
     blob = tmp_path / "share/blobs/sha256" / sha256_bytes(b"big").removeprefix("sha256:")
     blob.unlink()
-    MADE[said](blob)
+    MADE[expected](blob)
     found = remote.find("things", KEY)
     assert found is not None
     (tmp_path / "got").mkdir()
     with pytest.raises(CheckRefusedError, match="is refused") as caught:
         remote.fetch(found, tmp_path / "got")
-    assert said in caught.value.why
-    if said != "a folder":
+    assert expected in caught.value.why
+    if expected != "a folder":
         assert push(remote, made, replace=lambda _: True) is Pushed.REPLACED
         assert stat.S_ISREG(blob.lstat().st_mode)
 
 
-def test_of_a_file_that_is_too_long_no_more_is_read_than_tells(place, tmp_path):
+def test_file_that_is_too_long_is_read_one_byte_too_far(place, tmp_path):
     remote = place.open()
     push(remote, entry(tmp_path / "made", big=b"big"))
     absurd(tmp_path / "share/blobs/sha256" / sha256_bytes(b"big").removeprefix("sha256:"))
@@ -81,11 +81,11 @@ def test_of_a_file_that_is_too_long_no_more_is_read_than_tells(place, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["file", ".sealed.json"])
-@pytest.mark.parametrize("said", ["a pipe", "a device"])
-def test_a_local_entry_with_what_is_no_file_is_made_anew(tmp_path, name, said):
+@pytest.mark.parametrize("expected", ["a pipe", "a device"])
+def test_a_local_entry_with_what_is_no_file_is_made_anew(tmp_path, name, expected):
     store = LocalStore(tmp_path / "store", SilentReporter())
     made = store.get_or_build("things", KEY, lambda folder: (folder / "file").touch()).path / name
     made.unlink()
-    MADE[said](made)
+    MADE[expected](made)
     assert store.find("things", KEY) is None
     assert store.get_or_build("things", KEY, lambda folder: (folder / "file").touch()).built

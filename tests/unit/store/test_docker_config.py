@@ -72,7 +72,7 @@ def test_places_in_order(environ, tmp_path):
 
 
 @pytest.mark.parametrize("key", ["credsStore", "credHelpers"])
-def test_a_helper_is_asked(environ, tmp_path, key):
+def test_helper_gives_the_credentials(environ, tmp_path, key):
     environ["PATH"] = write_helper(
         tmp_path / "bin", "safe", f'cat >{tmp_path}/asked; echo \'{{"Username": "ali", "Secret": "sesame"}}\''
     )
@@ -84,14 +84,14 @@ def test_a_helper_is_asked(environ, tmp_path, key):
     assert "sesame" not in repr(credentials)
 
 
-def test_a_helper_with_nothing_has_nothing(environ, tmp_path):
+def test_helper_without_credentials_gives_none(environ, tmp_path):
     environ["PATH"] = write_helper(tmp_path / "bin", "safe", f"echo '{NOTHING}'; exit 1")
     environ |= write_docker_config(tmp_path / "docker", {"credsStore": "safe"})
     assert found(environ) is None
 
 
 @pytest.mark.parametrize("body", ["echo sesame-open; exit 1", "echo sesame-open", 'echo \'{"Secret": "sesame-open"}\''])
-def test_a_helper_that_fails_is_an_error_without_what_it_said(environ, tmp_path, body):
+def test_helper_that_fails_is_an_error_without_its_output(environ, tmp_path, body):
     environ["PATH"] = write_helper(tmp_path / "bin", "safe", body)
     environ |= write_docker_config(tmp_path / "docker", {"credHelpers": {HOST: "safe"}})
     with pytest.raises(MachineError, match="docker-credential-safe has no credentials") as refused:

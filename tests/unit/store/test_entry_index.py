@@ -17,7 +17,7 @@ def blob(entry, data=DATA):
     return file
 
 
-def test_a_blob_that_was_sealed_elsewhere_is_not_read_again(tmp_path, monkeypatch):
+def test_blob_that_another_entry_indexed_is_not_read_again(tmp_path, monkeypatch):
     first, second = tmp_path / "first", tmp_path / "second"
     file = blob(first)
     entry_index.write_index(first)
@@ -43,7 +43,7 @@ def test_a_new_blob_is_read_and_so_is_any_other_file(tmp_path, monkeypatch):
     assert sorted(read) == sorted([file, other])
 
 
-def test_what_is_written_into_a_blob_breaks_the_seal(tmp_path):
+def test_write_into_a_blob_is_noticed(tmp_path):
     file = blob(tmp_path)
     entry_index.write_index(tmp_path)
     file.write_bytes(DATA[:-1] + b"y")

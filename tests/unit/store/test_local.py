@@ -47,7 +47,7 @@ def test_get_or_build_builds_once(store):
     assert staged(store) == []
 
 
-def test_damage_is_told_once_and_made_good(store):
+def test_damage_is_reported_once_and_repaired(store):
     for times in (1, 2):
         entry = store.get_or_build("image", KEY, fill)
         (entry.path / "file").write_text("changed")

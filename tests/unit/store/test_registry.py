@@ -30,7 +30,7 @@ class Server:
     cut_once: int = 0
     pause: float = 0.0
     answer: Callable[[str, str, dict[str, str], bytes], Reply] = lambda *_: (404, {}, b"")
-    asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
+    requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
 
     @property
     def host(self) -> str:
@@ -50,7 +50,7 @@ def serving() -> Iterator[Server]:
         def do_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             request = (self.command, self.path, dict(self.headers), body)
-            state.asked.append(request)
+            state.requests.append(request)
             status, headers, content = state.answer(*request)
             self.send_response(status)
             for name, value in headers.items():
@@ -130,14 +130,14 @@ def test_a_token_is_got_for_each_scope(server, other, tmp_path, entry):
     asking = opened(server, login(tmp_path, server, entry))
     assert asking.ask("GET", "manifests/a", accept=(200,)).body == b"content"
     asking.ask("GET", "manifests/b", accept=(200,))
-    assert len(other.asked) == 1, "the token is kept"
+    assert len(other.requests) == 1, "the token is kept"
     asking.ask("PUT", "manifests/a", accept=(200,), body=b"x")
     scopes = [
         urllib.parse.parse_qs(urllib.parse.urlsplit(path).query or body.decode())["scope"][0]
-        for _, path, _, body in other.asked
+        for _, path, _, body in other.requests
     ]
     assert scopes == ["repository:team/store:pull", "repository:team/store:pull,push"]
-    assert not [headers for _, _, headers, _ in server.asked if BASIC in str(headers)], (
+    assert not [headers for _, _, headers, _ in server.requests if BASIC in str(headers)], (
         "passwords go to the token's place"
     )
 
@@ -152,7 +152,7 @@ def test_a_token_that_is_refused_is_a_network_error(server, other, tmp_path):
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"\xff"])
-def test_a_place_of_tokens_that_gives_none(server, other, tmp_path, body):
+def test_token_server_without_a_token_is_refused(server, other, tmp_path, body):
     with_tokens(server, other)
     other.answer = lambda *_: (200, {}, body)
     with pytest.raises(NetworkError, match="gives no token"):
@@ -166,11 +166,11 @@ def test_credentials_do_not_go_to_a_place_without_tls(server, tmp_path):
         opened(server, login(tmp_path, server, {"auth": BASIC})).ask("GET", "manifests/a", accept=(200,))
 
 
-def test_a_password_is_sent_when_it_is_asked_for_and_not_twice(server, tmp_path):
+def test_password_is_sent_once_after_a_challenge(server, tmp_path):
     server.answer = lambda *_: (401, {"WWW-Authenticate": 'Basic realm="tests"'}, b"")
     with pytest.raises(NetworkError, match="status 401"):
         opened(server, login(tmp_path, server, {"auth": BASIC})).ask("GET", "manifests/a", accept=(200,))
-    assert [headers.get("Authorization") for _, _, headers, _ in server.asked] == [None, f"Basic {BASIC}"]
+    assert [headers.get("Authorization") for _, _, headers, _ in server.requests] == [None, f"Basic {BASIC}"]
 
 
 def test_a_redirect_to_another_place_takes_no_credentials_along(server, other, tmp_path):
@@ -186,7 +186,7 @@ def test_a_redirect_to_another_place_takes_no_credentials_along(server, other, t
     to = tmp_path / "file"
     assert opened(server, login(tmp_path, server, {"auth": BASIC})).download("blobs/x", 7, to)
     assert to.read_bytes() == b"content"
-    ((_, path, headers, _),) = other.asked
+    ((_, path, headers, _),) = other.requests
     assert path == "/elsewhere"
     assert "Authorization" not in headers
 
@@ -198,7 +198,7 @@ def test_a_server_without_ranges_sends_all_again(server, tmp_path):
     to = tmp_path / "file"
     assert opened(server, {"HOME": str(tmp_path)}).download("blobs/x", 7, to)
     assert to.read_bytes() == b"content"
-    assert [headers.get("Range") for _, _, headers, _ in server.asked] == [None, "bytes=4-"]
+    assert [headers.get("Range") for _, _, headers, _ in server.requests] == [None, "bytes=4-"]
 
 
 def test_a_message_of_a_registry_is_one_line_of_text(server, tmp_path):
@@ -206,7 +206,7 @@ def test_a_message_of_a_registry_is_one_line_of_text(server, tmp_path):
     server.answer = lambda *_: (403, {}, body)
     with pytest.raises(NetworkError) as refused:
         opened(server, {"HOME": str(tmp_path)}).ask("GET", "manifests/a", accept=(200,))
-    assert "It says: no [31m way x" in refused.value.why
+    assert "Its message: no [31m way x" in refused.value.why
     assert len(refused.value.why) < 500
 
 
@@ -232,16 +232,16 @@ def download(registry, tmp_path):
 
 
 @pytest.mark.parametrize("asking", [ask, download])
-def test_a_registry_that_trickles_does_not_hold_anybody(server, tmp_path, monkeypatch, asking):
+def test_registry_that_trickles_is_given_up(server, tmp_path, monkeypatch, asking):
     trickling(server, monkeypatch)
     server.answer = lambda *_: (200, {}, b"x" * 5000)
     with pytest.raises(NetworkError, match="cannot be reached") as slow:
         asking(opened(server, {"HOME": str(tmp_path)}), tmp_path)
     assert "bytes a second for" in slow.value.why
-    assert len(server.asked) == registry.RETRIES + 1
+    assert len(server.requests) == registry.RETRIES + 1
 
 
-def test_a_place_of_tokens_that_trickles_does_not_hold_anybody(server, other, tmp_path, monkeypatch):
+def test_token_server_that_trickles_is_given_up(server, other, tmp_path, monkeypatch):
     with_tokens(server, other)
     trickling(other, monkeypatch)
     other.answer = lambda *_: (200, {}, b"x" * 5000)
@@ -267,10 +267,10 @@ def test_a_place_that_was_redirected_to_is_named_where_it_refuses(server, other,
     assert refused.value.what.startswith(f"{other.host}, to which the store oci://{server.host}/team/store redirects")
     assert "clock" in refused.value.fix
     # Whatever it asks for: credentials are the registry's.
-    assert not [headers for _, _, headers, _ in other.asked if "Authorization" in headers]
+    assert not [headers for _, _, headers, _ in other.requests if "Authorization" in headers]
 
 
-def test_an_answer_that_is_nested_too_deeply_is_none(server, other, tmp_path):
+def test_answer_that_is_nested_too_deeply_is_refused(server, other, tmp_path):
     deep = b"[" * 100_000 + b"]" * 100_000
     server.answer = lambda *_: (403, {}, deep)
     with pytest.raises(NetworkError, match="status 403"):
@@ -325,7 +325,7 @@ def drip(connection, head, drops):
     ids=["a header", "headers", "continue", "a chunk's head"],
 )
 @pytest.mark.parametrize("asking", [ask, download])
-def test_a_registry_that_trickles_anywhere_does_not_hold_anybody(tmp_path, monkeypatch, head, drops, asking):
+def test_registry_that_trickles_in_any_answer_is_given_up(tmp_path, monkeypatch, head, drops, asking):
     monkeypatch.setattr(registry, "SLOW_SECONDS", 0.1)
     monkeypatch.setattr(registry, "HEAD_SECONDS", 0.3)
     with (

@@ -19,24 +19,24 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_one_that_others_may_enter_is_closed(tmp_path):
+def test_folder_that_others_may_enter_is_closed(tmp_path):
     folder = tmp_path / f"envbuild-{os.geteuid()}"
     folder.mkdir(0o755)
     assert temporary_store().root == folder
     assert mode(folder) == 0o700
 
 
-def test_that_of_somebody_else_is_refused(tmp_path, monkeypatch):
+def test_folder_of_another_account_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
     (tmp_path / "envbuild-4000000").mkdir()
-    with pytest.raises(MachineError, match="belongs to somebody else"):
+    with pytest.raises(MachineError, match="belongs to another account"):
         temporary_store()
 
 
-def test_one_behind_a_link_is_refused(tmp_path):
+def test_folder_behind_a_link_is_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"envbuild-{os.geteuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(MachineError, match="belongs to somebody else"):
+    with pytest.raises(MachineError, match="belongs to another account"):
         temporary_store()
 
 
