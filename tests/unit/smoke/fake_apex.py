@@ -1,3 +1,3 @@
-"""A package that no lock has, and that is there."""
+"""An installed package that is not in the lock."""
 
 FusedAdam = object()

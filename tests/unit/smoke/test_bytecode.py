@@ -1,4 +1,4 @@
-"""What runs and stands in no RECORD: real environments, really spoiled."""
+"""Startup code and bytecode that no RECORD lists, in real environments."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_bytecode_of_the_source_is_fine_and_other_bytecode_that_python_takes_is_
     assert found() == []
     change_code(source)
     assert found() == [("bytecode-differs", "megatron-core", str(source), str(cache_of(source)))]
-    # Of a package that trains nothing it is not asked.
+    # Packages without an expected module are not checked.
     assert found("torch") == []
 
 
@@ -122,7 +122,7 @@ def startup(monkeypatch: pytest.MonkeyPatch, **files: str | None) -> list[str | 
         return [finding["found"] for finding in foreign_modules.startup_findings(files)]
 
 
-def test_sitecustomize_of_nobody_is_found(monkeypatch):
+def test_sitecustomize_of_no_package_is_found(monkeypatch):
     assert startup(monkeypatch, sitecustomize="/own/sitecustomize.py") == ["/own/sitecustomize.py"]
     of_python = f"{sysconfig.get_path('stdlib')}/sitecustomize.py"
     assert startup(monkeypatch, sitecustomize=of_python, usercustomize=None) == []
@@ -156,7 +156,7 @@ def test_sitecustomize_of_a_distribution_is_the_pythons_as_it_came(dpkg, monkeyp
     assert startup(monkeypatch, usercustomize=str(other)) == [str(other)]
 
 
-def test_startup_code_and_bytecode_are_looked_at_in_an_image(dpkg, source, monkeypatch):
+def test_startup_code_and_bytecode_are_checked_in_an_image(dpkg, source, monkeypatch):
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     change_code(source)
     expected = {"expected_modules": ["megatron.core"], "expected_versions": {"megatron-core": "1.0"}}
@@ -165,8 +165,8 @@ def test_startup_code_and_bytecode_are_looked_at_in_an_image(dpkg, source, monke
     dpkg.write_text("import os\n")
     image = {"file_digest": "sha256:0", "file_bytes": 1, "fingerprint": None}
     ready = {"started": {"sitecustomize": str(dpkg)}}
-    told = findings.all_findings(plan, ready, [], foreign_modules.ListedFiles(()), image)
-    assert "startup-code" in {finding["code"] for finding in told}
+    result = findings.all_findings(plan, ready, [], foreign_modules.ListedFiles(()), image)
+    assert "startup-code" in {finding["code"] for finding in result}
 
 
 @pytest.mark.parametrize(
@@ -178,6 +178,6 @@ def test_startup_code_and_bytecode_are_looked_at_in_an_image(dpkg, source, monke
         (None, []),
     ],
 )
-def test_python_that_is_not_the_images_is_found(fingerprint, found):
-    told = findings._other_python({"fingerprint": fingerprint})
-    assert [(finding["code"], finding["expected"]) for finding in told] == found
+def test_python_other_than_the_images_is_found(fingerprint, found):
+    result = findings._other_python({"fingerprint": fingerprint})
+    assert [(finding["code"], finding["expected"]) for finding in result] == found

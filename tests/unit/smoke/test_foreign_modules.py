@@ -1,4 +1,4 @@
-"""What was imported, and stands in no package of the lock: real modules, imported by a Python of their own."""
+"""Imported modules that no package of the lock lists: real modules, imported by an interpreter of their own."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def found(
     provided: tuple[str, ...] = (),
     variables: dict[str, str] | None = None,
 ) -> list[list[str]]:
-    """The findings about what a Python with these folders on its path imports; each is told once."""
+    """The findings about what a Python with these folders on its path imports; each is reported once."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*path, SMOKE))), **(variables or {})}
-    words = [json.dumps(item) for item in (modules, locked, provided)]
-    done = subprocess.run([sys.executable, "-S", "-c", FIND, *words], env=env, capture_output=True, text=True)
+    arguments = [json.dumps(item) for item in (modules, locked, provided)]
+    done = subprocess.run([sys.executable, "-S", "-c", FIND, *arguments], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     result: list[list[str]] = json.loads(done.stdout)
     return result
@@ -44,19 +44,19 @@ def found(
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """A folder with a package of the lock, and one that nobody locked."""
+    """A folder with a package of the lock, and one that is not in the lock."""
     folder = tmp_path / "site-packages"
     install(folder, "torch", {"torch/__init__.py": b"", "torch/nn.py": b""})
     install(folder, "apex", {"apex/__init__.py": b"", "apex/optimizers.py": b""})
     return folder
 
 
-def test_package_that_is_not_in_the_lock_is_found_when_it_was_imported(packages: Path) -> None:
+def test_imported_package_that_is_not_in_the_lock_is_found(packages: Path) -> None:
     assert found(["torch.nn", "json", "decimal", "ssl", "multiprocessing.shared_memory"], packages) == []
     expected = [["imported-unlisted", "apex", str(packages / f"apex/{name}.py")] for name in ("__init__", "optimizers")]
     assert found(["torch", "apex.optimizers"], packages) == expected
     assert found(["torch", "apex.optimizers"], packages, locked=("torch", "apex")) == []
-    # A plan that expects nothing says nothing.
+    # A plan without expected packages has no findings.
     assert found(["apex"], packages, locked=()) == []
 
 
@@ -92,26 +92,26 @@ def test_files_that_an_installer_linked_and_folders_by_another_name_are_the_pack
     assert found(["torch.nn"], tmp_path / "other") == []
 
 
-def test_editable_component_of_the_lock_is_not_a_stranger(packages: Path, tmp_path: Path) -> None:
+def test_editable_component_of_the_lock_is_not_foreign(packages: Path, tmp_path: Path) -> None:
     (tmp_path / "source" / "megatron").mkdir(parents=True)
     (tmp_path / "source" / "megatron" / "core.py").write_text("")
-    said = {"url": f"file://{tmp_path}/source", "dir_info": {"editable": True}}
-    install(packages, "megatron_core", {"megatron_core-1.0.dist-info/direct_url.json": json.dumps(said).encode()})
+    origin = {"url": f"file://{tmp_path}/source", "dir_info": {"editable": True}}
+    install(packages, "megatron_core", {"megatron_core-1.0.dist-info/direct_url.json": json.dumps(origin).encode()})
     path = (packages, tmp_path / "source")
     assert found(["megatron.core"], *path, locked=("megatron-core",)) == []
     assert [item[1] for item in found(["megatron.core"], *path)] == ["megatron"]
 
 
-def test_base_that_brings_a_package_brings_what_lies_beside_it(packages: Path, tmp_path: Path) -> None:
+def test_base_that_brings_a_package_brings_its_whole_folder(packages: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
     install(own, "stranger", {"stranger.py": b""})
     (packages / "legacy-1.egg-info").mkdir()
     (packages / "legacy-1.egg-info" / "PKG-INFO").write_text("Metadata-Version: 1.0\nName: legacy\nVersion: 1\n")
     (packages / "legacy.py").write_text("")
-    (packages / "nobody.py").write_text("")
-    modules = ["torch", "apex", "legacy", "nobody", "stranger"]
-    told = found(modules, packages, own, locked=("megatron-core",), provided=("torch",))
-    assert [item[1] for item in told] == ["nobody", "stranger"]
+    (packages / "loose.py").write_text("")
+    modules = ["torch", "apex", "legacy", "loose", "stranger"]
+    result = found(modules, packages, own, locked=("megatron-core",), provided=("torch",))
+    assert [item[1] for item in result] == ["loose", "stranger"]
 
 
 def test_what_a_library_wrote_into_its_cache_is_no_finding_unless_the_cache_is_on_the_path(
@@ -136,14 +136,14 @@ spec.loader.exec_module(sys.modules["kernel"])
 """
 
 
-def test_modules_without_a_file_and_with_strange_words_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_modules_without_a_file_are_skipped_and_lazy_ones_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested = []
 
     class Lazy:
         __slots__ = ()
 
         def __getattr__(self, name: str) -> object:
-            asked.append(name)
+            requested.append(name)
             raise ImportError(name)
 
     foreign_modules.new_files()
@@ -151,7 +151,7 @@ def test_modules_without_a_file_and_with_strange_words_are_passed_over(monkeypat
         monkeypatch.setitem(sys.modules, name, value)
     sys.modules["relative"].__file__ = "_ops.py"
     assert foreign_modules.new_files() == {}
-    assert set(asked) <= {"__dict__"}
+    assert set(requested) <= {"__dict__"}
 
 
 def test_modules_of_the_distributions_python_are_those_that_dpkg_lists(

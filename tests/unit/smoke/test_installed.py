@@ -1,4 +1,4 @@
-"""Files of installed packages, and libraries that are there twice: real files, really broken."""
+"""Files of installed packages, and libraries that exist twice: real files, really damaged."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def test_large_library_is_known_by_its_size_alone(packages: Path, monkeypatch: p
     assert findings() == []
 
 
-def test_what_installers_write_is_left_out(packages: Path) -> None:
+def test_files_written_by_installers_are_not_compared(packages: Path) -> None:
     (packages / "torch" / "__pycache__" / "x.pyc").unlink()
     (packages / "../../../bin/torchrun").write_bytes(b"#!/the/interpreter")
     (packages / "torch-1.0.dist-info" / "METADATA").write_text("Name: torch\nVersion: 1.0\nInstaller: other\n")
     assert findings() == []
 
 
-def test_many_files_that_are_gone_are_told_in_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_of_one_kind_are_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "torch", {f"torch/{number}.py": b"" for number in range(20)})
     for number in range(20):
         (tmp_path / "torch" / f"{number}.py").unlink()
@@ -183,7 +183,7 @@ def test_mapped_libraries_are_read_from_the_process(tmp_path: Path) -> None:
     copy.write_bytes(Path(ffi).read_bytes())
     code = (
         "import json, mmap; from envbuild_smoke.environment.libraries import mapped;"
-        f"file = open({str(copy)!r}, 'rb'); held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ);"
+        f"file = open({str(copy)!r}, 'rb'); mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ);"
         "print(json.dumps(mapped()))"
     )
     smoke = str(Path(libraries.__file__).parents[2])

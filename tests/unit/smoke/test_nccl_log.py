@@ -1,4 +1,4 @@
-"""What NCCL's log says about the ways between ranks."""
+"""The transports that NCCL's log names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ node:71:91 [0] NCCL INFO Channel 02/0 : 0[0] -> 1[1] via SHM/direct/direct
 """
 
 
-def test_ways_between_ranks_each_once() -> None:
-    """A network that is there and not used does not count."""
+def test_transports_are_those_used_each_once() -> None:
+    """A network that is found and not used does not count."""
     assert transports_in(LOG) == ["NET/IB", "NET/Socket", "P2P/CUMEM/read", "SHM/direct/direct"]
     assert transports_in("\n".join(LOG.splitlines()[:2])) == []

@@ -1,4 +1,4 @@
-"""A plan that is wrong is refused before anything runs, and told where, what and what else."""
+"""A wrong plan is refused before anything runs; the message has the place, the value and what is allowed."""
 
 import json
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_selection_of_unknown_case_lists_the_known(document: Document) -> None:
         ("cases.1.id", "a" * 121, ["plan.cases[1].id", "120"]),
         ("cases.1.id", "a\n", ["plan.cases[1].id"]),
         ("cases.1.id", "train-baseline", ["'train-baseline' occurs twice"]),
-        ("cases.1.baseline", "nobody", ["train-dp2", "nobody", "'train-baseline'"]),
+        ("cases.1.baseline", "no-such-case", ["train-dp2", "no-such-case", "'train-baseline'"]),
         ("cases.1.baseline", "train-dp2", ["train-dp2", "the plan's baselines: 'train-baseline'"]),
         ("cases.1.driver", "jax", ["plan.cases[1].driver", "jax", "'mcore'"]),
         ("cases.1.model", "bert", ["train-dp2", "bert", "'gpt'"]),
@@ -95,7 +95,7 @@ def test_plan_refused(document: Document, path: str, value: object, words: list[
 
 
 def test_plan_layouts_are_the_planners_to_check(document: Document) -> None:
-    """The runner runs what the plan says, also what computes something else: that is how a fault is planted."""
+    """The runner runs what the plan has, also what computes something else: that is how a fault is planted."""
     document["cases"][1]["layout"].update({"data": 3, "pipeline": 2, "virtual_pipeline": 2, "sequence": True})
     assert parse_plan(json.dumps(document).encode()).cases[1].layout.world_size == 6
 
@@ -120,7 +120,7 @@ def test_plan_for_gpus_must_say_which(document: Document) -> None:
         (b"[" * 100_000, ["nested too deeply"]),
     ],
 )
-def test_plan_that_is_no_plan_is_refused(content: bytes, words: list[str]) -> None:
+def test_plan_that_is_not_json_is_refused(content: bytes, words: list[str]) -> None:
     with pytest.raises(PlanError) as caught:
         parse_plan(content)
     for word in words:

@@ -22,8 +22,8 @@ def job(key: str, world_size: int = 1, seconds: float | None = 1.0, weights_of: 
     return Job(key=key, world_size=world_size, seconds=seconds, weights_of=weights_of)
 
 
-def keys(packer: Scheduler, now: float = 0.0) -> list[str]:
-    return [start.job.key for start in packer.start(now)]
+def keys(scheduler: Scheduler, now: float = 0.0) -> list[str]:
+    return [start.job.key for start in scheduler.start(now)]
 
 
 WIDE = [job(f"wide{number}", 2, 3.0) for number in range(4)]
@@ -48,61 +48,61 @@ def test_jobs_that_start_first(jobs: list[Job], devices: int, first: list[str]) 
 
 @pytest.mark.parametrize("report", [Scheduler.weights_saved, Scheduler.ended])
 def test_case_waits_for_the_weights_or_the_end_of_its_baseline(report: Callable[[Scheduler, str], None]) -> None:
-    packer = Scheduler([job("base"), job("case", 2, weights_of="base")], range(4))
-    assert keys(packer) == ["base"]
-    assert keys(packer) == []
-    report(packer, "base")
-    assert keys(packer) == ["case"]
+    scheduler = Scheduler([job("base"), job("case", 2, weights_of="base")], range(4))
+    assert keys(scheduler) == ["base"]
+    assert keys(scheduler) == []
+    report(scheduler, "base")
+    assert keys(scheduler) == ["case"]
 
 
 def test_comparison_waits_for_both_ends() -> None:
     compare = Job(key="compare", world_size=1, after=("base", "case"))
-    packer = Scheduler([job("base"), job("case", 2, weights_of="base"), compare], range(4))
-    keys(packer)
-    packer.weights_saved("base")
-    keys(packer)
-    packer.ended("base")
-    assert keys(packer) == []
-    packer.ended("case")
-    assert keys(packer) == ["compare"]
+    scheduler = Scheduler([job("base"), job("case", 2, weights_of="base"), compare], range(4))
+    keys(scheduler)
+    scheduler.weights_saved("base")
+    keys(scheduler)
+    scheduler.ended("base")
+    assert keys(scheduler) == []
+    scheduler.ended("case")
+    assert keys(scheduler) == ["compare"]
 
 
 def test_urgent_goes_before_all_that_may_run() -> None:
     compare = Job(key="compare", world_size=1, seconds=0.1, after=("first",), urgent=True)
-    packer = Scheduler([job("first", 2), job("wide", 2, 9.0), job("long", 1, 99.0), compare], range(2))
-    assert keys(packer) == ["long"]
-    packer.ended("long")
-    assert keys(packer, 9.0) == ["wide"]
-    packer.ended("wide")
-    assert keys(packer, 18.0) == ["first"]
-    packer = Scheduler([job("first", 2, 10.0), job("wide", 2, 9.0), job("long", 1, 9.0), compare], range(2))
-    assert keys(packer) == ["first"]
-    packer.ended("first")
+    scheduler = Scheduler([job("first", 2), job("wide", 2, 9.0), job("long", 1, 99.0), compare], range(2))
+    assert keys(scheduler) == ["long"]
+    scheduler.ended("long")
+    assert keys(scheduler, 9.0) == ["wide"]
+    scheduler.ended("wide")
+    assert keys(scheduler, 18.0) == ["first"]
+    scheduler = Scheduler([job("first", 2, 10.0), job("wide", 2, 9.0), job("long", 1, 9.0), compare], range(2))
+    assert keys(scheduler) == ["first"]
+    scheduler.ended("first")
     # "wide" waits for both places; "long" would keep it waiting.
-    assert keys(packer, 10.0) == ["compare"]
+    assert keys(scheduler, 10.0) == ["compare"]
 
 
 def test_reservation_lets_only_what_ends_before_it_pass() -> None:
     waiting = [job("all", 4, 4.0, "base"), job("slow", 2, 5.0, "base"), job("quick", 2, 3.0, "base")]
-    packer = Scheduler([job("base", 1, 4.0), *waiting, job("other", 4, 4.0, "base")], range(4))
-    assert keys(packer) == ["base"]
-    packer.weights_saved("base")
+    scheduler = Scheduler([job("base", 1, 4.0), *waiting, job("other", 4, 4.0, "base")], range(4))
+    assert keys(scheduler) == ["base"]
+    scheduler.weights_saved("base")
     # Four devices are free when base ends: slow would hold two of them longer.
-    assert keys(packer) == ["quick"]
-    packer.ended("base")
-    packer.ended("quick")
-    assert keys(packer, 4.0) == ["all"]
+    assert keys(scheduler) == ["quick"]
+    scheduler.ended("base")
+    scheduler.ended("quick")
+    assert keys(scheduler, 4.0) == ["all"]
 
 
 def test_without_estimates_small_jobs_pass_a_large_one_that_waits() -> None:
     def waiting(seconds: float | None) -> Scheduler:
         small = [job(f"small{number}", 1, seconds) for number in range(6)]
         late = [job(f"late{number}", 4, seconds, "base") for number in range(4)]
-        packer = Scheduler([job("base", 1, seconds), *small, *late], range(4))
-        assert keys(packer) == ["base", "small0", "small1", "small2"]
-        packer.weights_saved("base")
-        packer.ended("small0")
-        return packer
+        scheduler = Scheduler([job("base", 1, seconds), *small, *late], range(4))
+        assert keys(scheduler) == ["base", "small0", "small1", "small2"]
+        scheduler.weights_saved("base")
+        scheduler.ended("small0")
+        return scheduler
 
     # All seem to end together: the place that is free is not left so.
     assert keys(waiting(None), 1.0) == ["small3"]
@@ -111,24 +111,28 @@ def test_without_estimates_small_jobs_pass_a_large_one_that_waits() -> None:
 
 
 def test_unknown_duration_is_the_median_of_the_known() -> None:
-    packer = Scheduler(
+    scheduler = Scheduler(
         [job("a", seconds=2), job("b", seconds=4), job("c", seconds=9), job("d", seconds=None)], range(1)
     )
-    assert packer.seconds(job("d", seconds=None)) == 4
+    assert scheduler.seconds(job("d", seconds=None)) == 4
     assert Scheduler([job("d", seconds=None)], range(1)).seconds(job("d", seconds=None)) == 15
 
 
 def test_devices_are_neighbours_where_they_can_be() -> None:
-    packer = Scheduler([job("pair", 2, 9.0), job("one", 1, 3.0), job("other", 1, 2.0)], range(4))
-    assert {start.job.key: start.devices for start in packer.start(0)} == {"pair": (0, 1), "one": (2,), "other": (3,)}
+    scheduler = Scheduler([job("pair", 2, 9.0), job("one", 1, 3.0), job("other", 1, 2.0)], range(4))
+    assert {start.job.key: start.devices for start in scheduler.start(0)} == {
+        "pair": (0, 1),
+        "one": (2,),
+        "other": (3,),
+    }
     for free, chosen in (([1, 2, 3], (2, 3)), ([1, 4, 6], (1, 4))):
         assert Scheduler([job("pair", 2)], free).start(0)[0].devices == chosen
 
 
 def test_dropped_job_is_waited_for_no_more() -> None:
-    packer = Scheduler([job("base"), Job(key="after", world_size=1, after=("base",))], range(1))
-    packer.dropped("base")
-    assert keys(packer) == ["after"]
+    scheduler = Scheduler([job("base"), Job(key="after", world_size=1, after=("base",))], range(1))
+    scheduler.dropped("base")
+    assert keys(scheduler) == ["after"]
 
 
 @dataclass(frozen=True)
@@ -170,15 +174,15 @@ def drawn(draw: st.DrawFn) -> Drawn:
 @settings(max_examples=40)
 @given(drawn())
 def test_whatever_runs_shares_no_device_has_its_weights_and_all_runs(given_jobs: Drawn) -> None:
-    packer = Scheduler(given_jobs.jobs, range(given_jobs.devices))
+    scheduler = Scheduler(given_jobs.jobs, range(given_jobs.devices))
     busy: set[int] = set()
-    held: dict[str, tuple[int, ...]] = {}
+    assigned: dict[str, tuple[int, ...]] = {}
     saved: set[str] = set()
     ended: set[str] = set()
     events: list[tuple[float, int, str]] = []
     now = 0.0
-    while not packer.done:
-        for start in packer.start(now):
+    while not scheduler.done:
+        for start in scheduler.start(now):
             wanted = start.job
             assert len(set(start.devices)) == wanted.world_size
             assert busy.isdisjoint(start.devices)
@@ -186,7 +190,7 @@ def test_whatever_runs_shares_no_device_has_its_weights_and_all_runs(given_jobs:
             assert wanted.weights_of is None or wanted.weights_of in saved | ended
             assert ended.issuperset(wanted.after)
             busy.update(start.devices)
-            held[wanted.key] = start.devices
+            assigned[wanted.key] = start.devices
             heapq.heappush(events, (now + given_jobs.seconds[wanted.key], 1, wanted.key))
             if wanted.key in given_jobs.saved_after:
                 heapq.heappush(events, (now + given_jobs.saved_after[wanted.key], 0, wanted.key))
@@ -195,11 +199,11 @@ def test_whatever_runs_shares_no_device_has_its_weights_and_all_runs(given_jobs:
         now, kind, key = heapq.heappop(events)
         if kind == 0:
             saved.add(key)
-            packer.weights_saved(key)
+            scheduler.weights_saved(key)
         else:
             ended.add(key)
-            busy.difference_update(held.pop(key))
-            packer.ended(key)
+            busy.difference_update(assigned.pop(key))
+            scheduler.ended(key)
     assert ended == {one.key for one in given_jobs.jobs}
 
 
