@@ -137,7 +137,7 @@ def _names(text: str) -> tuple[str, ...]:
 def _run(arguments: argparse.Namespace) -> int:
     # Imported here: the fork server must not load what only the runner needs.
     from envbuild_smoke.environment.gpus import CannotRunError, UnknownGpuError
-    from envbuild_smoke.plan.models import PlanError
+    from envbuild_smoke.plan.json_reader import PlanError
     from envbuild_smoke.plan.reader import read_plan
     from envbuild_smoke.run import parent_watchdog
     from envbuild_smoke.run.context import RunInterruptedError
@@ -202,7 +202,7 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
     if arguments.gpus and plan.device == "cpu":
         raise _RefusedError("--gpus has no effect: the plan is for device cpu")
     chosen: tuple[gpus.Gpu, ...] = ()
-    if plan.device == "cuda":
+    if plan.gpu is not None:
         # The sweep may need more GPUs than any case.
         ranks = plan.bandwidth.ranks if plan.bandwidth else 1
         count = max(ranks, *(case.world_size for case in cases))

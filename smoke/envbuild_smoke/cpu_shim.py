@@ -12,79 +12,63 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-Replacement = Callable[[Any], Any]
-
 
 @dataclass(frozen=True)
 class Redirect:
-    """A symbol ("module.attribute"), why it is redirected, and how its replacement is made."""
+    """A symbol ("module.attribute"), why it is redirected, and what is called in its place, with the original first."""
 
     symbol: str
     reason: str
-    replacement: Replacement
+    replacement: Callable[..., Any]
 
 
-def _on_cpu(original: Any) -> Any:
-    """Wrap a function that takes `device`: the CPU replaces any CUDA device."""
-
-    @functools.wraps(original)
-    def wrapper(*arguments: Any, **options: Any) -> Any:
-        # torch takes the device of these functions by keyword alone.
-        if str(options.get("device", "")).startswith("cuda"):
-            options["device"] = "cpu"
-        # Pinned memory is for copies to a GPU, and torch has none without one.
-        options.pop("pin_memory", None)
-        return original(*arguments, **options)
-
-    return wrapper
+def _on_cpu(original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function that takes `device`: the CPU replaces any CUDA device."""
+    # torch takes the device of these functions by keyword alone.
+    if str(options.get("device", "")).startswith("cuda"):
+        options["device"] = "cpu"
+    # Pinned memory is for copies to a GPU, and torch has none without one.
+    options.pop("pin_memory", None)
+    return original(*arguments, **options)
 
 
-def _cpu_device(_original: Any) -> Any:
+def _cpu_device(_original: object) -> Any:
     import torch
 
-    return lambda: torch.device("cpu")
+    return torch.device("cpu")
 
 
-def _nothing(_original: Any) -> Any:
-    return lambda *_arguments, **_options: None
+def _nothing(*_arguments: object, **_options: object) -> None:
+    """Do nothing."""
 
 
-def _itself(_original: Any) -> Any:
-    return lambda tensor, *_arguments, **_options: tensor
+def _itself(_original: object, tensor: Any, *_arguments: object, **_options: object) -> Any:
+    return tensor
 
 
-def _cpu_random_state(_original: Any) -> Any:
+def _cpu_random_state(*_arguments: object, **_options: object) -> Any:
     import torch
 
-    return lambda *_arguments, **_options: torch.default_generator.get_state()
+    return torch.default_generator.get_state()
 
 
-def _set_cpu_random_state(_original: Any) -> Any:
+def _set_cpu_random_state(_original: object, state: Any, *_arguments: object, **_options: object) -> None:
     import torch
 
-    return lambda state, *_arguments, **_options: torch.default_generator.set_state(state)
+    torch.default_generator.set_state(state)
 
 
-def _seed_cpu(_original: Any) -> Any:
+def _seed_cpu(_original: object, seed: int) -> None:
     import torch
 
-    def seed_cpu(seed: int) -> None:
-        torch.default_generator.manual_seed(seed)
-
-    return seed_cpu
+    torch.default_generator.manual_seed(seed)
 
 
-def _cuda_type_name(original: Any) -> Any:
-    """Make `tensor.type()` answer "torch.cuda.FloatTensor" where it would answer "torch.FloatTensor"."""
-
-    @functools.wraps(original)
-    def wrapper(tensor: Any, *arguments: Any, **options: Any) -> Any:
-        answer = original(tensor, *arguments, **options)
-        if arguments or options or not isinstance(answer, str):
-            return answer
-        return answer.replace("torch.", "torch.cuda.", 1)
-
-    return wrapper
+def _cuda_type_name(original: Callable[..., Any], tensor: Any, *arguments: Any, **options: Any) -> Any:
+    """Return "torch.cuda.FloatTensor" where `tensor.type()` returns "torch.FloatTensor"."""
+    answer = original(tensor, *arguments, **options)
+    # With a dtype, `Tensor.type` converts and returns a tensor: only the name is changed.
+    return answer.replace("torch.", "torch.cuda.", 1) if isinstance(answer, str) else answer
 
 
 # Each of these was taken out in turn. Without any but two, training fails; without the two that seed and set
@@ -117,9 +101,17 @@ def install() -> None:
         # Patched twice, Tensor.type would answer "torch.cuda.cuda.FloatTensor".
         if getattr(original, "_envbuild_redirect", False):
             continue
-        replacement = redirect.replacement(original)
-        replacement._envbuild_redirect = True
-        setattr(owner, attribute, replacement)
+        setattr(owner, attribute, _replaced(original, redirect.replacement))
+
+
+def _replaced(original: Callable[..., Any], replacement: Callable[..., Any]) -> Any:
+    # Not functools.partial: it is no descriptor, and as an attribute of Tensor would not get the tensor.
+    @functools.wraps(original)
+    def wrapper(*arguments: Any, **options: Any) -> Any:
+        return replacement(original, *arguments, **options)
+
+    wrapper._envbuild_redirect = True  # type: ignore[attr-defined]
+    return wrapper
 
 
 def _resolve(name: str) -> Any:

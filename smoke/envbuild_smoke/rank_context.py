@@ -18,8 +18,8 @@ INITIAL, FINAL = "initial", "final"
 class RankContext:
     """What a rank needs for a task. `listener` is rank 0's open socket on `port`, where the ranks of the case meet.
 
-    `device_index` is the number of the GPU to train on among those this process sees. `world_size` is given for
-    a task that is not the case's training: a comparison of weights by one rank, a sweep of bandwidth by many.
+    `device_index` is the number of the GPU to train on among those this process sees. `world_size` is the
+    task's, not the case's: one rank compares weights.
     `save_final_weights` is set when the weights that this case ends with are compared.
     """
 
@@ -29,15 +29,10 @@ class RankContext:
     out: Path
     rank: int
     port: int
+    world_size: int
     listener: int | None
     device_index: int = 0
-    world_size: int | None = None
     save_final_weights: bool = False
-
-    @property
-    def rank_count(self) -> int:
-        """Number of ranks that take part."""
-        return self.case.world_size if self.world_size is None else self.world_size
 
     @property
     def checkpoint(self) -> Path:

@@ -283,7 +283,7 @@ def test_killed_rank_ends_its_case_and_no_other(smoke_pyz: Path, stack_python: P
 MANAGER_WAIT = """
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-def main(context):
+def case(context):
     filesystem_async._get_write_results_queue().get()
 """
 RUN_MANAGER_WAIT = """
@@ -296,14 +296,14 @@ from envbuild_smoke.run.runner import run_plan
 
 plan = read_plan(Path("plan.json"))
 library = "megatron.core.dist_checkpointing.strategies.filesystem_async"
-options = Options(program=RankProgram(entry="manager_wait:main", preload=(library,)))
+options = Options(program=RankProgram(tasks="manager_wait", preload=(library,)))
 run_plan(plan, plan.cases, Path("out"), emit=lambda _: None, stop=threading.Event(), options=options)
 """
 
 
 @pytest.mark.slow
 def test_time_limit_while_a_checkpoint_is_saved(stack_python: Path, tmp_path: Path) -> None:
-    """A rank waits for the process that megatron-core saves through: that one must not die of being asked."""
+    """A rank waits for the process that megatron-core saves through: that one must not die of the signal for stacks."""
     case = {**case_document(BASELINE), "time_limit_seconds": 5}
     (tmp_path / "plan.json").write_text(json.dumps(plan_document(case)))
     (tmp_path / "manager_wait.py").write_text(MANAGER_WAIT)
@@ -332,7 +332,7 @@ for index in range(30):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         context = RankContext(case=case, model=plan.models[case.model], device="cpu", out=out, rank=0, port=port,
-                              listener=listener.detach(), save_final_weights=True)
+                              world_size=1, listener=listener.detach(), save_final_weights=True)
     drivers.module("mcore").train(context)
     kilobytes = int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0])
     after.append([kilobytes, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))])

@@ -80,7 +80,7 @@ class ListedFiles:
 
     def __init__(self, expected: Iterable[str], provided: Iterable[str] = ()) -> None:
         wanted, brought = {normalize(name) for name in expected}, {normalize(name) for name in provided}
-        # A plan without expected packages does not say which modules are foreign.
+        # A plan without expected packages does not define which modules are foreign.
         self._has_expectations = bool(wanted)
         self._files: set[str] = set()
         self._folders: tuple[str, ...] = ()

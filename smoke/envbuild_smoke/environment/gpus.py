@@ -46,7 +46,7 @@ class Gpu:
     compute_capability: str
 
 
-def select(wanted: WantedGpu | None, count: int, requested: Sequence[str]) -> tuple[Gpu, ...]:
+def select(wanted: WantedGpu, count: int, requested: Sequence[str]) -> tuple[Gpu, ...]:
     """Return the GPUs to use: those named, else those that CUDA_VISIBLE_DEVICES leaves, else all.
 
     Raises UnknownGpuError for an unknown name, and CannotRunError when fewer than `count` are left,
@@ -61,8 +61,7 @@ def select(wanted: WantedGpu | None, count: int, requested: Sequence[str]) -> tu
             f"the largest case needs {count} GPUs; available: {names}. Run on a machine with {count}, name more "
             "with --gpus, or leave large cases out with --only",
         )
-    if wanted is not None:
-        _demand_generation(chosen, wanted)
+    _demand_generation(chosen, wanted)
     _demand_unused(chosen)
     return chosen
 

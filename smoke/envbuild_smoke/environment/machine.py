@@ -24,7 +24,7 @@ def describe(
     return {
         "cpu_model": _cpu_model(),
         "cpu_count": os.cpu_count() or 1,
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": [asdict(gpu) for gpu in used],
         "cuda": versions.get("cuda"),
         "nccl": versions.get("nccl"),
@@ -56,22 +56,8 @@ def _fingerprint() -> dict[str, Any] | None:
 
 def _cpu_model() -> str | None:
     # x86 has a "model name"; Arm only numbers of maker and part.
-    for line in _lines("/proc/cpuinfo"):
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "CPU part"):
             return value.strip()
     return None
-
-
-def _memory_bytes() -> int | None:
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []

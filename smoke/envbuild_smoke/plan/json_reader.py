@@ -16,8 +16,8 @@ T = TypeVar("T")
 _SCALARS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
 
 
-class FieldError(Exception):
-    """A JSON document does not have the required form: where, what was found, what is allowed."""
+class PlanError(Exception):
+    """The plan cannot be run as written: where, what was found, what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ def load_json(content: bytes) -> object:
     try:
         return json.loads(content.decode("utf-8"), object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
-        raise FieldError(f"not UTF-8: {error}") from error
+        raise PlanError(f"not UTF-8: {error}") from error
     except json.JSONDecodeError as error:
-        raise FieldError(f"not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error
+        raise PlanError(f"not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error
     # json's decoder recurses once a level: a plan of 100,000 brackets ends it with this and not with a JSONDecodeError.
     except RecursionError as error:
-        raise FieldError("not JSON that can be read: nested too deeply") from error
+        raise PlanError("not JSON that can be read: nested too deeply") from error
 
 
 # Written by hand: pydantic, jsonschema or msgspec would have to be in the environment under test, whose packages are
@@ -69,10 +69,10 @@ def read_object(kind: type[T], value: object, where: str, **given: object) -> T:
         if field.name in document:
             values[field.name] = _read(hints[field.name], document[field.name], f"{where}.{field.name}")
         elif field.default is MISSING:
-            raise FieldError(f"{where}.{field.name}: missing")
+            raise PlanError(f"{where}.{field.name}: missing")
     allowed = [field.name for field in expected]
     if unknown := sorted(document.keys() - set(allowed)):
-        raise FieldError(f"{where}: unknown key {names(unknown)}; allowed: {names(allowed)}")
+        raise PlanError(f"{where}: unknown key {names(unknown)}; allowed: {names(allowed)}")
     return kind(**values)
 
 
@@ -117,10 +117,10 @@ def _typed(value: object, kind: type[T], text: str, where: str) -> T:
     return value
 
 
-def _refused(value: object, text: str, where: str) -> FieldError:
+def _refused(value: object, text: str, where: str) -> PlanError:
     # As JSON, so that the user finds the text of the message in the file.
     shown = json.dumps(value)
-    return FieldError(f"{where}: found {shown if len(shown) <= 80 else shown[:77] + '...'}; must be {text}")
+    return PlanError(f"{where}: found {shown if len(shown) <= 80 else shown[:77] + '...'}; must be {text}")
 
 
 def names(values: Iterable[str]) -> str:
@@ -133,10 +133,10 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     values: dict[str, object] = {}
     for key, value in pairs:
         if key in values:
-            raise FieldError(f"the key {key!r} occurs twice in one object")
+            raise PlanError(f"the key {key!r} occurs twice in one object")
         values[key] = value
     return values
 
 
 def _refuse_constant(name: str) -> object:
-    raise FieldError(f"{name} is not JSON")
+    raise PlanError(f"{name} is not JSON")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from envbuild_smoke.plan.json_reader import NOT_EMPTY, POSITIVE, at_least, matching
+from envbuild_smoke.plan.json_reader import NOT_EMPTY, POSITIVE, PlanError, at_least, matching
 
 Device = Literal["cpu", "cuda"]
 Driver = Literal["mcore"]
@@ -16,7 +16,7 @@ AttentionBackend = Literal["local", "auto", "flash", "fused", "unfused"]
 Recompute = Literal["none", "selective", "full"]
 Size = Annotated[int, at_least(1)]
 Positive = Annotated[float, POSITIVE]
-# A case id becomes the name of a directory; 120 leaves room for suffixes below a file name's 255 bytes.
+# A case id becomes the name of a directory; with 120, suffixes stay below a file name's 255 bytes.
 CaseId = Annotated[
     str,
     matching(
@@ -32,10 +32,6 @@ ModuleName = Annotated[str, matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the dott
 HybridPattern = Annotated[
     str, matching(r"[M*-]{1,1024}", "a letter for each layer: M (Mamba), * (attention) or - (MLP)")
 ]
-
-
-class PlanError(Exception):
-    """The plan cannot be run as written."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from envbuild_smoke.plan.json_reader import FieldError, load_json, names, read_object
-from envbuild_smoke.plan.models import Plan, PlanError
+from envbuild_smoke.plan.json_reader import PlanError, load_json, names, read_object
+from envbuild_smoke.plan.models import Plan
 
 
 def read_plan(path: Path) -> Plan:
@@ -25,10 +25,7 @@ def read_plan(path: Path) -> Plan:
 def parse_plan(content: bytes) -> Plan:
     """Check the bytes of a `plan.json`; raises PlanError."""
     digest = "sha256:" + hashlib.sha256(content).hexdigest()
-    try:
-        plan = read_object(Plan, load_json(content), "plan", digest=digest, content=content)
-    except FieldError as error:
-        raise PlanError(str(error)) from error
+    plan = read_object(Plan, load_json(content), "plan", digest=digest, content=content)
     _check_device(plan)
     _check_references(plan)
     # Stable: baselines come first, and otherwise the plan's order stays.

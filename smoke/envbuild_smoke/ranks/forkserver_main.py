@@ -48,7 +48,7 @@ def serve(program: RankProgram, plan: Plan, plan_descriptor: int, control: int) 
     try:
         for name in program.preload:
             importlib.import_module(name)
-        ready = imported.describe(program.modules)
+        ready = imported.describe(plan.expected_modules)
     except BaseException as error:  # noqa: BLE001 - an import can raise anything; it is reported to the runner
         traceback.print_exc()
         channel.send({"event": "unusable", "error": error_line(error)})
@@ -113,10 +113,7 @@ class _Server:
 
     def _kill_all(self) -> None:
         for pid in self._running:
-            # The pid for a rank that has no group of its own yet.
-            for kill in (os.killpg, os.kill):
-                with suppress(ProcessLookupError):
-                    kill(pid, signal.SIGKILL)
+            kill_group(pid)
 
     def _start(self, command: Message) -> None:
         # SCM_RIGHTS: the descriptor came with the bytes of this command, so it is there and the first of those not
@@ -179,6 +176,16 @@ class _Server:
         redirect_output(log)
         # A child of a rank must not keep the connection open: the runner would not see the fork server end.
         self._control.close()
+
+
+def kill_group(pid: int) -> None:
+    """Kill a rank process and everything it started, if any of that is left."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        # Between its fork and its setsid a rank answers to its pid alone.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def run_executed_rank(program: RankProgram, plan: Plan, channel: int) -> int:

@@ -8,17 +8,14 @@ from envbuild_smoke.plan.json_reader import read_object
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgram:
-    """The function ("module:function") for each kind of task, and the modules that are imported before any.
+    """The module whose functions do the tasks, named as their kinds are, and modules that are imported before any.
 
-    `entry` trains a case; `compare` returns how its final weights differ from the baseline's; `bandwidth`
-    returns the points of a sweep. `modules` are imported only to see whether the environment has them.
+    `case` trains a case; `compare` returns how its final weights differ from the baseline's; `bandwidth` returns the
+    points of a sweep.
     """
 
-    entry: str = "envbuild_smoke.ranks.tasks:train_case"
-    compare: str = "envbuild_smoke.ranks.tasks:compare_weights"
-    bandwidth: str = "envbuild_smoke.ranks.tasks:measure_bandwidth"
+    tasks: str = "envbuild_smoke.ranks.tasks"
     preload: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
 
     def as_argument(self) -> str:
         """Return it as one command line argument."""
@@ -29,7 +26,3 @@ class RankProgram:
     def from_argument(cls, text: str) -> "RankProgram":
         """Read what `as_argument` wrote."""
         return read_object(cls, json.loads(text), "program")
-
-    def function(self, task: str) -> str:
-        """Return the function for a kind of task: "case", "compare" or "bandwidth"."""
-        return {"case": self.entry, "compare": self.compare, "bandwidth": self.bandwidth}[task]

@@ -47,7 +47,7 @@ def serve(program: RankProgram, plan: Plan, channel: Channel) -> int:
         # The variables of torchrun: libraries read them though the driver passes rank and size itself.
         os.environ.update(command["variables"])
         context = _context(command, plan, channel.descriptor() if command["listens"] else None)
-        status, answer = _run(program.function(command["task"]), context, command)
+        status, answer = _run(program.tasks, context, command)
         _flush()
         # After a failure the process ends: peers, groups and the GPU's memory may be in any state.
         if status is not None:
@@ -74,15 +74,14 @@ def redirect_output(log: str) -> None:
     os.close(descriptor)
 
 
-def case_of(plan: Plan, task: str, case_id: str, world_size: int) -> Case:
-    """Return the case of a task; the bandwidth sweep gets one of its world size."""
-    if task == BANDWIDTH:
-        return replace(plan.cases[0], id=BANDWIDTH, baseline=None, world_size=world_size)
-    return plan.case(case_id)
+def sweep_case(plan: Plan, ranks: int) -> Case:
+    """Return the case that the bandwidth sweep runs as."""
+    return replace(plan.cases[0], id=BANDWIDTH, baseline=None, world_size=ranks)
 
 
 def _context(command: Message, plan: Plan, listener: int | None) -> RankContext:
-    case = case_of(plan, command["task"], command["case"], command["world_size"])
+    is_sweep = command["task"] == BANDWIDTH
+    case = sweep_case(plan, command["world_size"]) if is_sweep else plan.case(command["case"])
     return RankContext(
         case=case,
         model=plan.models[case.model],
@@ -97,12 +96,11 @@ def _context(command: Message, plan: Plan, listener: int | None) -> RankContext:
     )
 
 
-def _run(entry: str, context: RankContext, command: Message) -> tuple[int | None, Any]:
-    """Run "module:function"; return the exit status if this is the process's end, and the answer."""
-    module, _, name = entry.partition(":")
+def _run(tasks: str, context: RankContext, command: Message) -> tuple[int | None, Any]:
+    """Run the function of the task; return the exit status if this is the process's end, and the answer."""
     arguments = [command["sizes"]] if command["task"] == BANDWIDTH else []
     try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        function: Callable[..., Any] = getattr(importlib.import_module(tasks), command["task"])
         return None, function(context, *arguments)
     except SystemExit as error:
         # SystemExit's code may be None (0), a number, or a text (1), as for the interpreter.

@@ -8,9 +8,9 @@ from typing import Any
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.plan.models import Case
 from envbuild_smoke.rank_context import metrics_path
+from envbuild_smoke.run.failure import failure_of
 from envbuild_smoke.run.pool import Pool
 from envbuild_smoke.run.results import CaseResult, Emit, Failure, Status
-from envbuild_smoke.run.task_failure import failure_of
 from envbuild_smoke.run.task_run import RankTask, TaskRun
 
 

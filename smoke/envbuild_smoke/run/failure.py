@@ -1,35 +1,58 @@
-"""Which rank failed first.
+"""Why a task was not done by all of its ranks, and which rank failed first.
 
 When one rank fails, its peers fail soon after because their connections break. All of them leave traces;
 one of them is the cause.
 """
 
 import json
-import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envbuild_smoke.rank_context import failure_record_path
+from envbuild_smoke.run.forkserver import signal_name
+from envbuild_smoke.run.pool import FORKSERVER_LOG
 from envbuild_smoke.run.results import Failure, FailureKind
+from envbuild_smoke.run.task_run import RankEnd, TaskRun
 
 # A rank that dies without raising (a signal, os._exit) is seen only after its peers noticed their broken
 # connections: the kernel closes its sockets first. Such a death counts as this much earlier than seen.
 DEATH_SEEN_LATE_SECONDS = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankEnd:
-    """How a rank process ended: exit status (negative: a signal), and when it was seen (monotonic seconds).
+def failure_of(run: TaskRun, progress: str) -> Failure | None:
+    """Return why a task that ended was not done by all of its ranks; None when it was."""
+    cause = _failure_of_ranks(run)
+    if cause is not None:
+        return cause
+    if run.timed_out_at is not None:
+        return _timeout(run, progress)
+    if run.lost_its_server:
+        message = f"the fork server died, and its ranks with it; see {FORKSERVER_LOG}"
+        return Failure(kind="exit", message=message)
+    return None
 
-    `done` is true when its task was done by then.
-    """
 
-    rank: int
-    exit_status: int
-    seen_at: float
-    killed_by_runner: bool
-    done: bool = False
+def only_lost_its_server(run: TaskRun) -> bool:
+    """Return whether a task failed through the death of the fork server alone: none of its ranks had failed."""
+    return run.lost_its_server and run.timed_out_at is None and _failure_of_ranks(run) is None
+
+
+def _failure_of_ranks(run: TaskRun) -> Failure | None:
+    """Return the failure of the rank that failed first, None if none failed by itself."""
+    task = run.task
+    until = float("inf") if run.timed_out_at is None else run.timed_out_at
+    records = {}
+    for rank in range(task.world_size):
+        record = _read_record(failure_record_path(task.out, task.case.id, rank))
+        # What a rank raises after its time limit is not why it took so long.
+        if record is not None and float(record["monotonic_seconds"]) <= until:
+            records[rank] = record
+    ends = [end for end in run.ends.values() if end.rank in records or end.seen_at <= until]
+    if run.lost_its_server:
+        # A rank may have raised, and the fork server died before it could report the end.
+        ends += [RankEnd(rank=rank, exit_status=None, seen_at=until) for rank in records if rank not in run.ends]
+    return earliest(ends, records, task.log_name)
 
 
 def earliest(
@@ -55,14 +78,26 @@ def earliest(
     kind: FailureKind
     if first.rank in records:
         kind, message = records[first.rank]["kind"], str(records[first.rank]["message"])
-    elif status < 0:
+    elif status is not None and status < 0:
         kind, message = "signal", f"killed by {signal_name(-status)}"
     else:
         kind, message = "exit", f"exited with status {status} without an exception, before it was done"
     return Failure(rank=first.rank, exit_status=status, kind=kind, message=message, log=log_name(first.rank))
 
 
-def read_record(path: Path) -> Mapping[str, Any] | None:
+def _timeout(run: TaskRun, progress: str) -> Failure:
+    task = run.task
+    message = f"not done after {task.limit_seconds:g} s, with {progress}; ranks still running: "
+    hanging = run.hanging
+    message += f"{', '.join(map(str, hanging)) or 'none'}; where each hung is at the end of its log"
+    if not hanging:
+        return Failure(kind="timeout", message=message)
+    first = hanging[0]
+    status = run.ends[first].exit_status if first in run.ends else None
+    return Failure(kind="timeout", message=message, rank=first, exit_status=status, log=task.log_name(first))
+
+
+def _read_record(path: Path) -> Mapping[str, Any] | None:
     """Return what a rank wrote when it raised, or None."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -70,12 +105,3 @@ def read_record(path: Path) -> Mapping[str, Any] | None:
     except FileNotFoundError:
         return None
     return record if isinstance(record, dict) else None
-
-
-def signal_name(number: int) -> str:
-    """Return "SIGKILL" for 9, and the number for a signal without a name."""
-    try:
-        # Real-time signals have no name in Python but SIGRTMIN and SIGRTMAX.
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -97,14 +97,13 @@ def rank_variables(device: Device) -> dict[str, str]:
     return environment
 
 
-def kill_group(pid: int) -> None:
-    """Kill a rank process and everything it started, if any of that is left."""
+def signal_name(number: int) -> str:
+    """Return "SIGKILL" for 9, and the number for a signal without a name."""
     try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        # Between its fork and its setsid a rank answers to its pid alone.
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        # Real-time signals have no name in Python but SIGRTMIN and SIGRTMAX.
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def request_stacks(pid: int) -> None:

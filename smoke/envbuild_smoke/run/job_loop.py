@@ -7,13 +7,13 @@ from dataclasses import replace
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.run.case_run import CaseRun
 from envbuild_smoke.run.context import POLL_SECONDS, RunContext, RunInterruptedError
+from envbuild_smoke.run.failure import failure_of, only_lost_its_server
 from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.jobs import RunJob, compare_key
 from envbuild_smoke.run.pool import FORKSERVER_LOG
 from envbuild_smoke.run.result_log import ResultLog
 from envbuild_smoke.run.results import CaseResult, Failure
 from envbuild_smoke.run.scheduler import Scheduler, Start
-from envbuild_smoke.run.task_failure import failure_of, only_lost_its_server
 from envbuild_smoke.run.task_run import RankTask, TaskRun
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild_smoke.plan.models import Plan
+from envbuild_smoke.ranks.forkserver_main import kill_group
 from envbuild_smoke.ranks.ipc import Channel, Message
 from envbuild_smoke.ranks.program import RankProgram
-from envbuild_smoke.run.failure import signal_name
-from envbuild_smoke.run.forkserver import ForkServer, ForkServerError, groups_with_others, kill_group
+from envbuild_smoke.run.forkserver import ForkServer, ForkServerError, groups_with_others, signal_name
 
 FORKSERVER_LOG = "forkserver.log"
 # SIGKILL leaves a process no choice, but one that waits for a disk or a driver may not die at once.

@@ -21,18 +21,14 @@ class ResultLog:
     compared. What it had by then is in its folder, so that an interrupted run compares it without training again.
     """
 
-    def __init__(self, out: Path, emit: Emit, results: Mapping[Key, CaseResult]) -> None:
+    def __init__(self, out: Path, emit: Emit, writer: ResultsWriter, results: Mapping[Key, CaseResult]) -> None:
         self.results: dict[Key, CaseResult] = dict(results)
         self.trained: dict[Key, CaseResult] = {}
         self._out = out
         self._emit = emit
-        self._writer: ResultsWriter | None = None
+        self._writer = writer
         # Baselines that completed, and did not when they ran again for their checkpoint.
         self._lost: dict[Key, CaseResult] = {}
-
-    def write_to(self, writer: ResultsWriter) -> None:
-        """Write what finishes from now on with `writer`."""
-        self._writer = writer
 
     def read_trained(self, run: Key) -> None:
         """Take over what an interrupted run left of a case that it had trained and not compared."""
@@ -69,8 +65,7 @@ class ResultLog:
 
     def finish(self, result: CaseResult) -> None:
         """Write a result to disk, then report it."""
-        if self._writer is not None:
-            self._writer.write(result.as_line())
+        self._writer.write(result.as_line())
         self.results[result.case, result.repeat] = result
         end = {"status": result.status, "seconds": round(result.seconds, 3)}
         self._emit({"event": "case-finished", "case": result.case, "repeat": result.repeat, **end})

@@ -84,12 +84,14 @@ def result_from(line: Mapping[str, Any]) -> CaseResult:
 class ResultsWriter:
     """Appends lines to the `results.jsonl` of an output directory.
 
-    It must not have one yet, unless `resumed`, and is then whole up to the end of its last line.
+    It must not have one yet, unless the first `kept_bytes` of it are continued: whole lines.
     """
 
-    def __init__(self, out: Path, *, resumed: bool = False) -> None:
+    def __init__(self, out: Path, kept_bytes: int | None = None) -> None:
         # "x": results that are already there are evidence, and never overwritten.
-        self._file = (out / FILE_NAME).open("a" if resumed else "x", encoding="utf-8")
+        self._file = (out / FILE_NAME).open("x" if kept_bytes is None else "a", encoding="utf-8")
+        if kept_bytes is not None:
+            self._file.truncate(kept_bytes)
         # The file's name, too, has to survive a crash of the machine.
         directory = os.open(out, os.O_RDONLY)
         try:

@@ -5,7 +5,6 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ class PreviousRun:
 
 
 def take_lock(out: Path) -> int:
-    """Lock the output directory and return the descriptor; every process of the run keeps it open.
+    """Lock the output directory and return the descriptor; every process of the run keeps it open until it ends.
 
     Raises ResumeError when processes of another run have it.
     """
@@ -71,7 +70,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def read_previous(out: Path, plan: Plan) -> PreviousRun:
-    """Read the results in `out`, and cut off an incomplete last line.
+    """Read the results in `out`, up to an incomplete last line.
 
     Raises ResumeError when there are none, or they are of another plan.
     """
@@ -97,8 +96,6 @@ def read_previous(out: Path, plan: Plan) -> PreviousRun:
         raise ResumeError(
             f"{path} is damaged: the line of a case cannot be read ({error}); run again with another --out"
         ) from None
-    # Only now, after every check: results that are refused stay as they are.
-    _cut(path, whole)
     return PreviousRun(
         run_line=lines[0],
         cases={(result.case, result.repeat): result for result in results},
@@ -107,17 +104,6 @@ def read_previous(out: Path, plan: Plan) -> PreviousRun:
         whole_bytes=before_end,
         cut_bytes=len(content) - whole,
     )
-
-
-def reopen(out: Path, previous: PreviousRun) -> None:
-    """Remove the end line: results will follow."""
-    _cut(out / FILE_NAME, previous.whole_bytes)
-
-
-def _cut(path: Path, length: int) -> None:
-    with path.open("r+b") as file:
-        file.truncate(length)
-        os.fsync(file.fileno())
 
 
 def check_same_environment(previous: PreviousRun, run_line: dict[str, Any]) -> None:
@@ -174,9 +160,3 @@ def checkpoints_missing(
             if not all(checkpoint_path(folder, baseline.case, name).is_dir() for name in needed):
                 missing.add((baseline.case, repeat))
     return frozenset(missing)
-
-
-def release_lock(descriptor: int) -> None:
-    """Unlock the directory; it is free once the run's last process has ended."""
-    with suppress(OSError):
-        os.close(descriptor)

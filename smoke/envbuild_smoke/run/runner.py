@@ -3,7 +3,6 @@
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def run_plan(
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     drivers = tuple(sorted({DRIVERS[case.driver] for case in plan.cases}))
-    program = replace(options.program or RankProgram(preload=drivers), modules=plan.expected_modules)
+    program = options.program or RankProgram(preload=drivers)
     # Before the results are read: another run could still write to them.
     lock = resume.take_lock(out)
     previous = resume.read_previous(out, plan) if options.resume else None
@@ -54,16 +53,16 @@ def run_plan(
         return _run(context, cases, previous)
     finally:
         pool.close()
-        resume.release_lock(lock)
+        os.close(lock)
 
 
 def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.PreviousRun | None) -> list[CaseResult]:
     """Run the cases and write the results file."""
     plan = context.plan
-    log = ResultLog(context.out, context.emit, {} if previous is None else previous.cases)
+    results = {} if previous is None else previous.cases
     wanted = [(case.id, repeat) for case in cases for repeat in range(1, plan.repeats + 1)]
-    if previous is not None and previous.ended and log.results.keys() >= set(wanted):
-        return [log.results[run] for run in wanted]
+    if previous is not None and previous.ended and results.keys() >= set(wanted):
+        return [results[run] for run in wanted]
     context.pool.start_server()
     # While the fork server imports.
     listed = ListedFiles(plan.expected_versions, plan.provided_packages)
@@ -73,10 +72,10 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
     line = run_line(context, devices, ready, files, listed, unusable)
     if previous is not None:
         resume.check_same_environment(previous, line)
-        resume.reopen(context.out, previous)
     # Only now: a run that was interrupted while it imported leaves no results file, not an empty one.
-    writer = ResultsWriter(context.out, resumed=previous is not None)
-    log.write_to(writer)
+    # Of one that is resumed, the incomplete last line and the line of type "end" are cut off.
+    writer = ResultsWriter(context.out, None if previous is None else previous.whole_bytes)
+    log = ResultLog(context.out, context.emit, writer, results)
     try:
         if previous is None:
             writer.write(line)
@@ -86,7 +85,7 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
             context.emit({"event": "resumed", "kept": len(log.results), **cut})
         if unusable is None:
             JobLoop(context, _jobs(context, cases, log, previous), devices, log, listed).run()
-            # After the cases: a sweep beside them would be slowed down by them, and slow them down.
+            # After the cases: a sweep at the same time would slow them down, and be slowed down.
             if plan.bandwidth is not None and (previous is None or not previous.bandwidth):
                 sweep = measure_bandwidth(context, plan.bandwidth, devices)
                 writer.write({"schema": SCHEMA, "type": "bandwidth", **sweep})

@@ -36,14 +36,8 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A job to be started now on these devices."""
+    """A job to be started now on these devices; by its estimate it ends at the moment `until`."""
 
-    job: Job
-    devices: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Running:
     job: Job
     devices: tuple[int, ...]
     until: float
@@ -57,7 +51,7 @@ class Scheduler:
 
     def __init__(self, jobs: Sequence[Job], devices: Sequence[int]) -> None:
         self._free = sorted(devices)
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Start] = {}
         self._saved: set[str] = set()
         self._ended: set[str] = set()
         known = [job.seconds for job in jobs if job.seconds is not None]
@@ -167,8 +161,9 @@ class Scheduler:
         devices = _near(self._free, job.world_size)
         self._free = [device for device in self._free if device not in devices]
         self._waiting.remove(job)
-        self._running[job.key] = _Running(job, devices, now + self.seconds(job))
-        return Start(job=job, devices=devices)
+        start = Start(job=job, devices=devices, until=now + self.seconds(job))
+        self._running[job.key] = start
+        return start
 
 
 def _near(free: Sequence[int], count: int) -> tuple[int, ...]:

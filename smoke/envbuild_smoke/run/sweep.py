@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from envbuild_smoke.plan.models import BandwidthSweep
-from envbuild_smoke.ranks.rank_main import BANDWIDTH, case_of
+from envbuild_smoke.ranks.rank_main import BANDWIDTH, sweep_case
 from envbuild_smoke.run.context import POLL_SECONDS, RunContext, RunInterruptedError
+from envbuild_smoke.run.failure import failure_of
 from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.results import Failure
-from envbuild_smoke.run.task_failure import failure_of
 from envbuild_smoke.run.task_run import RankTask, TaskRun
 
 # Far more than the sweep takes: 25 times a size, and 4 GiB take a few seconds even over sockets (2 to 3 GB/s on four
@@ -24,7 +24,7 @@ def measure_bandwidth(context: RunContext, wanted: BandwidthSweep, devices: Sequ
     # New processes: NCCL logs how its ranks are connected only as it starts.
     task = RankTask(
         kind=BANDWIDTH,
-        case=case_of(context.plan, BANDWIDTH, BANDWIDTH, wanted.ranks),
+        case=sweep_case(context.plan, wanted.ranks),
         repeat=1,
         root=context.out,
         world_size=wanted.ranks,

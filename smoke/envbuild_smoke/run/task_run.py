@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from envbuild_smoke.plan.models import Case
-from envbuild_smoke.run.failure import RankEnd
 from envbuild_smoke.run.forkserver import request_stacks
 from envbuild_smoke.run.pool import DEATH_LIMIT_SECONDS, Pool
 
@@ -58,6 +57,20 @@ class RankTask:
 def repeat_folder(root: Path, repeat: int) -> Path:
     """Return the output directory of a repeat, counted from 1."""
     return root if repeat == 1 else root / f"repeat-{repeat}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """How a rank process ended, and when that was seen (monotonic seconds).
+
+    `exit_status` is negative for a signal, None if not reported. `done` is true when its task was done by then.
+    """
+
+    rank: int
+    exit_status: int | None
+    seen_at: float
+    killed_by_runner: bool = False
+    done: bool = False
 
 
 class _State(Enum):

@@ -15,16 +15,15 @@ from typing import Any
 
 import pytest
 from helpers.smoke_plans import Document, case_document, plan_document
+from unit.smoke.run_with_fake_ranks import FAKE, run_plan
 
 from envbuild_smoke import cli
 from envbuild_smoke.plan.reader import parse_plan
-from envbuild_smoke.ranks.program import RankProgram
 from envbuild_smoke.run import runner, task_run
 from envbuild_smoke.run.options import Options
 
 # -S: as `without_packages`.
 FAKE_COMMAND = [sys.executable, "-S", str(Path(__file__).with_name("run_with_fake_ranks.py"))]
-FAKE = RankProgram(entry="fake_ranks:main", compare="fake_ranks:compare", bandwidth="fake_ranks:bandwidth")
 HERE = Path(__file__).resolve().parent
 BASELINE = case_document("train-baseline")
 # Long enough for ranks to start on a busy machine, short enough to wait for.
@@ -75,10 +74,6 @@ class Command:
 @pytest.fixture
 def smoke(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Command]]:
     """Runs the command line in this process, with fake ranks."""
-    real = runner.run_plan
-
-    def run_plan(*arguments: Any, options: Options, **more: Any) -> Any:
-        return real(*arguments, options=replace(options, program=FAKE), **more)
 
     def run(*arguments: str | Path) -> Command:
         capfd.readouterr()
@@ -181,7 +176,7 @@ def at_once(tmp_path_factory: pytest.TempPathFactory) -> Done:
         case_document("nan-baseline"),
         *broken,
         case_document("train-wide", "train-baseline", data=8),
-        *(two_ranks(f"{what}-dp2", **limit) for what in ("hangs", "managed", "asked", "lingers", "stopped")),
+        *(two_ranks(f"{what}-dp2", **limit) for what in ("hangs", "managed", "signalled", "lingers", "stopped")),
         two_ranks("train-last"),
         two_ranks("train-of-killed", "killed-baseline", compare_weights=True),
         two_ranks("train-of-ignores", "ignores-baseline"),

@@ -17,7 +17,7 @@ from pathlib import Path
 from envbuild_smoke.rank_context import RankContext
 
 
-def main(context: RankContext) -> None:
+def case(context: RankContext) -> None:
     folder = context.out / "cases" / context.case.id
     (folder / f"rank{context.rank}.pid").write_text(str(os.getpid()))
     (folder / f"rank{context.rank}.context").write_text(
@@ -35,7 +35,7 @@ def train(context: RankContext) -> None:
 
 
 def saves(context: RankContext) -> None:
-    """A baseline that says when its weights are there, and goes on until a file lets it end."""
+    """A baseline that reports its saved weights, and runs until a file exists."""
     context.checkpoint.mkdir(parents=True)
     context.report_weights_saved()
     wait_for(context.out / "go")
@@ -110,14 +110,18 @@ def late(context: RankContext) -> None:
 
 
 def prints(context: RankContext) -> None:
-    """Words of Python and of a C library that buffers."""
+    """Output of Python and of a C library that buffers."""
     ctypes.CDLL(None).printf(b"C of %d in %s\n", context.rank, context.case.id.encode())
     print(f"Python of {context.rank} in {context.case.id}", end="")
     train(context)
 
 
 def compare(context: RankContext) -> dict[str, object]:
-    """What the comparison of weights answers; some fail."""
+    """What the comparison of weights answers; some fail, and under some the fork server is killed the first time."""
+    if "unlucky" in context.case.id and not (context.out / "unlucky").exists():
+        (context.out / "unlucky").touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        wait_for_nothing()
     if "bad" in context.case.id:
         raise ValueError("planted in the comparison")
     return {
@@ -134,7 +138,7 @@ def bandwidth(context: RankContext, sizes: list[int]) -> dict[str, object]:
     """A sweep over ranks that live for it alone."""
     point = {"seconds": 0.5, "algorithm_gigabytes_per_second": 2.0, "bus_gigabytes_per_second": 1.0}
     (context.out / "cases" / context.case.id / f"rank{context.rank}.pid").write_text(str(os.getpid()))
-    assert context.rank_count == context.case.world_size
+    assert context.world_size == context.case.world_size
     return {"backend": "gloo", "transports": None, "points": [{"bytes": size, **point} for size in sizes]}
 
 
@@ -148,7 +152,7 @@ def raises(context: RankContext) -> None:
 
 
 def exits(context: RankContext) -> None:
-    """Rank 1 leaves without a word; rank 0 puts its broken connection on record before that is seen."""
+    """Rank 1 exits without an exception; rank 0 records its broken connection before that is seen."""
     if context.rank == 1:
         wait_for(context.out / "cases" / context.case.id / "rank0.failure.json")
         os._exit(3)
@@ -170,14 +174,14 @@ def hangs(context: RankContext) -> None:
 
 
 def managed(context: RankContext) -> None:
-    """A process that rank 1 started is what it talks to, as multiprocessing's manager; it never answers."""
+    """A process that rank 1 started is one it waits for, as for multiprocessing's manager."""
     if context.rank == 1:
         subprocess.run(["sleep", "600"])
         raise EOFError("the manager is gone")
 
 
-def asked(context: RankContext) -> None:
-    """Rank 1 raises when it is asked where it is, so after its time limit."""
+def signalled(context: RankContext) -> None:
+    """Rank 1 raises when it gets the signal for its stacks, so after its time limit."""
 
     def answer(_number: int, _frame: object) -> None:
         raise EOFError("raised too late to be the cause")
@@ -210,7 +214,7 @@ def wait_for_nothing() -> None:
 
 
 def ignores(context: RankContext) -> None:
-    """Ranks that cannot be asked to end, and a process of theirs."""
+    """Ranks that ignore signals to end, and a process that one started."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     start_child(context)
@@ -251,19 +255,19 @@ def parricide(context: RankContext) -> None:
 
 
 def unlucky(context: RankContext) -> None:
-    """The first time, the fork server is killed once another case runs beside it."""
+    """The first time, the fork server is killed once another case runs at the same time."""
     if not (context.out / "unlucky").exists():
         if context.rank == 0:
-            wait_for(context.out / "beside")
+            wait_for(context.out / "neighbour")
             (context.out / "unlucky").touch()
             os.kill(os.getppid(), signal.SIGKILL)
         wait_for_nothing()
     train(context)
 
 
-def beside(context: RankContext) -> None:
-    """Runs beside that one, and would go on for long the first time."""
-    (context.out / "beside").touch()
+def neighbour(context: RankContext) -> None:
+    """Runs at the same time, and does not end the first time."""
+    (context.out / "neighbour").touch()
     if not (context.out / "unlucky").exists():
         wait_for_nothing()
     train(context)
@@ -293,21 +297,13 @@ def needs(context: RankContext) -> None:
 
 
 def raisesfirst(context: RankContext) -> None:
-    """Rank 1 raises, and the fork server is killed before it can tell."""
+    """Rank 1 raises, and the fork server is killed before it reports that."""
     if context.rank == 1:
         os.kill(os.getppid(), signal.SIGSTOP)
         raise ValueError("planted in rank 1")
     wait_for(context.out / "cases" / context.case.id / "rank1.failure.json")
     os.kill(os.getppid(), signal.SIGKILL)
     wait_for_nothing()
-
-
-def compare_unluckily(context: RankContext) -> dict[str, object]:
-    if not (context.out / "unlucky").exists():
-        (context.out / "unlucky").touch()
-        os.kill(os.getppid(), signal.SIGKILL)
-        wait_for_nothing()
-    return compare(context)
 
 
 def environment(context: RankContext) -> None:

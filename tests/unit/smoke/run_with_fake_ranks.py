@@ -6,7 +6,7 @@ from envbuild_smoke import cli
 from envbuild_smoke.ranks.program import RankProgram
 from envbuild_smoke.run import runner
 
-FAKE = RankProgram(entry="fake_ranks:main", compare="fake_ranks:compare", bandwidth="fake_ranks:bandwidth")
+FAKE = RankProgram(tasks="fake_ranks")
 real_run_plan = runner.run_plan
 
 

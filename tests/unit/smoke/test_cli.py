@@ -1,4 +1,4 @@
-"""The command line: exit codes, progress, and what is left when it is told to stop."""
+"""The command line: exit statuses, progress, and what is left after it was stopped."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_refused_run_exits_2_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_results_that_exist_are_refused_and_left(smoke: Smoke, tmp_path: Path) -> None:
+def test_existing_results_are_refused_and_kept(smoke: Smoke, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "results.jsonl").write_text("precious")
@@ -65,7 +65,7 @@ def test_results_that_exist_are_refused_and_left(smoke: Smoke, tmp_path: Path) -
     assert [(path.name, path.read_text()) for path in out.iterdir()] == [("results.jsonl", "precious")]
 
 
-def test_disk_that_is_full_exits_5_and_a_rerun_goes_on(tmp_path: Path) -> None:
+def test_full_disk_exits_5_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     """A limit to the size of files is what fills the disk: the results' file grows to it."""
     out = tmp_path / "out"
     plan = write_plan(tmp_path, BASELINE, *(two_ranks(f"train-{name}") for name in "abcdef"))
@@ -91,7 +91,7 @@ def test_out_that_cannot_be_made_exits_5(smoke: Smoke, tmp_path: Path) -> None:
 
 
 def test_environment_without_the_stack_exits_3(tmp_path: Path) -> None:
-    """The tests' own environment has no torch; the real rank program says so."""
+    """The tests' own environment has no torch; the real rank program reports that."""
     plan = write_plan(tmp_path, BASELINE, expected_versions={"torch": "2.13.0+cpu"})
     out = tmp_path / "out"
     # -S: no site-packages, whatever happens to be installed there.
@@ -175,7 +175,7 @@ def test_run_that_is_stopped_leaves_no_rank_and_keeps_finished_results(
     assert_gone(out)
 
 
-def test_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
+def test_closed_output_does_not_end_the_run(tmp_path: Path) -> None:
     plan = write_plan(tmp_path, BASELINE, two_ranks("train-dp2"))
     command = [*FAKE_COMMAND, "run", "--plan", str(plan), "--out", str(tmp_path / "out")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

@@ -1,4 +1,4 @@
-"""The table of redirects says all that is patched, and each patch changes a device's name and nothing else."""
+"""The table of redirects lists all that is patched, and each patch changes a device's name and nothing else."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Generator:
 
 class Tensor:
     def cuda(self, *_arguments: object, **_options: object) -> object:
-        raise AssertionError("there is no CUDA")
+        raise AssertionError("CUDA was called")
 
-    def type(self, dtype: str | None = None) -> str:
-        return dtype or "torch.FloatTensor"
+    def type(self, dtype: str | None = None) -> object:
+        return ("converted to", dtype) if dtype else "torch.FloatTensor"
 
     def numpy(self) -> str:
         return "untouched"
@@ -48,7 +48,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Modules with torch's names and every symbol of the table, and some that are not in it."""
 
     def no_cuda(*_arguments: object, **_options: object) -> None:
-        raise AssertionError("there is no CUDA")
+        raise AssertionError("CUDA was called")
 
     modules: dict[str, Any] = {}
     for name in ("torch", "torch.cuda", "torch.cuda.random", "megatron.core.tensor_parallel.random"):
@@ -103,7 +103,7 @@ def test_install_twice_is_install_once(torch: Any) -> None:
     ("device", "given"),
     [("cuda", "cpu"), ("cuda:1", "cpu"), ("meta", "meta"), (None, None), ("cpu", "cpu")],
 )
-def test_factories_put_on_the_cpu_what_is_asked_of_cuda(torch: Any, device: str | None, given: str | None) -> None:
+def test_factories_use_the_cpu_for_cuda_devices(torch: Any, device: str | None, given: str | None) -> None:
     cpu_shim.install()
     assert torch.zeros([3], dtype="int", device=device) == ("zeros", ([3],), {"dtype": "int", "device": given})
     assert torch.ones(2, 3) == ("ones", (2, 3), {})
@@ -120,11 +120,11 @@ def test_random_states_are_kept_and_put_back(torch: Any) -> None:
     assert torch.default_generator.state == "first state"
 
 
-def test_tensors_stay_and_call_themselves_cuda(torch: Any) -> None:
+def test_tensors_stay_on_the_cpu_and_report_a_cuda_type(torch: Any) -> None:
     cpu_shim.install()
     tensor = torch.Tensor()
     assert tensor.cuda(0, non_blocking=True) is tensor
     assert tensor.type() == "torch.cuda.FloatTensor"
-    assert tensor.type("torch.DoubleTensor") == "torch.DoubleTensor"
+    assert tensor.type("torch.DoubleTensor") == ("converted to", "torch.DoubleTensor")
     assert torch.cuda.current_device() == "device cpu"
     assert torch.cuda.synchronize() is None

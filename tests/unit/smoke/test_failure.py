@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from envbuild_smoke.error_line import error_line
-from envbuild_smoke.run.failure import RankEnd, earliest
+from envbuild_smoke.run.failure import earliest
+from envbuild_smoke.run.task_run import RankEnd
 
 
 def end(rank: int, exit_status: int, seen_at: float, *, killed: bool = False, done: bool = False) -> RankEnd:
@@ -73,7 +74,7 @@ def syntax_error() -> SyntaxError:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "line"),
     [
         (ValueError("one line"), "ValueError: one line"),
         # As torch's compiler ends: the cause, then what to set for more of it.
@@ -88,5 +89,5 @@ def syntax_error() -> SyntaxError:
         (syntax_error(), "SyntaxError: invalid syntax"),
     ],
 )
-def test_what_an_exception_says_error_line_is_its_cause_and_no_hint(error: BaseException, said: str) -> None:
-    assert error_line(error) == said
+def test_error_line_is_the_cause_without_hints(error: BaseException, line: str) -> None:
+    assert error_line(error) == line

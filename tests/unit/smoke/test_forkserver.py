@@ -11,7 +11,6 @@ from helpers.smoke_plans import case_document
 from unit.smoke.conftest import BASELINE, Done, two_ranks
 from unit.smoke.processes import assert_gone
 
-from envbuild_smoke.ranks.program import RankProgram
 from envbuild_smoke.run.options import Isolation, Options
 from envbuild_smoke.run.pool import Pool
 
@@ -37,13 +36,13 @@ def test_case_under_which_it_dies_twice_has_failed(run_fake: RunFake, tmp_path: 
 def test_all_cases_that_ran_start_once_more(run_fake: RunFake, tmp_path: Path, isolation: Isolation) -> None:
     """Two cases run when it dies, and one waits; all ranks that ran die with it."""
     wide = case_document("train-wide", "train-baseline", data=4)
-    running = [two_ranks(f"{what}-dp2", estimated_seconds=50) for what in ("unlucky", "beside")]
+    running = [two_ranks(f"{what}-dp2", estimated_seconds=50) for what in ("unlucky", "neighbour")]
     later = two_ranks("train-later", estimated_seconds=1)
     done = run_fake(BASELINE, wide, *running, later, options=Options(isolation=isolation))
     for case in done.cases.values():
         assert case["status"] == "completed"
         assert [step["step"] for step in case["steps"]] == [1, 2, 3, 4, 5]
-    assert restarted(done) == {"unlucky-dp2", "beside-dp2"}
+    assert restarted(done) == {"unlucky-dp2", "neighbour-dp2"}
     assert_gone(tmp_path)
 
 
@@ -85,8 +84,7 @@ def test_one_that_died_unnoticed_is_replaced_before_the_next_case(
 
 
 def test_comparison_is_made_once_more(run_fake: RunFake) -> None:
-    program = RankProgram(entry="fake_ranks:main", compare="fake_ranks:compare_unluckily")
-    done = run_fake(BASELINE, two_ranks("train-a", compare_weights=True), options=Options(program=program))
-    assert done.cases["train-a"]["status"] == "completed"
-    assert done.cases["train-a"]["weights"]["compared_with"] == "train-baseline"
-    assert restarted(done) == {"train-a"}
+    done = run_fake(BASELINE, two_ranks("train-unlucky", compare_weights=True))
+    assert done.cases["train-unlucky"]["status"] == "completed"
+    assert done.cases["train-unlucky"]["weights"]["compared_with"] == "train-baseline"
+    assert restarted(done) == {"train-unlucky"}

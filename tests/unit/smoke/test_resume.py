@@ -264,5 +264,5 @@ def test_two_runs_do_not_share_a_directory(smoke: Smoke, waiting: Path, monkeypa
     done = run(smoke, waiting, "--resume")
     assert done.status == 2
     assert "in use by another run" in done.errors
-    resume.release_lock(lock)
+    os.close(lock)
     os.close(resume.take_lock(waiting / "out"))

@@ -69,9 +69,9 @@ def test_earliest_failing_rank_is_reported(
         assert [step["step"] for step in case["steps"]] == steps[what]
 
 
-@pytest.mark.parametrize("what", ["hangs", "managed", "asked", "stopped"])
+@pytest.mark.parametrize("what", ["hangs", "managed", "signalled", "stopped"])
 def test_rank_that_hangs_ends_its_case_at_the_time_limit(at_once: Done, what: str) -> None:
-    """What a rank raises after the limit, when it is asked for its stacks or its helpers die, is not the cause."""
+    """What a rank raises after the limit, at the signal for its stacks or as its helpers die, is not the cause."""
     case = at_once.cases[f"{what}-dp2"]
     assert (case["status"], case["failure"]["kind"]) == ("timed-out", "timeout")
     assert f"after {SHORT_LIMIT} s" in case["failure"]["message"]
@@ -79,11 +79,11 @@ def test_rank_that_hangs_ends_its_case_at_the_time_limit(at_once: Done, what: st
         assert case["failure"]["rank"] == 1
         assert "ranks still running: 1;" in case["failure"]["message"]
     if what == "hangs":
-        # The log says where: the stack of the rank is in it.
+        # The stack of the rank is in its log.
         assert "wait_for_nothing" in (at_once.out / case["failure"]["log"]).read_text()
-    # Helpers of a rank get no signal before all of it is killed; so only a rank that is asked itself raises.
+    # Helpers of a rank get no signal before all of it is killed; so only a rank that handles it itself raises.
     record = at_once.out / "cases" / f"{what}-dp2" / "rank1.failure.json"
-    assert record.exists() == (what == "asked")
+    assert record.exists() == (what == "signalled")
 
 
 def test_no_process_is_left(one_by_one: Done, at_once: Done) -> None:

@@ -1,4 +1,4 @@
-"""The schemas say what the code does: the same plans are refused, and every line written is one of theirs."""
+"""Schemas and code agree: the same plans are refused, and every line written is valid."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def objects_in(value: object) -> list[Document]:
     return [found for entry in value for found in objects_in(entry)] if isinstance(value, list) else []
 
 
-def test_plan_schema_and_code_refuse_what_is_not_theirs(document: Document) -> None:
+def test_plan_schema_and_code_refuse_the_same_documents(document: Document) -> None:
     """Without a key or with another one, both refuse the plan; the code refuses each value of a kind that is wrong."""
     everything(document)
     check = validator("plan.schema.json")

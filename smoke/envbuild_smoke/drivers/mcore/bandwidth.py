@@ -1,4 +1,4 @@
-"""How fast all_reduce is on the devices given, and by which way NCCL sends."""
+"""How fast all_reduce is on the devices given, and over which transports."""
 
 import os
 import statistics
@@ -30,8 +30,8 @@ def measure_bandwidth(context: RankContext, sizes_bytes: Iterable[int]) -> dict[
     """
     with _nccl_log(context) as log, joined(context) as device:
         backend = torch.distributed.get_backend()
-        points = [_point(context.rank_count, size, device) for size in sizes_bytes]
-        gathered: list[Any] = [None] * context.rank_count
+        points = [_point(context.world_size, size, device) for size in sizes_bytes]
+        gathered: list[Any] = [None] * context.world_size
         torch.distributed.all_gather_object(gathered, _transports(log))
         # Rank 0's clock counts for all.
         shared = [points]

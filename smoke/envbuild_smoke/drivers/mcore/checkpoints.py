@@ -31,7 +31,7 @@ def save_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
 
 def load_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
     """Load weights that ranks in whatever layout have saved."""
-    _put_weights(chunks, _load(_weights_state(chunks), directory))
+    _put_weights(chunks, dist_checkpointing.load(_weights_state(chunks), str(directory)))
 
 
 def save_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path) -> None:
@@ -42,7 +42,7 @@ def save_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path
 def load_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path) -> None:
     """Load what `save_training` saved, into a model and an optimizer of the same layout."""
     _allocate_state(optimizer)
-    loaded = _load(_training_state(chunks, optimizer, loading=True), directory)
+    loaded = dist_checkpointing.load(_training_state(chunks, optimizer, loading=True), str(directory))
     _put_weights(chunks, loaded)
     with _steps_set_aside(_torch_optimizers(optimizer)):
         optimizer.load_state_dict(loaded["optimizer"])
@@ -63,7 +63,7 @@ def _torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
 def _allocate_state(optimizer: Any) -> None:
     """Have torch's optimizers make their state, which they do in their first step.
 
-    Megatron's sharded optimizer fails when it is asked for the shape of a state that is not there yet. With
+    Megatron's sharded optimizer fails when the shape of a state is read that does not exist yet. With
     gradients of zero the step leaves the weights as they are.
     """
     for inner in _torch_optimizers(optimizer):
@@ -131,11 +131,6 @@ def _training_state(chunks: list[torch.nn.Module], optimizer: Any, *, loading: b
         "optimizer": optimizer.sharded_state_dict(weights, is_loading=loading, metadata=_metadata()),
         "random": ShardedObject("random", states, (world_size,), (rank,), replica_id=0),
     }
-
-
-def _load(state: dict[str, Any], directory: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = dist_checkpointing.load(state, str(directory))
-    return loaded
 
 
 def _save(state: dict[str, Any], directory: Path) -> None:

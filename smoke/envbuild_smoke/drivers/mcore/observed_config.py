@@ -78,9 +78,9 @@ def _layer_spec(modules: list[torch.nn.Module]) -> str:
     for module in modules:
         # Megatron's layers under Transformer Engine are subclasses in its own modules: only the bases show whose they
         # are.
-        homes = {base.__module__.partition(".")[0] for base in type(module).__mro__}
+        packages = {base.__module__.partition(".")[0] for base in type(module).__mro__}
         name = type(module).__name__
-        if "transformer_engine" in homes and "Linear" in name:
+        if "transformer_engine" in packages and "Linear" in name:
             sources.add("transformer-engine")
         # The output layer is Megatron's own under either spec.
         elif name == "RowParallelLinear":

@@ -42,11 +42,6 @@ def _state(module: ModuleType) -> dict[str, Any]:
 _FRESH = {module: _state(module) for module in _STATEFUL}
 
 
-def device_of(context: RankContext) -> torch.device:
-    """Return the device that this rank trains on."""
-    return torch.device("cuda", context.device_index) if context.device == "cuda" else torch.device("cpu")
-
-
 @contextmanager
 def joined(context: RankContext) -> Iterator[torch.device]:
     """Join the ranks of a task, and yield the device; leave them and clean up when it went well.
@@ -54,8 +49,8 @@ def joined(context: RankContext) -> Iterator[torch.device]:
     After an exception nothing is cleaned up: peers may hang in the middle of a message, and the process is
     not to be used again.
     """
-    device = device_of(context)
-    on_cuda = device.type == "cuda"
+    on_cuda = context.device == "cuda"
+    device = torch.device("cuda", context.device_index) if on_cuda else torch.device("cpu")
     if on_cuda:
         torch.cuda.set_device(device)
     variables = {name: os.environ.pop(name) for name in _ATTENTION_VARIABLES if name in os.environ}
@@ -64,7 +59,7 @@ def joined(context: RankContext) -> Iterator[torch.device]:
     store = torch.distributed.TCPStore(
         "127.0.0.1",
         context.port,
-        world_size=context.rank_count,
+        world_size=context.world_size,
         is_master=context.rank == 0,
         master_listen_fd=context.listener,
     )
@@ -72,7 +67,7 @@ def joined(context: RankContext) -> Iterator[torch.device]:
         "nccl" if on_cuda else "gloo",
         store=store,
         rank=context.rank,
-        world_size=context.rank_count,
+        world_size=context.world_size,
         # Known from the start, the first barrier need not guess which GPU is this rank's.
         device_id=device if on_cuda else None,
     )
