@@ -78,10 +78,19 @@ def test_invalid_json_is_refused():
         (GZIP, [], "linux/amd64", "It has no layers"),
     ],
 )
-def test_layers_that_cannot_be_taken(kind, diff_ids, platform, words):
+def test_layers_of_other_types_or_platforms_are_refused(kind, diff_ids, platform, words):
     manifest = parsed(Manifest, {**MANIFEST, "layers": [{**LAYER, "mediaType": kind}]})
     configuration = parsed(Configuration, {**CONFIGURATION, "rootfs": {"diff_ids": diff_ids}})
     assert words in error_of(CheckRefusedError, check_layers, manifest, configuration, platform, "it").why
+
+
+@pytest.mark.parametrize(
+    ("diff_ids", "why"), [([], "It has no layers."), ([DIGEST], "0 layers, and its configuration 1")]
+)
+def test_manifest_without_layers_is_refused(diff_ids, why):
+    manifest = parsed(Manifest, {**MANIFEST, "layers": []})
+    configuration = parsed(Configuration, {**CONFIGURATION, "rootfs": {"diff_ids": diff_ids}})
+    assert why in error_of(CheckRefusedError, check_layers, manifest, configuration, "linux/amd64", "it").why
 
 
 @pytest.mark.parametrize(
