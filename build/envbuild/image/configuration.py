@@ -30,6 +30,7 @@ def run_config(parts: ImageParts) -> RunConfig:
     required = node_requirements.variables(selection.target, selection.base.cuda, base.config.environment)
     variables = image_variables(VENV, base.config.environment, required, lock.variables(VENV))
     labels = {
+        # First: the image's own labels hold where the base has the same.
         **base_labels(base.config, base.name, base.digest),
         "org.opencontainers.image.title": f"{lock.stack} on {selection.base_name} for {hardware}",
         "envbuild.stack": lock.stack,

@@ -56,6 +56,7 @@ def write_oci(folder: Path, parts: ImageParts, context: Context) -> WrittenImage
 def image_contents(parts: ImageParts, config: RunConfig, scans: tuple[CachedScan, ...]) -> ImageContents:
     """What the checks of the finished image read."""
     selection = parts.inputs.selection
+    # Findings in the layers of an image that others made are reported only: who builds on it cannot cure them.
     made = isinstance(selection.base.obtain, Mmdebstrap)
     return ImageContents(
         layers=scans,

@@ -90,12 +90,14 @@ def image_key(inputs: ImageInputs, base_digest: str) -> str:
         "format": FORMAT,
         "stack": selection.stack_name,
         "base": [selection.base_name, base_digest],
+        # Not the target's name: targets of the same hardware share an image.
         "target": node_requirements.target_key(selection.target),
         "lock": [lock.digest, lock.source_date_epoch],
         "uv": uv_version(),
         "gzip": gzip_writer.ENCODER,
         "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL, POLICY_FILE, COMPILER)],
         "sqsh": inputs.packing.key() if inputs.with_sqsh else None,
+        # An image is checked and scanned again where envbuild does that otherwise than when it was made.
         "finishing": [models.FORMAT, check.FORMAT, write.FORMAT],
         **({"wheels": digests_of(inputs.wheels)} if inputs.wheels else {}),
         # A finding that was allowed once is refused again without --allow.

@@ -84,9 +84,12 @@ def _arch(target: Target) -> str:
     """The compute capabilities that the compiled packages run on."""
     alternatives = []
     for sm in target.sm:
+        # A cubin runs on its own major version alone, from its minor version on (CUDA programming guide, "Binary
+        # Compatibility").
         first, last = first_and_last(sm)
         alternatives.append(f"arch>={first},arch<{last}")
     if target.ptx:
+        # PTX is compiled by the driver for every later GPU.
         newest = Architectures.for_target(target).ptx[0]
         alternatives.append(f"arch>={first_and_last(newest)[0]}")
     return " ".join(alternatives)

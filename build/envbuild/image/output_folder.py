@@ -91,6 +91,7 @@ def check_writable(path: Path) -> None:
         folder = path.parent
         while not os.path.lexists(folder) and folder != folder.parent:
             folder = folder.parent
+        # Tried: access(2) may be wrong on NFS that maps users.
         Path(tempfile.mkdtemp(dir=folder, prefix=f".{path.name}.try.")).rmdir()
     except OSError as error:  # about the place itself, not about the probe
         raise os_error(OSError(error.errno, error.strerror), path) from error

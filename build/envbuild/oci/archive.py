@@ -85,6 +85,7 @@ def _layer(file: Path, to: Path, name: str, called: str, diff_id: str = "") -> L
         with contextlib.closing(open_blob(LayerBlob(file=file, called=called))) as pieces, GzipWriter(to) as writer:
             for piece in pieces:
                 writer.write(piece)
+    # Read again as it will be read later: the copy is compared, not the file that it was made of.
     content = content_of(LayerBlob(file=to, called=called))
     if diff_id and content.diff_id != diff_id:
         raise refused_as_base(called, f"Its tar is {content.diff_id}; the archive's configuration states {diff_id}.")

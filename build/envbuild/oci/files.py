@@ -154,6 +154,7 @@ class ArchiveFiles(ImageFiles):
 
     def copy(self, path: str, to: Path) -> None:
         member = self._member(path)
+        # To a name of our own: names in the archive, with ".." or absolute, are not used on this machine.
         with machine_errors(to), self._refusing(f"{path}: "), to.open("wb") as out:
             shutil.copyfileobj(cast("tarfile.ExFileObject", self._tar.extractfile(member)), out, COPY_BYTES)
 
@@ -184,6 +185,7 @@ class ArchiveFiles(ImageFiles):
 
 def _joined(above: list[str], link: str) -> str:
     parts = list(above)
+    # Within the archive alone: a link never reaches a file of this machine.
     for part in link.split("/"):
         if part == "..":
             parts = parts[:-1]

@@ -69,6 +69,7 @@ def open_docker_archive(files: ImageFiles) -> Image:
     layers = []
     for position, path in enumerate(images[0].layers):
         file = files.file(path)
+        # The archive has no digests of its files; the configuration has those of the tars in them.
         diff_id = diff_ids[position] if position < len(diff_ids) else None
         blob = LayerBlob(file=file, digest=sha256_file(file), diff_id=diff_id)
         layers.append(ImageLayer.of(blob, config.layer_name(position), hashed=True))

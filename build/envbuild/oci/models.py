@@ -18,6 +18,7 @@ M = TypeVar("M", bound=BaseModel)
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 _OCI, _DOCKER = "application/vnd.oci.image.", "application/vnd.docker."
+# image-spec, media-types.md, "Compatibility Matrix": docker's documents of schema 2 have the same fields.
 INDEX_TYPES = (f"{_OCI}index.v1+json", f"{_DOCKER}distribution.manifest.list.v2+json")
 MANIFEST_TYPE = f"{_OCI}manifest.v1+json"
 MANIFEST_TYPES = (MANIFEST_TYPE, f"{_DOCKER}distribution.manifest.v2+json")
@@ -83,6 +84,7 @@ class Platform(_Listed):
 
     def is_for(self, platform: str) -> bool:
         """Whether it is a platform of a base. ARM has variants, of which 8 is the one that servers are."""
+        # Variants of amd64 (v2, v3) are refused: their programs need instructions that not every node has.
         return f"{self.os}/{self.architecture}" == platform and self.variant in ("", "v8")
 
 
@@ -138,6 +140,7 @@ class RunConfig(_Document):
     @field_validator("volumes", "ports", mode="before")
     @classmethod
     def _names(cls, value: Any) -> Any:
+        # Go has no sets: VOLUME and EXPOSE are maps to empty objects (image-spec, config.md).
         return tuple(sorted(value)) if isinstance(value, dict) else value
 
     @property
@@ -237,6 +240,7 @@ def read(raw: bytes, model: type[M], name: str, refuse: Refuse = refused_as_base
     try:
         return model.model_validate(jsonread.loads(raw))
     except ValidationError as error:
+        # Without the input: a document of others may be large, and hold control characters.
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise refuse(name, f"Its {what} cannot be read: {place}: {first['msg']}.", "") from error

@@ -40,6 +40,7 @@ class RegistrySource:
         Raises:
             NetworkError: the registry cannot be reached, refuses, or does not know the tag.
         """
+        # HEAD: Docker Hub counts a GET of a manifest as a pull, and limits those.
         answer = self._registry.ask("HEAD", f"manifests/{self._tag}", accept=(200, 404), headers=self._accept)
         if answer.status == 404:
             raise NetworkError(
@@ -56,6 +57,7 @@ class RegistrySource:
 
     def document(self, digest: str, *, manifest: bool) -> bytes:
         path = f"{'manifests' if manifest else 'blobs'}/{digest}"
+        # As a file: downloads are resumed, and bounded by a size, in one place (store/registry.py).
         with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
             file = Path(folder) / "document"
             headers = self._accept if manifest else None

@@ -83,6 +83,7 @@ def chain_id(layers: tuple[LayerRecord, ...]) -> str:
 
 def base_key(base: Base) -> str:
     """The key of a base: what it is defined as and what makes it, but not the day on which it is made."""
+    # Without the day: an existing base serves all who lock on it until --refresh-base; its packages are in its record.
     own = mmdebstrap.inputs() if isinstance(base.obtain, Mmdebstrap) else {"gzip": gzip_writer.ENCODER}
     return digest_of({"format": FORMAT, "definition": definition_digest(base), **own})
 
@@ -102,6 +103,7 @@ def check_tools(base: Base, name: str, *, made_anew: bool) -> None:
     facts.require_machine(base, name)
     if isinstance(base.obtain, Mmdebstrap):
         mmdebstrap.require_tools()
+        # Only mmdebstrap itself maps IDs; a base in the store runs with one.
         if os.geteuid() and made_anew:
             subids.require()
     sandbox.probe()
@@ -189,6 +191,7 @@ def _make_mount_points(rootfs: Path, name: str) -> None:
     for place in MOUNT_POINTS:
         file = rootfs / place
         with machine_errors(file):
+            # systemd-resolved makes /etc/resolv.conf a link into /run; a mount over it would go where it leads.
             if file.is_symlink():
                 file.unlink()
             file.touch()

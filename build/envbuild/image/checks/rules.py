@@ -98,6 +98,7 @@ def loaded(image: ImageContents) -> Iterator[ImageFinding]:
         name = posixpath.basename(path)
         for family, pattern in FAMILIES.items():
             if pattern.match(name):
+                # Files of one library differ after .so at most; libcudnn_ops is another library than libcudnn.
                 by_name.setdefault(name.partition(".so")[0], set()).add(path)
                 if not path.startswith(f"{image.environment}/") and "torch" not in image.provided:
                     yield ImageFinding(text=f"torch loads {family} from {path}, which is not the environment's")
@@ -113,6 +114,7 @@ def architectures(image: ImageContents) -> Iterator[ImageFinding]:
     packages = gpu_packages(image)
     for name, wanted in sorted(image.compiled.items()):
         found = packages[name].architectures if name in packages else Architectures()
+        # A wheel without GPU code passes: extensions of C++ alone are compiled in this phase too.
         if found not in (wanted, Architectures()):
             yield ImageFinding(text=f"{name} contains {found.text()}; compiled for the target is {wanted.text()}")
     for name, item in sorted(packages.items()):

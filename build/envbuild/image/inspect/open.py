@@ -61,6 +61,7 @@ def place_and_tag(named: str) -> tuple[Path, str]:
     """
     with machine_errors(Path(named), "read"):
         found, tag = named, ""
+        # A folder with a colon in its name comes before a tag.
         if not Path(named).exists() and ":" in named:
             found, _, tag = named.rpartition(":")
         path = Path(found)
@@ -89,6 +90,7 @@ def _open(path: Path, tag: str, scratch: Path) -> OpenedImage:
         is_sqsh = stream.read(len(MAGIC)) == MAGIC
     if is_sqsh:
         return _sqsh(path)
+    # `docker save` since 25 writes both files: an OCI layout, and the old manifest.json, which has no digests.
     files = ArchiveFiles(path, scratch)
     if files.has(INDEX_FILE):
         return _layout(files, tag, "archive")

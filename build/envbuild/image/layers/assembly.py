@@ -96,6 +96,7 @@ class Assembly:
         )
 
     def _refuse_other(self, below: _Placed, layer: str, path: Path, relative: str) -> None:
+        # Bytecode may differ: each layer compiles an __init__.py that both have by itself.
         if _is_bytecode(relative) or self._may_differ(relative) or same_content(below.original, path):
             return
         raise CheckRefusedError(

@@ -32,6 +32,7 @@ def rows(info: Path) -> list[tuple[str, str]]:
 
 def infos(site_packages: Path, packages: Collection[str]) -> dict[str, Path]:
     """The ``.dist-info`` folders of some packages, by canonical name."""
+    # The name in a dist-info folder has no dash (binary distribution format, "Escaping and Unicode").
     found = {str(canonicalize_name(path.name.split("-")[0])): path for path in site_packages.glob("*.dist-info")}
     return {name: path for name, path in sorted(found.items()) if name in packages}
 
@@ -87,6 +88,7 @@ def _rewrite(file: Path, values: list[str] | None) -> None:
     kept = [row for row in csv.reader(io.StringIO(record.read_text(encoding="utf-8"))) if row]
     changed = [row if row[0] != name else [name, *values] if values else None for row in kept]
     text = io.StringIO()
+    # As uv writes RECORD; the module's own default is \r\n.
     csv.writer(text, lineterminator="\n").writerows(row for row in changed if row)
     write_atomic(record, text.getvalue())
 

@@ -136,6 +136,7 @@ def _add_layer(maker: LayerMaker, plan: LayerPlan, store: LocalStore) -> None:
     def build(folder: Path) -> None:
         maker.make(plan, folder)
 
+    # Removes a layer without its tree, so that it is made anew by the next line.
     _find_layer(store, plan)
     path = store.get_or_build(LAYERS, plan.key, build).path
     maker.assembly.add(plan.name, path / TREE)

@@ -85,6 +85,7 @@ class LayerMaker:
         tree = folder / TREE
         with reporter.step(f"compile layer {plan.name} to bytecode"):
             self._copy(assembly.added(), tree)
+            # By itself, in a folder of its own: its bytecode does not depend on the layers below.
             self.sandbox.compile(tree, self.python.executable, logs / "compile.log")
         prefix = PREFIX.lstrip("/")
         with reporter.step(f"write layer {plan.name}"), LayerWriter(folder / LAYER_FILE, EPOCH) as writer:
@@ -135,6 +136,7 @@ class LayerMaker:
         else:
             with self.context.reporter.step("make the environment"):
                 make_venv(target, sees_base=bool(self.lock.lock.base.provides))
+        # uv saw a folder of the sandbox; PEP 610 wants the origin, which `pip freeze` prints.
         for name, info in infos(self.site_packages, trees).items():
             item = trees[name][0]
             with machine_errors(info):

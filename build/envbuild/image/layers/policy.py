@@ -86,6 +86,7 @@ def group_packages(lock: LockDirectory, policy: LayerPolicy) -> dict[str, list[s
         known = Phase.COMPILE if phase == Phase.COMPILE.value else Phase.MAIN
         phases |= dict.fromkeys(locked_content(lock, (phase,)), known)
     components = {str(canonicalize_name(name)): item for name, item in lock.lock.components.items()}
+    # A component from git stands in git.txt, whichever phase it belongs to.
     phases |= {name: components[name].phase for name in components if name in phases}
     found: dict[str, list[str]] = {name: [] for name in policy.order[1:]}
     for name, phase in sorted(phases.items()):

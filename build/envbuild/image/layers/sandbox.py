@@ -118,6 +118,7 @@ class InstallSandbox:
         box = Sandbox(
             root=self.base.rootfs,
             opened=(PREFIX.rsplit("/", 1)[0],),
+            # Read-only: what an import writes (bytecode, caches) would be in the layers.
             binds=(Bind(source=self.tree, target=PREFIX), *_probes()),
             environment={
                 **PLAIN_ENVIRONMENT,

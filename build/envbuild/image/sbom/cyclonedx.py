@@ -19,6 +19,7 @@ def cyclonedx(record: ImageRecord, packages: Sequence[ListedPackage]) -> dict[st
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
+        # CycloneDX wants a UUID of each document; one derived from the image is the same for the same image.
         "serialNumber": serial_number(record.oci_digest, "cyclonedx-1.6"),
         "version": 1,
         "metadata": {

@@ -105,6 +105,7 @@ def _locked(
 ) -> ListedPackage:
     plain = _python(item)
     wheel = built.get(item.name)
+    # A wheel of the wheelhouse was built here: the lock has the hashes of what it was built from.
     hashes = (wheel.record.digest,) if wheel else tuple(sorted(locked.hashes))
     return replace(
         plain,

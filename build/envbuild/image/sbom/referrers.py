@@ -40,6 +40,7 @@ def attach(layout: Path, folder: Path, reports: Sequence[Attachment], created: s
     """
     index = json.loads((layout / "index.json").read_bytes())
     [image] = index["manifests"]
+    # Without the annotations: the tag of the place is in them, and is no part of the image.
     subject: dict[str, Json] = {key: image[key] for key in ("mediaType", "digest", "size")}
     _blob(layout, EMPTY)
     records = []

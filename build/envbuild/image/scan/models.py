@@ -95,6 +95,7 @@ class LayerScan(TomlModel):
 
 def read_listing(listing: Path) -> Iterator[FileEntry]:
     """The entries of a listing, in the layer's order."""
+    # JSON escapes all but ASCII, surrogates of names that are not UTF-8 too.
     with machine_errors(listing, "read"), listing.open(encoding="ascii") as lines:
         for line in lines:
             *values, xattrs = json.loads(line)

@@ -141,6 +141,7 @@ class _Reader:
             for piece in pieces:
                 file.write(piece)
                 marked = marked or any(mark in before + piece for mark in GPU_MARKS)
+                # A name of a section may lie across two pieces.
                 before = piece[-max(map(len, GPU_MARKS)) :]
             if marked:
                 file.flush()
@@ -150,6 +151,7 @@ class _Reader:
     def _text(self, path: str, content: bytes, digest: bytes) -> None:
         if hits := contents.secrets(path, content):
             self._secrets += [Hit(path=path, what=what) for what in hits]
+            # dpkg keeps MD5 alone (/var/lib/dpkg/info/*.md5sums).
             md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
             self._digests[path] = (base64.urlsafe_b64encode(digest).decode().rstrip("="), md5)
         if path == DPKG_STATUS:
@@ -197,6 +199,7 @@ class _Reader:
             # A RECORD that was written while the package was built here is no evidence.
             pinned = not from_elsewhere(package.origin)
             for name, digest in recorded(self._dist_info[package.folder].get("RECORD", b"")):
+                # RECORD has paths relative to site-packages, scripts as ../../../bin/NAME.
                 path = posixpath.normpath(f"{above}/{name}")
                 if path in wanted:
                     owners[path] = package

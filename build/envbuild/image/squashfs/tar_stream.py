@@ -55,6 +55,7 @@ def write_stream(
         member.uid = member.gid = 0
         member.mode = enroot.mode(member.mode, directory=member.kind is Kind.DIRECTORY)
         write_member(sink, member, content)
+    # At the end: the directory may be in any layer.
     names.check(workdir)
     end(sink)
     return shell

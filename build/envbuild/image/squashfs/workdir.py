@@ -24,6 +24,7 @@ class DirectoryIndex:
             self._folders.add(member.name)
         elif member.kind is Kind.SYMLINK:
             self._links[member.name] = member.link
+        # A hard link to a symbolic link is that link.
         elif member.kind is Kind.HARD_LINK and member.link in self._links:
             self._links[member.name] = self._links[member.link]
 
