@@ -18,7 +18,7 @@ from envbuild.core.progress import PlainReporter, Reporter, SilentReporter
 from envbuild.core.text import shown
 from envbuild.lock.checks.findings import CODES
 from envbuild.lock.inputs.pins import foreign_pins, parse_pins, variant_name
-from envbuild.lock.inputs.request import LockRequest
+from envbuild.lock.inputs.request import LockRequest, may_deviate
 from envbuild.lock.lock import LockOptions, LockResult, lock_on_fitting_base
 from envbuild.lock.lockdir import lock_path
 from envbuild.lock.project_locks import check_committed, lock_all
@@ -73,8 +73,12 @@ def pin_texts(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.option("--check", is_flag=True, help="Write nothing; fail if a lock is out of date.")
 @click.option("--diff", is_flag=True, help="Write nothing; resolve anew and print what would change.")
 @click.option(
-    "--verify", is_flag=True, help="Install phase main for a moment and import its modules; refuse if one fails."
+    "--verify/--no-verify",
+    default=None,
+    help="Install phase main for a moment and import its modules; refuse if one fails. The default where the stack "
+    "leaves releases open.",
 )
+@click.option("--exact", is_flag=True, help="Take upstream's pins at the branch's tip, or refuse.")
 @click.option("--all", "everything", is_flag=True, help="Lock every stack on every base that it names.")
 @output_options
 @click.pass_context
@@ -94,14 +98,15 @@ def command(
     upgrade: bool,
     check: bool,
     diff: bool,
-    verify: bool,
+    verify: bool | None,
+    exact: bool,
     everything: bool,
 ) -> None:
     """Resolve a stack on a base into lockfiles/STACK/BASE/: every package pinned, with hashes.
 
     An existing lock is reused unless one of its inputs changed or a branch it follows moved.
     """
-    _consistent(torch_build, check=check, diff=diff, verify=verify, everything=everything)
+    _consistent(torch_build, check=check, diff=diff, verify=verify is not None, everything=everything)
     given = given_options(context) - {"as_json", "quiet"}
     if everything:
         _only(given, "--all", {"upgrade"})
@@ -118,19 +123,20 @@ def command(
     pins = _with_nemo(nemo, pins)
     selection = session.select_to_lock(stack, target, base)
     parse_pins(selection.stack_name, selection.stack, pins, session.catalog.stack(selection.stack_name))
-    request = LockRequest(pins=foreign_pins(selection.stack, pins), as_of=as_of, torch_build=torch_build, allow=allow)
+    own_pins = foreign_pins(selection.stack, pins)
+    request = LockRequest(pins=own_pins, as_of=as_of, torch_build=torch_build, allow=allow, exact=exact)
     # With --out the lock has its place, and pins need not name one.
     kept = variant_name(selection.stack_name, selection.stack, {} if out else request.pins, name)
     if diff:
         _diff(session, selection, request, out or kept)
         return
-    verifier = _verifier(session) if verify else None
+    verifier = _verifier(session) if (may_deviate(selection, request) if verify is None else verify) else None
 
     def options_for(selection: Selection) -> LockOptions:
         if verifier is not None:
             verifier.require_machine(selection.base)
         path = out or lock_path(session.project, kept, selection.base_name)
-        return LockOptions(path=path, upgrade=upgrade, accept=verifier, named=bool(name or out))
+        return LockOptions(path=path, upgrade=upgrade, verify=verifier, named=bool(name or out))
 
     request = dataclasses.replace(request, base_named=base is not None)
     result = lock_on_fitting_base(selection, request, options_for, session.context)

@@ -32,6 +32,9 @@ class EnvbuildError(Exception):
     exit_code: ClassVar[int] = 1
     meaning: ClassVar[str] = "a fault of envbuild itself"
 
+    # The packages that it is about, as far as that is known: another version of one of them may cure it.
+    packages: Sequence[str] = ()
+
     def __init__(self, what: str, *, why: str = "", fix: str = "", log: Path | None = None, reason: str = "") -> None:
         super().__init__(what)
         self.what = what
@@ -51,6 +54,11 @@ class EnvbuildError(Exception):
         error.why = self.why if why is None else why
         error.fix = self.fix if fix is None else fix
         return error
+
+    def about(self, *packages: str) -> Self:
+        """The same error, which names the packages that it is about."""
+        self.packages = packages
+        return self
 
     def as_json(self) -> dict[str, Json]:
         """The error as the object that ``--json`` prints under the key ``error``."""

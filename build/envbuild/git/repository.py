@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import deque
+from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta, timezone
 
 from envbuild.core.errors import ConfigurationError, InternalError, NetworkError
@@ -66,6 +67,31 @@ class GitRepository(TreeReader):
         if kind is CommitKind.BRANCH and as_of is not None:
             tip = self._first_parent(tip, name, last_second(as_of))
         return self._commit(tip, kind, name)
+
+    def before_changes(self, tip: Commit, paths: Sequence[str], most: int) -> list[Commit]:
+        """The commits of a branch right before those that changed one of the paths, newest first.
+
+        Only along first parents: what was the branch's own tip once. In a shallow repository, as far as it goes.
+
+        Args:
+            tip: a commit of the branch.
+            paths: files and folders of the tree.
+            most: at most so many.
+        """
+        what = f"read the history of {tip.name}"
+        limits = ["--first-parent", f"--max-count={most}"]
+        found = []
+        for sha in self._mirror.local(["rev-list", *limits, tip.sha, "--", *paths], what).split():
+            # With paths, git would name the last ancestor that changed one of them, and not the parent.
+            parents = self._mirror.local(["rev-list", "--parents", "--max-count=1", sha], what).split()[1:]
+            if parents and self._mirror.matching([parents[0]]):
+                found.append(self._commit(parents[0], tip.kind, tip.name))
+        return found
+
+    def commits_between(self, older: Commit, newer: Commit) -> int:
+        """How many first-parent commits a newer commit of a branch is ahead of an older one."""
+        arguments = ["rev-list", "--first-parent", "--count", f"{older.sha}..{newer.sha}"]
+        return int(self._mirror.local(arguments, f"count the commits of {newer.name}"))
 
     def default_branch(self) -> str:
         """The branch that a clone takes by default.

@@ -6,13 +6,12 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.core import locks
 from envbuild.core.digests import sha256_bytes, short
-from envbuild.core.errors import CheckRefusedError, MachineError
+from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, MachineError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
 from envbuild.git.refs import GitRef
@@ -20,11 +19,10 @@ from envbuild.lock import lockfile
 from envbuild.lock.checks.findings import CheckFinding, refuse
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.pins import GIT_PREFIX
-from envbuild.lock.inputs.request import LockInputs, LockRequest
+from envbuild.lock.inputs.request import LockInputs, LockRequest, may_deviate
 from envbuild.lock.lockdir import publish, refuse_to_replace, refuse_what_is_no_lock, tidy
 from envbuild.lock.lockfile import Lock, LockDirectory, read_lock
-
-Accept: TypeAlias = Callable[[Selection, LockDirectory], tuple[CheckFinding, ...]]
+from envbuild.lock.verification import Verify
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +32,17 @@ class LockOptions:
     Attributes:
         path: the lock directory.
         upgrade: resolve anew, as of now, even if nothing changed.
-        accept: tries a lock before it is published, and also an existing one; what it finds refuses the lock unless
+        verify: tries a lock before it is published, and also an existing one; what it finds refuses the lock unless
             the request lets it pass.
+        older: go back along a branch where nothing works at its tip.
         named: the user named the path; otherwise no lock is replaced by one that is made in another way than the
             stack's file and the base say.
     """
 
     path: Path
     upgrade: bool = False
-    accept: Accept | None = None
+    verify: Verify | None = None
+    older: bool = True
     named: bool = True
 
 
@@ -59,7 +59,7 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
 
     Raises:
         UsageError: the existing lock was made in another way, and its path was not named.
-        CheckRefusedError: ``accept`` found something; the existing lock stays.
+        CheckRefusedError: nothing that was tried passes the checks; the existing lock stays.
         ResolutionError: the stack does not resolve.
         NetworkError: an index, a repository, or the place of torch's build cannot be reached.
     """
@@ -75,7 +75,7 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
         except MachineError:
             # No permission to write in the store. An up-to-date lock needs none: what was read whole is whole, whoever
             # writes another one at this moment.
-            found = None if options.upgrade or options.accept else _existing(path, upgrade=False)
+            found = None if options.upgrade or options.verify else _existing(path, upgrade=False)
             if found is None or not _is_up_to_date(found, inputs, repositories, context.reporter):
                 raise
             return LockResult(found, built=False)
@@ -84,12 +84,14 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
         existing = _existing(path, upgrade=options.upgrade)
         reused = None if options.upgrade else existing
         if reused is not None and _is_up_to_date(reused, inputs, repositories, context.reporter):
-            _accept(reused, inputs, options)
+            _verified(reused, inputs, options)
             return LockResult(reused, built=False)
-        from envbuild.lock.make import new_lock  # slow to import, and mostly there is nothing to do
+        from envbuild.lock.search.search import searched_lock  # slow to import, and mostly there is nothing to do
 
-        with new_lock(inputs, existing, repositories, context) as folder:
-            _note_allowed(folder, _accept(read_lock(folder), inputs, options))
+        def accept(folder: Path) -> None:
+            _note(folder, *_verified(read_lock(folder), inputs, options))
+
+        with searched_lock(inputs, existing, accept, repositories, context, older=options.older) as folder:
             publish(folder, path)
     return LockResult(read_lock(path), built=True)
 
@@ -116,20 +118,22 @@ def _is_up_to_date(
     return not moved
 
 
-def _accept(directory: LockDirectory, inputs: LockInputs, options: LockOptions) -> tuple[CheckFinding, ...]:
-    """The findings of ``accept`` that the request lets pass."""
-    if options.accept is None:
-        return ()
-    return refuse(options.accept(inputs.selection, directory), inputs.request.allow, inputs.title)
+def _verified(
+    directory: LockDirectory, inputs: LockInputs, options: LockOptions
+) -> tuple[str, tuple[CheckFinding, ...]]:
+    """Where a lock was verified, and the findings that the request lets pass."""
+    if options.verify is None:
+        return "", ()
+    found = options.verify(inputs.selection, directory)
+    return found.where, refuse(found.findings, inputs.request.allow, inputs.title)
 
 
-def _note_allowed(folder: Path, findings: tuple[CheckFinding, ...]) -> None:
-    """Write the findings that were let pass into the record of a lock that is not published yet."""
-    if findings:
+def _note(folder: Path, where: str, findings: tuple[CheckFinding, ...]) -> None:
+    """Write what verification showed into the record of a lock that is not published yet."""
+    if findings or where:
         lock = read_lock(folder).lock
         allowed = (*lock.allowed, *[f"{finding.code}: {finding.what}" for finding in findings])
-        # The digest stays: it names what is installed. The seal covers the whole record, so it is made anew.
-        noted = lockfile.sealed(lock.model_copy(update={"allowed": allowed}))
+        noted = lockfile.sealed(lock.model_copy(update={"allowed": allowed, "verified_in": where}))
         with machine_errors(folder):
             (folder / lockfile.RECORD_FILE).write_text(lockfile.render(noted))
 
@@ -155,43 +159,56 @@ def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -
             continue
         with reporter.step(f"ask where branch {item.asked} of {name} is"):
             now = repositories.at(item.git).resolve(GitRef(item.asked.removeprefix(GIT_PREFIX)))
-        if now.sha != item.commit:
-            moved.append(f"{name}: branch {item.asked} moved from {item.commit[:12]} to {now.sha[:12]}")
+        # Where an older commit was taken, because the tip did not work, the lock is old once there is another tip.
+        before = item.head or item.commit
+        if now.sha != before:
+            moved.append(f"{name}: branch {item.asked} moved from {before[:12]} to {now.sha[:12]}")
     return moved
 
 
 def lock_on_fitting_base(
     selection: Selection, request: LockRequest, options_for: Callable[[Selection], LockOptions], context: Context
 ) -> LockResult:
-    """Lock a stack on its base; where the user named none and the packages are of another CUDA, on the next base.
+    """Lock a stack on its base; where the user named none and nothing works there, on the next base of the stack.
+
+    An older commit of a branch is taken only where no base has a lock for the tip.
 
     Args:
         request: ``base_named`` where the user named the base.
         options_for: the options for a stack and a base.
 
     Raises:
-        EnvbuildError: see :func:`lock_stack`.
+        EnvbuildError: see :func:`lock_stack`; of the first base.
     """
-    other = None if request.base_named else _of_another_cuda(selection)
-    first = replace(request, base_named=other is None)
-    try:
-        return lock_stack(selection, first, options_for(selection), context)
-    except CheckRefusedError as error:
-        # Other findings are not about the CUDA: a base for another one would not cure them.
-        if other is None or error.codes != {"cuda-mixed"}:
-            raise
-        context.reporter.note(
-            f"its packages are of another CUDA than base {selection.base_name} has: taking {other.base_name}, which "
-            f"stack {other.stack_name} names too"
-        )
-        return lock_stack(other, replace(request, base_named=True), options_for(other), context)
+    others = [] if request.base_named else _other_bases(selection)
+    failures: list[tuple[Selection, EnvbuildError]] = []
+    for item in (selection, *others):
+        last = item is (others[-1] if others else selection)
+        try:
+            options = replace(options_for(item), older=not others)
+            return lock_stack(item, replace(request, base_named=last), options, context)
+        except (CheckRefusedError, ResolutionError, BuildError) as error:
+            if not others or not (may_deviate(item, request) or _is_of_another_cuda(error)):
+                raise
+            failures.append((item, error))
+            context.reporter.note(f"no lock on base {item.base_name}: {error.what}")
+    if may_deviate(selection, request):
+        for item, failure in failures:
+            if not _is_of_another_cuda(failure):
+                with contextlib.suppress(CheckRefusedError, ResolutionError, BuildError):
+                    return lock_stack(item, replace(request, base_named=True), options_for(item), context)
+    raise failures[0][1]
 
 
-def _of_another_cuda(selection: Selection) -> Selection | None:
-    """The selection on the next base that the stack names for the target and that has another CUDA."""
+def _is_of_another_cuda(error: EnvbuildError) -> bool:
+    return isinstance(error, CheckRefusedError) and error.codes == {"cuda-mixed"}
+
+
+def _other_bases(selection: Selection) -> list[Selection]:
+    """The selection on the other bases that the stack names for the target."""
     builds = selection.stack.builds_for(selection.target_name)
-    others = [
+    return [
         Selection(selection.catalog, selection.stack_name, name, selection.target_name)
         for name in (builds.bases if builds else ())
+        if name != selection.base_name
     ]
-    return next((item for item in others if item.base.cuda_major != selection.base.cuda_major), None)

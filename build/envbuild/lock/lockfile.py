@@ -43,6 +43,7 @@ class LockedComponent(TomlModel):
     )
     git: str | None = None
     commit: str | None = None
+    head: str | None = Field(default=None, description="the branch's tip, where an older commit of it was taken")
     committed_at: str | None = None
     ref_kind: Literal["branch", "tag", "commit"] | None = None
     url: str | None = Field(default=None, description="the file that is taken, where another component names one")
@@ -100,6 +101,7 @@ class Inputs(TomlModel):
     as_of_request: str | None = Field(default=None, description="--as-of, when it was given")
     torch_build_request: str | None = Field(default=None, description="--torch-build, when it was given")
     allow: tuple[str, ...] = Field(default=(), description="--allow")
+    exact: bool = Field(default=False, description="--exact")
     as_of_reason: str = Field(default="", description="how the moment follows from what was asked")
 
 
@@ -134,6 +136,15 @@ class Lock(TomlModel):
         "the stack's file are not among them",
     )
     rewritten: tuple[str, ...] = Field(default=(), description="requirements that named another CUDA than the base's")
+    deviations: tuple[str, ...] = Field(
+        default=(), description="what was taken in the place of upstream's pins, each with the reason"
+    )
+    behind: tuple[str, ...] = Field(
+        default=(), description="branches of which an older commit was taken, and what blocks their tips"
+    )
+    verified_in: str = Field(
+        default="", description="where its modules were imported before it was published; empty: nowhere"
+    )
 
     def variables(self, venv: str) -> dict[str, str]:
         """The variables that must be set in the environment at the path ``venv``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.catalog.catalog import Selection
@@ -12,25 +12,40 @@ from envbuild.catalog.context import Context
 from envbuild.core.errors import CheckRefusedError, ResolutionError
 from envbuild.lock.checks.api_drift import reading_ahead
 from envbuild.lock.checks.check import check_lock
-from envbuild.lock.components.decide import decide_components
+from envbuild.lock.components.decide import Decided, decide_components
 from envbuild.lock.context import LockContext, Repositories, work_folder
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.lockdir import shipped_lock
 from envbuild.lock.lockfile import LockDirectory, read_lock
-from envbuild.lock.project.plan import make_plan
+from envbuild.lock.project.plan import LockPlan, make_plan
 from envbuild.lock.record.record import write_lock
 from envbuild.lock.resolve.declarations import finding_files
-from envbuild.lock.resolve.resolve import resolve_plan
+from envbuild.lock.resolve.resolve import ResolvedPlan, resolve_plan
+
+
+@dataclass
+class Steps:
+    """How far a lock came that was not made: what its steps found until one of them failed."""
+
+    inputs: LockInputs
+    decided: Decided | None = None
+    plan: LockPlan | None = None
+    resolved: ResolvedPlan | None = None
 
 
 @contextlib.contextmanager
 def new_lock(
-    inputs: LockInputs, existing: LockDirectory | None, repositories: Repositories, context: Context
+    inputs: LockInputs,
+    existing: LockDirectory | None,
+    repositories: Repositories,
+    context: Context,
+    steps: Steps | None = None,
 ) -> Iterator[Path]:
     """A lock made anew, in a folder that goes at the end.
 
     Args:
+        steps: filled as the steps go, for whoever looks at a failure.
         existing: one from the same inputs as of the same moment keeps its versions: an index does not say when it
             yanked one, so a new resolution could come out differently.
     """
@@ -42,23 +57,24 @@ def new_lock(
     label = f"lock-{selection.stack_name}-{selection.base_name}"
     with work_folder(context, "lock", label) as folder_context:
         work = LockContext(**vars(folder_context), repositories=repositories)
+        steps = steps or Steps(inputs)
         try:
-            _make(inputs, work)
+            _make(inputs, work, steps)
         # A version that was kept can be gone from the index (test_a_dated_lock_whose_release_is_gone_is_resolved_anew).
         except ResolutionError:
             if inputs.previous is None:
                 raise
             reporter.note("the versions of the existing lock do not resolve any more: resolving without them")
-            _make(replace(inputs, previous=None), work)
+            _make(replace(inputs, previous=None), work, steps)
         yield work.folder
 
 
-def _make(inputs: LockInputs, context: LockContext) -> None:
+def _make(inputs: LockInputs, context: LockContext, steps: Steps) -> None:
     """The steps of a lock: its files are written into the context's folder."""
-    decided = decide_components(inputs, context)
-    plan = make_plan(inputs, decided, context)
+    decided = steps.decided = decide_components(inputs, context)
+    plan = steps.plan = make_plan(inputs, decided, context)
     with finding_files(plan, context) as files, reading_ahead(plan.project, files, context) as api_read:
-        resolved = resolve_plan(plan, files, context)
+        resolved = steps.resolved = resolve_plan(plan, files, context)
         # check_lock compares the same pairs: it should find them in the store, and not begin them a second time.
         api_read.result()
     checked = check_lock(resolved, context)

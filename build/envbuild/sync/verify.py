@@ -10,6 +10,7 @@ from envbuild.catalog.context import Context
 from envbuild.core.files import remove_tree
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.verification import Verified
 from envbuild.sync.imports import FIX, Imports
 from envbuild.sync.install import InstallScope
 from envbuild.sync.local import fill_environment, import_modules
@@ -45,7 +46,7 @@ class Verifier:
             "which imports the modules inside the base itself.",
         )
 
-    def __call__(self, selection: Selection, lock: LockDirectory) -> tuple[CheckFinding, ...]:
+    def __call__(self, selection: Selection, lock: LockDirectory) -> Verified:
         """A finding for each module that does not import.
 
         Raises:
@@ -59,7 +60,7 @@ class Verifier:
             venv = folder / "venv"
             place, _ = fill_environment(lock, venv, SCOPE, logs, self.context)
             self.imports = import_modules(lock, place, SCOPE, selection.target, self.context.reporter)
-        return tuple(
+        findings = tuple(
             CheckFinding(
                 code=CODE,
                 # Findings that are let pass go into the record, which names no place.
@@ -68,3 +69,4 @@ class Verifier:
             )
             for item in self.imports.failed
         )
+        return Verified(where="this machine", imported=self.imports.imported, findings=findings)

@@ -27,11 +27,26 @@ CODES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class CheckFinding:
-    """Something that a check refuses: its code, what is wrong, and what to do."""
+    """Something that a check refuses: its code, what is wrong, and what to do.
+
+    Attributes:
+        packages: the packages that it is about, by canonical name: another version of one of them may cure it.
+        missing_module: a module that nothing in the lock brings, and something imports.
+    """
 
     code: str
     what: str
     fix: str
+    packages: tuple[str, ...] = ()
+    missing_module: str = ""
+
+
+class LockRefusedError(CheckRefusedError):
+    """Checks refused a lock: with their findings."""
+
+    def __init__(self, what: str, *, why: str, fix: str, findings: Iterable[CheckFinding]) -> None:
+        self.findings = tuple(findings)
+        super().__init__(what, why=why, fix=fix, codes=[finding.code for finding in self.findings])
 
 
 def refuse(findings: Iterable[CheckFinding], allowed: Iterable[str], title: str) -> tuple[CheckFinding, ...]:
@@ -44,11 +59,11 @@ def refuse(findings: Iterable[CheckFinding], allowed: Iterable[str], title: str)
     passed = tuple(finding for finding in findings if finding.code in allow)
     refused = [finding for finding in findings if finding.code not in allow]
     if refused:
-        raise CheckRefusedError(
+        raise LockRefusedError(
             f"the lock of {title} is refused by {len(refused)} finding{'s' if len(refused) > 1 else ''}",
             why="\n".join(f"[{finding.code}] {finding.what}\n  {finding.fix}" for finding in refused),
             fix="Correct the stack. To take it nevertheless, noted in the record: "
             + " ".join(f"--allow {code}" for code in sorted({finding.code for finding in refused})),
-            codes=[finding.code for finding in refused],
+            findings=refused,
         )
     return passed

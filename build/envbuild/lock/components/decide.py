@@ -18,12 +18,21 @@ from envbuild.lock.components.declarations import Declarations
 from envbuild.lock.components.git_sources import GitSourceReader, marked
 from envbuild.lock.components.models import Chosen, Exemption, GitSources, Lead
 from envbuild.lock.components.releases import Releases, find_release, release_has_folder, uploaded_at
-from envbuild.lock.components.select import choose, choose_anchor, lead, own_choice, upstream_overrides
+from envbuild.lock.components.select import (
+    choose,
+    choose_anchor,
+    deviated,
+    earlier,
+    lead,
+    own_choice,
+    upstream_overrides,
+)
 from envbuild.lock.components.upstream import LLM_COLLECTION, has_folder
 from envbuild.lock.components.version_limits import hold_to_cuda, hold_to_declared
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.as_of import AsOf, Bound
+from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.pins import Ref, VersionRef, parse_pins, parse_ref, unknown_pin
 from envbuild.lock.inputs.request import LockInputs
 
@@ -144,12 +153,18 @@ class EffectiveStack:
 
 
 def effective_stack(
-    stack: Stack, anchor: Chosen | None, pins: Mapping[str, Ref], as_of: Bound, releases: Releases
+    stack: Stack,
+    anchor: Chosen | None,
+    pins: Mapping[str, Ref],
+    as_of: Bound,
+    releases: Releases,
+    commits: Mapping[str, str],
 ) -> EffectiveStack:
     """Decide whether the stack's takeover holds, and read what belongs to the components that lead.
 
     Args:
         releases: what is known of a lead that is a release.
+        commits: older commits to take, by component.
 
     Raises:
         UsageError: a component that only the takeover brings is pinned, and it does not hold.
@@ -176,6 +191,7 @@ def effective_stack(
     taken = stack.taken_over()
     spec = taken.components[takeover.lead]
     choice = own_choice(takeover.lead, spec, pins.get(takeover.lead), repositories, as_of)
+    choice = earlier(choice, commits, repositories)
     other = lead(choice, releases)
     because = f"{anchor.at()} has no {takeover.without}: {takeover.reason}"
     return EffectiveStack(stack=taken, leads=(other, own), because=because)
@@ -231,6 +247,8 @@ def decide_components(inputs: LockInputs, context: LockContext) -> Decided:
     pins = parse_pins(selection.stack_name, stack, request.pins)
     bound = branch_bound(selection, request.as_of, pins, context.repositories)
     anchor = choose_anchor(stack, pins, context.repositories, bound)
+    if anchor is not None:
+        anchor = earlier(anchor, inputs.commits, context.repositories)
     moment = as_of_moment(selection, request.as_of, pins, anchor, context)
     if bound is None and moment.asked != as_of.NOW:
         bound = moment.moment
@@ -242,12 +260,14 @@ def decide_components(inputs: LockInputs, context: LockContext) -> Decided:
         undecided=frozenset(stack.undecided() - set(pins)),
         context=context,
     )
-    effective = effective_stack(stack, anchor, pins, bound, releases)
+    effective = effective_stack(stack, anchor, pins, bound, releases, inputs.commits)
     chosen = choose(effective.stack, pins, effective.leads, context.repositories, bound, base)
     chosen, exempt = hold_to_cuda(chosen, inputs, moment, context)
     dates |= {name: item.until for name, item in exempt.items()}
+    dates |= {item.package: item.until for item in inputs.deviations if item.until}
     settings = {"exclude-newer": moment.text(), "exclude-newer-package": dates}
     chosen = hold_to_declared(effective.stack, chosen, Declarations(base, settings, context))
+    chosen = deviated(chosen, inputs.deviations)
     sources = _git_sources(inputs, effective, chosen, pins, bound, context)
     return Decided(
         effective=effective,
@@ -274,7 +294,8 @@ def _git_sources(
         base=base,
         repositories=context.repositories,
         reporter=context.reporter,
-        ruled={canonicalize_name(name) for name in (*stack.overrides_of_all(), *forced, *base.provides)},
+        ruled={canonicalize_name(name) for name in (*stack.overrides_of_all(), *forced, *base.provides)}
+        | replaced(inputs.deviations),
         pins=others,
         as_of=bound,
     ).take(chosen)

@@ -34,6 +34,7 @@ class Chosen:
         subdirectory: the folder of the repository that holds the package; empty for its top.
         url: the file that is taken instead of a release or a commit.
         held_by: the components whose declarations led to it, where these decide.
+        head: the tip of its branch, where an older commit of the branch is taken.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Chosen:
     subdirectory: str = ""
     url: str = ""
     held_by: tuple[str, ...] = ()
+    head: Commit | None = None
 
     @property
     def is_direct(self) -> bool:

@@ -19,6 +19,7 @@ from envbuild.lock.components.releases import Releases
 from envbuild.lock.components.upstream import companions, holds_on, overrides, sources
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
+from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.inputs.pins import Ref, ref_text
 
 
@@ -27,6 +28,29 @@ def choose_anchor(stack: Stack, pins: Mapping[str, Ref], repositories: Repositor
     if stack.anchor is None:
         return None
     return own_choice(stack.anchor, stack.components[stack.anchor], pins.get(stack.anchor), repositories, as_of)
+
+
+def earlier(chosen: Chosen, commits: Mapping[str, str], repositories: Repositories) -> Chosen:
+    """A component from a branch, at the older commit of it that is asked for, if one is."""
+    sha, head = commits.get(chosen.name), chosen.commit
+    if sha is None or head is None or chosen.git is None or sha == head.sha:
+        return chosen
+    older = repositories.at(chosen.git).resolve(GitRef(sha))
+    return replace(chosen, commit=replace(older, kind=head.kind, name=head.name), head=head)
+
+
+def deviated(chosen: Mapping[str, Chosen], deviations: Sequence[Deviation]) -> dict[str, Chosen]:
+    """The components, with other releases of those of which the pins do not work."""
+    found = dict(chosen)
+    for item in deviations:
+        name = next((name for name in found if canonicalize_name(name) == item.package), None)
+        if name is None or item.until or item.added:
+            continue
+        because = f"{found[name].because}; {item.text()}"
+        found[name] = replace(
+            found[name], specifier=item.specifier, asked=item.taken, because=because, commit=None, git=None, url=""
+        )
+    return found
 
 
 def lead(chosen: Chosen, releases: Releases) -> Lead:

@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.stack import Stack
 from envbuild.core.digests import Json, digest_of
+from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.lockfile import Lock, LockDirectory
 
 # Raised when a lock made from the same inputs would come out differently.
@@ -26,6 +27,7 @@ class LockRequest:
         torch_build: the build of torch instead of the base's.
         allow: codes of checks whose findings are let pass.
         base_named: the base is meant, and not only the first that the stack names.
+        exact: take upstream's pins at the tip of the branch or nothing.
     """
 
     pins: Mapping[str, str] = field(default_factory=dict)
@@ -33,6 +35,7 @@ class LockRequest:
     torch_build: str | None = None
     allow: tuple[str, ...] = ()
     base_named: bool = True
+    exact: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,9 @@ class LockInputs:
     Attributes:
         previous: a lock of the same inputs, whose versions are kept where it is as of the same moment.
         like: a lock whose compile phase may declare the same.
+        deviations: what is taken in the place of pins that do not work.
+        commits: older commits of their branches to take, by component.
+        behind: how far these are behind, and what blocks the branches' tips, for people.
     """
 
     selection: Selection
@@ -49,6 +55,9 @@ class LockInputs:
     digest: str
     previous: LockDirectory | None = None
     like: LockDirectory | None = None
+    deviations: tuple[Deviation, ...] = ()
+    commits: Mapping[str, str] = field(default_factory=dict)
+    behind: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, selection: Selection, request: LockRequest) -> LockInputs:
@@ -65,11 +74,21 @@ class LockInputs:
         return self.request.torch_build or self.selection.base.torch.build
 
 
+def may_deviate(selection: Selection, request: LockRequest) -> bool:
+    """Whether a lock may take other releases than upstream's: the stack leaves some open, and the user allows it."""
+    stack = selection.stack
+    return stack.anchor is not None and bool(stack.undecided()) and not request.exact
+
+
 def request_of(lock: Lock) -> LockRequest:
     """What the command line said when the lock was made."""
     inputs = lock.inputs
     return LockRequest(
-        pins=inputs.pins, as_of=inputs.as_of_request, torch_build=inputs.torch_build_request, allow=inputs.allow
+        pins=inputs.pins,
+        as_of=inputs.as_of_request,
+        torch_build=inputs.torch_build_request,
+        allow=inputs.allow,
+        exact=inputs.exact,
     )
 
 
@@ -85,6 +104,7 @@ def inputs_digest(selection: Selection, request: LockRequest) -> str:
         "allow": [*sorted(set(request.allow))],
         # These keys are left out where they decide nothing: locks that were made before there were such keys keep their
         # digest, and are not made again.
+        **({"exact": True} if request.exact else {}),
         **_companions(selection),
         **({"declared_ranges": True} if may_hold(selection.stack, request.pins) else {}),
         "conflicts": {name: definition_digest(item) for name, item in selection.catalog.conflicts().items()},

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from packaging.utils import canonicalize_name
+
 from envbuild.lock.components.decide import Decided, EffectiveStack, commit_without_llm
 from envbuild.lock.components.models import Exemption, Forced
 from envbuild.lock.components.select import left_out, upstream_overrides
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.as_of import AsOf
+from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.project.pyproject import Project
@@ -55,6 +58,8 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
     without = _left_out(inputs, decided, context)
     torch = _torch(inputs, decided, context)
     forced = upstream_overrides(leads, chosen, context.repositories)
+    # What upstream forces and does not work, another range replaces.
+    forced = {name: item for name, item in forced.items() if name not in replaced(inputs.deviations)}
     project = _project(inputs, decided, forced)
     return LockPlan(
         inputs=inputs,
@@ -99,15 +104,28 @@ def _project(inputs: LockInputs, decided: Decided, forced: Mapping[str, Forced])
         torch_build=inputs.torch_build,
         as_of=decided.as_of.text(),
         chosen=decided.chosen,
-        requirements={name: item.version for name, item in stack.requirements.items()},
+        requirements={name: item.version for name, item in stack.requirements.items()}
+        | {item.package: item.specifier for item in inputs.deviations if item.added},
         overrides={
             **{name: item.texts for name, item in forced.items()},
             **{name: (stack.overrides[name].version,) for name in stack.overrides_of_all()},
         },
         scoped_overrides=stack.scoped_overrides(),
         git_sources=decided.git_sources,
-        exempt={name: item.until for name, item in decided.exempt.items()},
+        exempt={name: item.until for name, item in decided.exempt.items()}
+        | {item.package: item.until for item in inputs.deviations if item.until},
+        limits=_limits(inputs, decided),
     )
+
+
+def _limits(inputs: LockInputs, decided: Decided) -> dict[str, str]:
+    """What is taken of packages that are no components, in the place of what uv takes by itself."""
+    names = {canonicalize_name(name) for name in decided.chosen}
+    return {
+        item.package: item.specifier
+        for item in inputs.deviations
+        if item.specifier and not item.added and item.package not in names
+    }
 
 
 def _kept(project: Project, previous: LockDirectory | None) -> dict[str, str]:

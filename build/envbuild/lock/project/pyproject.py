@@ -34,6 +34,7 @@ class Project:
         scoped_overrides: what replaces what one package declares: specifiers by package, by who declares it.
         git_sources: what components take from git or an address themselves.
         exempt: until when other packages than components may have been uploaded, or components in the stack's place.
+        limits: which releases of packages that nothing here names may be taken.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Project:
     metadata: tuple[CompileMetadata, ...] = ()
     git_sources: GitSources = field(default_factory=GitSources)
     exempt: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def every(self) -> dict[str, Chosen]:
@@ -142,6 +144,7 @@ def render_project(
         uv["exclude-dependencies"] = _lines(sorted(base.provides))
     constraints = [f"{package}=={version}" for package, version in sorted((pins or {}).items())]
     constraints += [f"{name}{item.chosen.wanted}" for name, item in sorted(project.git_sources.in_force.items())]
+    constraints += [f"{name}{text}" for name, text in sorted(project.limits.items())]
     constraints += [f"torch!={version}" for version in (source.not_these if source else ())]
     if constraints:
         uv["constraint-dependencies"] = _lines(constraints)

@@ -67,6 +67,8 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         exempt={name: item.text() for name, item in plan.exempt.items() if name in pins},
         rewritten=tuple(line for item in project.metadata for line in item.rewritten),
         pyproject_digest=pyproject,
+        deviations=tuple(item.text() for item in plan.inputs.deviations),
+        behind=plan.inputs.behind,
     )
     return lockfile.sealed(lock)
 
@@ -86,6 +88,7 @@ def _inputs(plan: LockPlan, base_digest: str) -> Inputs:
         as_of_request=request.as_of,
         torch_build_request=request.torch_build,
         allow=tuple(sorted(set(request.allow))),
+        exact=request.exact,
     )
 
 
@@ -122,6 +125,7 @@ def _component(item: Chosen, version: str, plan: LockPlan) -> LockedComponent:
         update={
             "git": item.git,
             "commit": item.commit.sha,
+            "head": item.head.sha if item.head else None,
             "subdirectory": item.subdirectory or None,
             "committed_at": as_of.timestamp(item.commit.committed_at),
             "ref_kind": item.commit.kind.value,

@@ -1,0 +1,43 @@
+"""What a lock takes in the place of a pin that does not work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deviation:
+    """One thing of a lock that is not what upstream, the stack's file or the newest release say.
+
+    Attributes:
+        instead_of: what these say, for people: ``==2.7.*``, ``any release``.
+        specifier: the releases that are taken instead; empty for any.
+        until: nothing uploaded after this moment is taken of it (``2025-09-21T00:00:00Z``); empty: the lock's moment.
+        added: nothing asks for it, and something needs it.
+        reason: why, for people.
+    """
+
+    package: str
+    instead_of: str
+    specifier: str = ""
+    until: str = ""
+    added: bool = False
+    reason: str
+
+    @property
+    def taken(self) -> str:
+        """What is taken, for people."""
+        parts = [self.specifier, f"nothing newer than {self.until}" if self.until else ""]
+        return ", ".join(filter(None, parts)) or "any release"
+
+    def text(self) -> str:
+        """One line for people and the record."""
+        if self.added:
+            return f"{self.package} is added: {self.reason}"
+        return f"{self.package} {self.taken} instead of {self.instead_of}: {self.reason}"
+
+
+def replaced(deviations: Iterable[Deviation]) -> set[str]:
+    """The packages of which other releases are taken than those that were asked for."""
+    return {item.package for item in deviations if not item.until and not item.added}

@@ -1,0 +1,54 @@
+"""Which packages a failed attempt is about: read from its findings, or from uv's explanation."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from packaging.utils import canonicalize_name
+
+from envbuild.core.errors import EnvbuildError, ResolutionError
+from envbuild.lock.checks.findings import LockRefusedError
+from envbuild.lock.search.state import Blame
+from envbuild.lock.uv.resolution import NO_SOLUTION
+
+_NAME = r"([A-Za-z0-9][A-Za-z0-9._-]*?)"
+# uv 0.13's words for a package of which the index has nothing that is asked for.
+_NOTHING_THERE = (
+    re.compile(rf"there are no versions of {_NAME}(?:\[[^]]*\])?(?=[<>=!~ ,]|$)"),
+    re.compile(rf"there is no version of {_NAME}(?:\[[^]]*\])?(?=[<>=!~ ,]|$)"),
+    re.compile(rf"only {_NAME}(?:\[[^]]*\])?(?:[<>=!~][^ ]*)? is available"),
+    re.compile(rf"only the following versions of {_NAME} are available"),
+    re.compile(rf"{_NAME} was not found in the (?:package registry|provided package locations)"),
+)
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# Numbers of versions, lines and times differ between two failures of one cause.
+_NUMBER = re.compile(r"\d+")
+
+
+def blame_of(error: EnvbuildError, direct: Iterable[str]) -> Blame:
+    """What a failure is about.
+
+    Args:
+        direct: the packages that the lock's project names itself: of a contradiction, only these can be moved.
+    """
+    if isinstance(error, LockRefusedError):
+        packages = dict.fromkeys(canonicalize_name(name) for item in error.findings for name in item.packages)
+        missing = dict.fromkeys(item.missing_module for item in error.findings if item.missing_module)
+        text = "\n".join(sorted(f"{item.code} {_NUMBER.sub('', item.what)}" for item in error.findings))
+        return Blame(error=error, packages=tuple(packages), missing=tuple(missing), signature=text)
+    named: tuple[str, ...] = tuple(canonicalize_name(name) for name in error.packages)
+    if not named and isinstance(error, ResolutionError):
+        named = contradicting(error.why, direct) if NO_SOLUTION in error.why else ()
+    return Blame(error=error, packages=named, signature=f"{type(error).__name__} {error.what} {' '.join(named)}")
+
+
+def contradicting(explanation: str, direct: Iterable[str]) -> tuple[str, ...]:
+    """The packages of uv's explanation that the project itself names: those of which nothing is there come first."""
+    text = " ".join(explanation.split())
+    movable = {canonicalize_name(name) for name in direct}
+    gone = [canonicalize_name(name) for pattern in _NOTHING_THERE for name in pattern.findall(text)]
+    counted = Counter(canonicalize_name(word.rstrip(".-")) for word in _WORD.findall(text))
+    often = [name for name, _ in counted.most_common()]
+    return tuple(dict.fromkeys(name for name in (*gone, *often) if name in movable))

@@ -1,0 +1,203 @@
+"""What may be taken of a package in the place of a pin that does not work, in the order in which it is tried.
+
+1. Of a release that upstream pins and the index does not have: the nearest later release, then the nearest earlier one.
+2. Of a package that floats: what there was when the anchor's commit was made, with which its authors can have tried it.
+3. The releases before the one that fails, line by line (2.10, then 2.9).
+4. Of a package that had no release yet as of the moment: its first one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from envbuild.core.errors import ResolutionError
+from envbuild.lock.components.models import Chosen, DecidedBy
+from envbuild.lock.context import WorkContext
+from envbuild.lock.inputs.as_of import timestamp
+from envbuild.lock.inputs.deviation import Deviation
+from envbuild.lock.make import Steps
+from envbuild.lock.search.state import Move
+from envbuild.lock.uv.resolution import look_up, upload_seconds
+
+# Lines of releases that are tried below the one that fails.
+MOST_LINES = 3
+# How long after the anchor's commit a release may have come out and still count as of its time.
+GRACE = timedelta(days=1)
+_RELEASE = re.compile(r"(\d+)\.(\d+)")
+# Names under which packages are imported, where these are not their own.
+DISTRIBUTIONS = {
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "google": "protobuf",
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+    "yaml": "pyyaml",
+}
+
+
+@dataclass
+class Candidates:
+    """The candidates of packages, after an attempt.
+
+    Attributes:
+        steps: how far the attempt came.
+        why: what failed, for the reasons of deviations.
+        context: with a folder for questions to uv.
+    """
+
+    steps: Steps
+    why: str
+    context: WorkContext
+    _found: dict[tuple[str, str, bool], dict[str, Any] | None] = field(default_factory=dict, init=False)
+
+    def of(self, package: str) -> Iterator[Move]:
+        """What may be taken of a package, the likeliest first."""
+        decided = self.steps.decided
+        if decided is None:
+            return
+        item = next((item for name, item in decided.chosen.items() if canonicalize_name(name) == package), None)
+        if item is not None and (item.commit is not None or item.origin is DecidedBy.PIN or not self._may_move(item)):
+            return
+        version = self._version(package)
+        pinned = _RELEASE.search(item.specifier) if item is not None and version is None else None
+        if pinned is not None and item is not None:
+            yield from self._nearest(item, f"{pinned[1]}.{pinned[2]}")
+        elif version is None:
+            yield from self._first(package)
+        else:
+            yield from self._of_the_time(package, item, version)
+            yield from self._lines(package, item, version)
+
+    def missing(self, module: str) -> Move:
+        """The package that brings a module which nothing in the lock brings."""
+        top = module.partition(".")[0]
+        package = canonicalize_name(DISTRIBUTIONS.get(top, top))
+        reason = f"something imports {module}, and no package of the lock brings it"
+        return (Deviation(package=package, instead_of="nothing", added=True, reason=reason),)
+
+    def _may_move(self, item: Chosen) -> bool:
+        """Whether the stack's file leaves the release open."""
+        return not item.spec.version and item.spec.ref is None
+
+    def _version(self, package: str) -> str | None:
+        resolved = self.steps.resolved
+        return resolved.resolution.pins.get(package) if resolved is not None else None
+
+    def _nearest(self, item: Chosen, line: str) -> Iterator[Move]:
+        major, minor = map(int, line.split("."))
+        later = self._look(item.name, f">={major}.{minor + 1}", lowest=True)
+        below = f"<{major}.{minor}"
+        reason = f"{self.why}; the nearest"
+        if later is not None:
+            yield self._family(item, f"=={_line(later)}.*", f"{reason} later release")
+        for _ in range(MOST_LINES):
+            earlier = self._look(item.name, below)
+            if earlier is None:
+                return
+            yield self._family(item, f"=={_line(earlier)}.*", f"{reason} earlier release")
+            below = f"<{_line(earlier)}"
+
+    def _family(self, item: Chosen, specifier: str, reason: str) -> Move:
+        """A range for all packages of one repository, which are released together."""
+        decided = self.steps.decided
+        chosen = decided.chosen if decided is not None else {}
+        members = [
+            other
+            for other in chosen.values()
+            if other.name == item.name
+            or (item.spec.release_file is not None and other.spec.git == item.spec.git and other.commit is None)
+        ]
+        return tuple(
+            Deviation(package=canonicalize_name(other.name), instead_of=other.asked, specifier=specifier, reason=reason)
+            for other in members
+        )
+
+    def _first(self, package: str) -> Iterator[Move]:
+        """Its first release, though it is newer than the moment."""
+        found = self._look_up(package, "", lowest=True, dated=False)
+        times = upload_seconds(found) if found is not None else []
+        if found is None or not times:
+            return
+        until = datetime.fromtimestamp(max(times), timezone.utc) + timedelta(seconds=1)
+        reason = f"the index had no release of it yet; {found['version']} is the first"
+        yield (Deviation(package=package, instead_of="any release", until=timestamp(until), reason=reason),)
+
+    def _of_the_time(self, package: str, item: Chosen | None, version: str) -> Iterator[Move]:
+        """What there was when the anchor's commit was made."""
+        decided, resolved = self.steps.decided, self.steps.resolved
+        leads = decided.effective.leads if decided is not None else ()
+        dates = [lead.chosen.commit.committed_at for lead in leads if lead.chosen.commit is not None]
+        table = resolved.resolution.tables.get(package, {}) if resolved is not None else {}
+        times = upload_seconds(table)
+        if not dates or not times:
+            return
+        until = max(dates) + GRACE
+        if min(times) < until.timestamp():
+            return
+        reason = f"{self.why} with {version}; until then the authors of {leads[0].chosen.at()} can have tried it"
+        asked = item.asked if item is not None else "any release"
+        yield (Deviation(package=package, instead_of=asked, until=timestamp(until), reason=reason),)
+
+    def _lines(self, package: str, item: Chosen | None, version: str) -> Iterator[Move]:
+        limit = f"{item.specifier}," if item is not None and item.specifier else ""
+        below, reason = version, f"{self.why} with {version}; an earlier release"
+        asked = item.asked if item is not None else "any release"
+        for _ in range(MOST_LINES):
+            earlier = self._look(package, f"{limit}<{_line(below)}")
+            if earlier is None:
+                return
+            specifier = f"=={_line(earlier)}.*"
+            if item is not None:
+                yield self._family(item, specifier, reason)
+            else:
+                yield (Deviation(package=package, instead_of=asked, specifier=specifier, reason=reason),)
+            below = earlier
+
+    def _look(self, package: str, specifier: str, *, lowest: bool = False) -> str | None:
+        found = self._look_up(package, specifier, lowest=lowest)
+        return str(found["version"]) if found is not None else None
+
+    def _look_up(
+        self, package: str, specifier: str, *, lowest: bool = False, dated: bool = True
+    ) -> dict[str, Any] | None:
+        """The newest or lowest release in a range as of the lock's moment; None: there is none."""
+        key = (package, specifier, lowest)
+        if key not in self._found:
+            self._found[key] = self._asked(package, specifier, lowest=lowest, dated=dated)
+        return self._found[key]
+
+    def _asked(self, package: str, specifier: str, *, lowest: bool, dated: bool) -> dict[str, Any] | None:
+        decided, context = self.steps.decided, self.context
+        settings: dict[str, object] = {"resolution": "lowest"} if lowest else {}
+        if dated and decided is not None:
+            settings["exclude-newer"] = decided.as_of.text()
+        # Placeholders hold a name on the index and have nothing in them.
+        limits = ",".join(filter(None, (specifier, ">=0.1" if canonicalize_name(package) in _PLACEHOLDERS else "")))
+        what = f"find {package} {limits or 'at all'}"
+        try:
+            found = look_up({package: limits}, self.steps.inputs.selection.base, settings, what, context)
+        except ResolutionError:
+            return None
+        table = found.get(canonicalize_name(package))
+        return dict(table) if table is not None else None
+
+
+# Of which the index has releases 0.0.x without content.
+_PLACEHOLDERS = frozenset({"transformer-engine", "transformer-engine-torch"})
+
+
+def _line(version: str) -> str:
+    """The line of releases that a version belongs to: ``2.7`` of ``2.7.0.post1``."""
+    release = Version(version).release
+    return ".".join(map(str, [*release, 0][:2]))

@@ -1,0 +1,32 @@
+"""The commits of the leading component's branch that a lock may fall back to, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from envbuild.git.refs import Commit, CommitKind
+from envbuild.git.repository import GitRepository
+from envbuild.lock.components.models import Chosen
+from envbuild.lock.components.upstream import MANIFEST, PYPROJECT, SUBMODULE
+from envbuild.lock.make import Steps
+
+# What decides what belongs to a commit: changes of anything else leave a lock as it is.
+DECIDING_PATHS = (MANIFEST, "requirements", PYPROJECT, "uv.lock", "setup.py", "setup.cfg", SUBMODULE, "docker")
+# Changes that are looked back over.
+MOST_CHANGES = 40
+
+
+def leading(steps: Steps) -> Chosen | None:
+    """The component whose branch leads, where its tip is followed; None: nothing to go back on."""
+    leads = steps.decided.effective.leads if steps.decided is not None else ()
+    for item in leads:
+        commit = item.chosen.commit
+        if commit is not None and commit.kind is CommitKind.BRANCH and item.chosen.git is not None:
+            return item.chosen
+    return None
+
+
+def older_commits(lead: Chosen, repository: GitRepository) -> Iterator[Commit]:
+    """The commits before each change of what decides a lock, newest first."""
+    if lead.commit is not None:
+        yield from repository.before_changes(lead.head or lead.commit, DECIDING_PATHS, MOST_CHANGES)

@@ -1,0 +1,203 @@
+"""The search: attempts until one passes, each with what the failure of the last one calls for."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.context import Context
+from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, ResolutionError
+from envbuild.git.refs import Commit
+from envbuild.lock.context import Repositories, WorkContext, work_folder
+from envbuild.lock.inputs.request import LockInputs, may_deviate
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.make import Steps, new_lock
+from envbuild.lock.search.blame import blame_of
+from envbuild.lock.search.candidates import Candidates
+from envbuild.lock.search.history import leading, older_commits
+from envbuild.lock.search.state import Blame, Move, State
+
+# Failures that other versions may cure. Others (no network, no permission, a wrong option) end the search.
+CURABLE = (ResolutionError, CheckRefusedError, BuildError)
+# At one commit: an attempt takes half a minute to two minutes, with its verification.
+MOST_ATTEMPTS = 10
+# Older commits that are tried.
+MOST_COMMITS = 10
+# For one failure, so many candidates of each package.
+MOST_CANDIDATES = 4
+
+
+@contextlib.contextmanager
+def searched_lock(
+    inputs: LockInputs,
+    existing: LockDirectory | None,
+    accept: Callable[[Path], None],
+    repositories: Repositories,
+    context: Context,
+    *,
+    older: bool,
+) -> Iterator[Path]:
+    """A lock that every check and ``accept`` pass, in a folder that goes at the end.
+
+    Args:
+        accept: tries a finished lock; raises what it is refused by.
+        older: go back along the branch where nothing works at its tip.
+
+    Raises:
+        EnvbuildError: nothing passes: the first failure, with what was tried.
+    """
+    selection = inputs.selection
+    with work_folder(context, "search", f"search-{selection.stack_name}-{selection.base_name}") as work:
+        search = Search(inputs, repositories, work, older=older)
+        state = State()
+        while True:
+            steps = Steps(state.of(inputs))
+            with contextlib.ExitStack() as attempt:
+                try:
+                    folder = attempt.enter_context(new_lock(steps.inputs, existing, repositories, context, steps))
+                    accept(folder)
+                except CURABLE as error:
+                    failure = error
+                else:
+                    yield folder
+                    return
+            state = search.after(state, steps, failure)
+
+
+@dataclass
+class _Frame:
+    """A state that failed, and what is left to try against its failure."""
+
+    state: State
+    blame: Blame
+    moves: Iterator[Move]
+
+
+class Search:
+    """What to try next.
+
+    Args:
+        context: with a folder for questions to uv.
+        older: go back along the branch where nothing works at its tip.
+    """
+
+    def __init__(self, inputs: LockInputs, repositories: Repositories, context: WorkContext, *, older: bool) -> None:
+        self._inputs = inputs
+        self._repositories = repositories
+        self._context = context
+        self._older = older
+        self._frames: list[_Frame] = []
+        self._tried: set[tuple[object, ...]] = set()
+        self._lines: list[str] = []
+        self._first: EnvbuildError | None = None
+        self._commits: Iterator[State] | None = None
+        self._attempts = 0
+
+    def after(self, state: State, steps: Steps, error: EnvbuildError) -> State:
+        """The state to try after one that failed.
+
+        Raises:
+            EnvbuildError: nothing is left.
+        """
+        if not may_deviate(self._inputs.selection, self._inputs.request) or _is_for_another_base(error, self._inputs):
+            raise error
+        blame = blame_of(error, _direct(steps))
+        self._tried.add(state.key)
+        self._attempts += 1
+        self._lines.append(f"{_words(state)}: {summary(error)}")
+        if self._first is None:
+            self._first = error
+        # A move after which the same fails did not help: the next one is tried in its place.
+        if not self._frames or self._frames[-1].blame.signature != blame.signature:
+            self._frames.append(_Frame(state, blame, self._moves(blame, steps)))
+        return self._next(steps)
+
+    def _next(self, steps: Steps) -> State:
+        while self._frames and self._attempts < MOST_ATTEMPTS:
+            frame = self._frames[-1]
+            move = next(frame.moves, None)
+            if move is None:
+                self._frames.pop()
+                continue
+            state = frame.state.with_move(move)
+            if state.key not in self._tried:
+                for item in move:
+                    self._context.reporter.note(f"trying {item.text()}")
+                return state
+        return self._at_an_older_commit(steps)
+
+    def _moves(self, blame: Blame, steps: Steps) -> Iterator[Move]:
+        candidates = Candidates(steps, summary(blame.error), self._context)
+        yield from (candidates.missing(module) for module in blame.missing)
+        lists = [itertools.islice(candidates.of(package), MOST_CANDIDATES) for package in blame.packages]
+        # The first candidate of each package, then the second of each.
+        for moves in itertools.zip_longest(*lists):
+            yield from (move for move in moves if move is not None)
+
+    def _at_an_older_commit(self, steps: Steps) -> State:
+        if self._commits is None:
+            self._commits = itertools.islice(self._older_states(steps), MOST_COMMITS)
+        self._frames, self._attempts = [], 0
+        state = next(self._commits, None)
+        if state is None:
+            raise self._nothing_left()
+        self._context.reporter.note(f"nothing works at the tip; trying {'; '.join(state.behind)}")
+        return state
+
+    def _older_states(self, steps: Steps) -> Iterator[State]:
+        lead = leading(steps) if self._older else None
+        if lead is None or lead.git is None:
+            return
+        head = lead.head or lead.commit
+        assert head is not None  # noqa: S101 - for the type checker: what leads is a commit
+        repository = self._repositories.at(lead.git)
+        blocked = summary(self._first) if self._first is not None else ""
+        for commit in older_commits(lead, repository):
+            count = repository.commits_between(commit, head)
+            behind = f"{lead.name} {commit.sha[:12]}, {_distance(commit, head, count)}"
+            yield State(commits={lead.name: commit.sha}, behind=(f"{behind} of {head.name}; the tip fails: {blocked}",))
+
+    def _nothing_left(self) -> EnvbuildError:
+        assert self._first is not None  # noqa: S101 - for the type checker: something failed
+        if len(self._lines) == 1:
+            return self._first
+        lines = "\n".join(self._lines)
+        return self._first.with_context(why=f"{self._first.why}\nTried {len(self._lines)} times:\n{lines}")
+
+
+def _is_for_another_base(error: EnvbuildError, inputs: LockInputs) -> bool:
+    """Whether the packages are of another CUDA and the user leaves the base open."""
+    return isinstance(error, CheckRefusedError) and error.codes == {"cuda-mixed"} and not inputs.request.base_named
+
+
+def _direct(steps: Steps) -> Iterable[str]:
+    """The packages that the lock's project names itself."""
+    if steps.decided is None:
+        return ()
+    forced = steps.plan.project.overrides if steps.plan is not None else {}
+    names = (*steps.decided.chosen, *forced, *steps.decided.effective.stack.requirements)
+    return tuple(canonicalize_name(name) for name in names)
+
+
+def summary(error: EnvbuildError) -> str:
+    """A failure in one line: the first thing that is wrong."""
+    from envbuild.lock.checks.findings import LockRefusedError
+
+    if isinstance(error, LockRefusedError):
+        return error.findings[0].what.splitlines()[0]
+    return error.what
+
+
+def _words(state: State) -> str:
+    words = [*state.behind, *(item.text() for item in state.deviations.values())]
+    return "; ".join(words) or "upstream's pins"
+
+
+def _distance(older: Commit, newer: Commit, commits: int) -> str:
+    days = (newer.committed_at - older.committed_at).days
+    return f"{commits} commits and {days} days behind the tip"

@@ -1,0 +1,32 @@
+"""What trying a finished lock shows: whether its packages install and its modules import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from envbuild.catalog.catalog import Selection
+from envbuild.lock.checks.findings import CheckFinding
+from envbuild.lock.lockfile import LockDirectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """A lock that was installed, and its modules imported.
+
+    Attributes:
+        where: for people: ``base debian13-cu130``, ``this machine (glibc 2.36, Python 3.12.1)``.
+        imported: the modules that import.
+        not_checked: the modules of which nothing is known, each with the reason.
+        findings: what does not install or import.
+    """
+
+    where: str
+    imported: tuple[str, ...]
+    not_checked: tuple[str, ...] = ()
+    findings: tuple[CheckFinding, ...] = ()
+
+
+# Installs a lock somewhere and imports its modules.
+Verify: TypeAlias = Callable[[Selection, LockDirectory], Verified]
