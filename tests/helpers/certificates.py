@@ -64,7 +64,7 @@ def machine(gpus: int = 2) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def bandwidth(floor: float | None = 300.0) -> dict[str, Any]:
+def bandwidth() -> dict[str, Any]:
     points = [
         {"bytes": size, "seconds": size / speed / 1e9, "algorithm_gigabytes_per_second": speed,
          "bus_gigabytes_per_second": speed}
@@ -73,7 +73,7 @@ def bandwidth(floor: float | None = 300.0) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "ranks": 2, "backend": "nccl", "transports": ["P2P/CUMEM"], "points": points,
-        "floor_gigabytes_per_second": floor,
+        "floor_gigabytes_per_second": 300.0,
     }  # fmt: skip
 
 

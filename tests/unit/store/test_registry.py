@@ -24,7 +24,7 @@ Reply = tuple[int, dict[str, str], bytes]
 
 @dataclass
 class Server:
-    """A server that answers as it is told; with a pause, byte by byte."""
+    """A server that gives the set answer; with a pause, byte by byte."""
 
     port: int = 0
     cut_once: int = 0
@@ -106,7 +106,7 @@ BASIC = base64.b64encode(b"ali:sesame").decode()
 
 
 def with_tokens(server: Server, tokens: Server) -> None:
-    """The registry wants a token for each scope, and says where tokens are."""
+    """The registry wants a token for each scope, and names the place of tokens."""
 
     def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Reply:
         scope = "repository:team/store:" + ("pull" if method == "GET" else "pull,push")
@@ -189,6 +189,21 @@ def test_a_redirect_to_another_place_takes_no_credentials_along(server, other, t
     ((_, path, headers, _),) = other.requests
     assert path == "/elsewhere"
     assert "Authorization" not in headers
+
+
+def test_upload_to_another_place_takes_no_credentials_along(server, other, tmp_path):
+    def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Reply:
+        if "Authorization" not in headers:
+            return 401, {"WWW-Authenticate": 'Basic realm="tests"'}, b""
+        return 202, {"Location": f"http://{other.host}/elsewhere"}, b""
+
+    server.answer = answer
+    other.answer = lambda *_: (201, {}, b"")
+    (tmp_path / "file").write_bytes(b"content")
+    uploading = opened(server, login(tmp_path, server, {"auth": BASIC}))
+    uploading.upload("blobs/uploads/", {"digest": "x"}, tmp_path / "file", 7)
+    ((_, _, headers, body),) = other.requests
+    assert (body, "Authorization" in headers) == (b"content", False)
 
 
 def test_a_server_without_ranges_sends_all_again(server, tmp_path):
