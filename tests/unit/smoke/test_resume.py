@@ -155,29 +155,48 @@ def test_damaged_results_are_refused_and_left(ended: Path, tmp_path: Path, numbe
     [
         ("nonce", "belongs to another plan: its nonce is"),
         ("plan", "belongs to another plan: its plan_digest is"),
-        ("isolation", "isolation differ"),
-        ("image", "image differ"),
         ("environment", "environment.versions differ"),
     ],
 )
 def test_run_of_something_else_is_not_resumed_and_left(smoke: Smoke, waiting: Path, what: str, words: str) -> None:
     results = waiting / "out" / "results.jsonl"
-    more: dict[str, tuple[str | Path, ...]] = {
-        "isolation": ("--isolation", "process"),
-        "image": ("--image", waiting / "plan.json"),
-    }
     if what == "plan":
         write_plan(waiting, BASELINE, two_ranks("train-b"))
     elif what == "nonce":
         change_first_line(results, nonce="f" * 32)
-    elif what == "environment":
+    else:
         environment = lines_of(waiting / "out")[0]["environment"]
         change_first_line(results, environment={**environment, "versions": {"pytest": "0.1"}})
+        with results.open("a") as file:
+            file.write('{"incomplete')
     content = results.read_bytes()
-    done = run(smoke, waiting, "--resume", *more.get(what, ()))
+    done = run(smoke, waiting, "--resume")
     assert done.status == 2
     assert words in done.errors
     assert results.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("smoke_digest", "sha256:0"),
+        ("image", {"file_digest": "sha256:0"}),
+        ("isolation", "process"),
+        ("environment_findings", [{"code": "startup-code"}]),
+        ("environment.python", "3.0"),
+        ("environment.files", {}),
+        ("environment.device", "cuda"),
+        ("machine.gpus", [{"name": "NVIDIA H200", "driver": "570", "compute_capability": "9.0"}]),
+    ],
+)
+def test_run_in_another_environment_is_not_resumed(ended: Path, path: str, value: object) -> None:
+    previous = resume.read_previous(ended / "out", read_plan(ended / "plan.json"))
+    line = json.loads(json.dumps(previous.run_line))
+    resume.check_same_environment(previous, line)
+    parent, _, last = path.rpartition(".")
+    (line[parent] if parent else line)[last] = value
+    with pytest.raises(resume.ResumeError, match=f": {path} differ"):
+        resume.check_same_environment(previous, line)
 
 
 def test_resume_of_nothing_just_starts(smoke: Smoke, tmp_path: Path) -> None:
@@ -210,7 +229,8 @@ def test_baseline_whose_checkpoint_is_gone_runs_again(smoke: Smoke, tmp_path: Pa
     done = run(smoke, tmp_path, "--resume")
     assert done.status == 0, done.errors
     assert done.started == ["saves-baseline", "train-d"]
-    # The baseline's result is that of the first time.
+    # The baseline's result is that of the first time, and the end is where the last part ends.
+    assert [line["type"] for line in lines_of(out)].count("end") == 1
     names = [line["case"] for line in lines_of(out) if line["type"] == "case"]
     assert names == ["saves-baseline", "train-b", "train-c", "train-d"]
     assert lines_of(out)[-1]["cases"] == 4
