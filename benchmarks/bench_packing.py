@@ -26,8 +26,8 @@ from pathlib import Path
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.fields import Device
-from envbuild.certify.cases import Case, expand
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities, Case
+from envbuild.certify.cases.expansion import expand
 
 # The runner is data of envbuild, and installed nowhere.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "smoke"))

@@ -15,8 +15,8 @@ from pathlib import Path
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.fields import Device
 from envbuild.catalog.stack import Driver
-from envbuild.certify.cases import expand
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities
+from envbuild.certify.cases.expansion import expand
 from envbuild.certify.run.plan import Environment, Subject, make_plan
 from envbuild.certify.run.zipapp import smoke_bytes
 

@@ -21,8 +21,8 @@ from faults.matrices import matrix_of
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.fields import Device
-from envbuild.certify.cases import Case, expand
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities, Case
+from envbuild.certify.cases.expansion import expand
 
 PASSED, FAILED, CANNOT_RUN, REFUSED = 0, 7, 8, 13
 # Ranks that hang are given this long.

@@ -12,8 +12,8 @@ from helpers.certificates import EVIL, SHA, case_of, cases, measured, statement,
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.fields import Device
-from envbuild.certify.cases import expansion
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities
+from envbuild.certify.cases.expansion import expansion
 from envbuild.certify.certificate.statement import Certificate
 from envbuild.certify.report.model import Report, report_of
 

@@ -19,8 +19,7 @@ from envbuild.catalog.matrix import (
     Recompute,
     Training,
 )
-from envbuild.certify.cases import ResolvedRow
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities, ResolvedRow
 
 PACKAGES = frozenset({"transformer-engine", "flash-attn", "mamba-ssm"})
 CAPABILITIES = (

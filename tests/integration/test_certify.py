@@ -16,8 +16,8 @@ from conftest import Tool
 from helpers.processes import alive, wait_until
 
 from envbuild.catalog.catalog import Selection
-from envbuild.certify.cases import expand
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities
+from envbuild.certify.cases.expansion import expand
 from envbuild.certify.judge.judge import judge
 from envbuild.certify.judge.results import Results, read_results
 from envbuild.certify.models import CaseVerdict

@@ -10,7 +10,7 @@ from typing import Any
 from helpers.rows import rows
 from hypothesis import HealthCheck, given, settings
 
-from envbuild.certify.cases import ResolvedRow
+from envbuild.certify.cases.case import ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities
 
 SAMPLE = 600

@@ -14,7 +14,7 @@ from annotated_types import Le
 
 from envbuild.catalog.context import Context
 from envbuild.catalog.matrix import AXES_WITH_BANDS, Band
-from envbuild.certify.cases import Case
+from envbuild.certify.cases.case import Case
 from envbuild.certify.certify import CertifyOptions
 from envbuild.certify.judge.judge import judge, run_problems
 from envbuild.certify.judge.results import Results

@@ -74,6 +74,8 @@ Bring back the whole folder, or at least `plan.json` and `results/results.jsonl`
 
 The plan has a nonce: its results are certified once. For another run write another plan.
 """
+# The image's file is mounted into the image so that the runner can hash it. A home folder, which pyxis may mount, can
+# bring another Python (planted fault another-python-in-the-image).
 _ENROOT = """\
 SQSH=/path/to/image.sqsh
 # With enroot:
@@ -84,6 +86,7 @@ srun --nodes=1 --ntasks=1 --no-container-mount-home --container-image="$SQSH" \\
     --container-mounts="$PWD:{folder},$SQSH:{sqsh}" \\
     {python} {folder}/smoke.pyz run --plan {folder}/plan.json --out {folder}/results --image {sqsh}
 """
+# --ipc host: docker's own 64 MiB of shared memory are too few for NCCL. memlock: NCCL pins memory.
 _DOCKER = """\
 # The image by its digest, as its registry has it
 docker run --rm{gpus} --network none --ipc host -v "$PWD:{folder}" --entrypoint {python} REGISTRY/NAME@{digest} \\

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from envbuild.catalog.catalog import Selection
-from envbuild.certify.cases import Case, expansion
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities, Case
+from envbuild.certify.cases.expansion import expansion
 from envbuild.certify.cases.selection import chosen_cases, driver_of
 from envbuild.cli.common import Session
 from envbuild.core.digests import Json

@@ -12,8 +12,8 @@ from helpers.matrices import six_layouts
 
 from envbuild.catalog.fields import Device
 from envbuild.catalog.stack import Driver
-from envbuild.certify.cases import Case, expand
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities, Case
+from envbuild.certify.cases.expansion import expand
 from envbuild.certify.judge.results import Results, read_results
 from envbuild.certify.run.plan import Environment, Subject, make_plan
 from envbuild.core.digests import sha256_bytes

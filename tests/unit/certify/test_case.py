@@ -8,8 +8,8 @@ from helpers.rows import CAPABILITIES
 
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import CaseRow, LayerSpec, Matrix
-from envbuild.certify.cases import Case, Layout, expand, expansion, same_arithmetic, tolerance_of
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities, Case, Layout, same_arithmetic, tolerance_of
+from envbuild.certify.cases.expansion import expand, expansion
 from envbuild.core.errors import ConfigurationError
 
 SIX = six_layouts()

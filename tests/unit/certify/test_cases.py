@@ -14,8 +14,8 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import CaseRow, Matrix, ModelSpec, Precision, Training
 from envbuild.catalog.stack import Driver
-from envbuild.certify.cases import Case, Layout, ResolvedRow, expand
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities, Case, Layout, ResolvedRow
+from envbuild.certify.cases.expansion import expand
 from envbuild.certify.run.plan import Environment, Subject, make_plan
 from envbuild.core.errors import ConfigurationError
 from envbuild_smoke.plan.reader import parse_plan

@@ -9,8 +9,8 @@ from helpers.matrices import six_layouts
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
 from envbuild.catalog.fields import Device
-from envbuild.certify.cases import expand
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities
+from envbuild.certify.cases.expansion import expand
 from envbuild.certify.cases.selection import chosen_cases
 from envbuild.certify.judge.results import CaseResult, Results
 from envbuild.certify.models import CaseVerdict, Numbers, Problem, Reused, Step

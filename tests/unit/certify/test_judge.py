@@ -6,7 +6,7 @@ import pytest
 from helpers.fake_runner import observed_of
 from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read, with_case
 
-from envbuild.certify.cases import tolerance_of
+from envbuild.certify.cases.case import tolerance_of
 from envbuild.certify.judge.config_checks import observed_problems
 from envbuild.certify.judge.judge import judge, relative_difference
 from envbuild.certify.models import Numbers

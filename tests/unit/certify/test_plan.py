@@ -12,8 +12,8 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import AxisBand, BandwidthSweep, CaseRow, Precision
 from envbuild.catalog.stack import Driver
-from envbuild.certify.cases import expand
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities
+from envbuild.certify.cases.expansion import expand
 from envbuild.certify.cases.selection import DRIVERS
 from envbuild.certify.run import plan as plan_module
 from envbuild.certify.run.plan import Environment, Subject, certification_key, make_plan

@@ -28,6 +28,7 @@ from envbuild.certify.report.charts import (
     bytes_text,
     draw,
 )
+from envbuild.certify.report.curves import relative
 from envbuild.certify.report.files import end_of, write_reports
 from envbuild.certify.report.page import page_html
 
@@ -297,6 +298,10 @@ def test_sizes_on_an_axis_leave_room_for_their_text():
     assert (places[0], places[-1]) == (LEFT, WIDTH - RIGHT)
     assert len(places) > 2
     assert min(second - first for first, second in itertools.pairwise(places)) >= 60
+
+
+def test_difference_is_unknown_without_a_number_and_from_zero():
+    assert [relative(1.0, 0.0), relative(None, 1.0), relative(1.0, None), relative(0.0, 0.0)] == [None, None, None, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from helpers.rows import CAPABILITIES, EXPERTS, MAMBA, rows
 from hypothesis import HealthCheck, given, settings
 
 from envbuild.catalog.matrix import CaseSpec, Experts, MambaLayers, ModelSpec, Training
-from envbuild.certify.cases import ResolvedRow
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities, ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities
 
 CPU, A100, H200, B200 = CAPABILITIES

@@ -11,8 +11,8 @@ from helpers.rows import CAPABILITIES
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import AXES_WITH_BANDS, Matrix
-from envbuild.certify.cases import Case, expansion, same_arithmetic
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities, Case, same_arithmetic
+from envbuild.certify.cases.expansion import expansion
 from envbuild.certify.run.plan import sweep_of
 
 CATALOG = Catalog.open(Path("/nonexistent"))

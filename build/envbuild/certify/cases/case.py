@@ -1,11 +1,14 @@
-"""A case: one row of a matrix with everything that it leaves unsaid, and the ID made from it."""
+"""A case: one row of a matrix with its defaults, the ID made from it, and what it runs on."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from envbuild.catalog.catalog import Selection
+from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import (
     AttentionBackend,
     Band,
@@ -17,7 +20,27 @@ from envbuild.catalog.matrix import (
     Recompute,
     Training,
 )
-from envbuild.certify.cases.capabilities import Capabilities
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What cases run on.
+
+    Attributes:
+        sm: the target's compute capabilities ("90", "100a"); empty on the CPU.
+        packages: the names of the packages in the environment.
+    """
+
+    device: Device
+    sm: tuple[str, ...] = ()
+    packages: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, selection: Selection, packages: Iterable[str] = ()) -> Capabilities:
+        """That of a selection: with the packages of its lock, what the stack names, and what the base brings."""
+        target, stack = selection.target, selection.stack
+        names = frozenset({*packages, *stack.components, *stack.requirements, *selection.base.provides})
+        return cls(device=target.device, sm=target.sm, packages=names)
 
 
 @dataclass(frozen=True, kw_only=True)

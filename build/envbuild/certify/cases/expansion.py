@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from envbuild.catalog.matrix import Matrix
-from envbuild.certify.cases.capabilities import Capabilities
-from envbuild.certify.cases.case import Case, ResolvedRow
+from envbuild.certify.cases.case import Capabilities, Case, ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities
 from envbuild.core.errors import ConfigurationError
 

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.stack import Driver
-from envbuild.certify.cases import Case, expand
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities, Case
+from envbuild.certify.cases.expansion import expand
 from envbuild.core.errors import CertificationCannotRunError, ConfigurationError, UsageError
 from envbuild.lock.lockfile import Lock
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envbuild.catalog.matrix import Matrix
-from envbuild.certify.cases import Case, same_arithmetic, tolerance_of
+from envbuild.certify.cases.case import Case, same_arithmetic, tolerance_of
 from envbuild.certify.judge.config_checks import bandwidth_problems, environment_problems, observed_problems
 from envbuild.certify.judge.results import CaseResult, Results, Weights
 from envbuild.certify.models import CaseVerdict, Check, Numbers, Problem, Step

@@ -11,8 +11,7 @@ from envbuild.catalog.catalog import Selection, matrix_digest
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.stack import Driver
-from envbuild.certify.cases import Case
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.selection import chosen_cases, driver_of
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.certify.run.durations import estimates

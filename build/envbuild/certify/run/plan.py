@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from envbuild.catalog.matrix import Matrix, ModelSpec
 from envbuild.catalog.stack import Driver
-from envbuild.certify.cases import Case
-from envbuild.certify.cases.capabilities import Capabilities
+from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.core.digests import Json, digest_of
 from envbuild.launch.executors import Where
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from envbuild.certify.cases import Case, tolerance_of
+from envbuild.certify.cases.case import Case, tolerance_of
 from envbuild.certify.cases.selection import with_baselines
 from envbuild.certify.certificate.statement import Measured, is_after
 from envbuild.certify.judge.judge import compare_again, tolerance_numbers
@@ -172,6 +172,7 @@ def _read(job: CertifyJob, case: Case, machine: MachineKey, store: LocalStore) -
         plan_digest, nonce = str(content["plan_digest"]), str(content["nonce"])
     except (ValueError, KeyError, TypeError, ValidationError):
         return None  # damaged, or of another version of envbuild: it is run again
+    # Whoever can write to the store can write an entry's index too: its content is checked as well.
     if not _is_of(case, stored) or not _is_of_job(job, measured):
         return None
     # The tolerance is that of the matrix as it is now.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.context import Context
-from envbuild.certify.cases import Case
+from envbuild.certify.cases.case import Case
 from envbuild.certify.judge.results import LARGEST_BYTES, Results, read_results
 from envbuild.certify.run.executors import RESULTS_DIR, MachineOptions
 from envbuild.certify.run.job import CertifyJob, CertifyRequest
