@@ -119,8 +119,10 @@ def test_failed_reading_ahead_leaves_the_failure_to_the_check(packages, work, mo
     def unreachable(*arguments):
         raise NetworkError("no index", why="w", fix="f")
 
-    monkeypatch.setattr(api_drift, "fetch_file", unreachable)
-    read_ahead(packages, work)
+    with monkeypatch.context() as offline:
+        offline.setattr(api_drift, "fetch_file", unreachable)
+        read_ahead(packages, work)
+    assert len(check(packages, work)) == 1
 
 
 def test_finding_comes_back_from_json_as_it_was():

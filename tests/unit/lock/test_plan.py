@@ -109,6 +109,8 @@ def test_as_of_a_commit_needs_an_anchor_with_a_repository():
         moments(selection(version="==1"), "abcdef0")
     with pytest.raises(UsageError, match="nor a commit of nemo"):
         moments(selection(), "2.0")
+    with pytest.raises(UsageError, match="--as-of main is a branch, which moves"):
+        moments(selection(), "main")
 
 
 def test_what_builds_components_from_git():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,8 +11,8 @@ from helpers.locks import lock_context
 
 from envbuild.core.background import run_in_background
 from envbuild.core.digests import sha256_bytes
-from envbuild.core.errors import NetworkError
-from envbuild.lock.components.models import GitSources
+from envbuild.core.errors import NetworkError, ResolutionError
+from envbuild.lock.components.models import CompileMetadata, GitSources
 from envbuild.lock.resolve import resolve as resolve_module
 from envbuild.lock.resolve.declarations import kept_files
 from envbuild.lock.resolve.resolve import Guess
@@ -85,8 +86,8 @@ def resolving(tmp_path, monkeypatch):
     monkeypatch.setattr(resolve_module, "resolve", resolve)
     monkeypatch.setattr(resolve_module, "render_project", lambda *arguments, **options: "true")
 
-    def run(begun):
-        project = SimpleNamespace(metadata=(), chosen={}, git_sources=GitSources(), pinned_directly=set)
+    def run(begun, metadata=()):
+        project = SimpleNamespace(metadata=metadata, chosen={}, git_sources=GitSources(), pinned_directly=set)
         inputs = SimpleNamespace(request=SimpleNamespace(pins={}))
         plan = SimpleNamespace(
             torch=TorchSource("find-links", "x"), keep={}, project=project, inputs=inputs, what="resolve"
@@ -125,3 +126,15 @@ def test_what_fails_is_the_failure_of_a_right_guess_alone(resolving, tmp_path):
     with pytest.raises(NetworkError, match="no index"):
         resolving(begun_with(tmp_path / "right", "true", unreachable))
     assert resolving(begun_with(tmp_path / "wrong", "guessed", unreachable))[0] == ["true"]
+
+
+def test_sdist_other_than_the_one_that_was_read_is_refused(resolving, tmp_path):
+    read = CompileMetadata(
+        name="kernels", version="1.0", sdist_digest="sha256:read", requires_dist=(), provides_extra=(),
+        build_requires=(), rewritten=(),
+    )  # fmt: skip
+    package = {"name": "kernels", "version": "1.0", "sdist": {"hash": "sha256:other"}}
+    found = replace(RESOLUTION, uv_lock={"package": [package]})
+    with pytest.raises(ResolutionError, match=r"another sdist of kernels 1\.0") as caught:
+        resolving(begun_with(tmp_path, "true", lambda: found), metadata=(read,))
+    assert "now the index states sha256:other" in caught.value.why

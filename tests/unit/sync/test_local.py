@@ -2,6 +2,7 @@
 
 import os
 import platform
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,14 @@ def test_a_machine_that_cannot_run_what_is_locked_is_refused_before_anything_is_
     assert why in caught.value.why
     assert "envbuild image" in caught.value.fix
     assert (calls, (tmp_path / "venv/pyvenv.cfg").is_file()) == ({}, True)
+
+
+def test_lock_is_refused_without_the_base_that_brings_packages(lock, tmp_path, calls):
+    base = lock.lock.base.model_copy(update={"provides": {"torch": "2.9.0"}})
+    with pytest.raises(MachineError, match="cannot be installed without its base") as caught:
+        run(replace(lock, lock=lock.lock.model_copy(update={"base": base})), tmp_path)
+    assert "brings torch 2.9.0" in caught.value.why
+    assert calls == {}
 
 
 @pytest.mark.parametrize("phases", [("git",), ("main", "wheels"), ("",)])

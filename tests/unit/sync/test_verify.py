@@ -26,24 +26,25 @@ def on(monkeypatch):
     return machine
 
 
-@pytest.mark.parametrize("glibc", ["2.36", "2.39", "2.100", "3.0"])
-def test_machine_with_the_bases_glibc_or_newer_is_accepted(base, glibc, on):
-    on("x86_64", glibc)
-    Verifier.require_machine(base)
-
-
 @pytest.mark.parametrize(
     ("machine", "glibc", "why"),
     [
+        ("x86_64", "2.36", ""),
+        ("x86_64", "2.39", ""),
+        ("x86_64", "2.100", ""),
+        ("x86_64", "3.0", ""),
         ("x86_64", "2.35", "this machine has 2.35"),
         ("x86_64", "2.9", "this machine has 2.9"),
         ("x86_64", "", "this machine has none"),
         ("aarch64", "2.39", "this machine is aarch64"),
     ],
 )
-def test_other_machine_is_refused_with_a_way_out(base, machine, glibc, why, on):
+def test_machine_is_refused_for_its_architecture_or_an_older_glibc(base, machine, glibc, why, on):
     on(machine, glibc)
-    with pytest.raises(MachineError) as caught:
+    found = ""
+    try:
         Verifier.require_machine(base)
-    assert why in caught.value.why
-    assert "envbuild image" in caught.value.fix
+    except MachineError as error:
+        found = error.why
+        assert "envbuild image" in error.fix
+    assert (bool(found), why in found) == (bool(why), True)
