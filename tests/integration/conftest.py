@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from conftest import Tool, shared_folder
 from helpers.build_backend import BACKEND, SETUPTOOLS_MODULE
+from helpers.cuda import toolkit
 from helpers.docker_daemon import Daemon, docker_daemon, docker_programs
 from helpers.git_repos import History
 from helpers.kept_entries import keep_base
@@ -23,6 +24,7 @@ from helpers.wheels import make_wheel
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
 from envbuild.catalog.data import data_root
+from envbuild.wheels.toolchain.toolchain import Toolchain
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +49,17 @@ def mini(tmp_path_factory: pytest.TempPathFactory, mini_cache: Path) -> Tool:
 def mini_image(mini: Tool) -> dict[str, Any]:
     """What ``envbuild image --json`` says of the small stack's image."""
     return image_of(mini)
+
+
+@pytest.fixture(scope="session")
+def cuda(tmp_path_factory: pytest.TempPathFactory) -> Toolchain:
+    """The real toolkit, of the package index where this machine has none."""
+    return toolkit(shared_folder(tmp_path_factory) / "cuda-toolkit")
+
+
+@pytest.fixture(scope="session")
+def nvcc(cuda: Toolchain) -> Path:
+    return cuda.nvcc
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.git_repos import GitServer, History, Submodule, Symlink, git, git_server, git_settings
+from helpers.notes import Notes
 from helpers.processes import wait_until
 
 import envbuild
@@ -30,23 +30,6 @@ from envbuild.store.local import LocalStore
 PUBLIC = "https://git.example.invalid/nemo"
 # Longer than a list of refs or a greeting of these small repositories, shorter than a pack of `long_history`.
 INSIDE_A_PACK = 3000
-
-
-class Notes:
-    """A reporter that keeps its notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def update(self, text: str) -> None:
-        pass
-
-    @contextmanager
-    def step(self, title: str) -> Iterator[None]:
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +114,7 @@ def test_branch_is_its_tip_with_the_committers_date_in_utc(history, repository, 
         sha=tip, committed_at=utc("2025-07-01T23:30:00"), kind=CommitKind.BRANCH, name="main"
     )
     assert repository.resolve(GitRef("main")).committed_at.utcoffset() == timedelta(0)
-    assert reporter.notes == []
+    assert reporter.lines == []
 
 
 def test_as_of_is_the_last_first_parent_commit_until_the_end_of_a_day_or_a_moment(history, repository):
@@ -411,7 +394,7 @@ def test_only_the_files_read_are_fetched(history, repository, store, reporter):
     assert blobs_here(store) == 1
     repository.read_files(commit, list(files)[:5])
     assert blobs_here(store) == 6
-    assert reporter.notes == []
+    assert reporter.lines == []
 
 
 def test_the_server_is_asked_once(history, server, store, reporter):
@@ -438,7 +421,7 @@ def test_server_without_partial_fetches(served, store, reporter, monkeypatch, re
     tip = history.commit("main", "2025-07-02T00:00:00Z")
     repository = opened(f"file://{history.path}", store, reporter)
     assert repository.resolve(GitRef("main")).sha == tip
-    (note,) = reporter.notes
+    (note,) = reporter.lines
     assert "partial fetch" in note
     assert repository.read_file(repository.resolve(GitRef(wanted)), "file") == "x"
     newer = history.commit("main", "2025-07-03T00:00:00Z", {"file": "z"})
@@ -554,8 +537,8 @@ def test_two_runs_at_once_fetch_once(history, server, store, reporter):
     with exclusive(store.root / "locks" / f"git-{key}.lock"):
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(reporter.notes) == 3, 30)
-        assert all("another envbuild is fetching" in note for note in reporter.notes)
+        wait_until(lambda: len(reporter.lines) == 3, 30)
+        assert all("another envbuild is fetching" in note for note in reporter.lines)
     for thread in threads:
         thread.join(30)
     assert found == [tip] * 3

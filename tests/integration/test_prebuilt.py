@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import shared_folder
 from helpers.compiled import KERNEL, NO_KERNEL, gpu_library
-from helpers.cuda import make_kernels, toolkit
+from helpers.cuda import make_kernels
 from helpers.lock_runs import OLD
+from helpers.notes import Notes
 from helpers.simple_index import SimpleIndex
 from helpers.stack_files import GPU_BASE, write_stack, write_target
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.progress import SilentReporter
 from envbuild.store.local import LocalStore
 from envbuild.wheels.audit.fatbin import PTX_KIND, SASS_KIND, SECTIONS, entries
 from envbuild.wheels.audit.prebuilt import check_prebuilt, installed_code
@@ -28,11 +27,6 @@ SYNC = ("sync", "--stack", "p", "--target", "gpu", "--into", "venv", "--json")
 READ = "read the GPU code of what is installed"
 
 
-@pytest.fixture(scope="session")
-def nvcc(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toolkit(shared_folder(tmp_path_factory) / "cuda-toolkit").nvcc
-
-
 @pytest.fixture
 def compiled(tmp_path: Path, nvcc: Path) -> Callable[..., bytes]:
     """Compiles a library with code for these SMs, and PTX for those."""
@@ -41,14 +35,6 @@ def compiled(tmp_path: Path, nvcc: Path) -> Callable[..., bytes]:
         return gpu_library(tmp_path / "compiled/library.so", nvcc, sm, ptx, source=source).read_bytes()
 
     return compile_for
-
-
-class Notes(SilentReporter):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
 
 
 class Place:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import shared_folder
-from helpers.cuda import CUDA, bare_lock, make_kernels, sources, toolkit
+from helpers.cuda import CUDA, bare_lock, make_kernels, sources
 from helpers.lock_runs import ANY, OLD
 from helpers.simple_index import SimpleIndex
 from helpers.stack_files import GPU_BASE, write_base, write_stack, write_target
@@ -171,13 +170,13 @@ def test_headers_come_from_the_locked_packages(
     index: SimpleIndex,
     wheel: Callable[..., Path],
     choice: str,
-    tmp_path_factory: pytest.TempPathFactory,
+    cuda: Toolchain,
 ) -> None:
     """As Transformer Engine finds cuDNN's: a package of the tests' own in cuDNN's place."""
     wheel("nvidia_cudnn_cu13", "9.9.9", sources={"nvidia/cudnn/include/cudnn.h": "#define CUDNN_MAJOR 9\n"})
     before = "open('kernel.cu', 'a').write('#include <cudnn.h>\\nint cudnn() { return CUDNN_MAJOR; }')"
     index.add(make_kernels(tmp_path, before=before), OLD)
-    own.env["CUDA_HOME"] = str(toolkit(shared_folder(tmp_path_factory) / "cuda-toolkit").home)
+    own.env["CUDA_HOME"] = str(cuda.home)
     file = own.project / "envs/wheels/kernels.toml"
     file.parent.mkdir(parents=True)
     file.write_text('summary = "s"\nheaders = ["nvidia/cudnn/include"]\n')

@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import shared_folder
 from helpers.compiled import gpu_library, shared
-from helpers.cuda import toolkit
 from helpers.wheels import make_wheel
 from unit.wheels.plans import plan
 
@@ -31,11 +29,6 @@ from envbuild.wheels.audit.retag import retagged
 
 HERE = f"cp3{sys.version_info.minor}"
 LINUX = f"{HERE}-{HERE}-linux_x86_64"
-
-
-@pytest.fixture(scope="session")
-def nvcc(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toolkit(shared_folder(tmp_path_factory) / "cuda-toolkit").nvcc
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import shared_folder
-from helpers.cuda import KERNEL, make_kernels, toolkit
+from helpers.cuda import KERNEL, make_kernels
 from helpers.git_repos import History, Submodule
 from helpers.lock_runs import OLD
 from helpers.processes import alive, wait_until
@@ -28,11 +27,6 @@ from envbuild.wheels.audit.elf import read_binary
 from envbuild.wheels.toolchain.toolchain import Toolchain
 
 SELECT = ("--stack", "k", "--target", "gpu")
-
-
-@pytest.fixture(scope="session")
-def cuda(tmp_path_factory: pytest.TempPathFactory) -> Toolchain:
-    return toolkit(shared_folder(tmp_path_factory) / "cuda-toolkit")
 
 
 @pytest.fixture

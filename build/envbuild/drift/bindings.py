@@ -169,6 +169,7 @@ def function_scope(node: FunctionNode | ast.Lambda, parent: Scope, prefix: str =
     arguments = node.args
     for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]:
         if argument is not None:
+            # A parameter hides a global name, and may be anything.
             scope.add(argument.arg, OPAQUE)
     if not isinstance(node, ast.Lambda):
         collect(node.body, scope, prefix)
@@ -188,6 +189,7 @@ class _Collector:
 
     def block(self, statements: Iterable[ast.stmt]) -> None:
         for statement in statements:
+            # Like ast.NodeVisitor, by the class of the statement; that one visits expressions too.
             visit = getattr(self, f"_{type(statement).__name__.lower()}", self._other)
             visit(statement)
 
@@ -290,6 +292,7 @@ class _Collector:
 
     _nonlocal = _global
 
+    # A body is not walked here: its names are its own, and are collected when the function is walked.
     def _functiondef(self, node: FunctionNode) -> None:
         self._bind(node.name, self._function(node))
 

@@ -56,6 +56,7 @@ def find_drift(consumer: SourceTree, provider: SourceTree) -> list[Finding]:
     """
     with no_collection():
         findings = _compare(consumer, provider)
+    # The same order on every machine: findings are kept in the store.
     findings.sort(key=lambda finding: (finding.file, finding.line))
     return mark_reached(findings, consumer)
 

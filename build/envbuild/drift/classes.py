@@ -159,8 +159,10 @@ class Classes:
         """The signatures of definitions; empty as soon as one is not certain."""
         found = []
         for value in values:
+            # One definition that cannot be read may be the one that is called.
             if not isinstance(value, FunctionDefinition) or (form := self._form(value)) == "unknown":
                 return ()
+            # A classmethod is bound on a class as well; a plain function only on an object.
             drops_first = form == "class" or (form == "plain" and bound)
             own = without_first(value.signature) if drops_first else value.signature
             found.append(Callable(own, full_name(value), self.reader.tables.provided(value.scope.module)))

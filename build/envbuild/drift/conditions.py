@@ -91,6 +91,7 @@ class Conditions:
         match test:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(least)), *_]):
                 which = _AT_LEAST.fullmatch(name)
+                # is_torch_min_version is about another package: no verdict here.
                 if which and which[1] in _nicknames(self.provider.name):
                     found = self._compare(operator.ge, least)
             case ast.Compare(left=left, ops=[how], comparators=[right]) if type(how) in _COMPARES:
@@ -105,6 +106,7 @@ class Conditions:
     def _compare(self, compare: Callable[[Version, Version], bool], other: str) -> bool | None:
         try:
             return compare(Version(self.provider.version), Version(other))
+        # A component from git has its commit as version.
         except InvalidVersion:
             return None
 

@@ -59,6 +59,7 @@ def decorating(node: FunctionNode) -> Decorating:
     """Read from its body what a function that returns a name does to the functions it decorates."""
     if _keeps_signature(node):
         return Decorating.HARMLESS
+    # A factory: @f(option) calls f, and what that returns decorates.
     inner = {function.name: function for function in _own_functions(node)}
     returned = list(_returned(node))
     if returned and all(isinstance(value, ast.Name) and value.id in inner for value in returned):

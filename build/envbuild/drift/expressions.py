@@ -172,6 +172,7 @@ class ExpressionWalker:
 
     def _problems(self, target: Symbol, given: Arguments) -> list[tuple[Callable, Misfit]]:
         """Why no signature of the target takes these arguments; empty when one does, or none is known."""
+        # functools.partial keeps its arguments: they count in the later call.
         if isinstance(target, PartialSymbol):
             return self._problems(target.target, target.arguments.then(given))
         found: list[tuple[Callable, Misfit]] = []

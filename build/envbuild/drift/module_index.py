@@ -158,6 +158,7 @@ def _table(owner: SourceTree, module: str, tree: ast.Module) -> ModuleTable:
     source = owner.files[file]
     scope = Scope(module, package, "module", walrus=b":=" in source)
     collect(tree.body, scope)
+    # Few modules have a `global`; walking every function of the others took time for nothing.
     if _GLOBAL.search(source):
         for statement in every_statement(tree.body):
             if isinstance(statement, FunctionNode):
@@ -166,6 +167,7 @@ def _table(owner: SourceTree, module: str, tree: ast.Module) -> ModuleTable:
         name=module,
         scope=scope,
         source=source,
+        # A module's own __getattr__ (PEP 562) may answer for any name.
         dynamic="__getattr__" in scope.bindings or any(mark in source for mark in _SELF_MADE),
         searches_elsewhere=b"__path__" in source,
         exported=_exported(scope),

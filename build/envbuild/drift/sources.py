@@ -112,6 +112,7 @@ def _below_data(file: str) -> str:
 
 
 def _belongs(file: str) -> bool:
+    # The first folder alone: `megatron/core/tools` is part of its package.
     return not _NOT_THE_PACKAGE.intersection(PurePosixPath(file).parts[:-1][:1])
 
 

@@ -102,6 +102,7 @@ class Reader:
                 return self.lookup(name, scope)
             case ast.Attribute(value=base, attr=name):
                 return _union(self.attribute(symbol, name) for symbol in self.evaluate(base, scope))
+            # x = None before an import: a call of None fails with every version.
             case ast.Constant(value=None):
                 return ()
             case ast.IfExp(body=body, orelse=orelse):

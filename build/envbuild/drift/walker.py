@@ -94,6 +94,7 @@ class Walker(ExpressionWalker):
     def _assert(self, node: ast.Assert, place: Location) -> Location | None:
         verdict = self.conditions.verdict(node.test, place.scope)
         self._expression(node.test, place)
+        # `assert version >= X`: where it fails nothing after it runs.
         if verdict is BranchOutcome.FALSE:
             return None
         return replace(place, adapted=True) if verdict is BranchOutcome.ADAPTED else place
@@ -140,6 +141,7 @@ class Walker(ExpressionWalker):
         for handler in catching(node, IMPORT_ERRORS):
             collect(handler.body, fallback)
         lost = [name for name in inside.bindings if not _replaced_by_import(name, fallback)]
+        # Names that a fallback import replaces work; the others are missing or None from here on.
         self.conditions.lost.update(lost)
         return tuple(lost)
 

@@ -133,6 +133,7 @@ class GitClient:
                 raise self._unreachable(folder, what, cause) from error
             if finished.status == 0:
                 return finished.output
+            # 129 is git's own status for wrong usage: here an option that an older git does not know.
             if finished.status == USAGE_STATUS:
                 raise MachineError(
                     f"cannot {what}: this git is too old",

@@ -150,6 +150,7 @@ class Mirror:
         self._fetch_missing(set(objects), what, lambda missing: self._fetch(sorted(missing), what, options))
 
     def _fetch_missing(self, wanted: set[str], what: str, fetch: Callable[[set[str]], object]) -> None:
+        # First without the lock: what is here needs no waiting for another process's fetch.
         if not wanted - self.matching(wanted):
             return
         lock = self._store.root / "locks" / f"{KIND}-{self.path.name}.lock"

@@ -47,6 +47,7 @@ class RemoteRefs:
         """Read the output of ``git ls-remote``."""
         found: dict[str, dict[str, str]] = {"heads": {}, "tags": {}}
         for commit, kind, name, peeled in _LISTED.findall(output):
+            # An annotated tag is listed twice: its own object, and with ^{} the commit that it points at.
             if peeled or name not in found[kind]:
                 found[kind][name] = commit
         return cls(branches=found["heads"], tags=found["tags"])

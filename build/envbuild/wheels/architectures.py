@@ -22,6 +22,7 @@ def dotted(sm: str) -> str:
 def first_and_last(sm: str) -> tuple[str, str]:
     """The compute capabilities that machine code for an SM runs on: the first, and the first that is beyond them."""
     major, minor, suffix = _numbers(sm)
+    # As in _executes: `a` code and Jetson's run on one capability alone.
     alone = suffix == "a" or (major, minor) in JETSON
     return f"{major}.{minor}", f"{major}.{minor + 1}" if alone else f"{major + 1}.0"
 

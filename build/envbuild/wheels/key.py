@@ -67,6 +67,7 @@ class KeyParts(TomlModel):
 
     def fits(self, wanted: KeyParts) -> bool:
         """Whether a wheel with these parts may stand in for the one wanted: only compilers' versions differ."""
+        # The type that pydantic states for exclude (IncEx) is a set.
         exclude = set(OF_THE_MACHINE)
         return self.model_dump(exclude=exclude) == wanted.model_dump(exclude=exclude)
 

@@ -5,10 +5,11 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.notes import Notes
 from helpers.processes import forked, wait_until
 from helpers.stores import keep_wheel
 from unit.wheels.plans import compile_lock
-from unit.wheels.test_wheelhouse import Notes, wanted
+from unit.wheels.test_wheelhouse import wanted
 
 from envbuild.core import locks
 from envbuild.store.local import LocalStore

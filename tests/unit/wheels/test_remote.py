@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.notes import Notes
 from helpers.stores import keep_wheel
 from unit.wheels.plans import compile_lock
 from unit.wheels.test_key import PARTS
 from unit.wheels.test_plan import GPU
-from unit.wheels.test_wheelhouse import Notes, taken, wanted
+from unit.wheels.test_wheelhouse import taken, wanted
 
 from envbuild import __version__
 from envbuild.core.digests import sha256_file, short

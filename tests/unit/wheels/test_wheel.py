@@ -56,7 +56,8 @@ BACKEND = """\
 import os, zipfile
 def build_wheel(folder, settings=None, metadata=None):
     name = "causal_conv1d-1.7.0-py3-none-any.whl"
-    info, texts = "causal_conv1d-1.7.0.dist-info/", {"place.txt": os.path.basename(os.getcwd())}
+    info = "causal_conv1d-1.7.0.dist-info/"
+    texts = {"place.txt": os.path.basename(os.getcwd()), "home.txt": os.environ["HOME"]}
     texts[info + "METADATA"] = "Metadata-Version: 2.1\\nName: causal-conv1d\\nVersion: 1.7.0\\n"
     texts[info + "WHEEL"] = "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
     with zipfile.ZipFile(os.path.join(folder, name), "w") as archive:
@@ -78,6 +79,7 @@ def test_a_folder_of_a_repository_is_built_alone(tmp_path):
     wheel = build_wheel(wanted, archive, workspace(tmp_path), ignore)
     with zipfile.ZipFile(wheel) as made:
         assert made.read("place.txt") == b"python"
+        assert made.read("home.txt").decode() == str(tmp_path / "scratch/home")
 
 
 def test_missing_headers_are_named(tmp_path):

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.notes import Notes
 from helpers.stores import keep_wheel
 from unit.wheels.plans import compile_lock
 from unit.wheels.test_plan import COMPILERS, CPU, GPU, Declared
@@ -20,16 +21,6 @@ from envbuild.wheels.cache.reuse import fitting_wheels
 from envbuild.wheels.cache.wheelhouse import NAMED, RECORD_FILE, Built, Wheelhouse, key_by_prefix
 from envbuild.wheels.key import KeyParts
 from envbuild.wheels.plan import plan_wheels
-
-
-class Notes(SilentReporter):
-    """Keeps the notes."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
 
 
 @pytest.fixture

@@ -119,6 +119,7 @@ def _wrong_name(wheel: Path, plan: WheelPlan) -> Iterable[str]:
         yield str(error)
         return
     parts = plan.parts
+    # A local version counts too: 1.7.0+cu130 is another build than the 1.7.0 that was locked.
     if canonicalize_name(name) != parts.package or version != Version(parts.version):
         yield f"It is {name} {version}, not {plan.name}."
     for tag in tags:
@@ -146,6 +147,7 @@ def _wrong_platform(platform: str, plan: WheelPlan) -> Iterable[str]:
 
 def _wrong_content(binaries: Sequence[Binary], plan: WheelPlan, provided: frozenset[str]) -> Iterable[str]:
     found = sum((item.architectures for item in binaries), Architectures())
+    # Neither more nor less: a missing SM fails on the node, a foreign one makes the wheel and its build larger.
     if found != plan.expected:
         yield f"It contains {found.text()}; asked for was {plan.expected.text()}."
     own = {Path(item.name).name for item in binaries}

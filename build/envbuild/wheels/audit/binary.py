@@ -52,4 +52,5 @@ class Binary:
 
 def version_key(version: str) -> tuple[int, ...]:
     """Sorts version numbers such as ``2.4`` and ``2.34``; empty for words."""
+    # Not packaging's Version: GLIBC_PRIVATE and the like have to sort too, as empty.
     return tuple(int(part) for part in version.split(".") if part.isdigit())

@@ -61,6 +61,7 @@ def _libraries(elf: ELFFile) -> tuple[str, ...]:
 
 
 def _versions(elf: ELFFile) -> dict[str, tuple[str, ...]]:
+    # Symbol versions that the file needs, by library (LSB Core, "Symbol Versioning").
     section = elf.get_section_by_name(".gnu.version_r")
     if not isinstance(section, GNUVerNeedSection):
         return {}

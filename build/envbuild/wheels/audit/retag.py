@@ -70,6 +70,7 @@ def _changed(archive: zipfile.ZipFile, info: str, tags: list[str]) -> dict[str, 
     text = "".join(f"{line}\n" for line in [*kept, *(f"Tag: {tag}" for tag in tags)]).encode()
     digest = base64.urlsafe_b64encode(hashlib.sha256(text).digest()).rstrip(b"=").decode()
     rows = csv.reader(io.StringIO(archive.read(record).decode()))
+    # RECORD has the digest of WHEEL: after a change of its tags installers would refuse the wheel.
     listed = io.StringIO()
     csv.writer(listed, lineterminator="\n").writerows(
         [about, f"sha256={digest}", str(len(text))] if row[0] == about else row

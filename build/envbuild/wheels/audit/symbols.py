@@ -73,6 +73,7 @@ def missing_of_torch(
     }
     left = set().union(*wanted.values())
     for library in _libraries(site_packages):
+        # Without names to look for the rest of gigabytes of libraries stays unread.
         if not left:
             break
         left -= _exported(library)

@@ -80,6 +80,7 @@ def write_wrappers(
 
 def _cuda_home(home: Path, folder: Path) -> Path:
     """Links to all of a toolkit but its nvcc."""
+    # A folder of its own, with links: build systems call $CUDA_HOME/bin/nvcc whatever PYTORCH_NVCC or PATH name.
     (folder / "bin").mkdir(parents=True)
     for part in home.iterdir():
         if part.name != "bin":

@@ -45,6 +45,7 @@ def machine_limits(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/
     free = int(match[1]) * 1024 if match else 2**32
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
     if limit is not None and used is not None:
+        # In a container MemAvailable is the host's; the kernel ends compilers at the container's own limit.
         free = min(free, limit - used)
     return len(os.sched_getaffinity(0)), free
 

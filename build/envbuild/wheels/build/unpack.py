@@ -61,6 +61,7 @@ def _unpack_tar(tar: tarfile.TarFile, folder: Path) -> None:
     if hasattr(tarfile, "data_filter"):
         tar.extractall(folder, filter="data")
         return
+    # tarfile.data_filter is PEP 706's.
     # Python before 3.10.12 and 3.11.4, as Debian 12 has it, does not look at what it extracts.
     members = tar.getmembers()
     links = {Path(member.name) for member in members if member.issym()}

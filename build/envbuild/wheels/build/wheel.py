@@ -94,6 +94,7 @@ def build_wheel(plan: WheelPlan, archive: bytes, workspace: WheelWorkspace, prog
         ),
     )
     if finished.status != 0:
+        # Compilers name a full disk in words of their own; the error for it says which disk.
         if ran_out_of_space(finished.output, workspace.folder):
             raise disk_full(workspace.folder)
         raise _failed(plan, workspace, finished.status, finished.output)

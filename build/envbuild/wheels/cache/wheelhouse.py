@@ -62,8 +62,10 @@ class Wheelhouse:
     def set_aside(self, key: str) -> None:
         """Remove an entry whose files are whole, and whose record has another key."""
         path = self._store.path_of(KIND, key)
+        # Two entries swapped by hand are whole each, and the index of each holds: only the key in the record tells.
         if not path.is_dir() or entry_index.find_damage(path) or not _wrong(path):
             return  # a damaged entry is reported and built again by the store's own find
+        # Looked at again under the lock: another process may have built the right one meanwhile.
         with locks.exclusive(self._store.lock_of(KIND, key)):
             if problem := _wrong(path):
                 self._store.reporter.note(f"the wheelhouse's entry {short(key)} is set aside: {problem}")

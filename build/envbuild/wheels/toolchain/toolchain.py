@@ -163,6 +163,7 @@ def _homes(environ: Mapping[str, str]) -> dict[Path, str]:
     found: dict[Path, str] = {}
     for name in HOME_VARIABLES:
         if value := environ.get(name):
+            # The first name of a folder stays: it is the one that messages show.
             found.setdefault(Path(value).expanduser().absolute(), name)
     if on_path := shutil.which("nvcc", path=environ.get("PATH")):
         # A link or a script that calls the real one: the toolkit says itself where it is.

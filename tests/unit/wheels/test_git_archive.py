@@ -1,0 +1,35 @@
+"""The archive of a commit: the same bytes from every checkout."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+from envbuild.wheels.git_archive import _add
+
+
+def archive(folder: Path, moment: int) -> bytes:
+    """The archive of a checkout whose files have this time."""
+    for name in ("b.py", "a/c.sh", ".git/HEAD", "third/.git"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / "a/link").symlink_to("c.sh")
+    os.link(folder / "b.py", folder / "same.py")
+    os.utime(folder / "b.py", (moment, moment))
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        _add(tar, folder, "k-1", 1700000000)
+    return made.getvalue()
+
+
+def test_archive_is_of_the_commit_alone(tmp_path):
+    content = archive(tmp_path / "one", 1)
+    assert archive(tmp_path / "other", 2) == content
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        names = ["k-1/a", "k-1/a/c.sh", "k-1/a/link", "k-1/b.py", "k-1/same.py", "k-1/third"]
+        assert tar.getnames() == names
+        owners = {(item.mtime, item.uid, item.gid, item.uname, item.gname) for item in tar}
+        assert owners == {(1700000000, 0, 0, "", "")}
+        same = tar.extractfile("k-1/same.py")
+        assert same is not None
+        assert same.read() == b"b.py"
