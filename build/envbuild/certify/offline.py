@@ -104,6 +104,7 @@ def judge_folder(
         try:
             verdicts = judge_run(job, run, evidence, {}, context)
         except CertificationFailedError:
+            # As in certify: what was measured last counts.
             job.certificate.unlink(missing_ok=True)
             raise
         # Before the certificate is written: were the nonce lost in a crash between the two, other results could be

@@ -148,6 +148,7 @@ class DockerExecutor(ImageExecutor):
             with contextlib.suppress(Exception):
                 api.kill(name)
 
+        # Reading the log blocks while the container prints nothing, so a thread of its own ends the container.
         timer = threading.Timer(task.timeout_seconds, end) if task.timeout_seconds else None
         lines: list[str] = []
         with self.engine.errors("follow a container"):

@@ -72,6 +72,7 @@ class Layout:
             ("cp", self.context),
             ("ep", self.expert),
         )
+        # True as a number is 1: a size counts from 2 on, and sp, which is on or off, from 1 on.
         words = (word if word == "sp" else f"{word}{size}" for word, size in sizes if size > (word != "sp"))
         return "-".join(words) or "baseline"
 

@@ -58,6 +58,7 @@ def expansion(matrix: Matrix, name: str, capabilities: Capabilities) -> Expansio
     if problems:
         raise ConfigurationError(
             f"matrix {name} has cases that cannot be run",
+            # Each once: a row has the problem of an unknown model for each of its sizes.
             why="\n".join(dict.fromkeys(problems)),
             fix=f"Correct envs/matrices/{name}.toml.",
         )

@@ -92,6 +92,7 @@ def open_certificate(path: Path) -> CertificateFile:
     try:
         return CertificateFile(path, decode(data))
     except NotAnEnvelopeError as error:
+        # The first form was JSON without an envelope: only its bytes show what it is.
         if OLD_FORM in data:
             why = "It is of an older envbuild, which signed nothing; certificates of that form do not count any more."
             raise refusal(path, why, "Run `envbuild certify` again.") from error

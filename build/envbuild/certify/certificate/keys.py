@@ -76,6 +76,7 @@ def make_keys(folder: Path, name: str, password: str | None) -> KeyFiles:
         try:
             _create(public, public_pem(key.public_key()).encode("ascii"), 0o644)
         except BaseException:
+            # A private key alone would take the name from the next attempt.
             private.unlink()
             raise
     return KeyFiles(private, public, keyid_of(key.public_key()))

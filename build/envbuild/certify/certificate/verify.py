@@ -69,6 +69,7 @@ def verify(path: Path, trust: Trust, about: About, *, at: datetime, max_age: tim
         CertificateRefusedError: it does not count.
         ConfigurationError: a file is not there.
     """
+    # In this order: the statement is parsed only after its signature, so that no one but a trusted signer writes it.
     file = open_certificate(path)
     key = _signed_by(file, trust)
     statement = file.statement()

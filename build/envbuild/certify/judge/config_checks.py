@@ -111,6 +111,7 @@ def _other_versions(plan: Mapping[str, Any], results: Results) -> list[Finding]:
     return [
         Finding(code="version-mismatch" if found else "package-missing", package=name, expected=wanted, found=found)
         for name, wanted in plan["expected_versions"].items()
+        # Names of one package differ in case and separators (PEP 503).
         if (found := seen.get(canonicalize_name(name))) != wanted
     ]
 

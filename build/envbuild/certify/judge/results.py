@@ -219,6 +219,7 @@ def _validators() -> Mapping[str, Any]:
     )
     validator = extend(Draft202012Validator, type_checker=whole)  # type: ignore[no-untyped-call]
     schema = json.loads((data_root() / SCHEMA_FILE).read_text())
+    # One for each type: an error of oneOf would list what is wrong by every type.
     kinds = [item["$ref"].rsplit("/", 1)[1] for item in schema["oneOf"]]
     return {kind: validator({"$ref": f"#/$defs/{kind}", "$defs": schema["$defs"]}) for kind in kinds}
 

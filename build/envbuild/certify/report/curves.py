@@ -65,6 +65,7 @@ def overview(group: Sequence[Against]) -> tuple[Chart, ...]:
     """All cases of a model: how far each is off, and for each baseline its numbers with those of its cases."""
     compared = [item for item in group if item.baseline is not None]
     charts = [_differences(compared, key, name) for key, name in CURVES]
+    # Twice reversed: of the repeats of a baseline the first stands for all, in the order of the group.
     baselines = {item.case.id: item for item in reversed(group) if item.case.baseline is None}
     for one in reversed(baselines.values()):
         mine = [item for item in compared if item.case.baseline == one.case.id]

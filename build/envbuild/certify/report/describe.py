@@ -32,6 +32,7 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
         ("plan", f"{predicate.plan_digest}, nonce {predicate.nonce}"),
     ]
     width = max(len(name) for name, _ in facts)
+    # Names and messages come from where the cases ran: as control characters they could repaint the terminal.
     text = [*(f"{name:<{width}}  {text}" for name, text in facts), "", *_table(predicate.cases)]
     return [printable(line) for line in text]
 

@@ -25,6 +25,7 @@ class ReportFiles:
 
 def standing_reports(folder: Path, certificate: Path) -> ReportFiles | None:
     """The reports in a folder, where both were written after the certificate that they show; else None."""
+    # A certificate that was issued again has newer numbers than its old reports.
     files = ReportFiles(folder / JUNIT_FILE, folder / PAGE_FILE)
     try:
         written = min(path.stat().st_mtime_ns for path in (files.junit, files.page))

@@ -131,6 +131,7 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
     matrix = selection.catalog.matrix(request.matrix_name)
     packages = request.lock.packages()
     cases = chosen_cases(matrix, request.matrix_name, selection, request.only, packages)
+    # --only may name every case: that is the whole matrix too.
     whole = len(cases) == len(chosen_cases(matrix, request.matrix_name, selection, (), packages))
     smoke, smoke_digest = smoke_file(store)
     subject = subject or subject_of(request)

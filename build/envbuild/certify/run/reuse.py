@@ -60,6 +60,7 @@ class MachineKey:
         settings = (item for item in variables.items() if item[0].startswith(PREFIX) and item[0] not in LOGGING)
         return cls(
             runtime=runtime,
+            # Their number is no part of it: the case in the key has its world size.
             gpus=tuple(sorted({name for name, _ in gpus})),
             drivers=tuple(sorted({driver for _, driver in gpus})),
             variables=tuple(sorted(settings)),

@@ -197,6 +197,7 @@ def _interrupted(folder: Path, plan: dict[str, Json]) -> bytes | None:
         ResultsRefusedError: it is another plan.
     """
     try:
+        # The bytes as they are: results name their digest.
         data = (folder / PLAN_FILE).read_bytes()
     except FileNotFoundError:
         return None
