@@ -55,7 +55,7 @@ def needs_gpu(error):
 
 
 def placeholder(name):
-    """Why what is imported under the name is no module that does anything; empty when it is one."""
+    """Why the imported module is a placeholder without code; empty for a real one."""
     module = sys.modules.get(name)
     if not isinstance(module, type(sys)):
         return f"an object of class {type(module).__name__} stands in its place"

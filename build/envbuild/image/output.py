@@ -107,7 +107,7 @@ def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None
     """Put a store entry into ``out_dir``; returns it and whether anything had to be done.
 
     Files are hard links where the disk allows it, so an image is kept once, however many targets have it. Its tag and
-    the target in its record are those of the place. Everybody may read them, whatever the umask.
+    the target in its record are those of the place. Every account may read them, whatever the umask.
 
     Args:
         lock_name: see :func:`find_image`. The same image may be there under several.

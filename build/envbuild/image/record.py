@@ -47,7 +47,7 @@ class EnvironmentRecord(TomlModel):
     layers: tuple[str, ...] = Field(description="their keys, lowest first")
     packages: dict[str, str]
     not_checked: dict[str, str] = Field(
-        default_factory=dict, description="modules that the import check says nothing of, and why"
+        default_factory=dict, description="modules that the import check did not cover, and why"
     )
     loaded: tuple[str, ...] | None = Field(
         default=None, description="shared libraries of a process that imported torch; none without torch"
@@ -88,7 +88,7 @@ class ImageRecord(TomlModel):
     stack: Name
     base: Name
     target: Name = Field(description="the target that it lies here for; others of its hardware have the same image")
-    hardware: str = Field(default="", description="what it was built for, in words")
+    hardware: str = Field(default="", description="what it was built for, as text")
     lock_digest: str
     source_date_epoch: int
     oci_digest: str = Field(description="of the OCI manifest")
@@ -103,7 +103,7 @@ class ImageRecord(TomlModel):
     packages: dict[str, str]
     components: tuple[str, ...] = Field(default=(), description="the packages that the stack names")
     not_checked: dict[str, str] = Field(
-        default_factory=dict, description="modules that the import check says nothing of, and why"
+        default_factory=dict, description="modules that the import check did not cover, and why"
     )
     wheels: dict[str, str] = Field(
         default_factory=dict, description="packages installed from the wheelhouse, and the digests of their wheels"

@@ -42,7 +42,6 @@ class IndexEntry:
 
     @property
     def system(self) -> str | None:
-        """The operating system of its platform."""
         return self.descriptor.platform.os if self.descriptor.platform else None
 
     @property
@@ -87,6 +86,7 @@ def find_tagged(files: ImageFiles, tag: str) -> FoundManifest:
     """
     entries = _entries(files, files.parse(INDEX_FILE, Index), tag)
     image = listed = _choose(files, entries, tag)
+    # A report may be about the index that holds the image, or about the image itself.
     subjects = [listed.digest]
     # An index in the index: how BuildKit's OCI exporter writes an image with attestations, one entry for each platform.
     while isinstance(image.document, Index):

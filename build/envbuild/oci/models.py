@@ -174,8 +174,6 @@ class _Step(_Document):
 
 
 class Configuration(_Document):
-    """An image's configuration."""
-
     os: str = ""
     architecture: str = ""
     variant: str = ""

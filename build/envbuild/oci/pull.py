@@ -169,6 +169,7 @@ def keep_layers(source: ImageSource, image: FoundImage, store: LocalStore, into:
         title = f"layer {number} of {len(image.layers)}, {short(descriptor.digest)}, {descriptor.size_bytes} bytes"
         with store.reporter.step(title):
             file, content = _keep(source, descriptor, store)
+        # The manifest's digest does not cover the tar in a layer: docker compares it too, when it unpacks.
         if content.diff_id != diff_id:
             raise refused_as_base(
                 image.name,

@@ -20,8 +20,6 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class RegistrySource:
-    """An image on a registry."""
-
     def __init__(self, image: str, ca_bundle: Path | None, environ: Mapping[str, str]) -> None:
         self.name = f"image {image}"
         place, _, self._tag = image.rpartition(":")

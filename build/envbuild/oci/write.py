@@ -43,6 +43,7 @@ def make_oci(run_config: RunConfig, platform: str, layers: Sequence[LayerRecord]
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
         "history": [{"created": created, "created_by": f"envbuild: {layer.name}"} for layer in layers],
     }
+    # Keys sorted, no blanks: the digests depend on the bytes.
     raw = canonical_json(config)
     manifest: dict[str, Json] = {
         "schemaVersion": 2,

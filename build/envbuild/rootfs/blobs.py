@@ -1,4 +1,4 @@
-"""Layer blobs: opened by media type and first bytes, decompressed, held against their digests while they are read."""
+"""Layer blobs: opened by media type and first bytes, decompressed, compared with their digests while they are read."""
 
 from __future__ import annotations
 

@@ -115,7 +115,6 @@ class LayerWriter:
             self._add(member, None)
 
     def add_directory(self, name: str, mode: int = 0o755) -> None:
-        """Add a directory."""
         member = self._member(name, Rights(mode))
         member.type = tarfile.DIRTYPE
         self._add(member, None)

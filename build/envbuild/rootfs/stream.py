@@ -25,6 +25,7 @@ class Stream:
 
     def at_end(self) -> bool:
         """Whether nothing is left."""
+        # A loop: pieces may be empty.
         while self._at >= len(self._piece):
             piece = next(self._pieces, None)
             if piece is None:

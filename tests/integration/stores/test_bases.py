@@ -199,7 +199,7 @@ def test_missing_file_of_a_base_is_named(taker: Taker) -> None:
 
 @pytest.fixture
 def push(registry_address: str, tmp_path: Path) -> Callable[[Path], str]:
-    """Pushes a layout to the registry; says what the image is called there."""
+    """Pushes a layout to the registry; returns its name there."""
 
     def copy(layout: Path, *more: str) -> str:
         name = f"{registry_address.removeprefix('http://')}/team/{tmp_path.name.lower()}:v1"
@@ -210,7 +210,7 @@ def push(registry_address: str, tmp_path: Path) -> Callable[[Path], str]:
 
 
 def put(registry: str, name: str, reference: str, document: dict[str, Any], kind: str) -> str:
-    """Put a manifest that no tool writes; says its digest."""
+    """Put a manifest that no tool writes; returns its digest."""
     raw = json.dumps(document).encode()
     request = urllib.request.Request(
         f"{registry}/v2/{name}/manifests/{reference}", raw, {"Content-Type": kind}, method="PUT"
@@ -408,7 +408,7 @@ def test_image_on_a_registrys_image(project: Tool, vendor_image: Path) -> None:
     assert "org.opencontainers.image.version" not in labels
     again = json.loads(project.run("image", *where, "--format", "oci", "--json").stdout)
     assert (again["built"], again["record"]["oci_digest"]) == (False, record["oci_digest"])
-    # The base's own Python says what it is, in the root that was unpacked.
+    # The base's own Python is asked for its version, in the root that was unpacked.
     (rootfs,) = (project.cache / "bases").glob("*/rootfs")
     base = Catalog.open(project.project).base("vendor")
     check(base, "vendor", rootfs, {})
@@ -419,7 +419,7 @@ def test_image_on_a_registrys_image(project: Tool, vendor_image: Path) -> None:
         with pytest.raises(CheckRefusedError) as caught:
             check(base.model_copy(update=changes), "vendor", rootfs, {})
         assert word in caught.value.why
-    # A file that says what is not so
+    # A file with a wrong statement
     file = project.project / "envs/bases/vendor.toml"
     file.write_text(file.read_text().replace('glibc = "2.', 'glibc = "2.1'))
     project.run("lock", *where)

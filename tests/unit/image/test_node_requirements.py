@@ -98,7 +98,7 @@ def test_visible_devices_of_the_base_are_kept():
     [
         ("cuda>=13.0 brand=tesla,driver>=535,driver<536", True),
         ("cuda>=13.2", True),
-        ("cuda>=9.0", False),  # says that its entrypoint looks, which is not run here
+        ("cuda>=9.0", False),  # then its entrypoint checks, which is not run here
         ("brand=tesla", False),
         ("cuda>=130000x", False),
     ],

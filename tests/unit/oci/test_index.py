@@ -91,7 +91,7 @@ def tag_at_another_image(layout, entry):
 
 
 def as_a_report(layout):
-    """It says in the index that it is a report, and its manifest is that of an image."""
+    """A report by the index, an image by its manifest."""
     tag_at_another_image(layout, {**layout.another(), "artifactType": SBOM})
 
 

@@ -84,14 +84,17 @@ def take(folder: Path, base: Base, name: str, root: Path, context: Context) -> I
         raise InternalError(f"base {name} has no digest")
     match base.obtain:
         case RegistryImage(image=image):
+            # Credentials are in docker's configuration, which the environment names (DOCKER_CONFIG, HOME).
             source = RegistrySource(image, context.site.ca_bundle, os.environ)
             return replace(_from(source, digest, base, folder, context), name=image, made_by=f"{image}@{digest}")
         case OciLayout():
             return _from(_layout(base.obtain, name, root), digest, base, folder, context)
         case Tar(format="oci-archive", tag=tag):
+            # An archive is pinned by the digest of its file; the image in it is then known by that of its manifest.
             with _checked(base.obtain, name, root, digest) as file, open_base_archive(file, folder) as archive:
                 return _from(archive, only_digest(archive, tag), base, folder, context)
         case Tar(format=form, tag=tag):
+            # The tar of a root file system states nothing about containers.
             config = BaseConfig()
             with (
                 _checked(base.obtain, name, root, digest) as file,
@@ -141,6 +144,7 @@ def _checked(obtain: Tar, name: str, root: Path, digest: str) -> Iterator[Path]:
     """The file of a base, which has its digest before it is read and after."""
     file = _file(obtain, name, root)
 
+    # Twice: the file may be written to while it is read, and the layers' digests are those of what was read.
     def compare() -> None:
         with machine_errors(file, "read"):
             found = sha256_file(file)

@@ -36,6 +36,7 @@ def setuid(image: ImageContents) -> Iterator[ImageFinding]:
         for item in scan.special:
             if item.capabilities or (item.kind == "f" and item.mode & bits and not item.owned):
                 why = "file capabilities" if item.capabilities else f"mode {item.mode:o}"
+                # The base's own set-user-ID programs (su, mount) are part of the distribution.
                 yield ImageFinding(text=f"/{item.path} has {why}, and no Debian package brings it", of_base=of_base)
 
 
@@ -43,6 +44,7 @@ def world_writable(image: ImageContents) -> Iterator[ImageFinding]:
     """What every user may change: files, and folders without the sticky bit."""
     for scan, of_base in image.scans():
         for item in scan.special:
+            # The sticky bit keeps users from renaming or removing files of others: /tmp has it.
             if item.mode & stat.S_IWOTH and not (item.kind == "d" and item.mode & stat.S_ISVTX):
                 yield ImageFinding(text=f"/{item.path} has mode {item.mode:o}", of_base=of_base)
 
@@ -51,6 +53,7 @@ def secrets(image: ImageContents) -> Iterator[ImageFinding]:
     """Credentials in variables, in labels, and in files that are not as their package brings them."""
     for scan, of_base in image.scans():
         for item in scan.secrets:
+            # Test keys and examples that a wheel or a Debian package ships as published are no secrets.
             if not item.vouched:
                 yield ImageFinding(text=f"/{item.path} holds {item.what}", of_base=of_base)
     for kind, values in (("variable", image.variables), ("label", image.labels)):
@@ -87,6 +90,7 @@ def duplicates(image: ImageContents) -> Iterator[ImageFinding]:
     for family in FAMILIES:
         paths = sorted({path for scan, _ in image.scans() for path in scan.libraries.get(family, ())})
         folders = sorted({posixpath.dirname(path) for path in paths})
+        # Two copies of libtorch or NCCL in one process have two sets of global state.
         if len(folders) > 1:
             yield ImageFinding(text=f"{family} is there more than once: {', '.join(f'/{one}' for one in folders)}")
 

@@ -32,7 +32,7 @@ TOOLKIT_SCRIPT = "containers/docker/toolkit.sh"
 
 @dataclass(frozen=True, kw_only=True)
 class SourceWriter:
-    """Writes archives of sources into the context, and says how each is built.
+    """Writes archives of sources into the context, and describes how each is built.
 
     Attributes:
         folder: of the context.
@@ -84,6 +84,7 @@ class SourceWriter:
         target = self.selection.target
         if self.lock.lock.base.cuda is None or target.device is not Device.CUDA:
             return {}
+        # Their versions are part of a wheel's key, and such wheels are not kept.
         compilers = Compilers(cuda="", host="")
         plans = plan_wheels(self.lock, names, target, self.selection.catalog, compilers, self.sources)
         return {plan.parts.package: plan for plan in plans}
@@ -99,6 +100,7 @@ class SourceWriter:
             writer.add_tree(tree, origin.package, rights=plain_rights)
 
     def _variables(self, origin: SourceOrigin, plan: WheelPlan | None, home: str) -> dict[str, str]:
+        # The archive has no history that setuptools-scm could take a version from.
         values = {"SETUPTOOLS_SCM_PRETEND_VERSION": origin.version} if origin.commit else {}
         if plan is None:
             recipe = self.selection.catalog.wheel_recipe(origin.package)
@@ -106,6 +108,7 @@ class SourceWriter:
         values |= {"PYTORCH_NVCC": f"{home}/bin/nvcc", "TORCH_CUDA_ARCH_LIST": plan.asked.torch_list()}
         if plan.parts.headers:
             packages = f"{VENV}/lib/python{self.selection.base.python.version}/site-packages"
+            # cuDNN's headers, for one, are in a package that torch depends on, below site-packages.
             values["CPATH"] = ":".join(f"{packages}/{folder}" for folder in plan.parts.headers)
         return values | dict(plan.parts.variables)
 

@@ -99,7 +99,6 @@ class Recipe:
 
 
 def render(recipe: Recipe) -> str:
-    """The Dockerfile of a recipe."""
     stages = [_head(recipe), _base(recipe), _main(recipe)]
     if recipe.compiled is not None:
         stages.append(_wheels(recipe.compiled))

@@ -60,7 +60,6 @@ class Engine:
         return None
 
     def tag(self, image_id: str, name: str) -> None:
-        """Give an image a name."""
         repository, _, tag = name.rpartition(":")
         with self.errors(f"tag image {name}"):
             self.api.tag(image_id, repository, tag)
@@ -68,6 +67,7 @@ class Engine:
     def load(self, archive: Iterable[bytes]) -> str:
         """Load a docker archive while it is generated; return the daemon's error message, empty on success."""
         with self.errors("load the image"):
+            # A load takes as long as the image is large; the SDK's limit is for each request.
             self.api.timeout = None
             try:
                 found = [str(message["error"]) for message in self.api.load_image(archive) if message.get("error")]
@@ -137,6 +137,7 @@ def daemon_errors(address: str, doing: str, otherwise: str) -> Iterator[None]:
 
     try:
         yield
+    # An error of the archive that is sent comes through the SDK, and is not the daemon's.
     except EnvbuildError:
         raise
     except APIError as error:

@@ -70,6 +70,7 @@ def export_dockerfile(inputs: ImageInputs, context: Context, folder: Path) -> No
             frozen = replace(inputs, lock=snapshot(inputs.lock, work / "lock"))
             export = _Export(context=context, inputs=frozen, base=base, staged=staged)
             with context.reporter.step("write the Dockerfile and its context"):
+                # The recipe first: it writes the sources, and toolkit.txt where one is needed.
                 (staged / DOCKERFILE).write_text(render(export.recipe(work)))
                 export.write_files()
             replace_tree(staged, folder)
@@ -135,6 +136,7 @@ class _Export:
             wheels=sorted(ready),
             compiled=compiled,
             trees=trees,
+            # A base in a tar brings no variables; one on a registry does, and the native image leaves some of them out.
             unset=sorted({*carried} - names) if _reference(selection) else (),
         )
 
@@ -145,15 +147,18 @@ class _Export:
             write_base(self.base, self.staged / BASE_FILE)
         for item in self.inputs.wheels.values():
             link_or_copy(item.wheel, self.staged / "wheels" / item.wheel.name)
+        # envbuild's own uv, as a file: the steps need no registry that has an image with it.
         link_or_copy(uv_program(), self.staged / "tools/uv")
         if (self.staged / "lock/toolkit.txt").exists():
             link_or_copy(data_root() / TOOLKIT_SCRIPT, self.staged / "tools/toolkit.sh")
+        # In the form of `uv pip list --format freeze`, with which a step compares them.
         lines = [f"{canonicalize_name(name)}=={version}" for name, version in self.inputs.lock.packages().items()]
         (self.staged / "lock/packages.txt").write_text("".join(f"{line}\n" for line in sorted(lines)))
 
     @property
     def parts(self) -> ImageParts:
         """What the image is put together from."""
+        # The environment is made by the Dockerfile: here it has packages, and no layers.
         packages = dict(sorted(self.inputs.lock.packages().items()))
         record = EnvironmentRecord(layers=(), packages=packages)
         environment = StoredEnvironment(record=record, layers=(), built=True)

@@ -100,6 +100,7 @@ def _header(name: str, size: int) -> bytes:
 def _content(file: Path, size: int) -> Iterator[bytes]:
     left = size
     with file.open("rb") as stream:
+        # Not more than the header stated, even if the file grew.
         while left and (chunk := stream.read(min(CHUNK_BYTES, left))):
             left -= len(chunk)
             yield chunk

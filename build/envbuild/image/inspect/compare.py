@@ -21,17 +21,15 @@ class ImageChange:
     new: Json
 
     def as_json(self) -> dict[str, Json]:
-        """As ``--json`` has it."""
         return {"name": self.name, "from": self.old, "to": self.new}
 
     def line(self) -> str:
-        """For people."""
         return printable(f"{self.name}: {_shown(self.old)} -> {_shown(self.new)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDifference:
-    """Two images held against each other.
+    """How two images compare.
 
     Attributes:
         shared, new: digests of the second image's layers; ``to_ship_bytes``: what who has the first one lacks.
@@ -84,6 +82,7 @@ class ImageDifference:
 
 def compare(old: Inspected, new: Inspected) -> ImageDifference:
     """What is different in ``new``."""
+    # Layers of one content that are packed differently have different digests: a registry ships them again.
     known = {layer.digest for layer in old.image.layers}
     sizes = {layer.digest: layer.size_bytes for layer in new.image.layers}
     return ImageDifference(

@@ -37,11 +37,9 @@ class FileDifference:
     fields: dict[str, tuple[str, str]]
 
     def as_json(self) -> dict[str, Json]:
-        """As ``--json`` has it."""
         return {"path": self.path, "what": self.what, "fields": {**self.fields}}
 
     def line(self) -> str:
-        """For people."""
         changes = ", ".join(
             f"{name} {printable(old) or '-'} -> {printable(new) or '-'}" for name, (old, new) in self.fields.items()
         )

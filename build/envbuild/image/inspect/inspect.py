@@ -36,6 +36,7 @@ class Inspected:
         """Version by name of each Debian package, as the uppermost layer with dpkg's status has them."""
         found: dict[str, str] = {}
         for kept in self.scans:
+            # A layer that installs a package has dpkg's whole status, so the uppermost is complete.
             if kept.scan.debian is not None:
                 found = {item.name: item.version for item in kept.scan.debian}
         return found
@@ -68,6 +69,7 @@ def as_json(found: Inspected) -> dict[str, Json]:
     return {
         "source": image.source,
         "kind": image.kind,
+        # An archive of `docker save` and a .sqsh have no manifest.
         "digest": image.digest or None,
         "size_bytes": image.size_bytes,
         "platform": f"{config.os}/{config.architecture}" if config.os and config.architecture else None,

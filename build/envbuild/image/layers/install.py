@@ -108,6 +108,7 @@ class LayerMaker:
         """Install the packages of a layer, or make the bare environment, and remove what uv leaves."""
         trees = self._source_trees(plan)
         ready = {name: (_path_inside(item), item.wheel) for name, item in self.wheels.items() if name in plan.packages}
+        # With the commit in the path: uv caches builds by it.
         ready |= {name: (f"{SOURCES}/{name}-{item.commit}", folder) for name, (item, folder) in trees.items()}
         runner = self.sandbox.installer(
             self.lock.path,

@@ -33,7 +33,9 @@ class Access:
 
 def access(site: Site, source: TorchSource, folder: str, environ: Mapping[str, str] = os.environ) -> Access:
     """The machine's way to the network for a sandbox; local things are bound below ``folder``."""
+    # Links are followed here: systemd-resolved's /etc/resolv.conf leads to /run, which the sandbox does not have.
     binds = [Bind(source=Path(name).resolve(), target=name) for name in _RESOLVER if Path(name).exists()]
+    # By name, and nothing else: builds of packages run here, and the environment may hold credentials.
     values = {name: value for name, value in environ.items() if name.lower() in _PROXIES or (value and _UV.match(name))}
     if site.ca_bundle is not None:
         binds.append(Bind(source=site.ca_bundle.resolve(), target=f"{folder}/ca.pem"))

@@ -56,7 +56,6 @@ class LayerPolicy(TomlModel):
         return self
 
     def layer_of(self, name: str, phase: Phase, *, component: bool) -> str:
-        """The layer of a package."""
         return next(rule.layer for rule in self.rules if rule.holds(name, phase, component=component))
 
     def may_differ(self, path: str) -> bool:

@@ -14,7 +14,6 @@ MEDIA_TYPE = "application/vnd.cyclonedx+json"
 
 
 def cyclonedx(record: ImageRecord, packages: Sequence[ListedPackage]) -> dict[str, Any]:
-    """The document."""
     root = f"pkg:oci/{record.report_name}@{record.oci_digest.replace(':', '%3A')}"
     return {
         "bomFormat": "CycloneDX",

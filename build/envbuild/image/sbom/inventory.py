@@ -59,6 +59,7 @@ def inventory(
     python: dict[str, PythonPackage] = {}
     debian: tuple[DebianPackage, ...] = ()
     for scan in scans:
+        # By folder: a package of an upper layer takes the place of the same one below.
         python.update({item.folder: item for item in scan.python})
         debian = scan.debian if scan.debian is not None else debian
     locked = locked_content(lock, PHASE_FILES)

@@ -21,7 +21,6 @@ BUILDER = "urn:envbuild:native-builder"
 
 
 def provenance(record: ImageRecord, packages: Sequence[ListedPackage]) -> dict[str, Any]:
-    """The statement."""
     tools = {"uv": record.uv, "gzip": record.gzip, "base": record.base_made_by}
     if record.sqsh:
         tools["sqsh"] = f"{record.sqsh.packed_by}, {record.sqsh.compression}"
@@ -53,6 +52,7 @@ def provenance(record: ImageRecord, packages: Sequence[ListedPackage]) -> dict[s
             },
             "runDetails": {
                 "builder": {"id": BUILDER, "version": {"envbuild": __version__}},
+                # The image's key, and not a random one: the statement is the same for the same inputs.
                 "metadata": {"invocationId": record.key},
             },
         },
@@ -64,10 +64,12 @@ def _material(item: ListedPackage) -> dict[str, Json]:
     found: dict[str, Json] = {"name": item.name, "uri": item.purl}
     annotations: dict[str, Json] = {}
     if item.commit:
+        # in-toto's DigestSet has the name for it (in-toto attestation, "DigestSet").
         found["digest"] = {"gitCommit": item.commit}
     elif len(item.hashes) == 1:
         found["digest"] = _digest(item.hashes[0])
     elif item.hashes:
+        # The lock names every wheel of a release; which one was installed here is not recorded.
         annotations["oneOf"] = list(item.hashes)
     if item.wheel:
         annotations |= {"wheel": item.wheel, "wheelDigest": item.hashes[0]}

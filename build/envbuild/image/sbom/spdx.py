@@ -18,13 +18,13 @@ NOTHING = "NOASSERTION"
 
 
 def spdx(record: ImageRecord, packages: Sequence[ListedPackage]) -> dict[str, Any]:
-    """The document."""
     ids = _ids(packages)
     return {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
         "SPDXID": DOCUMENT,
         "name": record.report_name,
+        # SPDX 2.3, section 6.5: unique for each document, and no address that has to exist.
         "documentNamespace": serial_number(record.oci_digest, "spdx-2.3"),
         "creationInfo": {"created": timestamp(record.source_date_epoch), "creators": [f"Tool: envbuild-{__version__}"]},
         "packages": [
@@ -50,6 +50,7 @@ def _ids(packages: Sequence[ListedPackage]) -> dict[str, str]:
     found: dict[str, str] = {}
     taken: set[str] = set()
     for item in packages:
+        # SPDX 2.3, section 7.2.
         plain = "SPDXRef-Package-" + re.sub(r"[^A-Za-z0-9.]+", "-", f"{item.kind}-{item.name}-{item.version}")
         name, count = plain, 1
         while name in taken:
@@ -85,6 +86,7 @@ def _package(item: ListedPackage, name: str) -> dict[str, Any]:
     if len(item.hashes) == 1:
         package["checksums"] = [{"algorithm": "SHA256", "checksumValue": item.hashes[0].removeprefix("sha256:")}]
     elif item.hashes:
+        # SPDX has no field for alternatives.
         package["comment"] = f"One of the files {', '.join(item.hashes)}"
     # SPDX 2.3, section 10.1: a LicenseRef needs the licence's text in the document, which packages seldom bring.
     if item.licence and "LicenseRef-" not in item.licence:

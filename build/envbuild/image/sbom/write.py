@@ -16,7 +16,6 @@ FORMAT = 1
 
 
 def reports_of(record: ImageRecord, packages: Sequence[ListedPackage]) -> tuple[Attachment, ...]:
-    """SBOMs and provenance of an image."""
     return (
         _report(CYCLONEDX_FILE, cyclonedx.MEDIA_TYPE, cyclonedx.cyclonedx(record, packages)),
         _report(SPDX_FILE, spdx.MEDIA_TYPE, spdx.spdx(record, packages)),

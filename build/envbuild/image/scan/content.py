@@ -87,7 +87,6 @@ class PathSearch:
         self.found: set[str] = set()
 
     def feed(self, piece: bytes) -> None:
-        """The next piece of the content."""
         data = self._before + piece
         for path in self._wanted:
             if _names(path, data):

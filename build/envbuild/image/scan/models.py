@@ -79,8 +79,6 @@ class GpuFile(TomlModel):
 
 
 class LayerScan(TomlModel):
-    """What is known about a layer."""
-
     entries: int
     files: int
     file_bytes: int

@@ -65,6 +65,7 @@ class DebianPackage(TomlModel):
 
 def python_package(folder: str, files: Mapping[str, bytes]) -> PythonPackage | None:
     """The distribution of a dist-info folder; None where it has no readable METADATA."""
+    # Metadata has the form of mail headers (core metadata specification); the body is the description.
     fields = HeaderParser().parsestr(files.get("METADATA", b"").decode(errors="replace"))
     name, version = str(fields.get("Name", "")).strip(), str(fields.get("Version", "")).strip()
     if not name or not version:

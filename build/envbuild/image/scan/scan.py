@@ -137,6 +137,7 @@ class _Reader:
                 self._libraries.setdefault(family, []).append(path)
         # Most have no GPU code, and reading their headers takes longer than all the rest of this pass.
         marked, before = False, b""
+        # pyelftools seeks; a member of a tar can be read only once, in order.
         with tempfile.TemporaryFile(dir=self._scratch) as file:
             for piece in pieces:
                 file.write(piece)

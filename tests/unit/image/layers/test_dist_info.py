@@ -1,4 +1,4 @@
-"""What distributions say of their files: conflicts, rows that are changed, and where they are from."""
+"""Metadata of distributions: conflicts of their files, changed rows, and their origin."""
 
 import hashlib
 import json

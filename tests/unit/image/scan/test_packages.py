@@ -1,4 +1,4 @@
-"""What packages say of themselves: versions, licences, where they are from."""
+"""Metadata of packages: versions, licences, origin."""
 
 import pytest
 
