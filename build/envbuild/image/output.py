@@ -198,7 +198,6 @@ def verify(image: PlacedImage) -> None:
     """
     record = image.record
     layout = FolderFiles(image.path / OCI_DIR)
-    blobs = image.path / OCI_DIR / "blobs/sha256"
     named = [record.oci_digest, *(report.manifest_digest for report in record.reports)]
     stated = [record.oci_digest, record.config_digest, *(layer.digest for layer in record.layers)]
     try:
@@ -213,7 +212,7 @@ def verify(image: PlacedImage) -> None:
     except CheckRefusedError as error:
         raise _not_built(image, error.why) from error
     stated += [digest for report in record.reports for digest in (report.manifest_digest, report.digest)]
-    files = {blobs / digest.removeprefix("sha256:"): digest for digest in stated}
+    files = {image.path / OCI_DIR / blob_path(digest): digest for digest in stated}
     files |= {image.path / report.file: report.digest for report in record.reports}
     if record.sqsh:
         files[image.sqsh()] = record.sqsh.digest

@@ -67,8 +67,9 @@ def refuse_extra(path: Path) -> None:
     with machine_errors(path, "read"):
         for folder, below, names in os.walk(path, onerror=_raise):
             inside = Path(folder).relative_to(path)
-            found = [str(inside / name) for name in names if not _is_own(str(inside / name), own)]
-            extra += found + [f"{inside / name}/" for name in below if str(inside / name) not in folders]
+            found = [str(inside / name) for name in names]
+            extra += [name for name in found if name not in own and not _BLOB.fullmatch(name)]
+            extra += [f"{inside / name}/" for name in below if str(inside / name) not in folders]
             below[:] = [name for name in below if str(inside / name) in folders]
     if extra:
         raise _in_the_way(path, f"It is replaced as a whole, and besides the image's files it holds {_some(extra)}.")
@@ -109,10 +110,6 @@ def make_readable(folder: Path) -> None:
                 if stat.S_IMODE(file.stat().st_mode) != 0o644:
                     with contextlib.suppress(PermissionError):
                         file.chmod(0o644)
-
-
-def _is_own(name: str, own: set[str]) -> bool:
-    return name in own or _BLOB.fullmatch(name) is not None
 
 
 def _is_image(path: Path) -> bool:

@@ -116,7 +116,7 @@ def tidy_name(name: str, *, absolute: bool = False) -> str:
     tidy = "/".join(parts)
     # The common case is short; only long ones are measured in bytes.
     if len(tidy) > MAX_NAME_BYTES // 4 and (
-        len(_bytes(tidy)) > MAX_PATH_BYTES or any(len(_bytes(part)) > MAX_NAME_BYTES for part in parts)
+        len(name_bytes(tidy)) > MAX_PATH_BYTES or any(len(name_bytes(part)) > MAX_NAME_BYTES for part in parts)
     ):
         raise Refusal(name, f"The name is too long: a part has at most {MAX_NAME_BYTES} bytes, all {MAX_PATH_BYTES}.")
     if len(parts) > MAX_PARTS:
@@ -126,7 +126,8 @@ def tidy_name(name: str, *, absolute: bool = False) -> str:
     return tidy
 
 
-def _bytes(text: str) -> bytes:
+def name_bytes(text: str) -> bytes:
+    """A name as a file system has it."""
     return text.encode("utf-8", "surrogateescape")
 
 

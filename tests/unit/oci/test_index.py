@@ -191,12 +191,6 @@ def test_index_entry_with_an_ambiguous_key_is_refused(opened, layout):
     assert "'Annotations', which other programs read as 'annotations'" in error_of(CheckRefusedError, opened).why
 
 
-def test_index_with_a_key_twice(opened, layout):
-    text = (layout.path / "index.json").read_text()
-    (layout.path / "index.json").write_text(text.replace('"schemaVersion"', '"manifests": [], "schemaVersion"'))
-    assert "a key twice" in error_of(CheckRefusedError, opened).why
-
-
 @pytest.mark.parametrize("entry", ["text", {"annotations": "text"}, {"platform": ["linux"]}])
 def test_malformed_index_entry_is_refused(opened, layout, entry):
     layout.write([*layout.entries, entry])

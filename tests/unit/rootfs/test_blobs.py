@@ -13,7 +13,7 @@ from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.rootfs import blobs
 from envbuild.rootfs.blobs import MEDIA_TYPES, LayerBlob, check_blob, check_media_type, open_blob, zstd
 
-TAR = tar_of([file("a", b"1" * 100_000), file("b", random.Random(1).randbytes(300_000))])
+TAR = tar_of([file("a", b"1" * 100_000), file("b", random.Random(1).randbytes(30_000))])
 
 
 def sha256(data):

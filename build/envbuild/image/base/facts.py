@@ -145,7 +145,7 @@ def _differing(base: Base, rootfs: Path, variables: Mapping[str, str]) -> Iterat
         banner = _BANNER.search(data)
         glibc = banner[1].decode() if banner else "unknown"
         # One that is newer runs what was locked for an older one.
-        if not banner or _numbers(glibc) < _numbers(base.glibc):
+        if not banner or Version(glibc) < Version(base.glibc):
             yield f"glibc: {base.glibc} in the file, {glibc} in the base"
     toolkit = ".".join(variables.get("CUDA_VERSION", "").split(".")[:2])
     if toolkit and toolkit != base.cuda:
@@ -193,7 +193,3 @@ def _differing_python(base: Base, rootfs: Path, variables: Mapping[str, str]) ->
     for name, stated in base.provides.items():
         if not _same_version(packages.get(name), stated):
             yield f"provides: {name} {stated} in the file, {packages.get(name) or 'none'} in the base"
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))

@@ -13,7 +13,7 @@ from envbuild.core.digests import Json
 from envbuild.core.files import machine_errors
 from envbuild.core.text import printable
 from envbuild.oci.image import Image
-from envbuild.rootfs.members import Kind, Member
+from envbuild.rootfs.members import Kind, Member, name_bytes
 from envbuild.rootfs.overlay import merged
 from envbuild.rootfs.stream import Content
 
@@ -112,20 +112,16 @@ def _row(member: Member, content: Content | None) -> Row:
         digest = f"sha256:{found.hexdigest()}"
     is_link = member.kind is Kind.SYMLINK
     return (
-        _bytes(member.name),
+        name_bytes(member.name),
         member.kind.value,
         digest,
         # The mode of a symbolic link means nothing, and builders write what they like.
         "" if is_link else f"{member.mode:04o}",
         f"{member.uid}:{member.gid}",
-        _bytes(member.link),
+        name_bytes(member.link),
         ",".join(member.xattrs),
         str(member.mtime),
     )
-
-
-def _bytes(name: str) -> bytes:
-    return name.encode("utf-8", "surrogateescape")
 
 
 def _differences(base: sqlite3.Connection, *, times: bool) -> Iterator[FileDifference]:
