@@ -74,6 +74,8 @@ def placeholder(name):
 def main():
     name, mark = sys.argv[1], sys.argv[2]
     result = {"imported": False}
+    # A crash in native code leaves no traceback.
+    faulthandler.enable()
     faulthandler.dump_traceback_later(float(sys.argv[3]))
     try:
         importlib.import_module(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,9 @@ def test_a_lock_that_imports_is_published_and_stays_when_a_new_one_does_not(
 ) -> None:
     wheel("lib", "1.0")
     done = verify(own)
+    where = done["verified"].pop("where")
     assert (done["built"], done["verified"]) == (True, {"imported": ["lib"], "not_checked": [], "failed": []})
+    assert re.fullmatch(r"this machine \(glibc [\d.]+, Python 3\.11\.\d+\)", where)
     assert read_lock(place(own)).lock.allowed == ()
     before = state(own)
     again = verify(own)
@@ -68,7 +71,7 @@ def test_a_lock_that_does_not_import_is_published_only_where_that_is_allowed(
     verify(own, status=5)
     assert not (own.project / "lockfiles").exists() or not place(own).exists()
     done = verify(own, "--allow", "import")
-    assert [item["module"] for item in done["verified"]["failed"]] == ["lib"]
+    assert [(item["code"], item["packages"]) for item in done["verified"]["failed"]] == [("import", ["lib"])]
     (allowed,) = read_lock(place(own)).lock.allowed
     assert allowed.startswith("import: lib of lib does not import: ImportError: no symbol in {venv}/lib/python3.11/")
     assert str(own.cache) not in (place(own) / "stack.lock.toml").read_text()
@@ -93,7 +96,28 @@ def test_modules_of_the_compile_phase_are_not_checked(
     write_stack(own.project, "s", components, as_of="2025-02-01")
     output = verify(own)["verified"]
     assert output["imported"] == []
-    assert {item["module"]: item["reason"] for item in output["not_checked"]} == {
-        "lib": "it needs kernels, of phase compile, which is not installed",
-        "kernels": "phase compile is not installed",
-    }
+    assert output["not_checked"] == [
+        "lib (lib): it needs kernels, of phase compile, which is not installed",
+        "kernels (kernels): phase compile is not installed",
+    ]
+
+
+def test_a_package_that_does_not_build_is_a_finding(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    pyproject = '[build-system]\nrequires = []\nbuild-backend = "no_such_backend"\n'
+    index.add(make_sdist(tmp_path, "lib", "1.0", pyproject=pyproject), OLD)
+    error = json.loads(own.run("lock", "--stack", "s", "--verify", "--json", status=5).stdout)["error"]
+    assert error["why"].startswith("[install] lib does not install: Failed to ")
+    assert "No module named 'no_such_backend'" in error["why"].splitlines()[0]
+    assert "--allow install" in error["fix"]
+
+
+def test_a_result_is_kept_by_the_locks_digest(own: Any, wheel: Callable[..., None]) -> None:
+    wheel("lib", "1.0", module=BROKEN)
+    first = verify(own, status=5)["error"]
+    # The second time nothing is installed: without uv's cache and the index it could not be.
+    own.env["UV_CACHE_DIR"] += "-new"
+    own.run("lock", "--stack", "s")
+    (result,) = (own.cache / "verifications").iterdir()
+    before = result.stat().st_ctime_ns
+    assert verify(own, status=5)["error"]["why"] == first["why"]
+    assert result.stat().st_ctime_ns == before

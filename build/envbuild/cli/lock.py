@@ -24,7 +24,7 @@ from envbuild.lock.lockdir import lock_path
 from envbuild.lock.project_locks import check_committed, lock_all
 
 if TYPE_CHECKING:
-    from envbuild.sync.imports import Imports
+    from envbuild.lock.verification import Verified
     from envbuild.sync.verify import Verifier
 
 
@@ -140,7 +140,7 @@ def command(
 
     request = dataclasses.replace(request, base_named=base is not None)
     result = lock_on_fitting_base(selection, request, options_for, session.context)
-    _show(session, result, verifier.imports if verifier else None)
+    _show(session, result, verifier.verified if verifier else None)
 
 
 def _with_nemo(nemo: str | None, pins: dict[str, str]) -> dict[str, str]:
@@ -247,7 +247,7 @@ def _lock_all(session: Session, *, upgrade: bool) -> None:
     )
 
 
-def _show(session: Session, result: LockResult, imports: Imports | None) -> None:
+def _show(session: Session, result: LockResult, verified: Verified | None) -> None:
     lock, path = result.directory.lock, result.directory.path
     count = sum(phase.packages for phase in lock.phases.values())
     found = {"find-links": "found in find-links", "torch-index": "found on the index of torch builds"}
@@ -276,28 +276,30 @@ def _show(session: Session, result: LockResult, imports: Imports | None) -> None
             "torch": lock.torch.model_dump(mode="json"),
             "components": {name: item.version for name, item in lock.components.items()},
             "packages": {name: phase.packages for name, phase in lock.phases.items()},
-            "verified": _verified_json(imports) if imports else None,
+            "verified": _verified_json(verified) if verified else None,
         },
         *lines,
-        *(_verified(imports) if imports else []),
+        *(_verified(verified) if verified else []),
         shown(path),
     )
 
 
-def _verified(imports: Imports) -> list[str]:
+def _verified(verified: Verified) -> list[str]:
     """For people: what `--verify` found."""
     return [
-        f"imported: {', '.join(imports.imported) or 'nothing'}",
-        *[f"not checked: {item.module} ({item.component}): {item.reason}" for item in imports.not_checked],
-        *[f"let pass: {item.module} ({item.component}) does not import: {item.cause}" for item in imports.failed],
+        f"verified in: {verified.where}",
+        f"imported: {', '.join(verified.imported) or 'nothing'}",
+        *[f"not checked: {item}" for item in verified.not_checked],
+        *[f"let pass: {item.what}" for item in verified.findings],
     ]
 
 
-def _verified_json(imports: Imports) -> dict[str, Json]:
+def _verified_json(verified: Verified) -> dict[str, Json]:
     return {
-        "imported": list(imports.imported),
-        "not_checked": [dataclasses.asdict(item) for item in imports.not_checked],
+        "where": verified.where,
+        "imported": list(verified.imported),
+        "not_checked": list(verified.not_checked),
         "failed": [
-            {"module": item.module, "component": item.component, "cause": item.cause} for item in imports.failed
+            {"code": item.code, "what": item.what, "packages": list(item.packages)} for item in verified.findings
         ],
     }

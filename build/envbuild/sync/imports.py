@@ -47,12 +47,19 @@ class NotChecked:
 
 @dataclass(frozen=True, kw_only=True)
 class NotImported:
-    """A module that does not import: how its process ended, with the end of what it printed."""
+    """A module that does not import: how its process ended, with the end of what it printed.
+
+    Attributes:
+        output: all that it printed.
+        raised: whether Python raised an error; otherwise the process was ended, from outside or by a crash.
+    """
 
     module: str
     component: str
     failure: str
     log: Path
+    output: str = ""
+    raised: bool = False
 
     @property
     def cause(self) -> str:
@@ -159,9 +166,9 @@ def try_imports(
         try:
             finished = probe.run(argv, what=f"import {module}", log=log, timeout_seconds=limit_seconds)
         except CheckRefusedError:
-            calls = innermost_calls(log.read_text(errors="replace"))
-            failure = f"did not end within {limit_seconds:g} s:\n{calls}"
-            return NotImported(component=component, module=module, failure=failure, log=log)
+            output = log.read_text(errors="replace")
+            failure = f"did not end within {limit_seconds:g} s:\n{innermost_calls(output)}"
+            return NotImported(component=component, module=module, failure=failure, log=log, output=output)
         return _judge(component, module, finished, absent, log)
 
     work = [(component, module) for component, names in modules.items() for module in names]
@@ -191,9 +198,11 @@ def _judge(
         return NotChecked(component=component, module=module, reason=reason)
     if finished.status == 0 and report.get("imported"):
         return None
-    lines = [line for line in finished.output.splitlines() if not line.startswith(MARK)]
-    failure = f"{_ending(finished, report)}:\n{tail(chr(10).join(lines), lines=6)}"
-    return NotImported(component=component, module=module, failure=failure, log=log)
+    output = "\n".join(line for line in finished.output.splitlines() if not line.startswith(MARK))
+    failure = f"{_ending(finished, report)}:\n{tail(output, lines=6)}"
+    return NotImported(
+        component=component, module=module, failure=failure, log=log, output=output, raised=finished.status == 1
+    )
 
 
 def _ending(finished: Finished, report: Mapping[str, Any]) -> str:

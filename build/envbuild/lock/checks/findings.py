@@ -18,6 +18,7 @@ CODES = frozenset(
         "forks",
         "glibc",
         "import",
+        "install",
         "override-range",
         "sm-floor",
         "uv-settings",

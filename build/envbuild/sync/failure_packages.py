@@ -1,0 +1,151 @@
+"""Which packages a failed import, or a failed installation, is about: read from what was printed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from packaging.utils import canonicalize_name
+
+from envbuild.core.exit_status import tail
+from envbuild.sync.installed_packages import FOLDERS, InstalledPackages
+
+TRACEBACK = "Traceback (most recent call last):"
+DIRECT_CAUSE = "The above exception was the direct cause of the following exception:"
+# faulthandler's stacks: of a crash, which names its thread, and of an import that does not end, whose own is the last.
+_FRAMES = r"most recent call first\):\n((?: +File .*\n?)+)"
+_CRASH = re.compile(rf"^Current thread .*{_FRAMES}", re.MULTILINE)
+_LAST_STACK = re.compile(rf"(?s:.*){_FRAMES}")
+_FRAME = re.compile(r'^ *File "([^"\n]+)", line \d+', re.MULTILINE)
+FRAME_PACKAGES = 2
+
+_MISSING = re.compile(r"No module named '?([\w.]+)'?")
+_NO_METADATA = re.compile(
+    r"No package metadata was found for ([\w.-]+)|The '([\w.-]+)[^']*' distribution was not found"
+)
+_MODULES = (
+    re.compile(r"module '([\w.]+)' (?:\([^)]*\) )?has no attribute"),
+    re.compile(r"cannot import name '[^']*' from (?:partially initialized module )?'([\w.]+)'"),
+    re.compile(r"\b([a-z_]\w*)(?:\.\w+)+ size changed, may indicate binary incompatibility"),
+    re.compile(r"\b([a-z_]\w*)(?:\.\w+)+ failed to import"),
+)
+_PATH = re.compile(rf"[\w./+-]*(?:{'|'.join(FOLDERS)})[\w./+-]+")
+# `huggingface-hub>=0.34.0`, `NumPy 2.3`, `numba version 0.61`
+_VERSIONED = re.compile(r"\b([A-Za-z][\w.-]*?)(?:\[[\w,-]*\])? ?(?:(?:[<>!=~]=?=?|version) ?)?v?\d+\.", re.ASCII)
+# What uv puts a package's name into: `foo==1.0`, `foo @ git+https://...`, `foo` (v1.0)
+_UV_PACKAGE = re.compile(r"`([A-Za-z0-9][\w.-]*)(?:\[[^\]`]*\])?(?: ?(?:==|@)[^`]*)?`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailurePackages:
+    """What a failure is about.
+
+    Attributes:
+        packages: canonical names: first those that the error names, then those whose code was running, innermost first.
+        missing_module: a module that no package of the environment has.
+    """
+
+    packages: tuple[str, ...] = ()
+    missing_module: str = ""
+
+
+def of_import(output: str, installed: InstalledPackages) -> FailurePackages:
+    """The packages that a failed import is about.
+
+    Args:
+        output: all that the process printed, with Python's traceback, or with faulthandler's stack.
+    """
+    errors = _errors(output)
+    named = [name for error in errors for name in _named(error.message, installed)]
+    # Of an error and its causes the first is where things went wrong; one without packages says less than the next.
+    running = next((names for error in errors if (names := _owners(error.frames, installed))), [])
+    missing = next((module for error in errors if (module := _missing(error.message, installed))), "")
+    return FailurePackages(packages=_distinct([*named, *running[:FRAME_PACKAGES]]), missing_module=missing)
+
+
+def of_installation(output: str, locked: Collection[str]) -> tuple[str, ...]:
+    """The locked packages that uv names where it does not install or build something."""
+    names = (canonicalize_name(match[1]) for match in _UV_PACKAGE.finditer(_uv_failure(output)))
+    return _distinct(name for name in names if name in locked)
+
+
+def cause_of_installation(output: str) -> str:
+    """One line: what uv could not do, and the last line that the tool below it printed."""
+    lines = [line.strip(" \u00d7├╰─▶│") for line in _uv_failure(output).splitlines()]
+    lines = [line for line in lines if line]
+    return "; ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or tail(output, lines=1).strip()
+
+
+def _uv_failure(output: str) -> str:
+    """What uv says of its failure: the lines about its progress name packages, too, and so do its hints."""
+    found = re.search(r"(?s:.*)^(?: *\u00d7 |error: )((?s:.*?))(?:^ *hint: |\Z)", output, re.MULTILINE)
+    return found[1] if found else ""
+
+
+@dataclass(frozen=True)
+class _Error:
+    """An exception: the files of its calls, innermost first, and its text."""
+
+    frames: list[str]
+    message: str
+
+
+def _errors(output: str) -> list[_Error]:
+    """The exception that ended the import and what it was raised from, the first cause first."""
+    _, *texts = output.split(TRACEBACK)
+    last = texts[-1] if texts else output
+    if stack := _CRASH.search(last) or _LAST_STACK.search(last):
+        return [_Error(_FRAME.findall(stack[1]), "")]
+    if not texts:
+        return [_Error([], output)]
+    chain = [last]
+    # An exception that is only raised while another one is handled is an error of its own.
+    for earlier in reversed(texts[:-1]):
+        if DIRECT_CAUSE not in earlier:
+            break
+        chain.insert(0, earlier.partition(DIRECT_CAUSE)[0])
+    return [_error(text) for text in chain]
+
+
+def _error(text: str) -> _Error:
+    frames = list(_FRAME.finditer(text))
+    after = text[frames[-1].end() :] if frames else text
+    # The source line and the marks under it are indented; the exception is not.
+    _, *message = re.split(r"\n(?=\S)", after, maxsplit=1)
+    return _Error([frame[1] for frame in reversed(frames)], message[0] if message else "")
+
+
+def _owners(files: Iterable[str], installed: InstalledPackages) -> list[str]:
+    return list(_distinct(filter(None, map(installed.of_file, files))))
+
+
+def _named(message: str, installed: InstalledPackages) -> Iterator[str]:
+    for match in _MISSING.finditer(message):
+        yield installed.of_module(match[1])
+    for pattern in _MODULES:
+        for match in pattern.finditer(message):
+            yield installed.of_module(match[1])
+    for match in _PATH.finditer(message):
+        yield installed.of_file(match[0])
+    for match in _VERSIONED.finditer(message):
+        name = canonicalize_name(match[1])
+        yield name if name in installed.names else ""
+
+
+def _missing(message: str, installed: InstalledPackages) -> str:
+    """The module that no package has."""
+    for match in _MISSING.finditer(message):
+        if not installed.of_module(match[1]):
+            # Of a namespace that several packages share, the whole name says which one is missing.
+            top = match[1].partition(".")[0]
+            return match[1] if installed.is_shared(top) else top
+    for match in _NO_METADATA.finditer(message):
+        name = match[1] or match[2]
+        if canonicalize_name(name) not in installed.names:
+            return name
+    return ""
+
+
+def _distinct(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name in names if name))
