@@ -140,11 +140,8 @@ class Reader:
         if key not in self._locals:
             # A name defined through itself is what is asked for here again: unlike an import cycle, it has changed.
             self._locals[key] = (UNKNOWN,)
-            self._locals[key] = self._values(scope.bindings[name])
+            self._locals[key] = _union(map(self._value, scope.bindings[name]))
         return self._locals[key]
-
-    def _values(self, values: list[Value]) -> Symbols:
-        return _union(self._value(value) for value in values)
 
     def _value(self, value: Value) -> Symbols:
         match value:
@@ -194,9 +191,8 @@ class Reader:
         if values:
             # `from . import ops` in a package's __init__ names the submodule `ops`, and not itself.
             itself = ImportedName(module, name)
-            return _union((self._values([value for value in values if value != itself]), submodule)) or (
-                (UNKNOWN,) if itself in values else ()
-            )
+            found = _union(self._value(value) for value in values if value != itself)
+            return _union((found, submodule)) or ((UNKNOWN,) if itself in values else ())
         if submodule:
             return submodule
         found = _union(self.member(star, name) for star in self._stars_with(table, name))

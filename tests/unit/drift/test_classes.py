@@ -122,22 +122,6 @@ def test_the_order_of_bases_is_pythons():
     assert calls("A(x=1)", module) == []
 
 
-def test_new_that_takes_all_and_makes_its_own_class_leaves_init_in_charge():
-    module = """
-        class A:
-            def __new__(cls, *args, **kwargs):
-                made = object.__new__(cls)
-                return made
-            def __init__(self): ...
-        class B:
-            def __new__(cls, *args, **kwargs):
-                return other(*args)
-            def __init__(self): ...
-    """
-    assert calls("A(x=1)", module) == WRONG
-    assert calls("B(x=1)", module) == []
-
-
 DATACLASSES = """
     import dataclasses
     from dataclasses import KW_ONLY, InitVar, dataclass, field
@@ -261,10 +245,6 @@ def test_dataclasses_of_the_consumer_that_inherit_fields(arguments: str, expecte
     config = "from dataclasses import dataclass\n@dataclass\nclass Config:\n    width: int\n    depth: int = 1"
     findings = drift(CONSUMER_CONFIG.format(arguments), {OPS: config})
     assert [finding.kind.value for finding in findings] == expected
-
-
-def test_classes_of_the_consumer_that_inherit_a_constructor():
-    assert calls("class Mine(A): ...\nMine(x=1)", "class A:\n    def __init__(self, a=1): ...") == WRONG
 
 
 METHODS = """

@@ -67,10 +67,14 @@ def choose_toolkit(
         return Toolkit(compilers=here, toolchain=lambda: here)
     if request is ToolkitRequest.SYSTEM:
         raise no_toolkit(cuda, found)
-    if int(cuda.partition(".")[0]) < FIRST_INDEX_MAJOR:
+    major = cuda.partition(".")[0]
+    if int(major) < FIRST_INDEX_MAJOR:
         if request is ToolkitRequest.AUTO:
             raise no_toolkit(cuda, found)
-        raise _not_on_the_index(cuda, found, _too_old(cuda))
+        no_nvcc = (
+            f"Its packages of CUDA {major} (nvidia-cuda-nvcc-cu{major}) have no nvcc; those of {FIRST_INDEX_MAJOR} do."
+        )
+        raise _not_on_the_index(cuda, found, no_nvcc)
     host = find_host_compiler(environ)
     try:
         packages = pinned_packages(lock, cuda, sources)
@@ -117,8 +121,3 @@ def _not_on_the_index(cuda: str, found: Toolkits, why: str, error: EnvbuildError
         + (", or lock as of a day on which the index had these (`envbuild lock --as-of`)." if error else "."),
         log=error.log if error else None,
     )
-
-
-def _too_old(cuda: str) -> str:
-    major = cuda.partition(".")[0]
-    return f"Its packages of CUDA {major} (nvidia-cuda-nvcc-cu{major}) have no nvcc; those of {FIRST_INDEX_MAJOR} do."
