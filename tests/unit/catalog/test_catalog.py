@@ -7,6 +7,7 @@ from helpers.processes import unprivileged
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, definition_digest, select
 from envbuild.catalog.data import data_root
+from envbuild.core.digests import digest_of
 from envbuild.core.errors import ConfigurationError, MachineError, UsageError
 
 DEBIAN12 = HostDistribution(distribution="debian", release="12")
@@ -68,13 +69,14 @@ def test_names_leave_out_hidden_files(tmp_path):
     assert ".#cpu" not in Catalog.open(tmp_path).names("targets")
 
 
-def test_definition_digest_ignores_comments_and_order(tmp_path):
+def test_definition_digest_ignores_comments_order_and_defaults(tmp_path):
     text = 'platform = "linux/amd64"\ndevice = "cpu" # comment\nsummary = "x"\n'
     write(tmp_path, "targets", "one", text)
     write(tmp_path, "targets", "two", "".join(reversed(text.splitlines(keepends=True))))
     write(tmp_path, "targets", "three", text.replace('"x"', '"y"'))
     one, two, three = (definition_digest(Catalog.open(tmp_path).target(name)) for name in ("one", "two", "three"))
     assert one == two != three
+    assert one == digest_of({"summary": "x", "device": "cpu", "platform": "linux/amd64"})
 
 
 @pytest.mark.parametrize(

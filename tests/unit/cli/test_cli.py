@@ -19,8 +19,9 @@ from envbuild import __version__
 from envbuild.catalog.models import KINDS
 from envbuild.cli.commands import COMMANDS, help_text
 from envbuild.cli.main import run
+from envbuild.cli.report import as_json
 from envbuild.cli.schema import ALL
-from envbuild.core.errors import ERROR_CLASSES
+from envbuild.core.errors import ERROR_CLASSES, BuildError, CertificationFailedError
 from envbuild.core.progress import SilentReporter
 from envbuild.store.local import LocalStore
 
@@ -213,6 +214,12 @@ def test_known_failure_is_named_with_its_cure(project, capsys):
     shown, message = capsys.readouterr()
     assert [known["id"] for known in json.loads(shown)["error"]["known"]] == ["BI01"]
     assert "known failure BI01" in message
+
+
+def test_failures_of_earlier_stages_do_not_explain_a_failed_certification():
+    why = "ModuleNotFoundError: No module named 'torch'"
+    assert "BI01" in [known["id"] for known in as_json(BuildError("it", why=why))["known"]]
+    assert "BI01" not in [known["id"] for known in as_json(CertificationFailedError("it", why=why))["known"]]
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

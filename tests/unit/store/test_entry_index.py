@@ -1,4 +1,4 @@
-"""Seals of store entries."""
+"""Indexes of store entries."""
 
 from __future__ import annotations
 
@@ -48,3 +48,14 @@ def test_write_into_a_blob_is_noticed(tmp_path):
     entry_index.write_index(tmp_path)
     file.write_bytes(DATA[:-1] + b"y")
     assert "was changed" in entry_index.find_damage(tmp_path)
+
+
+def test_change_that_was_found_by_reading_is_then_found_by_its_time(tmp_path):
+    """Other entries may share the file."""
+    file = blob(tmp_path)
+    entry_index.write_index(tmp_path)
+    file.write_bytes(DATA[:-1] + b"y")
+    os.utime(file, (entry_index.INDEXED_SECONDS, entry_index.INDEXED_SECONDS))
+    assert entry_index.find_damage(tmp_path) == ""
+    for is_known in (lambda *_: False, None):
+        assert "was changed" in entry_index.find_damage(tmp_path, is_known)
