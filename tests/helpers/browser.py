@@ -1,4 +1,4 @@
-"""A real Chromium without a window, that can be asked what it drew."""
+"""A real Chromium without a window, with access to what it drew."""
 
 from __future__ import annotations
 

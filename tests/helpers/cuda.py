@@ -54,9 +54,9 @@ def bare_lock(folder: Path, main: str = "# nothing\n", cuda: str = CUDA, as_of: 
 
 def sources(store: Path, reporter: Reporter | None = None) -> WheelSources:
     """Where packages come from: the index that uv uses, and a store of the test's own."""
-    told = reporter or SilentReporter()
+    chosen = reporter or SilentReporter()
     base = Catalog.open(data_root()).base("debian12-cu130")
-    return WheelSources(base=base, site=load_site(), store=LocalStore(store, told), reporter=told)
+    return WheelSources(base=base, site=load_site(), store=LocalStore(store, chosen), reporter=chosen)
 
 
 KERNEL = """\

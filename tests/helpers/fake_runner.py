@@ -51,7 +51,7 @@ def run_line(
 
 
 def observed_of(case, model):
-    """What a driver says that built what it was asked for."""
+    """What a driver reports that built what the plan names."""
     return {
         "layer_spec": model["layer_spec"], "attention": "DotProductAttention",
         "attention_backend": case["settings"]["attention_backend"], "normalization": model["normalization"],
@@ -89,14 +89,14 @@ def end_line(cases):
     return {"schema": SCHEMA, "type": "end", "cases": len(cases), "completed": completed, "finished_at": finished}
 
 
-def bandwidth_line(asked, **changes):
-    """What was asked for, on NVLink."""
+def bandwidth_line(sweep, **changes):
+    """The line of a sweep, on NVLink."""
     points = [
         {"bytes": size, "seconds": 0.01, "algorithm_gigabytes_per_second": 300.0, "bus_gigabytes_per_second": 300.0}
-        for size in asked["sizes_bytes"]
+        for size in sweep["sizes_bytes"]
     ]
     line = {
-        "schema": SCHEMA, "type": "bandwidth", "ranks": asked["ranks"], "backend": "nccl", "transports": ["P2P/CUMEM"],
+        "schema": SCHEMA, "type": "bandwidth", "ranks": sweep["ranks"], "backend": "nccl", "transports": ["P2P/CUMEM"],
         "points": points, "failure": None,
     }  # fmt: skip
     return {**line, **changes}

@@ -57,8 +57,8 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def told(error: EnvbuildError, *parts: str) -> None:
-    """The error says what, why, and what to do, and no secret."""
+def check_error(error: EnvbuildError, *parts: str) -> None:
+    """The error has what, why, and what to do, and no secret."""
     text = f"{error.what}\n{error.why}\n{error.fix}"
     assert all(part in text for part in parts), text
     assert all((error.what, error.why, error.fix))

@@ -101,8 +101,8 @@ def s3_server() -> Iterator[str]:
     address = f"http://{host}:{port}"
     try:
         for path, method in (("moto-api/reset", "POST"), (BUCKET, "PUT")):
-            asked = urllib.request.Request(f"{address}/{path}", method=method)
-            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=30).close()
+            request = urllib.request.Request(f"{address}/{path}", method=method)
+            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30).close()
         yield address
     finally:
         server.stop()

@@ -1,4 +1,4 @@
-"""Small git repositories shaped like NeMo, Megatron-Bridge and Megatron-LM, under addresses that nobody has."""
+"""Small git repositories shaped like NeMo, Megatron-Bridge and Megatron-LM, under addresses that do not exist."""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ def start(clone: Path, **env: str) -> "subprocess.Popen[str]":
 @pytest.mark.slow
 def test_two_at_once_share_one_set_up(clone):
     processes = [start(clone) for _ in range(2)]
-    told = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], told
-    assert [out for out, _ in told] == [f"{MARK} {clone / '.venv'}\n"] * 2
-    noise = "".join(err for _, err in told)
+    outputs = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert [out for out, _ in outputs] == [f"{MARK} {clone / '.venv'}\n"] * 2
+    noise = "".join(err for _, err in outputs)
     assert noise.count("setting up .venv") == 1
     assert noise.count("another ./dev is setting up here: waiting for it") == 1
     assert start(clone).communicate() == (f"{MARK} {clone / '.venv'}\n", "")

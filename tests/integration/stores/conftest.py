@@ -98,5 +98,5 @@ def _place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
 
 def as_s3(headers: dict[str, str]) -> dict[str, str]:
     """Google's XML API is S3's but for the condition of a put and the credentials."""
-    told = {"x-goog-if-generation-match": ("If-None-Match", "*")}
-    return dict(told.get(name.lower(), (name, value)) for name, value in headers.items())
+    names = {"x-goog-if-generation-match": ("If-None-Match", "*")}
+    return dict(names.get(name.lower(), (name, value)) for name, value in headers.items())

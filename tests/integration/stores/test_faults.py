@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.fault_proxy import fault_proxy
-from helpers.store_entries import BIG, KEY, SECRETS, Place, entry, fetched, push, told
+from helpers.store_entries import BIG, KEY, SECRETS, Place, check_error, entry, fetched, push
 from helpers.stores import (
     BUCKET,
     S3_KEYS,
@@ -87,7 +87,7 @@ def test_a_server_that_refuses_is_a_network_error(served: Place, tmp_path: Path,
     }
     with pytest.raises(NetworkError) as refused:
         actions[action]()
-    told(refused.value, str(status), served.url)
+    check_error(refused.value, str(status), served.url)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_server_that_is_not_there_is_a_network_error(url: str, endpoint: str |
     for ask in (lambda: remote.find("things", KEY), lambda: remote.keys("things")):
         with pytest.raises(NetworkError) as refused:
             ask()
-        told(refused.value, url, "cannot")
+        check_error(refused.value, url, "cannot")
 
 
 def test_a_bucket_that_is_not_there_is_no_empty_store(s3_address: str, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_bucket_that_is_not_there_is_no_empty_store(s3_address: str, tmp_path:
     for action in actions:
         with pytest.raises(NetworkError, match="does not exist") as refused:
             action()
-        told(refused.value, "There is no bucket no-such-bucket")
+        check_error(refused.value, "There is no bucket no-such-bucket")
 
 
 def test_a_registry_with_a_password(closed_registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,12 +126,12 @@ def test_a_registry_with_a_password(closed_registry: str, tmp_path: Path, monkey
     made = entry(tmp_path / "made")
     with pytest.raises(NetworkError) as refused:
         push(open_remote(url), made)
-    told(refused.value, "401", "without a name", f"docker login {host}")
+    check_error(refused.value, "401", "without a name", f"docker login {host}")
 
     wrong = write_docker_config(tmp_path / "wrong", {"auths": {host: {"auth": "YWxpOndyb25n"}}})
     with pytest.raises(NetworkError) as refused:
         push(open_remote(url, environ={**os.environ, **wrong}), made)
-    told(refused.value, "401", f"as {USER}", str(tmp_path / "wrong/config.json"))
+    check_error(refused.value, "401", f"as {USER}", str(tmp_path / "wrong/config.json"))
 
     right = write_docker_config(tmp_path / "right", {"auths": {host: {"auth": SECRETS[-1]}}})
     remote = open_remote(url, environ={**os.environ, **right})
@@ -161,7 +161,7 @@ def test_keys_and_region_of_awss_own_files(
         proxy.add(status=403)
         with pytest.raises(NetworkError) as refused:
             remote.find("things", KEY)
-        told(refused.value, "403", f"profile {section}")
+        check_error(refused.value, "403", f"profile {section}")
 
 
 def test_a_full_disk_here_is_one(place: Place, tmp_path: Path) -> None:

@@ -108,8 +108,8 @@ def asked(machine: Tool, *arguments: str, status: int = 0) -> dict[str, Any]:
     assert "Traceback" not in done.stderr
     assert PASSWORD not in done.stdout + done.stderr
     assert S3_KEYS["AWS_SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def test_wheels_go_there_and_come_back(place: Place) -> None:
@@ -252,8 +252,8 @@ def test_a_second_machine_compiles_nothing(place: Place, own: Tool, index: Simpl
 
     own.cache = tmp_path / "cache-three"
     own.env |= {"CUDA_HOME": str(tmp_path / "no toolkit")}
-    told = json.loads(own.run("sync", *SELECT, "--into", "venv", "--json").stdout)
-    assert told["wheels"] == {"kernels": built["record"]["key"]}
+    result = json.loads(own.run("sync", *SELECT, "--into", "venv", "--json").stdout)
+    assert result["wheels"] == {"kernels": built["record"]["key"]}
     assert compiled(tmp_path) == 1
     assert one.is_dir()
 
