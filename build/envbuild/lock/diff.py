@@ -110,6 +110,7 @@ def needed_by(lock: LockDirectory) -> dict[str, tuple[str, ...]]:
 
 def _via(file: Path) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
+    # uv writes `# via NAME` behind a package, or `# via` and then one `#   NAME` a line.
     name, via = "", False
     for line in file.read_text().splitlines():
         if match := _REQUIREMENT.match(line):

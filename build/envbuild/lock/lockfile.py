@@ -26,6 +26,7 @@ PROJECT_FILE = "pyproject.toml"
 UV_LOCK = "uv.lock"
 # The folder of a project with its locks: lockfiles/NAME/BASE.
 LOCKFILES = "lockfiles"
+# In the order of installation: what is built needs what was installed before.
 PHASE_FILES: dict[str, str] = {"main": "main.txt", "compile": "compile.txt", "git": "git.txt"}
 SCHEMA: Literal["envbuild.lock/1"] = "envbuild.lock/1"
 
@@ -190,6 +191,7 @@ def snapshot(lock: LockDirectory, folder: Path) -> LockDirectory:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (RECORD_FILE, PROJECT_FILE, *PHASE_FILES.values()):
             (folder / name).write_bytes((lock.path / name).read_bytes())
+    # Installing takes minutes, in which another envbuild may publish a lock at that path.
     copy = read_lock(folder)
     if copy.lock != lock.lock:
         raise CheckRefusedError(
@@ -226,6 +228,7 @@ def content_digest(
             **({"environment": dict(environment)} if environment else {}),
             "schema": SCHEMA,
             "base": base_digest,
+            # Not found_in: the lock is the same wherever a site has that build.
             "torch": [torch.version, torch.build],
             "components": {
                 name: [item.version, item.phase.value, item.commit, list(item.modules)]

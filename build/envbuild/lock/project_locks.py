@@ -107,6 +107,7 @@ def check_one(path: Path, catalog: Catalog, repositories: Repositories, reporter
     try:
         stack = catalog.stack(lock.stack)
         catalog.base(lock.base.name)
+        # Any of them: a lock depends on the base, and not on the GPU.
         target = next((entry.target for entry in stack.builds if lock.base.name in entry.bases), None)
         if target is None:
             return CommittedLock(

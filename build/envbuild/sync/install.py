@@ -203,6 +203,7 @@ def _without(file: Path, leave_out: Collection[str], place: InstallTarget) -> tu
 
 def _install_wheels(lock: LockDirectory, place: InstallTarget, wheels: Mapping[str, str]) -> None:
     """Install built wheels and trees; what the phase's file pins is then there, and uv leaves it alone."""
+    # --no-index: a wheel that is not there must fail, and not come from elsewhere.
     arguments = ["pip", "install", "--python", place.venv_python, "--no-deps", "--no-index", "--offline"]
     if not all(path.endswith(".whl") for path in wheels.values()):
         arguments.append("--no-build-isolation")

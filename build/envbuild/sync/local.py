@@ -161,6 +161,7 @@ def import_modules(
     plain = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV" and not key.startswith("PYTHON")}
     environment = plain | check_environment(target) | lock.lock.variables(place.venv)
     phases, leave_out = scope.phases, scope.leave_out
+    # A commit is installed in phase git, whatever the phase of its component.
     phase_of = {name: "git" if item.commit else item.phase.value for name, item in lock.lock.components.items()}
     modules = modules_of(lock.lock)
     left_out = {name: names for name, names in modules.items() if phase_of[name] not in phases or name in leave_out}

@@ -25,6 +25,7 @@ def refuse_other_machine(base_platform: str, base_glibc: str, *, what: str, fix:
     wanted = MACHINES[base_platform]
     if machine != wanted:
         problem = f"The base is for {wanted}; this machine is {machine}."
+    # By numbers: as texts, 2.100 would be older than 2.36.
     elif not glibc or version_key(glibc) < version_key(base_glibc):
         problem = (
             f"The base has glibc {base_glibc}; this machine has {glibc or 'none'}, and wheels may need the newer one."

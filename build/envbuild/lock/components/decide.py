@@ -250,6 +250,7 @@ def decide_components(inputs: LockInputs, context: LockContext) -> Decided:
     if anchor is not None:
         anchor = earlier(anchor, inputs.commits, context.repositories)
     moment = as_of_moment(selection, request.as_of, pins, anchor, context)
+    # Known only now: the companions' branches are as of the moment that follows from the anchor.
     if bound is None and moment.asked != as_of.NOW:
         bound = moment.moment
     dates = own_dates(stack)

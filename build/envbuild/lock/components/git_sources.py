@@ -84,6 +84,7 @@ class GitSourceReader:
                     queue.append((item.chosen, needed, frozenset()))
         # Of several for a package the first is in force (GitSources.in_force): one that is needed for certain.
         candidates.sort(key=lambda item: not item.required)
+        # The others only once a resolution shows that they are asked for (settle).
         refuse_two([item for item in candidates if item.required])
         return GitSources(candidates=tuple(candidates), overruled=overruled)
 

@@ -62,6 +62,7 @@ class Chosen:
             return f" @ {self.url}"
         if self.commit is None:
             return self.specifier
+        # A direct reference (PEP 508); the fragment is pip's, and uv reads it too.
         return f" @ git+{self.git}@{self.commit.sha}" + (
             f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
         )

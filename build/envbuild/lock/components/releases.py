@@ -38,6 +38,7 @@ def find_release(chosen: Chosen, base: Base, settings: Mapping[str, object], con
         locked = look_up({chosen.name: chosen.specifier}, base, settings, f"find {chosen.name}", context)
     except ResolutionError as error:
         exact = EXACT.match(chosen.specifier)
+        # uv's words for a release that does not exist, as opposed to one that does not fit.
         if exact is None or "there is no version of" not in error.why:
             raise
         raise _no_release(chosen, exact[1], base, settings, context, error) from error

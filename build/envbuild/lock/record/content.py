@@ -17,6 +17,7 @@ from envbuild.core import tomlread
 from envbuild.lock.lockfile import Lock, LockDirectory
 from envbuild.lock.uv.resolution import package_files
 
+# `name[extra]==1.0 ; marker`, `name @ git+URL@COMMIT`, `name @ https://FILE`.
 _PINNED = re.compile(
     r"^(?P<name>[A-Za-z0-9][\w.-]*)(\[[^]]*\])?\s*(==\s*(?P<version>[^\s;]+)|@\s*git\+\S+@(?P<commit>\w+)|@\s*\w+://)"
 )

@@ -131,6 +131,7 @@ def _pylock(export: _Export) -> Exported:
     source, base, file = export.source(), export.lock.lock.base, export.folder / "pylock.toml"
     # The newest platform that the base still has. Before 2.17 (manylinux2014) uv knows none.
     glibc = max(minor for minor in _PLATFORMS_OF_UV if minor <= max(17, int(base.glibc.split(".")[1])))
+    # PEP 751 asks for a hash of every file. --no-deps: the phase files name every package already.
     arguments: list[str | Path] = ["pip", "compile", "--format", "pylock.toml", "--no-deps", "--generate-hashes"]
     arguments += ["--no-header", "--python-version", base.python]
     arguments += ["--python-platform", f"{MACHINES[base.platform]}-manylinux_2_{glibc}", *source.uv_args()]

@@ -182,6 +182,7 @@ def _write_phases(resolved: ResolvedPlan, context: LockContext) -> dict[str, Loc
     blocks = {
         "main": with_local_hashes([block for block in main if not _from_git(block)], resolution, plan.torch),
         "compile": with_local_hashes([block for block in compiled if not _from_git(block)], resolution, plan.torch),
+        # Where hashes are required, every line must have one, and a commit has none: so a file of their own.
         "git": [block for block in (*main, *compiled) if _from_git(block)],
     }
     phases = {}

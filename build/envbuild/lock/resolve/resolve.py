@@ -93,6 +93,7 @@ def _guess(project: Project, like: LockDirectory) -> Project | None:
         return None
     with machine_errors(like.path):
         document = tomlread.loads((like.path / PROJECT_FILE).read_text())
+    # What else the other lock's project depends on was declared by its compile phase.
     known = main_lines(project)
     return replace(
         project,

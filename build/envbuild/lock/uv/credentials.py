@@ -18,6 +18,7 @@ from pathlib import Path
 
 from envbuild.core import tomlread
 
+# UV_INDEX_URL and UV_EXTRA_INDEX_URL are uv's older names for UV_DEFAULT_INDEX and UV_INDEX.
 _SINGLE = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
 _SEVERAL = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 _NAMED = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<url>\w+://.*)$")
@@ -116,4 +117,5 @@ def _from_netrc(host: str, environ: Mapping[str, str]) -> tuple[str, str] | None
         found = netrc.netrc(str(path)).authenticators(host)
     except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
         return None
+    # A netrc entry has a login, an account and a password; any may be missing.
     return (found[0] or found[1] or "", found[2] or "") if found else None

@@ -138,6 +138,8 @@ def _settings_files(environment: Mapping[str, str]) -> tuple[Path, Path | None]:
     """The user's uv.toml, or the one that is named in its place, and the system's."""
     named = environment.get("UV_CONFIG_FILE")
     own = Path(named).expanduser().absolute() if named else _settings_folder(environment) / "uv/uv.toml"
+    # uv's system-wide file: in a folder of XDG_CONFIG_DIRS, else in /etc/uv (uv's documentation, "Configuration
+    # files").
     systems = [Path(name) / "uv/uv.toml" for name in (environment.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")]
     return own, next((path for path in (*systems, Path("/etc/uv/uv.toml")) if path.is_file()), None)
 
