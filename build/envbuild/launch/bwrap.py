@@ -33,7 +33,6 @@ class ImageExecutor:
         return self.image.record.python
 
     def variables(self) -> Mapping[str, str]:
-        """See :class:`~envbuild.launch.executors.Executor`."""
         return {**variables_of(self.image), **self.extra}
 
 
@@ -49,7 +48,6 @@ class SqshExecutor(ImageExecutor):
         return self.runtime.name
 
     def run(self, task: Task) -> Finished:
-        """See :class:`~envbuild.launch.executors.Executor`."""
         with open_image(self.runtime, self.image.sqsh(), driver=self.driver) as opened:
             return run_task(opened, task, self.python, self.image.sqsh(), self.extra)
 
@@ -65,7 +63,6 @@ class LayersExecutor(ImageExecutor):
         return LAYERS
 
     def run(self, task: Task) -> Finished:
-        """See :class:`~envbuild.launch.executors.Executor`."""
         with open_layers(layers_of(self.image), variables_of(self.image), driver=self.driver) as opened:
             return run_task(opened, task, self.python, manifest_of(self.image), self.extra)
 

@@ -49,7 +49,6 @@ class DockerExecutor(ImageExecutor):
         return self.engine.version
 
     def run(self, task: Task) -> Finished:
-        """See :class:`~envbuild.launch.executors.Executor`."""
         if not self.engine.address.startswith("unix:"):
             raise CertificationCannotRunError(
                 f"the docker daemon at {mask(self.engine.address)} may be on another machine",

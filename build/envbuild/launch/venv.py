@@ -34,11 +34,9 @@ class PythonExecutor:
         return str(self.program)
 
     def variables(self) -> Mapping[str, str]:
-        """See :class:`~envbuild.launch.executors.Executor`."""
         return dict(os.environ)
 
     def run(self, task: Task) -> Finished:
-        """See :class:`~envbuild.launch.executors.Executor`."""
         places = [str(path.resolve()) for path in (task.plan, task.runner, task.results)]
         return run(
             task.words(self.python, plan=places[0], runner=places[1], results=places[2]),

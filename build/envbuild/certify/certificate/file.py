@@ -37,7 +37,6 @@ class CertificateFile:
         return self.content.signed.keyid if self.content.signed else None
 
     def refuse(self, why: str, fix: str = AGAIN) -> CertificateRefusedError:
-        """The error for why this certificate does not count."""
         return refusal(self.path, why, fix)
 
     def statement(self) -> Certificate:

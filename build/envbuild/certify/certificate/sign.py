@@ -21,8 +21,6 @@ UNSIGNED = "This certificate is not signed: it proves nothing about who measured
 
 
 class Signer:
-    """Signs with one private key."""
-
     def __init__(self, key: Ed25519PrivateKey) -> None:
         from securesystemslib.signer import CryptoSigner, SSlibKey
 

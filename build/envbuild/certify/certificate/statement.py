@@ -118,8 +118,6 @@ class Measured(TomlModel):
 
 
 class Predicate(TomlModel):
-    """The claims about the subjects."""
-
     model_config = ConfigDict(populate_by_name=True)
 
     key: Digest = Field(description="of everything that decides the verdict")
@@ -158,8 +156,6 @@ class Predicate(TomlModel):
 
 
 class Certificate(TomlModel):
-    """The statement of a certificate."""
-
     model_config = ConfigDict(populate_by_name=True)
 
     type_: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")

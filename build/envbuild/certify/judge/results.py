@@ -209,7 +209,6 @@ def _writable(value: Any) -> Any:
 
 @cache
 def _validators() -> Mapping[str, Any]:
-    """A validator for each type of line."""
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 

@@ -17,8 +17,6 @@ LOG_END_LINES = 60
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """Where the reports are."""
-
     junit: Path
     page: Path
 

@@ -46,7 +46,6 @@ class Report(TomlModel):
 
     @property
     def failed_cases(self) -> tuple[CaseVerdict, ...]:
-        """Those that did not pass."""
         return tuple(case for case in self.cases if not case.passed)
 
 

@@ -36,7 +36,6 @@ class Trouble:
 
 
 def page_html(report: Report) -> str:
-    """The page of a report."""
     template, style = _template()
     # The page shows text that the environment under test wrote. Should escaping ever fail, the policy still lets
     # nothing run or load; its own style is allowed by its hash (CSP Level 3, section 2.3.1).

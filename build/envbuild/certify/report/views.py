@@ -45,12 +45,10 @@ class CaseView:
 
     @property
     def verdict(self) -> CaseVerdict:
-        """The case itself."""
         return self.shown.case
 
     @property
     def status(self) -> str:
-        """The verdict in a word."""
         return "passed" if self.verdict.passed else "failed"
 
     @property

@@ -86,7 +86,6 @@ class CertifyJob:
 
     @property
     def certificate(self) -> Path:
-        """The file of its certificate."""
         return self.folder / CERTIFICATE_FILE
 
     @property
