@@ -122,7 +122,7 @@ class FakeExecutor:
             facts = {"variables": self.world.variables, "smoke_digest": sha256_file(task.runner), **self.world.faults}
             write(results, results_of(plan, **facts))
             self.world.spoil(results)
-        return Finished(argv=(), status=self.world.status, output="\n".join(self.world.output), seconds=1.0)
+        return Finished(status=self.world.status, output="\n".join(self.world.output), seconds=1.0)
 
 
 def place_image(out_dir: Path, lock: LockDirectory, name: str = "mcore") -> PlacedImage:

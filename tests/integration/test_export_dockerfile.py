@@ -95,7 +95,7 @@ class InImage:
         done = self.image.run(argv, {data_root() / PROBE: INSIDE_PROBE})
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(done.stdout + done.stderr)
-        return Finished(argv=(*argv,), status=done.returncode, output=done.stdout + done.stderr, seconds=0.0)
+        return Finished(status=done.returncode, output=done.stdout + done.stderr, seconds=0.0)
 
 
 def check_imports(image: Image, lock: LockDirectory, logs: Path) -> tuple[str, ...]:

@@ -32,7 +32,6 @@ from envbuild.core.spawn import started_program, watched
 class Finished:
     """A program that ended: its exit status (negative: the signal that ended it), output and wall time."""
 
-    argv: tuple[str, ...]
     status: int
     output: str
     seconds: float
@@ -145,7 +144,7 @@ def run(
             fix=options.fix,
             log=log,
         )
-    return Finished(argv=tuple(command), status=process.returncode, output=output, seconds=seconds)
+    return Finished(status=process.returncode, output=output, seconds=seconds)
 
 
 def _open_log(log: Path, command: list[str]) -> FileIO:

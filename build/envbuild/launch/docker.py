@@ -62,7 +62,7 @@ class DockerExecutor(ImageExecutor):
         started = time.monotonic()
         with _log(task.log) as log, self._container(task, words) as name:
             status, output = self._follow(name, task, log)
-        return Finished(argv=tuple(words), status=status, output=output, seconds=time.monotonic() - started)
+        return Finished(status=status, output=output, seconds=time.monotonic() - started)
 
     def remove_orphans(self, results: Path) -> None:
         """Remove the containers of a killed envbuild that write to these results; the caller has locked the folder."""

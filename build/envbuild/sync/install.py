@@ -169,7 +169,7 @@ def _install_rest(
         wanted = [line for line in lines if _name(line) not in {*leave_out, *ready}]
         left = packages - sum(_name(line) in leave_out for line in lines)
         if not wanted:
-            return Finished(argv=(), status=0, output="", seconds=0.0), left
+            return Finished(status=0, output="", seconds=0.0), left
         return pip.run(wanted), left
     path = f"{pip.place.lock}/{file.name}"
     if leave_out:

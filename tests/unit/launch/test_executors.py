@@ -33,7 +33,7 @@ def test_image_sees_the_task(task, tmp_path, monkeypatch):
 
     def run(argv, **options):
         seen.update(options, argv=argv)
-        return Finished(argv=(), status=0, output="", seconds=0.0)
+        return Finished(status=0, output="", seconds=0.0)
 
     monkeypatch.setattr(bwrap, "run", run)
     runtime = Runtime(name="loop", bwrap=Path("/usr/bin/bwrap"), opener=lambda sqsh, place: ["open", sqsh, place])

@@ -161,6 +161,6 @@ def test_credentials_do_not_reach_the_log(uv, tmp_path):
     ],
 )
 def test_failure_by_uvs_words(output, error):
-    found = failure(Finished(argv=("uv",), status=2, output=output, seconds=0), "try", Path("log"))
+    found = failure(Finished(status=2, output=output, seconds=0), "try", Path("log"))
     assert type(found) is error
     assert found.fix

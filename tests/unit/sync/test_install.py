@@ -29,7 +29,7 @@ class Recorder:
         failed = bool(self._failing) and self._failing in " ".join(argv)
         if "--offline" in argv and not self._cached:
             failed = True
-        return Finished(argv=tuple(argv), status=2 if failed else 0, output=self._output, seconds=1.5)
+        return Finished(status=2 if failed else 0, output=self._output, seconds=1.5)
 
 
 def lock_with(tmp_path: Path, **packages: int) -> LockDirectory:

@@ -107,7 +107,7 @@ def test_key_changes_with_definition_tool_and_scrubbing(monkeypatch):
 
 
 def finished(output):
-    return Finished(argv=("mmdebstrap",), status=25, output=output, seconds=1.0)
+    return Finished(status=25, output=output, seconds=1.0)
 
 
 @pytest.mark.parametrize(
