@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 Document = dict[str, Any]
@@ -38,6 +40,11 @@ def case_document(case_id: str, baseline: str | None = None, *, overlap: bool = 
         "estimated_seconds": None,
         "time_limit_seconds": 120,
     }
+
+
+def read_results(out: Path) -> list[Document]:
+    """The lines of the results of a run."""
+    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
 
 
 def plan_document(*cases: Document) -> Document:

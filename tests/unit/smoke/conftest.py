@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.smoke_plans import Document, case_document, plan_document
+from helpers.smoke_plans import Document, case_document, plan_document, read_results
 from unit.smoke.run_with_fake_ranks import FAKE, run_plan
 
 from envbuild_smoke import cli
@@ -119,11 +119,7 @@ def run_into(out: Path, *cases: Document, options: Options | None = None, **chan
     options = replace(options, program=options.program or FAKE)
     with without_packages():
         runner.run_plan(plan, plan.cases, out, emit=lambda _event: None, stop=threading.Event(), options=options)
-    return Done(out, lines_of(out))
-
-
-def lines_of(out: Path) -> list[Document]:
-    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    return Done(out, read_results(out))
 
 
 def write_plan(folder: Path, *cases: Document, **changes: object) -> Path:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.smoke_plans import plan_document
-from unit.smoke.conftest import BASELINE, FAKE_COMMAND, HERE, Command, lines_of, two_ranks, write_plan
+from helpers.smoke_plans import plan_document, read_results
+from unit.smoke.conftest import BASELINE, FAKE_COMMAND, HERE, Command, two_ranks, write_plan
 from unit.smoke.processes import assert_gone
 
 from envbuild_smoke import cli
@@ -80,7 +80,7 @@ def test_full_disk_exits_5_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     assert_gone(out)
     again = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=120, check=False)
     assert again.returncode == 0, again.stderr
-    assert lines_of(out)[-1]["completed"] == 7
+    assert read_results(out)[-1]["completed"] == 7
 
 
 def test_out_that_cannot_be_made_exits_5(smoke: Smoke, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_environment_without_the_stack_exits_3(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 3
     assert "No module named 'torch'" in done.stderr
-    line, end = lines_of(out)
+    line, end = read_results(out)
     assert {finding["code"] for finding in line["environment_findings"]} == {"package-missing", "unusable"}
     assert end["completed"] == 0
 
@@ -170,8 +170,8 @@ def test_run_that_is_stopped_leaves_no_rank_and_keeps_finished_results(
     assert "Traceback" not in errors
     # It ended by itself, before the watchdog's grace was over.
     assert ("interrupted: all ranks were killed" in errors) == ("SIGKILL" not in how)
-    assert [line["type"] for line in lines_of(out)] == ["run", "case"]
-    assert lines_of(out)[1]["status"] == "completed"
+    assert [line["type"] for line in read_results(out)] == ["run", "case"]
+    assert read_results(out)[1]["status"] == "completed"
     assert_gone(out)
 
 
@@ -183,7 +183,7 @@ def test_closed_output_does_not_end_the_run(tmp_path: Path) -> None:
     process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=60) == 0
-    assert lines_of(tmp_path / "out")[-1]["completed"] == 2
+    assert read_results(tmp_path / "out")[-1]["completed"] == 2
 
 
 def test_gpus_that_are_missing_are_an_event_and_exit_4(

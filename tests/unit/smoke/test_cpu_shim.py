@@ -50,18 +50,14 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     def no_cuda(*_arguments: object, **_options: object) -> None:
         raise AssertionError("CUDA was called")
 
-    modules: dict[str, Any] = {}
-    for name in ("torch", "torch.cuda", "torch.cuda.random", "megatron.core.tensor_parallel.random"):
-        parts = name.split(".")
-        for depth in range(1, len(parts) + 1):
-            part = ".".join(parts[:depth])
-            if part not in modules:
-                modules[part] = ModuleType(part)
-                modules[part].__path__ = []
-                monkeypatch.setitem(sys.modules, part, modules[part])
-                if depth > 1:
-                    setattr(modules[".".join(parts[: depth - 1])], parts[depth - 1], modules[part])
+    names = ("torch", "torch.cuda", "torch.cuda.random", "megatron.core.tensor_parallel.random")
+    modules: dict[str, Any] = {name: ModuleType(name) for name in names}
+    for name in names:
+        # A module of this name is found without its parents.
+        monkeypatch.setitem(sys.modules, name, modules[name])
     fake = modules["torch"]
+    fake.cuda = modules["torch.cuda"]
+    fake.cuda.random = modules["torch.cuda.random"]
     fake.Tensor = type("Tensor", (Tensor,), dict(vars(Tensor)))
     fake.device = lambda name: f"device {name}"
     fake.default_generator = Generator()

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.smoke_plans import Document, case_document
+from helpers.smoke_plans import Document, case_document, read_results
 from unit.smoke.conftest import (
     BASELINE,
     FAKE,
     FAKE_COMMAND,
     Command,
     fake_ranks,
-    lines_of,
     run_into,
     two_ranks,
     without_packages,
@@ -96,12 +95,12 @@ def test_killed_run_is_resumed(tmp_path: Path) -> None:
     process.kill()
     process.communicate(timeout=60)
     assert_gone(out)
-    before = lines_of(out)
+    before = read_results(out)
     assert [line["type"] for line in before] == ["run", "case", "case"]
     (out / "go").touch()
     done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    lines = lines_of(out)
+    lines = read_results(out)
     # Finished results are as they were, byte for byte; the case that was cut off ran from its start.
     assert lines[: len(before)] == before
     assert [line["type"] for line in lines] == ["run", "case", "case", "resumed", "case", "case", "end"]
@@ -121,7 +120,7 @@ def test_incomplete_line_is_cut_off(smoke: Smoke, waiting: Path) -> None:
     done = run(smoke, waiting, "--resume")
     assert done.status == 0, done.errors
     assert results.read_bytes().startswith(whole + b'{"schema": "envbuild.results/2", "type": "resumed"')
-    assert lines_of(waiting / "out")[3]["cut_bytes"] == 44
+    assert read_results(waiting / "out")[3]["cut_bytes"] == 44
     assert "an incomplete last line of 44 bytes was cut off" in done.errors
 
 
@@ -165,7 +164,7 @@ def test_run_of_something_else_is_not_resumed_and_left(smoke: Smoke, waiting: Pa
     elif what == "nonce":
         change_first_line(results, nonce="f" * 32)
     else:
-        environment = lines_of(waiting / "out")[0]["environment"]
+        environment = read_results(waiting / "out")[0]["environment"]
         change_first_line(results, environment={**environment, "versions": {"pytest": "0.1"}})
         with results.open("a") as file:
             file.write('{"incomplete')
@@ -202,7 +201,7 @@ def test_run_in_another_environment_is_not_resumed(ended: Path, path: str, value
 def test_resume_of_nothing_just_starts(smoke: Smoke, tmp_path: Path) -> None:
     write_plan(tmp_path, BASELINE)
     assert run(smoke, tmp_path, "--resume").status == 0
-    assert [line["type"] for line in lines_of(tmp_path / "out")] == ["run", "case", "end"]
+    assert [line["type"] for line in read_results(tmp_path / "out")] == ["run", "case", "end"]
 
 
 def test_resume_of_a_whole_run_does_nothing(smoke: Smoke, ended: Path) -> None:
@@ -222,7 +221,7 @@ def test_baseline_whose_checkpoint_is_gone_runs_again(smoke: Smoke, tmp_path: Pa
     out.mkdir()
     (out / "go").touch()
     assert run(smoke, tmp_path, "--only", "train-b").status == 0
-    assert [line["case"] for line in lines_of(out)[1:-1]] == ["saves-baseline", "train-b"]
+    assert [line["case"] for line in read_results(out)[1:-1]] == ["saves-baseline", "train-b"]
     # With the checkpoint there, only what is missing runs.
     assert run(smoke, tmp_path, "--resume", "--only", "train-c").started == ["train-c"]
     shutil.rmtree(out / "checkpoints")
@@ -230,10 +229,10 @@ def test_baseline_whose_checkpoint_is_gone_runs_again(smoke: Smoke, tmp_path: Pa
     assert done.status == 0, done.errors
     assert done.started == ["saves-baseline", "train-d"]
     # The baseline's result is that of the first time, and the end is where the last part ends.
-    assert [line["type"] for line in lines_of(out)].count("end") == 1
-    names = [line["case"] for line in lines_of(out) if line["type"] == "case"]
+    assert [line["type"] for line in read_results(out)].count("end") == 1
+    names = [line["case"] for line in read_results(out) if line["type"] == "case"]
     assert names == ["saves-baseline", "train-b", "train-c", "train-d"]
-    assert lines_of(out)[-1]["cases"] == 4
+    assert read_results(out)[-1]["cases"] == 4
 
 
 def test_baseline_that_fails_when_it_runs_again_takes_its_cases_along(smoke: Smoke, tmp_path: Path) -> None:
@@ -242,7 +241,7 @@ def test_baseline_that_fails_when_it_runs_again_takes_its_cases_along(smoke: Smo
     assert run(smoke, tmp_path, "--only", "train-b").status == 0
     done = run(smoke, tmp_path, "--resume")
     assert done.status == 1, done.errors
-    lines = lines_of(tmp_path / "out")
+    lines = read_results(tmp_path / "out")
     statuses = [(line["case"], line["status"]) for line in lines if line["type"] == "case"]
     assert statuses == [("once-baseline", "completed"), ("train-b", "completed"), ("train-c", "not-run")]
     assert (lines[-1]["cases"], lines[-1]["completed"]) == (3, 2)
@@ -263,7 +262,7 @@ def test_trained_case_is_compared_without_training_again(
     write_plan(tmp_path, *COMPARED)
     out = tmp_path / "out"
     interrupt(tmp_path, lambda event: event["event"] == "case-trained")
-    assert [line["type"] for line in lines_of(out)] == ["run"]
+    assert [line["type"] for line in read_results(out)] == ["run"]
     if left == "no checkpoint":
         shutil.rmtree(out / "checkpoints" / "final-b")
     elif left == "half a result":
@@ -273,7 +272,7 @@ def test_trained_case_is_compared_without_training_again(
     done = run(smoke, tmp_path, "--resume")
     assert done.status == 0, done.errors
     assert done.started == started
-    case = lines_of(out)[-2]
+    case = read_results(out)[-2]
     assert (case["case"], case["status"], len(case["steps"])) == ("final-b", "completed", 5)
     assert case["weights"]["compared_with"] == "saves-baseline"
 
