@@ -28,10 +28,6 @@ def test_a_day_that_does_not_exist_is_refused(text):
         as_of.parse_date(text)
 
 
-def test_timestamp_is_in_utc():
-    assert as_of.timestamp(RELEASED) == "2025-01-02T11:04:05Z"
-
-
 def at(moment: datetime):
     """A clock that stands at a moment."""
     return lambda: moment

@@ -48,12 +48,9 @@ def test_what_holds_for_all_holds_for_each_extra(base):
     assert ranges(lib, "dep", base) == [("a", "<3,>=1", []), ("b", "<2,>=1", ["x"])]
 
 
-def test_extras_that_the_stack_asks_for_come_first(base):
+def test_extras_that_the_stack_asks_for_come_first_or_alone(base):
     found = ranges(MEGATRON, "transformer-engine", base, first=("L_T_S",))
     assert [extra for extra, *_ in found] == ["l-t-s", "dev"]
-
-
-def test_of_some_extras_alone_the_rest_says_nothing(base):
     assert ranges(MEGATRON, "transformer-engine", base, only={"l-t-s"}) == [("l-t-s", "<2", [])]
     assert ranges(MEGATRON, "torch", base, only={"dev"}) == []
 

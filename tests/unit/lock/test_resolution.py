@@ -1,10 +1,11 @@
 """What uv found becomes pins and hashes; the tool hashes local wheels itself."""
 
 import pytest
+from helpers.locks import lock_context
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import InternalError
-from envbuild.lock.uv.resolution import Resolution, seconds_of, upload_seconds, with_local_hashes
+from envbuild.lock.uv.resolution import Resolution, seconds_of, throw_away, upload_seconds, with_local_hashes
 from envbuild.lock.uv.torch_builds import TorchSource
 
 WHEEL = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
@@ -57,3 +58,10 @@ def test_upload_times_are_those_of_every_file():
     files = [{"upload-time": "2026-01-02T03:04:05Z"}, {"upload-time": "2026-01-02T03:04:07Z"}, {}]
     package = {"name": "lib", "wheels": files, "sdist": {"upload-time": "2026-01-02T03:04:06Z"}}
     assert upload_seconds(package) == [1767323045, 1767323047, 1767323046]
+
+
+def test_every_throw_away_project_has_a_folder_of_its_own(tmp_path):
+    context = lock_context(tmp_path)
+    first, second = throw_away("one", context), throw_away("two", context)
+    assert first != second
+    assert [(folder / "pyproject.toml").read_text() for folder in (first, second)] == ["one", "two"]

@@ -63,14 +63,6 @@ def test_another_form_is_named(text, why):
     assert why in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "text", ["[tool]\nuv = 5", "tool = 5", "[tool.uv]\nsources = 5", "[tool.uv", "[[tool.uv.sources]]\na = 1"]
-)
-def test_no_settings(text):
-    with pytest.raises(ValueError, match=r"."):
-        read_sources(uv_settings(text))
-
-
 def test_what_upstream_builds_in_the_environment():
     settings = uv_settings('[tool.uv]\nno-build-isolation-package = ["Mamba_SSM"]')
     assert built_without_isolation(settings) == {"mamba-ssm"}
