@@ -32,9 +32,10 @@ class Image:
     def _call(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*self.program, *words], env=dict(self.environment), capture_output=True, text=True)
 
-    def run(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def run(self, argv: Sequence[str], mounted: Mapping[Path, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run a program in a container without a network."""
-        return self._call("run", "--rm", "--network", "none", *self.run_options, self.tag, *argv)
+        mounts = [word for path, place in (mounted or {}).items() for word in ("-v", f"{path}:{place}:ro")]
+        return self._call("run", "--rm", "--network", "none", *self.run_options, *mounts, self.tag, *argv)
 
     def config(self) -> dict[str, Any]:
         """How its containers start."""
