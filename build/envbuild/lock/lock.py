@@ -180,24 +180,32 @@ def lock_on_fitting_base(
     Raises:
         EnvbuildError: see :func:`lock_stack`; of the first base.
     """
-    others = [] if request.base_named else _other_bases(selection)
+    bases = [selection, *([] if request.base_named else _other_bases(selection))]
     failures: list[tuple[Selection, EnvbuildError]] = []
-    for item in (selection, *others):
-        last = item is (others[-1] if others else selection)
+    for item, following in zip(bases, [*bases[1:], None], strict=True):
         try:
-            options = replace(options_for(item), older=not others)
-            return lock_stack(item, replace(request, base_named=last), options, context)
+            options = replace(options_for(item), older=len(bases) == 1)
+            return lock_stack(item, replace(request, base_named=following is None), options, context)
         except (CheckRefusedError, ResolutionError, BuildError) as error:
-            if not others or not (may_deviate(item, request) or _is_of_another_cuda(error)):
+            if following is not None and not (may_deviate(item, request) or _is_of_another_cuda(error)):
                 raise
             failures.append((item, error))
-            context.reporter.note(f"no lock on base {item.base_name}: {error.what}")
-    if may_deviate(selection, request):
+            if following is not None:
+                context.reporter.note(_next_base(item, following, error))
+    if may_deviate(selection, request) and len(bases) > 1:
         for item, failure in failures:
             if not _is_of_another_cuda(failure):
                 with contextlib.suppress(CheckRefusedError, ResolutionError, BuildError):
                     return lock_stack(item, replace(request, base_named=True), options_for(item), context)
     raise failures[0][1]
+
+
+def _next_base(item: Selection, following: Selection, error: EnvbuildError) -> str:
+    why = "its packages are of another CUDA than" if _is_of_another_cuda(error) else f"{error.what}: no lock on"
+    has = " has" if _is_of_another_cuda(error) else ""
+    return (
+        f"{why} base {item.base_name}{has}: taking {following.base_name}, which stack {following.stack_name} names too"
+    )
 
 
 def _is_of_another_cuda(error: EnvbuildError) -> bool:
