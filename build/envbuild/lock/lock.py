@@ -183,21 +183,32 @@ def lock_on_fitting_base(
     bases = [selection, *([] if request.base_named else _other_bases(selection))]
     failures: list[tuple[Selection, EnvbuildError]] = []
     for item, following in zip(bases, [*bases[1:], None], strict=True):
-        try:
-            options = replace(options_for(item), older=len(bases) == 1)
-            return lock_stack(item, replace(request, base_named=following is None), options, context)
-        except (CheckRefusedError, ResolutionError, BuildError) as error:
-            if following is not None and not (may_deviate(item, request) or _is_of_another_cuda(error)):
-                raise
-            failures.append((item, error))
-            if following is not None:
-                context.reporter.note(_next_base(item, following, error))
-    if may_deviate(selection, request) and len(bases) > 1:
-        for item, failure in failures:
-            if not _is_of_another_cuda(failure):
-                with contextlib.suppress(CheckRefusedError, ResolutionError, BuildError):
-                    return lock_stack(item, replace(request, base_named=True), options_for(item), context)
+        options = replace(options_for(item), older=len(bases) == 1)
+        done = _tried(item, replace(request, base_named=following is None), options, context)
+        if isinstance(done, LockResult):
+            return done
+        if following is not None and not (may_deviate(item, request) or _is_of_another_cuda(done)):
+            raise done
+        failures.append((item, done))
+        if following is not None:
+            context.reporter.note(_next_base(item, following, done))
+    older = failures if may_deviate(selection, request) and len(bases) > 1 else []
+    for item, failure in older:
+        if not _is_of_another_cuda(failure):
+            done = _tried(item, replace(request, base_named=True), options_for(item), context)
+            if isinstance(done, LockResult):
+                return done
     raise failures[0][1]
+
+
+def _tried(
+    selection: Selection, request: LockRequest, options: LockOptions, context: Context
+) -> LockResult | EnvbuildError:
+    """The lock, or the failure that another base may not have."""
+    try:
+        return lock_stack(selection, request, options, context)
+    except (CheckRefusedError, ResolutionError, BuildError) as error:
+        return error
 
 
 def _next_base(item: Selection, following: Selection, error: EnvbuildError) -> str:
