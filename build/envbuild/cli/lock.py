@@ -18,7 +18,7 @@ from envbuild.core.progress import PlainReporter, Reporter, SilentReporter
 from envbuild.core.text import shown
 from envbuild.lock.checks.findings import CODES
 from envbuild.lock.inputs.pins import foreign_pins, parse_pins, variant_name
-from envbuild.lock.inputs.request import LockRequest, may_deviate
+from envbuild.lock.inputs.request import LockRequest, leaves_open
 from envbuild.lock.lock import LockOptions, LockResult, lock_on_fitting_base
 from envbuild.lock.lockdir import lock_path
 from envbuild.lock.project_locks import check_committed, lock_all
@@ -130,7 +130,7 @@ def command(
     if diff:
         _diff(session, selection, request, out or kept)
         return
-    verifier = _verifier(session) if (may_deviate(selection, request) if verify is None else verify) else None
+    verifier = _verifier(session) if (leaves_open(selection.stack) if verify is None else verify) else None
 
     def options_for(selection: Selection) -> LockOptions:
         if verifier is not None:

@@ -74,10 +74,14 @@ class LockInputs:
         return self.request.torch_build or self.selection.base.torch.build
 
 
+def leaves_open(stack: Stack) -> bool:
+    """Whether a stack leaves releases to its anchor's upstream and the index, so that what resolves need not work."""
+    return stack.anchor is not None and bool(stack.undecided())
+
+
 def may_deviate(selection: Selection, request: LockRequest) -> bool:
     """Whether a lock may take other releases than upstream's: the stack leaves some open, and the user allows it."""
-    stack = selection.stack
-    return stack.anchor is not None and bool(stack.undecided()) and not request.exact
+    return leaves_open(selection.stack) and not request.exact
 
 
 def request_of(lock: Lock) -> LockRequest:

@@ -1,0 +1,118 @@
+"""A lock whose pins do not work: other releases, added packages and older commits, with the real uv and git."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers.lock_runs import OLD, error, lock_of, result
+from helpers.stack_files import write_stack
+from helpers.upstreams import MCORE_URL, NEMO_URL, SETUPTOOLS, Upstream, manifest, project_files
+
+LATER = "2025-06-01T00:00:00Z"
+HEAD_DAY = "2025-03-20T12:00:00Z"
+LOCK = ("lock", "--stack", "nemo", "--json")
+
+
+@pytest.fixture
+def tip(upstream: Upstream) -> Callable[..., str]:
+    """Commits to NeMo's main: what its package imports, and needs."""
+
+    def commit(module: str, *needs: str, day: str = HEAD_DAY) -> str:
+        files = project_files("nemo-toolkit", "2.3.0", "nemo", needs)
+        files["nemo/__init__.py"] = module
+        return upstream.nemo.commit("main", day, files)
+
+    return commit
+
+
+def test_release_that_came_after_the_commit_and_does_not_import_is_replaced(
+    nemo: Any, tip: Callable[..., str], wheel: Callable[..., None]
+) -> None:
+    tip("import helper\nhelper.gone\n", "helper")
+    wheel("helper", "1.0", module="gone = 1\n")
+    wheel("helper", "2.0", LATER)
+    done = result(nemo.run(*LOCK))
+    assert done["verified"]["imported"] == ["nemo", "megatron.core", "packaging.version"]
+    lock = lock_of(nemo, "nemo")
+    (deviation,) = lock.deviations
+    assert deviation.startswith("helper nothing newer than 2025-03-21T12:00:00Z instead of any release: ")
+    assert "module 'helper' has no attribute 'gone'" in deviation
+    assert lock.verified_in.startswith("this machine (glibc ")
+    assert result(nemo.run(*LOCK))["built"] is False
+    refused = error(nemo.run(*LOCK, "--exact", "--name", "exact", status=5))
+    assert "[import]" in refused["why"]
+
+
+def test_package_that_is_imported_and_not_declared_is_added(
+    nemo: Any, tip: Callable[..., str], wheel: Callable[..., None]
+) -> None:
+    tip("import undeclared\n")
+    wheel("undeclared", "1.0")
+    nemo.run(*LOCK)
+    assert lock_of(nemo, "nemo").deviations == (
+        "undeclared is added: something imports undeclared, and no package of the lock brings it",
+    )
+
+
+def test_older_commit_is_taken_where_nothing_works_at_the_tip(nemo: Any, tip: Callable[..., str]) -> None:
+    head = tip("import nobody_has_this\n")
+    nemo.run(*LOCK)
+    lock = lock_of(nemo, "nemo")
+    found = lock.components["nemo-toolkit"]
+    assert (found.head, found.follows, found.version) == (head, True, "2.2.0")
+    assert found.commit != head
+    (behind,) = lock.behind
+    assert f"nemo-toolkit {found.commit[:12]}, 1 commits and 10 days behind the tip of main; the tip fails" in behind
+    assert "No module named 'nobody_has_this'" in behind
+    assert result(nemo.run(*LOCK))["built"] is False
+    nemo.run("lock", "--check")
+    better = tip("import packaging\n", day="2025-03-21T12:00:00Z")
+    nemo.run(*LOCK)
+    assert (lock_of(nemo, "nemo").components["nemo-toolkit"].commit, lock_of(nemo, "nemo").behind) == (better, ())
+
+
+@pytest.fixture
+def engine(nemo: Any, upstream: Upstream) -> Any:
+    """Stack `nemo` with `engine`, of which NeMo's manifest pins a commit of a version that was never released."""
+    commit = upstream.megatron.commit("engine", "2025-01-05T00:00:00Z", {"VERSION": "1.14.0\n"})
+    components = {
+        "nemo-toolkit": {"git": NEMO_URL, "ref": "main", "modules": ["nemo"]},
+        "transformer-engine": {"git": MCORE_URL, "release_file": "VERSION", "modules": ["transformer_engine"]},
+    }
+    write_stack(
+        nemo.project, "nemo", components, anchor="nemo-toolkit", as_of="now", requirements={"setuptools": SETUPTOOLS}
+    )
+    files = project_files("nemo-toolkit", "2.3.0", "nemo", ())
+    entries = {"transformer_engine": {"repo": MCORE_URL, "ref": commit}}
+    files["requirements/manifest.json"] = json.dumps({"vcs-dependencies": entries})
+    upstream.nemo.commit("main", HEAD_DAY, files)
+    return nemo
+
+
+@pytest.mark.parametrize(
+    ("later", "version"), [("", "2.0"), ("raise ImportError('symbol')\n", "1.13")], ids=["imports", "fails"]
+)
+def test_of_a_release_that_never_was_the_nearest_later_one_comes_first(
+    engine: Any, wheel: Callable[..., None], later: str, version: str
+) -> None:
+    for release, module in (("1.12", ""), ("1.13", ""), ("2.0", later), ("2.1", "")):
+        wheel("transformer_engine", release, OLD, module=module)
+    engine.run(*LOCK)
+    lock = lock_of(engine, "nemo")
+    assert lock.components["transformer-engine"].version == version
+    (deviation,) = lock.deviations
+    assert deviation.startswith(f"transformer-engine =={version}.* instead of ")
+
+
+def test_failure_that_nothing_cures_says_what_was_tried(nemo: Any, upstream: Upstream) -> None:
+    files = project_files("nemo-toolkit", "2.3.0", "nemo", ())
+    files["nemo/__init__.py"] = "import nobody_has_this\n"
+    files["requirements/manifest.json"] = manifest(upstream.commits["m2"])
+    upstream.nemo.commit("lonely", HEAD_DAY, files)
+    refused = error(nemo.run(*LOCK, "--pin", "nemo-toolkit=lonely", status=5))
+    assert "No module named 'nobody_has_this'" in refused["why"]
+    assert "Tried 2 times" in refused["why"]
+    assert not (nemo.project / "lockfiles").exists()
