@@ -45,7 +45,7 @@ class CheckFinding:
 class LockRefusedError(CheckRefusedError):
     """Checks refused a lock: with their findings."""
 
-    def __init__(self, what: str, *, why: str, fix: str, findings: Iterable[CheckFinding]) -> None:
+    def __init__(self, what: str, *, why: str = "", fix: str = "", findings: Iterable[CheckFinding] = ()) -> None:
         self.findings = tuple(findings)
         super().__init__(what, why=why, fix=fix, codes=[finding.code for finding in self.findings])
 
