@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 
@@ -13,7 +13,7 @@ TIP = "a" * 40
 
 @dataclass
 class FakeRepository:
-    """One commit's files; ``resolved`` holds what was asked for."""
+    """One commit's files; ``resolved`` holds what was resolved, ``asked_for`` the branches that were asked for."""
 
     url: str
     files: Mapping[str, str] = field(default_factory=dict)
@@ -21,12 +21,17 @@ class FakeRepository:
     submodule_urls: Mapping[str, str] = field(default_factory=dict)
     kind: CommitKind = CommitKind.BRANCH
     resolved: list[tuple[str, date | datetime | None]] = field(default_factory=list)
+    asked_for: list[str] = field(default_factory=list)
 
     def resolve(self, ref: GitRef, as_of: date | datetime | None = None) -> Commit:
         self.resolved.append((ref.name, as_of))
         sha = ref.name if ref.is_full_commit else TIP
         kind = CommitKind.COMMIT if ref.may_be_commit else self.kind
         return Commit(sha=sha, committed_at=datetime(2025, 1, 2, 3, tzinfo=timezone.utc), kind=kind, name=ref.name)
+
+    def tips(self, branches: Sequence[str]) -> dict[str, str]:
+        self.asked_for += branches
+        return dict.fromkeys(branches, TIP)
 
     def default_branch(self) -> str:
         return "main"

@@ -106,6 +106,17 @@ class Mirror:
             write_atomic(self.path / LISTING, json.dumps(vars(self._refs)))
         return self._refs
 
+    def tips(self, branches: Sequence[str]) -> dict[str, str]:
+        """Where these branches are now, asked for by their names alone; a branch that is gone is left out.
+
+        Raises:
+            NetworkError: the server cannot be reached.
+        """
+        what = f"find {', '.join(branches)} of {self.url}"
+        output = self._git.list_refs(self.path, [REMOTE, *(f"refs/heads/{name}" for name in branches)], what)
+        found = RemoteRefs.listed(output).branches
+        return {name: found[name] for name in branches if name in found}
+
     def default_branch(self) -> str | None:
         """The branch that HEAD of the repository names; None without one.
 

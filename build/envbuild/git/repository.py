@@ -68,6 +68,16 @@ class GitRepository(TreeReader):
             tip = self._first_parent(tip, name, last_second(as_of))
         return self._commit(tip, kind, name)
 
+    def tips(self, branches: Sequence[str]) -> dict[str, str]:
+        """The commits that branches are at now; nothing is fetched, and a branch that is gone is left out.
+
+        Raises:
+            NetworkError: the server cannot be reached.
+        """
+        names = {name: name.removeprefix(_BRANCH) for name in branches}
+        found = self._mirror.tips(list(names.values()))
+        return {name: found[short] for name, short in names.items() if short in found}
+
     def before_changes(self, tip: Commit, paths: Sequence[str], most: int) -> list[Commit]:
         """The commits of a branch right before those that changed one of the paths, newest first.
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.core import locks
+from envbuild.core.background import interruptible
 from envbuild.core.digests import sha256_bytes, short
 from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, MachineError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
-from envbuild.git.refs import GitRef
 from envbuild.lock import lockfile
 from envbuild.lock.checks.findings import CheckFinding, refuse
 from envbuild.lock.context import Repositories
@@ -152,17 +153,32 @@ def _existing(path: Path, *, upgrade: bool) -> LockDirectory | None:
 
 def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -> list[str]:
     """A line for each branch that the lock follows and that is at another commit now."""
+    # Only a lock as of `now` follows its branches: as of a day a branch is where it was that day.
+    followed = {
+        name: (item.git, item.asked.removeprefix(GIT_PREFIX), item.head or item.commit)
+        for name, item in lock.components.items()
+        if item.git is not None and item.commit is not None and item.follows
+    }
+    if not followed:
+        return []
+    branches: dict[str, list[str]] = {}
+    for url, branch, _ in followed.values():
+        branches.setdefault(url, []).append(branch)
+    with (
+        reporter.step(f"ask where the branches of {', '.join(followed)} are"),
+        interruptible(ThreadPoolExecutor(len(branches))) as pool,
+    ):
+        opened = [(repositories.at(url), names) for url, names in branches.items()]
+        answers = pool.map(lambda one: one[0].tips(one[1]), opened)
+        tips = dict(zip(branches, answers, strict=True))
     moved = []
-    for name, item in lock.components.items():
-        # Only a lock as of `now` follows its branches: as of a day a branch is where it was that day.
-        if item.git is None or item.commit is None or not item.follows:
-            continue
-        with reporter.step(f"ask where branch {item.asked} of {name} is"):
-            now = repositories.at(item.git).resolve(GitRef(item.asked.removeprefix(GIT_PREFIX)))
+    for name, (url, branch, before) in followed.items():
         # Where an older commit was taken, because the tip did not work, the lock is old once there is another tip.
-        before = item.head or item.commit
-        if now.sha != before:
-            moved.append(f"{name}: branch {item.asked} moved from {before[:12]} to {now.sha[:12]}")
+        asked, now = lock.components[name].asked, tips[url].get(branch)
+        if now is None:
+            moved.append(f"{name}: branch {asked} is gone from {url}")
+        elif now != before:
+            moved.append(f"{name}: branch {asked} moved from {before[:12]} to {now[:12]}")
     return moved
 
 

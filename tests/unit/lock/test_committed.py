@@ -99,7 +99,8 @@ def test_a_branch_that_moved(project):
 def test_the_branch_is_asked_for_by_its_name(project):
     repositories = FakeRepositories()
     problem(lock(project, commit=TIP), project, repositories)
-    assert repositories.at(URL).resolved == [("2.3", None)]
+    assert repositories.at(URL).asked_for == ["2.3"]
+    assert repositories.at(URL).resolved == [], "nothing is fetched for it"
 
 
 def test_unreachable_repository_is_a_network_error_of_the_check(project):
