@@ -260,6 +260,8 @@ def _show(session: Session, result: LockResult, verified: Verified | None) -> No
     title = f"{state} as of {lock.inputs.as_of}: {lock.stack} on {lock.base.name}"
     lines = [f"{title}, {count} packages, {torch}, lock {short(lock.digest)}"]
     lines += [f"  exempt from the as-of moment: {name} {why}" for name, why in lock.exempt.items()]
+    lines += [f"  not the tip: {text}" for text in lock.behind]
+    lines += [f"  deviation: {text}" for text in lock.deviations]
     for name, item in lock.components.items():
         at = f" at {item.commit[:12]}" if item.commit else ""
         lines.append(f"  {name} {item.version}{at}  [{item.because}]")
@@ -272,6 +274,9 @@ def _show(session: Session, result: LockResult, verified: Verified | None) -> No
             "digest": lock.digest,
             "as_of": lock.inputs.as_of,
             "exempt": dict(lock.exempt),
+            "deviations": list(lock.deviations),
+            "behind": list(lock.behind),
+            "verified_in": lock.verified_in,
             "driver": lock.driver.value if lock.driver else None,
             "torch": lock.torch.model_dump(mode="json"),
             "components": {name: item.version for name, item in lock.components.items()},

@@ -46,7 +46,7 @@ def deviated(chosen: Mapping[str, Chosen], deviations: Sequence[Deviation]) -> d
         name = next((name for name in found if canonicalize_name(name) == item.package), None)
         if name is None or item.until or item.added:
             continue
-        because = f"{found[name].because}; {item.text()}"
+        because = f"{found[name].because}, and deviates from it"
         found[name] = replace(
             found[name], specifier=item.specifier, asked=item.taken, because=because, commit=None, git=None, url=""
         )

@@ -95,17 +95,19 @@ class Candidates:
         return resolved.resolution.pins.get(package) if resolved is not None else None
 
     def _nearest(self, item: Chosen, line: str) -> Iterator[Move]:
+        reason = self.why
+        if self._look(item.name, item.specifier) is None:
+            reason = f"the index has no release {item.specifier}"
         major, minor = map(int, line.split("."))
         later = self._look(item.name, f">={major}.{minor + 1}", lowest=True)
         below = f"<{major}.{minor}"
-        reason = f"{self.why}; the nearest"
         if later is not None:
-            yield self._family(item, f"=={_line(later)}.*", f"{reason} later release")
+            yield self._family(item, f"=={_line(later)}.*", f"{reason}; the nearest later one")
         for _ in range(MOST_LINES):
             earlier = self._look(item.name, below)
             if earlier is None:
                 return
-            yield self._family(item, f"=={_line(earlier)}.*", f"{reason} earlier release")
+            yield self._family(item, f"=={_line(earlier)}.*", f"{reason}; the nearest earlier one")
             below = f"<{_line(earlier)}"
 
     def _family(self, item: Chosen, specifier: str, reason: str) -> Move:

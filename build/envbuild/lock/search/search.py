@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.context import Context
 from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, ResolutionError
 from envbuild.git.refs import Commit
+from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.context import Repositories, WorkContext, work_folder
 from envbuild.lock.inputs.request import LockInputs, may_deviate
 from envbuild.lock.lockfile import LockDirectory
@@ -24,6 +26,8 @@ from envbuild.lock.search.state import Blame, Move, State
 
 # Failures that other versions may cure. Others (no network, no permission, a wrong option) end the search.
 CURABLE = (ResolutionError, CheckRefusedError, BuildError)
+# The first reason of uv 0.13's explanation, which goes on for pages.
+_BECAUSE = re.compile(r"Because (.{1,200}?)(?:,? we can conclude| and because|$)", re.IGNORECASE)
 # At one commit: an attempt takes half a minute to two minutes, with its verification.
 MOST_ATTEMPTS = 10
 # Older commits that are tried.
@@ -186,10 +190,10 @@ def _direct(steps: Steps) -> Iterable[str]:
 
 def summary(error: EnvbuildError) -> str:
     """A failure in one line: the first thing that is wrong."""
-    from envbuild.lock.checks.findings import LockRefusedError
-
     if isinstance(error, LockRefusedError):
         return error.findings[0].what.splitlines()[0]
+    if isinstance(error, ResolutionError) and (match := _BECAUSE.search(" ".join(error.why.split()))):
+        return f"{error.what}: {match[1]}"
     return error.what
 
 

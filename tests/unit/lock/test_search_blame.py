@@ -1,0 +1,79 @@
+"""Which packages a failed attempt is about: texts of uv 0.13.8, as it printed them for real histories."""
+
+from __future__ import annotations
+
+import pytest
+
+from envbuild.core.errors import BuildError, ResolutionError
+from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
+from envbuild.lock.search.blame import blame_of
+from envbuild.lock.search.search import summary
+
+DIRECT = ("nemo-toolkit", "nemo-run", "torch", "transformer-engine", "transformer-engine-torch", "nvidia-modelopt")
+NO_RELEASE = """\
+error: No solution found when resolving dependencies for split (markers: sys_platform == 'linux')
+  cause: Because only transformer-engine<=2.6.0.post1 is available and your project depends on
+         transformer-engine==2.7.*, we can conclude that your project's requirements are unsatisfiable.
+"""
+NO_VERSIONS = """\
+error: No solution found when resolving dependencies for split (markers: sys_platform == 'linux')
+  cause: Because there are no versions of nemo-run and your project depends on nemo-run, we can conclude that your
+         project's requirements are unsatisfiable.
+         And because your project requires envbuild-nemo[compile], we can conclude that your project's requirements are
+         unsatisfiable.
+"""
+GAP = """\
+error: No solution found when resolving dependencies
+  cause: Because only the following versions of transformer-engine are available:
+             transformer-engine<1.14.dev0
+             transformer-engine>1.15.dev0
+         and your project depends on transformer-engine==1.14.*, we can conclude that your project's requirements are
+         unsatisfiable.
+"""
+CONTRADICTION = """\
+error: No solution found when resolving dependencies
+  cause: Because torchvision==0.17.1 depends on torch==2.2.1 and torchprofile>=0.0.4 depends on torchvision>=0.4, we can
+         conclude that torchprofile>=0.0.4 depends on torch==2.2.1.
+         And because nvidia-modelopt[torch]>=0.27.0,<=0.31.0 depends on torchprofile>=0.0.4 and your project depends on
+         torch>=2.11, we can conclude that your project's requirements are unsatisfiable.
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "packages"),
+    [
+        (NO_RELEASE, ("transformer-engine",)),
+        (NO_VERSIONS, ("nemo-run",)),
+        (GAP, ("transformer-engine",)),
+        (CONTRADICTION, ("torch", "nvidia-modelopt")),
+        ("error: something else", ()),
+    ],
+)
+def test_resolution_is_about_the_packages_that_the_project_names(text: str, packages: tuple[str, ...]) -> None:
+    assert blame_of(ResolutionError("cannot resolve", why=text), DIRECT).packages == packages
+
+
+def test_refusal_is_about_the_packages_of_its_findings() -> None:
+    findings = [
+        CheckFinding(code="import", what="a fails on line 12", fix="x", packages=("NVIDIA_Modelopt", "torch")),
+        CheckFinding(code="import", what="b fails", fix="x", packages=("torch",), missing_module="pulp"),
+    ]
+    blame = blame_of(LockRefusedError("refused", findings=findings), DIRECT)
+    assert (blame.packages, blame.missing) == (("nvidia-modelopt", "torch"), ("pulp",))
+    moved = [CheckFinding(code="import", what="a fails on line 13", fix="x"), findings[1]]
+    assert blame_of(LockRefusedError("refused", findings=moved), DIRECT).signature == blame.signature
+    assert blame_of(LockRefusedError("refused", findings=findings[:1]), DIRECT).signature != blame.signature
+
+
+def test_error_may_name_its_packages_itself() -> None:
+    assert blame_of(BuildError("no").about("Flash_MLA"), ()).packages == ("flash-mla",)
+
+
+def test_summary_is_the_first_reason() -> None:
+    found = summary(ResolutionError("cannot resolve", why=NO_RELEASE))
+    assert found == (
+        "cannot resolve: only transformer-engine<=2.6.0.post1 is available and your project depends on "
+        "transformer-engine==2.7.*"
+    )
+    finding = CheckFinding(code="glibc", what="too new\nmore", fix="x")
+    assert summary(LockRefusedError("refused", findings=[finding])) == "too new"
