@@ -68,7 +68,7 @@ def test_upgrade_makes_an_up_to_date_lock_anew(project, monkeypatch):
     def new_lock(*arguments):
         raise NetworkError("made anew")
 
-    monkeypatch.setattr("envbuild.lock.make.new_lock", new_lock)
+    monkeypatch.setattr("envbuild.lock.search.search.new_lock", new_lock)
     monkeypatch.setattr(locking, "_exclusive", lambda *_: contextlib.nullcontext())
     assert lock(project).built is False
     with pytest.raises(NetworkError, match="made anew"):
@@ -76,7 +76,7 @@ def test_upgrade_makes_an_up_to_date_lock_anew(project, monkeypatch):
 
 
 def test_nothing_to_do_imports_nothing_that_only_a_new_lock_needs():
-    slow = {"tomlkit", "elftools", "obstore", "docker", "urllib.request", "envbuild.lock.make"}
+    slow = {"tomlkit", "elftools", "obstore", "docker", "urllib.request", "envbuild.lock.make", "envbuild.lock.search.search"}
     code = "import sys, envbuild.cli.main, envbuild.cli.lock; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert slow & set(loaded) == set()
