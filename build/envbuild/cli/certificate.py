@@ -135,7 +135,7 @@ def verify_command(
         raise UsageError(
             "no trusted keys are named",
             why="There is neither --trust nor signing.trust in the configuration.",
-            fix="Name a file of public keys: --trust trust.toml (docs/certificate.md shows one).",
+            fix="Name a file of public keys: --trust trust.toml (docs/reference/certificate.md shows one).",
         )
     found = verify(
         file,

@@ -7,7 +7,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lock": ("envbuild.cli.lock", "Resolve a stack on a base into a hash-pinned lock."),
     "wheels": ("envbuild.cli.wheels", "Build the compile-phase wheels of a lock for a target's architectures only."),
     "sync": ("envbuild.cli.sync", "Install a lock into a virtual environment, phase by phase."),
-    "export": ("envbuild.cli.export", "Write a lock as requirements, pylock.toml or a CycloneDX SBOM."),
+    "export": ("envbuild.cli.export", "Write a lock as requirements, pylock.toml, CycloneDX SBOM or Dockerfile."),
     "image": ("envbuild.cli.image", "Build the image of a lock for a target: OCI layout and enroot .sqsh."),
     "certify": ("envbuild.cli.certify", "Train inside the image in every parallel layout and judge the numbers."),
     "certificate": (

@@ -18,7 +18,7 @@ WANTED = toml.Wanted(
     "the trust file",
     why="It names the keys that you trust; without it no certificate counts.",
     fix="Name the one that you have (--trust FILE, or signing.trust of the configuration), or write it with a public "
-    'key that you got from its owner (docs/certificate.md has more):\n[keys.lab]\nfile = "lab.pub"',
+    'key that you got from its owner (docs/reference/certificate.md has more):\n[keys.lab]\nfile = "lab.pub"',
 )
 
 
