@@ -103,6 +103,23 @@ def test_without_a_base_the_one_of_the_days_cuda_is_taken_and_nothing_is_exempt(
     assert f"of another CUDA than base {GPU_BASE} has: taking {EARLIER_BASE}" in done.stderr
     assert versions(moving, "x", EARLIER_BASE)["torch"] == "2.10.0"
     assert lock_of(moving, "x", EARLIER_BASE).exempt == {}
+    assert lock_of(moving, "x", EARLIER_BASE).fallback_from == GPU_BASE
+    # From then on it is the lock that commands take: nothing is resolved on the default base again.
+    again = moving.run(*LOCK, "--pin", BEFORE, "--name", "x")
+    assert (result(again)["built"], result(again)["base"]) == (False, EARLIER_BASE)
+    assert "resolve" not in again.stderr
+    exported = moving.run("export", "--stack", "s", "--name", "x", "--format", "requirements")
+    assert "torch==2.10.0" in exported.stdout
+    assert f"no lock on the default base {GPU_BASE}: taking the one on {EARLIER_BASE}" in exported.stderr
+    difference = moving.run("lock", "--stack", "s", "--pin", BEFORE, "--name", "x", "--diff")
+    assert difference.stdout.startswith("no change: lock ")
+    # --upgrade begins with the default base again.
+    upgraded = moving.run(*LOCK, "--pin", BEFORE, "--name", "x", "--upgrade")
+    assert f"taking {EARLIER_BASE}" in upgraded.stderr
+    # Once it has a lock, that one is taken.
+    moving.run(*LOCK, "--pin", BEFORE, "--base", GPU_BASE, "--name", "x")
+    exported = moving.run("export", "--stack", "s", "--name", "x", "--format", "requirements")
+    assert "torch==2.11.0" in exported.stdout
 
 
 def test_without_a_base_of_another_cuda_the_only_one_is_meant(moving: Any) -> None:

@@ -99,7 +99,7 @@ def command(session: Session, **values: Any) -> None:
     context = click.get_current_context()
     arguments = Arguments(**values)
     _refuse_conflicts(context)
-    selection = session.select(arguments.stack, arguments.target, arguments.base)
+    selection = session.select_locked(arguments.stack, arguments.target, arguments.base, arguments.name)
     matrix = arguments.matrix or selection.stack.matrix
     if arguments.print_cases:
         show_cases(session, selection, matrix, arguments.only, arguments.name)

@@ -85,6 +85,17 @@ class Session:
         """The same for commands that need no target, since a lock belongs to a base."""
         return select_to_lock(self.catalog, stack, target, base, HostDistribution.here())
 
+    def select_locked(
+        self, stack: str, target: str | None, base: str | None, name: str | None, *, needs_target: bool = True
+    ) -> Selection:
+        """The same for commands that take a lock: on its base, where the default one has none and none was named."""
+        from envbuild.lock.lockdir import with_locked_base  # not every command takes a lock
+
+        selection = (self.select if needs_target else self.select_to_lock)(stack, target, base)
+        if base is not None:
+            return selection
+        return with_locked_base(selection, name or stack, self.project, self.reporter, target=target)
+
     def remotes(self, store: str = "", mode: str = "") -> tuple[Remote, ...]:
         """The remote stores in force, or the one that an option names: by its name, its address, or ``off``."""
         from envbuild.catalog.stores import choose_stores, stores_in_force

@@ -63,14 +63,14 @@ def command(
         from envbuild.image.docker.export import export_dockerfile
         from envbuild.image.inputs import ImageInputs
 
-        selection = session.select(stack, target, base)
+        selection = session.select_locked(stack, target, base, name)
         lock = find_lock(session.project, selection, name)
         inputs = ImageInputs(selection=selection, lock=lock, wheels=session.built_wheels(lock, selection))
         export_dockerfile(inputs, session.context, output)
         result = Exported(text="", packages=len(lock.packages()))
     else:
         # Targets share a lock: only an image needs one.
-        selection = session.select_to_lock(stack, target, base)
+        selection = session.select_locked(stack, target, base, name, needs_target=False)
         lock = find_lock(session.project, selection, name)
         chosen = parse_phases(phases)
         result = export_lock(lock, Format(kind), chosen, session.context)

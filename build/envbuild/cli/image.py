@@ -115,7 +115,7 @@ def command(
     # Before anything is built: an image takes minutes.
     if cluster is not None and "sqsh" in formats:
         check_readable(packing.compression, readable, cluster)
-    selection = session.select(stack, target, base)
+    selection = session.select_locked(stack, target, base, name)
     lock = find_lock(session.project, selection, name)
     current = not is_older(lock.lock, selection)
     if not current:

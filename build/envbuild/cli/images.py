@@ -51,7 +51,7 @@ def inspect_command(
 
 
 def _built(session: Session, stack: str, base: str | None, target: str | None, out_dir: Path) -> str:
-    selection = session.select(stack, target, base)
+    selection = session.select_locked(stack, target, base, None)
     return str(find_image(out_dir, selection.stack_name, selection.base_name, selection.target_name).path)
 
 

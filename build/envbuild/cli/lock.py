@@ -20,7 +20,7 @@ from envbuild.lock.checks.findings import CODES
 from envbuild.lock.inputs.pins import foreign_pins, parse_pins, variant_name
 from envbuild.lock.inputs.request import LockRequest, leaves_open
 from envbuild.lock.lock import LockOptions, LockResult, lock_on_fitting_base
-from envbuild.lock.lockdir import lock_path
+from envbuild.lock.lockdir import lock_path, with_locked_base
 from envbuild.lock.project_locks import check_committed, lock_all
 
 if TYPE_CHECKING:
@@ -128,18 +128,22 @@ def command(
     # With --out the lock has its place, and pins need not name one.
     kept = variant_name(selection.stack_name, selection.stack, {} if out else request.pins, name)
     if diff:
+        if base is None:
+            selection = with_locked_base(selection, out or kept, session.project, session.reporter, target=target)
         _diff(session, selection, request, out or kept)
         return
     verifier = _verifier(session) if (leaves_open(selection.stack) if verify is None else verify) else None
 
+    def path_for(selection: Selection) -> Path:
+        return out or lock_path(session.project, kept, selection.base_name)
+
     def options_for(selection: Selection) -> LockOptions:
         if verifier is not None:
             verifier.require_machine(selection.base)
-        path = out or lock_path(session.project, kept, selection.base_name)
-        return LockOptions(path=path, upgrade=upgrade, verify=verifier, named=bool(name or out))
+        return LockOptions(path=path_for(selection), upgrade=upgrade, verify=verifier, named=bool(name or out))
 
     request = dataclasses.replace(request, base_named=base is not None)
-    result = lock_on_fitting_base(selection, request, options_for, session.context)
+    result = lock_on_fitting_base(selection, request, path_for, options_for, session.context)
     _show(session, result, verifier.verified if verifier else None)
 
 

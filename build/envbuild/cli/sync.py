@@ -48,7 +48,7 @@ def command(
 
     The environment is made anew. Each phase has its own log and time.
     """
-    selection = session.select_to_lock(stack, target, base)
+    selection = session.select_locked(stack, target, base, name, needs_target=False)
     lock = find_lock(session.project, selection, name)
     # A folder of its own for each environment: two may be filled at once, also from one lock.
     place = short(sha256_bytes(str(into.resolve()).encode()))

@@ -73,7 +73,7 @@ def command(
         return
     if against is not None and not explain:
         raise click.UsageError("--against belongs to --explain")
-    selection = session.select(stack, target, base)
+    selection = session.select_locked(stack, target, base, name)
     lock = find_lock(session.project, selection, name)
     names = choose(lock, packages)
     if not names:

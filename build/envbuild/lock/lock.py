@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from envbuild.lock.checks.findings import CheckFinding, refuse
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.pins import GIT_PREFIX
 from envbuild.lock.inputs.request import LockInputs, LockRequest, may_deviate
-from envbuild.lock.lockdir import publish, refuse_to_replace, refuse_what_is_no_lock, tidy
+from envbuild.lock.lockdir import lock_on_base, publish, refuse_to_replace, refuse_what_is_no_lock, tidy
 from envbuild.lock.lockfile import Lock, LockDirectory, read_lock
 from envbuild.lock.verification import Verify
 
@@ -183,24 +183,36 @@ def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -
 
 
 def lock_on_fitting_base(
-    selection: Selection, request: LockRequest, options_for: Callable[[Selection], LockOptions], context: Context
+    selection: Selection,
+    request: LockRequest,
+    path_for: Callable[[Selection], Path],
+    options_for: Callable[[Selection], LockOptions],
+    context: Context,
 ) -> LockResult:
     """Lock a stack on its base; where the user named none and nothing works there, on the next base of the stack.
 
-    An older commit of a branch is taken only where no base has a lock for the tip.
+    An older commit of a branch is taken only where no base has a lock for the tip. The base that an earlier run with
+    the same inputs fell back to comes first.
 
     Args:
         request: ``base_named`` where the user named the base.
-        options_for: the options for a stack and a base.
+        path_for: the lock directory for a stack and a base.
+        options_for: the options for them.
 
     Raises:
         EnvbuildError: see :func:`lock_stack`; of the first base.
     """
     bases = [selection, *([] if request.base_named else _other_bases(selection))]
+    default = selection.base_name
+    if (remembered := _fallback(bases, request, path_for)) and not options_for(remembered).upgrade:
+        bases = [remembered, *(item for item in bases if item is not remembered)]
+        context.reporter.note(f"note: the lock is on base {remembered.base_name}, since {default} had none")
     failures: list[tuple[Selection, EnvbuildError]] = []
     for item, following in zip(bases, [*bases[1:], None], strict=True):
         options = replace(options_for(item), older=len(bases) == 1)
-        done = _tried(item, replace(request, base_named=following is None), options, context)
+        fallback_from = default if item.base_name != default else ""
+        own = replace(request, base_named=following is None, fallback_from=fallback_from)
+        done = _tried(item, own, options, context)
         if isinstance(done, LockResult):
             return done
         if following is not None and not (may_deviate(item, request) or _is_of_another_cuda(done)):
@@ -211,10 +223,27 @@ def lock_on_fitting_base(
     older = failures if may_deviate(selection, request) and len(bases) > 1 else []
     for item, failure in older:
         if not _is_of_another_cuda(failure):
-            done = _tried(item, replace(request, base_named=True), options_for(item), context)
+            fallback_from = default if item.base_name != default else ""
+            own = replace(request, base_named=True, fallback_from=fallback_from)
+            done = _tried(item, own, options_for(item), context)
             if isinstance(done, LockResult):
                 return done
     raise failures[0][1]
+
+
+def _fallback(
+    bases: Sequence[Selection], request: LockRequest, path_for: Callable[[Selection], Path]
+) -> Selection | None:
+    """The base that was taken with the same inputs in the place of the first one, which has no lock; the newest."""
+    found = []
+    for item in bases:
+        lock = lock_on_base(path_for(item), item.base_name)
+        if lock is not None and item is bases[0]:
+            return None
+        same = lock is not None and lock.inputs.digest == LockInputs.of(item, request).digest
+        if lock is not None and same and lock.fallback_from == bases[0].base_name:
+            found.append((lock.inputs.as_of, item))
+    return max(found, key=lambda one: one[0])[1] if found else None
 
 
 def _tried(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import tempfile
 from pathlib import Path
@@ -10,10 +11,11 @@ from envbuild.catalog.catalog import SINGULAR, Selection, definition_digest
 from envbuild.catalog.data import data_root
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, UsageError
 from envbuild.core.files import machine_errors, remove_tree, replace_tree
+from envbuild.core.progress import Reporter
 from envbuild.lock import lockfile
 from envbuild.lock.inputs.pins import checked_name
 from envbuild.lock.inputs.request import LockRequest, is_older, request_of
-from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, read_lock
+from envbuild.lock.lockfile import PHASE_FILES, Lock, LockDirectory, read_lock
 
 
 def lock_path(project_dir: Path, name: str, base: str) -> Path:
@@ -25,6 +27,52 @@ def shipped_lock(name: str, base: str) -> Path | None:
     """The lock directory that comes with envbuild; None when none does."""
     path = lock_path(data_root(), name, base)
     return path if (path / lockfile.RECORD_FILE).is_file() else None
+
+
+def lock_on_base(path: Path, base: str) -> Lock | None:
+    """The lock in a directory, if it can be read and is on this base."""
+    if not (path / lockfile.RECORD_FILE).is_file():
+        return None
+    with contextlib.suppress(CheckRefusedError):
+        lock = read_lock(path).lock
+        return lock if lock.base.name == base else None
+    return None
+
+
+def with_locked_base(
+    selection: Selection, name: str | Path, project_dir: Path, reporter: Reporter, *, target: str | None
+) -> Selection:
+    """The selection on the base that the lock is on, where its own, the stack's default, has none: the newest.
+
+    Args:
+        name: of the lock, or its directory.
+        target: the one that the user named; None: the locks of all targets count.
+    """
+    stack, default = selection.stack, selection.base_name
+
+    def locked(base: str) -> Lock | None:
+        path = name if isinstance(name, Path) else lock_path(project_dir, name, base)
+        return lock_on_base(path, base)
+
+    if isinstance(name, Path):
+        there = locked(default) is not None
+    else:
+        # Also a damaged one, which is refused later.
+        own = lock_path(project_dir, name, default) / lockfile.RECORD_FILE
+        there = own.is_file() or shipped_lock(name, default) is not None
+    if there:
+        return selection
+    targets = {
+        base: entry.target for entry in reversed(stack.builds) for base in entry.bases if target in (None, entry.target)
+    }
+    found = {base: lock.inputs.as_of for base in targets if (lock := locked(base)) is not None}
+    if not found:
+        return selection
+    base = max(found, key=lambda one: found[one])
+    others = [one for one in found if one != base]
+    which = f"the newest; others are on {', '.join(others)}" if others else "the only one"
+    reporter.note(f"note: no lock on the default base {default}: taking the one on {base} ({which})")
+    return Selection(selection.catalog, selection.stack_name, base, targets[base])
 
 
 def find_lock(project_dir: Path, selection: Selection, name: str | None = None) -> LockDirectory:

@@ -143,6 +143,9 @@ class Lock(TomlModel):
     behind: tuple[str, ...] = Field(
         default=(), description="branches of which an older commit was taken, and what blocks their tips"
     )
+    fallback_from: str = Field(
+        default="", description="the stack's default base, where nothing worked, when no base was named"
+    )
     verified_in: str = Field(
         default="", description="where its modules were imported before it was published; empty: nowhere"
     )

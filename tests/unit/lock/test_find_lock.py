@@ -6,6 +6,7 @@ import json
 
 import pytest
 from helpers.locks import inputs_of, make_lock
+from helpers.notes import Notes
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, select
 from envbuild.catalog.data import data_root
@@ -13,7 +14,7 @@ from envbuild.cli.main import run
 from envbuild.core.errors import ConfigurationError, EnvbuildError
 from envbuild.lock import lockdir
 from envbuild.lock.inputs.request import is_older
-from envbuild.lock.lockdir import find_lock, lock_command
+from envbuild.lock.lockdir import find_lock, lock_command, with_locked_base
 from envbuild.lock.lockfile import read_lock
 
 ARGUMENTS = ("--stack", "mcore", "--target", "cpu", "--base", "debian12")
@@ -72,6 +73,36 @@ def test_without_a_lock_it_says_how_to_make_one(project, shipped):
     with pytest.raises(ConfigurationError, match="there is no lock of stack mcore on base ubuntu2204") as caught:
         find_lock(project, selection)
     assert "envbuild lock --stack mcore --base ubuntu2204" in caught.value.fix
+
+
+def test_without_a_base_the_one_with_the_lock_is_taken(project, monkeypatch):
+    """Of several the default base's, else the newest; a named target limits them."""
+    monkeypatch.setattr(lockdir, "data_root", lambda: project / "nothing")
+    selection, reporter = selected(project), Notes()
+
+    def locked_on(base: str, day: str) -> None:
+        other = dataclasses.replace(selection, base_name=base)
+        record = {"inputs": inputs_of(other).model_copy(update={"as_of": f"{day}T00:00:00Z"})}
+        made = make_lock(project / "lockfiles/mcore" / base)
+        make_lock(project / "lockfiles/mcore" / base, base=made.base.model_copy(update={"name": base}), **record)
+
+    def taken(target: str | None = None) -> tuple[str, str]:
+        found = with_locked_base(selection, "mcore", project, reporter, target=target)
+        return found.base_name, found.target_name
+
+    assert taken() == ("debian12", "cpu")
+    locked_on("ubuntu2404-cu130", "2026-01-01")
+    assert taken() == ("ubuntu2404-cu130", "h100")
+    assert taken("cpu") == ("debian12", "cpu"), "target cpu has no lock"
+    assert reporter.lines == [
+        "note: no lock on the default base debian12: taking the one on ubuntu2404-cu130 (the only one)"
+    ]
+    locked_on("debian12-cu130", "2026-01-02")
+    assert taken()[0] == "debian12-cu130"
+    assert reporter.lines[-1].endswith("(the newest; others are on ubuntu2404-cu130)")
+    (project / "lockfiles/mcore/debian12").mkdir()
+    (project / "lockfiles/mcore/debian12/stack.lock.toml").write_text("damaged")
+    assert taken() == ("debian12", "cpu")
 
 
 @pytest.mark.parametrize(

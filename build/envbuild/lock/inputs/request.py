@@ -26,6 +26,7 @@ class LockRequest:
         as_of: text after ``--as-of``; None for the stack's own.
         torch_build: the build of torch instead of the base's.
         allow: codes of checks whose findings are let pass.
+        fallback_from: the stack's default base, where nothing works: this one is taken in its place. Decides nothing.
         base_named: the base is meant, and not only the first that the stack names.
         exact: take upstream's pins at the tip of the branch or nothing.
     """
@@ -36,6 +37,7 @@ class LockRequest:
     allow: tuple[str, ...] = ()
     base_named: bool = True
     exact: bool = False
+    fallback_from: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

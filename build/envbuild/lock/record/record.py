@@ -69,6 +69,7 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         pyproject_digest=pyproject,
         deviations=tuple(item.text() for item in plan.inputs.deviations),
         behind=plan.inputs.behind,
+        fallback_from=plan.inputs.request.fallback_from,
     )
     return lockfile.sealed(lock)
 
