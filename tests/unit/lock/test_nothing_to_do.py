@@ -76,7 +76,15 @@ def test_upgrade_makes_an_up_to_date_lock_anew(project, monkeypatch):
 
 
 def test_nothing_to_do_imports_nothing_that_only_a_new_lock_needs():
-    slow = {"tomlkit", "elftools", "obstore", "docker", "urllib.request", "envbuild.lock.make", "envbuild.lock.search.search"}
+    slow = {
+        "tomlkit",
+        "elftools",
+        "obstore",
+        "docker",
+        "urllib.request",
+        "envbuild.lock.make",
+        "envbuild.lock.search.search",
+    }
     code = "import sys, envbuild.cli.main, envbuild.cli.lock; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert slow & set(loaded) == set()
