@@ -152,13 +152,15 @@ def try_imports(
 ) -> Imports:
     """Import every module, as many at once as there are processors.
 
-    A process each: an import that only works after another one is not hidden.
+    A process each: an import that only works after another one is not hidden. Python imports what a module is below
+    before it: such a module needs a process of its own only where nothing below it imports.
 
     Args:
         absent: what the environment was made without; a module that asks for it is not checked.
     """
 
-    def one(component: str, module: str) -> NotChecked | NotImported | None:
+    def one(item: tuple[str, str]) -> NotChecked | NotImported | None:
+        component, module = item
         log = probe.logs / f"import-{module}.log"
         # -I: neither the current directory nor PYTHON* variables nor a user's packages may help.
         # Shortly before its time is over a process writes down where it is.
@@ -172,13 +174,23 @@ def try_imports(
         return _judge(component, module, finished, absent, log)
 
     work = [(component, module) for component, names in modules.items() for module in names]
+    lowest = [item for item in work if not any(_is_below(module, item[1]) for _, module in work)]
     with reporter.step(f"import {len(work)} modules"), interruptible(ThreadPoolExecutor(os.cpu_count() or 1)) as pool:
-        findings = list(pool.map(lambda item: one(*item), work))
+        found = dict(zip(lowest, pool.map(one, lowest), strict=True))
+        shown = [module for (_, module), finding in found.items() if finding is None]
+        left = [item for item in work if item not in found]
+        tried = [item for item in left if not any(_is_below(module, item[1]) for module in shown)]
+        found |= {**dict.fromkeys(left), **dict(zip(tried, pool.map(one, tried), strict=True))}
+    findings = [found[item] for item in work]
     return Imports(
-        imported=tuple(module for (_, module), found in zip(work, findings, strict=True) if found is None),
-        not_checked=tuple(found for found in findings if isinstance(found, NotChecked)),
-        failed=tuple(found for found in findings if isinstance(found, NotImported)),
+        imported=tuple(module for item, (_, module) in zip(findings, work, strict=True) if item is None),
+        not_checked=tuple(item for item in findings if isinstance(item, NotChecked)),
+        failed=tuple(item for item in findings if isinstance(item, NotImported)),
     )
+
+
+def _is_below(module: str, package: str) -> bool:
+    return module.startswith(f"{package}.")
 
 
 def _judge(

@@ -22,10 +22,10 @@ def here(argv, *, what, log, timeout_seconds=None):
     )
 
 
-def check(modules, tmp_path, python=sys.executable, **more):
+def check(modules, tmp_path, python=sys.executable, run=here, **more):
     logs = tmp_path / "logs"
     probe = str(data_root() / PROBE)
-    probe = ImportProbe(python=python, program=probe, run=here, logs=logs)
+    probe = ImportProbe(python=python, program=probe, run=run, logs=logs)
     return try_imports(modules, probe, SilentReporter(), **more).refuse_failed()
 
 
@@ -50,6 +50,22 @@ def test_an_import_does_not_help_another_one(tmp_path, python_with):
         check({"a": ("first", "second")}, tmp_path, python)
     assert caught.value.what == "1 of 2 modules of the stack do not import"
     assert "No module named 'second'" in caught.value.why
+
+
+def test_a_module_that_another_is_below_is_imported_by_it(tmp_path):
+    logs = []
+
+    def counted(argv, *, log, **more):
+        logs.append(log.name)
+        return here(argv, log=log, **more)
+
+    found = check({"a": ("json", "json.decoder", "xml"), "b": ("xml.dom", "xmlrpc")}, tmp_path, run=counted)
+    assert found.imported == ("json", "json.decoder", "xml", "xml.dom", "xmlrpc")
+    assert sorted(logs) == ["import-json.decoder.log", "import-xml.dom.log", "import-xmlrpc.log"]
+    with pytest.raises(CheckRefusedError) as caught:
+        check({"a": ("json", "json.no_such_part", "nope", "nope.part")}, tmp_path)
+    assert caught.value.what == "3 of 4 modules of the stack do not import"
+    assert "json (a)" not in caught.value.why
 
 
 def test_neither_the_current_directory_nor_the_environment_helps(tmp_path, monkeypatch):
