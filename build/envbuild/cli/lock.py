@@ -21,6 +21,7 @@ from envbuild.lock.inputs.pins import foreign_pins, parse_pins, variant_name
 from envbuild.lock.inputs.request import LockRequest, leaves_open
 from envbuild.lock.lock import LockOptions, LockResult, lock_on_fitting_base
 from envbuild.lock.lockdir import lock_path, with_locked_base
+from envbuild.lock.lockfile import RECORD_FILE
 from envbuild.lock.project_locks import check_committed, lock_all
 
 if TYPE_CHECKING:
@@ -266,6 +267,7 @@ def _show(session: Session, result: LockResult, verified: Verified | None) -> No
     lines += [f"  exempt from the as-of moment: {name} {why}" for name, why in lock.exempt.items()]
     lines += [f"  not the tip: {text}" for text in lock.behind]
     lines += [f"  deviation: {text}" for text in lock.deviations]
+    lines += _warnings(lock.warnings)
     for name, item in lock.components.items():
         at = f" at {item.commit[:12]}" if item.commit else ""
         lines.append(f"  {name} {item.version}{at}  [{item.because}]")
@@ -281,6 +283,7 @@ def _show(session: Session, result: LockResult, verified: Verified | None) -> No
             "deviations": list(lock.deviations),
             "behind": list(lock.behind),
             "verified_in": lock.verified_in,
+            "warnings": list(lock.warnings),
             "driver": lock.driver.value if lock.driver else None,
             "torch": lock.torch.model_dump(mode="json"),
             "components": {name: item.version for name, item in lock.components.items()},
@@ -291,6 +294,17 @@ def _show(session: Session, result: LockResult, verified: Verified | None) -> No
         *(_verified(verified) if verified else []),
         shown(path),
     )
+
+
+# More warnings are only counted: the record has all of them.
+MOST_WARNINGS = 5
+
+
+def _warnings(warnings: tuple[str, ...]) -> list[str]:
+    """For people: the first of the findings that refuse nothing."""
+    lines = [f"  warning: {text}" for text in warnings[:MOST_WARNINGS]]
+    more = len(warnings) - len(lines)
+    return [*lines, f"  {more} more warnings in {RECORD_FILE}"] if more else lines
 
 
 def _verified(verified: Verified) -> list[str]:

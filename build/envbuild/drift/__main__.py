@@ -16,16 +16,27 @@ from typing import Any
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.drift.check import find_drift
+from envbuild.drift.reach import Outlines, Part, Reach
 from envbuild.drift.sources import SourceTree
 
 
 def compare(request: dict[str, Any]) -> dict[str, Any]:
-    """The findings of each of ``pairs`` (two names), in their order; ``wheels`` has the path of each name's wheel."""
+    """The findings of each of ``pairs`` (two names), in their order.
+
+    ``wheels`` has the path of each name's wheel, ``modules`` those of its modules that the stack imports, and ``users``
+    the names of those that use a consumer.
+    """
     try:
         trees = {name: SourceTree.from_wheel(Path(path)) for name, path in request["wheels"].items()}
     except CheckRefusedError as error:
         return {"refused": {"what": error.what, "why": error.why, "fix": error.fix}}
-    found = [find_drift(trees[consumer], trees[provider]) for consumer, provider in request["pairs"]]
+    modules, users, outlines = request["modules"], request["users"], Outlines()
+
+    def part(name: str) -> Part:
+        return Part(trees[name], tuple(modules.get(name, ())), is_used=bool(users.get(name)))
+
+    reaches = {name: Reach([part(name), *map(part, users.get(name, ()))], outlines) for name, _ in request["pairs"]}
+    found = [find_drift(trees[name], trees[used], reaches[name]) for name, used in request["pairs"]]
     return {"findings": [[asdict(finding) for finding in findings] for findings in found]}
 
 

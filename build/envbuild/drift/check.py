@@ -3,62 +3,50 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from envbuild.drift.classes import Classes
-from envbuild.drift.findings import Finding, FindingKind, Moment, Severity
+from envbuild.drift.findings import Finding, FindingKind, Moment, Severity, Weight
 from envbuild.drift.module_index import Patches, Tables, no_collection, patches_of
+from envbuild.drift.reach import Part, Reach
 from envbuild.drift.sources import SourceTree
 from envbuild.drift.symbols import ClassSymbol, ModuleSymbol, Reader, full_name
 from envbuild.drift.walker import Walker
-
-
-def mark_reached(findings: Sequence[Finding], consumer: SourceTree) -> list[Finding]:
-    """The findings, with those marked whose function nothing names."""
-    named = _named(consumer.files.values(), {part for finding in findings for part in _parts(finding)})
-    return [replace(finding, reached=named.issuperset(_parts(finding))) for finding in findings]
-
-
-def _parts(finding: Finding) -> list[str]:
-    """The classes and functions that have to be used for a finding; special methods are, without being named."""
-    if finding.at is Moment.IMPORT:
-        return []
-    # Python calls __init__, __call__ and the like itself.
-    return [part for part in finding.within.split(".") if part and not part.endswith("__")]
-
-
-def _named(texts: Iterable[bytes], names: Iterable[str]) -> set[str]:
-    """Those of the names that occur anywhere but after ``def`` or ``class``."""
-    rest = set(names)
-    used: set[str] = set()
-    for text in texts:
-        if not rest:
-            break
-        # Looking for a text is far quicker than for a pattern, and most files have none of them.
-        for name in [name for name in rest if name.encode() in text]:
-            # `def name` and `class name` define it, and use nothing.
-            if re.search(rf"(?<!\bdef )(?<!\bclass )\b{re.escape(name)}\b".encode(), text):
-                used.add(name)
-                rest.remove(name)
-    return used
-
 
 # Parts of a distribution that training does not run.
 _LEFT_OUT = frozenset({"tests", "test", "examples", "scripts"})
 
 
-def find_drift(consumer: SourceTree, provider: SourceTree) -> list[Finding]:
+def find_drift(consumer: SourceTree, provider: SourceTree, reach: Reach | None = None) -> list[Finding]:
     """Compare what ``consumer`` imports and calls with what ``provider`` has, by reading both.
 
+    Args:
+        reach: of the consumer; without it, all of its modules may be imported.
+
     Returns:
-        The findings by file and line. Only those for which :meth:`Finding.is_error` holds are a reason to refuse.
+        The findings by file and line. Only those whose weight is ``REFUSES`` are a reason to refuse.
     """
     with no_collection():
-        findings = _compare(consumer, provider)
+        findings = _weighed(_compare(consumer, provider), consumer, reach or Reach([Part(consumer)]))
     # The same order on every machine: findings are kept in the store.
     findings.sort(key=lambda finding: (finding.file, finding.line))
-    return mark_reached(findings, consumer)
+    return findings
+
+
+def _weighed(findings: Sequence[Finding], consumer: SourceTree, reach: Reach) -> list[Finding]:
+    """The findings, those that count with what keeps the stack from reaching them."""
+    modules = {file: module for module, file in consumer.modules.items()}
+
+    def obstacle(finding: Finding) -> str:
+        # Class bodies run while their module is imported, whether anything names the class or not.
+        within = finding.within if finding.at is Moment.FUNCTION else ""
+        return reach.obstacle(modules[finding.file], within)
+
+    return [
+        replace(finding, unreached=obstacle(finding)) if finding.weight is Weight.REFUSES else finding
+        for finding in findings
+    ]
 
 
 def _compare(consumer: SourceTree, provider: SourceTree) -> list[Finding]:

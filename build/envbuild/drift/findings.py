@@ -26,6 +26,18 @@ class Severity(str, Enum):
     GUARDED = "guarded"
 
 
+class Weight(str, Enum):
+    """What a finding does to the stack that it is found in.
+
+    ``REFUSES``: code that the stack reaches fails. ``WARNS``: the code fails and nothing reaches it, or a feature is
+    off. ``PASSES``: the code has provided for what is missing.
+    """
+
+    REFUSES = "refuses"
+    WARNS = "warns"
+    PASSES = "passes"
+
+
 class Moment(str, Enum):
     """When the line runs: while its module is imported, or when a function is called."""
 
@@ -46,7 +58,7 @@ class Finding:
         why: the reason for the severity.
         at: whether importing the module is enough to run the line.
         within: the class and function it is in, such as ``Strategy.setup``; empty at module level.
-        reached: False when the consumer never names that function.
+        unreached: why the stack does not reach that function; empty where it may.
         lost: names that a guarded import leaves undefined or false: the features that go with it.
     """
 
@@ -61,12 +73,26 @@ class Finding:
     why: str
     at: Moment
     within: str = ""
-    reached: bool = True
+    unreached: str = ""
     lost: tuple[str, ...] = ()
 
+    @property
+    def weight(self) -> Weight:
+        """Whether it refuses a stack, warns, or is of no consequence."""
+        if self.severity is Severity.BREAKS:
+            return Weight.WARNS if self.unreached else Weight.REFUSES
+        return Weight.WARNS if self.lost or self.kind is FindingKind.NOT_READ else Weight.PASSES
+
+    @property
+    def reason(self) -> str:
+        """The reason for the weight."""
+        if self.lost:
+            return f"{self.why}; without it {', '.join(self.lost)} is not there"
+        return self.unreached or self.why
+
     def is_error(self) -> bool:
-        """Whether this finding alone is a reason to refuse the lock."""
-        return self.severity is Severity.BREAKS and self.reached
+        """Whether this finding alone is a reason to refuse the stack."""
+        return self.weight is Weight.REFUSES
 
 
 def read_finding(fields: Mapping[str, Any]) -> Finding:

@@ -6,6 +6,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from envbuild.core.errors import CheckRefusedError, MachineError
@@ -16,18 +17,42 @@ from envbuild.drift.findings import Finding, read_finding
 Pair = tuple[str, str]
 
 
-def find_drift_apart(wheels: Mapping[str, Path], pairs: Sequence[Pair], folder: Path) -> dict[Pair, list[Finding]]:
-    """:func:`find_drift` of each pair of a consumer and a provider.
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What is compared: pairs of a consumer and a provider, each by its name in the stack.
+
+    Attributes:
+        modules: those that the stack imports, by component.
+        users: the components that use a consumer, and that are there to be read.
+    """
+
+    pairs: Sequence[Pair]
+    modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    users: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The components whose sources are read."""
+        consumers = {consumer for consumer, _ in self.pairs}
+        every = [
+            *(name for pair in self.pairs for name in pair),
+            *(u for c in consumers for u in self.users.get(c, ())),
+        ]
+        return list(dict.fromkeys(every))
+
+
+def find_drift_apart(wheels: Mapping[str, Path], comparison: Comparison, folder: Path) -> dict[Pair, list[Finding]]:
+    """:func:`find_drift` of each pair.
 
     Args:
-        wheels: where the sources of each name are, as a wheel.
+        wheels: where the sources of each of its components are, as a wheel.
         folder: for the answer.
 
     Raises:
         CheckRefusedError: a wheel cannot be read.
         MachineError: the process was ended from outside.
     """
-    request = {"wheels": {name: str(path) for name, path in wheels.items()}, "pairs": pairs}
+    request = {"wheels": {name: str(path) for name, path in wheels.items()}, **asdict(comparison)}
     with machine_errors(folder):
         # The answer does not come over the pipe: Python's own warnings may be in there.
         answer = Path(tempfile.mkdtemp(dir=folder, prefix="drift.")) / "answer.json"
@@ -48,5 +73,5 @@ def find_drift_apart(wheels: Mapping[str, Path], pairs: Sequence[Pair], folder: 
         raise CheckRefusedError(refused["what"], why=refused["why"], fix=refused["fix"])
     return {
         pair: [read_finding(fields) for fields in findings]
-        for pair, findings in zip(pairs, found["findings"], strict=True)
+        for pair, findings in zip(comparison.pairs, found["findings"], strict=True)
     }

@@ -128,6 +128,9 @@ class Lock(TomlModel):
     driver: Driver | None = Field(default=None, description="the training code of its certification cases")
     driver_because: str = Field(default="", description="why it is that driver")
     allowed: tuple[str, ...] = Field(default=(), description="findings of checks that the user let pass")
+    warnings: tuple[str, ...] = Field(
+        default=(), description="findings that refuse nothing: they are in code that the stack does not reach"
+    )
     left_out: tuple[str, ...] = Field(
         default=(), description="what upstream or a table of companions names, and is not a component of the stack"
     )

@@ -297,4 +297,4 @@ def test_what_follows_an_early_end(before: str, expected: list[str]):
 
 def test_code_of_a_script_does_not_run_at_import():
     (finding,) = drift("import lib.core\nif __name__ == '__main__':\n    from lib.core import gone", F)
-    assert (finding.at.value, finding.why, finding.reached) == ("function", "runs when called", True)
+    assert (finding.at.value, finding.why, finding.unreached) == ("function", "runs when called", "")

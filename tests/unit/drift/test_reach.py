@@ -1,10 +1,15 @@
-"""Which findings any code of the consumer can run into."""
+"""Which findings the code of a stack can run into."""
 
 from __future__ import annotations
 
 import pytest
-from unit.drift.test_drift import drift
+from unit.drift.test_drift import drift, provider, tree
 
+from envbuild.drift import Finding, Weight
+from envbuild.drift.check import find_drift
+from envbuild.drift.reach import Part, Reach
+
+OPS = {"lib/core/ops.py": "def f(): ..."}
 BAD = "from lib.core.ops import f\n\ndef used():\n    f(x=1)\n"
 
 
@@ -22,8 +27,45 @@ BAD = "from lib.core.ops import f\n\ndef used():\n    f(x=1)\n"
         ),
         # A longer name is another name; a name anywhere is a use.
         ({"app/main.py": BAD + "used_up()\nmisused()"}, {"used": False}),
-        ({"app/main.py": BAD + "def outer():\n    used()"}, {"used": True}),
+        ({"app/main.py": BAD + "def outer():\n    used()\nouter()"}, {"used": True}),
         ({"app/main.py": BAD, "app/other.py": "TARGET = 'app.main.used'"}, {"used": True}),
+        ({"app/main.py": BAD, "app/other.py": "def go():\n    return f'{used()}'\ngo()"}, {"used": True}),
+        ({"app/main.py": BAD, "app/other.py": "from app.main import (\n    a,\n    used,\n)"}, {"used": True}),
+        # Code that is not reached reaches nothing: neither itself, nor others, nor what it imports.
+        ({"app/main.py": BAD + "def other():\n    used()"}, {"used": False}),
+        ({"app/main.py": BAD + "    used()"}, {"used": False}),
+        ({"app/main.py": BAD + "def one():\n    two()\ndef two():\n    one(used())"}, {"used": False}),
+        # Comments and texts for people are no use.
+        ({"app/main.py": BAD + '# used()\n"""Call used(), if you like."""\nx = "not used here"'}, {"used": False}),
+        # A framework calls what its subclasses have; a base that does nothing does not.
+        (
+            {"app/main.py": "import torch\n" + BAD.replace("def", "class A(torch.nn.Module):\n  def") + "A()"},
+            {"A.used": True},
+        ),
+        ({"app/main.py": BAD.replace("def", "class A(Generic[T]):\n  def") + "A()"}, {"A.used": False}),
+        (
+            {
+                "app/main.py": BAD.replace("def", "class A(Own):\n  def") + "A()",
+                "app/own.py": "class Own(Trainer): ...\nclass Plain: ...",
+            },
+            {"A.used": True},
+        ),
+        (
+            {"app/main.py": BAD.replace("def", "class A(Plain):\n  def") + "A()", "app/own.py": "class Plain: ..."},
+            {"A.used": False},
+        ),
+        # A decorator may hand a function to others.
+        ({"app/main.py": BAD.replace("def", "@registry.add(1)\ndef")}, {"used": True}),
+        ({"app/main.py": BAD.replace("def", "@torch.no_grad()\ndef")}, {"used": False}),
+        # The default of a parameter is made where the function is defined.
+        ({"app/main.py": BAD + "def other(\n    a=used(),\n): ..."}, {"used": True}),
+        # Lines inside brackets and behind a backslash belong to their statement, wherever they begin.
+        ({"app/main.py": BAD + "def other():\n    x = (\n1,\n)\n    used()"}, {"used": False}),
+        ({"app/main.py": BAD + "def other():\n    x = \\\n1\n    used()"}, {"used": False}),
+        (
+            {"app/main.py": BAD + "class A:\n    ...\nif a:\n    def other():\n        used()\n    other()"},
+            {"used": True},
+        ),
         # Code at import is reached without a user, also of a module that nothing imports.
         ({"app/main.py": "from lib.core.ops import f\nf(x=1)\nif a:\n    f(y=1)"}, {"app/main.py": True}),
         ({"app/main.py": "from lib.core.ops import f\nclass Unnamed:\n    y = f(x=1)"}, {"Unnamed": True}),
@@ -33,7 +75,82 @@ BAD = "from lib.core.ops import f\n\ndef used():\n    f(x=1)\n"
         ),
     ],
 )
-def test_reach(consumer: dict[str, str], expected: dict[str, bool]):
-    findings = drift(consumer, {"lib/core/ops.py": "def f(): ..."})
-    assert {finding.within or finding.file: finding.reached for finding in findings} == expected
-    assert all(finding.is_error() is finding.reached for finding in findings)
+def test_functions_that_nothing_names_warn(consumer: dict[str, str], expected: dict[str, bool]):
+    findings = drift(consumer, OPS)
+    assert {finding.within or finding.file: finding.weight is Weight.REFUSES for finding in findings} == expected
+    assert {finding.weight for finding in findings} <= {Weight.REFUSES, Weight.WARNS}
+    assert all(bool(finding.unreached) is not finding.is_error() for finding in findings)
+
+
+FAMILIES = {
+    "app/__init__.py": "",
+    "app/llm/__init__.py": "from app.llm.api import pretrain\nfrom . import recipes",
+    "app/llm/api.py": "from lib.core.ops import f\ndef pretrain():\n    f(x=1)\ndef _hidden():\n    f(x=1)",
+    "app/llm/recipes.py": "from lib.core.ops import f\ndef recipe():\n    f(x=1)",
+    "app/vision/__init__.py": "import lib.core.gone",
+}
+
+
+def reached(files: dict[str, str], *modules: str) -> dict[str, bool]:
+    app = tree("app", "1", {**FAMILIES, **files})
+    found = find_drift(app, provider(OPS), Reach([Part(app, modules)]))
+    return {finding.within or finding.file: finding.is_error() for finding in found}
+
+
+def test_modules_that_the_stack_does_not_import_warn():
+    llm = {"pretrain": True, "_hidden": False, "recipe": True}
+    assert reached({}, "app", "app.llm") == {**llm, "app/vision/__init__.py": False}
+    assert reached({}, "app.vision") == {**dict.fromkeys(llm, False), "app/vision/__init__.py": True}
+    # Its outermost package alone says nothing of what is used.
+    assert reached({}, "app")["app/vision/__init__.py"]
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import app.vision",
+        "from app import vision",
+        "from .. import vision",
+        "from ..vision import gone",
+        "try:\n    import app.vision\nexcept ImportError:\n    pass",
+        "def used():\n    import app.vision\nused()",
+        "load('app.vision')",
+        "load(f'app.{name}')",
+        "from importlib import import_module\nimport_module(name)",
+    ],
+)
+def test_modules_are_followed_through_every_import_that_is_reached(imports: str):
+    where = "app/extra.py" if "import_module" in imports else "app/llm/recipes.py"
+    files = {"app/llm/api.py": "import app.extra", "app/extra.py": "", where: imports}
+    assert reached(files, "app.llm")["app/vision/__init__.py"]
+
+
+def test_module_that_only_unused_code_imports_is_not_reached():
+    found = reached({"app/llm/recipes.py": "", "app/llm/api.py": "def _unused():\n    import app.vision"}, "app.llm")
+    assert found == {"app/vision/__init__.py": False}
+
+
+def findings_of_used(user: str) -> list[Finding]:
+    app = tree("app", "1", {"app/__init__.py": "", "app/main.py": BAD, "app/other.py": BAD.replace("used", "rest")})
+    users = tree("user", "1", {"user/__init__.py": user})
+    return find_drift(app, provider(OPS), Reach([Part(app, ("app",), is_used=True), Part(users, ("user",))]))
+
+
+def test_component_that_others_use_is_entered_through_them():
+    used, rest = findings_of_used("from app.main import used")
+    assert (used.weight, rest.weight) == (Weight.REFUSES, Weight.WARNS)
+    assert rest.reason == "nothing that the stack imports leads to app.other"
+    (named, _) = findings_of_used("import app.main")
+    assert named.reason == "nothing that the stack reaches names used"
+
+
+def test_features_that_are_off_and_files_that_cannot_be_read_warn():
+    (lost,) = drift("try:\n    from lib.core import gone\n    HAVE = True\nexcept ImportError:\n    HAVE = False", {})
+    assert (lost.weight, lost.reason) == (
+        Weight.WARNS,
+        "inside try/except ImportError; without it gone, HAVE is not there",
+    )
+    (unread,) = drift("import lib.core\n(", {})
+    assert unread.weight is Weight.WARNS
+    (replaced,) = drift("try:\n    from lib.core import gone\nexcept ImportError:\n    from app import gone", {})
+    assert replaced.weight is Weight.PASSES

@@ -10,7 +10,7 @@ import pytest
 from unit.drift.test_drift import drift, kinds, provider, tree
 
 from envbuild.core.errors import CheckRefusedError, MachineError
-from envbuild.drift import SourceTree, find_drift_apart, worker, write_wheel
+from envbuild.drift import Comparison, SourceTree, find_drift_apart, worker, write_wheel
 from envbuild.drift.check import find_drift
 from envbuild.drift.syntax import children, walk
 from envbuild.drift.walker import Walker
@@ -102,7 +102,7 @@ def wheels(folder: Path) -> dict[str, Path]:
 def test_subprocess_finds_the_same(tmp_path):
     paths = wheels(tmp_path)
     trees = {name: SourceTree.from_wheel(path) for name, path in paths.items()}
-    found = find_drift_apart(paths, [("app", "lib"), ("lib", "app")], tmp_path)
+    found = find_drift_apart(paths, Comparison(pairs=[("app", "lib"), ("lib", "app")]), tmp_path)
     assert found == {("app", "lib"): find_drift(trees["app"], trees["lib"]), ("lib", "app"): []}
     assert kinds(found["app", "lib"]) == [("missing-name", "breaks")]
 
@@ -111,7 +111,7 @@ def test_a_wheel_that_cannot_be_read_is_refused_as_if_it_were_read_here(tmp_path
     paths = wheels(tmp_path)
     paths["lib"].write_bytes(b"no archive")
     with pytest.raises(CheckRefusedError, match=r"cannot read the sources in lib\.whl") as refused:
-        find_drift_apart(paths, [("app", "lib")], tmp_path)
+        find_drift_apart(paths, Comparison(pairs=[("app", "lib")]), tmp_path)
     with pytest.raises(CheckRefusedError) as here:
         SourceTree.from_wheel(paths["lib"])
     assert (refused.value.why, refused.value.fix) == (here.value.why, here.value.fix)
@@ -120,7 +120,7 @@ def test_a_wheel_that_cannot_be_read_is_refused_as_if_it_were_read_here(tmp_path
 def test_process_that_ends_early_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(worker.sys, "executable", "/bin/false")
     with pytest.raises(MachineError, match="cannot compare the sources of components"):
-        find_drift_apart(wheels(tmp_path), [("app", "lib")], tmp_path)
+        find_drift_apart(wheels(tmp_path), Comparison(pairs=[("app", "lib")]), tmp_path)
 
 
 def test_a_written_wheel_holds_what_it_was_given(tmp_path):

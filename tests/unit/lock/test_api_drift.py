@@ -104,7 +104,7 @@ def test_another_wheel_is_compared_anew(packages, work, tmp_path):
 def test_another_check_compares_anew(packages, work, monkeypatch):
     check(packages, work)
     monkeypatch.setattr(api_drift, "_code_digest", lambda: "sha256:other")
-    monkeypatch.setattr(api_drift, "find_drift_apart", lambda wheels, pairs, folder: {pair: [] for pair in pairs})
+    monkeypatch.setattr(api_drift, "find_drift_apart", lambda wheels, asked, folder: {pair: [] for pair in asked.pairs})
     assert check(packages, work) == []
 
 

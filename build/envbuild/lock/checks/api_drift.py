@@ -22,7 +22,7 @@ from envbuild.core.digests import canonical_json, digest_of, sha256_file
 from envbuild.core.errors import EnvbuildError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import SilentReporter
-from envbuild.drift import Finding, Pair, find_drift_apart, read_finding, write_wheel
+from envbuild.drift import Comparison, Finding, Pair, Weight, find_drift_apart, read_finding, write_wheel
 from envbuild.drift.sources import extensions_of
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.components.downloads import base_tags, fetch_file, tags_of, wheel_name
@@ -48,24 +48,32 @@ def check_api(project: Project, packages: Packages, context: LockContext) -> Ite
         packages: the ``[[package]]`` tables of uv.lock by name.
     """
     chosen = project.chosen
-    sources = _Sources(project, packages, context)
     pairs = [(name, used) for name, item in chosen.items() for used in item.spec.uses]
-    comparisons = _Comparisons(sources, pairs, context)
+    comparisons = _Comparisons(project, packages, pairs, context)
     for name, item in chosen.items():
         for used in item.spec.uses:
             with context.reporter.step(f"check what {name} asks of {used}"):
-                if unread := [part for part in (name, used) if not sources.has(part)]:
+                if unread := comparisons.unread((name, used)):
                     context.reporter.note(f"  not checked: {' and '.join(unread)} cannot be read without being built")
                     continue
                 findings = comparisons.of((name, used))
             for finding in findings:
-                if finding.is_error() and not _unused(finding.file, item.spec.unused):
-                    yield CheckFinding(
-                        code=CODE,
-                        what=f"{finding.consumer}, {finding.file}:{finding.line}: {finding.detail}",
-                        fix=f"Choose another version of {used} or {name}; if the stack is not for that part of {name}, "
-                        "name its file or folder under unused.",
-                    )
+                if finding.weight is not Weight.PASSES and not _unused(finding.file, item.spec.unused):
+                    yield _check_finding(finding, name, used)
+
+
+def _check_finding(finding: Finding, consumer: str, provider: str) -> CheckFinding:
+    what = f"{finding.consumer}, {finding.file}:{finding.line}: {finding.detail}"
+    warning = finding.weight is Weight.WARNS
+    return CheckFinding(
+        code=CODE,
+        what=f"{what} ({finding.reason})" if warning else what,
+        fix=f"Choose another version of {provider} or {consumer}; if the stack is not for that part of {consumer}, "
+        "name its file or folder under unused.",
+        # Upstream pins what a branch uses: the provider is what may be taken in another version.
+        packages=(canonicalize_name(provider), canonicalize_name(consumer)),
+        warning=warning,
+    )
 
 
 @contextlib.contextmanager
@@ -82,7 +90,7 @@ def reading_ahead(project: Project, files: Future[Packages], context: LockContex
 
     def read() -> None:
         with contextlib.suppress(EnvbuildError):
-            comparisons = _Comparisons(_Sources(project, files.result(), quiet), project.released_pairs(), quiet)
+            comparisons = _Comparisons(project, files.result(), project.released_pairs(), quiet)
             for pair in comparisons.pairs:
                 comparisons.of(pair)
 
@@ -171,11 +179,16 @@ class _Comparisons:
         pairs: those that will be asked for, if there is something to read: what is not known yet is read together.
     """
 
-    def __init__(self, sources: _Sources, pairs: Iterable[Pair], context: LockContext) -> None:
-        self.pairs = [pair for pair in pairs if all(map(sources.has, pair))]
-        self._sources = sources
+    def __init__(self, project: Project, packages: Packages, pairs: Iterable[Pair], context: LockContext) -> None:
+        self._sources = _Sources(project, packages, context)
+        self._chosen = project.chosen
         self._context = context
         self._read: dict[Pair, list[Finding]] = {}
+        self.pairs = [pair for pair in pairs if not self.unread(pair)]
+
+    def unread(self, pair: Pair) -> list[str]:
+        """Those of a pair that have nothing to read."""
+        return [name for name in pair if not self._sources.has(name)]
 
     def of(self, pair: Pair) -> list[Finding]:
         """The findings of a consumer and a provider."""
@@ -189,15 +202,39 @@ class _Comparisons:
         entry = self._context.store.get_or_build(KIND, key, compare).path
         return [read_finding(item) for item in json.loads((entry / FILE).read_bytes())]
 
+    def _comparison(self, pairs: Sequence[Pair]) -> Comparison:
+        users = {consumer: self._users(consumer) for consumer, _ in pairs}
+        # One that cannot be read may use anything: then its users say nothing of what is reached.
+        users = {name: found if all(map(self._sources.has, found)) else () for name, found in users.items()}
+        modules = {
+            name: self._chosen[name].spec.modules if users[consumer] or not self._users(consumer) else ()
+            for consumer in users
+            for name in (consumer, *users[consumer])
+        }
+        return Comparison(pairs=pairs, modules=modules, users=users)
+
+    def _users(self, name: str) -> tuple[str, ...]:
+        """The components that use one, directly or through others."""
+        found: dict[str, None] = {}
+        waiting = [name]
+        while waiting:
+            used = waiting.pop()
+            users = [user for user, item in self._chosen.items() if used in item.spec.uses and user not in found]
+            found |= dict.fromkeys(users)
+            waiting += users
+        return tuple(found)
+
     def _key(self, pair: Pair) -> str | None:
-        identities = [self._sources.identity(part) for part in pair]
-        return digest_of({"sources": (*identities,), "code": _code_digest()}) if all(identities) else None
+        comparison = self._comparison([pair])
+        identities = {name: self._sources.identity(name) for name in comparison.names}
+        if not all(identities.values()):
+            return None
+        return digest_of({"sources": {**identities}, "code": _code_digest(), "compared": asdict(comparison)})
 
     def _compared(self, pair: Pair) -> list[Finding]:
         if pair not in self._read:
-            unknown = [other for other in self.pairs if other == pair or not self._is_kept(other)]
-            names = list(dict.fromkeys(name for other in unknown for name in other))
-            self._read |= find_drift_apart(self._sources.wheels(names), unknown, self._context.folder)
+            unknown = self._comparison([other for other in self.pairs if other == pair or not self._is_kept(other)])
+            self._read |= find_drift_apart(self._sources.wheels(unknown.names), unknown, self._context.folder)
         return self._read[pair]
 
     def _is_kept(self, pair: Pair) -> bool:

@@ -21,10 +21,12 @@ class CheckResult:
 
     Attributes:
         allowed: the findings that the user let pass.
+        warnings: what is recorded and refuses nothing.
         overridden: the declared ranges that overrides and pins go against.
     """
 
     allowed: tuple[CheckFinding, ...]
+    warnings: tuple[CheckFinding, ...]
     overridden: tuple[Overridden, ...]
 
 
@@ -44,7 +46,8 @@ def check_lock(resolved: ResolvedPlan, context: LockContext) -> CheckResult:
             *check_api(plan.project, resolution.tables, context),
         ]
         allowed = refuse(findings, plan.inputs.request.allow, plan.inputs.title)
-        return CheckResult(allowed=allowed, overridden=overridden)
+        warnings = tuple(finding for finding in findings if finding.warning)
+        return CheckResult(allowed=allowed, warnings=warnings, overridden=overridden)
 
 
 def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -> CheckInput:

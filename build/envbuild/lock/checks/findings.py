@@ -28,9 +28,10 @@ CODES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class CheckFinding:
-    """Something that a check refuses: its code, what is wrong, and what to do.
+    """Something that a check refuses or warns of: its code, what is wrong, and what to do.
 
     Attributes:
+        warning: it is recorded, and refuses nothing.
         packages: the packages that it is about, by canonical name: another version of one of them may cure it.
         missing_module: a module that nothing in the lock brings, and something imports.
     """
@@ -40,6 +41,7 @@ class CheckFinding:
     fix: str
     packages: tuple[str, ...] = ()
     missing_module: str = ""
+    warning: bool = False
 
 
 class LockRefusedError(CheckRefusedError):
@@ -51,14 +53,15 @@ class LockRefusedError(CheckRefusedError):
 
 
 def refuse(findings: Iterable[CheckFinding], allowed: Iterable[str], title: str) -> tuple[CheckFinding, ...]:
-    """Those findings that were let pass.
+    """Those findings that were let pass, without warnings.
 
     Raises:
         CheckRefusedError: there are others.
     """
     allow = set(allowed)
-    passed = tuple(finding for finding in findings if finding.code in allow)
-    refused = [finding for finding in findings if finding.code not in allow]
+    counted = [finding for finding in findings if not finding.warning]
+    passed = tuple(finding for finding in counted if finding.code in allow)
+    refused = [finding for finding in counted if finding.code not in allow]
     if refused:
         raise LockRefusedError(
             f"the lock of {title} is refused by {len(refused)} finding{'s' if len(refused) > 1 else ''}",

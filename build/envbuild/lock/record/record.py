@@ -63,6 +63,7 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         driver=plan.effective.driver,
         driver_because=plan.effective.because,
         allowed=tuple(f"{finding.code}: {finding.what}" for finding in checked.allowed),
+        warnings=tuple(f"{finding.code}: {finding.what}" for finding in checked.warnings),
         left_out=plan.left_out,
         exempt={name: item.text() for name, item in plan.exempt.items() if name in pins},
         rewritten=tuple(line for item in project.metadata for line in item.rewritten),
