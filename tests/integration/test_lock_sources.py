@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.build_backend import BACKEND, SETUPTOOLS_MODULE
 from helpers.git_repos import History
 from helpers.lock_runs import ANY, error, lock_of, result
 from helpers.stack_files import BASE, write_stack
@@ -235,6 +237,40 @@ def test_what_upstream_builds_in_the_environment_is_not_built_to_lock(
     assert "iniconfig==1" in text_of(nemo, "main.txt")
     # What builds it is there before it is built.
     assert "packaging==" in text_of(nemo, "main.txt")
+
+
+def test_a_build_has_its_own_requirements(nemo: Any, upstream: Upstream, wheel: Callable[..., Path]) -> None:
+    """Its limit of setuptools, and what it imports, are its own and are locked; the environment has others."""
+    wheel("setuptools", "78.0", module=SETUPTOOLS_MODULE, sources={"setuptools/build_meta.py": BACKEND})
+    history = History(made(upstream.folder / "x/Optim"))
+    pyproject = (
+        '[build-system]\nrequires = ["setuptools<79", "iniconfig<2"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "envbuild-optim"\nversion = "1.0"\n'
+    )
+    setup = (
+        "from importlib.metadata import version\nimport setuptools\n"
+        'open("optim.py", "w").write(f"BUILT_BY = {version(\'setuptools\')!r}, {version(\'iniconfig\')!r}\\n")\n'
+        'setuptools.setup(name="envbuild-optim", version="1.0")\n'
+    )
+    history.commit("main", "2025-01-01T00:00:00Z", {"pyproject.toml": pyproject, "setup.py": setup})
+    megatron(upstream, f'envbuild_optim = {{ git = "{OPTIM_URL}" }}\n', needs=("envbuild-optim", "iniconfig>=2"))
+    asking(nemo, upstream, "megatron-core")
+    nemo.run("lock")
+    # NeMo's and Megatron-LM's builds take the environment's.
+    builds = text_of(nemo, "git-build.txt").splitlines()
+    assert builds[2:] == ["iniconfig==1.1.0", "setuptools<=80.0"]
+    command = "# uv pip install --no-deps --build-constraints git-build.txt -r git.txt"
+    assert builds[1] == text_of(nemo, "git.txt").splitlines()[1] == command
+    nemo.run("sync", "--into", "venv")
+    program = "from importlib.metadata import version as v; from optim import BUILT_BY; "
+    program += "print(*BUILT_BY, v('setuptools'), v('iniconfig'))"
+    shown = subprocess.run(
+        [nemo.project / "venv/bin/python", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.split() == ["78.0", "1.1.0", "80.0", "2.0.0"]
+    assert result(nemo.run("lock", "--json"))["built"] is False
+    (nemo.project / "lockfiles/nemo" / BASE / "git-build.txt").write_text("setuptools\n")
+    assert "git-build.txt: the record states" in error(nemo.run("sync", "--into", "venv", "--json", status=5))["why"]
 
 
 def test_the_address_of_a_file_is_locked_with_its_hash(nemo: Any, upstream: Upstream, tmp_path: Path) -> None:

@@ -149,19 +149,16 @@ def test_a_release_without_the_collection_is_taken_over_too(own: Any, wheel: Cal
 # ---- what upstream forces on others
 
 
-def test_an_override_of_upstream_against_another_packages_range_is_refused(
+def test_an_override_of_upstream_against_another_packages_range_is_recorded(
     nemo: Any, bridge: Callable[..., str]
 ) -> None:
-    """pytest 8.0 declares pluggy<2.0,>=1.3; that Bridge forces an older one is not pytest's word."""
+    """pytest 8.0 declares pluggy<2.0,>=1.3; Bridge's own lock has the older one that it forces."""
     bridge("pluggy==1.2.0", needs=("megatron-core", "pytest==8.0.0"))
     write_nemo(nemo)
-    refused = error(nemo.run("lock", "--json", status=5))
-    assert "[override-range] pytest 8.0.0 declares pluggy>=1.3.0; pyproject.toml [tool.uv]" in refused["why"]
-    assert "override-dependencies of megatron-bridge puts pluggy 1.2.0 there" in refused["why"]
-    nemo.run("lock", "--allow", "override-range")
-    (allowed,) = lock_of(nemo, "nemo").allowed
-    assert allowed.startswith("override-range: pytest 8.0.0 declares")
-    # The stack knows better, says so, and names whose declaration it takes for wrong.
+    nemo.run("lock")
+    (line,) = lock_of(nemo, "nemo").overridden
+    assert line.startswith("pytest 8.0.0 declares pluggy>=1.3.0; pyproject.toml [tool.uv] override-dependencies of")
+    # The stack says it too.
     overrides = {"pluggy": {"version": "==1.2.0", "against": ["pytest"], "reason": "seen to work"}}
     write_nemo(nemo, overrides=overrides)
     nemo.run("lock")
@@ -181,7 +178,7 @@ def test_markers_of_upstreams_overrides_are_kept(nemo: Any, bridge: Callable[...
         needs=("megatron-core", "iniconfig", "packaging", "pluggy"),
     )
     write_nemo(nemo)
-    nemo.run("lock", "--allow", "override-range")
+    nemo.run("lock")
     packages = (nemo.project / "lockfiles/nemo" / BASE / "main.txt").read_text()
     assert "\niniconfig==1.1.0" in packages
     assert "\npackaging==24.1" in packages

@@ -165,7 +165,7 @@ def refuse_what_is_no_lock(path: Path) -> None:
     Raises:
         UsageError: the folder holds something else than a lock's files.
     """
-    own = {lockfile.RECORD_FILE, lockfile.PROJECT_FILE, lockfile.UV_LOCK, *PHASE_FILES.values()}
+    own = {lockfile.RECORD_FILE, lockfile.PROJECT_FILE, lockfile.UV_LOCK, lockfile.BUILDS_FILE, *PHASE_FILES.values()}
     with machine_errors(path):
         others = sorted({item.name for item in path.iterdir()} - own) if path.is_dir() else []
     if others:
@@ -224,7 +224,8 @@ def publish(work: Path, path: Path) -> None:
         with machine_errors(path):
             # mkdtemp makes a folder that its owner alone may enter (0700).
             staged.chmod(0o755)
-            for name in (lockfile.RECORD_FILE, lockfile.PROJECT_FILE, lockfile.UV_LOCK, *PHASE_FILES.values()):
+            builds = [lockfile.BUILDS_FILE] if (work / lockfile.BUILDS_FILE).is_file() else []
+            for name in (lockfile.RECORD_FILE, lockfile.PROJECT_FILE, lockfile.UV_LOCK, *PHASE_FILES.values(), *builds):
                 (staged / name).write_bytes((work / name).read_bytes())
         replace_tree(staged, path)
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,6 +28,8 @@ UV_LOCK = "uv.lock"
 LOCKFILES = "lockfiles"
 # In the order of installation: what is built needs what was installed before.
 PHASE_FILES: dict[str, str] = {"main": "main.txt", "compile": "compile.txt", "git": "git.txt"}
+# What the isolated builds of phase git take (PEP 508 lines, for `uv pip install --build-constraints`), if it has any.
+BUILDS_FILE = "git-build.txt"
 SCHEMA: Literal["envbuild.lock/1"] = "envbuild.lock/1"
 
 
@@ -61,6 +63,9 @@ class LockedPhase(TomlModel):
     file: str
     packages: int
     digest: str
+    builds: str = Field(
+        default="", description="digest of git-build.txt, which isolated builds of the phase are held to"
+    )
 
 
 class LockedTorch(TomlModel):
@@ -174,6 +179,18 @@ class LockDirectory:
         locked = self.lock.phases.get(phase)
         return self.path / locked.file if locked and locked.packages else None
 
+    @property
+    def builds(self) -> Path | None:
+        """What isolated builds of phase git are held to; None where the lock says nothing of it."""
+        git = self.lock.phases.get("git")
+        return self.path / BUILDS_FILE if git and git.builds else None
+
+    @property
+    def shared_builds(self) -> list[str]:
+        """The packages from git that are built without isolation, with what is installed."""
+        components = self.lock.components.items()
+        return sorted(name for name, item in components if item.commit and item.phase is Phase.COMPILE)
+
     def packages(self) -> dict[str, str]:
         """Every locked package and its version, by name, over all phases."""
         found: dict[str, str] = {
@@ -187,6 +204,23 @@ class LockDirectory:
         return dict(sorted(found.items()))
 
 
+def git_build_options(builds: str, shared: Sequence[str]) -> list[str]:
+    """The options of ``uv pip install`` that say how the packages of phase git are built.
+
+    Args:
+        builds: the path of git-build.txt; empty: the lock has none, so what builds its packages is in phase main, or
+            they need nothing.
+        shared: the packages that are built without isolation.
+    """
+    if not builds:
+        return ["--no-build-isolation"]
+    return [
+        "--build-constraints",
+        builds,
+        *(word for name in shared for word in ("--no-build-isolation-package", name)),
+    ]
+
+
 def snapshot(lock: LockDirectory, folder: Path) -> LockDirectory:
     """A private copy of a lock, so that it does not change while it is being installed.
 
@@ -195,7 +229,7 @@ def snapshot(lock: LockDirectory, folder: Path) -> LockDirectory:
     """
     with machine_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (RECORD_FILE, PROJECT_FILE, *PHASE_FILES.values()):
+        for name in (RECORD_FILE, PROJECT_FILE, *PHASE_FILES.values(), *([BUILDS_FILE] if lock.builds else [])):
             (folder / name).write_bytes((lock.path / name).read_bytes())
     # Installing takes minutes, in which another envbuild may publish a lock at that path.
     copy = read_lock(folder)
@@ -240,7 +274,9 @@ def content_digest(
                 name: [item.version, item.phase.value, item.commit, list(item.modules)]
                 for name, item in components.items()
             },
-            "phases": {name: item.digest for name, item in phases.items()},
+            "phases": {
+                name: [item.digest, item.builds] if item.builds else item.digest for name, item in phases.items()
+            },
         }
     )
 
@@ -340,6 +376,8 @@ def _changed_files(path: Path, lock: Lock) -> list[str]:
             problems.append(f"phase {name} names the file {phase.file!r}; allowed: {PHASE_FILES.get(name)!r}")
         else:
             stated[phase.file] = phase.digest
+            if phase.builds:
+                stated[BUILDS_FILE] = phase.builds
     for name, digest in stated.items():
         if not (path / name).is_file():
             problems.append(f"{name} is missing")

@@ -14,7 +14,7 @@ from envbuild.core.exit_status import describe_status, ran_out_of_space, tail
 from envbuild.core.files import write_atomic
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
-from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
+from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, git_build_options
 from envbuild.lock.record.content import locked_content
 from envbuild.lock.uv.program import failure
 from envbuild.sync.install_target import InstallTarget
@@ -29,8 +29,6 @@ GIT_PHASE = "git"
 # decides which are there. NVIDIA's CUTLASS DSL for CUDA 13 before 4.6 is meant to lie over its base package, which is
 # for 12 (4.5.0: 178 files, 98 of them different; of four installs by uv three had those of 13, one those of the base).
 LATER = {"nvidia-cutlass-dsl-libs-cu13": "<4.6"}
-# These build against the torch that the main phase installed.
-SHARED_BUILD_PHASES = ("compile", "git")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +118,9 @@ def install_packages(
         built = sum(path.endswith(".whl") for path in ready.values())
         title = f"install phase {phase}{label}: {count} packages"
         with reporter.step(title + (f", {built} from the wheelhouse" if built else "")):
-            if ready:
-                _install_wheels(lock, place, ready)
             pip = _PipInstall(lock, place, phase, source_args)
+            if ready:
+                _install_ready(pip, ready)
             finished, count = _install_rest(pip, file, ready, scope.leave_out)
         done.append(
             PhaseRun(phase=phase, packages=count, seconds=finished.seconds, log=_log(place, f"install-{phase}"))
@@ -201,14 +199,18 @@ def _without(file: Path, leave_out: Collection[str], place: InstallTarget) -> tu
     return f"{place.logs_seen or place.logs}/{path.name}", count
 
 
-def _install_wheels(lock: LockDirectory, place: InstallTarget, wheels: Mapping[str, str]) -> None:
-    """Install built wheels and trees; what the phase's file pins is then there, and uv leaves it alone."""
-    # --no-index: a wheel that is not there must fail, and not come from elsewhere.
-    arguments = ["pip", "install", "--python", place.venv_python, "--no-deps", "--no-index", "--offline"]
-    if not all(path.endswith(".whl") for path in wheels.values()):
-        arguments.append("--no-build-isolation")
-    what = f"install the built wheels of stack {lock.lock.stack}"
-    _uv(place, [*arguments, *(wheels[name] for name in sorted(wheels))], what, "install-wheels")
+def _install_ready(pip: _PipInstall, ready: Mapping[str, str]) -> None:
+    """Install built wheels, and trees of packages from git; what the phase's file pins is then there, and stays."""
+    wheels = [path for _, path in sorted(ready.items()) if path.endswith(".whl")]
+    # By name: uv has to know which of them are built without isolation.
+    trees = [f"{name} @ file://{path}" for name, path in sorted(ready.items()) if not path.endswith(".whl")]
+    if wheels:
+        # --no-index: a wheel that is not there must fail, and not come from elsewhere.
+        arguments = ["pip", "install", "--python", pip.place.venv_python, "--no-deps", "--no-index", "--offline"]
+        what = f"install the built wheels of stack {pip.lock.lock.stack}"
+        _uv(pip.place, [*arguments, *wheels], what, "install-wheels")
+    if trees:
+        pip.run(trees)
 
 
 def _later(lock: LockDirectory, phase: str) -> list[str]:
@@ -233,8 +235,12 @@ class _PipInstall:
         arguments += [word for name in again for word in ("--reinstall-package", name)]
         if self.phase in HASHED_PHASES:
             arguments.append("--require-hashes")
-        if self.phase in SHARED_BUILD_PHASES:
+        if self.phase == WHEELS_PHASE:
+            # These build against the torch that the main phase installed.
             arguments.append("--no-build-isolation")
+        if self.phase == GIT_PHASE:
+            builds = f"{self.place.lock}/{self.lock.builds.name}" if self.lock.builds else ""
+            arguments += git_build_options(builds, self.lock.shared_builds)
         arguments += wanted
         name = f"install-{self.phase}{'-again' if again else ''}"
         what = f"install phase {self.phase} of stack {self.lock.lock.stack}"

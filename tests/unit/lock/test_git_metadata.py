@@ -1,4 +1,4 @@
-"""What a component of the compile phase from git declares, as far as its tree states it."""
+"""What a component from git declares, as far as its tree states it."""
 
 import pytest
 from helpers.fake_git import FakeRepositories, FakeRepository
@@ -6,7 +6,7 @@ from helpers.fake_git import FakeRepositories, FakeRepository
 from envbuild.catalog.stack import Component
 from envbuild.core.errors import CheckRefusedError
 from envbuild.git.refs import GitRef
-from envbuild.lock.components.git_metadata import metadata_of_commit
+from envbuild.lock.components.git_metadata import metadata_of_commit, stated_metadata
 from envbuild.lock.components.select import own_choice
 
 URL = "https://x/kernels"
@@ -103,6 +103,58 @@ DYNAMIC = '[project]\nname = "kernels"\ndynamic = ["version"]\ndependencies = []
 )  # fmt: skip
 def test_where_a_version_is_written_out(files):
     assert read(files).version == "1.2"
+
+
+PARTS = 'VERSION = (MAJOR, 4, 2, "rc0")\n'
+JOINED = '__version__ = ".".join(map(str, VERSION[:3])) + "".join(VERSION[3:])\n'
+COMMIT = 'if git():\n    __version__ += f"+{git()}"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (f"MAJOR = 1\n{PARTS}{JOINED}", "1.4.2rc0"),
+        # Sources without a history have no commit in their version.
+        (f"MAJOR = 1\n{PARTS}{JOINED}{COMMIT}", "1.4.2rc0"),
+        (f"MAJOR = 1\n{PARTS}try:\n    __version__ = of()\nexcept E:\n    __version__ = other()\n", "1.4.2rc0"),
+        ('MAJOR, MINOR = 1, 2\n__version__ = "3"\n', "3"),
+        ('MAJOR = 1\n__version__ = f"{MAJOR}.2"\n', "1.2"),
+        # What only running it would tell.
+        ('__version__ = "1"\nif new():\n    __version__ = "2"\n', None),
+        ('__version__ = "1"\n__version__ += suffix()\n', None),
+        ('__version__ = "1"\nfor __version__ in versions():\n    pass\n', None),
+        (f'MAJOR = int("1")\n{PARTS}{JOINED}', None),
+        (f"MAJOR = 1\n{PARTS}__version__ = '.'.join(map(repr, VERSION))\nVERSION = 2\n", None),
+        ('PARTS = ("1", "2")\n__version__ = ".".join(PARTS[: len(PARTS)])\n', None),
+        ('__version__ = f"{now():%Y}.1"\n', None),
+    ],
+)
+def test_a_version_that_a_module_puts_together(text, version):
+    repositories = FakeRepositories(FakeRepository(URL, {"pyproject.toml": DYNAMIC, "kernels/__init__.py": text}))
+    item = own_choice("kernels", Component(git=URL, modules=("kernels",)), GitRef("main"), repositories, None)
+    found = stated_metadata(item, repositories)
+    assert (found.version if found else None) == version
+
+
+MORE = "[project.optional-dependencies]\nm = ['b']\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "requires"),
+    [
+        (f"{PROJECT}requires-python = '>=3.12'\ndependencies = ['a-cu12']\n{MORE}", ("a-cu12", "b ; extra == 'm'")),
+        (f"{PROJECT}dynamic = ['dependencies']\n", None),
+        ("[build-system]\nrequires = ['torch']\n", None),
+        ("[", None),
+    ],
+)
+def test_what_no_build_has_to_tell(text, requires):
+    files = {"pyproject.toml": text, "setup.py": "setup(version='1', install_requires=['c'])"}
+    repositories = FakeRepositories(FakeRepository(URL, files))
+    found = stated_metadata(own_choice("kernels", Component(git=URL), GitRef("main"), repositories, None), repositories)
+    assert (found.requires_dist if found else None) == requires
+    if found:
+        assert (found.version, found.requires_python, found.build_requires) == ("1.2", ">=3.12", ())
 
 
 def test_release_file_holds_the_version_too():

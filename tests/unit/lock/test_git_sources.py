@@ -11,7 +11,7 @@ from envbuild.catalog.stack import Component
 from envbuild.core.errors import ConfigurationError, ResolutionError
 from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef
-from envbuild.lock.components.git_sources import GitSourceReader, marked, settle
+from envbuild.lock.components.git_sources import GitSourceReader, marked, settle, with_upstreams_phases
 from envbuild.lock.components.models import ALWAYS, ANY, BUILD, Chosen, DecidedBy
 from envbuild.lock.inputs.pins import VersionRef
 
@@ -58,7 +58,8 @@ SOURCE = f'Optim = {{ git = "{OPTIM}", branch = "dev" }}\n'
 def test_a_dependency_is_required_and_its_branch_is_of_the_day():
     optim = FakeRepository(OPTIM, {"pyproject.toml": "[build-system]\nrequires = ['flit']"})
     (item,) = take(core(project(SOURCE, needs=["optim>=1"])), optim).candidates
-    assert (item.name, item.required, item.parts, item.build_requires) == ("optim", True, {ALWAYS}, ("flit",))
+    # It is built in isolation: the environment does not get what builds it.
+    assert (item.name, item.required, item.parts, item.build_requires) == ("optim", True, {ALWAYS}, ())
     assert optim.resolved == [("refs/heads/dev", DAY)]
     assert item.chosen.wanted == f" @ git+{OPTIM}@{TIP}"
     assert item.chosen.because == f"pyproject.toml [tool.uv.sources] of core {TIP[:12]}"
@@ -90,11 +91,27 @@ def test_what_is_not_meant_here_is_not_taken(source, needs):
 
 
 def test_what_builds_it_and_what_only_a_build_would_tell():
-    (item,) = take(core(project(SOURCE, build=["optim"]))).candidates
+    repository = core(project(SOURCE, build=["optim"]))
+    assert take(repository).candidates == ()
+    shared = {"core": component(spec=Component(git=CORE, phase="compile"))}
+    (item,) = take(repository, chosen=shared).candidates
     assert (item.parts, item.required) == ({BUILD}, True)
     dynamic = f'[project]\nname = "p"\ndynamic = ["dependencies"]\n[tool.uv.sources]\n{SOURCE}'
     (item,) = take(core(dynamic)).candidates
     assert (item.parts, item.required) == ({ANY}, False)
+
+
+def test_what_builds_in_the_environment_is_as_upstream_has_it():
+    settings = '[tool.uv]\nno-build-isolation-package = ["Kernels"]\n'
+    kernels = FakeRepository(OTHER, {"pyproject.toml": project("", build=["setuptools<80,>=61", "torch"])})
+    repositories = FakeRepositories(core(settings), kernels)
+    chosen = {"core": component(), "kernels": component("kernels", OTHER), "optim": component("optim", OPTIM)}
+    phases = {name: item.phase.value for name, item in with_upstreams_phases(chosen, repositories).items()}
+    assert phases == {"core": "main", "kernels": "compile", "optim": "main"}
+    # Taken by another one, its build's limit of setuptools does not hold for the environment.
+    source = f'kernels = {{ git = "{OTHER}" }}\n[tool.uv]\nno-build-isolation-package = ["kernels"]\n'
+    (item,) = take(core(project(source, needs=["kernels"])), kernels).candidates
+    assert (item.chosen.phase.value, item.build_requires) == ("compile", ("setuptools>=61", "torch"))
 
 
 def test_the_stacks_own_and_what_is_ruled_are_not_taken():

@@ -1,4 +1,4 @@
-"""What is going to be resolved: moments, kept versions and what builds the components from git."""
+"""What is going to be resolved: moments and kept versions."""
 
 from datetime import date, datetime, timezone
 from types import SimpleNamespace
@@ -11,13 +11,12 @@ from helpers.stack_files import BASE, write_base, write_stack
 from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.context import utc_now
 from envbuild.catalog.stack import Stack
-from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.core.errors import UsageError
 from envbuild.git.refs import CommitKind
 from envbuild.lock.components.decide import as_of_moment, branch_bound, decide_components
 from envbuild.lock.components.select import choose_anchor
 from envbuild.lock.inputs.pins import parse_pins
 from envbuild.lock.inputs.request import LockInputs, LockRequest
-from envbuild.lock.resolve.declarations import git_build_requires
 
 NEMO, DEP = "https://x/nemo", "https://x/dep"
 MOMENT = datetime(2025, 1, 2, 3, tzinfo=timezone.utc)  # of every commit of a fake repository
@@ -111,17 +110,3 @@ def test_as_of_a_commit_needs_an_anchor_with_a_repository():
         moments(selection(), "2.0")
     with pytest.raises(UsageError, match="--as-of main is a branch, which moves"):
         moments(selection(), "main")
-
-
-def test_what_builds_components_from_git():
-    stack = selection().stack
-    for text, expected in (
-        ('[build-system]\nrequires = ["setuptools>=61", "pybind11"]\n', ["setuptools>=61", "pybind11"]),
-        (None, ["setuptools>=40.8.0"]),
-    ):
-        repositories = FakeRepositories(FakeRepository(NEMO, {"pyproject.toml": text} if text else {}))
-        anchor = choose_anchor(stack, {}, repositories, None)
-        assert git_build_requires({"nemo": anchor}, repositories) == expected
-    repositories = FakeRepositories(FakeRepository(NEMO, {"pyproject.toml": "["}))
-    with pytest.raises(ConfigurationError, match=f"pyproject.toml of {NEMO} at aaaaaaaaaaaa"):
-        git_build_requires({"nemo": anchor}, repositories)

@@ -87,7 +87,7 @@ def resolving(tmp_path, monkeypatch):
     monkeypatch.setattr(resolve_module, "render_project", lambda *arguments, **options: "true")
 
     def run(begun, metadata=()):
-        project = SimpleNamespace(metadata=metadata, chosen={}, git_sources=GitSources(), pinned_directly=set)
+        project = SimpleNamespace(metadata=metadata, every={}, chosen={}, git_sources=GitSources(), pinned_directly=set)
         inputs = SimpleNamespace(request=SimpleNamespace(pins={}))
         plan = SimpleNamespace(
             torch=TorchSource("find-links", "x"), keep={}, project=project, inputs=inputs, what="resolve"

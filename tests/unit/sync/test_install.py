@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from helpers.locks import make_lock
 
+from envbuild.catalog.stack import Phase
 from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
@@ -111,6 +112,24 @@ def test_install_takes_built_wheels_before_the_rest_of_their_phase(tmp_path):
     taken += ["--no-index", "--offline", "/w/a-2.whl", "/w/b-1.whl"]
     main, compiled, git = ([*command, "--offline"] for command in PHASES)
     assert recorder.commands == [VENV, main, taken, compiled, git]
+
+
+def test_packages_from_git_are_built_in_isolation_but_for_some(tmp_path):
+    lock = lock_with(tmp_path, main=0, compile=0, git=2)
+    component = next(iter(lock.lock.components.values()))
+    built = {"git": "https://x/k", "commit": "a" * 40}
+    components = {
+        "alone": component.model_copy(update={**built, "phase": Phase.MAIN}),
+        "kernels": component.model_copy(update={**built, "phase": Phase.COMPILE}),
+    }
+    git = lock.lock.phases["git"].model_copy(update={"builds": "sha256:1"})
+    record = lock.lock.model_copy(update={"components": components, "phases": {**lock.lock.phases, "git": git}})
+    recorder = Recorder(cached=True)
+    trees = {"alone": "/x/sources/alone"}
+    run_install(LockDirectory(lock.path, record), tmp_path, recorder, ["--find-links", "/w"], wheels=trees)
+    options = ["--build-constraints", "/x/lock/git-build.txt", "--no-build-isolation-package", "kernels"]
+    _, tree, *_ = recorder.commands
+    assert tree == [*COMMON, *options, "alone @ file:///x/sources/alone", "--offline"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from envbuild.core.errors import InternalError
 from envbuild.image.layers.sandbox import PREFIX, VENV
+from envbuild.lock.lockfile import git_build_options
 from envbuild.oci.models import RunConfig
 
 # The first words of a Dockerfile: a folder with such a file may be replaced.
@@ -80,6 +81,8 @@ class Recipe:
         again: packages of phase main that are installed again, over the files of others.
         wheels: packages whose wheels are in the context.
         trees: packages from git that phase git builds.
+        builds: what isolated builds of phase git are held to, a file of the context; empty: they share the environment.
+        shared: the packages of phase git that are built without isolation even so.
         unset: variables of the base that the image does not have.
     """
 
@@ -95,6 +98,8 @@ class Recipe:
     wheels: Sequence[str] = ()
     compiled: Compile | None = None
     trees: Sequence[Source] = ()
+    builds: str = ""
+    shared: Sequence[str] = ()
     unset: Sequence[str] = ()
 
 
@@ -113,11 +118,16 @@ def install(*words: str) -> str:
 
 def _from_index(recipe: Recipe, file: str, *words: str) -> str:
     """The instruction that installs a requirements file from the package index."""
+    return f"RUN {install(*words)}{_CONTINUED}{_indexes(recipe)} --requirements {BUILD}/lock/{file}"
+
+
+def _indexes(recipe: Recipe) -> str:
+    """The options of uv that name the package indexes."""
     options = [INDEX_OPTION]
     if recipe.torch_build:
         # Every file is pinned by its hash: searching both indexes cannot choose another one.
         options.append('${TORCH_INDEX_URL:+--index "$TORCH_INDEX_URL" --index-strategy unsafe-best-match}')
-    return f"RUN {install(*words)}{_CONTINUED}{' '.join(options)} --requirements {BUILD}/lock/{file}"
+    return " ".join(options)
 
 
 def copy_lock(name: str) -> str:
@@ -182,11 +192,10 @@ def _wheels(compiled: Compile) -> list[str]:
     return lines
 
 
-def _build(source: Source, folder: str) -> str:
-    """The command that builds a wheel with the packages of the environment."""
+def _build(source: Source, folder: str, options: str = "--no-build-isolation --no-config --offline") -> str:
+    """The command that builds a wheel; by itself with the packages of the environment."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(source.variables.items())]
-    build = f"uv build --wheel --no-build-isolation --no-config --offline --out-dir {folder} {source.place}"
-    return _CONTINUED.join([*variables, build])
+    return _CONTINUED.join([*variables, f"uv build --wheel {options} --out-dir {folder} {source.place}"])
 
 
 def _environment(recipe: Recipe) -> list[str]:
@@ -202,13 +211,18 @@ def _environment(recipe: Recipe) -> list[str]:
     if "compile" in recipe.phases:
         lines.append(copy_lock("compile.txt"))
         lines.append(_from_index(recipe, "compile.txt", "--require-hashes", "--no-build-isolation"))
+    builds = f"{BUILD}/lock/{recipe.builds}" if recipe.builds else ""
+    if builds and (recipe.trees or "git" in recipe.phases):
+        lines.append(copy_lock(recipe.builds))
     for source in recipe.trees:
         lines.append(f"ADD sources/{source.name}.tar.gz {BUILD}/sources/")
-        lines.append(f"RUN {_build(source, f'{BUILD}/wheels')}")
+        words = [f"--build-constraints {builds} --no-config {_indexes(recipe)}"] if builds else []
+        lines.append(f"RUN {_build(source, f'{BUILD}/wheels', *words)}")
         lines.append(f"RUN {_from_wheels([source.name])}")
     if "git" in recipe.phases:
         lines.append(copy_lock("git.txt"))
-        lines.append(f"RUN {install('--no-build-isolation', f'--requirements {BUILD}/lock/git.txt')}")
+        options = [*git_build_options(builds, recipe.shared), *([_indexes(recipe)] if builds else [])]
+        lines.append(f"RUN {install(*options, f'--requirements {BUILD}/lock/git.txt')}")
     if not recipe.sees_base:
         lines.append("# The environment has the locked packages and no others.")
         lines.append(copy_lock("packages.txt"))

@@ -136,6 +136,8 @@ class _Export:
             wheels=sorted(ready),
             compiled=compiled,
             trees=trees,
+            builds=self._write_builds(),
+            shared=directory.shared_builds,
             # A base in a tar brings no variables; one on a registry does, and the native image leaves some of them out.
             unset=sorted({*carried} - names) if _reference(selection) else (),
         )
@@ -177,6 +179,14 @@ class _Export:
             for name, item in sorted(self.inputs.lock.lock.components.items())
             if item.git and item.commit and canonicalize_name(name) not in others
         ]
+
+    def _write_builds(self) -> str:
+        """Write what isolated builds of phase git are held to; the name of the file, empty without one."""
+        file = self.inputs.lock.builds
+        if file is None:
+            return ""
+        (self.staged / "lock" / file.name).write_bytes(file.read_bytes())
+        return file.name
 
     def _write_phases(self, done: Collection[str]) -> list[str]:
         """Write the requirements of each phase that has more than what is installed from wheels and sources."""

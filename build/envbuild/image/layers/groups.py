@@ -91,6 +91,8 @@ def _package(lock: LockDirectory, name: str, package: Package, wheels: Mapping[s
     if component and (component.commit or component.url):
         value |= {"git": component.git, "commit": component.commit, "url": component.url}
         value["subdirectory"] = component.subdirectory
+        if component.commit and (builds := lock.lock.phases["git"].builds):
+            value["builds"] = builds
     return value
 
 

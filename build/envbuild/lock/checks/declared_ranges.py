@@ -50,7 +50,7 @@ class Overridden:
         by: whose override it is, for people.
         declared_by: the package (``lib 1.0``), or the stack itself.
         declared: the requirement as declared (``dep<2``).
-        meant: the stack says that this package's declaration is wrong.
+        meant: the stack says that this package's declaration is wrong, or upstream overrides it.
     """
 
     package: str
@@ -124,10 +124,15 @@ def _against_the_stack(plan: LockPlan, locked: Mapping[str, str]) -> list[Overri
 
 def _overridden(plan: LockPlan, name: str, version: str, declared_by: str, declared: str) -> Overridden:
     own, forced = plan.effective.stack.overrides.get(name), plan.upstream_overrides.get(name)
+    chosen = plan.project.chosen.get(name)
+    # Upstream's own lock goes against those declarations too: that is what it has its overrides for.
+    by, meant = "an override", declared_by != THE_STACK
     if own is not None:
         by, meant = f"the stack ({own.reason})", declared_by.partition(" ")[0] in own.against
-    else:
-        by, meant = f"{forced.where} of {forced.by}" if forced is not None else "an override", False
+    elif forced is not None:
+        by = f"{forced.where} of {forced.by}"
+    elif chosen is not None:
+        by = chosen.because.partition(";")[0]
     return Overridden(package=name, version=version, by=by, declared_by=declared_by, declared=declared, meant=meant)
 
 

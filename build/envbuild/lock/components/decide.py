@@ -15,7 +15,7 @@ from envbuild.catalog.stack import Component, Driver, Stack
 from envbuild.core.errors import UsageError
 from envbuild.git.refs import Commit, CommitKind, GitRef
 from envbuild.lock.components.declarations import Declarations
-from envbuild.lock.components.git_sources import GitSourceReader, marked
+from envbuild.lock.components.git_sources import GitSourceReader, marked, with_upstreams_phases
 from envbuild.lock.components.models import Chosen, Exemption, GitSources, Lead
 from envbuild.lock.components.releases import Releases, find_release, release_has_folder, uploaded_at
 from envbuild.lock.components.select import (
@@ -263,6 +263,7 @@ def decide_components(inputs: LockInputs, context: LockContext) -> Decided:
     )
     effective = effective_stack(stack, anchor, pins, bound, releases, inputs.commits)
     chosen = choose(effective.stack, pins, effective.leads, context.repositories, bound, base)
+    chosen = with_upstreams_phases(chosen, context.repositories)
     chosen, exempt = hold_to_cuda(chosen, inputs, moment, context)
     dates |= {name: item.until for name, item in exempt.items()}
     dates |= {item.package: item.until for item in inputs.deviations if item.until}

@@ -1,8 +1,8 @@
-"""What a component of the compile phase from git declares, read from its tree at the commit, without a build.
+"""What a component from git declares, read from its tree at the commit, without a build.
 
-uv would build it to learn that, which needs torch and a compiler. What a tree states before a build is in
-``pyproject.toml``, in ``setup.cfg``, or written out in the call of ``setup`` in ``setup.py``; code is not run. A tree
-that leaves it to code is refused: wrong metadata would hide real conflicts.
+uv would build it to learn that, which needs torch and a compiler for one of the compile phase. What a tree states
+before a build is in ``pyproject.toml``, in ``setup.cfg``, or written out in the call of ``setup`` in ``setup.py``; code
+is not run. A tree of the compile phase that leaves it to code is refused: wrong metadata would hide real conflicts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import configparser
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -29,6 +29,7 @@ from envbuild.lock.components.project_metadata import (
     read_pyproject,
     with_cuda_names,
 )
+from envbuild.lock.components.static_values import Value, values_of
 from envbuild.lock.context import Repositories
 
 SETUP_CFG, SETUP_PY = "setup.cfg", "setup.py"
@@ -58,11 +59,33 @@ def metadata_of_commit(item: Chosen, repositories: Repositories, cuda_major: str
     return CompileMetadata(
         name=canonicalize_name(item.name),
         version=version,
-        sdist_digest="",
+        requires_python=str(tree.pyproject.get("project", {}).get("requires-python", "")),
         requires_dist=tuple(requires),
         provides_extra=tuple(declared[1]),
         build_requires=needed,
         rewritten=tuple(rewritten),
+    )
+
+
+def stated_metadata(item: Chosen, repositories: Repositories) -> CompileMetadata | None:
+    """What [project] of a component states at its commit, which no build can change (PEP 621); None: not all of it.
+
+    So uv neither clones the repository with its submodules to lock, nor installs what builds the package: for
+    Megatron-Bridge that is Megatron-LM and torch.
+    """
+    tree = _Tree(item, repositories)
+    try:
+        declared, version = before_build(tree.text(PYPROJECT) or ""), tree.version()
+    except (ValueError, SyntaxError, configparser.Error):
+        return None
+    if declared is None or version is None:
+        return None
+    return CompileMetadata(
+        name=canonicalize_name(item.name),
+        version=version,
+        requires_python=str(tree.pyproject["project"].get("requires-python", "")),
+        requires_dist=tuple(declared[0]),
+        provides_extra=tuple(declared[1]),
     )
 
 
@@ -197,8 +220,17 @@ class _Tree:
         path = module.replace(".", "/")
         for file in (f"{path}.py", f"{path}/__init__.py", f"src/{path}.py", f"src/{path}/__init__.py"):
             if (text := self.text(file)) is not None:
-                return _constant(_assigned(name, ast.parse(text)))
+                return _version_among(values_of(text), name)
         return None
+
+
+def _version_among(values: Mapping[str, Value | None], name: str) -> str | None:
+    found, parts = values.get(name), values.get("VERSION")
+    # The form of NVIDIA's package_info.py. NeMo 3.0's asks for the installed distribution before it says that.
+    if found is None and isinstance(parts, tuple) and len(parts) == 4:
+        major, minor, patch, pre_release = parts
+        return f"{major}.{minor}.{patch}{pre_release}"
+    return found if isinstance(found, str) else None
 
 
 def _assigned(name: str, tree: ast.Module) -> ast.expr | None:

@@ -21,16 +21,17 @@ from envbuild.core.errors import CheckRefusedError, ConfigurationError, Envbuild
 from envbuild.core.progress import Reporter
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.git_metadata import declared_by, metadata_of_commit, pyproject_of
-from envbuild.lock.components.models import ALWAYS, ANY, BUILD, Chosen, DecidedBy, GitSource, GitSources
+from envbuild.lock.components.models import ALWAYS, ANY, BUILD, Chosen, DecidedBy, GitSource, GitSources, MissingSource
 from envbuild.lock.components.project_metadata import (
     UvSource,
     build_requires,
     built_without_isolation,
+    needed_of_environment,
     read_requirement,
     read_sources,
     uv_settings,
 )
-from envbuild.lock.components.upstream import SOURCES, holds_on, not_understood
+from envbuild.lock.components.upstream import PYPROJECT, SOURCES, holds_on, not_understood
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.pins import Ref, ref_text
@@ -58,12 +59,11 @@ class GitSourceReader:
 
         Raises:
             ConfigurationError: a pyproject.toml cannot be understood, or a ref does not exist.
-            NetworkError: a repository cannot be reached.
-            CheckRefusedError: what one requires that is built in the environment is not known before a build.
             ResolutionError: two components need a package at different commits.
         """
         own = {canonicalize_name(name) for name in chosen}
         candidates: list[GitSource] = []
+        missing: list[MissingSource] = []
         overruled: dict[str, str] = {}
         queue = [(item, True, frozenset(item.extras(self.base))) for item in chosen.values()]
         seen: set[tuple[str, tuple[str, str]]] = set()
@@ -76,7 +76,8 @@ class GitSourceReader:
                     continue
                 needed = required and bool(parts & {ALWAYS, BUILD, *extras})
                 item = self._taken(source, by, parts, required=needed)
-                if item is None:
+                if isinstance(item, MissingSource):
+                    missing.append(item)
                     continue
                 candidates.append(item)
                 if (item.name, item.identity) not in seen:
@@ -86,7 +87,7 @@ class GitSourceReader:
         candidates.sort(key=lambda item: not item.required)
         # The others only once a resolution shows that they are asked for (settle).
         refuse_two([item for item in candidates if item.required])
-        return GitSources(candidates=tuple(candidates), overruled=overruled)
+        return GitSources(candidates=tuple(candidates), missing=tuple(missing), overruled=overruled)
 
     def _sources(self, by: Chosen) -> list[tuple[UvSource, frozenset[str]]]:
         """The sources of a component that hold on the base, each with the parts of it that they are for."""
@@ -126,10 +127,17 @@ class GitSourceReader:
             for extra in extras:
                 if (name := self._named(line, extra)) is not None:
                     found.setdefault(name, set()).add(canonicalize_name(extra))
-        for line in build_requires(pyproject_of(by, self.repositories)):
+        # An isolated build takes them by itself, and not into the environment.
+        for line in self._needed_to_build(by):
             if (name := self._named(line, ALWAYS)) is not None:
                 found.setdefault(name, set()).add(BUILD)
         return {name: frozenset(parts) for name, parts in found.items()}
+
+    def _needed_to_build(self, item: Chosen) -> tuple[str, ...]:
+        """What must be in the environment for a package to be built."""
+        if item.phase is not Phase.COMPILE or item.commit is None:
+            return ()
+        return needed_of_environment(build_requires(pyproject_of(item, self.repositories)))
 
     def _named(self, line: str, extra: str) -> str | None:
         """The package that a requirement names, if it holds on the base with an extra."""
@@ -138,13 +146,15 @@ class GitSourceReader:
             return None
         return canonicalize_name(requirement.name)
 
-    def _taken(self, source: UvSource, by: Chosen, parts: frozenset[str], *, required: bool) -> GitSource | None:
-        """A package at the commit that its source means; None: it cannot be had, and may not be needed."""
+    def _taken(
+        self, source: UvSource, by: Chosen, parts: frozenset[str], *, required: bool
+    ) -> GitSource | MissingSource:
+        """A package at the commit that its source means."""
         try:
             chosen = self._chosen(source, by)
             if chosen.phase is Phase.COMPILE:
                 metadata_of_commit(chosen, self.repositories, self.base.cuda_major)
-            needs = build_requires(pyproject_of(chosen, self.repositories)) if chosen.commit else ()
+            needs = self._needed_to_build(chosen)
         except ValueError as error:
             raise ConfigurationError(
                 f"cannot understand pyproject.toml of {source.text}",
@@ -152,14 +162,14 @@ class GitSourceReader:
                 fix=f"Say which to take instead: --pin {source.package}=REF",
             ) from error
         except (CheckRefusedError, ConfigurationError, NetworkError) as error:
-            if required:
-                why = f"{_where(by)} takes {source.package} from there.\n{error.why}"
-                raise error.with_context(why=why) from error
-            self._cannot_be_had(source, by, parts, error)
-            return None
+            if source.package in self.pins:
+                raise
+            if not required:
+                self._note_missing(source, by, parts, error)
+            return MissingSource(name=source.package, by=by, parts=parts, place=source.text, error=error)
         return GitSource(chosen=chosen, by=by, parts=parts, required=required, build_requires=needs)
 
-    def _cannot_be_had(self, source: UvSource, by: Chosen, parts: frozenset[str], error: EnvbuildError) -> None:
+    def _note_missing(self, source: UvSource, by: Chosen, parts: frozenset[str], error: EnvbuildError) -> None:
         self.reporter.note(
             f"note: {source.package} of {_where(by)} is left alone, which matters only if something asks for "
             f"{by.name}[{','.join(sorted(parts - {ANY, BUILD}))}]: {error.what}"
@@ -196,6 +206,26 @@ class GitSourceReader:
             )
         commit = self.repositories.at(source.git).resolve(pin, self.as_of)
         return replace(item, git=source.git, commit=commit, subdirectory=source.subdirectory)
+
+
+def with_upstreams_phases(chosen: Mapping[str, Chosen], repositories: Repositories) -> dict[str, Chosen]:
+    """The components; those from git that the tree of one builds without isolation are of phase compile.
+
+    Raises:
+        ConfigurationError: a pyproject.toml cannot be understood.
+    """
+    found, names = dict(chosen), set[str]()
+    for item in chosen.values():
+        if item.commit is None or item.git is None:
+            continue
+        try:
+            names |= built_without_isolation(uv_settings(pyproject_of(item, repositories)))
+        except ValueError as error:
+            raise not_understood(repositories.at(item.git), item.commit, PYPROJECT, error) from error
+    for name, item in chosen.items():
+        if item.commit is not None and canonicalize_name(name) in names:
+            found[name] = replace(item, spec=item.spec.model_copy(update={"phase": Phase.COMPILE}))
+    return found
 
 
 def marked(chosen: Mapping[str, Chosen], git_sources: GitSources) -> dict[str, Chosen]:
@@ -254,7 +284,30 @@ def settle(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> Gi
         now = replace(now, candidates=asked)
 
 
-def _is_asked(item: GitSource, force: Mapping[str, GitSource], tables: Mapping[str, Mapping[str, Any]]) -> bool:
+def refuse_missing(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a resolution that takes a package from the index which upstream takes from a place where it is not.
+
+    Raises:
+        ResolutionError: it does; names the package.
+    """
+    tables = {str(package["name"]): package for package in packages}
+    for item in git_sources.missing:
+        if _is_asked(item, git_sources.in_force, tables):
+            raise ResolutionError(
+                f"{item.name} cannot be taken from where {item.by.at()} takes it",
+                why=words_of(item),
+                fix=item.error.fix,
+            ).about(item.name)
+
+
+def words_of(item: MissingSource) -> str:
+    """Why a source cannot be had, for people."""
+    return f"{_where(item.by)} takes {item.name} from {item.place}.\n{item.error.what}\n{item.error.why}".rstrip()
+
+
+def _is_asked(
+    item: GitSource | MissingSource, force: Mapping[str, GitSource], tables: Mapping[str, Mapping[str, Any]]
+) -> bool:
     table = tables.get(canonicalize_name(item.by.name))
     other = force.get(item.by.name)
     if table is None or item.name not in tables:

@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.stack import Component, Phase
+from envbuild.core.errors import EnvbuildError
 from envbuild.git.refs import Commit
 
 
@@ -34,6 +35,7 @@ class Chosen:
         subdirectory: the folder of the repository that holds the package; empty for its top.
         url: the file that is taken instead of a release or a commit.
         held_by: the components whose declarations led to it, where these decide.
+        overrides: upstream puts it over what packages declare of it.
         head: the tip of its branch, where an older commit of the branch is taken.
     """
 
@@ -48,6 +50,7 @@ class Chosen:
     subdirectory: str = ""
     url: str = ""
     held_by: tuple[str, ...] = ()
+    overrides: bool = False
     head: Commit | None = None
 
     @property
@@ -153,21 +156,24 @@ class Exemption:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileMetadata:
-    """What one package of the compile phase declares.
+    """What one package declares, as it was read without a build.
 
     Attributes:
+        sdist_digest: of the sdist that says so; empty for a commit.
+        requires_python: the Pythons that it is for; empty for all.
         requires_dist: its requirements, as PEP 508 lines.
-        build_requires: what must be installed before it is built.
+        build_requires: what must be installed before it is built without isolation.
         rewritten: requirements that named another CUDA than the base's, as ``old -> new``.
     """
 
     name: str
     version: str
-    sdist_digest: str
     requires_dist: tuple[str, ...]
-    provides_extra: tuple[str, ...]
-    build_requires: tuple[str, ...]
-    rewritten: tuple[str, ...]
+    sdist_digest: str = ""
+    requires_python: str = ""
+    provides_extra: tuple[str, ...] = ()
+    build_requires: tuple[str, ...] = ()
+    rewritten: tuple[str, ...] = ()
 
 
 # Besides the names of extras: what a component needs without any, what builds it, and what only a build would tell.
@@ -183,7 +189,7 @@ class GitSource:
         by: the package whose pyproject.toml says so.
         parts: for which parts of ``by``: its extras, ALWAYS, BUILD, ANY.
         required: it is asked for whatever else the lock holds.
-        build_requires: what must be installed to build it, as PEP 508 lines.
+        build_requires: what must be installed to build it without isolation, as PEP 508 lines.
     """
 
     chosen: Chosen
@@ -209,14 +215,33 @@ class GitSource:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MissingSource:
+    """A package that another one takes from a place where it cannot be had.
+
+    Attributes:
+        by: the package whose pyproject.toml says so, and for which parts of it, as of a :class:`GitSource`.
+        place: what of which repository, for people.
+        error: why it cannot be had.
+    """
+
+    name: str
+    by: Chosen
+    parts: frozenset[str]
+    place: str
+    error: EnvbuildError
+
+
+@dataclass(frozen=True, kw_only=True)
 class GitSources:
     """All that may be taken so; of several for one package the first is in force.
 
     Attributes:
+        missing: what cannot be had; it matters where something asks for it.
         overruled: sources of which the stack or the user says something else, for people, by package.
     """
 
     candidates: tuple[GitSource, ...] = ()
+    missing: tuple[MissingSource, ...] = ()
     overruled: Mapping[str, str] | None = None
 
     @property

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild.core import tomlread
@@ -79,6 +80,23 @@ def build_requires(pyproject: str | None) -> tuple[str, ...]:
     if not are_texts(lines):
         raise ValueError(f"[build-system] requires is not a list of strings: {lines!r}")
     return tuple(lines)
+
+
+def needed_of_environment(lines: Sequence[str]) -> tuple[str, ...]:
+    """What a build without isolation needs of the environment, of what it requires.
+
+    Of setuptools no upper limit: it would hold for all packages, and uv does not hold such a build to it either.
+    """
+    return tuple(map(_without_limit_of_setuptools, lines))
+
+
+def _without_limit_of_setuptools(line: str) -> str:
+    requirement = read_requirement(line)
+    if requirement is None or canonicalize_name(requirement.name) != "setuptools":
+        return line
+    lower = [str(item) for item in requirement.specifier if item.operator in (">", ">=")]
+    requirement.specifier = SpecifierSet(",".join(lower))
+    return str(requirement)
 
 
 def marked_line(line: str, marker: str, extra: str) -> str:

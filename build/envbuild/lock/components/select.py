@@ -11,12 +11,12 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.stack import Component, Stack
-from envbuild.core.errors import ConfigurationError
+from envbuild.core.errors import ConfigurationError, NetworkError
 from envbuild.git.refs import Commit, GitRef
 from envbuild.git.repository import GitRepository
 from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Forced, Lead
 from envbuild.lock.components.releases import Releases
-from envbuild.lock.components.upstream import companions, holds_on, overrides, sources
+from envbuild.lock.components.upstream import OVERRIDES, companions, holds_on, overrides, sources
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.deviation import Deviation
@@ -176,7 +176,14 @@ def _companion(
     as_of: Bound,
 ) -> Chosen:
     because = by.because(companion)
-    chosen = Chosen(name=name, spec=spec, asked=companion.pinned, origin=by.origin, because=because)
+    chosen = Chosen(
+        name=name,
+        spec=spec,
+        asked=companion.pinned,
+        origin=by.origin,
+        because=because,
+        overrides=companion.where == OVERRIDES,
+    )
     if companion.ref is None:
         return replace(chosen, specifier=companion.specifier or "")
     git = companion.git or spec.git  # upstream may pin a commit of a fork
@@ -186,7 +193,10 @@ def _companion(
             why=f"Neither {companion.where} nor [components.{name}] says where it is.",
             fix=f"Add git = URL to [components.{name}] of the stack, or pin a version: --pin {name}=VERSION",
         )
-    commit = repositories.at(git).resolve(GitRef(companion.ref), as_of)
+    try:
+        commit = repositories.at(git).resolve(GitRef(companion.ref), as_of)
+    except (ConfigurationError, NetworkError) as error:
+        raise error.about(canonicalize_name(name)) from None
     if spec.release_file is None:
         return replace(chosen, git=git, commit=commit)
     # Upstream's Transformer Engine is pinned by commit, and only a build would tell what that commit requires.

@@ -30,6 +30,7 @@ MANIFEST = "requirements/manifest.json"
 SUBMODULE = "3rdparty/Megatron-LM"
 PYPROJECT = "pyproject.toml"
 SOURCES = f"{PYPROJECT} [tool.uv.sources]"
+OVERRIDES = f"{PYPROJECT} [tool.uv] override-dependencies"
 # What the driver ``nemo`` needs of NeMo, and 3.0 has no more.
 LLM_COLLECTION = "nemo/collections/llm"
 # Upstream's names for repositories where they are others than those of the packages in them.
@@ -122,7 +123,6 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
     Raises:
         ConfigurationError: the file is there and cannot be understood.
     """
-    where = f"{PYPROJECT} [tool.uv] override-dependencies"
     try:
         requirements = [Requirement(line) for line in _uv_settings(repository, commit).get("override-dependencies", [])]
     except (InvalidRequirement, TypeError) as error:
@@ -132,7 +132,7 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
         if requirement.marker and "never" in str(requirement.marker):
             continue  # upstream's way of leaving out what its base image brings
         pinned = Companion(
-            package=canonicalize_name(requirement.name), where=where, marker=str(requirement.marker or "")
+            package=canonicalize_name(requirement.name), where=OVERRIDES, marker=str(requirement.marker or "")
         )
         if requirement.url:
             if match := _GIT_URL.match(requirement.url):

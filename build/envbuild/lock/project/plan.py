@@ -110,12 +110,25 @@ def _project(inputs: LockInputs, decided: Decided, forced: Mapping[str, Forced])
             **{name: item.texts for name, item in forced.items()},
             **{name: (stack.overrides[name].version,) for name in stack.overrides_of_all()},
         },
-        scoped_overrides=stack.scoped_overrides(),
+        scoped_overrides=_scoped_overrides(decided),
         git_sources=decided.git_sources,
         exempt={name: item.until for name, item in decided.exempt.items()}
         | {item.package: item.until for item in inputs.deviations if item.until},
         limits=_limits(inputs, decided),
     )
+
+
+def _scoped_overrides(decided: Decided) -> dict[str, dict[str, str]]:
+    """What the stack, or upstream for a component, puts over what single packages declare.
+
+    For those alone that use the component: an override for all would take the extras from the stack's own requirement.
+    """
+    found = {name: dict(items) for name, items in decided.effective.stack.scoped_overrides().items()}
+    for name, item in decided.chosen.items():
+        users = [user for user, other in decided.chosen.items() if name in other.spec.uses]
+        for user in users if item.overrides and item.wanted else ():
+            found.setdefault(user, {}).setdefault(name, item.wanted)
+    return found
 
 
 def _limits(inputs: LockInputs, decided: Decided) -> dict[str, str]:

@@ -134,7 +134,7 @@ def render_project(
     }
     # package = false: a project without sources, which uv does not try to build.
     uv: dict[str, object] = {"package": False, **limits(base), "exclude-newer": project.as_of}
-    uv |= _dates(project)
+    uv |= dates_of(project)
     if compiled := project.compiled():
         uv["no-build-isolation-package"] = _lines(compiled)
     if project.overrides or project.scoped_overrides:
@@ -186,7 +186,7 @@ def _requirements(project: Project) -> dict[Phase, list[str]]:
         phases[item.phase].append(requirement_of(name, version, item.extras(project.base)))
     phases[Phase.MAIN] += [requirement_of(name, version) for name, version in project.requirements.items()]
     phases[Phase.MAIN] += project.build_requires
-    # What builds a package from git must be installed before it: it is built without isolation.
+    # What builds a package without isolation must be installed before it.
     named = {_name(line) for lines in phases.values() for line in lines} | {"torch"}
     needed = dict.fromkeys(line for item in project.git_sources.in_force.values() for line in item.build_requires)
     phases[Phase.MAIN] += [line for line in needed if _name(line) not in named]
@@ -197,7 +197,7 @@ def _name(line: str) -> str:
     return canonicalize_name(re.split(r"[^A-Za-z0-9._-]", line.strip(), maxsplit=1)[0])
 
 
-def _dates(project: Project) -> dict[str, object]:
+def dates_of(project: Project) -> dict[str, object]:
     """Dates of their own for packages that are newer than the rest, or have no upload time."""
     dates: dict[str, object] = dict(project.exempt)
     for name, item in project.chosen.items():
@@ -239,6 +239,8 @@ def _metadata(project: Project) -> tomlkit.items.AoT:
         # For this version only. Wrong metadata hides conflicts: without nvidia-cudnn-frontend>=1.29.0 of Transformer
         # Engine 2.20.2, uv 0.13.8 resolves it together with mamba-ssm 2.3.2.post1, which excludes that.
         table["version"] = item.version
+        if item.requires_python:
+            table["requires-python"] = item.requires_python
         table["requires-dist"] = _lines(list(item.requires_dist))
         if item.provides_extra:
             table["provides-extra"] = _lines(list(item.provides_extra))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
@@ -18,7 +20,17 @@ from envbuild.lock.checks.check import CheckResult
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of
-from envbuild.lock.lockfile import PHASE_FILES, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
+from envbuild.lock.lockfile import (
+    BUILDS_FILE,
+    PHASE_FILES,
+    Inputs,
+    Lock,
+    LockedBase,
+    LockedComponent,
+    LockedPhase,
+    LockedTorch,
+    git_build_options,
+)
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project
 from envbuild.lock.resolve.resolve import ResolvedPlan
@@ -150,13 +162,6 @@ def _override(name: str, texts: tuple[str, ...], plan: LockPlan) -> str:
     return f"{text} ({forced.where})" if forced is not None and forced.texts == texts else text
 
 
-INSTALLS = {
-    "main": "uv pip install --no-deps --require-hashes -r main.txt",
-    "compile": "uv pip install --no-deps --require-hashes --no-build-isolation -r compile.txt",
-    "git": "uv pip install --no-deps --no-build-isolation -r git.txt",
-}
-
-
 def write_lock(resolved: ResolvedPlan, checked: CheckResult, context: LockContext) -> None:
     """Write all files of the lock into the context's folder."""
     with context.reporter.step("write the lock"):
@@ -187,14 +192,33 @@ def _write_phases(resolved: ResolvedPlan, context: LockContext) -> dict[str, Loc
         # Where hashes are required, every line must have one, and a commit has none: so a file of their own.
         "git": [block for block in (*main, *compiled) if _from_git(block)],
     }
+    shared = sorted(late.intersection(map(_key, blocks["git"])))
+    builds = BUILDS_FILE if resolved.build_constraints else ""
+    options = {
+        "main": ["--require-hashes"],
+        "compile": ["--require-hashes", "--no-build-isolation"],
+        "git": git_build_options(builds, shared),
+    }
     phases = {}
     for phase, lines in blocks.items():
-        text = f"# Written by `envbuild lock`. Phase {phase}: {len(lines)} packages.\n# {INSTALLS[phase]}\n"
-        text += "".join(f"{line}\n" for line in lines)
-        with machine_errors(context.folder):
-            (context.folder / PHASE_FILES[phase]).write_text(text)
-        phases[phase] = LockedPhase(file=PHASE_FILES[phase], packages=len(lines), digest=sha256_bytes(text.encode()))
+        title = f"Phase {phase}: {len(lines)} packages."
+        command = f"uv pip install --no-deps {' '.join(options[phase])} -r {PHASE_FILES[phase]}"
+        digest = _write(context.folder / PHASE_FILES[phase], title, command, lines)
+        phases[phase] = LockedPhase(file=PHASE_FILES[phase], packages=len(lines), digest=digest)
+    if builds:
+        title = "What the isolated builds of phase git are held to."
+        command = f"uv pip install --no-deps {' '.join(options['git'])} -r {PHASE_FILES['git']}"
+        digest = _write(context.folder / BUILDS_FILE, title, command, resolved.build_constraints)
+        phases["git"] = phases["git"].model_copy(update={"builds": digest})
     return phases
+
+
+def _write(file: Path, title: str, command: str, lines: Iterable[str]) -> str:
+    """Write a file of the lock with the command that it is for; its digest."""
+    text = f"# Written by `envbuild lock`. {title}\n# {command}\n" + "".join(f"{line}\n" for line in lines)
+    with machine_errors(file):
+        file.write_text(text)
+    return sha256_bytes(text.encode())
 
 
 def _from_git(block: str) -> bool:

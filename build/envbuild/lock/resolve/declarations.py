@@ -1,4 +1,4 @@
-"""What the packages of the compile phase declare, read before the whole is resolved."""
+"""What packages declare, read before the whole is resolved: those of the compile phase, and those from git."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.stack import Phase
 from envbuild.core import tomlread
 from envbuild.core.background import run_in_background
-from envbuild.core.errors import ConfigurationError, NetworkError, ResolutionError
+from envbuild.core.errors import NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.lock.components.decide import own_dates
-from envbuild.lock.components.git_metadata import metadata_of_commit
-from envbuild.lock.components.models import Chosen, CompileMetadata
-from envbuild.lock.components.project_metadata import build_requires
+from envbuild.lock.components.git_metadata import metadata_of_commit, stated_metadata
+from envbuild.lock.components.models import CompileMetadata
+from envbuild.lock.components.project_metadata import needed_of_environment
 from envbuild.lock.components.sdist_metadata import compile_metadata
-from envbuild.lock.context import LockContext, Repositories
+from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import UV_LOCK, LockDirectory
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project
@@ -107,19 +107,29 @@ def releases_as_of(plan: LockPlan, wanted: Mapping[str, str], what: str, context
 
 
 def with_declarations(plan: LockPlan, files: Future[Packages], context: LockContext) -> LockPlan:
-    """The plan with what the packages of the compile phase declare, and with what builds them.
+    """The plan with what packages declare, and with what builds those of the compile phase.
 
     Raises:
         CheckRefusedError: what a package declares is not known before a build.
         NetworkError: a file cannot be downloaded.
     """
-    metadata = _metadata(plan, files, context)
-    lines = [line for item in metadata for line in item.build_requires]
-    lines += git_build_requires(plan.project.chosen, context.repositories)
     project = plan.project
+    compiled = _metadata(plan, files, context)
+    # What builds a package that another one takes from git goes with it, where nothing asks for it in the end.
+    own = [item for item in compiled if item.name not in project.git_sources.in_force]
+    lines = [line for item in own for line in needed_of_environment(item.build_requires)]
     named = {canonicalize_name(name) for name in (*project.chosen, *project.requirements)} | _ALREADY_THERE
     needed = tuple(line for line in dict.fromkeys(lines) if canonicalize_name(_name_of(line)) not in named)
-    return replace(plan, project=replace(project, build_requires=needed, metadata=metadata))
+    return replace(plan, project=replace(project, build_requires=needed, metadata=(*compiled, *_stated(plan, context))))
+
+
+def _stated(plan: LockPlan, context: LockContext) -> Iterator[CompileMetadata]:
+    """What the packages from git state that are built in isolation, as far as nothing is left to their build."""
+    for item in plan.project.every.values():
+        if item.phase is Phase.MAIN and item.commit is not None:
+            stated = stated_metadata(item, context.repositories)
+            if stated is not None:
+                yield stated
 
 
 def _metadata(plan: LockPlan, files: Future[Packages], context: LockContext) -> tuple[CompileMetadata, ...]:
@@ -139,24 +149,6 @@ def _metadata(plan: LockPlan, files: Future[Packages], context: LockContext) -> 
             # The index is another one by now, or another component is at fault: asked anew, for these alone.
             found = _likely(plan, released, "find the sdists of the compile phase", context)
             return trees + compile_metadata(released, found, cuda, context)
-
-
-def git_build_requires(chosen: Mapping[str, Chosen], repositories: Repositories) -> list[str]:
-    """What builds the components from git: they are installed without build isolation, so it must be there already."""
-    lines: list[str] = []
-    for item in chosen.values():
-        if item.commit is None or item.git is None:
-            continue
-        text = repositories.at(item.git).read_file(item.commit, "pyproject.toml")
-        try:
-            lines += build_requires(text)
-        except ValueError as error:
-            raise ConfigurationError(
-                f"cannot understand pyproject.toml of {item.git} at {item.commit.sha[:12]}",
-                why=str(error),
-                fix=f"Take another commit: --pin {item.name}=REF",
-            ) from error
-    return lines
 
 
 def _name_of(line: str) -> str:

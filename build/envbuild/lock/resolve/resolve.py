@@ -17,12 +17,13 @@ from envbuild.core.background import Background, run_in_background
 from envbuild.core.errors import ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.components.git_sources import settle
-from envbuild.lock.components.models import CompileMetadata
+from envbuild.lock.components.git_sources import refuse_missing, settle, words_of
+from envbuild.lock.components.models import CompileMetadata, GitSources
 from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK, LockDirectory
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project, main_lines, render_project, with_git_sources
+from envbuild.lock.resolve.builds import build_constraints
 from envbuild.lock.resolve.conflicts import explain_pins
 from envbuild.lock.resolve.declarations import with_declarations
 from envbuild.lock.uv.resolution import Packages, Resolution, resolve, throw_away
@@ -30,13 +31,20 @@ from envbuild.lock.uv.resolution import Packages, Resolution, resolve, throw_awa
 # uv's words for what only the project itself may take from elsewhere than the index.
 _URL_REFUSED = re.compile(r"Package `([^`]+)`\s+was\s+included\s+as\s+a\s+URL\s+dependency")
 
+_UNKNOWN = re.compile(r"([A-Za-z0-9._-]+)\s+was\s+not\s+found\s+in\s+the\s+package\s+registry")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedPlan:
-    """A plan without what nothing asks for, and what uv found for it."""
+    """A plan without what nothing asks for, and what uv found for it.
+
+    Attributes:
+        build_constraints: what the isolated builds of the packages from git take.
+    """
 
     plan: LockPlan
     resolution: Resolution
+    build_constraints: tuple[str, ...] = ()
 
     @property
     def pins(self) -> dict[str, str]:
@@ -102,11 +110,8 @@ def _guess(project: Project, like: LockDirectory) -> Project | None:
             CompileMetadata(
                 name=table["name"],
                 version=table["version"],
-                sdist_digest="",
                 requires_dist=tuple(table["requires-dist"]),
                 provides_extra=tuple(table.get("provides-extra", ())),
-                build_requires=(),
-                rewritten=(),
             )
             for table in document["tool"]["uv"].get("dependency-metadata", ())
         ),
@@ -146,7 +151,7 @@ def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) 
         try:
             plan, found = _with_what_is_asked_for(plan, error, context)
         except ResolutionError as last:
-            raise _explain_refused(last) from error
+            raise _explain_refused(last, plan.project.git_sources) from error
     # 2.13.0 takes 2.13.0+cpu too, and rather, where the site's find-links have it.
     while plan.torch.kind == "package-index" and "+" in (build := found.pins.get("torch", "")):
         context.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
@@ -158,13 +163,15 @@ def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) 
         plan = replace(plan, project=with_git_sources(plan.project, sources))
         if sources.in_force != before:
             found = _once(plan, plan.keep, context)
+    refuse_missing(plan.project.git_sources, found.uv_lock["package"])
     for name in sorted(plan.inputs.request.pins.keys() - plan.effective.stack.every_component().keys()):
         if canonicalize_name(name) not in plan.project.git_sources.in_force:
             context.reporter.note(f"note: nothing in the lock takes {name} from git, so its pin decides nothing")
     _refuse_other_sdists(plan, found)
     # uv.lock must be of the project that the lock holds, whose constraints pin every version: otherwise a plain `uv
     # sync` would resolve again.
-    resolved = ResolvedPlan(plan=plan, resolution=found)
+    builds = build_constraints(plan, found.pins, context)
+    resolved = ResolvedPlan(plan=plan, resolution=found, build_constraints=builds)
     if _text(plan, resolved.pins) == _text(plan, plan.keep):
         return resolved  # every version was kept: this is what was resolved
     return replace(resolved, resolution=_once(plan, resolved.pins, context, from_cache=True))
@@ -206,25 +213,34 @@ def _with_what_is_asked_for(
     while (some := every.only(asked)).in_force != every.in_force:
         trial = replace(plan, project=with_git_sources(plan.project, some))
         try:
-            return trial, _once(trial, trial.keep, context)
+            found = _once(trial, trial.keep, context)
         except ResolutionError as other:
-            refused = {canonicalize_name(name) for name in _URL_REFUSED.findall(other.why)} & every.in_force.keys()
-            if refused <= asked:
+            needed = {canonicalize_name(name) for name in _URL_REFUSED.findall(other.why)} & every.in_force.keys()
+            if needed <= asked:
                 raise
-            asked |= refused
+        else:
+            # Of a package whose metadata is given, uv does not follow the sources, and so does not refuse them.
+            needed = {canonicalize_name(name) for name in settle(every, found.uv_lock["package"]).in_force}
+            if needed <= asked:
+                return trial, found
+        asked |= needed
     raise error
 
 
-def _explain_refused(error: ResolutionError) -> ResolutionError:
-    """The error with what to do about a package that uv refuses to take from elsewhere."""
-    names = ", ".join(dict.fromkeys(_URL_REFUSED.findall(error.why)))
-    if not names:
+def _explain_refused(error: ResolutionError, sources: GitSources) -> ResolutionError:
+    """The error with what to do about a package that uv refuses to take from elsewhere, or does not find."""
+    refused = list(dict.fromkeys(map(canonicalize_name, _URL_REFUSED.findall(error.why))))
+    unknown = {canonicalize_name(name) for name in _UNKNOWN.findall(error.why)}
+    missing = {item.name: item for item in sources.missing if item.name in {*refused, *unknown}}
+    if not refused and not missing:
         return error
+    names = ", ".join(dict.fromkeys([*refused, *missing]))
     return error.with_context(
+        why="\n".join([error.why, *map(words_of, missing.values())]),
         fix=f"Its authors take {names} from elsewhere ([tool.uv.sources]) in a way that is not followed: a path, a "
         "member of a workspace, or what a note above says could not be had. Reach its repository, or make it a "
-        "component of the stack: [components.NAME] with git and ref, or with a version."
-    )
+        "component of the stack: [components.NAME] with git and ref, or with a version.",
+    ).about(*missing)
 
 
 def _refuse_other_sdists(plan: LockPlan, resolution: Resolution) -> None:

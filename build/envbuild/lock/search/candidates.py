@@ -66,6 +66,10 @@ class Candidates:
         decided = self.steps.decided
         if decided is None:
             return
+        for source in decided.git_sources.missing:
+            if source.name == package:
+                reason = f"{source.error.what}; a release of the index"
+                yield (Deviation(package=package, instead_of=source.place, reason=reason),)
         item = next((item for name, item in decided.chosen.items() if canonicalize_name(name) == package), None)
         if item is not None and (item.commit is not None or item.origin is DecidedBy.PIN or not self._may_move(item)):
             return

@@ -1,5 +1,6 @@
 """The Dockerfile of a lock: whole for one CPU and one CUDA base, and the values in it."""
 
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -91,6 +92,17 @@ def test_value_is_quoted_for_env_and_label(value, expected):
 def test_value_with_several_lines_is_refused():
     with pytest.raises(InternalError):
         quoted("a\nb")
+
+
+def test_isolated_builds_are_held_to_the_locks_releases():
+    source = Source(name="x", folder="x")
+    text = render(Recipe(**{**vars(CPU), "trees": [source], "builds": "git-build.txt"}))
+    assert "COPY lock/git-build.txt /build/lock/\n" in text
+    (line,) = [part for part in text.replace("\\\n", "").split("RUN ") if "uv build" in part]
+    words = shlex.split(line.partition("uv build")[2].partition("\nRUN")[0])
+    assert words[:3] == ["--wheel", "--build-constraints", "/build/lock/git-build.txt"]
+    assert not {"--no-build-isolation", "--offline"} & set(words)
+    assert any("INDEX_URL" in word for word in words)
 
 
 @pytest.mark.parametrize("value", ["plain", "it's", "$(echo no)", "`echo no`", 'a "b" \\c', "a;b&c"])

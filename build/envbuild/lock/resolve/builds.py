@@ -1,0 +1,80 @@
+"""Which releases the isolated builds of the packages from git take, so that another day builds the same.
+
+Of what the lock has, its version, where the build accepts that one: torch is then at hand from phase main. Of the rest
+the newest release as of the lock's moment. A build's own limits (setuptools<80) never reach the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from envbuild.catalog.stack import Phase
+from envbuild.core.errors import ResolutionError
+from envbuild.lock.components.git_metadata import pyproject_of
+from envbuild.lock.components.models import Chosen
+from envbuild.lock.components.project_metadata import build_requires, read_requirement
+from envbuild.lock.components.upstream import holds_on
+from envbuild.lock.context import LockContext
+from envbuild.lock.project.plan import LockPlan
+from envbuild.lock.project.pyproject import dates_of
+from envbuild.lock.uv.resolution import look_up
+
+
+def build_constraints(plan: LockPlan, pins: Mapping[str, str], context: LockContext) -> tuple[str, ...]:
+    """PEP 508 lines that hold for all of these builds.
+
+    Args:
+        pins: the locked version of each package.
+
+    Raises:
+        ResolutionError: a build needs what the index does not have as of the lock's moment.
+    """
+    needed = [
+        (item, requirement)
+        for item in plan.project.every.values()
+        if item.commit is not None and item.phase is Phase.MAIN
+        for requirement in _needed(item, plan, context)
+    ]
+    found: dict[str, set[str]] = {}
+    asked: dict[str, dict[str, Chosen]] = {}
+    for item, requirement in needed:
+        name, locked = canonicalize_name(requirement.name), pins.get(canonicalize_name(requirement.name))
+        if locked is not None and requirement.specifier.contains(locked, prereleases=True):
+            found.setdefault(name, set()).add(locked)
+        elif requirement.url is None:
+            asked.setdefault(name, {}).setdefault(str(requirement.specifier), item)
+    # One range of each package in one question: a resolution has one version of it.
+    while asked:
+        ranges = {name: next(iter(ranges.items())) for name, ranges in asked.items()}
+        asked = {name: dict([*ranges.items()][1:]) for name, ranges in asked.items() if len(ranges) > 1}
+        for package, version in _newest(ranges, plan, context).items():
+            found.setdefault(package, set()).add(version)
+    return tuple(_line(name, [*versions]) for name, versions in sorted(found.items()))
+
+
+def _needed(item: Chosen, plan: LockPlan, context: LockContext) -> list[Requirement]:
+    lines = map(read_requirement, build_requires(pyproject_of(item, context.repositories)))
+    return [line for line in lines if line is not None and holds_on(str(line.marker or ""), plan.project.base)]
+
+
+def _newest(ranges: Mapping[str, tuple[str, Chosen]], plan: LockPlan, context: LockContext) -> dict[str, str]:
+    """The newest release of each package in its range."""
+    wanted = {name: specifier for name, (specifier, _) in ranges.items()}
+    settings = {"exclude-newer": plan.project.as_of, **dates_of(plan.project)}
+    builders = sorted({item.name for _, item in ranges.values()})
+    what = f"find what builds {', '.join(builders)}"
+    try:
+        packages = look_up(wanted, plan.project.base, settings, what, context)
+    except ResolutionError as error:
+        raise error.about(*builders) from None
+    return {name: str(packages[canonicalize_name(name)]["version"]) for name in wanted}
+
+
+def _line(name: str, versions: Sequence[str]) -> str:
+    """Of two versions the newer one is the limit: the build that needs the older one says so itself."""
+    newest = max(versions, key=Version)
+    return f"{name}{'==' if len(versions) == 1 else '<='}{newest}"
