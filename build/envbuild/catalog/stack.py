@@ -149,6 +149,10 @@ class Takeover(TomlModel):
         return self
 
 
+# enroot's /etc/environment is unquoted, and expands ${NAME} when the image starts.
+VariableValue = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9_./:,=+@-]|\{venv\}|\{site_packages\})+$")]
+
+
 class Variable(TomlModel):
     """A variable that must be set in the finished environment.
 
@@ -156,14 +160,27 @@ class Variable(TomlModel):
     character that means something to one of them.
     """
 
-    # enroot's /etc/environment is unquoted, and expands ${NAME} when the image starts.
-    value: Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9_./:,=+@-]|\{venv\}|\{site_packages\})+$")] = Field(
-        description="{venv} and {site_packages} become the folders of the environment"
+    value: VariableValue | None = Field(
+        default=None, description="{venv} and {site_packages} become the folders of the environment"
+    )
+    value_for_cuda: dict[CudaMajor, VariableValue] = Field(
+        default_factory=dict,
+        description="instead of value, by the major version of the base's CUDA; not set where it has another",
     )
     reason: str = Field(min_length=1, description="why the stack needs it, with the evidence")
     device: Device | None = Field(
         default=None, description="'cuda': set on bases with CUDA alone; 'cpu': on those without"
     )
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Variable:
+        if (self.value is None) == (not self.value_for_cuda):
+            raise ValueError("a variable has either value or value_for_cuda")
+        return self
+
+    def value_on(self, cuda_major: str | None) -> str | None:
+        """The value on bases with this CUDA; None: it is not set there."""
+        return self.value if self.value is not None else self.value_for_cuda.get(cuda_major or "")
 
 
 def _twice(names: tuple[str, ...]) -> str | None:
@@ -303,6 +320,11 @@ class Stack(TomlModel):
             return self
         components = {**self.components, **self.takeover.components}
         return self.model_copy(update={"components": components, "driver": self.takeover.driver})
+
+    def variables_on(self, cuda_major: str | None) -> dict[str, str]:
+        """The variables that are set on bases with this CUDA, with {venv} and {site_packages}."""
+        values = {name: item.value_on(cuda_major) for name, item in self.environment.items()}
+        return {name: value for name, value in values.items() if value is not None}
 
     def undecided(self) -> set[str]:
         """The components of which the stack's file says nothing, also those that only a takeover brings."""

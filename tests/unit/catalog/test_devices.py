@@ -49,6 +49,20 @@ def test_a_variable_for_gpus_is_set_on_bases_with_cuda_alone(tmp_path, catalog):
     assert definition_digest(on(catalog, BASE, "more").stack) == definition_digest(on(catalog, BASE, "plain").stack)
 
 
+def test_a_variable_follows_the_bases_cuda(tmp_path, catalog):
+    variable = {"value_for_cuda": {"12": "{site_packages}/old", "13": "{site_packages}/new"}, "reason": "r"}
+    write_stack(tmp_path, "s", COMPONENTS, environment={"HEADERS": variable, "PLAIN": {"value": "1", "reason": "r"}})
+    stack = catalog.stack("s")
+    assert stack.variables_on("12") == {"HEADERS": "{site_packages}/old", "PLAIN": "1"}
+    assert stack.variables_on("13") == {"HEADERS": "{site_packages}/new", "PLAIN": "1"}
+    assert stack.variables_on(None) == stack.variables_on("14") == {"PLAIN": "1"}
+    for wrong in ({"reason": "r"}, variable | {"value": "1"}):
+        write_stack(tmp_path, "s", COMPONENTS, environment={"HEADERS": wrong})
+        with pytest.raises(ConfigurationError) as caught:
+            catalog.stack("s")
+        assert "either value or value_for_cuda" in caught.value.why
+
+
 def test_a_component_for_gpus_changes_nothing_on_bases_without(catalog):
     # So the lock there stays what its inputs give.
     assert definition_digest(on(catalog, BASE).stack) == definition_digest(on(catalog, BASE, "on-cpu").stack)

@@ -27,15 +27,20 @@ def test_targets_of_the_same_hardware_share_images(one, other, same):
     assert (target_key(CATALOG.target(one)) == target_key(CATALOG.target(other))) is same
 
 
-@pytest.mark.parametrize("stack", ["mcore", "nemo-2.7", "bridge-0.6", "nemo-2.3"])
+@pytest.mark.parametrize("stack", ["mcore", "nemo", "nemo-2.7", "bridge-0.6", "nemo-2.3"])
 def test_stacks_name_only_targets_that_their_torch_runs_on(stack):
-    torch = TORCH_CU126 if stack == "nemo-2.3" else TORCH_CU130
     for builds in CATALOG.stack(stack).builds:
         for base in builds.bases:
             chosen = select(CATALOG, stack, builds.target, base, HostDistribution("debian", "12"))
+            with_cuda13 = chosen.base.cuda_major == "13"
             for sm in chosen.target.sm:
-                assert torch.runs_on(sm), (stack, builds.target)
-                assert stack == "nemo-2.3" or ENGINE_CU13.runs_on(sm), (stack, builds.target)
+                assert (TORCH_CU130 if with_cuda13 else TORCH_CU126).runs_on(sm), (stack, builds.target)
+                assert not with_cuda13 or ENGINE_CU13.runs_on(sm), (stack, builds.target)
+
+
+def test_the_moving_stack_is_for_every_target_with_gpus():
+    targets = {name for name in CATALOG.names("targets") if CATALOG.target(name).sm}
+    assert {builds.target for builds in CATALOG.stack("nemo").builds} == targets
 
 
 def test_base_of_another_platform_than_the_targets_is_refused(tmp_path):

@@ -200,3 +200,29 @@ def test_findings_refuse_unless_allowed():
     assert caught.value.fix.endswith("--allow two")
     assert refuse([ONE, TWO], ["two", "one", "unused"], "X") == (ONE, TWO)
     assert refuse([], [], "X") == ()
+
+
+CUDA12 = ("nvidia-cuda-runtime-cu12", "12.6.77"), ("nvidia-nccl-cu12", "2.26.2")
+CUDA13 = ("nvidia-cuda-runtime", "13.0.96"), ("nvidia-nccl-cu13", "2.28.9"), ("nvidia-cublas", "13.1.0")
+
+
+@pytest.mark.parametrize(
+    ("packages", "value", "refused"),
+    [
+        (CUDA12, "{site_packages}/nvidia/cuda_runtime/include", False),
+        (CUDA12, "{site_packages}/nvidia/cu13/include", True),
+        (CUDA13, "{site_packages}/nvidia/cu13/include", False),
+        (CUDA13, "{site_packages}/nvidia/cu13", False),
+        (CUDA13, "{site_packages}/nvidia/cuda_runtime/include", True),
+        (CUDA13[1:], "{site_packages}/nvidia/cu13/include", True),  # cublas has no headers of the runtime
+        (CUDA13[1:], "{site_packages}/nvidia/cu13/lib", False),
+        (CUDA13, "{site_packages}/nvidia/nccl/lib:{site_packages}/nvidia/cu13/lib", False),
+        (CUDA13, "{site_packages}/nvidia/nccl/lib:{site_packages}/nvidia/cu12/lib", True),
+        (CUDA13, "{site_packages}/nvidia/modelopt", False),  # of which nothing is known here
+        (CUDA13, "{venv}/lib:/opt/x", False),
+    ],
+)
+def test_a_variable_names_folders_that_the_packages_bring(packages, value, refused):
+    on = base(cuda="12.6" if packages is CUDA12 else "13.0")
+    found = codes(*(package(*item) for item in packages), on=on, variables={"V": value})
+    assert found == (["variable-folder"] if refused else [])

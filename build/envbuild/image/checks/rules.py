@@ -161,4 +161,5 @@ RULES: dict[str, ImageCheck] = {
     "architectures": architectures,
     "compiler": runtime.compiler,
     "cuda-headers": runtime.cuda_headers,
+    "variables": runtime.variables,
 }

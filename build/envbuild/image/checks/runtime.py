@@ -48,6 +48,28 @@ def cuda_headers(image: ImageContents) -> Iterator[ImageFinding]:
         )
 
 
+def variables(image: ImageContents) -> Iterator[ImageFinding]:
+    """A folder or file of the environment that a variable names is there."""
+    named = {
+        folder.strip("/"): name
+        for name, value in sorted(image.variables.items())
+        for folder in map(posixpath.normpath, value.split(":"))
+        if folder.startswith(f"{image.environment}/") and image.environment
+    }
+    if not named:
+        return
+    there = {
+        prefix
+        for kept in image.layers
+        for entry in read_listing(kept.listing)
+        for prefix in named
+        if entry.path == prefix or entry.path.startswith(f"{prefix}/")
+    }
+    for folder, name in named.items():
+        if folder not in there:
+            yield ImageFinding(text=f"the variable {name} names /{folder}, which is not there")
+
+
 def _lacking(what: str) -> ImageFinding:
     return ImageFinding(text=f"Triton finds no {what.removeprefix('a ')}; torch.compile fails where it runs")
 

@@ -57,7 +57,10 @@ def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -
     return CheckInput(
         packages=tuple(resolution.packages),
         base=selection.base,
-        targets={entry.target: catalog.target(entry.target) for entry in stack.builds},
+        targets={
+            entry.target: catalog.target(entry.target) for entry in stack.builds if selection.base_name in entry.bases
+        },
+        variables=stack.variables_on(selection.base.cuda_major),
         conflicts=catalog.conflicts(),
         torch_build=plan.project.torch_build,
         asked={

@@ -22,6 +22,7 @@ CODES = frozenset(
         "override-range",
         "sm-floor",
         "uv-settings",
+        "variable-folder",
     ]
 )
 

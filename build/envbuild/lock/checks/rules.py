@@ -55,6 +55,9 @@ _CUDA_VERSIONED = frozenset(
         "nvidia-cuda-runtime",
     ]
 )
+_NVIDIA_FOLDER = re.compile(r"^\{site_packages\}/nvidia/(\w+)(?:/(.*))?$")
+# Folders below nvidia/ that one package brings.
+_OWN_FOLDERS = frozenset(["cublas", "cuda_cupti", "cuda_nvrtc", "cuda_runtime", "cudnn", "cufft", "nccl", "nvjitlink"])
 # NVIDIA's CUTLASS DSL, read in its wheels (4.6.0, 4.8.1): its libraries for CUDA 12 and 13 lie side by side, in
 # nvidia_cutlass_dsl/cu12 and /cu13, without a file in common. They need no CUDA library, and on import the newest that
 # the driver runs is loaded, and no other. Before 4.6 only the base package was for 12 (sync's LATER has the rest).
@@ -69,7 +72,9 @@ class CheckInput:
         packages: the ``[[package]]`` tables of uv.lock, without the project itself.
         conflicts: known conflicts, by code.
         torch_build: the build of torch that was asked for.
+        targets: those that the stack names the base for.
         asked: the specifiers of the stack, by package.
+        variables: what the stack sets in the finished environment.
         bases: all bases that the stack names.
         driver_problem: what the stack's driver misses, for people; empty: nothing.
         ignored_settings: uv's message about the settings of the project that it dropped; empty: it dropped none.
@@ -82,6 +87,7 @@ class CheckInput:
     torch_build: str
     asked: Mapping[str, str] = field(default_factory=dict)
     bases: Mapping[str, Base] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
     driver_problem: str = ""
     ignored_settings: str = ""
 
@@ -179,6 +185,34 @@ def _sm_problem(sm: str, cuda: str) -> str | None:
     return None
 
 
+def check_variables(lock: CheckInput) -> Iterable[CheckFinding]:
+    """A variable that names a folder of NVIDIA's wheels names one that the locked packages bring."""
+    for variable, value in lock.variables.items():
+        for folder in value.split(":"):
+            if (brings := _bringing(folder)) and not any(
+                brings.match(f"{package['name']} {package.get('version', '0')}") for package in lock.packages
+            ):
+                yield CheckFinding(
+                    code="variable-folder",
+                    what=f"{variable} names {folder}, and no package of the lock brings that folder",
+                    fix=f"Correct [environment.{variable}] of the stack: value_for_cuda has a value for each CUDA; "
+                    "CUDA 12's headers are in nvidia/cuda_runtime/include, 13's in nvidia/cu13/include.",
+                )
+
+
+def _bringing(folder: str) -> re.Pattern[str] | None:
+    """What packages that bring a folder look like as ``NAME VERSION``; None: nothing is known of the folder."""
+    if (match := _NVIDIA_FOLDER.match(folder)) is None:
+        return None
+    part, inside = match[1], match[2] or ""
+    # From CUDA 13 on all wheels of the toolkit share one folder; before, and of other libraries, each has its own
+    # (read in the wheels of torch 2.7.0, 2.10.0 and 2.11.0).
+    if joint := re.fullmatch(r"cu(\d\d)", part):
+        name = "cuda-runtime" if inside.startswith("include") else r"(cublas|cuda-\w+)"
+        return re.compile(rf"nvidia-{name} {joint[1]}\.")
+    return re.compile(rf"nvidia-{part.replace('_', '-')}-cu\d\d ") if part in _OWN_FOLDERS else None
+
+
 def check_provided(lock: CheckInput) -> Iterable[CheckFinding]:
     """What the base brings is what the stack asks for."""
     for name, specifier in lock.asked.items():
@@ -270,6 +304,7 @@ CHECKS: tuple[Callable[[CheckInput], Iterable[CheckFinding]], ...] = (
     check_installable,
     check_cuda_mix,
     check_targets,
+    check_variables,
     check_provided,
     check_conflicts,
     check_forks,

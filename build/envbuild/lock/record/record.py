@@ -58,7 +58,7 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         found = _component(source.chosen, pins.get(name, ""), plan)
         components[name] = found.model_copy(update={"transitive": True})
     base_digest = definition_digest(base)
-    environment = {name: item.value for name, item in selection.stack.environment.items()}
+    environment = selection.stack.variables_on(base.cuda_major)
     lock = Lock(
         schema=lockfile.SCHEMA,
         stack=selection.stack_name,

@@ -189,6 +189,17 @@ def test_names_of_layers_do_not_reach_the_terminal_raw(tmp_path):
     assert noted == [f"note: {line}"]
 
 
+def test_a_variable_names_what_is_there(tmp_path):
+    inside = VENV.lstrip("/")
+    items = [file(f"{inside}/lib/python3.11/site-packages/nvidia/nccl/lib/libx.so", b"x")]
+    folder = f"{VENV}/lib/python3.11/site-packages/nvidia"
+    there = {"A": f"{folder}/nccl/lib:/usr/lib", "B": f"{folder}/nccl", "C": "/elsewhere", "D": "x"}
+    assert "variables" not in found(facts(tmp_path / "a", *items, variables=there, environment=VENV))
+    wrong = there | {"E": f"{folder}/nccl/lib:{folder}/cu13/lib"}
+    (text,) = found(facts(tmp_path / "b", *items, variables=wrong, environment=VENV))["variables"]
+    assert text == f"the variable E names {folder}/cu13/lib, which is not there"
+
+
 SITE_HEADERS = f"{SITE}/nvidia/cu13/include"
 COMPILES = [
     file("usr/bin/gcc-12", b"x"),
