@@ -154,6 +154,9 @@ class Lock(TomlModel):
     fallback_from: str = Field(
         default="", description="the stack's default base, where nothing worked, when no base was named"
     )
+    preferred: tuple[str, ...] = Field(
+        default=(), description="files of upstream's with versions, and how many of them were taken"
+    )
     verified_in: str = Field(
         default="", description="where its modules were imported before it was published; empty: nowhere"
     )

@@ -90,7 +90,12 @@ def resolving(tmp_path, monkeypatch):
         project = SimpleNamespace(metadata=metadata, every={}, chosen={}, git_sources=GitSources(), pinned_directly=set)
         inputs = SimpleNamespace(request=SimpleNamespace(pins={}))
         plan = SimpleNamespace(
-            torch=TorchSource("find-links", "x"), keep={}, project=project, inputs=inputs, what="resolve"
+            torch=TorchSource("find-links", "x"),
+            keep={},
+            preferred={},
+            project=project,
+            inputs=inputs,
+            what="resolve",
         )
         plan.effective = SimpleNamespace(stack=SimpleNamespace(every_component=dict))
         return asked, resolve_module.resolve_declared(plan, begun, lock_context(tmp_path)).resolution

@@ -138,6 +138,18 @@ class Forced:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Preference:
+    """A version that is taken where everything accepts it, and where nothing decides another.
+
+    Attributes:
+        because: where it comes from, for people: ``uv.lock of megatron-bridge dedc564c1bda``.
+    """
+
+    version: str
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Exemption:
     """A package that may be newer than the as-of moment.
 

@@ -15,6 +15,7 @@ from envbuild.core.errors import ConfigurationError, NetworkError
 from envbuild.git.refs import Commit, GitRef
 from envbuild.git.repository import GitRepository
 from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Forced, Lead
+from envbuild.lock.components.preferences import script_companions
 from envbuild.lock.components.releases import Releases
 from envbuild.lock.components.upstream import OVERRIDES, companions, holds_on, overrides, sources
 from envbuild.lock.context import Repositories
@@ -59,7 +60,10 @@ def lead(chosen: Chosen, releases: Releases) -> Lead:
         return releases.lead(chosen)
     context = releases.context
     with context.reporter.step(f"read upstream's pins at {chosen.at()}"):
-        found = companions(context.repositories.at(chosen.git), chosen.commit, releases.base)
+        repository = context.repositories.at(chosen.git)
+        found = companions(repository, chosen.commit, releases.base)
+        for item in script_companions(repository, chosen.commit, releases.base):
+            found.setdefault(item.package, item)
         return Lead(chosen=chosen, companions=found)
 
 

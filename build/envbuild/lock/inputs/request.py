@@ -15,6 +15,8 @@ from envbuild.lock.lockfile import Lock, LockDirectory
 
 # Raised when a lock made from the same inputs would come out differently.
 FORMAT = 2
+# The table of companions that says which torch an NGC image has.
+NGC_TABLE = "ngc-pytorch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +130,8 @@ def _companions(selection: Selection) -> dict[str, Json]:
     """The tables of companions that can decide something of the stack; nothing when none can."""
     stack = selection.stack
     leads = [name for name in (stack.anchor, stack.takeover.lead if stack.takeover else None) if name is not None]
+    # Which torch the image has that upstream's tests run in.
+    leads += [NGC_TABLE] if leads else []
     tables = {name: selection.catalog.companions(name) for name in leads}
     found: dict[str, Json] = {
         name: definition_digest(table)

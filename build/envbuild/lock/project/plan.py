@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from packaging.utils import canonicalize_name
 
 from envbuild.lock.components.decide import Decided, EffectiveStack, commit_without_llm
-from envbuild.lock.components.models import Exemption, Forced
+from envbuild.lock.components.models import DecidedBy, Exemption, Forced, Preference
+from envbuild.lock.components.preferences import torch_preference, upstream_image, upstream_preferences
 from envbuild.lock.components.select import left_out, upstream_overrides
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.as_of import AsOf
@@ -28,6 +29,7 @@ class LockPlan:
         driver_problem: what the driver needs and a component from git does not have; empty: nothing.
         left_out: what belongs to the anchor, or what leads in its place, and is not in the stack.
         keep: versions of a lock made from the same inputs as of the same moment.
+        preferences: versions that are taken where everything accepts them.
         exempt: what may be newer than the as-of moment, besides components with a date of their own.
     """
 
@@ -41,6 +43,12 @@ class LockPlan:
     left_out: tuple[str, ...]
     keep: Mapping[str, str]
     exempt: Mapping[str, Exemption]
+    preferences: Mapping[str, Preference] = field(default_factory=dict)
+
+    @property
+    def preferred(self) -> dict[str, str]:
+        """The versions that uv prefers, by name."""
+        return {name: item.version for name, item in self.preferences.items()}
 
     @property
     def what(self) -> str:
@@ -72,7 +80,25 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
         left_out=without,
         keep=_kept(project, inputs.previous),
         exempt=decided.exempt,
+        preferences=_preferences(inputs, decided, context),
     )
+
+
+def _preferences(inputs: LockInputs, decided: Decided, context: LockContext) -> dict[str, Preference]:
+    """The versions that upstream tested with, without those of packages that are decided by a commit or an address."""
+    leads, base = decided.effective.leads, inputs.selection.base
+    found = upstream_preferences(leads, base, context)
+    torch, image = decided.chosen.get("torch"), upstream_image(leads, base, context)
+    # With another version, or in a lock where upstream has torch from the index, nothing is open.
+    floats = torch is not None and torch.origin is DecidedBy.STACK and not (torch.is_direct or torch.spec.version)
+    if torch is not None and image is not None and floats and "torch" not in {*base.provides, *found}:
+        dates = {name: item.until for name, item in decided.exempt.items()}
+        settings = {"exclude-newer": decided.as_of.text(), "exclude-newer-package": dates}
+        with context.reporter.step(f"find the torch that is nearest to {image.release}'s"):
+            if (preference := torch_preference(torch, image, inputs.selection, settings, context)) is not None:
+                found["torch"] = preference
+    direct = {canonicalize_name(name) for name, item in decided.chosen.items() if item.is_direct}
+    return {name: item for name, item in found.items() if name not in direct | base.provides.keys()}
 
 
 def _left_out(inputs: LockInputs, decided: Decided, context: LockContext) -> tuple[str, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import definition_digest
@@ -17,7 +18,9 @@ from envbuild.core.files import machine_errors
 from envbuild.git.refs import CommitKind
 from envbuild.lock import lockfile
 from envbuild.lock.checks.check import CheckResult
+from envbuild.lock.components.decide import STACKS_FILE
 from envbuild.lock.components.models import Chosen
+from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of
 from envbuild.lock.lockfile import (
@@ -83,6 +86,7 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         deviations=tuple(item.text() for item in plan.inputs.deviations),
         behind=plan.inputs.behind,
         fallback_from=plan.inputs.request.fallback_from,
+        preferred=_preferred(plan, pins),
     )
     return lockfile.sealed(lock)
 
@@ -127,7 +131,7 @@ def _component(item: Chosen, version: str, plan: LockPlan) -> LockedComponent:
         asked=item.asked,
         version=version,
         phase=item.phase,
-        because=item.because,
+        because=_because(item, version, plan),
         modules=item.spec.modules,
         sdist=(metadata.sdist_digest or None) if metadata else None,
     )
@@ -146,6 +150,31 @@ def _component(item: Chosen, version: str, plan: LockPlan) -> LockedComponent:
             "follows": item.commit.kind is CommitKind.BRANCH and plan.as_of.asked == as_of.NOW,
         }
     )
+
+
+def _because(item: Chosen, version: str, plan: LockPlan) -> str:
+    """Where a component's version comes from; where nothing decided it, the preference that was followed."""
+    preference = plan.preferences.get(canonicalize_name(item.name))
+    followed = preference is not None and preference.version == Version(version).public if version else False
+    if preference is None or not followed or item.is_direct or EXACT.match(item.specifier):
+        return item.because
+    return preference.because if item.because == STACKS_FILE else f"{item.because}; {preference.because}"
+
+
+def _preferred(plan: LockPlan, pins: Mapping[str, str]) -> tuple[str, ...]:
+    """For each file of upstream's with versions: how many of its packages have them, and which do not."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name, item in plan.preferences.items():
+        if name in pins:
+            found.setdefault(item.because, []).append((name, item.version))
+    lines = []
+    for because, items in found.items():
+        others = [(name, version) for name, version in items if Version(pins[name]).public != version]
+        shown = ", ".join(f"{name} {pins[name]} ({version})" for name, version in sorted(others))
+        lines.append(
+            f"{because}: {len(items) - len(others)} of {len(items)} versions" + (f"; not {shown}" if shown else "")
+        )
+    return tuple(lines)
 
 
 def _overrides(plan: LockPlan) -> dict[str, str]:

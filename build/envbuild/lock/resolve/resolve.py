@@ -26,6 +26,7 @@ from envbuild.lock.project.pyproject import Project, main_lines, render_project,
 from envbuild.lock.resolve.builds import build_constraints
 from envbuild.lock.resolve.conflicts import explain_pins
 from envbuild.lock.resolve.declarations import with_declarations
+from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.resolution import Packages, Resolution, resolve, throw_away
 
 # uv's words for what only the project itself may take from elsewhere than the index.
@@ -89,6 +90,7 @@ def begin_guess(plan: LockPlan, context: LockContext) -> Guess | None:
         return None
     text = render_project(guessed, pins=plan.keep, source=plan.torch)
     folder = throw_away(text, context)
+    prefer(folder, plan.preferred)
     quiet = replace(context, reporter=SilentReporter())
     answer = run_in_background(lambda: resolve(folder, plan.torch, plan.what, quiet, settings_may_be_ignored=True))
     return Guess(text=text, folder=folder, answer=answer)
@@ -189,6 +191,8 @@ def _first(plan: LockPlan, guess: Guess | None, context: LockContext) -> Resolut
         return guess.into(context.folder)
     if guess is not None:
         guess.answer.stop()
+    _write(text, context)
+    prefer(context.folder, plan.preferred)
     return _once(plan, plan.keep, context)
 
 

@@ -6,12 +6,23 @@ from collections.abc import Iterator
 
 from envbuild.git.refs import Commit, CommitKind
 from envbuild.git.repository import GitRepository
+from envbuild.lock.components.install_scripts import SCRIPTS
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.upstream import MANIFEST, PYPROJECT, SUBMODULE
 from envbuild.lock.make import Steps
 
 # What decides what belongs to a commit: changes of anything else leave a lock as it is.
-DECIDING_PATHS = (MANIFEST, "requirements", PYPROJECT, "uv.lock", "setup.py", "setup.cfg", SUBMODULE, "docker")
+DECIDING_PATHS = (
+    MANIFEST,
+    "requirements",
+    PYPROJECT,
+    "uv.lock",
+    "setup.py",
+    "setup.cfg",
+    SUBMODULE,
+    "docker",
+    *SCRIPTS,
+)
 # Changes that are looked back over.
 MOST_CHANGES = 40
 

@@ -21,6 +21,7 @@ from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
 from envbuild.lock.context import WorkContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
+from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.program import ignored_settings, run_uv
 from envbuild.lock.uv.torch_builds import TorchSource
 
@@ -226,6 +227,7 @@ def look_up(
     context: WorkContext,
     *,
     alone: bool = True,
+    preferred: Mapping[str, str] | None = None,
 ) -> dict[str, Mapping[str, Any]]:
     """Lock packages by themselves: finds versions, files, dates. By package name.
 
@@ -233,6 +235,7 @@ def look_up(
         packages: specifiers by name.
         settings: keys of ``[tool.uv]`` besides the base's limits.
         alone: as if they needed nothing.
+        preferred: versions that are taken where the specifiers accept them.
     """
     tables = tomlkit.aot()
     for name in packages if alone else ():
@@ -251,5 +254,6 @@ def look_up(
     if alone:
         document["tool"]["uv"]["dependency-metadata"] = tables
     folder = throw_away(tomlkit.dumps(document), context)
+    prefer(folder, preferred or {})
     resolution = resolve(folder, TorchSource("package-index", None), what, context)
     return {canonicalize_name(package["name"]): package for package in resolution.uv_lock["package"]}

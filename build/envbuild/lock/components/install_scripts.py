@@ -1,0 +1,146 @@
+"""What Dockerfiles and shell scripts of upstream's CI install: pins of releases, of git tags, and the NGC image.
+
+They are read, not run. Values of ``ARG``, ``ENV``, ``export`` and plain assignments are put in. What a command gives,
+what has two values, and every form that is not named here is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.base import Base
+from envbuild.lock.components.project_metadata import read_requirement
+from envbuild.lock.components.upstream import holds_on
+
+# Where NeMo and Megatron-Bridge have had them.
+SCRIPTS = ("docker/common/install_dep.sh", "reinstall.sh", "docker/Dockerfile.ci", "Dockerfile.ci")
+# Upstream's variables that name a tag or a commit, as `export MAMBA_TAG=v2.2.0`, and what is built from it.
+TAGS = {
+    "CAUSAL_CONV_TAG": "causal-conv1d",
+    "CAUSAL_CONV1D_TAG": "causal-conv1d",
+    "CAUSAL_CONV1D_COMMIT": "causal-conv1d",
+    "MAMBA_TAG": "mamba-ssm",
+    "MAMBA_COMMIT": "mamba-ssm",
+}
+REPOSITORIES = {
+    "causal-conv1d": "https://github.com/Dao-AILab/causal-conv1d",
+    "mamba-ssm": "https://github.com/state-spaces/mamba",
+}
+NGC_IMAGE = re.compile(r"^nvcr\.io/nvidia/pytorch:(?P<release>\d\d\.\d\d)-py3$")
+
+_VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s"'#;&|]*)"""
+_SET = re.compile(
+    rf"^\s*(?:export\s+|ARG\s+|ENV\s+|local\s+)?(?P<name>[A-Z_][A-Z0-9_]*)={_VALUE}\s*(?:#.*|\\|&&.*|;.*)?$"
+)
+_VARIABLE = re.compile(r"\$(?:\{(?P<braced>\w+)(?::?[-=](?P<default>[^}$`]*))?\}|(?P<bare>\w+))")
+_FROM = re.compile(r"^FROM\s+(?:--\S+\s+)*(?P<image>\S+)", re.MULTILINE | re.IGNORECASE)
+_COMMENT = re.compile(r"(^|\s)#.*$")
+# A line of a shell array, and what follows `pip install`.
+_ARRAY_LINE = re.compile(r"""^\s*("[^"]+"|'[^']+')\s*$""")
+_INSTALL = re.compile(r"\bpip3?\s+(?:install|wheel)\s(?P<words>.*)$")
+_WORD = re.compile(r""""[^"]*"|'[^']*'|\S+""")
+_RELEASE_TAG = re.compile(r"^v?(?P<version>\d+(\.\d+)+(\.?(post|rc|a|b|dev)\d+)*)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installs:
+    """What a file of upstream's installs.
+
+    Attributes:
+        releases: the version of each package, by canonical name.
+        refs: the tag or commit of each package that is built from git.
+        image: the NGC image that it begins from; empty where it names none.
+    """
+
+    releases: dict[str, str] = field(default_factory=dict)
+    refs: dict[str, str] = field(default_factory=dict)
+    image: str = ""
+
+
+def read_installs(text: str, base: Base) -> Installs:
+    """What a Dockerfile or a shell script installs on a base."""
+    lines = [_COMMENT.sub("", line) for line in text.replace("\\\n", " ").splitlines()]
+    values = _variables(lines)
+    tags = [(TAGS[name], value) for name, value in values.items() if name in TAGS and value]
+    images = (_put_in(match["image"], values) for match in map(_FROM.match, lines) if match)
+    return Installs(
+        releases=_unambiguous(_releases(lines, values, base)),
+        refs=_unambiguous(tags),
+        image=next((image for image in images if image and NGC_IMAGE.match(image)), ""),
+    )
+
+
+def release_of(ref: str) -> str:
+    """The release that a tag is of: ``2.2.0`` of ``v2.2.0``; empty for a commit or a branch."""
+    match = _RELEASE_TAG.match(ref)
+    return match["version"] if match else ""
+
+
+def _unambiguous(found: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """By name, without names of which there are two different values."""
+    values: dict[str, set[str]] = {}
+    for name, value in found:
+        values.setdefault(name, set()).add(value)
+    return {name: min(several) for name, several in values.items() if len(several) == 1}
+
+
+def _variables(lines: Iterable[str]) -> dict[str, str]:
+    """The values of variables, as far as the text states them; empty where it does not, or where there are two."""
+    values: dict[str, str] = {}
+    for line in lines:
+        if (match := _SET.match(line)) is None:
+            continue
+        value = _put_in(_unquoted(match["value"]), values, own=match["name"]) or ""
+        name = match["name"]
+        values[name] = value if values.get(name, value) == value else ""
+    return values
+
+
+def _put_in(text: str, values: dict[str, str], *, own: str = "") -> str | None:
+    """A text with the values of its variables in it; None: it has one that is not known, or a command."""
+    known = True
+
+    def value(match: re.Match[str]) -> str:
+        nonlocal known
+        name = match["braced"] or match["bare"]
+        # NAME=${NAME:-default}: whoever calls may set it, and the default is what upstream's CI takes.
+        found = match["default"] if name == own else values.get(name) or match["default"]
+        known = known and bool(found)
+        return found or ""
+
+    done = _VARIABLE.sub(value, text)
+    return done if known and "$" not in done and "`" not in done else None
+
+
+def _releases(lines: Iterable[str], values: dict[str, str], base: Base) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for line in lines:
+        if array := _ARRAY_LINE.match(line):
+            words = [array[1]]
+        elif install := _INSTALL.search(line):
+            words = _WORD.findall(install["words"])
+        else:
+            continue
+        requirements = (read_requirement(text) for word in words if (text := _put_in(_unquoted(word), values)))
+        found += [
+            (canonicalize_name(item.name), version)
+            for item in requirements
+            if item is not None and (version := _pinned(item)) and holds_on(str(item.marker or ""), base)
+        ]
+    return found
+
+
+def _unquoted(word: str) -> str:
+    return word[1:-1] if len(word) > 1 and word[0] in "\"'" and word[-1] == word[0] else word
+
+
+def _pinned(requirement: Requirement) -> str:
+    specifiers = list(requirement.specifier)
+    if len(specifiers) != 1 or specifiers[0].operator != "==" or "*" in specifiers[0].version:
+        return ""
+    return specifiers[0].version

@@ -1,0 +1,195 @@
+"""Versions that upstream tested with: taken where everything accepts them, and where nothing decides another.
+
+In the order of authority: the lead's files before those of other leads, and in one tree
+
+1. uv.lock, without what its authors leave to their image (an override with a marker that never holds);
+2. the scripts and Dockerfiles of its CI: releases and tags that they install;
+3. the NGC image that these begin from: it says which line of torch upstream's tests run on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from envbuild.catalog.base import Base
+from envbuild.catalog.catalog import Selection
+from envbuild.core import jsonread, tomlread
+from envbuild.core.errors import ResolutionError
+from envbuild.git.refs import Commit
+from envbuild.git.repository import GitRepository
+from envbuild.lock.components.install_scripts import NGC_IMAGE, REPOSITORIES, SCRIPTS, read_installs, release_of
+from envbuild.lock.components.models import Chosen, Companion, Lead, Preference
+from envbuild.lock.components.upstream import MANIFEST, holds_on
+from envbuild.lock.context import LockContext
+from envbuild.lock.inputs.request import NGC_TABLE
+from envbuild.lock.uv.resolution import look_up
+
+UV_LOCK = "uv.lock"
+
+
+def upstream_preferences(leads: Sequence[Lead], base: Base, context: LockContext) -> dict[str, Preference]:
+    """The versions of packages that upstream's files name, by canonical name; the first file that names one wins."""
+    found: dict[str, Preference] = {}
+    for lead in leads:
+        chosen = lead.chosen
+        if chosen.commit is None or chosen.git is None:
+            continue
+        repository = context.repositories.at(chosen.git)
+        with context.reporter.step(f"read which versions {chosen.at()} was tested with"):
+            for where, versions in (
+                (UV_LOCK, _of_uv_lock(repository, chosen.commit, base, context)),
+                *_of_scripts(repository, chosen.commit, base),
+            ):
+                for name, version in versions.items():
+                    found.setdefault(name, Preference(version=version, because=f"{where} of {chosen.at()}"))
+    return found
+
+
+def _of_uv_lock(repository: GitRepository, commit: Commit, base: Base, context: LockContext) -> dict[str, str]:
+    text = repository.read_file(commit, UV_LOCK)
+    if text is None:
+        return {}
+    try:
+        return read_uv_lock(tomlread.loads(text), base)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        # Preferences may be missing: a form that uv invents tomorrow must not stop every lock.
+        context.reporter.note(f"note: {UV_LOCK} of {repository.url} at {commit.sha[:12]} is not understood: {error}")
+        return {}
+
+
+def read_uv_lock(content: Mapping[str, Any], base: Base) -> dict[str, str]:
+    """The versions that a uv.lock has for a base, by name; without those that it takes from its own tree.
+
+    Of a package that is there once per marker, the one for the base; what comes from git with the release that its
+    version is of.
+    """
+    left_out = _left_to_the_image(content, base)
+    found: dict[str, str] = {}
+    for package in content["package"]:
+        name, markers = canonicalize_name(package["name"]), package.get("resolution-markers", [])
+        in_tree = package["source"].keys() & {"directory", "editable", "virtual", "path"}
+        if name in left_out or in_tree or "version" not in package:
+            continue
+        if markers and not any(holds_on(marker, base) for marker in markers):
+            continue
+        try:
+            # 2.11.0+c188b533 was built from a commit of 2.11.0.
+            found.setdefault(name, Version(package["version"]).public)
+        except InvalidVersion:
+            continue
+    return found
+
+
+def _left_to_the_image(content: Mapping[str, Any], base: Base) -> set[str]:
+    """The packages of which every override is for another platform: their image brings them."""
+    overrides = content.get("manifest", {}).get("overrides", [])
+    every, holding = set[str](), set[str]()
+    for item in overrides:
+        name = canonicalize_name(item["name"])
+        every.add(name)
+        if holds_on(item.get("marker", ""), base):
+            holding.add(name)
+    return every - holding
+
+
+def _of_scripts(repository: GitRepository, commit: Commit, base: Base) -> list[tuple[str, dict[str, str]]]:
+    found = []
+    for file in SCRIPTS:
+        text = repository.read_file(commit, file)
+        if text is not None:
+            installs = read_installs(text, base)
+            tagged = {name: release for name, ref in installs.refs.items() if (release := release_of(ref))}
+            found.append((file, installs.releases | tagged))
+    return found
+
+
+def script_companions(repository: GitRepository, commit: Commit, base: Base) -> list[Companion]:
+    """What upstream's scripts build from git: as a release where the tag is of one, else at the commit."""
+    found = []
+    for file in SCRIPTS:
+        text = repository.read_file(commit, file)
+        for name, ref in (read_installs(text, base).refs if text is not None else {}).items():
+            bare = Companion(package=name, where=file)
+            release = release_of(ref)
+            pinned = {"specifier": f"=={release}"} if release else {"git": REPOSITORIES[name], "ref": ref}
+            found.append(replace(bare, **pinned))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """The NGC image that upstream's CI runs in.
+
+    Attributes:
+        release: ``25.06``.
+        because: the file that says so.
+    """
+
+    release: str
+    because: str
+
+
+def upstream_image(leads: Sequence[Lead], base: Base, context: LockContext) -> Image | None:
+    """The image of the first lead that names one: in requirements/manifest.json, else in a Dockerfile."""
+    for lead in leads:
+        chosen = lead.chosen
+        if chosen.commit is None or chosen.git is None:
+            continue
+        repository = context.repositories.at(chosen.git)
+        for where in (MANIFEST, *SCRIPTS):
+            text = repository.read_file(chosen.commit, where)
+            image = (_of_manifest(text) if where == MANIFEST else read_installs(text, base).image) if text else ""
+            if match := NGC_IMAGE.match(image):
+                return Image(release=match["release"], because=f"{where} of {chosen.at()}")
+    return None
+
+
+def _of_manifest(text: str) -> str:
+    try:
+        return str(jsonread.foreign(text)["ngc-pytorch"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def torch_preference(
+    torch: Chosen, image: Image, selection: Selection, settings: Mapping[str, object], context: LockContext
+) -> Preference | None:
+    """The release of torch that is nearest to the one of upstream's image; None: nothing says which torch it has.
+
+    The newest of the image's line or before it; where the component may be none of these (for the base's CUDA), the
+    newest of the first line after it.
+
+    Args:
+        settings: keys of ``[tool.uv]`` that hold releases to the as-of moment.
+    """
+    table = selection.catalog.companions(NGC_TABLE)
+    entry = table.of(image.release) if table is not None else None
+    if entry is None or "torch" not in entry.components:
+        return None
+    line = Version(entry.components["torch"].removeprefix("==").removesuffix(".*"))
+    version = _torch(torch, f"<{_after(line)}", selection.base, settings, context)
+    if version is None:
+        lowest = {**settings, "resolution": "lowest"}
+        later = _torch(torch, f">={_after(line)}", selection.base, lowest, context)
+        version = later and _torch(torch, f"<{_after(Version(later))}", selection.base, settings, context)
+    because = f"torch {line} of the image {image.release} ({image.because})"
+    return Preference(version=version, because=because) if version else None
+
+
+def _after(version: Version) -> str:
+    return f"{version.major}.{version.minor + 1}"
+
+
+def _torch(torch: Chosen, limit: str, base: Base, settings: Mapping[str, object], context: LockContext) -> str | None:
+    """The release of torch that uv takes by itself below or above a line; None: there is none."""
+    specifier = ",".join(filter(None, (torch.specifier, limit)))
+    try:
+        found = look_up({"torch": specifier}, base, settings, f"find torch {specifier}", context)
+    except ResolutionError:
+        return None
+    return str(found["torch"]["version"])
