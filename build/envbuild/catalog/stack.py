@@ -63,6 +63,10 @@ class Component(TomlModel):
     extras: tuple[Extra, ...] = Field(
         default=(), description="extras of the package; {cuda_major} becomes the major version of the base's CUDA"
     )
+    former_extras: dict[Extra, Extra] = Field(
+        default_factory=dict,
+        description="for an extra, the one that had its requirements in older trees and releases, which lack it",
+    )
     phase: Phase = Phase.MAIN
     device: Device | None = Field(
         default=None,

@@ -15,6 +15,7 @@ from envbuild.catalog.stack import Component, Driver, Stack
 from envbuild.core.errors import UsageError
 from envbuild.git.refs import Commit, CommitKind, GitRef
 from envbuild.lock.components.declarations import Declarations
+from envbuild.lock.components.extras import with_former_extras
 from envbuild.lock.components.git_sources import GitSourceReader, marked, with_upstreams_phases
 from envbuild.lock.components.models import Chosen, Exemption, GitSources, Lead
 from envbuild.lock.components.releases import Releases, find_release, release_has_folder, uploaded_at
@@ -268,7 +269,8 @@ def decide_components(inputs: LockInputs, context: LockContext) -> Decided:
     dates |= {name: item.until for name, item in exempt.items()}
     dates |= {item.package: item.until for item in inputs.deviations if item.until}
     settings = {"exclude-newer": moment.text(), "exclude-newer-package": dates}
-    chosen = hold_to_declared(effective.stack, chosen, Declarations(base, settings, context))
+    declarations = Declarations(base, settings, context)
+    chosen = with_former_extras(hold_to_declared(effective.stack, chosen, declarations), declarations)
     chosen = deviated(chosen, inputs.deviations)
     sources = _git_sources(inputs, effective, chosen, pins, bound, context)
     return Decided(

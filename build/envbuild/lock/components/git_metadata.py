@@ -97,6 +97,15 @@ def declared_by(item: Chosen, repositories: Repositories) -> LinesAndExtras | No
         return None
 
 
+def setup_names(text: str, item: Chosen, repositories: Repositories) -> bool:
+    """Whether this text is written out in a component's setup.py; also where there is none that can be read."""
+    try:
+        tree = ast.parse(_Tree(item, repositories).text(SETUP_PY) or "")
+    except (ValueError, SyntaxError):
+        return True
+    return not tree.body or any(isinstance(node, ast.Constant) and node.value == text for node in ast.walk(tree))
+
+
 def pyproject_of(item: Chosen, repositories: Repositories) -> str | None:
     """The pyproject.toml of a component at its commit; None when there is none."""
     return _Tree(item, repositories).text(PYPROJECT)

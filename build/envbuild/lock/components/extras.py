@@ -1,0 +1,41 @@
+"""Extras that had another name in older trees and releases of a component."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from packaging.utils import canonicalize_name
+
+from envbuild.lock.components.declarations import Declarations
+from envbuild.lock.components.git_metadata import setup_names
+from envbuild.lock.components.models import Chosen
+
+
+def with_former_extras(chosen: Mapping[str, Chosen], declarations: Declarations) -> dict[str, Chosen]:
+    """The components, with the former name of each extra that they do not have.
+
+    uv only warns of an extra that does not exist, and nothing of what it stands for is locked then.
+    """
+    return {name: _of(item, declarations) if item.spec.former_extras else item for name, item in chosen.items()}
+
+
+def _of(item: Chosen, declarations: Declarations) -> Chosen:
+    former = {
+        extra: older for extra, older in item.spec.former_extras.items() if not _has_extra(item, extra, declarations)
+    }
+    taken = {extra: former[extra] for extra in item.spec.extras if extra in former}
+    if not taken:
+        return item
+    extras = tuple(taken.get(extra, extra) for extra in item.spec.extras)
+    note = ", ".join(f"extra {older}, which {extra} was before" for extra, older in taken.items())
+    spec = item.spec.model_copy(update={"extras": extras})
+    return replace(item, spec=spec, because=f"{item.because}; {note}")
+
+
+def _has_extra(item: Chosen, extra: str, declarations: Declarations) -> bool:
+    declared = declarations.of(item)
+    if declared is not None:
+        return canonicalize_name(extra) in map(canonicalize_name, declared.extras)
+    # A setup.py that computes its extras; what only a build would tell is left to the build.
+    return item.commit is None or setup_names(extra, item, declarations.context.repositories)
