@@ -9,8 +9,11 @@ import ctypes
 import faulthandler
 import importlib
 import importlib.machinery
+import importlib.util
 import json
 import pathlib
+import re
+import subprocess
 import sys
 import traceback
 
@@ -71,6 +74,29 @@ def placeholder(name):
     return ""
 
 
+def hidden_cause(error, mark, seconds):
+    """What the import of a submodule really fails with, and its result, where only a later error of it was raised.
+
+    A package that failed to import the submodule once, and whose user caught that, is there without it: the next one to
+    import the name gets "cannot import name 'torch' from 'modelopt'" (nvidia-modelopt 0.35 with torch 2.10).
+    """
+    found = re.match(r"cannot import name '(\w+)' from '([\w.]+)'", str(error))
+    if not isinstance(error, ImportError) or found is None or found[2] not in sys.modules:
+        return "", {}
+    module = f"{found[2]}.{found[1]}"
+    try:
+        if importlib.util.find_spec(module) is None:
+            return "", {}
+    except (ImportError, ValueError):
+        return "", {}
+    argv = [sys.executable, *(["-I"] if sys.flags.isolated else []), sys.argv[0], module, mark, seconds]
+    done = subprocess.run(
+        argv, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    output, _, result = done.stdout.rpartition(mark)
+    return (output, json.loads(result)) if done.returncode != 0 and output else ("", {})
+
+
 def main():
     name, mark = sys.argv[1], sys.argv[2]
     result = {"imported": False}
@@ -84,6 +110,10 @@ def main():
         traceback.print_exc()
         result["needs_gpu"] = needs_gpu(error)
         result["missing"] = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+        output, cause = hidden_cause(error, mark, sys.argv[3])
+        if output:
+            print(output, file=sys.stderr, flush=True)
+            result |= cause
     print(f"\n{mark}{json.dumps(result)}", flush=True)
     sys.exit(0 if result["imported"] else 1)
 

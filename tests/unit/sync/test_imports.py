@@ -68,6 +68,21 @@ def test_a_module_that_another_is_below_is_imported_by_it(tmp_path):
     assert "json (a)" not in caught.value.why
 
 
+def test_cause_that_a_caught_import_hides_is_shown(tmp_path, python_with):
+    """As with nvidia-modelopt 0.35 and torch 2.10: what is raised last is "cannot import name"."""
+    python = python_with(
+        app="try:\n    import lib.sub\nexcept Exception:\n    pass\nimport lib.sub.leaf as leaf\n",
+        lib__main="",
+        lib__sub__leaf="",
+        lib__sub__init="",
+    )
+    (tmp_path / "modules/lib/sub/init.py").rename(tmp_path / "modules/lib/sub/__init__.py")
+    (tmp_path / "modules/lib/sub/__init__.py").write_text("import lib.sub.leaf\nraise AttributeError('the cause')\n")
+    with pytest.raises(CheckRefusedError) as caught:
+        check({"a": ("app",)}, tmp_path, python)
+    assert "AttributeError: the cause" in caught.value.why
+
+
 def test_neither_the_current_directory_nor_the_environment_helps(tmp_path, monkeypatch):
     (tmp_path / "only_here.py").write_text("")
     monkeypatch.chdir(tmp_path)
@@ -84,7 +99,9 @@ def python_with(tmp_path):
         folder = tmp_path / "modules"
         folder.mkdir()
         for name, text in sources.items():
-            (folder / f"{name}.py").write_text(text)
+            path = folder / f"{name.replace('__', '/')}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
         program = tmp_path / "python"
         program.write_text(f'#!/bin/sh\nshift\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
         program.chmod(0o755)

@@ -61,26 +61,24 @@ class Candidates:
     context: WorkContext
     _found: dict[tuple[str, str, bool], dict[str, Any] | None] = field(default_factory=dict, init=False)
 
-    def of(self, package: str) -> Iterator[Move]:
-        """What may be taken of a package, the likeliest first."""
-        decided = self.steps.decided
-        if decided is None:
-            return
-        for source in decided.git_sources.missing:
-            if source.name == package:
-                reason = f"{source.error.what}; a release of the index"
-                yield (Deviation(package=package, instead_of=source.place, reason=reason),)
-        item = next((item for name, item in decided.chosen.items() if canonicalize_name(name) == package), None)
-        if item is not None and (item.commit is not None or item.origin is DecidedBy.PIN or not self._may_move(item)):
+    def likely(self, package: str) -> Iterator[Move]:
+        """What may be taken of a package: the nearest release, the one of the commit's time, or the first."""
+        item = self._component(package)
+        if not self._may_move(item):
             return
         version = self._version(package)
-        pinned = _RELEASE.search(item.specifier) if item is not None and version is None else None
-        if pinned is not None and item is not None:
-            yield from self._nearest(item, f"{pinned[1]}.{pinned[2]}")
-        elif version is None:
-            yield from self._first(package)
-        else:
+        pinned = _RELEASE.search(item.specifier) if item is not None else None
+        if version is not None:
             yield from self._of_the_time(package, item, version)
+        elif pinned is not None and item is not None:
+            yield from self._nearest(item, f"{pinned[1]}.{pinned[2]}")
+        else:
+            yield from self._first(package)
+
+    def earlier(self, package: str) -> Iterator[Move]:
+        """The lines of releases before the one that was locked."""
+        item, version = self._component(package), self._version(package)
+        if version is not None and self._may_move(item):
             yield from self._lines(package, item, version)
 
     def missing(self, module: str) -> Move:
@@ -90,9 +88,17 @@ class Candidates:
         reason = f"something imports {module}, and no package of the lock brings it"
         return (Deviation(package=package, instead_of="nothing", added=True, reason=reason),)
 
-    def _may_move(self, item: Chosen) -> bool:
-        """Whether the stack's file leaves the release open."""
-        return not item.spec.version and item.spec.ref is None
+    def _component(self, package: str) -> Chosen | None:
+        chosen = self.steps.decided.chosen if self.steps.decided is not None else {}
+        return next((item for name, item in chosen.items() if canonicalize_name(name) == package), None)
+
+    def _may_move(self, item: Chosen | None) -> bool:
+        """Whether a release of it may be another: no commit, no pin, and nothing in the stack's file decides it."""
+        if self.steps.decided is None:
+            return False
+        if item is None:
+            return True
+        return item.commit is None and item.origin is not DecidedBy.PIN and not item.spec.version and not item.spec.ref
 
     def _version(self, package: str) -> str | None:
         resolved = self.steps.resolved

@@ -138,10 +138,11 @@ class Search:
     def _moves(self, blame: Blame, steps: Steps) -> Iterator[Move]:
         candidates = Candidates(steps, summary(blame.error), self._context)
         yield from (candidates.missing(module) for module in blame.missing)
-        lists = [itertools.islice(candidates.of(package), MOST_CANDIDATES) for package in blame.packages]
         # The first candidate of each package, then the second of each.
-        for moves in itertools.zip_longest(*lists):
-            yield from (move for move in moves if move is not None)
+        for kind in (candidates.likely, candidates.earlier):
+            lists = [itertools.islice(kind(package), MOST_CANDIDATES) for package in blame.packages]
+            for moves in itertools.zip_longest(*lists):
+                yield from (move for move in moves if move is not None)
 
     def _at_an_older_commit(self, steps: Steps) -> State:
         if self._commits is None:
