@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -90,13 +90,15 @@ class Verifier:
     def _verify(self, selection: Selection, lock: LockDirectory, logs: Path) -> tuple[Verified, bool]:
         """The result, and whether it would be the same another time: a build may have failed for this machine."""
         where = f"this machine (glibc {platform.libc_ver()[1]}, Python {lock.lock.base.python})"
+        # A build without isolation takes a compiler, as those of phase compile do.
+        scope = replace(SCOPE, leave_out=frozenset(lock.shared_builds))
         with self.context.store.staging("verify") as folder:
             venv = folder / "venv"
             try:
-                place, _ = fill_environment(lock, venv, SCOPE, logs, self.context)
+                place, _ = fill_environment(lock, venv, scope, logs, self.context)
             except BuildError as error:
                 return Verified(where=where, imported=(), findings=(_not_installed(error, lock, venv),)), False
-            imports = import_modules(lock, place, SCOPE, selection.target, self.context.reporter)
+            imports = import_modules(lock, place, scope, selection.target, self.context.reporter)
             installed = InstalledPackages(site_packages_of(venv))
             verified = Verified(
                 where=where.replace(lock.lock.base.python, _python_version(venv) or lock.lock.base.python),

@@ -8,11 +8,18 @@ from helpers.fake_git import TIP, FakeRepositories, FakeRepository
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.stack import Component
-from envbuild.core.errors import ConfigurationError, ResolutionError
+from envbuild.core.errors import ConfigurationError, NetworkError, ResolutionError
 from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef
-from envbuild.lock.components.git_sources import GitSourceReader, marked, settle, with_upstreams_phases
-from envbuild.lock.components.models import ALWAYS, ANY, BUILD, Chosen, DecidedBy
+from envbuild.lock.components.git_sources import (
+    GitSourceReader,
+    forced_sources,
+    marked,
+    refuse_missing,
+    settle,
+    with_upstreams_phases,
+)
+from envbuild.lock.components.models import ALWAYS, ANY, BUILD, Chosen, DecidedBy, Lead
 from envbuild.lock.inputs.pins import VersionRef
 
 CORE, OPTIM, OTHER = "https://x/core", "https://x/optim", "https://x/other"
@@ -41,6 +48,7 @@ def take(*repositories, chosen=None, **changes):
         "repositories": FakeRepositories(*repositories),
         "reporter": SilentReporter(),
         "ruled": (),
+        "forced": {},
         "pins": {},
         "as_of": DAY,
     }
@@ -125,6 +133,38 @@ def test_the_stacks_own_and_what_is_ruled_are_not_taken():
     over = f"dev of {OPTIM} (pyproject.toml [tool.uv.sources] of core {TIP[:12]})"
     assert marked(chosen, takings)["Optim"].because == f"pinned by the user, over {over}"
     assert marked(chosen, takings)["core"].because == "the stack's file"
+
+
+def test_an_override_of_upstream_says_where_it_is_taken_from():
+    lead = FakeRepository(OTHER, {"pyproject.toml": f'[tool.uv]\noverride-dependencies = ["Optim @ git+{OPTIM}@v1"]\n'})
+    leads = [Lead(chosen=component("lead", OTHER), companions={})]
+    forced = forced_sources(leads, BASE, FakeRepositories(lead))
+    source = f'optim = {{ git = "{OPTIM}", rev = "{SHA}" }}\n'
+    (item,) = take(core(project(source, needs=["optim"])), lead, forced=forced).candidates
+    assert (item.by.name, item.parts, item.required) == ("core", {ALWAYS}, True)
+    assert item.chosen.asked == "v1"
+    assert item.chosen.because == f"pyproject.toml [tool.uv] override-dependencies of lead {TIP[:12]}"
+    # Nothing asks for it.
+    assert take(core(project(source)), lead, forced=forced).candidates == ()
+
+
+class Unreachable(FakeRepository):
+    def resolve(self, ref, as_of=None):
+        raise NetworkError(f"cannot list the refs of {self.url}", why="It is gone.")
+
+
+def test_a_source_that_cannot_be_had_matters_where_something_asks_for_it():
+    repository = core(project(SOURCE, extras='dev = ["optim"]\n'))
+    sources = take(repository, Unreachable(OPTIM))
+    assert sources.candidates == ()
+    refuse_missing(sources, [table("core"), table("optim")])
+    with pytest.raises(ResolutionError, match="optim cannot be taken from where core aaaaaaaaaaaa takes it") as caught:
+        refuse_missing(sources, [table("core", dev=["optim"]), table("optim")])
+    assert caught.value.packages == ("optim",)
+    assert f"takes optim from dev of {OPTIM}.\ncannot list the refs of {OPTIM}\nIt is gone." in caught.value.why
+    # What the user says is wrong, and not what upstream does.
+    with pytest.raises(NetworkError):
+        take(repository, Unreachable(OPTIM), pins={"optim": GitRef("main")})
 
 
 def test_pins_of_what_is_taken():

@@ -16,7 +16,7 @@ from envbuild.core.errors import UsageError
 from envbuild.git.refs import Commit, CommitKind, GitRef
 from envbuild.lock.components.declarations import Declarations
 from envbuild.lock.components.extras import with_former_extras
-from envbuild.lock.components.git_sources import GitSourceReader, marked, with_upstreams_phases
+from envbuild.lock.components.git_sources import GitSourceReader, forced_sources, marked, with_upstreams_phases
 from envbuild.lock.components.models import Chosen, Exemption, GitSources, Lead
 from envbuild.lock.components.releases import Releases, find_release, release_has_folder, uploaded_at
 from envbuild.lock.components.select import (
@@ -300,6 +300,7 @@ def _git_sources(
         reporter=context.reporter,
         ruled={canonicalize_name(name) for name in (*stack.overrides_of_all(), *forced, *base.provides)}
         | replaced(inputs.deviations),
+        forced=forced_sources(effective.leads, base, context.repositories),
         pins=others,
         as_of=bound,
     ).take(chosen)

@@ -192,12 +192,13 @@ class _Tree:
 
     def version(self) -> str | None:
         """The version, from the first place that has it written out; None: none has."""
+        own_module = canonicalize_name(self.item.name).replace("-", "_")
         places: tuple[Callable[[], str | None], ...] = (
             lambda: self.text(self.item.spec.release_file) if self.item.spec.release_file else None,
             self._of_pyproject,
             lambda: self._at(self.cfg.get("metadata", "version", fallback="")),
             lambda: _constant((self.setup or {}).get("version")),
-            lambda: self._attribute(f"{self.item.spec.modules[0]}.__version__") if self.item.spec.modules else None,
+            lambda: self._attribute(f"{[*self.item.spec.modules, own_module][0]}.__version__"),
         )
         for place in places:
             if text := (place() or "").strip():

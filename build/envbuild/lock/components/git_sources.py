@@ -21,7 +21,17 @@ from envbuild.core.errors import CheckRefusedError, ConfigurationError, Envbuild
 from envbuild.core.progress import Reporter
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.git_metadata import declared_by, metadata_of_commit, pyproject_of
-from envbuild.lock.components.models import ALWAYS, ANY, BUILD, Chosen, DecidedBy, GitSource, GitSources, MissingSource
+from envbuild.lock.components.models import (
+    ALWAYS,
+    ANY,
+    BUILD,
+    Chosen,
+    DecidedBy,
+    GitSource,
+    GitSources,
+    Lead,
+    MissingSource,
+)
 from envbuild.lock.components.project_metadata import (
     UvSource,
     build_requires,
@@ -31,7 +41,7 @@ from envbuild.lock.components.project_metadata import (
     read_sources,
     uv_settings,
 )
-from envbuild.lock.components.upstream import PYPROJECT, SOURCES, holds_on, not_understood
+from envbuild.lock.components.upstream import OVERRIDES, PYPROJECT, SOURCES, holds_on, not_understood, overrides
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.pins import Ref, ref_text
@@ -43,6 +53,7 @@ class GitSourceReader:
 
     Attributes:
         ruled: packages of which the stack has an override, or that the base brings: nothing is taken of them.
+        forced: where a leading component takes a package from, whoever asks for it (an override of its upstream).
         pins: what the user says of packages that are no components.
         as_of: a branch means its commit of then; None: its tip.
     """
@@ -51,6 +62,7 @@ class GitSourceReader:
     repositories: Repositories
     reporter: Reporter
     ruled: Collection[str]
+    forced: Mapping[str, tuple[UvSource, Chosen]]
     pins: Mapping[str, Ref]
     as_of: Bound
 
@@ -97,6 +109,8 @@ class GitSourceReader:
         try:
             settings = uv_settings(pyproject_of(by, self.repositories))
             sources = [item for item in read_sources(settings) if not item.group and holds_on(item.marker, self.base)]
+            sources = [item for item in sources if item.package not in self.forced]
+            sources += [item for item, _ in self.forced.values() if item.package != canonicalize_name(by.name)]
             if not sources:
                 return []
             parts = self._parts(by)
@@ -177,6 +191,9 @@ class GitSourceReader:
 
     def _chosen(self, source: UvSource, by: Chosen) -> Chosen:
         because, spec = _where(by), Component()
+        if source.package in self.forced:
+            by = self.forced[source.package][1]
+            because = f"{OVERRIDES} of {by.at()}"
         if by.commit is not None and by.git is not None:
             settings = uv_settings(pyproject_of(by, self.repositories))
             if source.package in built_without_isolation(settings):
@@ -206,6 +223,20 @@ class GitSourceReader:
             )
         commit = self.repositories.at(source.git).resolve(pin, self.as_of)
         return replace(item, git=source.git, commit=commit, subdirectory=source.subdirectory)
+
+
+def forced_sources(leads: Sequence[Lead], base: Base, repositories: Repositories) -> dict[str, tuple[UvSource, Chosen]]:
+    """Where upstream's overrides take packages from, each with the leading component that says so; the first wins."""
+    found: dict[str, tuple[UvSource, Chosen]] = {}
+    for lead in leads:
+        item = lead.chosen
+        if item.commit is None or item.git is None:
+            continue
+        for line in overrides(repositories.at(item.git), item.commit):
+            if line.git and line.ref and holds_on(line.marker, base):
+                source = UvSource(package=line.package, git=line.git, ref=line.ref, ref_kind="rev")
+                found.setdefault(line.package, (source, item))
+    return found
 
 
 def with_upstreams_phases(chosen: Mapping[str, Chosen], repositories: Repositories) -> dict[str, Chosen]:

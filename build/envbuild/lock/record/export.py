@@ -119,7 +119,9 @@ def _requirements(lock: LockDirectory, phases: Sequence[str]) -> Exported:
     command = ["uv pip install --no-deps"]
     if phases == ("main",) or set(phases) <= {"main", "compile"}:
         command.append("--require-hashes")  # what comes from git has none
-    shared = sorted(name for phase in phases if phase != "main" for name in locked_content(lock, (phase,)))
+    isolated = {*locked_content(lock, ("git",))} - {*lock.shared_builds} if lock.builds else set()
+    later = (name for phase in phases if phase != "main" for name in locked_content(lock, (phase,)))
+    shared = sorted({*later} - isolated)
     command += [f"--no-build-isolation-package {name}" for name in shared]
     usage = textwrap.wrap(" ".join([*command, "-r FILE"]), width=116, break_on_hyphens=False, break_long_words=False)
     header = [f"# {_title(lock, phases)}", *[f"#   {line}" for line in usage]]
