@@ -55,5 +55,8 @@ class FakeRepositories:
     def __init__(self, *repositories: FakeRepository) -> None:
         self.all = {repository.url: repository for repository in repositories}
 
+    def quiet(self) -> FakeRepositories:
+        return self
+
     def at(self, url: str) -> FakeRepository:
         return self.all.setdefault(url, FakeRepository(url))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from envbuild.catalog.context import Context
 from envbuild.core.files import machine_errors
-from envbuild.core.progress import Reporter
+from envbuild.core.progress import Reporter, SilentReporter
 from envbuild.store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ class Repositories:
         self._store = store
         self._reporter = reporter
         self._open: dict[str, GitRepository] = {}
+
+    def quiet(self) -> Repositories:
+        """The same for work next to other work: nothing is reported."""
+        return Repositories(self._store, SilentReporter())
 
     def at(self, url: str) -> GitRepository:
         """The repository at ``url``."""

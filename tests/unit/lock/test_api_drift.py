@@ -51,18 +51,18 @@ def packages(tmp_path):
     }
 
 
-def project(**spec):
+def project(commit=None, **spec):
     chosen = {
-        "app": SimpleNamespace(spec=Component(uses=("lib",), **spec), commit=None),
+        "app": SimpleNamespace(spec=Component(uses=("lib",), **spec), commit=commit, git="https://x/app"),
         "lib": SimpleNamespace(spec=Component(), commit=None),
     }
     return Project(name="s", base=BASE, torch_build="index", as_of="2026-01-02T00:00:00Z", chosen=chosen)
 
 
-def read_ahead(packages, work):
+def read_ahead(packages, work, **spec):
     files: Future[Packages] = Future()
     files.set_result(packages)
-    with api_drift.reading_ahead(project(), files, work) as reading:
+    with api_drift.reading_ahead(project(**spec), files, work) as reading:
         reading.result()
 
 
@@ -113,6 +113,15 @@ def test_reading_ahead_leaves_the_answer_in_the_store(packages, work, monkeypatc
     read_ahead(packages, work)
     monkeypatch.setattr(api_drift, "find_drift_apart", lambda *asked: pytest.fail("compared again"))
     assert len(check(packages, work)) == 1
+
+
+def test_commits_are_read_ahead_too(packages, work, monkeypatch, tmp_path):
+    at_commit = tmp_path / packages.pop("app")["wheels"][0]["path"]
+    monkeypatch.setattr(api_drift._Sources, "_at_commit", lambda sources, item: at_commit)
+    spec = {"commit": SimpleNamespace(sha="c" * 40), "modules": ("app",)}
+    read_ahead(packages, work, **spec)
+    monkeypatch.setattr(api_drift, "find_drift_apart", lambda *asked: pytest.fail("compared again"))
+    assert len(check(packages, work, **spec)) == 1
 
 
 def test_failed_reading_ahead_leaves_the_failure_to_the_check(packages, work, monkeypatch):

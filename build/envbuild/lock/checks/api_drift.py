@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import cache
@@ -47,10 +47,8 @@ def check_api(project: Project, packages: Packages, context: LockContext) -> Ite
     Args:
         packages: the ``[[package]]`` tables of uv.lock by name.
     """
-    chosen = project.chosen
-    pairs = [(name, used) for name, item in chosen.items() for used in item.spec.uses]
-    comparisons = _Comparisons(project, packages, pairs, context)
-    for name, item in chosen.items():
+    comparisons = _Comparisons(project, packages, context)
+    for name, item in project.chosen.items():
         for used in item.spec.uses:
             with context.reporter.step(f"check what {name} asks of {used}"):
                 if unread := comparisons.unread((name, used)):
@@ -78,7 +76,7 @@ def _check_finding(finding: Finding, consumer: str, provider: str) -> CheckFindi
 
 @contextlib.contextmanager
 def reading_ahead(project: Project, files: Future[Packages], context: LockContext) -> Iterator[Future[None]]:
-    """Compare, while the block runs, the releases that the lock takes unless something else holds them back.
+    """Compare, while the block runs, commits, and the releases that the lock takes unless something holds them back.
 
     A resolution waits for the index most of the time. :func:`check_api` then finds the answer in the store. Where this
     fails or guesses wrong, only its work is lost.
@@ -86,11 +84,11 @@ def reading_ahead(project: Project, files: Future[Packages], context: LockContex
     Args:
         files: the ``[[package]]`` tables of those releases by name.
     """
-    quiet = replace(context, reporter=SilentReporter())
+    quiet = replace(context, reporter=SilentReporter(), repositories=context.repositories.quiet())
 
     def read() -> None:
         with contextlib.suppress(EnvbuildError):
-            comparisons = _Comparisons(project, files.result(), project.released_pairs(), quiet)
+            comparisons = _Comparisons(project, files.result(), quiet)
             for pair in comparisons.pairs:
                 comparisons.of(pair)
 
@@ -173,17 +171,20 @@ class _Sources:
 
 
 class _Comparisons:
-    """What drift there is between pairs of components, read once for each pair of contents.
+    """What drift there is between components and those that they use, read once for each pair of contents.
 
-    Args:
-        pairs: those that will be asked for, if there is something to read: what is not known yet is read together.
+    What is not known yet is read together.
+
+    Attributes:
+        pairs: those of which there is something to read.
     """
 
-    def __init__(self, project: Project, packages: Packages, pairs: Iterable[Pair], context: LockContext) -> None:
+    def __init__(self, project: Project, packages: Packages, context: LockContext) -> None:
         self._sources = _Sources(project, packages, context)
         self._chosen = project.chosen
         self._context = context
         self._read: dict[Pair, list[Finding]] = {}
+        pairs = ((name, used) for name, item in self._chosen.items() for used in item.spec.uses)
         self.pairs = [pair for pair in pairs if not self.unread(pair)]
 
     def unread(self, pair: Pair) -> list[str]:
