@@ -16,17 +16,18 @@ from helpers.layer_tars import read_members
 from helpers.stack_files import write_stack
 from helpers.upstreams import SETUPTOOLS, project_files
 
+from envbuild.image.layers.sandbox import VENV
+
 STACK = "layered"
 URL = "https://git.example/team/moving"
 REFUSED = 5
 BEFORE, AFTER = ("2025-03-01T00:00:00Z", "2025-04-01T00:00:00Z")
 # A build that writes into a file of another package, in place, as setup.py scripts are able to.
-RUDE = """
-import sysconfig
+# It is built in isolation, and its code runs in the sandbox all the same.
+RUDE = f"""
 from pathlib import Path
 from setuptools import setup
-file = Path(sysconfig.get_paths()["purelib"]) / "iniconfig/__init__.py"
-if file.exists():
+for file in Path("{VENV}/lib").glob("python*/site-packages/iniconfig/__init__.py"):
     with file.open("a") as stream:
         stream.write("# mine")
 setup()
