@@ -107,7 +107,9 @@ def command(
 
     An existing lock is reused unless one of its inputs changed or a branch it follows moved.
     """
-    _consistent(torch_build, check=check, diff=diff, verify=verify is not None, everything=everything)
+    two_places = out is not None and name is not None
+    verify_given = verify is not None
+    _consistent(torch_build, two_places, check=check, diff=diff, verify=verify_given, everything=everything)
     given = given_options(context) - {"as_json", "quiet"}
     if everything:
         _only(given, "--all", {"upgrade"})
@@ -156,7 +158,9 @@ def _with_nemo(nemo: str | None, pins: dict[str, str]) -> dict[str, str]:
     return {"nemo-toolkit": nemo, **pins}
 
 
-def _consistent(torch_build: str | None, *, check: bool, diff: bool, verify: bool, everything: bool) -> None:
+def _consistent(
+    torch_build: str | None, two_places: bool, *, check: bool, diff: bool, verify: bool, everything: bool
+) -> None:
     if torch_build == "":
         raise UsageError(
             "--torch-build is empty",
@@ -168,6 +172,12 @@ def _consistent(torch_build: str | None, *, check: bool, diff: bool, verify: boo
             "--check, --diff and --all exclude each other",
             why="--check looks at existing locks, --diff compares, and --all locks everything.",
             fix="Name one of them.",
+        )
+    if two_places:
+        raise UsageError(
+            "--out and --name exclude each other",
+            why="Both say where the lock is written: to a directory, or to lockfiles/NAME/BASE.",
+            fix="Leave one of them out.",
         )
     if verify and (check or diff or everything):
         raise UsageError(

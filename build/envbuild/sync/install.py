@@ -16,7 +16,8 @@ from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, git_build_options
 from envbuild.lock.record.content import locked_content
-from envbuild.lock.uv.program import failure
+from envbuild.lock.uv.interpreter import pyenv_python
+from envbuild.lock.uv.program import NoInterpreterError, failure
 from envbuild.sync.install_target import InstallTarget
 
 UV_OPTIONS = ("--color", "never")
@@ -88,9 +89,20 @@ def make_venv(place: InstallTarget, *, sees_base: bool) -> None:
         sees_base: whether packages that the base brings are seen in it.
     """
     seen = ["--system-site-packages"] if sees_base else []
-    # --no-project: uv would take requires-python from a pyproject.toml in the current directory or above.
-    words = ["venv", "--python", place.python, "--no-project", *seen, place.venv]
-    _uv(place, words, "make the environment", "venv")
+
+    def make(python: str) -> None:
+        # --no-project: uv would take requires-python from a pyproject.toml in the current directory or above.
+        words = ["venv", "--python", python, "--no-project", *seen, place.venv]
+        _uv(place, words, "make the environment", "venv")
+
+    try:
+        make(place.python)
+    except NoInterpreterError:
+        # A version is looked for on this machine; a path is that of a base.
+        found = None if "/" in place.python else pyenv_python(place.python)
+        if found is None:
+            raise
+        make(str(found))
 
 
 def install_packages(

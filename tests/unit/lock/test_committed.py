@@ -206,7 +206,9 @@ def test_check_of_a_changed_lock_advises_upgrade(project, monkeypatch, capsys):
     assert [line.split(" ")[0] for line in fix] == ["Lock", "Changed"]
 
 
-@pytest.mark.parametrize("words", [("--check", "--all"), ("--check", "--diff"), ("--torch-build", "")])
+@pytest.mark.parametrize(
+    "words", [("--check", "--all"), ("--check", "--diff"), ("--torch-build", ""), ("--out", "x", "--name", "y")]
+)
 def test_exclusive_options_are_refused_with_the_reason(project, monkeypatch, capsys, words):
     monkeypatch.chdir(project)
     assert run(["lock", *words, "--json", "--quiet"]) == 2

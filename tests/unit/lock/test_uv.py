@@ -3,10 +3,12 @@
 import contextlib
 import os
 import socket
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from helpers.locks import lock_context
 
 from envbuild.core.errors import (
     CheckRefusedError,
@@ -17,7 +19,10 @@ from envbuild.core.errors import (
     ResolutionError,
 )
 from envbuild.core.process import Finished
-from envbuild.lock.uv.program import failure, run_uv, uv_version
+from envbuild.lock.uv.interpreter import pyenv_python, with_requires_python
+from envbuild.lock.uv.program import NoInterpreterError, failure, run_uv, uv_version
+from envbuild.lock.uv.resolution import resolve_without_interpreter
+from envbuild.lock.uv.torch_builds import TorchSource
 
 
 @pytest.fixture
@@ -101,6 +106,67 @@ def test_broken_interpreter_is_an_error_of_the_machine(uv, tmp_path, monkeypatch
     assert str(shim) in caught.value.why
 
 
+def test_a_python_behind_a_shim_that_fails_is_taken(uv, tmp_path, monkeypatch):
+    """pyenv's shims fail for versions that it does not select, and it has them all the same."""
+    version = f"3.{sys.version_info[1]}"
+    shim, broken, kept = (
+        tmp_path / path / f"python{version}"
+        for path in ("shims", f"pyenv/versions/{version}.99/bin", f"pyenv/versions/{version}.7/bin")
+    )
+    base = Path(sys.base_prefix, "bin", "python3").resolve()
+    for path, words in ((shim, "exit 127"), (broken, "exit 1"), (kept, f'exec {base} "$@"')):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{words}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(shim.parent))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "nowhere"))
+    pyenv_python.cache_clear()
+    with pytest.raises(NoInterpreterError, match="no Python"):
+        uv(python=f"=={version}.*")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    pyenv_python.cache_clear()
+    uv(python=f"=={version}.*")
+    assert f'requires-python = "=={version}.*"' in (tmp_path / "uv.lock").read_text()
+    pyenv_python.cache_clear()
+
+
+def test_without_that_python_another_one_writes_the_same(uv, tmp_path):
+    uv(python="==3.*")
+    project = (tmp_path / "pyproject.toml").read_text().replace("==3.*", "==3.99.*")
+    (tmp_path / "pyproject.toml").write_text(project)
+    resolve_without_interpreter(
+        project, tmp_path, TorchSource("package-index", None), "resolve it", lock_context(tmp_path)
+    )
+    assert 'requires-python = "==3.99.*"' in (tmp_path / "uv.lock").read_text()
+    assert "python_full_version == '3.99.*'" in (tmp_path / "uv.lock").read_text()
+    assert (tmp_path / "pyproject.toml").read_text() == project
+
+
+@pytest.mark.parametrize(
+    ("tags", "kept"),
+    [
+        ("py3-none-any", True),
+        ("py2.py3-none-any", True),
+        ("py311-none-any", True),
+        ("py313-none-any", False),
+        ("cp312-cp312-manylinux_2_28_x86_64", True),
+        ("cp311-cp311-manylinux_2_28_x86_64", False),
+        ("cp311.cp312-none-any", True),
+        ("cp313-none-any", False),
+        ("cp37-abi3-manylinux2014_x86_64", True),
+        ("pp311-pypy311_pp73-manylinux_2_28_x86_64", False),
+        ("graalpy311-graalpy242_311_native-manylinux_2_17_x86_64", False),
+    ],
+)
+def test_wheels_for_other_pythons_are_left_out(tags, kept):
+    project = '[project]\nrequires-python = "==3.12.*"\n'
+    wheel = f'    {{ url = "https://index/x/lib-1.0%2Bcpu-{tags}.whl", hash = "sha256:aa", size = 1 }},\n'
+    text = f'requires-python = ">=3.11"\n[[package]]\nname = "lib"\nwheels = [\n{wheel}]\n'
+    lines = [wheel] if kept else []
+    wheels = f"wheels = [\n{''.join(lines)}]\n" if kept else ""
+    assert with_requires_python(text, project) == (f'requires-python = "==3.12.*"\n[[package]]\nname = "lib"\n{wheels}')
+
+
 def test_dropped_settings_are_refused(uv):
     """uv only warns about a key it does not know, and then drops others too."""
     with pytest.raises(CheckRefusedError, match="uv ignored settings"):
@@ -150,12 +216,12 @@ def test_credentials_do_not_reach_the_log(uv, tmp_path):
         # uv downloads a Python before it looks at the index.
         (
             "cause: Failed to download `https://host/x/cpython-3.12.16-x86_64.tar.gz`\n  cause: error sending request",
-            MachineError,
+            NoInterpreterError,
         ),
         ("  Caused by: invalid peer certificate: UnknownIssuer", NetworkError),
         ("hint: Packages were unavailable because the network was disabled.", NetworkError),
-        ("error: No interpreter found for Python 3.10 in managed installations or search path", MachineError),
-        ("error: Failed to inspect Python interpreter from search path at `/x/python3.10`", MachineError),
+        ("error: No interpreter found for Python 3.10 in managed installations or search path", NoInterpreterError),
+        ("error: Failed to inspect Python interpreter from search path at `/x/python3.10`", NoInterpreterError),
         ("  x No solution found when resolving dependencies:", ResolutionError),
         ("", ResolutionError),
     ],

@@ -29,8 +29,8 @@ from envbuild.lock.record.content import (
     of_uv_lock,
     render,
 )
-from envbuild.lock.uv.program import run_uv
-from envbuild.lock.uv.resolution import PREVIEW, lock_arguments
+from envbuild.lock.uv.program import NoInterpreterError, run_uv
+from envbuild.lock.uv.resolution import PREVIEW, lock_arguments, resolve_without_interpreter
 from envbuild.lock.uv.torch_builds import TorchSource, locked_torch
 
 # The glibc versions that uv 0.13 has a platform for.
@@ -177,7 +177,12 @@ def _lock_again(export: _Export) -> None:
     if source.kind == "torch-index":
         project = export.folder / PROJECT_FILE
         project.write_text(with_torch_index(project.read_text(), source))
-    export.uv(lock_arguments(source))
+    try:
+        export.uv(lock_arguments(source))
+    except NoInterpreterError:
+        # Every version is pinned: with another Python uv writes the same.
+        text = (export.folder / PROJECT_FILE).read_text()
+        resolve_without_interpreter(text, export.folder, source, export.what, export.context)
 
 
 def _compare(export: _Export, which: str, found: Content, wanted: Content) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from envbuild.core.errors import (
 )
 from envbuild.core.exit_status import ran_out_of_space, tail
 from envbuild.core.process import Finished, ProcessOptions, answer, run
+from envbuild.lock.uv.interpreter import minor_of_project, pyenv_python
 from envbuild.lock.uv.settings import resolving_uv
 
 # uv 0.13 has no machine-readable errors; these phrases are its own words for "could not be reached".
@@ -41,6 +42,10 @@ _BAD_CONFIGURATION = re.compile(r"^\s*error: Failed to parse:\s+`?.*\.toml", re.
 
 
 _PLAIN = ("--no-progress", "--color", "never")
+
+
+class NoInterpreterError(MachineError):
+    """uv finds no Python of the version that it needs."""
 
 
 @cache
@@ -90,14 +95,20 @@ def run_uv(
         MachineError: no fitting Python interpreter, or the disk is full.
     """
     with resolving_uv() as environment:
-        finished = run(
-            [uv_program(), *_PLAIN, *arguments],
-            what=what,
-            log=log,
-            on_line=on_line,
-            check=False,
-            options=ProcessOptions(cwd=cwd, env=environment, working_on=cwd),
-        )
+
+        def attempt(more: Mapping[str, str]) -> Finished:
+            return run(
+                [uv_program(), *_PLAIN, *arguments],
+                what=what,
+                log=log,
+                on_line=on_line,
+                check=False,
+                options=ProcessOptions(cwd=cwd, env={**environment, **more}, working_on=cwd),
+            )
+
+        finished = attempt({})
+        if finished.status != 0 and _NO_INTERPRETER.search(finished.output) and (python := _passed_over(cwd)):
+            finished = attempt({"UV_PYTHON": str(python)})
     if finished.status != 0:
         # First of all: on a full disk uv's last lines are about whatever file it wrote at that moment.
         if ran_out_of_space(finished.output, cwd):
@@ -106,6 +117,12 @@ def run_uv(
     if not settings_may_be_ignored and (why := ignored_settings(finished.output)):
         raise CheckRefusedError(f"cannot {what}: uv ignored settings", why=why, fix=KNOW_THE_KEYS, log=log)
     return finished
+
+
+def _passed_over(project: Path) -> Path | None:
+    """A Python for the project in a folder that uv does not find, since a shim stands for it."""
+    wanted = minor_of_project(project)
+    return pyenv_python(f"3.{wanted}") if wanted is not None else None
 
 
 def ignored_settings(output: str) -> str:
@@ -118,7 +135,7 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
     output = tail(finished.output, lines=60)
     # Before the network: uv tries to download a Python that it does not find.
     if _NO_INTERPRETER.search(output):
-        return MachineError(
+        return NoInterpreterError(
             f"cannot {what}: no Python of the base's version is on this machine",
             why=output,
             fix="Install that Python (any source will do; it only reads metadata); or let uv download it: unset "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
 from envbuild.lock.context import WorkContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
+from envbuild.lock.uv.interpreter import for_any_python, with_requires_python
 from envbuild.lock.uv.preferences import prefer
-from envbuild.lock.uv.program import ignored_settings, run_uv
+from envbuild.lock.uv.program import NoInterpreterError, ignored_settings, run_uv
 from envbuild.lock.uv.torch_builds import TorchSource
 
 # uv's word for a contradiction; other failures are failures.
@@ -120,6 +122,25 @@ def _read(project: Path, finished: Finished) -> Resolution:
         uv_lock=content,
         ignored_settings=ignored_settings(finished.output),
     )
+
+
+def resolve_without_interpreter(
+    project: str, folder: Path, source: TorchSource, what: str, context: WorkContext
+) -> Resolution:
+    """:func:`resolve` on a machine without a Python of the version that the project requires.
+
+    Args:
+        project: the text of its pyproject.toml, which stays in the folder.
+    """
+    file, uv_lock = folder / PROJECT_FILE, folder / UV_LOCK
+    with machine_errors(folder):
+        file.write_text(for_any_python(project))
+    arguments = [*lock_arguments(source), "--python", sys.executable]
+    finished = run_uv(arguments, what=what, log=context.log, cwd=folder, on_line=context.reporter.update)
+    with machine_errors(folder):
+        uv_lock.write_text(with_requires_python(uv_lock.read_text(), project))
+        file.write_text(project)
+    return _read(folder, finished)
 
 
 def package_files(package: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -253,7 +274,14 @@ def look_up(
     document["tool"] = {"uv": {"package": False, **limits(base), **settings}}
     if alone:
         document["tool"]["uv"]["dependency-metadata"] = tables
-    folder = throw_away(tomlkit.dumps(document), context)
+    text, source = tomlkit.dumps(document), TorchSource("package-index", None)
+    folder = throw_away(text, context)
     prefer(folder, preferred or {})
-    resolution = resolve(folder, TorchSource("package-index", None), what, context)
+    try:
+        resolution = resolve(folder, source, what, context)
+    except NoInterpreterError:
+        if not alone:
+            raise
+        # Nothing is built for it: any Python does.
+        resolution = resolve_without_interpreter(text, folder, source, what, context)
     return {canonicalize_name(package["name"]): package for package in resolution.uv_lock["package"]}
