@@ -16,6 +16,7 @@ from helpers.git_repos import History
 from helpers.kept_entries import keep_base
 from helpers.lock_runs import ANY, OLD
 from helpers.mini import NAME, image_of, write_stack
+from helpers.programs import path_without
 from helpers.simple_index import SimpleIndex, simple_index
 from helpers.stack_files import GPU_BASE, write_base, write_target
 from helpers.stack_files import write_stack as write_own_stack
@@ -94,14 +95,26 @@ def uv_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(shared_folder(tmp_path_factory) / "uv")
 
 
+@pytest.fixture(scope="session")
+def path_without_mmdebstrap(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """PATH of a machine that makes no bases: a lock is verified on it, and not in a base, which takes minutes."""
+    return path_without(tmp_path_factory.mktemp("programs"), "mmdebstrap")
+
+
 @pytest.fixture
-def own(tool: Any, tmp_path: Path, index: SimpleIndex, uv_cache: str) -> Any:
+def index_only(index: SimpleIndex, uv_cache: str, path_without_mmdebstrap: str) -> dict[str, str]:
+    """The environment of a machine with this index alone, on which locks are verified."""
+    return index_settings(index, uv_cache) | {"PATH": path_without_mmdebstrap}
+
+
+@pytest.fixture
+def own(tool: Any, tmp_path: Path, index_only: dict[str, str]) -> Any:
     """The tool in a project with bases of its own, and this index as its only one."""
     project = tmp_path / "project"
     write_base(project)
     write_base(project, GPU_BASE, cuda="13.0", glibc="2.35")
     write_target(project, "gpu", sm=("90",))
-    return type(tool)(project, tmp_path / "cache", index_settings(index, uv_cache))
+    return type(tool)(project, tmp_path / "cache", dict(index_only))
 
 
 def index_settings(index: SimpleIndex, uv_cache: str) -> dict[str, str]:
@@ -147,7 +160,12 @@ def upstream(first_upstream: Upstream, tmp_path: Path) -> Upstream:
 
 @pytest.fixture
 def nemo(
-    tool: Any, tmp_path: Path, upstream: Upstream, index: SimpleIndex, wheel: Callable[..., Path], uv_cache: str
+    tool: Any,
+    tmp_path: Path,
+    upstream: Upstream,
+    index: SimpleIndex,
+    wheel: Callable[..., Path],
+    index_only: dict[str, str],
 ) -> Any:
     """The tool in a project whose stack `nemo` has these two, reached only through a URL rewrite of git's settings.
 
@@ -176,7 +194,7 @@ def nemo(
     settings.write_text(
         f'[url "file://{upstream.folder}/"]\n\tinsteadOf = {PUBLIC}/\n[protocol "file"]\n\tallow = always\n'
     )
-    runner = type(tool)(project, tmp_path / "cache", index_settings(index, uv_cache))
+    runner = type(tool)(project, tmp_path / "cache", dict(index_only))
     runner.env |= {"GIT_CONFIG_GLOBAL": str(settings), "GIT_CONFIG_NOSYSTEM": "1"}
     return runner
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from helpers.cuda import CUDA, bare_lock, make_kernels, sources
 from helpers.lock_runs import ANY, OLD
+from helpers.programs import path_without
 from helpers.simple_index import SimpleIndex
 from helpers.stack_files import GPU_BASE, write_base, write_stack, write_target
 from helpers.wheels import make_wheel
@@ -34,17 +35,7 @@ LATE = "2026-08-01T00:00:00Z"
 @pytest.fixture
 def path_without_nvcc(tmp_path: Path) -> str:
     """PATH with the programs that are on it, but nvcc."""
-    folders = []
-    for number, folder in enumerate(map(Path, os.environ["PATH"].split(":"))):
-        if not (folder / "nvcc").exists():
-            folders.append(folder)
-            continue
-        folders.append(tmp_path / f"path-{number}")
-        folders[-1].mkdir()
-        for program in folder.iterdir():
-            if program.name != "nvcc":
-                (folders[-1] / program.name).symlink_to(program)
-    return ":".join(map(str, folders))
+    return path_without(tmp_path, "nvcc")
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def command(
 
     def options_for(selection: Selection) -> LockOptions:
         if verifier is not None:
-            verifier.require_machine(selection.base)
+            verifier.require_place(selection)
         return LockOptions(path=path_for(selection), upgrade=upgrade, verify=verifier, named=bool(name or out))
 
     request = dataclasses.replace(request, base_named=base is not None)
@@ -209,9 +209,14 @@ def _known_codes(session: Session, allow: tuple[str, ...]) -> None:
 
 
 def _verifier(session: Session) -> Verifier:
-    from envbuild.sync.verify import Verifier  # slow to import
+    from envbuild.image.verification import verification_places  # slow to import
+    from envbuild.sync.verify import Verifier
 
-    return Verifier(session.context)
+    return Verifier(
+        session.context,
+        places_for=lambda selection: verification_places(selection, session.context),
+        wheels_for=session.built_wheels,
+    )
 
 
 def _diff(session: Session, selection: Selection, request: LockRequest, where: Path | str) -> None:

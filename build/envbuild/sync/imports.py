@@ -201,7 +201,8 @@ def _judge(
     reason = ""
     missing = str(report.get("missing", ""))
     if missing and absent.brings(missing):
-        reason = f"it needs {missing}, of phase {' or '.join(absent.phases)}, which is not installed"
+        phases = f", of phase {' or '.join(absent.phases)}" if absent.phases else ""
+        reason = f"it needs {missing}{phases}, which is not installed"
     elif report.get("needs_gpu"):
         reason = f"it needs a GPU, and there is none here: {report['needs_gpu']}"
     elif report.get("placeholder"):

@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.catalog.context import Context
@@ -17,26 +17,15 @@ from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
-from envbuild.lock.record.content import locked_content
 from envbuild.lock.uv.program import uv_program
 from envbuild.lock.uv.settings import installing_uv
 from envbuild.lock.uv.torch_builds import locked_torch
-from envbuild.sync.imports import (
-    PROBE,
-    Absent,
-    ImportProbe,
-    Imports,
-    NotChecked,
-    check_environment,
-    modules_of,
-    try_imports,
-)
+from envbuild.sync.imports import PROBE, ImportProbe, NotChecked, check_environment
 from envbuild.sync.install import InstallScope, PhaseRun, install
 from envbuild.sync.install_target import InstallTarget
 from envbuild.sync.machine import refuse_other_machine, refuse_without_base
+from envbuild.sync.modules import import_modules
 from envbuild.wheels.audit.prebuilt import PackageCode, check_prebuilt, site_packages_of
-
-NEVER_BUILT = "locked, never built"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +86,8 @@ def sync(
     """
     place, done = fill_environment(lock, into, scope, logs, context)
     gpu_code = check_prebuilt(site_packages_of(into), target.sm, context.store, context.reporter)
-    found = import_modules(lock, place, scope, target, context.reporter).refuse_failed()
+    with local_probe(lock, place, target) as probe:
+        found = import_modules(lock, scope, probe, context.reporter).refuse_failed()
     return Synced(
         phases=done,
         imported=found.imported,
@@ -153,45 +143,21 @@ def local_target(
         )
 
 
-def import_modules(
-    lock: LockDirectory, place: InstallTarget, scope: InstallScope, target: Target, reporter: Reporter
-) -> Imports:
-    """Import the modules of the scope's phases; those of the others, and of what was left out, are not checked."""
+@contextlib.contextmanager
+def local_probe(lock: LockDirectory, place: InstallTarget, target: Target) -> Iterator[ImportProbe]:
+    """What imports modules of a filled environment on this machine."""
     # PYTHONPATH and the like would let a module import what was not installed.
     plain = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV" and not key.startswith("PYTHON")}
     environment = plain | check_environment(target) | lock.lock.variables(place.venv)
-    phases, leave_out = scope.phases, scope.leave_out
-    # A commit is installed in phase git, whatever the phase of its component.
-    phase_of = {name: "git" if item.commit else item.phase.value for name, item in lock.lock.components.items()}
-    modules = modules_of(lock.lock)
-    left_out = {name: names for name, names in modules.items() if phase_of[name] not in phases or name in leave_out}
-    absent_phases = tuple(phase for phase in PHASE_FILES if phase not in phases and lock.file(phase))
-    absent = Absent(
-        phases=absent_phases,
-        packages=frozenset([*locked_content(lock, absent_phases), *leave_out]),
-        modules=frozenset(module for names in left_out.values() for module in names),
-    )
     with tempfile.TemporaryDirectory(prefix="envbuild-import-") as scratch:
         # What modules compile when they are imported must not meet what others compiled against another torch.
         variables = {**environment, "TORCH_EXTENSIONS_DIR": scratch}
-        present = {name: names for name, names in modules.items() if name not in left_out}
-        probe = ImportProbe(
+        yield ImportProbe(
             python=place.venv_python,
             program=str(data_root() / PROBE),
             run=LocalCommands(variables, None),
             logs=place.logs,
         )
-        found = try_imports(present, probe, reporter, absent=absent)
-    skipped = tuple(
-        NotChecked(
-            module=module,
-            component=name,
-            reason=NEVER_BUILT if name in leave_out else f"phase {phase_of[name]} is not installed",
-        )
-        for name, names in left_out.items()
-        for module in names
-    )
-    return replace(found, not_checked=found.not_checked + skipped)
 
 
 def _make_room(into: Path) -> None:

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import platform
-import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
 from envbuild.core.digests import digest_of, sha256_file, short
-from envbuild.core.errors import BuildError
+from envbuild.core.errors import BuildError, EnvbuildError, MachineError
 from envbuild.core.files import remove_tree, write_atomic
 from envbuild.lock.checks.findings import CheckFinding
-from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.verification import Verified
 from envbuild.sync import failure_packages
 from envbuild.sync.imports import FIX, PROBE, NotImported
-from envbuild.sync.install import InstallScope
 from envbuild.sync.installed_packages import InstalledPackages
-from envbuild.sync.local import fill_environment, import_modules
-from envbuild.sync.machine import refuse_other_machine
-from envbuild.wheels.audit.prebuilt import site_packages_of
+from envbuild.sync.modules import import_modules
+from envbuild.sync.places import Place, Trial
+from envbuild.wheels.cache.wheelhouse import NO_BUILT, Built
+from envbuild.wheels.plan import buildable
 
 KIND = "verifications"
 RESULT_FILE = "verified.json"
 IMPORT_CODE = "import"
 INSTALL_CODE = "install"
-SCOPE = InstallScope(phases=("main", "git"))
+PHASES = ("main", "git")
 INSTALL_FIX = (
     "The lock resolves, and a package of it does not install: its build fails, or it has no file for this base. Take "
     "another version of it (--pin, or the stack's file), or leave it out under [requirements] of the stack."
@@ -41,112 +39,159 @@ _VERIFIED = TypeAdapter(Verified)
 
 @dataclass
 class Verifier:
-    """Installs the phases main and git of a lock, and imports its modules. Results are kept in the store.
+    """Installs the phases main and git of a lock in a place, and imports its modules. Results are kept in the store.
 
     Attributes:
+        places_for: the places where a lock of a selection can be verified, the best first.
+        wheels_for: the wheels of the wheelhouse that fit a lock.
         verified: the last result; None before.
     """
 
     context: Context
+    places_for: Callable[[Selection], Sequence[Place]]
+    wheels_for: Callable[[LockDirectory, Selection], Mapping[str, Built]] = lambda _lock, _selection: NO_BUILT
     verified: Verified | None = field(default=None, init=False)
+    # Why a place cannot be had, by what names it: a place is tried once.
+    _refused: dict[str, str] = field(default_factory=dict, init=False)
 
-    @staticmethod
-    def require_machine(base: Base) -> None:
-        """Whether what is locked for a base runs on this machine; its Python is looked for when it is installed.
+    def require_place(self, selection: Selection) -> None:
+        """Refuse to begin where no lock of the selection can be verified.
 
         Raises:
-            MachineError: it does not.
+            MachineError: there is no place for it; says why of each.
         """
-        refuse_other_machine(
-            base.platform,
-            base.glibc,
-            what="the lock cannot be verified on this machine",
-            fix="Run --verify where the base's wheels run, lock without it, or build the image (`envbuild image`), "
-            "which imports the modules inside the base itself.",
-        )
+        problems = []
+        for place in self.places_for(selection):
+            problem = place.problem()
+            if not problem:
+                return
+            problems.append(f"{place.where}: {problem}")
+        raise _no_place(problems)
 
     def __call__(self, selection: Selection, lock: LockDirectory) -> Verified:
         """What became of it: a finding for each module that does not import, and for what does not install.
 
         Raises:
-            MachineError: there is no Python of the base's version.
+            MachineError: there is no place for it.
             NetworkError: an index cannot be reached.
         """
-        store, key = self.context.store, _key(selection, lock)
-        if found := store.find(KIND, key):
-            self.verified = _VERIFIED.validate_json((found / RESULT_FILE).read_bytes())
-            return self.verified
+        trial = self._trial(selection, lock)
+        self.verified = self._verified(selection, trial)
+        return self.verified
+
+    def _trial(self, selection: Selection, lock: LockDirectory) -> Trial:
+        """What is installed. Phase compile as a whole or not at all: on half of it modules fail that do without."""
+        unbuilt = buildable(lock)
+        wheels = self.wheels_for(lock, selection) if unbuilt else NO_BUILT
+        if all(name in wheels for name in unbuilt):
+            return Trial(lock=lock, target=selection.target, phases=tuple(PHASE_FILES), wheels=wheels)
+        # A build without isolation takes a compiler, as those of phase compile do.
+        shared = frozenset(lock.shared_builds)
+        return Trial(lock=lock, target=selection.target, phases=PHASES, leave_out=shared)
+
+    def _verified(self, selection: Selection, trial: Trial) -> Verified:
+        problems = []
+        store = self.context.store
+        for place in self.places_for(selection):
+            name = digest_of(place.key)
+            key = _key(place, trial)
+            if found := store.find(KIND, key):
+                return _VERIFIED.validate_json((found / RESULT_FILE).read_bytes())
+            problem = self._refused[name] if name in self._refused else self._problem(place)
+            self._refused[name] = problem
+            if problem:
+                problems.append(f"{place.where}: {problem}")
+                continue
+            return self._tried(place, trial, key)
+        raise _no_place(problems)
+
+    def _tried(self, place: Place, trial: Trial, key: str) -> Verified:
+        """The result of a place; kept in the store if it would be the same another time."""
+        store = self.context.store
         logs = store.root / "logs" / f"verify-{short(key)}"
         # Logs are appended to, and where a module hangs is read from its log.
         remove_tree(logs)
-        self.verified, lasting = self._verify(selection, lock, logs)
+        verified, lasting = self._try(place, trial, logs)
         if lasting:
-            content = _VERIFIED.dump_json(self.verified)
+            content = _VERIFIED.dump_json(verified)
             store.get_or_build(KIND, key, lambda folder: write_atomic(folder / RESULT_FILE, content))
-        if not self.verified.findings:
+        if not verified.findings:
             remove_tree(logs)
-        return self.verified
+        return verified
 
-    def _verify(self, selection: Selection, lock: LockDirectory, logs: Path) -> tuple[Verified, bool]:
+    def _problem(self, place: Place) -> str:
+        """Why a place cannot be had; it is made where it is not there."""
+        if problem := place.problem():
+            return problem
+        try:
+            place.prepare()
+        except EnvbuildError as error:
+            self.context.reporter.note(f"{place.where} cannot be had for the verification: {error.what}")
+            return f"{error.what}: {error.why}"
+        return ""
+
+    def _try(self, place: Place, trial: Trial, logs: Path) -> tuple[Verified, bool]:
         """The result, and whether it would be the same another time: a build may have failed for this machine."""
-        where = f"this machine (glibc {platform.libc_ver()[1]}, Python {lock.lock.base.python})"
-        # A build without isolation takes a compiler, as those of phase compile do.
-        scope = replace(SCOPE, leave_out=frozenset(lock.shared_builds))
-        with self.context.store.staging("verify") as folder:
-            venv = folder / "venv"
-            try:
-                place, _ = fill_environment(lock, venv, scope, logs, self.context)
-            except BuildError as error:
-                return Verified(where=where, imported=(), findings=(_not_installed(error, lock, venv),)), False
-            imports = import_modules(lock, place, scope, selection.target, self.context.reporter)
-            installed = InstalledPackages(site_packages_of(venv))
-            verified = Verified(
-                where=where.replace(lock.lock.base.python, _python_version(venv) or lock.lock.base.python),
-                imported=imports.imported,
-                not_checked=tuple(f"{item.module} ({item.component}): {item.reason}" for item in imports.not_checked),
-                findings=tuple(_not_imported(item, installed, venv) for item in imports.failed),
-            )
+        try:
+            with place.fill(trial, logs) as filled:
+                imports = import_modules(trial.lock, trial.scope, filled.probe, self.context.reporter)
+                installed = InstalledPackages(filled.site_packages)
+                verified = Verified(
+                    where=filled.where,
+                    imported=imports.imported,
+                    not_checked=tuple(
+                        f"{item.module} ({item.component}): {item.reason}" for item in imports.not_checked
+                    ),
+                    findings=tuple(_not_imported(item, installed, filled.venv) for item in imports.failed),
+                )
+        except BuildError as error:
+            return Verified(where=place.where, imported=(), findings=(_not_installed(error, trial.lock),)), False
         return verified, all(item.raised for item in imports.failed)
 
 
-def _key(selection: Selection, lock: LockDirectory) -> str:
-    """What a result depends on: the lock, the place, the GPUs that modules are told of, and the probe."""
+def _key(place: Place, trial: Trial) -> str:
+    """What a result depends on: the lock, the place, the GPUs that modules are told of, the wheels, and the probe."""
     return digest_of(
         {
-            "lock": lock.lock.digest,
-            "where": ["machine", *platform.libc_ver()],
-            "sm": list(selection.target.sm),
-            "phases": list(SCOPE.phases),
+            "lock": trial.lock.lock.digest,
+            "where": place.key,
+            "sm": list(trial.target.sm),
+            "phases": list(trial.phases),
+            "wheels": {name: item.record.digest for name, item in trial.wheels.items()},
+            "leave_out": [*sorted(trial.leave_out)],
             "probe": sha256_file(data_root() / PROBE),
         }
     )
 
 
-def _python_version(venv: Path) -> str:
-    """The version of an environment's interpreter, with its patch release."""
-    found = re.search(r"^version_info = (\d+\.\d+\.\d+)", (venv / "pyvenv.cfg").read_text(), re.MULTILINE)
-    return found[1] if found else ""
+def _no_place(problems: Sequence[str]) -> MachineError:
+    return MachineError(
+        "the lock cannot be verified on this machine",
+        why="\n".join(problems),
+        fix="Have one of these places (a base is made with mmdebstrap and bubblewrap, as `envbuild image` does; "
+        "ENVBUILD_APT_MIRROR names a mirror that has its distribution), or lock without a verification, which "
+        "the record says: --no-verify",
+    )
 
 
-def _not_imported(item: NotImported, installed: InstalledPackages, venv: Path) -> CheckFinding:
+def _not_imported(item: NotImported, installed: InstalledPackages, venv: str) -> CheckFinding:
     about = failure_packages.of_import(item.output, installed)
     return CheckFinding(
         code=IMPORT_CODE,
         # Findings that are let pass go into the record, which names no place.
-        what=f"{item.module} of {item.component} does not import: {item.cause.replace(str(venv), '{venv}')}",
+        what=f"{item.module} of {item.component} does not import: {item.cause.replace(venv, '{venv}')}",
         fix=f"{FIX}\n  log: {item.log}",
         packages=about.packages,
         missing_module=about.missing_module,
     )
 
 
-def _not_installed(error: BuildError, lock: LockDirectory, venv: Path) -> CheckFinding:
+def _not_installed(error: BuildError, lock: LockDirectory) -> CheckFinding:
     output = error.log.read_text(errors="replace") if error.log else error.why
     packages = failure_packages.of_installation(output, lock.packages())
-    cause = failure_packages.cause_of_installation(output)
     return CheckFinding(
         code=INSTALL_CODE,
-        what=f"{', '.join(packages) or 'a package'} does not install: {cause.replace(str(venv), '{venv}')}",
+        what=f"{', '.join(packages) or 'a package'} does not install: {failure_packages.cause_of_installation(output)}",
         fix=f"{INSTALL_FIX}\n  log: {error.log}",
         packages=packages,
     )

@@ -18,6 +18,7 @@ from envbuild.lock.lockfile import read_lock
 from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.store.local import LocalStore
 from envbuild.sync import local
+from envbuild.sync import modules as modules_check
 from envbuild.sync.imports import Imports
 from envbuild.sync.install import InstallScope, PhaseRun
 from envbuild.sync.local import sync
@@ -46,7 +47,7 @@ def calls(monkeypatch, tmp_path):
         return Imports(imported=tuple(module for names in modules.values() for module in names), not_checked=())
 
     monkeypatch.setattr(local, "install", install)
-    monkeypatch.setattr(local, "try_imports", check)
+    monkeypatch.setattr(modules_check, "try_imports", check)
     monkeypatch.setattr(local, "check_prebuilt", lambda *_: ())
     monkeypatch.setattr(local, "site_packages_of", lambda venv: venv)
     wheels = tmp_path / "wheels"

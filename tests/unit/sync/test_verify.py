@@ -1,50 +1,158 @@
-"""Which machines can verify a lock of a base."""
+"""Verification: the choice of a place, what is installed, and which results are kept."""
+
+import contextlib
 
 import pytest
-from helpers.stack_files import write_base
+from helpers.locks import make_lock
 
-from envbuild.catalog.catalog import Catalog
-from envbuild.core.errors import MachineError
-from envbuild.sync import machine as this_machine
+from envbuild.catalog.context import Context
+from envbuild.catalog.models import Target
+from envbuild.catalog.site import load_site
+from envbuild.core.errors import BuildError, MachineError, NetworkError
+from envbuild.core.process import Finished
+from envbuild.core.progress import SilentReporter
+from envbuild.lock.lockfile import read_lock
+from envbuild.store.local import LocalStore
+from envbuild.sync.imports import MARK, ImportProbe
+from envbuild.sync.places import Filled
 from envbuild.sync.verify import Verifier
 
+FAILED = """\
+Traceback (most recent call last):
+  File "/venv/lib/python3.12/site-packages/torch/__init__.py", line 3, in <module>
+    import numpy
+ModuleNotFoundError: No module named 'numpy'
+"""
+
+
+class FakePlace:
+    """A place in which an import ends as the test says."""
+
+    def __init__(self, where, *, problem="", prepare=None, fill=None, output="", status=0):
+        self.where = self.key = where
+        self._problem, self._prepare, self._fill = problem, prepare, fill
+        self._finished = Finished(status=status, output=output, seconds=0.1)
+        self.trials = []
+        self.prepared = 0
+
+    def problem(self):
+        return self._problem
+
+    def prepare(self):
+        self.prepared += 1
+        if self._prepare:
+            raise self._prepare
+
+    @contextlib.contextmanager
+    def fill(self, trial, logs):
+        self.trials.append(trial)
+        logs.mkdir(parents=True)
+        if self._fill:
+            raise self._fill
+        site_packages = logs / "site-packages"
+        (site_packages / "torch-2.13.0.dist-info").mkdir(parents=True)
+        (site_packages / "torch-2.13.0.dist-info/RECORD").write_text("torch/__init__.py,,\n")
+        probe = ImportProbe(python="python", program="probe", run=lambda *_, **__: self._finished, logs=logs)
+        yield Filled(venv="/venv", where=f"{self.where} (filled)", site_packages=site_packages, probe=probe)
+
+
+def imported(where, **more):
+    return FakePlace(where, output=f'{MARK}{{"imported": true, "placeholder": ""}}\n', **more)
+
+
+def broken(where, status=1):
+    return FakePlace(where, output=f'{FAILED}{MARK}{{"imported": false}}\n', status=status)
+
+
+class Selected:
+    """As much of a selection as is read."""
+
+    target = Target(summary="x", device="cuda", sm=("90",), platform="linux/amd64")
+
 
 @pytest.fixture
-def base(tmp_path):
-    write_base(tmp_path, glibc="2.36")
-    return Catalog.open(tmp_path).base("small")
+def lock(tmp_path):
+    make_lock(tmp_path / "lock")
+    return read_lock(tmp_path / "lock")
 
 
 @pytest.fixture
-def on(monkeypatch):
-    """Be on a machine of this architecture and glibc."""
+def verifier(tmp_path):
+    reporter = SilentReporter()
 
-    def machine(name, glibc):
-        monkeypatch.setattr(this_machine.platform, "machine", lambda: name)
-        monkeypatch.setattr(this_machine.platform, "libc_ver", lambda: ("glibc", glibc))
+    def make(*places):
+        context = Context(store=LocalStore(tmp_path / "store", reporter), site=load_site(), reporter=reporter)
+        return Verifier(context, places_for=lambda _: places)
 
-    return machine
+    return make
 
 
-@pytest.mark.parametrize(
-    ("machine", "glibc", "why"),
-    [
-        ("x86_64", "2.36", ""),
-        ("x86_64", "2.39", ""),
-        ("x86_64", "2.100", ""),
-        ("x86_64", "3.0", ""),
-        ("x86_64", "2.35", "this machine has 2.35"),
-        ("x86_64", "2.9", "this machine has 2.9"),
-        ("x86_64", "", "this machine has none"),
-        ("aarch64", "2.39", "this machine is aarch64"),
-    ],
-)
-def test_machine_is_refused_for_its_architecture_or_an_older_glibc(base, machine, glibc, why, on):
-    on(machine, glibc)
-    found = ""
-    try:
-        Verifier.require_machine(base)
-    except MachineError as error:
-        found = error.why
-        assert "envbuild image" in error.fix
-    assert (bool(found), why in found) == (bool(why), True)
+def test_the_first_place_that_can_be_had_is_taken(verifier, lock):
+    no_tool = imported("no tool", problem="mmdebstrap is missing")
+    no_archive = imported("no archive", prepare=NetworkError("it cannot be reached", why="DNS"))
+    good, later = imported("good"), imported("later")
+    verify = verifier(no_tool, no_archive, good, later)
+    found = verify(Selected(), lock)
+    assert (found.where, found.imported, found.findings) == ("good (filled)", ("torch",), ())
+    assert [len(place.trials) for place in (no_tool, no_archive, good, later)] == [0, 0, 1, 0]
+    assert verify.verified == found
+
+
+def test_a_result_is_kept_by_lock_and_place(verifier, lock, tmp_path):
+    place = imported("good")
+    first = verifier(place)(Selected(), lock)
+    assert verifier(place)(Selected(), lock) == first
+    assert (len(place.trials), place.prepared) == (1, 1), "the second time nothing is made and nothing is installed"
+    assert list((tmp_path / "store/logs").glob("verify-*")) == []
+    other = imported("other")
+    verifier(other)(Selected(), lock)
+    assert len(other.trials) == 1
+    make_lock(tmp_path / "another", main="torch==2.13.0+cpu\n")
+    verifier(place)(Selected(), read_lock(tmp_path / "another"))
+    assert len(place.trials) == 2
+
+
+def test_a_place_that_cannot_be_had_is_tried_once(verifier, lock, tmp_path):
+    gone, good = imported("gone", prepare=MachineError("no")), imported("good")
+    verify = verifier(gone, good)
+    verify(Selected(), lock)
+    make_lock(tmp_path / "another", main="torch==2.13.0+cpu\n")
+    verify(Selected(), read_lock(tmp_path / "another"))
+    assert (gone.prepared, len(good.trials)) == (1, 2)
+
+
+def test_an_import_that_fails_is_a_finding_with_its_packages_and_is_kept(verifier, lock):
+    place = broken("here")
+    (finding,) = verifier(place)(Selected(), lock).findings
+    assert finding.code == "import"
+    assert finding.what == "torch of torch does not import: ModuleNotFoundError: No module named 'numpy'"
+    assert (finding.packages, finding.missing_module) == (("torch",), "numpy")
+    assert verifier(place)(Selected(), lock).findings == (finding,)
+    assert len(place.trials) == 1
+
+
+def test_what_may_end_otherwise_another_time_is_not_kept(verifier, lock):
+    """A process that was killed, and a build: this machine may have had no memory, or no compiler."""
+    killed = broken("killed", status=-9)
+    unbuilt = FakePlace("unbuilt", fill=BuildError("x", why="error: Failed to build `torch==2.13.0+cpu`"))
+    for place in (killed, unbuilt):
+        for _ in range(2):
+            (finding,) = verifier(place)(Selected(), lock).findings
+        assert len(place.trials) == 2
+    assert (finding.code, finding.packages) == ("install", ("torch",))
+    assert finding.what == "torch does not install: Failed to build `torch==2.13.0+cpu`"
+
+
+def test_without_a_place_nothing_is_verified(verifier, lock):
+    verify = verifier(imported("a", problem="no bwrap"), imported("b", prepare=MachineError("no mmdebstrap", why="y")))
+    with pytest.raises(MachineError, match="cannot be verified on this machine") as caught:
+        verify(Selected(), lock)
+    assert caught.value.why == "a: no bwrap\nb: no mmdebstrap: y"
+    assert "--no-verify" in caught.value.fix
+
+
+def test_a_command_is_refused_at_once_where_no_place_is_in_sight(verifier):
+    verifier(imported("a", problem="no bwrap"), imported("b")).require_place(Selected())
+    with pytest.raises(MachineError) as caught:
+        verifier(imported("a", problem="no bwrap"), imported("b", problem="old glibc")).require_place(Selected())
+    assert caught.value.why == "a: no bwrap\nb: old glibc"

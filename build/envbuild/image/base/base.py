@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from envbuild.catalog.base import Base, Mmdebstrap
+from envbuild.catalog.base import Base, Mmdebstrap, PythonSource
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.context import Context
 from envbuild.core import sandbox
 from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, write_atomic
-from envbuild.image.base import facts, imported, mmdebstrap, subids
+from envbuild.image.base import facts, imported, mmdebstrap, standalone, subids
 from envbuild.image.base.imported import ImportedBase
 from envbuild.image.record import BaseRecord
 from envbuild.oci.models import BaseConfig
@@ -85,7 +85,7 @@ def base_key(base: Base) -> str:
     """The key of a base: what it is defined as and what makes it, but not the day on which it is made."""
     # Without the day: an existing base serves all who lock on it until --refresh-base; its packages are in its record.
     own = mmdebstrap.inputs() if isinstance(base.obtain, Mmdebstrap) else {"gzip": gzip_writer.ENCODER}
-    return digest_of({"format": FORMAT, "definition": definition_digest(base), **own})
+    return digest_of({"format": FORMAT, "definition": definition_digest(base), **own, **standalone.inputs(base)})
 
 
 def find_base(base: Base, store: LocalStore) -> StoredBase | None:
@@ -136,9 +136,9 @@ def _read(path: Path, *, built: bool) -> StoredBase:
 def _build(folder: Path, selection: Selection, context: Context) -> None:
     base, name = selection.base, selection.base_name
     rootfs = folder / ROOTFS
+    log = context.store.root / "logs" / f"base-{name}-{short(base_key(base))}.log"
+    log.unlink(missing_ok=True)
     if isinstance(base.obtain, Mmdebstrap):
-        log = context.store.root / "logs" / f"base-{name}-{short(base_key(base))}.log"
-        log.unlink(missing_ok=True)
         layer = mmdebstrap.build(folder, base, name, context.site.apt_mirror, log, context.reporter)
         found = ImportedBase(layers=[layer], config=BaseConfig(), made_by=mmdebstrap.mmdebstrap_version())
     else:
@@ -147,6 +147,9 @@ def _build(folder: Path, selection: Selection, context: Context) -> None:
         rootfs.mkdir()
         with context.reporter.step(f"unpack base {name}"):
             unpack([layer.blob for layer in found.layers], rootfs)
+    if base.python.source is PythonSource.STANDALONE:
+        python = standalone.add_python(rootfs, base, name, log, context.reporter)
+        found = replace(found, layers=[*found.layers, python.layer], made_by=f"{found.made_by}, {python.made_by}")
     for layer in found.layers:
         # A base of the same layer twice has one file for both.
         place = layer_file(folder, layer.record)

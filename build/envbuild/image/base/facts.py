@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from envbuild.catalog.base import Base, PythonSource
+from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import HostDistribution
 from envbuild.catalog.fields import MACHINES
 from envbuild.core import sandbox
@@ -150,10 +150,9 @@ def _differing(base: Base, rootfs: Path, variables: Mapping[str, str]) -> Iterat
     toolkit = ".".join(variables.get("CUDA_VERSION", "").split(".")[:2])
     if toolkit and toolkit != base.cuda:
         yield f"cuda: {base.cuda or 'none'} in the file, {toolkit} in the base (CUDA_VERSION)"
-    if base.python.source is not PythonSource.STANDALONE:
-        python = inside(rootfs, base.python.executable)
-        if python is None or not python.is_file() or not python.stat().st_mode & 0o100:
-            yield f"python: there is no program {base.python.executable} in the base"
+    python = inside(rootfs, base.python.executable)
+    if python is None or not python.is_file() or not python.stat().st_mode & 0o100:
+        yield f"python: there is no program {base.python.executable} in the base"
 
 
 def _libc(rootfs: Path, processor: str) -> Path | None:
@@ -172,8 +171,6 @@ def _same_version(found: str | None, stated: str) -> bool:
 
 def _differing_python(base: Base, rootfs: Path, variables: Mapping[str, str]) -> Iterator[str]:
     """Ask the base's Python itself, in a sandbox without the network."""
-    if base.python.source is PythonSource.STANDALONE:
-        return
     box = Sandbox(root=rootfs, environment={"PATH": PLAIN_PATH, "HOME": "/tmp", "LANG": LANG, **variables})  # noqa: S108
     finished = run(
         box.command(sandbox.probe(), [base.python.executable, "-c", _PROBE, *base.provides]),

@@ -81,7 +81,7 @@ class LayerMaker:
         with machine_errors(logs):
             logs.mkdir(parents=True, exist_ok=True)
         assembly = self.assembly
-        self._install(plan, logs)
+        self.install(plan, logs)
         tree = folder / TREE
         with reporter.step(f"compile layer {plan.name} to bytecode"):
             self._copy(assembly.added(), tree)
@@ -104,8 +104,17 @@ class LayerMaker:
         site = self.context.site
         return network.access(site, locked_torch(site, self.lock.lock), INSIDE)
 
-    def _install(self, plan: LayerPlan, logs: Path) -> None:
-        """Install the packages of a layer, or make the bare environment, and remove what uv leaves."""
+    def install(self, plan: LayerPlan, logs: Path, *, settles_conflicts: bool = True) -> None:
+        """Install the packages of a layer, or make the bare environment, and remove what uv leaves.
+
+        Args:
+            settles_conflicts: of files that several packages bring, the same ones are there each time.
+
+        Raises:
+            BuildError: a package does not install.
+            CheckRefusedError: packages bring different files of one name, and which one is right is not known.
+            NetworkError: an index cannot be reached.
+        """
         trees = self._source_trees(plan)
         ready = {name: (_path_inside(item), item.wheel) for name, item in self.wheels.items() if name in plan.packages}
         # With the commit in the path: uv caches builds by it.
@@ -133,7 +142,10 @@ class LayerMaker:
             paths |= {
                 name: f"{paths[name]}/{item.subdirectory}" for name, (item, _) in trees.items() if item.subdirectory
             }
-            self._install_packages(plan, target, paths)
+            others = {name for name in self.lock.packages() if name not in plan.packages}
+            self._install_packages(plan, target, paths, others)
+            if settles_conflicts:
+                self._settle_conflicts(plan, target, others)
         else:
             with self.context.reporter.step("make the environment"):
                 make_venv(target, sees_base=bool(self.lock.lock.base.provides))
@@ -144,8 +156,9 @@ class LayerMaker:
                 from_commit(info, item.git or "", item.commit or "", item.subdirectory)
         remove_leftovers(self.sandbox.tree / "venv", self.site_packages)
 
-    def _install_packages(self, plan: LayerPlan, target: InstallTarget, ready: Mapping[str, str]) -> None:
-        others = {name for name in self.lock.packages() if name not in plan.packages}
+    def _install_packages(
+        self, plan: LayerPlan, target: InstallTarget, ready: Mapping[str, str], others: Collection[str]
+    ) -> None:
         install_packages(
             self.lock,
             target,
@@ -154,7 +167,6 @@ class LayerMaker:
             InstallScope(wheels=ready, leave_out=others),
             label=f", layer {plan.name}",
         )
-        self._settle_conflicts(plan, target, others)
 
     def _source_trees(self, plan: LayerPlan) -> dict[str, tuple[LockedComponent, Path]]:
         """The sources of packages that come from git: a base has no git, and needs none."""

@@ -113,13 +113,16 @@ class InstallSandbox:
         )
         return Runner(self.bwrap, box, reporter)
 
-    def checker(self, variables: Mapping[str, str]) -> Runner:
-        """Runs programs of the finished environment, read-only and without a network."""
+    def checker(self, variables: Mapping[str, str], *, writable: bool = False) -> Runner:
+        """Runs programs of the finished environment, without a network.
+
+        Args:
+            writable: imports may write into it (bytecode, caches). In an image that would be in the layers.
+        """
         box = Sandbox(
             root=self.base.rootfs,
             opened=(PREFIX.rsplit("/", 1)[0],),
-            # Read-only: what an import writes (bytecode, caches) would be in the layers.
-            binds=(Bind(source=self.tree, target=PREFIX), *_probes()),
+            binds=(Bind(source=self.tree, target=PREFIX, writable=writable), *_probes()),
             environment={
                 **PLAIN_ENVIRONMENT,
                 **image_variables(VENV, self.base.record.config.environment, {}, variables),

@@ -1,0 +1,138 @@
+"""The places where a lock is verified: its base's own root file system, another base's, this machine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from packaging.version import Version
+
+from envbuild.catalog.base import Base, Mmdebstrap
+from envbuild.catalog.catalog import Catalog, Selection, definition_digest
+from envbuild.catalog.context import Context
+from envbuild.core import sandbox
+from envbuild.core.digests import Json
+from envbuild.core.errors import EnvbuildError, MachineError
+from envbuild.core.files import machine_errors, make_private
+from envbuild.image.base import StoredBase, apt, check_tools, find_base, make_base
+from envbuild.image.layers.groups import LayerPlan
+from envbuild.image.layers.install import LayerMaker
+from envbuild.image.layers.sandbox import INSIDE_PROBE, VENV, InstallSandbox
+from envbuild.lock.lockfile import snapshot
+from envbuild.lock.record.content import locked_content
+from envbuild.store.local import LocalStore
+from envbuild.sync.imports import ImportProbe, check_environment
+from envbuild.sync.places import Filled, Place, ThisMachine, Trial
+
+
+@dataclass(frozen=True)
+class RootfsPlace:
+    """The root file system of a base, under bubblewrap."""
+
+    selection: Selection
+    context: Context
+
+    @property
+    def where(self) -> str:
+        return f"base {self.selection.base_name}"
+
+    @property
+    def key(self) -> Json:
+        return ["base", self.selection.base_name, definition_digest(self.selection.base)]
+
+    def problem(self) -> str:
+        base, name = self.selection.base, self.selection.base_name
+        try:
+            base.refuse_unresolved(name)
+            made = find_base(base, self.context.store)
+            check_tools(base, name, made_anew=made is None)
+            if made is None and isinstance(base.obtain, Mmdebstrap):
+                apt.sources_for(base, name, self.context.site.apt_mirror)
+        except EnvbuildError as error:
+            return f"{error.what}: {error.why}" if error.why else error.what
+        return ""
+
+    def prepare(self) -> None:
+        self.base  # noqa: B018 - made, if it is not in the store
+
+    @cached_property
+    def base(self) -> StoredBase:
+        """The base; made when it is not in the store."""
+        return make_base(self.selection, self.context)
+
+    @contextlib.contextmanager
+    def fill(self, trial: Trial, logs: Path) -> Iterator[Filled]:
+        # As in make_environment: uv hard-links from its cache only what lies on the same mount.
+        uv_store = LocalStore(self.context.store.root / "uv", self.context.reporter)
+        with uv_store.staging("verify") as staged:
+            with machine_errors(uv_store.root):
+                make_private(uv_store.root)
+                (uv_store.root / "cache").mkdir(exist_ok=True)
+                logs.mkdir(parents=True, exist_ok=True)
+            box = InstallSandbox(
+                base=self.base, uv_root=uv_store.root, tree=staged / "tree", logs=logs, bwrap=sandbox.probe()
+            )
+            lock = snapshot(trial.lock, staged / "lock")
+            maker = LayerMaker(
+                sandbox=box,
+                lock=lock,
+                python=self.selection.base.python,
+                wheels=trial.wheels,
+                staged=staged,
+                context=self.context,
+            )
+            versions = lock.packages()
+            names = [name for name in locked_content(lock, trial.phases) if name not in trial.leave_out]
+            packages = {name: versions[name] for name in names}
+            box.tree.mkdir()
+            maker.install(LayerPlan(name="bare", packages={}, key=""), logs)
+            maker.install(LayerPlan(name="verification", packages=packages, key=""), logs, settles_conflicts=False)
+            variables = check_environment(trial.target) | lock.lock.variables(VENV)
+            # Writable: every process would compile the same modules again.
+            run = box.checker(variables, writable=True)
+            probe = ImportProbe(python=f"{VENV}/bin/python", program=INSIDE_PROBE, run=run, logs=logs)
+            yield Filled(venv=VENV, where=self.where, site_packages=maker.site_packages, probe=probe)
+
+
+def verification_places(selection: Selection, context: Context) -> tuple[Place, ...]:
+    """The places where a lock of the selection can be verified, the best first.
+
+    The base's own root file system; another base's with the same Python and a glibc at least as new; this machine.
+    """
+    places: list[Place] = [RootfsPlace(selection, context)]
+    # What a base brings is in its own root file system alone.
+    if not selection.base.provides:
+        others = _others(selection.catalog, selection.base_name, selection.base, context)
+        places += [RootfsPlace(replace(selection, base_name=name), context) for name in others]
+        places.append(ThisMachine(selection.base, context))
+    return tuple(places)
+
+
+def _others(catalog: Catalog, name: str, base: Base, context: Context) -> list[str]:
+    """Bases that run what is locked for a base: those in the store first, then those with the nearest glibc."""
+    fitting = {}
+    for other_name in catalog.names("bases"):
+        other = catalog.base(other_name)
+        if (
+            other_name != name
+            and other.platform == base.platform
+            and other.python.version == base.python.version
+            and Version(other.glibc) >= Version(base.glibc)
+            and not other.provides
+            and other.is_resolved
+            # One for GPUs has the compilers that an import may need.
+            and other.device is base.device
+        ):
+            fitting[other_name] = (not _is_made(other, context), Version(other.glibc), other_name)
+    return sorted(fitting, key=fitting.__getitem__)
+
+
+def _is_made(base: Base, context: Context) -> bool:
+    try:
+        return find_base(base, context.store) is not None
+    except MachineError:
+        # Without mmdebstrap it is not known which one its version would make.
+        return False

@@ -1,0 +1,136 @@
+"""Where a lock is verified: a place that can be filled with an environment and import its modules."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from envbuild.catalog.base import Base
+from envbuild.catalog.context import Context
+from envbuild.catalog.models import Target
+from envbuild.core.digests import Json
+from envbuild.core.errors import MachineError
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.sync.imports import ImportProbe
+from envbuild.sync.install import InstallScope
+from envbuild.sync.local import fill_environment, local_probe
+from envbuild.sync.machine import refuse_other_machine
+from envbuild.wheels.audit.prebuilt import site_packages_of
+from envbuild.wheels.cache.wheelhouse import NO_BUILT, Built
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is installed of a lock to verify it.
+
+    Attributes:
+        wheels: wheels of the wheelhouse, by package.
+        leave_out: packages that are not installed.
+    """
+
+    lock: LockDirectory
+    target: Target
+    phases: tuple[str, ...]
+    wheels: Mapping[str, Built] = field(default_factory=lambda: NO_BUILT)
+    leave_out: frozenset[str] = frozenset()
+
+    @property
+    def scope(self) -> InstallScope:
+        """The same for an installation on this machine."""
+        wheels = {name: str(item.wheel) for name, item in self.wheels.items()}
+        return InstallScope(phases=self.phases, wheels=wheels, leave_out=self.leave_out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    """A filled environment.
+
+    Attributes:
+        venv: its path as it is seen from where modules are imported.
+        site_packages: the folder of this machine with its packages.
+    """
+
+    venv: str
+    where: str
+    site_packages: Path
+    probe: ImportProbe
+
+
+class Place(Protocol):
+    """A place to verify locks in."""
+
+    @property
+    def where(self) -> str:
+        """The place, for people."""
+
+    @property
+    def key(self) -> Json:
+        """What names the place in the key of a result."""
+
+    def problem(self) -> str:
+        """Why nothing can be verified there, as far as it can be said at once; empty if nothing stands against it."""
+
+    def prepare(self) -> None:
+        """Make what is needed before an environment can be filled.
+
+        Raises:
+            EnvbuildError: it cannot be had.
+        """
+
+    def fill(self, trial: Trial, logs: Path) -> AbstractContextManager[Filled]:
+        """Install a lock, for as long as the block runs.
+
+        Raises:
+            BuildError: a package does not install.
+            NetworkError: an index cannot be reached.
+        """
+
+
+@dataclass(frozen=True)
+class ThisMachine:
+    """The machine itself, where its glibc is as new as the base's and uv finds a Python."""
+
+    base: Base
+    context: Context
+
+    @property
+    def where(self) -> str:
+        return f"this machine (glibc {platform.libc_ver()[1]}, Python {self.base.python.version})"
+
+    @property
+    def key(self) -> Json:
+        return ["machine", *platform.libc_ver(), self.base.python.version]
+
+    def problem(self) -> str:
+        if self.base.provides:
+            return "the base brings packages that this machine does not have"
+        try:
+            refuse_other_machine(self.base.platform, self.base.glibc, what="", fix="")
+        except MachineError as error:
+            return error.why
+        return ""
+
+    def prepare(self) -> None:
+        """Uv looks for the Python when the environment is made."""
+
+    @contextlib.contextmanager
+    def fill(self, trial: Trial, logs: Path) -> Iterator[Filled]:
+        with self.context.store.staging("verify") as folder:
+            venv = folder / "venv"
+            place, _ = fill_environment(trial.lock, venv, trial.scope, logs, self.context)
+            with local_probe(trial.lock, place, trial.target) as probe:
+                python = self.base.python.version
+                where = self.where.replace(f"Python {python}", f"Python {_python_version(venv) or python}")
+                yield Filled(venv=str(venv), where=where, site_packages=site_packages_of(venv), probe=probe)
+
+
+def _python_version(venv: Path) -> str:
+    """The version of an environment's interpreter, with its patch release."""
+    found = re.search(r"^version_info = (\d+\.\d+\.\d+)", (venv / "pyvenv.cfg").read_text(), re.MULTILINE)
+    return found[1] if found else ""
