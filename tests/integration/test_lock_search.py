@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from helpers.lock_runs import OLD, error, lock_of, result
-from helpers.stack_files import write_stack
+from helpers.stack_files import BASE, write_stack
 from helpers.upstreams import MCORE_URL, NEMO_URL, SETUPTOOLS, Upstream, manifest, project_files
+
+from envbuild.lock.lockfile import read_lock
 
 LATER = "2025-06-01T00:00:00Z"
 HEAD_DAY = "2025-03-20T12:00:00Z"
@@ -72,6 +74,35 @@ def test_older_commit_is_taken_where_nothing_works_at_the_tip(nemo: Any, tip: Ca
     better = tip("import packaging\n", day="2025-03-21T12:00:00Z")
     nemo.run(*LOCK)
     assert (lock_of(nemo, "nemo").components["nemo-toolkit"].commit, lock_of(nemo, "nemo").behind) == (better, ())
+
+
+def test_versions_stay_where_only_the_branch_moved(
+    nemo: Any, tip: Callable[..., str], wheel: Callable[..., None]
+) -> None:
+    """Also where the index has newer ones by then; what does not fit any more moves, and --upgrade moves all."""
+
+    def versions() -> list[str]:
+        packages = read_lock(nemo.project / "lockfiles/nemo" / BASE).packages()
+        return [packages["helper"], packages["other"]]
+
+    wheel("helper", "1.0")
+    wheel("other", "1.0")
+    tip("", "helper", "other")
+    nemo.run(*LOCK)
+    wheel("helper", "2.0", LATER)
+    wheel("other", "2.0", LATER)
+    tip("", "helper", "other", day="2025-03-21T12:00:00Z")
+    upgraded = nemo.run("lock", "--stack", "nemo", "--diff", "--upgrade").stdout
+    assert "~ helper 1.0 -> 2.0" in upgraded
+    assert "helper" not in nemo.run("lock", "--stack", "nemo", "--diff").stdout
+    nemo.run(*LOCK)
+    assert versions() == ["1.0", "1.0"]
+    tip("", "helper", "other>1", day="2025-03-22T12:00:00Z")
+    nemo.run(*LOCK)
+    assert versions() == ["1.0", "2.0"]
+    assert lock_of(nemo, "nemo").deviations == ()
+    nemo.run(*LOCK, "--upgrade")
+    assert versions() == ["2.0", "2.0"]
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def command(
     if diff:
         if base is None:
             selection = with_locked_base(selection, out or kept, session.project, session.reporter, target=target)
-        _diff(session, selection, request, out or kept)
+        _diff(session, selection, request, out or kept, upgrade=upgrade)
         return
     verifier = _verifier(session) if (leaves_open(selection.stack) if verify is None else verify) else None
 
@@ -219,15 +219,15 @@ def _verifier(session: Session) -> Verifier:
     )
 
 
-def _diff(session: Session, selection: Selection, request: LockRequest, where: Path | str) -> None:
+def _diff(session: Session, selection: Selection, request: LockRequest, where: Path | str, *, upgrade: bool) -> None:
     """Compare with the lock in a folder, or with the one of a name."""
     from envbuild.lock.diff import diff_lock, diff_own_or_shipped  # slow to import
 
     if isinstance(where, Path):
-        difference = diff_lock(selection, where, request, session.context)
+        difference = diff_lock(selection, where, request, session.context, upgrade=upgrade)
     else:
         path = lock_path(session.project, where, selection.base_name)
-        difference = diff_own_or_shipped(selection, path, request, session.context)
+        difference = diff_own_or_shipped(selection, path, request, session.context, upgrade=upgrade)
     session.done(difference.as_json(), *difference.lines())
 
 

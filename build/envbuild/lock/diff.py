@@ -15,6 +15,7 @@ from envbuild.core.errors import ConfigurationError
 from envbuild.core.text import shown
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.request import LockInputs, LockRequest, request_of
+from envbuild.lock.lock import moved_branches
 from envbuild.lock.lockdir import shipped_lock
 from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, LockDirectory, LockedComponent, read_lock
 from envbuild.lock.make import new_lock
@@ -167,23 +168,34 @@ class LockDifference:
         return [self.summary, *[change.text() for change in self.changes]]
 
 
-def diff_lock(selection: Selection, path: Path, request: LockRequest, context: Context) -> LockDifference:
-    """Resolve a lock anew, and compare; nothing is written."""
+def diff_lock(
+    selection: Selection, path: Path, request: LockRequest, context: Context, *, upgrade: bool = False
+) -> LockDifference:
+    """Resolve a lock anew, and compare; nothing is written.
+
+    Args:
+        upgrade: as of now, also where a branch moved and the other versions would stay.
+    """
     old = read_lock(path)
     repositories = Repositories(context.store, context.reporter)
-    with new_lock(LockInputs.of(selection, request), old, repositories, context) as folder:
+    inputs = LockInputs.of(selection, request)
+    if not upgrade and moved_branches(old.lock, repositories, context.reporter):
+        inputs = inputs.moved_on(old)
+    with new_lock(inputs, old, repositories, context) as folder:
         new = read_lock(folder)
         changes = compare(old, new)
         return LockDifference(old=old, new_digest=new.lock.digest, changes=changes, summary=summary(old, new, changes))
 
 
-def diff_own_or_shipped(selection: Selection, path: Path, request: LockRequest, context: Context) -> LockDifference:
+def diff_own_or_shipped(
+    selection: Selection, path: Path, request: LockRequest, context: Context, *, upgrade: bool = False
+) -> LockDifference:
     """:func:`diff_lock` with the project's lock ``path``, else with the one of that name that comes with envbuild."""
     shipped = shipped_lock(path.parent.name, path.name)
     if not (path / RECORD_FILE).is_file() and shipped is not None:
         context.reporter.note(f"note: {shown(path)} does not exist: compared with the lock that comes with envbuild")
         path = shipped
-    return diff_lock(selection, path, request, context)
+    return diff_lock(selection, path, request, context, upgrade=upgrade)
 
 
 def diff_all(project_dir: Path, catalog: Catalog, base: str | None, context: Context) -> list[LockDifference]:

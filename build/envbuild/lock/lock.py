@@ -92,7 +92,8 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
         def accept(folder: Path) -> None:
             _note(folder, *_verified(read_lock(folder), inputs, options))
 
-        with searched_lock(inputs, existing, accept, repositories, context, older=options.older) as folder:
+        moved = inputs.moved_on(reused)
+        with searched_lock(moved, existing, accept, repositories, context, older=options.older) as folder:
             publish(folder, path)
     return LockResult(read_lock(path), built=True)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.stack import Stack
 from envbuild.core.digests import Json, digest_of
+from envbuild.lock.inputs.as_of import NOW
 from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.lockfile import Lock, LockDirectory
 
@@ -48,6 +49,8 @@ class LockInputs:
 
     Attributes:
         previous: a lock of the same inputs, whose versions are kept where it is as of the same moment.
+        stays: versions of the lock that is replaced since a branch moved: each is taken again where everything still
+            accepts it, and upstream names no other.
         like: a lock whose compile phase may declare the same.
         deviations: what is taken in the place of pins that do not work.
         commits: older commits of their branches to take, by component.
@@ -58,6 +61,7 @@ class LockInputs:
     request: LockRequest
     digest: str
     previous: LockDirectory | None = None
+    stays: Mapping[str, str] = field(default_factory=dict)
     like: LockDirectory | None = None
     deviations: tuple[Deviation, ...] = ()
     commits: Mapping[str, str] = field(default_factory=dict)
@@ -67,6 +71,14 @@ class LockInputs:
     def of(cls, selection: Selection, request: LockRequest) -> LockInputs:
         """The inputs with their digest."""
         return cls(selection=selection, request=request, digest=inputs_digest(selection, request))
+
+    def moved_on(self, existing: LockDirectory | None) -> LockInputs:
+        """The inputs of the lock that replaces one which is old for its branches alone: its versions stay."""
+        same = existing is not None and existing.lock.inputs.digest == self.digest
+        # A lock as of a day keeps its versions in any case (make.py).
+        if existing is None or not same or existing.lock.inputs.as_of_asked != NOW:
+            return self
+        return replace(self, stays=existing.packages())
 
     @property
     def title(self) -> str:

@@ -48,7 +48,9 @@ class LockPlan:
     @property
     def preferred(self) -> dict[str, str]:
         """The versions that uv prefers, by name."""
-        return {name: item.version for name, item in self.preferences.items()}
+        decided = self.project.pinned_directly() | self.project.base.provides.keys()
+        stays = {name: version for name, version in self.inputs.stays.items() if name not in decided}
+        return {**stays, **{name: item.version for name, item in self.preferences.items()}}
 
     @property
     def what(self) -> str:
